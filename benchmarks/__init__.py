@@ -1,0 +1,1 @@
+"""Benchmarks of the lock server and its clients."""

@@ -1,0 +1,1 @@
+"""FIFO distributed locks for Celery tasks."""

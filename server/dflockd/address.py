@@ -1,0 +1,99 @@
+"""Where a server is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from dflockd.errors import InvalidArgumentError
+
+DEFAULT_PORT = 6388
+UNIX_PREFIX = "unix:"
+
+ServerLike: TypeAlias = "tuple[str, int] | str"
+"""``(host, port)``, ``"host:port"``, ``"host"``, ``"[::1]:port"`` or ``"unix:/path"``."""
+
+
+class Address(NamedTuple):
+    """A server's host and port, or the path of its unix socket (then the port is 0)."""
+
+    host: str
+    port: int
+
+    @property
+    def unix_path(self) -> str | None:
+        """The path of the unix socket, or ``None`` for TCP."""
+        return self.host.removeprefix(UNIX_PREFIX) if self.host.startswith(UNIX_PREFIX) else None
+
+    def __str__(self) -> str:
+        """Return ``host:port``, ``[host]:port`` for IPv6, or ``unix:path``."""
+        if self.unix_path is not None:
+            return self.host
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_server(server: ServerLike) -> Address:
+    """Make an address of what people write.
+
+    Raises:
+        InvalidArgumentError: it cannot be one.
+    """
+    if isinstance(server, str):
+        if server.startswith(UNIX_PREFIX):
+            host, port = server, 0
+        else:
+            host, port = _split(server)
+    else:
+        try:
+            host, port = server
+        except (TypeError, ValueError):
+            raise _bad(server) from None
+    if not isinstance(host, str) or not isinstance(port, int) or isinstance(port, bool):
+        raise _bad(server)
+    if host in ("", UNIX_PREFIX) or any(c.isspace() for c in host):
+        raise _bad(server)
+    is_unix = host.startswith(UNIX_PREFIX)
+    if not (is_unix or 1 <= port <= 65535):
+        raise _bad(server)
+    return Address(host, 0 if is_unix else port)
+
+
+def parse_servers(servers: Sequence[ServerLike]) -> tuple[Address, ...]:
+    """Make addresses of a list of servers, in its order: the order decides where keys live.
+
+    Raises:
+        InvalidArgumentError: the list is empty, names a server twice, or one of them is malformed.
+    """
+    if isinstance(servers, str) or not servers:
+        raise InvalidArgumentError(
+            f"servers is {servers!r}: give a list, such as [('127.0.0.1', {DEFAULT_PORT})]"
+        )
+    addresses = tuple(parse_server(server) for server in servers)
+    if len(set(addresses)) < len(addresses):
+        listed = ", ".join(map(str, addresses))
+        raise InvalidArgumentError(f"servers names one server twice: {listed}")
+    return addresses
+
+
+def _split(text: str) -> tuple[str, int]:
+    host, port = text, ""
+    if text.startswith("["):
+        host, closed, port = text[1:].partition("]")
+        if not closed or (port and not port.startswith(":")):
+            raise _bad(text)
+        port = port[1:]
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+        if not port:
+            raise _bad(text)
+    elif ":" in text:
+        raise _bad(text)
+    if port and not (port.isascii() and port.isdigit()):
+        raise _bad(text)
+    return host, int(port) if port else DEFAULT_PORT
+
+
+def _bad(server: object) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"server {server!r} is none: write (host, port), 'host:port', '[::1]:port' or 'unix:/path'"
+    )

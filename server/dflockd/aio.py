@@ -1,0 +1,230 @@
+"""An asyncio connection, the driver that runs operations on it, and a pool for each event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+import weakref
+from collections import defaultdict
+from typing import Protocol, TypeVar, cast
+
+from dflockd import errors
+from dflockd.connection import CONNECT_TIMEOUT, CONNECTIONS, reason, tune
+from dflockd.operations import Answer, Operation, authenticate
+from dflockd.pool import MAX_IDLE, Route
+from dflockd.wire import ReplyReader, UnexpectedReplyError
+
+R = TypeVar("R")
+
+
+class Owner(Protocol):
+    """Who wants to know when a connection breaks between requests."""
+
+    def connection_broke(self) -> None:
+        """React; called once, on the event loop."""
+
+
+class AsyncConnection(asyncio.Protocol):
+    """One connection, used by one task at a time.
+
+    A task that is cancelled between a request and its reply must `close` it, for the same reasons
+    as with a blocking `Connection`.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.pooled = False
+        self.owner: Owner | None = None
+        self._reader = ReplyReader()
+        self._reply: asyncio.Future[bytes] | None = None
+
+    @classmethod
+    async def open(cls, route: Route) -> AsyncConnection:
+        """Connect and authenticate.
+
+        Raises:
+            UnreachableError: nobody answered there within `CONNECT_TIMEOUT`.
+            AuthRefusedError: the server wants another secret.
+        """
+        server = str(route.address)
+        connection = None
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                connection = await _connect(route)
+                if route.auth_secret is not None:
+                    await run(authenticate(route.auth_secret, server), connection, server)
+        except BaseException as exc:
+            if connection is not None:
+                connection.close()
+            if isinstance(exc, OSError) and not isinstance(exc, errors.DflockdError):
+                raise errors.UnreachableError(
+                    f"lock server {server} cannot be reached: {reason(exc)}", server=server
+                ) from exc
+            raise
+        return connection
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Set the socket up."""
+        self._transport = cast(asyncio.Transport, transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            tune(sock)
+        CONNECTIONS.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Resume the task that waits for this reply."""
+        try:
+            line = self._reader.receive(data)
+        except UnexpectedReplyError as exc:
+            self._fail(exc)
+            return
+        if line is None:
+            return
+        reply = self._reply
+        if reply is None:
+            self._fail(UnexpectedReplyError("a line that nobody asked for"))
+        elif not reply.done():
+            reply.set_result(line)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail the task that waits for a reply, or tell the owner."""
+        self._fail(exc or ConnectionResetError("the server closed the connection"))
+
+    # What clients call.
+
+    async def exchange(self, request: bytes, patience: float | None) -> Answer:
+        """Send a request and wait for its reply; raises as `Connection.exchange` does."""
+        if self.closed:
+            raise ConnectionResetError("the server closed the connection")
+        self._reply = asyncio.get_running_loop().create_future()
+        try:
+            sent = time.monotonic()
+            self._transport.write(request)
+            async with asyncio.timeout(patience):
+                line = await self._reply
+        finally:
+            self._reply = None
+        return Answer(line, sent, time.monotonic())
+
+    def close(self) -> None:
+        """Close it. A server lets go of what was held on it."""
+        self.closed = True
+        self.owner = None
+        with contextlib.suppress(RuntimeError):  # the loop may be closed
+            self._transport.close()
+
+    def forget_after_fork(self) -> None:
+        """Close this process's copy of the descriptor and say nothing: the parent goes on."""
+        self.closed = True
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            os.close(self._transport.get_extra_info("socket").fileno())
+
+    def _fail(self, exc: Exception) -> None:
+        owner, was_closed = self.owner, self.closed
+        self.close()
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(exc)
+        elif owner is not None and not was_closed:
+            owner.connection_broke()
+
+
+async def run(operation: Operation[R], connection: AsyncConnection, server: str) -> R:
+    """Run an operation to its end; raises as the blocking `dflockd.connection.run` does.
+
+    After any exception, cancellation included, the connection is closed.
+    """
+    try:
+        exchange = next(operation)
+        while True:
+            try:
+                answer = await connection.exchange(exchange.request, exchange.patience)
+            except TimeoutError:
+                if not exchange.timeout_is_reply:
+                    raise
+                connection.close()
+                now = time.monotonic()
+                answer = Answer(b"timeout", now, now)
+            exchange = operation.send(answer)
+    except StopIteration as stop:
+        result: R = stop.value
+        return result
+    except UnexpectedReplyError as exc:
+        connection.close()
+        raise errors.BadReplyError(f"server {server}: {exc}", server=server) from exc
+    except OSError as exc:
+        connection.close()
+        if isinstance(exc, errors.DflockdError):
+            raise
+        raise errors.UnreachableError(
+            f"connection to lock server {server} broke: {reason(exc)}", server=server
+        ) from exc
+    except BaseException:
+        connection.close()
+        raise
+
+
+class AsyncPool:
+    """Idle connections of one event loop, by route."""
+
+    def __init__(self) -> None:
+        self._idle: defaultdict[Route, list[AsyncConnection]] = defaultdict(list)
+
+    async def take(self, route: Route) -> AsyncConnection:
+        """Return a connection that is the caller's until given back; raises as `open` does."""
+        idle = self._idle[route]
+        while idle:
+            connection = idle.pop()
+            if not connection.closed:
+                return connection
+        return await AsyncConnection.open(route)
+
+    def give(self, route: Route, connection: AsyncConnection) -> None:
+        """Take a connection back, between two requests."""
+        if connection.closed:
+            return
+        connection.pooled = True
+        idle = self._idle[route]
+        if len(idle) < MAX_IDLE:
+            idle.append(connection)
+        else:
+            connection.close()
+
+    def clear(self) -> None:
+        """Close the idle connections."""
+        for idle in self._idle.values():
+            for connection in idle:
+                connection.close()
+        self._idle.clear()
+
+
+_pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncPool]
+_pools = weakref.WeakKeyDictionary()
+
+
+def pool() -> AsyncPool:
+    """Return the pool of the running event loop."""
+    loop = asyncio.get_running_loop()
+    found = _pools.get(loop)
+    if found is None:
+        found = _pools[loop] = AsyncPool()
+    return found
+
+
+async def _connect(route: Route) -> AsyncConnection:
+    loop = asyncio.get_running_loop()
+    address, tls = route.address, route.tls
+    name = address.host if tls is not None else None
+    if address.unix_path is not None:
+        _, connection = await loop.create_unix_connection(
+            AsyncConnection, address.unix_path, ssl=tls, server_hostname=name
+        )
+    else:
+        _, connection = await loop.create_connection(
+            AsyncConnection, address.host, address.port, ssl=tls, server_hostname=name
+        )
+    return connection

@@ -1,0 +1,84 @@
+"""The command ``dflockd``: settings, logging, signals around the server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from dflockd import __version__
+from dflockd.config import SettingError, Settings, load
+from dflockd.server import Server
+from dflockd.table import LockTable, Mint
+
+logger = logging.getLogger("dflockd")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a server until SIGTERM or SIGINT; return the exit status.
+
+    0 after a clean stop, 1 if the address cannot be bound, 2 for a bad setting.
+    """
+    try:
+        settings = load(sys.argv[1:] if arguments is None else arguments, os.environ, __version__)
+    except SettingError as exc:
+        print(f"dflockd: {exc}", file=sys.stderr)
+        return 2
+    logging.basicConfig(
+        level=settings["log_level"], format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(settings))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _serve(settings: Settings) -> int:
+    stopped = asyncio.Event()
+    _on_signals(stopped)
+    for warning in settings.warnings:
+        logger.warning("%s", warning)
+    # Fences also grow over a restart: they start at the time, in nanoseconds.
+    mint = Mint(secrets.token_bytes(32), time.time_ns())
+    server = Server(LockTable(settings.limits(), mint), settings.server_options())
+    try:
+        await server.start()
+    except (OSError, UnicodeError) as exc:
+        where = f"{settings['host']}:{settings['port']}"
+        logger.error("cannot listen on %s: %s: choose another --host or --port", where, exc)
+        return 1
+    loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
+    logger.info("dflockd %s, %s: locks are in memory and end with this process", __version__, loop)
+    for address in server.addresses:
+        logger.info("listening on %s", address)
+    await stopped.wait()
+    await server.stop()
+    logger.info("stopped")
+    return 0
+
+
+def _on_signals(stopped: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop(number: int) -> None:
+        name = signal.Signals(number).name
+        if stopped.is_set():
+            logger.warning("%s again: ending at once", name)
+            os._exit(128 + number)
+        logger.info("%s: draining", name)
+        stopped.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)

@@ -1,0 +1,326 @@
+"""Locks for asyncio code. The same as in `dflockd.sync_client`, with ``await``."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, TypeVar
+
+from dflockd import aio, errors, operations
+from dflockd.aio import AsyncConnection
+from dflockd.hold import Hold
+from dflockd.lock import LockBase, SemaphoreBase
+from dflockd.operations import Grant, Operation
+from dflockd.pool import Route
+from dflockd.renewal import RETRY_PAUSES
+from dflockd.sharding import ShardingStrategy, stable_hash_shard
+
+__all__ = ["DistributedLock", "DistributedSemaphore", "ShardingStrategy", "stable_hash_shard"]
+
+R = TypeVar("R")
+
+logger = logging.getLogger("dflockd.client")
+
+
+class DistributedLock(LockBase):
+    """A lock that one holder has at a time, first come, first served.
+
+    Use it with ``async with``, or `acquire` and `release` it. While it is held its lease is renewed
+    on the event loop. A cancelled `acquire` leaves nothing behind: neither a place in the queue nor a
+    lock. It is not re-entrant. One object is for one task at a time.
+
+    For the arguments see `dflockd.lock.LockBase`.
+    """
+
+    _keeper: _Keeper | None = None
+    _queued: AsyncConnection | None = None
+
+    async def acquire(self) -> bool:
+        """Wait up to `acquire_timeout_s` for the lock; ``False`` if it was not granted in time.
+
+        Raises:
+            AlreadyHeldError: this object holds the lock or has a place in its queue.
+            UnreachableError: no server there, or the connection broke while waiting.
+            RefusedError: the server said no; the subclass says why.
+        """
+        await self._check_free()
+        grant, connection = await self._begin(operations.acquire)
+        if grant is None:
+            aio.pool().give(self._route, connection)
+            return False
+        self._take_up(grant, connection)
+        return True
+
+    async def enqueue(self) -> str:
+        """Take a place in the queue without waiting.
+
+        Returns:
+            ``"acquired"`` if the lock was free, else ``"queued"``: then call `wait`, before the
+            lease of a grant that comes meanwhile ends.
+        """
+        await self._check_free()
+        grant, connection = await self._begin(lambda target, _: operations.enqueue(target))
+        if grant is None:
+            self._queued = connection
+            return "queued"
+        self._take_up(grant, connection)
+        return "acquired"
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait up to `timeout_s` (default `acquire_timeout_s`) for the place of `enqueue` to be served.
+
+        ``False`` if it was not in time; the place is gone then.
+
+        Raises:
+            NotEnqueuedError: there is no place.
+            LeaseExpiredError: the lock was granted and its lease has ended since.
+        """
+        if self.held:
+            return True
+        connection, self._queued = self._queued, None
+        if connection is None:
+            raise self._not_enqueued()
+        timeout = self.acquire_timeout_s if timeout_s is None else timeout_s
+        grant = await aio.run(operations.wait(self._target, timeout), connection, self.server)
+        if grant is None:
+            aio.pool().give(self._route, connection)
+            return False
+        self._take_up(grant, connection)
+        return True
+
+    async def release(self) -> bool:
+        """Give the lock back, or the place in the queue; ``False`` if it was not held any more.
+
+        A failure to reach the server is logged, not raised: the lock ends with the connection, at
+        the latest with its lease, and an error here would hide that of the code under the lock.
+        """
+        queued, self._queued = self._queued, None
+        if queued is not None:
+            queued.close()
+        keeper, self._keeper = self._keeper, None
+        self._hold = None
+        if keeper is None or keeper.hold.pid != os.getpid():
+            return False
+        try:
+            connection = await keeper.stop()
+            if connection is None or not keeper.hold.held:
+                keeper.abandon()
+                logger.warning("lock %r on %s was lost before its release", self.key, self.server)
+                return False
+            operation = operations.release(self._target, keeper.hold.token)
+            released = await aio.run(operation, connection, self.server)
+        except errors.RemoteError as exc:
+            logger.warning("lock %r could not be released in order: %s", self.key, exc)
+            return False
+        except BaseException:
+            # Cancelled: the end of the connection releases the lock as well.
+            keeper.abandon()
+            raise
+        aio.pool().give(self._route, connection)
+        return released
+
+    async def __aenter__(self) -> Self:
+        """Acquire.
+
+        Raises:
+            LockTimeoutError: not granted within `acquire_timeout_s`.
+        """
+        if not await self.acquire():
+            raise self._timed_out()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release."""
+        await self.release()
+
+    async def _check_free(self) -> None:
+        if self._queued is not None or self.held:
+            raise self._already_held()
+        await self.release()  # what was lost, if anything
+
+    async def _begin(
+        self, operation: Callable[[operations.Target, float | None], Operation[R]]
+    ) -> tuple[R, AsyncConnection]:
+        """Run an operation on a connection of the pool, or on a new one if that has died there."""
+        timeout, started = self.acquire_timeout_s, time.monotonic()
+        connection = await aio.pool().take(self._route)
+        try:
+            result = await aio.run(operation(self._target, timeout), connection, self.server)
+            return result, connection
+        except errors.UnreachableError:
+            if not connection.pooled:
+                raise
+        # Nothing was granted that still is: a grant on the dead connection ended with it.
+        if timeout is not None:
+            timeout = max(0, timeout - (time.monotonic() - started))
+        connection = await AsyncConnection.open(self._route)
+        result = await aio.run(operation(self._target, timeout), connection, self.server)
+        return result, connection
+
+    def _take_up(self, grant: Grant, connection: AsyncConnection) -> None:
+        self._hold = Hold(self._target, grant, self._renew_ratio, self._lost_callback())
+        self._keeper = _Keeper(self._hold, connection, self._route)
+
+
+class DistributedSemaphore(SemaphoreBase, DistributedLock):
+    """A lock that up to `limit` holders have at a time, first come, first served.
+
+    For the other arguments see `dflockd.lock.LockBase`.
+    """
+
+
+class _Keeper:
+    """Renews one held lock on the event loop, and notices at once when its connection breaks.
+
+    The loop refers to it weakly: a lock that its owner has forgotten is not kept alive.
+    """
+
+    def __init__(self, hold: Hold, connection: AsyncConnection, route: Route) -> None:
+        self.hold = hold
+        self._route = route
+        self._loop = asyncio.get_running_loop()
+        self._ended = False
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._connection: AsyncConnection | None
+        self._finalizer: weakref.finalize[[], _Keeper]
+        self._adopt(connection)
+        self._schedule()
+
+    async def stop(self) -> AsyncConnection | None:
+        """Stop renewing; return the connection, or ``None`` if it has broken."""
+        self._ended = True
+        self._cancel_timer()
+        task, self._task = self._task, None
+        if task is not None:
+            if self._connection is None:
+                task.cancel()
+            else:
+                # A renewal is under way: its reply comes before that to the release.
+                await asyncio.wait([task])
+        connection, self._connection = self._connection, None
+        if connection is None or connection.closed:
+            return None
+        self._finalizer.detach()
+        connection.owner = None
+        return connection
+
+    def abandon(self) -> None:
+        """Let the lock end with its connection."""
+        self._ended = True
+        self._cancel_timer()
+        self._finalizer()
+
+    def connection_broke(self) -> None:
+        """Reach the server again while the lease lasts."""
+        self._connection = None
+        self._cancel_timer()
+        if self._task is None:
+            self._task = self._loop.create_task(self._rescue())
+
+    def due(self) -> None:
+        """Renew; the time has come."""
+        self._timer = None
+        self._task = self._loop.create_task(self._renew())
+
+    def _adopt(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+        self._finalizer = weakref.finalize(self, connection.close)
+        self._finalizer.atexit = False
+        connection.owner = _WeakOwner(self)
+
+    def _schedule(self) -> None:
+        when = max(0.0, self.hold.renew_at - time.monotonic())
+        self._timer = self._loop.call_later(when, _due, weakref.ref(self))
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _renew(self) -> None:
+        hold, connection = self.hold, self._connection
+        assert connection is not None
+        try:
+            async with asyncio.timeout(max(0.0, hold.deadline - time.monotonic())):
+                grant = await aio.run(self._renewal(), connection, hold.target.server)
+        except TimeoutError:
+            self._lost("its lease ended unrenewed")
+        except errors.RemoteError:
+            self._connection = None
+            await self._rescue()
+        else:
+            self._renewed(grant)
+
+    async def _rescue(self) -> None:
+        hold = self.hold
+        logger.info("lock %r: connection to %s broke", hold.target.name, hold.target.server)
+        for pause in itertools.chain(RETRY_PAUSES, itertools.repeat(RETRY_PAUSES[-1])):
+            left = hold.deadline - time.monotonic()
+            if self._ended or left <= 0:
+                break
+            await asyncio.sleep(min(pause, left))
+            try:
+                connection = await AsyncConnection.open(self._route)
+                grant = await aio.run(self._renewal(), connection, hold.target.server)
+            except errors.RemoteError:
+                continue
+            self._finalizer.detach()
+            self._adopt(connection)
+            self._renewed(grant)
+            return
+        self._lost("its lease ended unrenewed")
+
+    def _renewal(self) -> Operation[Grant | None]:
+        return operations.renew(self.hold.target, self.hold.token, self.hold.lease)
+
+    def _renewed(self, grant: Grant | None) -> None:
+        if grant is None:
+            self._lost("the server no longer knows it")
+            return
+        self.hold.renewed(grant)
+        self._task = None
+        if not self._ended:
+            self._schedule()
+
+    def _lost(self, why: str) -> None:
+        if self._ended:
+            return
+        self.abandon()
+        target = self.hold.target
+        logger.warning("lock %r on %s is lost: %s", target.name, target.server, why)
+        callback = self.hold.lose()
+        if callback is not None:
+            try:
+                callback()
+            except Exception:
+                logger.exception("on_lost of lock %r failed", target.name)
+
+
+class _WeakOwner:
+    """Passes a broken connection on to its keeper, if there still is one."""
+
+    def __init__(self, keeper: _Keeper) -> None:
+        self._keeper = weakref.ref(keeper)
+
+    def connection_broke(self) -> None:
+        keeper = self._keeper()
+        if keeper is not None:
+            keeper.connection_broke()
+
+
+def _due(reference: weakref.ref[_Keeper]) -> None:
+    keeper = reference()
+    if keeper is not None:
+        keeper.due()

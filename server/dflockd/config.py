@@ -1,0 +1,398 @@
+"""Settings: one table from which flags, variables, checks and help are made.
+
+A setting comes from its environment variable, else from its flag, else from its default: the
+environment wins, as it always has in dflockd. A bad value stops the server with one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dflockd.server import ServerOptions
+from dflockd.table import Limits
+from dflockd.wire import MAX_SECONDS, MAX_SECRET
+
+PREFIX = "DFLOCKD_"
+
+
+class SettingError(ValueError):
+    """A setting is missing, malformed or contradicts another; the text is one line for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What values a setting takes: how they are read and how they are described."""
+
+    describe: str
+    read: Callable[[str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table."""
+
+    flag: str
+    variable: str
+    default: Any
+    kind: Kind
+    help: str
+    secret: bool = False
+
+    @property
+    def name(self) -> str:
+        """The attribute under which `Settings` keeps it."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+def _number(lowest: int, highest: int) -> Kind:
+    def read(text: str) -> int:
+        digits = text.isascii() and text.isdigit() and len(text) <= 12
+        if not digits or not lowest <= int(text) <= highest:
+            raise ValueError
+        return int(text)
+
+    return Kind(f"a whole number from {lowest} to {highest}", read)
+
+
+def _text(describe: str) -> Kind:
+    def read(text: str) -> str:
+        if not text or "\n" in text or "\0" in text:
+            raise ValueError
+        return text
+
+    return Kind(describe, read)
+
+
+def _choice(*words: str) -> Kind:
+    def read(text: str) -> str:
+        if text.upper() not in words:
+            raise ValueError
+        return text.upper()
+
+    return Kind("one of " + ", ".join(words), read)
+
+
+def _read_switch(text: str) -> bool:
+    word = text.lower()
+    if word in ("1", "yes", "true"):
+        return True
+    if word in ("0", "no", "false"):
+        return False
+    raise ValueError
+
+
+_SWITCH = Kind("1, yes, true, 0, no or false", _read_switch)
+_SECONDS = _number(1, MAX_SECONDS)
+_SECONDS_OR_NEVER = _number(0, MAX_SECONDS)
+_COUNT = _number(1, 1_000_000_000)
+_COUNT_OR_ANY = _number(0, 1_000_000_000)
+_FILE = _text("the path of a file")
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("--host", "DFLOCKD_HOST", "0.0.0.0", _text("a host name or address"), "Bind address"),
+    Setting("--port", "DFLOCKD_PORT", 6388, _number(0, 65535), "Bind port; 0 picks a free one"),
+    Setting(
+        "--default-lease-ttl",
+        "DFLOCKD_DEFAULT_LEASE_TTL_S",
+        33,
+        _SECONDS,
+        "Default lock lease duration (seconds)",
+    ),
+    Setting(
+        "--lease-sweep-interval",
+        "DFLOCKD_LEASE_SWEEP_INTERVAL_S",
+        1,
+        _SECONDS,
+        "Longest sleep of the expiry timer (seconds); leases end on time whatever it is",
+    ),
+    Setting(
+        "--gc-interval",
+        "DFLOCKD_GC_LOOP_SLEEP",
+        5,
+        _SECONDS,
+        "Accepted for compatibility: idle keys are dropped at once",
+    ),
+    Setting(
+        "--gc-max-idle",
+        "DFLOCKD_GC_MAX_UNUSED_TIME",
+        60,
+        _SECONDS_OR_NEVER,
+        "Accepted for compatibility: idle keys are dropped at once",
+    ),
+    Setting(
+        "--max-locks",
+        "DFLOCKD_MAX_LOCKS",
+        1024,
+        _COUNT,
+        "Maximum number of keys that are held or waited for at once",
+    ),
+    Setting(
+        "--read-timeout",
+        "DFLOCKD_READ_TIMEOUT_S",
+        23,
+        _SECONDS,
+        "Client read timeout inside a request (seconds); an idle client has all the time",
+    ),
+    Setting(
+        "--auto-release-on-disconnect",
+        "DFLOCKD_AUTO_RELEASE_ON_DISCONNECT",
+        True,
+        _SWITCH,
+        "Release locks when a client disconnects",
+    ),
+    Setting(
+        "--max-waiters",
+        "DFLOCKD_MAX_WAITERS",
+        0,
+        _COUNT_OR_ANY,
+        "Maximum number of waiters of one key; 0 is no limit",
+    ),
+    Setting(
+        "--max-connections",
+        "DFLOCKD_MAX_CONNECTIONS",
+        0,
+        _COUNT_OR_ANY,
+        "Maximum number of connections; 0 is no limit",
+    ),
+    Setting(
+        "--write-timeout",
+        "DFLOCKD_WRITE_TIMEOUT_S",
+        5,
+        _SECONDS_OR_NEVER,
+        "Drop a client that does not read its replies for so long (seconds); 0 never",
+    ),
+    Setting(
+        "--shutdown-timeout",
+        "DFLOCKD_SHUTDOWN_TIMEOUT_S",
+        8,
+        _SECONDS_OR_NEVER,
+        "Time for holders to release after SIGTERM (seconds); 0 waits for ever",
+    ),
+    Setting(
+        "--max-lease-ttl",
+        "DFLOCKD_MAX_LEASE_TTL_S",
+        3600,
+        _SECONDS,
+        "Longest lease that a client may ask for (seconds)",
+    ),
+    Setting(
+        "--orphan-ttl",
+        "DFLOCKD_ORPHAN_TTL_S",
+        0,
+        _SECONDS_OR_NEVER,
+        "Keep the locks of a connection that broke off for so long, for a renewal (seconds)",
+    ),
+    Setting("--tls-cert", "DFLOCKD_TLS_CERT", None, _FILE, "TLS certificate chain (PEM)"),
+    Setting("--tls-key", "DFLOCKD_TLS_KEY", None, _FILE, "TLS private key (PEM)"),
+    Setting(
+        "--tls-client-ca",
+        "DFLOCKD_TLS_CLIENT_CA",
+        None,
+        _FILE,
+        "Demand client certificates signed by one of these authorities (PEM)",
+    ),
+    Setting(
+        "--auth-token",
+        "DFLOCKD_AUTH_TOKEN",
+        None,
+        _text(f"one line of up to {MAX_SECRET} bytes"),
+        "Shared secret that clients must send; the process list shows it: prefer the file",
+        secret=True,
+    ),
+    Setting(
+        "--auth-token-file",
+        "DFLOCKD_AUTH_TOKEN_FILE",
+        None,
+        _FILE,
+        "File with the shared secret in its one line",
+    ),
+    Setting(
+        "--unix-socket",
+        "DFLOCKD_UNIX_SOCKET",
+        None,
+        _text("the path of a socket"),
+        "Unix socket to listen on as well",
+    ),
+    Setting(
+        "--log-level",
+        "DFLOCKD_LOG_LEVEL",
+        "INFO",
+        _choice("DEBUG", "INFO", "WARNING", "ERROR"),
+        "Least severe messages to log",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one server, checked each by itself and against each other."""
+
+    values: Mapping[str, Any]
+    auth_secret: bytes | None
+    tls: ssl.SSLContext | None
+    warnings: tuple[str, ...]
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the value of the setting with that name, e.g. ``max_locks``."""
+        return self.values[name]
+
+    def limits(self) -> Limits:
+        """What the table needs to know."""
+        return Limits(
+            default_lease=self["default_lease_ttl"],
+            max_lease=self["max_lease_ttl"],
+            max_locks=self["max_locks"],
+            max_waiters=self["max_waiters"],
+            auto_release=self["auto_release_on_disconnect"],
+            orphan_ttl=self["orphan_ttl"],
+        )
+
+    def server_options(self) -> ServerOptions:
+        """What the server needs to know."""
+        return ServerOptions(
+            host=self["host"],
+            port=self["port"],
+            unix_socket=self["unix_socket"],
+            read_timeout=self["read_timeout"],
+            write_timeout=self["write_timeout"],
+            shutdown_timeout=self["shutdown_timeout"],
+            sweep_interval=self["lease_sweep_interval"],
+            max_connections=self["max_connections"],
+            auth_secret=self.auth_secret,
+            tls=self.tls,
+        )
+
+
+def load(arguments: Sequence[str], environ: Mapping[str, str], version: str) -> Settings:
+    """Make the settings from the command line and the environment.
+
+    Raises:
+        SettingError: a value is bad; nothing has been started.
+    """
+    flags = _parser(version).parse_args(arguments)
+    values = {setting.name: _value(setting, flags, environ) for setting in SETTINGS}
+    if values["default_lease_ttl"] > values["max_lease_ttl"]:
+        raise SettingError(
+            f"--default-lease-ttl is {values['default_lease_ttl']}, over --max-lease-ttl "
+            f"{values['max_lease_ttl']}: lower the first or raise the second"
+        )
+    warnings = _unknown_variables(environ)
+    if flags.auth_token is not None:
+        warnings.append(
+            "--auth-token shows the secret in the process list: "
+            "use --auth-token-file or DFLOCKD_AUTH_TOKEN"
+        )
+    secret = _secret(values)
+    if secret is None and values["tls_client_ca"] is None and not _is_loopback(values["host"]):
+        warnings.append(
+            f"anybody who reaches {values['host']} can take and release locks: "
+            "set --auth-token-file, or --host 127.0.0.1"
+        )
+    return Settings(values, secret, _tls(values), tuple(warnings))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingError(f"{message} (--help lists the flags)")
+
+
+def _parser(version: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="dflockd",
+        description="A lock server: FIFO locks and semaphores with leases.",
+        epilog="A variable that is set wins over its flag.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"dflockd {version}")
+    for setting in SETTINGS:
+        default = "" if setting.default is None else f"; default {setting.default}"
+        text = f"{setting.help} [{setting.variable}{default}]".replace("%", "%%")
+        if setting.kind is _SWITCH:
+            parser.add_argument(setting.flag, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            parser.add_argument(setting.flag, metavar="VALUE", help=text)
+    return parser
+
+
+def _value(setting: Setting, flags: argparse.Namespace, environ: Mapping[str, str]) -> Any:
+    source, given = setting.variable, environ.get(setting.variable)
+    if given is None:
+        source, given = setting.flag, getattr(flags, setting.name)
+    if given is None:
+        return setting.default
+    if isinstance(given, bool):
+        return given
+    try:
+        return setting.kind.read(given)
+    except ValueError:
+        shown = "its value" if setting.secret else repr(given)
+        hint = ""
+        if not given:
+            hint = "; unset it for the default"
+        elif source == setting.variable and given.startswith("tcp://"):
+            hint = "; Kubernetes sets it for a service named dflockd: enableServiceLinks: false"
+        raise SettingError(f"{source}: {shown} is not {setting.kind.describe}{hint}") from None
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    known = [setting.variable for setting in SETTINGS]
+    warnings = []
+    for name in sorted(environ):
+        # The names that Kubernetes makes for a service called dflockd are nobody's mistake.
+        links = name.startswith((PREFIX + "PORT_", PREFIX + "SERVICE_"))
+        if name.startswith(PREFIX) and name not in known and not links:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f": did you mean {near[0]}?" if near else ""
+            warnings.append(f"{name} is not a setting{hint}")
+    return warnings
+
+
+def _secret(values: Mapping[str, Any]) -> bytes | None:
+    token, path = values["auth_token"], values["auth_token_file"]
+    if token is not None and path is not None:
+        raise SettingError("--auth-token and --auth-token-file are both set: set one of them")
+    if path is not None:
+        try:
+            token = Path(path).read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise SettingError(f"--auth-token-file: {path!r} cannot be read: {exc}") from None
+        if not token or "\n" in token or "\0" in token:
+            raise SettingError(f"--auth-token-file: {path!r} must hold one line that is not empty")
+    if token is None:
+        return None
+    secret: bytes = token.encode()
+    if len(secret) > MAX_SECRET:
+        raise SettingError(f"--auth-token: over {MAX_SECRET} bytes long, clients cannot send it")
+    return secret
+
+
+def _tls(values: Mapping[str, Any]) -> ssl.SSLContext | None:
+    cert, key, client_ca = values["tls_cert"], values["tls_key"], values["tls_client_ca"]
+    if cert is None and key is None and client_ca is None:
+        return None
+    if cert is None or key is None:
+        missing = "--tls-cert" if cert is None else "--tls-key"
+        raise SettingError(f"{missing} is not set: TLS needs --tls-cert and --tls-key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as exc:
+        raise SettingError(f"--tls-cert {cert!r}, --tls-key {key!r} do not load: {exc}") from None
+    if client_ca is not None:
+        try:
+            context.load_verify_locations(client_ca)
+        except (OSError, ssl.SSLError) as exc:
+            raise SettingError(f"--tls-client-ca: {client_ca!r} does not load: {exc}") from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

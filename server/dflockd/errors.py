@@ -1,0 +1,122 @@
+"""What can go wrong, as one tree.
+
+::
+
+    DflockdError
+    ├── LocalError               the caller's doing; nothing was sent
+    │   ├── InvalidKeyError          (ValueError)
+    │   ├── InvalidArgumentError     (ValueError)
+    │   ├── AlreadyHeldError         (RuntimeError)
+    │   └── NotEnqueuedError         (RuntimeError)
+    ├── RemoteError              the server's, or the network's
+    │   ├── UnreachableError         (ConnectionError) no connection, or it broke
+    │   ├── BadReplyError            no lock server is talking
+    │   └── RefusedError             it said no
+    │       ├── AuthRefusedError     (PermissionError)
+    │       ├── MaxLocksError
+    │       ├── MaxWaitersError
+    │       ├── LimitMismatchError
+    │       ├── LeaseExpiredError
+    │       └── DrainingError
+    ├── LockTimeoutError         (TimeoutError) ``with`` was not granted the lock in time
+    └── AcquireCancelledError    another thread called ``cancel()``
+
+Every error is one line that names the key and the server, has them as attributes, and survives
+pickling, so that it can cross processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class DflockdError(Exception):
+    """Root of the errors of this package.
+
+    Attributes:
+        key: the lock concerned, where there is one.
+        server: the server concerned as ``host:port``, where there is one.
+    """
+
+    def __init__(self, message: str, *, key: str | None = None, server: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+        self.server = server
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle with the attributes."""
+        return _restore, (type(self), str(self), self.key, self.server)
+
+
+def _restore(
+    cls: type[DflockdError], message: str, key: str | None, server: str | None
+) -> DflockdError:
+    return cls(message, key=key, server=server)
+
+
+class LocalError(DflockdError):
+    """The call was wrong; nothing was sent and nothing has changed."""
+
+
+class InvalidKeyError(LocalError, ValueError):
+    """The key cannot be sent: empty, too long, or with white space in it."""
+
+
+class InvalidArgumentError(LocalError, ValueError):
+    """An argument is out of its range, or a sharding strategy returned no server's index."""
+
+
+class AlreadyHeldError(LocalError, RuntimeError):
+    """This lock object holds the lock, or waits for it, already. Locks are not re-entrant."""
+
+
+class NotEnqueuedError(LocalError, RuntimeError):
+    """``wait()`` without a place in the queue: call ``enqueue()`` first."""
+
+
+class RemoteError(DflockdError):
+    """The server or the network failed."""
+
+
+class UnreachableError(RemoteError, ConnectionError):
+    """No connection to the server, or it broke before the reply."""
+
+
+class BadReplyError(RemoteError):
+    """What came back is no reply of a lock server."""
+
+
+class RefusedError(RemoteError):
+    """The server answered that it will not."""
+
+
+class AuthRefusedError(RefusedError, PermissionError):
+    """The server wants an auth token, or another one."""
+
+
+class MaxLocksError(RefusedError):
+    """The server has as many keys as it may."""
+
+
+class MaxWaitersError(RefusedError):
+    """The key has as many waiters as it may."""
+
+
+class LimitMismatchError(RefusedError):
+    """The semaphore is in use with another limit."""
+
+
+class LeaseExpiredError(RefusedError):
+    """The lease ended before the grant could be taken up."""
+
+
+class DrainingError(RefusedError):
+    """The server is shutting down."""
+
+
+class LockTimeoutError(DflockdError, TimeoutError):
+    """The lock was not granted within the time given to ``with``."""
+
+
+class AcquireCancelledError(DflockdError):
+    """``cancel()`` was called while the lock was waited for."""

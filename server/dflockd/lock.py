@@ -1,0 +1,215 @@
+"""What the blocking and the asyncio locks have in common: everything but waiting."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dflockd import errors
+from dflockd.address import DEFAULT_PORT, ServerLike, parse_servers
+from dflockd.hold import Hold
+from dflockd.operations import Target
+from dflockd.pool import Route
+from dflockd.sharding import ShardingStrategy, server_index, stable_hash_shard
+from dflockd.wire import MAX_LIMIT, MAX_SECONDS, MAX_SECRET, Space, key_problem
+
+DEFAULT_SERVERS: tuple[ServerLike, ...] = (("127.0.0.1", DEFAULT_PORT),)
+
+
+class LockBase:
+    """Parameters, checks and the state that people ask for.
+
+    Args:
+        key: the name of the lock; at most 256 bytes of UTF-8 without white space.
+        acquire_timeout_s: seconds to wait for the lock; 0 tries once, ``None`` waits for ever.
+        lease_ttl_s: lease in whole seconds; ``None`` is the server's default (33 unless configured).
+        servers: the servers as ``(host, port)`` tuples, or ``"host:port"`` or ``"unix:/path"``.
+        sharding_strategy: ``(key, number of servers) -> index``; where the key lives.
+        renew_ratio: the lock is renewed once this share of its lease has passed.
+        auth_token: shared secret of the servers.
+        ssl_context: for servers that speak TLS.
+        on_lost: called once with this lock if it is lost while held: the lease ended unrenewed, or
+            the server no longer knows it. It runs on the renewal thread: it must not block.
+
+    Raises:
+        InvalidKeyError: the key cannot be sent.
+        InvalidArgumentError: another argument is out of its range.
+    """
+
+    _space = Space.LOCK
+
+    def __init__(
+        self,
+        key: str,
+        acquire_timeout_s: float | None = 10,
+        lease_ttl_s: int | None = None,
+        servers: Sequence[ServerLike] = DEFAULT_SERVERS,
+        sharding_strategy: ShardingStrategy = stable_hash_shard,
+        renew_ratio: float = 0.5,
+        *,
+        auth_token: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        on_lost: Callable[[Any], object] | None = None,
+    ) -> None:
+        _check_key(key)
+        _check_timeout(acquire_timeout_s, key)
+        _check_lease(lease_ttl_s, key)
+        if not 0 < renew_ratio < 1:
+            raise errors.InvalidArgumentError(
+                f"renew_ratio is {renew_ratio!r} for lock {key!r}: give a share between 0 and 1",
+                key=key,
+            )
+        addresses = parse_servers(servers)
+        index = server_index(sharding_strategy, key, len(addresses))
+        self.key = key
+        self.acquire_timeout_s = acquire_timeout_s
+        self.lease_ttl_s = lease_ttl_s
+        self._renew_ratio = renew_ratio
+        self._on_lost = on_lost
+        self._route = Route(addresses[index], _secret(auth_token), ssl_context)
+        self._target = Target(self._space, key.encode(), self._limit(), lease_ttl_s, self.server)
+        self._hold: Hold | None = None
+
+    def _limit(self) -> int:
+        return 1
+
+    @property
+    def server(self) -> str:
+        """The server in charge of the key, as ``host:port``."""
+        return str(self._route.address)
+
+    @property
+    def held(self) -> bool:
+        """Whether the lock is certainly held: granted, within its lease, not lost, not released."""
+        return self._hold is not None and self._hold.held
+
+    @property
+    def token(self) -> str | None:
+        """The token of the grant, or ``None`` while not held."""
+        return self._hold.token.decode() if self._hold is not None and self._hold.held else None
+
+    @property
+    def lease(self) -> int:
+        """The lease that the server granted, in seconds; 0 while not held."""
+        return self._hold.lease if self._hold is not None and self._hold.held else 0
+
+    @property
+    def fence(self) -> int | None:
+        """A number that grows with every grant of the key; a resource refuses smaller ones.
+
+        It stays readable after a loss: it is then what the resource will refuse.
+        """
+        return self._hold.fence if self._hold is not None else None
+
+    def __repr__(self) -> str:
+        """Without secrets: neither the token nor the auth token."""
+        state = "held" if self.held else "not held"
+        return f"<{type(self).__name__} {self.key!r} on {self.server}, {state}>"
+
+    def _lost_callback(self) -> Callable[[], object] | None:
+        if self._on_lost is None:
+            return None
+        on_lost = self._on_lost
+        return lambda: on_lost(self)
+
+    def _timed_out(self) -> errors.LockTimeoutError:
+        return errors.LockTimeoutError(
+            f"lock {self.key!r} on {self.server} was not granted within {self.acquire_timeout_s} s",
+            key=self.key,
+            server=self.server,
+        )
+
+    def _cancelled(self) -> errors.AcquireCancelledError:
+        return errors.AcquireCancelledError(
+            f"waiting for lock {self.key!r} on {self.server} was cancelled",
+            key=self.key,
+            server=self.server,
+        )
+
+    def _already_held(self) -> errors.AlreadyHeldError:
+        return errors.AlreadyHeldError(
+            f"lock {self.key!r} is already held or waited for by this object: "
+            "release it first, or make another object",
+            key=self.key,
+            server=self.server,
+        )
+
+    def _not_enqueued(self) -> errors.NotEnqueuedError:
+        return errors.NotEnqueuedError(
+            f"lock {self.key!r}: wait() needs a place in the queue: call enqueue() first",
+            key=self.key,
+            server=self.server,
+        )
+
+
+class SemaphoreBase(LockBase):
+    """A lock with several holders at once.
+
+    Args:
+        limit: how many may hold it; every user of the key must name the same number.
+    """
+
+    _space = Space.SEMAPHORE
+
+    def __init__(self, key: str, limit: int, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LIMIT:
+            raise errors.InvalidArgumentError(
+                f"limit is {limit!r} for semaphore {key!r}: give a whole number from 1 to {MAX_LIMIT}",
+                key=key,
+            )
+        self.limit = limit
+        super().__init__(key, *args, **kwargs)
+
+    def _limit(self) -> int:
+        return self.limit
+
+
+def _check_key(key: str) -> None:
+    if not isinstance(key, str):
+        raise errors.InvalidKeyError(f"key is {key!r}: give a string")
+    try:
+        problem = key_problem(key.encode())
+    except UnicodeEncodeError:
+        problem = "contains half of a surrogate pair"
+    if problem:
+        shown = repr(key if len(key) <= 60 else key[:60] + "...")
+        raise errors.InvalidKeyError(
+            f"key {shown} {problem}: use up to 256 bytes of UTF-8 without white space", key=key
+        )
+
+
+def _check_timeout(seconds: float | None, key: str) -> None:
+    if seconds is None:
+        return
+    # The comparison is false for a NaN as well.
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds <= MAX_SECONDS:
+        raise errors.InvalidArgumentError(
+            f"acquire_timeout_s is {seconds!r} for lock {key!r}: give seconds from 0, "
+            "or None to wait for ever",
+            key=key,
+        )
+
+
+def _check_lease(seconds: int | None, key: str) -> None:
+    if seconds is None:
+        return
+    is_whole = isinstance(seconds, int) and not isinstance(seconds, bool)
+    if not is_whole or not 1 <= seconds <= MAX_SECONDS:
+        raise errors.InvalidArgumentError(
+            f"lease_ttl_s is {seconds!r} for lock {key!r}: give whole seconds from 1, "
+            "or None for the server's default",
+            key=key,
+        )
+
+
+def _secret(auth_token: str | None) -> bytes | None:
+    if auth_token is None:
+        return None
+    secret = auth_token.encode()
+    if not secret or len(secret) > MAX_SECRET or b"\n" in secret or b"\r" in secret:
+        raise errors.InvalidArgumentError(
+            f"auth_token must be one line of 1 to {MAX_SECRET} bytes (its value is not shown)"
+        )
+    return secret

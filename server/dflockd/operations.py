@@ -1,0 +1,246 @@
+"""What a client does, step by step, without saying how bytes travel.
+
+Each operation is a generator: it yields what to send, is resumed with the line that came back, and
+returns the result. `run` functions beside the connections drive them, one blocking, one for asyncio,
+so every rule of the client side is written once. (psycopg 3 is built this way.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from dflockd import errors
+from dflockd.wire import (
+    MAX_SECONDS,
+    Acquire,
+    Auth,
+    Enqueue,
+    Enqueued,
+    Granted,
+    Release,
+    Renew,
+    Renewed,
+    Space,
+    Status,
+    UnexpectedReplyError,
+    Wait,
+    encode_request,
+    parse_done,
+    parse_enqueued,
+    parse_granted,
+    parse_renewed,
+)
+
+REPLY_PATIENCE = 10.0
+"""Seconds that a server may take over a reply beyond the time it was asked to wait."""
+
+CONFIRM_SHARE = 0.25
+"""A wait that took more than this share of the lease is followed by a renewal; see `_confirmed`."""
+
+
+class Exchange(NamedTuple):
+    """One request to send and one reply to wait for."""
+
+    request: bytes
+    patience: float | None
+    """Seconds to wait for the reply; ``None`` waits for ever."""
+    timeout_is_reply: bool = False
+    """Whether the end of patience counts as the reply ``timeout`` rather than as a fault."""
+
+
+class Answer(NamedTuple):
+    """One reply, with the monotonic times at which its request left and it came."""
+
+    line: bytes
+    sent: float
+    received: float
+
+
+class Target(NamedTuple):
+    """What an operation is about."""
+
+    space: Space
+    key: bytes
+    limit: int
+    lease: int | None
+    server: str
+
+    @property
+    def name(self) -> str:
+        """The key as text."""
+        return self.key.decode()
+
+
+class Grant(NamedTuple):
+    """A slot that was granted."""
+
+    token: bytes
+    lease: int
+    """Seconds."""
+    deadline: float
+    """Monotonic time at which it ends unless renewed: the request's departure plus the lease."""
+
+
+R = TypeVar("R")
+M = TypeVar("M")
+Operation: TypeAlias = Generator[Exchange, Answer, R]
+
+
+def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
+    """Wait up to `timeout` seconds for a slot (``None``: as long as it takes); ``None`` without."""
+    start: float | None = None
+    remaining = timeout
+    while True:
+        seconds, exchange = _waiting(remaining)
+        request = Acquire(target.space, target.key, target.limit, seconds, target.lease)
+        answer = yield exchange(encode_request(request))
+        reply = _read(parse_granted, answer, target)
+        if reply is Status.TIMEOUT:
+            return None
+        if not isinstance(reply, Granted):
+            raise _refused(reply, target)
+        grant = yield from _confirmed(target, reply, answer)
+        if grant is not None:
+            return grant
+        # This process was stopped for so long that the lease ended before it learned of the grant.
+        start = answer.sent if start is None else start
+        if timeout is not None:
+            remaining = timeout - (answer.received - start)
+            if remaining <= 0:
+                return None
+
+
+def enqueue(target: Target) -> Operation[Grant | None]:
+    """Take a place in the queue; return the grant if a slot was free."""
+    request = Enqueue(target.space, target.key, target.limit, target.lease)
+    answer = yield Exchange(encode_request(request), REPLY_PATIENCE)
+    reply = _read(parse_enqueued, answer, target)
+    if isinstance(reply, Enqueued):
+        return Grant(reply.token, reply.lease, answer.sent + reply.lease)
+    if reply is Status.QUEUED:
+        return None
+    raise _refused(reply, target)
+
+
+def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
+    """Wait up to `timeout` seconds for the grant to an earlier `enqueue` on this connection."""
+    seconds, exchange = _waiting(timeout)
+    answer = yield exchange(encode_request(Wait(target.space, target.key, seconds)))
+    reply = _read(parse_granted, answer, target)
+    if reply is Status.TIMEOUT:
+        return None
+    if not isinstance(reply, Granted):
+        raise _refused(reply, target)
+    grant = yield from _confirmed(target, reply, answer)
+    if grant is None:
+        raise _refused(Status.LEASE_EXPIRED, target)
+    return grant
+
+
+def renew(target: Target, token: bytes, lease: int) -> Operation[Grant | None]:
+    """Start the lease anew; ``None`` if the slot is no longer held."""
+    answer = yield Exchange(renewal_request(target, token, lease), REPLY_PATIENCE)
+    return read_renewal(target, token, answer)
+
+
+def renewal_request(target: Target, token: bytes, lease: int) -> bytes:
+    """Return the bytes of a renewal, for those who wait for its answer in their own way."""
+    return encode_request(Renew(target.space, target.key, token, lease))
+
+
+def read_renewal(target: Target, token: bytes, answer: Answer) -> Grant | None:
+    """Return what the answer to a `renewal_request` means."""
+    reply = _read(parse_renewed, answer, target)
+    if isinstance(reply, Renewed):
+        # A server that rounds down may answer 0 for a lease of 1: it means no time at all.
+        return Grant(token, reply.lease, answer.sent + reply.lease) if reply.lease else None
+    if reply in (Status.ERROR, Status.LEASE_EXPIRED):
+        return None
+    raise _refused(reply, target)
+
+
+def release(target: Target, token: bytes) -> Operation[bool]:
+    """Give the slot back; ``False`` if it was no longer held."""
+    request = encode_request(Release(target.space, target.key, token))
+    answer = yield Exchange(request, REPLY_PATIENCE)
+    reply = _read(parse_done, answer, target)
+    if reply is Status.OK:
+        return True
+    if reply in (Status.ERROR, Status.LEASE_EXPIRED):
+        return False
+    raise _refused(reply, target)
+
+
+def authenticate(secret: bytes, server: str) -> Operation[None]:
+    """Show the shared secret, first thing on a connection."""
+    answer = yield Exchange(encode_request(Auth(secret)), REPLY_PATIENCE)
+    target = Target(Space.LOCK, b"", 1, None, server)
+    status = _read(parse_done, answer, target)
+    if status is Status.OK:
+        return
+    if status is Status.DRAINING:
+        raise _refused(status, target)
+    why = "wants no auth token" if status is Status.ERROR else "refused the auth token"
+    raise errors.AuthRefusedError(f"server {server} {why}", server=server)
+
+
+def _waiting(timeout: float | None) -> tuple[int, Callable[[bytes], Exchange]]:
+    """Return what to ask the server for, and how to wait for its answer.
+
+    The wire knows whole seconds only. A time in between is cut off on this side, which costs the
+    connection: a server could still grant on it.
+    """
+    if timeout is None:
+        return MAX_SECONDS, lambda request: Exchange(request, None)
+    seconds = min(math.ceil(timeout), MAX_SECONDS)
+    if seconds == timeout:
+        return seconds, lambda request: Exchange(request, timeout + REPLY_PATIENCE)
+    return seconds, lambda request: Exchange(request, timeout, timeout_is_reply=True)
+
+
+def _confirmed(target: Target, granted: Granted, answer: Answer) -> Operation[Grant | None]:
+    """Return the grant with a deadline that can be trusted, or ``None`` if its lease has ended.
+
+    The lease began at the server at some time between the departure of the request and the arrival
+    of the reply. The departure is the safe assumption, and fine after a short wait. After a long one
+    it would leave little of the lease or nothing, so a renewal finds out: its answer comes at once.
+    """
+    if answer.received - answer.sent <= granted.lease * CONFIRM_SHARE:
+        return Grant(granted.token, granted.lease, answer.sent + granted.lease)
+    return (yield from renew(target, granted.token, granted.lease))
+
+
+def _read(parse: Callable[[bytes], M], answer: Answer, target: Target) -> M:
+    try:
+        return parse(answer.line)
+    except UnexpectedReplyError as exc:
+        raise errors.BadReplyError(
+            f"{_about(target)}: {exc}: is a dflockd server listening there?",
+            key=target.name or None,
+            server=target.server,
+        ) from None
+
+
+_REFUSALS: dict[Status, tuple[type[errors.RefusedError], str]] = {
+    Status.ERROR: (errors.RefusedError, "the server refused the request (is the lease too long?)"),
+    Status.AUTH: (errors.AuthRefusedError, "the server wants an auth token: set auth_token"),
+    Status.MAX_LOCKS: (errors.MaxLocksError, "the server holds as many keys as its --max-locks"),
+    Status.MAX_WAITERS: (errors.MaxWaitersError, "as many wait for it as --max-waiters allows"),
+    Status.LIMIT_MISMATCH: (errors.LimitMismatchError, "it is in use with another limit"),
+    Status.LEASE_EXPIRED: (errors.LeaseExpiredError, "its lease ended before it was taken up"),
+    Status.NOT_ENQUEUED: (errors.LeaseExpiredError, "its lease ended before it was taken up"),
+    Status.DRAINING: (errors.DrainingError, "the server is shutting down"),
+}
+
+
+def _refused(reply: object, target: Target) -> errors.RefusedError:
+    cls, text = (errors.RefusedError, f"unexpected answer {reply}")
+    if isinstance(reply, Status) and reply in _REFUSALS:
+        cls, text = _REFUSALS[reply]
+    return cls(f"{_about(target)}: {text}", key=target.name or None, server=target.server)
+
+
+def _about(target: Target) -> str:
+    return f"lock {target.name!r} on {target.server}" if target.key else f"server {target.server}"

@@ -1,0 +1,67 @@
+"""Connections of this process, kept for reuse: one for each lock that is held or waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import threading
+from collections import defaultdict
+from typing import NamedTuple
+
+from dflockd.address import Address
+from dflockd.connection import Connection
+
+MAX_IDLE = 16
+"""Connections that are kept idle for each server and credentials; more are closed on return."""
+
+
+class Route(NamedTuple):
+    """Where a connection goes and how it presents itself: what makes two interchangeable."""
+
+    address: Address
+    auth_secret: bytes | None = None
+    tls: ssl.SSLContext | None = None
+
+    def __repr__(self) -> str:
+        """Without the secret."""
+        return f"Route({self.address})"
+
+
+class Pool:
+    """Idle connections by route. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._idle: defaultdict[Route, list[Connection]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def take(self, route: Route) -> Connection:
+        """Return a connection that is the caller's until given back.
+
+        Raises:
+            UnreachableError: there is none idle, and none can be made.
+        """
+        idle = self._idle.get(route)
+        if idle:
+            with contextlib.suppress(IndexError):
+                return idle.pop()  # atomic; the latest is the one most likely alive
+        return Connection.open(*route)
+
+    def give(self, route: Route, connection: Connection) -> None:
+        """Take a connection back, between two requests."""
+        if connection.closed:
+            return
+        connection.pooled = True
+        with self._lock:
+            idle = self._idle[route]
+            if len(idle) < MAX_IDLE:
+                idle.append(connection)
+                return
+        connection.close()
+
+    def clear(self, route: Route | None = None) -> None:
+        """Close the idle connections, all or those of one route: their server has gone away."""
+        with self._lock:
+            routes = list(self._idle) if route is None else [route]
+            idle = [connection for each in routes for connection in self._idle.pop(each, ())]
+        for connection in idle:
+            connection.close()

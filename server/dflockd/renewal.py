@@ -1,0 +1,296 @@
+"""The renewal thread: one for each process, for all locks that its threads hold."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import logging
+import selectors
+import socket
+import threading
+import time
+import weakref
+
+from dflockd import errors
+from dflockd.connection import Connection, run
+from dflockd.hold import Hold
+from dflockd.operations import Answer, read_renewal, renew, renewal_request
+from dflockd.pool import Pool, Route
+from dflockd.wire import UnexpectedReplyError
+
+ADOPT_AFTER = 0.1
+"""Seconds after which the connection of a held lock is watched.
+
+Most locks are released sooner and so never cost a system call of this thread.
+"""
+
+RETRY_PAUSES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Seconds between attempts to reach the server again; the last one repeats."""
+
+logger = logging.getLogger("dflockd.client")
+
+
+class Watch:
+    """The renewal thread's view of one held lock. Its fields belong to `Renewer`'s mutex."""
+
+    __slots__ = (
+        "__weakref__",
+        "connection",
+        "ended",
+        "hold",
+        "registered",
+        "rescued",
+        "route",
+        "sent",
+    )
+
+    def __init__(self, hold: Hold, connection: Connection, route: Route) -> None:
+        self.hold = hold
+        self.connection: Connection = connection
+        self.route = route
+        self.registered = -1
+        """The descriptor that the selector knows, or -1."""
+        self.sent = 0.0
+        """When the renewal left that is not answered yet, or 0."""
+        self.rescued = False
+        """Whether a rescue thread is at work on it, for its connection broke."""
+        self.ended = False
+        """Released, lost or abandoned: whoever comes across it forgets it."""
+
+    def abandon(self) -> None:
+        """Let the lock end with its connection. From any thread, without the mutex."""
+        self.ended = True
+        self.connection.close()
+
+
+class Renewer:
+    """Renews locks before their leases end and notices at once when their connections break.
+
+    It keeps no lock alive that its owner has forgotten: it refers to watches weakly, and with the
+    last reference to a lock object its connection closes.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._mutex = threading.Lock()
+        self._due: list[tuple[float, int, weakref.ref[Watch]]] = []
+        self._order = itertools.count()
+        self._wakes_at = float("-inf")
+        self._thread: threading.Thread | None = None
+        self._selector: selectors.BaseSelector
+        self._waker: socket.socket
+
+    # What lock objects call, from any thread.
+
+    def watch(self, hold: Hold, connection: Connection, route: Route) -> Watch:
+        """Look after a lock from now on: its connection belongs to this thread."""
+        watch = Watch(hold, connection, route)
+        when = min(time.monotonic() + ADOPT_AFTER, hold.renew_at)
+        with self._mutex:
+            if self._thread is None:
+                self._start()
+            self._schedule(watch, when)
+            if when < self._wakes_at:
+                self._wakes_at = when
+                self._wake()
+        return watch
+
+    def unwatch(self, watch: Watch) -> Connection | None:
+        """Stop looking after a lock and return its connection, or ``None`` if that has broken."""
+        with self._mutex:
+            watch.ended = True
+            self._unregister(watch)
+            if watch.rescued or watch.connection.closed:
+                return None
+            return watch.connection
+
+    # The thread.
+
+    def _start(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        woken, self._waker = socket.socketpair()
+        woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector.register(woken, selectors.EVENT_READ, None)
+        self._thread = threading.Thread(target=self._run, name="dflockd-renewal", daemon=True)
+        self._thread.start()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._waker.send(b"\0")
+
+    def _run(self) -> None:
+        while True:
+            try:
+                for key, _ in self._selector.select(self._work_off()):
+                    self._readable(key)
+            except Exception:
+                # Without this thread every lock of the process would be lost.
+                logger.exception("renewal: unexpected error")
+                time.sleep(0.1)
+
+    def _work_off(self) -> float | None:
+        """Do what is due and return for how many seconds nothing else is."""
+        while True:
+            with self._mutex:
+                watch = self._pop_due()
+                if watch is None:
+                    if not self._due:
+                        self._wakes_at = float("inf")
+                        return None
+                    self._wakes_at = self._due[0][0]
+                    return max(0.0, self._wakes_at - time.monotonic())
+                callback = self._step(watch)
+            _call(callback, watch.hold)
+
+    def _pop_due(self) -> Watch | None:
+        now = time.monotonic()
+        while self._due and self._due[0][0] <= now:
+            watch = heapq.heappop(self._due)[2]()
+            if watch is not None and not watch.ended:
+                return watch
+        # Locks come and go much faster than their times fall due.
+        while self._due and ((top := self._due[0][2]()) is None or top.ended):
+            heapq.heappop(self._due)
+        return None
+
+    def _step(self, watch: Watch) -> object:
+        """Do the next thing for a lock: adopt it, renew it, or give it up."""
+        hold = watch.hold
+        now = time.monotonic()
+        if now >= hold.deadline:
+            return self._lost(watch, "its lease ended unrenewed")
+        if watch.rescued:
+            self._schedule(watch, hold.deadline)
+            return None
+        if watch.registered < 0:
+            self._register(watch)
+        if watch.sent or now < hold.renew_at:
+            self._schedule(watch, hold.deadline if watch.sent else hold.renew_at)
+            return None
+        try:
+            watch.sent = now
+            request = renewal_request(hold.target, hold.token, hold.lease)
+            watch.connection.send(request)
+        except OSError as exc:
+            self._rescue(watch, exc)
+        self._schedule(watch, hold.deadline)
+        return None
+
+    def _readable(self, key: selectors.SelectorKey) -> None:
+        if key.data is None:
+            with contextlib.suppress(BlockingIOError):
+                key.fileobj.recv(4096)  # type: ignore[union-attr]
+            return
+        callback: object = None
+        with self._mutex:
+            watch: Watch | None = key.data()
+            if watch is None:
+                with contextlib.suppress(KeyError, ValueError):
+                    self._selector.unregister(key.fileobj)
+                return
+            # The event may be older than a release, and the descriptor another's by now.
+            if watch.ended or watch.registered != key.fd:
+                return
+            try:
+                line = watch.connection.receive_nowait()
+                if line is not None:
+                    callback = self._answered(watch, line)
+            except (OSError, UnexpectedReplyError, errors.DflockdError) as exc:
+                self._rescue(watch, exc)
+        _call(callback, watch.hold)
+
+    def _answered(self, watch: Watch, line: bytes) -> object:
+        hold = watch.hold
+        answer = Answer(line, watch.sent, time.monotonic())
+        watch.sent = 0.0
+        grant = read_renewal(hold.target, hold.token, answer)
+        if grant is None:
+            return self._lost(watch, "the server no longer knows it")
+        hold.renewed(grant)
+        self._schedule(watch, hold.renew_at)
+        return None
+
+    def _lost(self, watch: Watch, why: str) -> object:
+        callback = watch.hold.lose()
+        watch.ended = True
+        self._unregister(watch)
+        if not watch.rescued:
+            # The server may think otherwise; what it holds for us ends with the connection.
+            watch.connection.close()
+        target = watch.hold.target
+        logger.warning("lock %r on %s is lost: %s", target.name, target.server, why)
+        return callback
+
+    # A broken connection.
+
+    def _rescue(self, watch: Watch, exc: BaseException) -> None:
+        """Have another thread reach the server again: connecting can take its time."""
+        target = watch.hold.target
+        logger.info("lock %r: connection to %s broke (%s)", target.name, target.server, exc)
+        self._unregister(watch)
+        watch.connection.close()
+        watch.sent = 0.0
+        watch.rescued = True
+        threading.Thread(
+            target=self._try_again, args=(watch,), name="dflockd-rescue", daemon=True
+        ).start()
+
+    def _try_again(self, watch: Watch) -> None:
+        hold = watch.hold
+        # The other idle connections to that server are most likely dead as well.
+        self._pool.clear(watch.route)
+        for pause in itertools.chain(RETRY_PAUSES, itertools.repeat(RETRY_PAUSES[-1])):
+            time.sleep(min(pause, max(0.0, hold.deadline - time.monotonic())))
+            if watch.ended or time.monotonic() >= hold.deadline:
+                return  # its deadline is in the heap: `_step` says so
+            try:
+                connection = Connection.open(*watch.route)
+                grant = run(renew(hold.target, hold.token, hold.lease), connection)
+            except errors.RemoteError:
+                continue
+            callback: object = None
+            with self._mutex:
+                if watch.ended:
+                    connection.close()
+                    return
+                watch.connection = connection
+                watch.rescued = False
+                if grant is None:
+                    callback = self._lost(watch, "the server no longer knows it")
+                else:
+                    hold.renewed(grant)
+                    self._schedule(watch, time.monotonic())
+                    self._wakes_at = float("-inf")
+                    self._wake()
+            _call(callback, hold)
+            return
+
+    # Bookkeeping; the mutex is held.
+
+    def _schedule(self, watch: Watch, when: float) -> None:
+        heapq.heappush(self._due, (when, next(self._order), weakref.ref(watch)))
+
+    def _register(self, watch: Watch) -> None:
+        watch.registered = watch.connection.fileno()
+        known = self._selector.get_map()
+        if watch.registered in known:
+            # Left by a lock that its owner forgot: its descriptor was closed and has come back.
+            self._selector.unregister(watch.registered)
+        self._selector.register(watch.registered, selectors.EVENT_READ, weakref.ref(watch))
+
+    def _unregister(self, watch: Watch) -> None:
+        if watch.registered >= 0:
+            with contextlib.suppress(KeyError, ValueError, OSError):
+                self._selector.unregister(watch.registered)
+            watch.registered = -1
+
+
+def _call(callback: object, hold: Hold) -> None:
+    """Tell the owner of a lost lock, outside the mutex."""
+    if callable(callback):
+        try:
+            callback()
+        except Exception:
+            logger.exception("on_lost of lock %r failed", hold.target.name)

@@ -1,0 +1,209 @@
+"""The server: listeners, sessions, one timer, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import ssl
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dflockd.server.session import Session
+from dflockd.table import Effect, LockTable
+from dflockd.wire import Request, Status, encode_reply
+
+BACKLOG = 1024
+
+# Not `loop.time()`: uvloop's stands still during a turn of the loop. A lease counted from the start
+# of a long turn would end before the client, who counts from when it asked, takes it to be over.
+_now = time.monotonic
+
+logger = logging.getLogger("dflockd.server")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """How the server meets the network; times in seconds."""
+
+    host: str = "0.0.0.0"
+    port: int = 6388
+    """0 lets the system choose."""
+    unix_socket: str | None = None
+    """Path of a socket to listen on as well."""
+    read_timeout: int = 23
+    """For the rest of a request, once its first byte is there."""
+    write_timeout: int = 5
+    """For a peer that does not read its replies; 0 waits for ever."""
+    shutdown_timeout: int = 8
+    """For holders to release while draining; 0 waits for ever."""
+    sweep_interval: int = 1
+    """The expiry timer sleeps no longer than this."""
+    max_connections: int = 0
+    """0 is no limit."""
+    auth_secret: bytes | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
+
+
+class Server:
+    """A lock server. Its state is its own: several can live in one process."""
+
+    def __init__(self, table: LockTable, options: ServerOptions) -> None:
+        self.table = table
+        self.options = options
+        self.sessions: dict[int, Session] = {}
+        self.draining = False
+        self._listeners: list[asyncio.Server] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._wakes = 0.0
+        self._unix_path: str | None = None
+        self._emptied = asyncio.Event()
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the address cannot be bound; nothing is listening then.
+        """
+        self.loop = asyncio.get_running_loop()
+        options = self.options
+        try:
+            self._listeners.append(
+                await self.loop.create_server(
+                    lambda: Session(self),
+                    options.host,
+                    options.port,
+                    ssl=options.tls,
+                    ssl_handshake_timeout=options.read_timeout if options.tls else None,
+                    backlog=BACKLOG,
+                )
+            )
+            if options.unix_socket is not None:
+                self._listeners.append(
+                    await self.loop.create_unix_server(
+                        lambda: Session(self), options.unix_socket, backlog=BACKLOG
+                    )
+                )
+                self._unix_path = options.unix_socket
+        except OSError:
+            self._close_listeners()
+            raise
+
+    @property
+    def addresses(self) -> list[str]:
+        """What the server listens on, as ``host:port`` or ``unix:path``."""
+        return [
+            _address(sock.getsockname())
+            for listener in self._listeners
+            for sock in listener.sockets
+        ]
+
+    async def stop(self) -> None:
+        """Drain and end: waiters are sent away, holders may still renew and release for a while.
+
+        Returns once every connection is closed, at the latest after `shutdown_timeout`.
+        """
+        self.draining = True
+        self._close_listeners()
+        self._dispatch(self.table.drain(_now()))
+        self._end_idle()
+        holders = sum(1 for session in self.sessions.values() if session.peer.holds)
+        if holders:
+            logger.info("draining: waiting for %d connections that hold locks", holders)
+        try:
+            async with asyncio.timeout(self.options.shutdown_timeout or None):
+                await self._all_gone()
+        except TimeoutError:
+            logger.warning("draining: %d connections still open, closed", len(self.sessions))
+            for session in list(self.sessions.values()):
+                session.abort()
+            await self._all_gone()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # What sessions call.
+
+    def handle(self, session: Session, request: Request, out: list[bytes]) -> None:
+        """Let the table handle one request: replies to its sender go to `out`, others are sent."""
+        number = session.peer.id
+        try:
+            effects = self.table.handle(session.peer, request, _now())
+        except Exception:
+            # One request may fail; the locks of everybody else may not go down with it.
+            logger.exception("connection %d: request failed: %s", number, type(request).__name__)
+            out.append(encode_reply(Status.ERROR))
+            return
+        for peer, reply in effects:
+            if peer == number:
+                out.append(encode_reply(reply))
+            else:
+                self.sessions[peer].deliver(reply)
+        self._arm()
+
+    def part(self, session: Session, *, clean: bool) -> None:
+        """Free what stands on a session that ends."""
+        self._dispatch(self.table.disconnect(session.peer, _now(), clean=clean))
+
+    def forget(self, session: Session) -> None:
+        """Take out a session whose connection is closed."""
+        del self.sessions[session.peer.id]
+        if not self.sessions:
+            self._emptied.set()
+
+    # Time and end.
+
+    def _dispatch(self, effects: list[Effect]) -> None:
+        """Send what a step of the table has brought."""
+        for peer, reply in effects:
+            self.sessions[peer].deliver(reply)
+        self._arm()
+
+    def _arm(self) -> None:
+        """Have the timer go off no later than the next deadline.
+
+        It is left alone when the next deadline moves away: it finds nothing due and is set anew.
+        """
+        deadline = self.table.next_deadline()
+        if deadline is None:
+            if not self.draining:
+                return
+            deadline = math.inf
+        if self._timer is None or self._wakes > deadline:
+            if self._timer is not None:
+                self._timer.cancel()
+            now = _now()
+            self._wakes = min(deadline, now + self.options.sweep_interval)
+            self._timer = self.loop.call_later(self._wakes - now, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._dispatch(self.table.advance(_now()))
+        if self.draining:
+            # What a session held may have ended without a request of its own.
+            self._end_idle()
+
+    def _end_idle(self) -> None:
+        for session in list(self.sessions.values()):
+            session.drain()
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        if self._unix_path is not None:
+            # Only what was bound here: another file of that name is somebody else's.
+            Path(self._unix_path).unlink(missing_ok=True)
+            self._unix_path = None
+
+    async def _all_gone(self) -> None:
+        self._emptied.clear()
+        if self.sessions:
+            await self._emptied.wait()
+
+
+def _address(name: object) -> str:
+    if isinstance(name, tuple):
+        host, port = name[0], name[1]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"unix:{name!s}"

@@ -1,0 +1,245 @@
+"""One connection: bytes to requests, the table's effects to bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import socket
+from typing import TYPE_CHECKING, cast
+
+from dflockd.wire import (
+    Auth,
+    FrameTooLongError,
+    Reply,
+    Request,
+    RequestReader,
+    Status,
+    encode_reply,
+)
+
+if TYPE_CHECKING:
+    from dflockd.server.server import Server
+
+READ_AHEAD = 4096
+"""Bytes that a peer may send behind a request that waits. A client has no reason to send any."""
+
+LONG_REPLY = 4096
+"""Bytes of a reply that is sent at once instead of being collected with those that follow."""
+
+AUTH_PAUSE = 0.1
+"""Seconds between a wrong secret and the end of the connection."""
+
+_KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+
+logger = logging.getLogger("dflockd.server")
+
+
+class Session(asyncio.Protocol):
+    """The server's end of one connection.
+
+    It reads whole requests, hands them to the table one at a time, and writes what comes back in
+    one piece for each piece that was read. No task, no stream, no future: a blocked request is a
+    fact in the table, not a coroutine.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._loop = server.loop
+        self._reader = RequestReader()
+        self._trusted = server.options.auth_secret is None
+        self._ended = False
+        self._stalled = False
+        self._frame_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Join the server, or leave at once if it is full."""
+        self._transport = cast(asyncio.Transport, transport)
+        self.peer = self._server.table.connect()
+        self._server.sessions[self.peer.id] = self
+        limit = self._server.options.max_connections
+        if self._server.draining or (limit and len(self._server.sessions) > limit):
+            logger.warning("connection refused: %s", "draining" if self._server.draining else limit)
+            self._end()
+            return
+        _keep_alive(transport.get_extra_info("socket"))
+
+    def data_received(self, data: bytes) -> None:
+        """Handle every request that `data` completes."""
+        if self._ended:
+            return
+        self._reader.receive(data)
+        if self.peer.waiting is None and not self._stalled:
+            self._serve()
+        if self.peer.waiting is not None and self._reader.pending > READ_AHEAD:
+            logger.warning("connection %d: too much sent behind a waiting request", self.peer.id)
+            self._end(Status.ERROR)
+
+    def eof_received(self) -> None:
+        """Treat a half-closed connection as closed: nobody is left to wait for."""
+        self._end(clean=True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Free everything that stood on this connection, if it is not free yet."""
+        self._depart(clean=False)
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        self._server.forget(self)
+
+    def pause_writing(self) -> None:
+        """Stop serving a peer that does not read its replies, and drop it after a while."""
+        self._stalled = True
+        self._watch_write()
+        if not self._ended:
+            self._watch_frame(False)
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on where `pause_writing` stopped."""
+        self._stalled = False
+        if self._ended:
+            return
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+        self._transport.resume_reading()
+        self._resume()
+
+    # What the server calls.
+
+    def deliver(self, reply: Reply) -> None:
+        """Send the reply to the request that this peer was waiting for, and go on with the next."""
+        self._transport.write(encode_reply(reply))
+        if self._reader.has_request or self._reader.in_frame:
+            # Not at once: the caller is in the middle of handing out the effects of another step.
+            self._loop.call_soon(self._resume)
+
+    def drain(self) -> None:
+        """End the connection if nothing stands on it any more."""
+        if not self.peer.holds:
+            self._end()
+
+    def abort(self) -> None:
+        """End the connection now, whatever stands on it."""
+        self._depart(clean=False)
+        self._transport.abort()
+
+    # The way of a request.
+
+    def _resume(self) -> None:
+        if self.peer.waiting is None and not self._stalled and not self._ended:
+            self._serve()
+
+    def _serve(self) -> None:
+        out: list[bytes] = []
+        reader, peer = self._reader, self.peer
+        taken = too_long = False
+        try:
+            while not (peer.waiting or self._stalled):
+                request = reader.next_request()
+                if request is None:
+                    break
+                taken = True
+                if type(request) is Auth or not self._trusted:
+                    reply = self._authenticate(request)
+                    out.append(encode_reply(reply))
+                    if reply is Status.AUTH:
+                        self._refuse()
+                else:
+                    self._server.handle(self, request, out)
+                    if out and len(out[-1]) > LONG_REPLY:
+                        # A few bytes ask for each: collected, they would fill the memory.
+                        self._transport.write(b"".join(out))
+                        out.clear()
+        except FrameTooLongError as exc:
+            logger.warning("connection %d: %s", peer.id, exc)
+            out.append(encode_reply(Status.ERROR))
+            too_long = True
+        if out:
+            self._transport.write(b"".join(out) if len(out) > 1 else out[0])
+        if too_long:
+            self._end()
+        elif self._server.draining:
+            self.drain()
+        if taken:
+            # What has begun now is another request, with all the time of its own.
+            self._watch_frame(False)
+        self._watch_frame(
+            reader.in_frame and not (peer.waiting or self._stalled or self._ended),
+        )
+
+    def _authenticate(self, request: Request) -> Status:
+        secret = self._server.options.auth_secret
+        if secret is None:
+            return Status.ERROR
+        if isinstance(request, Auth) and hmac.compare_digest(request.secret, secret):
+            self._trusted = True
+            return Status.OK
+        return Status.AUTH
+
+    def _refuse(self) -> None:
+        # The pause slows down guessing; what else the peer has sent is not looked at.
+        logger.warning("connection %d: wrong or missing auth token", self.peer.id)
+        self._trusted = False
+        self._stalled = True
+        self._transport.pause_reading()
+        self._loop.call_later(AUTH_PAUSE, self._end)
+
+    # The ends of a connection.
+
+    def _end(self, reply: Status | None = None, *, clean: bool = False) -> None:
+        if self._ended:
+            return
+        if reply is not None:
+            self._transport.write(encode_reply(reply))
+        self._depart(clean=clean)
+        self._transport.close()
+        # It closes once everything is sent: a peer that does not read could put that off for ever.
+        self._watch_write()
+
+    def _depart(self, *, clean: bool) -> None:
+        """Free what stands on this connection now: a grant must not go to one that has ended.
+
+        The transport tells of its end only later, in another turn of the loop at best.
+        """
+        if not self._ended:
+            self._ended = True
+            self._watch_frame(False)
+            self._server.part(self, clean=clean)
+
+    def _watch_frame(self, begun: bool) -> None:
+        """Run the read timeout while a request has begun and not ended, and at no other time."""
+        if begun and self._frame_timer is None:
+            timeout = self._server.options.read_timeout
+            self._frame_timer = self._loop.call_later(timeout, self._frame_timed_out)
+        elif not begun and self._frame_timer is not None:
+            self._frame_timer.cancel()
+            self._frame_timer = None
+
+    def _watch_write(self) -> None:
+        """Run the write timeout until everything is sent."""
+        timeout = self._server.options.write_timeout
+        if timeout and self._write_timer is None:
+            self._write_timer = self._loop.call_later(timeout, self._write_timed_out)
+
+    def _frame_timed_out(self) -> None:
+        logger.warning("connection %d: read timeout inside a request", self.peer.id)
+        self._end(Status.ERROR)
+
+    def _write_timed_out(self) -> None:
+        logger.warning("connection %d: write timeout, it does not read", self.peer.id)
+        self.abort()
+
+
+def _keep_alive(sock: socket.socket | None) -> None:
+    """Let the kernel find out about peers that vanished: there is no idle timeout to do it."""
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE:
+        option = getattr(socket, name, None)
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,13 @@
+"""The lock table: requests in, replies out, time as an argument.
+
+Pure: no socket, no clock, no thread, no asyncio. Everything that must never go wrong in a lock
+service is decided here, in one synchronous step for each event, so that it can be tested against a
+naive model with a clock that the test turns.
+"""
+
+from dflockd.table.deadlines import Deadlines
+from dflockd.table.mint import Mint
+from dflockd.table.state import Entry, Hold, Peer, Waiter
+from dflockd.table.table import Effect, Limits, LockTable
+
+__all__ = ["Deadlines", "Effect", "Entry", "Hold", "Limits", "LockTable", "Mint", "Peer", "Waiter"]

@@ -1,0 +1,91 @@
+"""What the table remembers: entries with their holds and waiters, and the peers they belong to."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from dflockd.wire import Space
+
+
+class Group:
+    """The entries of one group of keys, which can be looked at, moved or dropped as a whole."""
+
+    __slots__ = ("spaces",)
+
+    def __init__(self) -> None:
+        self.spaces: tuple[dict[bytes, Entry], dict[bytes, Entry]] = ({}, {})
+
+    def __len__(self) -> int:
+        return len(self.spaces[0]) + len(self.spaces[1])
+
+
+class Entry:
+    """One key: who holds it and who waits. It exists only while there is a holder or a waiter."""
+
+    __slots__ = ("group", "holds", "key", "limit", "space", "waiters")
+
+    def __init__(self, group: Group, space: Space, key: bytes, limit: int) -> None:
+        self.group = group
+        self.space = space
+        self.key = key
+        self.limit = limit
+        self.holds: dict[int, Hold] = {}
+        """By fence: the part of a token that is no secret."""
+        self.waiters: OrderedDict[Waiter, None] | None = None
+        """In the order of their arrival; absent until somebody has had to wait."""
+
+
+class Hold:
+    """One granted slot of an entry. It ends by release, at its deadline, or with its owner."""
+
+    __slots__ = ("deadline", "entry", "fence", "owner", "place", "span", "token")
+
+    deadline: float
+    span: float
+
+    def __init__(self, entry: Entry, fence: int, token: bytes, owner: Peer) -> None:
+        self.entry = entry
+        self.fence = fence
+        self.token = token
+        self.owner: Peer | None = owner
+        """Whose end releases it: who acquired it or last renewed it; nobody once it is detached."""
+        self.place: Waiter | None = None
+        """The two-phase place that it was granted to, while its ``wait`` has not been answered."""
+
+
+class Waiter:
+    """A place in the queue of an entry.
+
+    Taken by a blocked ``acquire``, or by an ``enqueue``: then the peer may already wait for it (it
+    is its `Peer.waiting`) or still be elsewhere.
+    """
+
+    __slots__ = ("deadline", "entry", "hold", "lease", "peer", "span", "two_phase")
+
+    deadline: float
+    span: float
+
+    def __init__(self, entry: Entry, peer: Peer, lease: int, *, two_phase: bool) -> None:
+        self.entry = entry
+        self.peer = peer
+        self.lease = lease
+        self.two_phase = two_phase
+        self.hold: Hold | None = None
+        """What an ``enqueue`` was granted before its ``wait`` came."""
+
+
+class Peer:
+    """One connection, as the table sees it."""
+
+    __slots__ = ("detaches", "holds", "id", "places", "waiting")
+
+    def __init__(self, number: int) -> None:
+        self.id = number
+        self.detaches = False
+        """Its end leaves its holds to their leases: it has declared a ``stable-ref``."""
+        self.holds: dict[int, Hold] = {}
+        """By fence."""
+        self.places: dict[tuple[Space, bytes], Waiter] = {}
+        """Its two-phase places, until their ``wait`` is answered or their hold ends."""
+        self.waiting: Waiter | None = None
+        """What it is blocked on: its next request is handled only after that is answered."""

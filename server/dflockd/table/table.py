@@ -1,0 +1,412 @@
+"""The table itself: every rule about who gets which slot, when, and for how long."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from dflockd.table.deadlines import Deadlines
+from dflockd.table.mint import Mint
+from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
+from dflockd.wire import (
+    Acquire,
+    Barrier,
+    Enqueue,
+    Enqueued,
+    Granted,
+    Malformed,
+    Ping,
+    Release,
+    Renew,
+    Renewed,
+    Reply,
+    Request,
+    Space,
+    StableRef,
+    Stats,
+    StatsReport,
+    Status,
+    Wait,
+)
+
+Effect: TypeAlias = tuple[int, Reply]
+"""What is to be done after a step: send this reply to the peer with that number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much the table gives; times in seconds."""
+
+    default_lease: int = 33
+    """Lease of a request that names none."""
+    max_lease: int = 3600
+    """Longest lease: a longer one is refused, for it could lock a key for ever."""
+    max_locks: int = 1024
+    """Most keys that are held or waited for at once. Keys beyond it are refused, not known ones."""
+    max_waiters: int = 0
+    """Most waiters of one key; 0 is no limit."""
+    auto_release: bool = True
+    """Whether the end of a connection releases what it holds. Its waiters leave in any case."""
+    orphan_ttl: int = 0
+    """How long the holds of a connection that broke off wait for a renewal before release."""
+
+
+class LockTable:
+    """Locks and semaphores with FIFO waiters and leases. A lock is a semaphore of limit 1.
+
+    Every method takes the time, on a clock that never goes back, and returns the effects in order.
+    """
+
+    def __init__(self, limits: Limits, mint: Mint) -> None:
+        self._limits = limits
+        self._mint = mint
+        self._group = Group()
+        self._peers: dict[int, Peer] = {}
+        self._last_peer = 0
+        self._deadlines: Deadlines[Hold | Waiter] = Deadlines()
+        self._draining = False
+        self._handlers: Mapping[type, Callable[[Peer, Any, float, list[Effect]], Reply | None]] = {
+            Acquire: self._acquire,
+            Enqueue: self._enqueue,
+            Wait: self._wait,
+            Release: self._release,
+            Renew: self._renew,
+            Stats: self._stats,
+            StableRef: self._stable_ref,
+            Ping: lambda *_: Status.OK,
+            # One server: every change is in effect as soon as it is answered.
+            Barrier: lambda *_: Status.OK,
+            Malformed: lambda *_: Status.ERROR,
+        }
+
+    # What the server calls.
+
+    def connect(self) -> Peer:
+        """Return a new peer. Its number is never used again."""
+        self._last_peer += 1
+        peer = self._peers[self._last_peer] = Peer(self._last_peer)
+        return peer
+
+    def handle(self, peer: Peer, request: Request, now: float) -> list[Effect]:
+        """Handle one request of a peer that is not waiting.
+
+        Without an effect for `peer` the request waits: `Peer.waiting` is set, and the reply comes
+        as an effect of some later call.
+        """
+        effects: list[Effect] = []
+        self._expire(now, effects)
+        if self._draining and type(request) is not Release and type(request) is not Renew:
+            effects.append((peer.id, Status.DRAINING))
+            return effects
+        # What frees a slot adds the grants that follow from it behind its own reply.
+        behind: list[Effect] = []
+        reply = self._handlers[type(request)](peer, request, now, behind)
+        if reply is not None:
+            effects.append((peer.id, reply))
+        return effects + behind if behind else effects
+
+    def advance(self, now: float) -> list[Effect]:
+        """Let everything that is due by `now` take effect."""
+        effects: list[Effect] = []
+        self._expire(now, effects)
+        return effects
+
+    def disconnect(self, peer: Peer, now: float, *, clean: bool) -> list[Effect]:
+        """Forget a peer whose connection has ended; `clean` if the other side closed it."""
+        effects: list[Effect] = []
+        # Before anything that falls due now is handed out: nobody is there to receive it.
+        del self._peers[peer.id]
+        if peer.waiting is not None:
+            self._leave(peer.waiting)
+        for place in list(peer.places.values()):
+            if place.hold is None:
+                self._leave(place)
+            else:
+                place.hold.place = None
+        peer.places.clear()
+        self._expire(now, effects)
+        for hold in list(peer.holds.values()):
+            self._part(hold, peer, now, effects, clean=clean)
+        return effects
+
+    def drain(self, now: float) -> list[Effect]:
+        """Send every waiter away; from now on only renewals and releases are handled."""
+        effects: list[Effect] = []
+        self._expire(now, effects)
+        self._draining = True
+        for peer in self._peers.values():
+            waiter = peer.waiting
+            if waiter is not None:
+                self._leave(waiter)
+                effects.append((peer.id, Status.DRAINING))
+            for place in list(peer.places.values()):
+                if place.hold is None:
+                    self._leave(place)
+        return effects
+
+    def next_deadline(self) -> float | None:
+        """Return when `advance` should next be called, or ``None`` while nothing can fall due."""
+        return self._deadlines.next()
+
+    def __len__(self) -> int:
+        """Return the number of keys that are held or waited for."""
+        return len(self._group)
+
+    # One handler for each request: returns its reply, or None where the request waits.
+
+    def _acquire(
+        self, peer: Peer, request: Acquire, now: float, _effects: list[Effect]
+    ) -> Reply | None:
+        lease = self._lease(request.lease)
+        if lease is None:
+            return Status.ERROR
+        entry = self._entry(request.space, request.key, request.limit)
+        if isinstance(entry, Status):
+            return entry
+        if len(entry.holds) < entry.limit and not entry.waiters:
+            return Granted(self._grant(entry, peer, lease, now).token, lease)
+        if self._is_full(entry):
+            return Status.MAX_WAITERS
+        if request.timeout == 0:
+            return Status.TIMEOUT
+        waiter = self._join(entry, peer, lease, two_phase=False)
+        self._block(waiter, request.timeout, now)
+        return None
+
+    def _enqueue(self, peer: Peer, request: Enqueue, now: float, _effects: list[Effect]) -> Reply:
+        lease = self._lease(request.lease)
+        if lease is None:
+            return Status.ERROR
+        name = (request.space, request.key)
+        if name in peer.places:
+            return Status.ALREADY_ENQUEUED
+        entry = self._entry(request.space, request.key, request.limit)
+        if isinstance(entry, Status):
+            return entry
+        if len(entry.holds) < entry.limit and not entry.waiters:
+            hold = self._grant(entry, peer, lease, now)
+            hold.place = place = Waiter(entry, peer, lease, two_phase=True)
+            place.hold = hold
+            peer.places[name] = place
+            return Enqueued(hold.token, lease)
+        if self._is_full(entry):
+            return Status.MAX_WAITERS
+        peer.places[name] = self._join(entry, peer, lease, two_phase=True)
+        return Status.QUEUED
+
+    def _wait(self, peer: Peer, request: Wait, now: float, _effects: list[Effect]) -> Reply | None:
+        place = peer.places.get((request.space, request.key))
+        if place is None:
+            return Status.NOT_ENQUEUED
+        hold = place.hold
+        if hold is not None:
+            self._forget_place(place)
+            hold.place = None
+            self._deadlines.reset(hold, place.lease, now)
+            return Granted(hold.token, place.lease)
+        if request.timeout == 0:
+            self._leave(place)
+            return Status.TIMEOUT
+        self._block(place, request.timeout, now)
+        return None
+
+    def _release(self, _peer: Peer, request: Release, now: float, effects: list[Effect]) -> Reply:
+        hold = self._find(request.space, request.key, request.token)
+        if hold is None:
+            return Status.ERROR
+        self._free(hold, now, effects)
+        return Status.OK
+
+    def _renew(self, peer: Peer, request: Renew, now: float, _effects: list[Effect]) -> Reply:
+        lease = self._lease(request.lease)
+        hold = self._find(request.space, request.key, request.token)
+        if lease is None or hold is None:
+            return Status.ERROR
+        self._deadlines.reset(hold, lease, now)
+        if hold.owner is not peer:
+            if hold.owner is not None:
+                del hold.owner.holds[hold.fence]
+            hold.owner = peer
+            peer.holds[hold.fence] = hold
+        return Renewed(lease)
+
+    def _stable_ref(
+        self, peer: Peer, _request: StableRef, _now: float, _effects: list[Effect]
+    ) -> Reply:
+        if peer.detaches:
+            return Status.ERROR
+        peer.detaches = True
+        return Status.OK
+
+    def _stats(self, _peer: Peer, _request: Stats, now: float, _effects: list[Effect]) -> Reply:
+        return StatsReport(json.dumps(self.stats(now), separators=(",", ":")).encode())
+
+    # Slots.
+
+    def _entry(self, space: Space, key: bytes, limit: int) -> Entry | Status:
+        entries = self._group.spaces[space]
+        entry = entries.get(key)
+        if entry is None:
+            if len(self._group) >= self._limits.max_locks:
+                return Status.MAX_LOCKS
+            entry = entries[key] = Entry(self._group, space, key, limit)
+        elif entry.limit != limit:
+            return Status.LIMIT_MISMATCH
+        return entry
+
+    def _lease(self, asked: int | None) -> int | None:
+        lease = self._limits.default_lease if asked is None else asked
+        return lease if lease <= self._limits.max_lease else None
+
+    def _grant(self, entry: Entry, peer: Peer, lease: int, now: float) -> Hold:
+        fence, token = self._mint.mint(entry.space, entry.key)
+        hold = entry.holds[fence] = Hold(entry, fence, token, peer)
+        peer.holds[hold.fence] = hold
+        self._deadlines.set(hold, lease, now)
+        return hold
+
+    def _find(self, space: Space, key: bytes, token: bytes) -> Hold | None:
+        entry = self._group.spaces[space].get(key)
+        if entry is None:
+            return None
+        try:
+            hold = entry.holds.get(int(token[:16], 16))
+        except ValueError:
+            return None
+        if hold is not None and hmac.compare_digest(hold.token, token):
+            return hold
+        return None
+
+    def _free(self, hold: Hold, now: float, effects: list[Effect]) -> None:
+        self._deadlines.clear(hold)
+        self._forget(hold, now, effects)
+
+    def _forget(self, hold: Hold, now: float, effects: list[Effect]) -> None:
+        """End a hold whose deadline is no longer set, and give its slot to the next."""
+        entry = hold.entry
+        del entry.holds[hold.fence]
+        if hold.owner is not None:
+            del hold.owner.holds[hold.fence]
+        if hold.place is not None:
+            self._forget_place(hold.place)
+        if entry.waiters:
+            self._promote(entry, now, effects)
+        elif not entry.holds:
+            del entry.group.spaces[entry.space][entry.key]
+
+    def _part(
+        self, hold: Hold, peer: Peer, now: float, effects: list[Effect], *, clean: bool
+    ) -> None:
+        """Say what becomes of a hold whose owner has ended."""
+        if self._limits.auto_release and not peer.detaches:
+            patience = 0 if clean else self._limits.orphan_ttl
+            if not patience:
+                self._free(hold, now, effects)
+                return
+            if hold.deadline - now > patience:
+                self._deadlines.reset(hold, patience, now)
+        hold.owner = None
+
+    # Places in the queue.
+
+    def _is_full(self, entry: Entry) -> bool:
+        most = self._limits.max_waiters
+        return bool(most and entry.waiters and len(entry.waiters) >= most)
+
+    def _join(self, entry: Entry, peer: Peer, lease: int, *, two_phase: bool) -> Waiter:
+        waiter = Waiter(entry, peer, lease, two_phase=two_phase)
+        if entry.waiters is None:
+            entry.waiters = OrderedDict()
+        entry.waiters[waiter] = None
+        return waiter
+
+    def _block(self, waiter: Waiter, timeout: int, now: float) -> None:
+        waiter.peer.waiting = waiter
+        self._deadlines.set(waiter, timeout, now)
+
+    def _leave(self, waiter: Waiter) -> None:
+        """Take a waiter out of its queue. The slots are taken, so nobody moves up."""
+        if waiter.peer.waiting is waiter:
+            self._deadlines.clear(waiter)
+        self._give_up(waiter)
+
+    def _give_up(self, waiter: Waiter) -> None:
+        """Take a waiter whose deadline is no longer set out of its queue."""
+        assert waiter.entry.waiters is not None
+        del waiter.entry.waiters[waiter]
+        if waiter.peer.waiting is waiter:
+            waiter.peer.waiting = None
+        if waiter.two_phase:
+            self._forget_place(waiter)
+
+    def _forget_place(self, place: Waiter) -> None:
+        place.peer.places.pop((place.entry.space, place.entry.key), None)
+
+    def _promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
+        """Give free slots to the waiters, first come, first served."""
+        waiters = entry.waiters
+        assert waiters is not None
+        while waiters and len(entry.holds) < entry.limit:
+            waiter, _ = waiters.popitem(last=False)
+            peer = waiter.peer
+            hold = self._grant(entry, peer, waiter.lease, now)
+            if peer.waiting is waiter:
+                self._deadlines.clear(waiter)
+                peer.waiting = None
+                if waiter.two_phase:
+                    self._forget_place(waiter)
+                effects.append((peer.id, Granted(hold.token, waiter.lease)))
+            else:
+                waiter.hold = hold
+                hold.place = waiter
+
+    # Time.
+
+    def _expire(self, now: float, effects: list[Effect]) -> None:
+        while (item := self._deadlines.pop(now)) is not None:
+            if isinstance(item, Hold):
+                self._forget(item, now, effects)
+            else:
+                self._give_up(item)
+                effects.append((item.peer.id, Status.TIMEOUT))
+
+    # What people see.
+
+    def stats(self, now: float) -> dict[str, object]:
+        """Return who holds what, in the form that published clients check."""
+        locks: list[dict[str, object]] = []
+        semaphores: list[dict[str, object]] = []
+        for entries in self._group.spaces:
+            for entry in entries.values():
+                key, waiters = entry.key.decode(), len(entry.waiters or ())
+                if entry.limit > 1:
+                    semaphores.append(
+                        {
+                            "key": key,
+                            "limit": entry.limit,
+                            "holders": len(entry.holds),
+                            "waiters": waiters,
+                        }
+                    )
+                    continue
+                hold = next(iter(entry.holds.values()))
+                locks.append(
+                    {
+                        "key": key,
+                        "owner_conn_id": hold.owner.id if hold.owner else 0,
+                        "lease_expires_in_s": round(hold.deadline - now, 3),
+                        "waiters": waiters,
+                    }
+                )
+        return {
+            "connections": len(self._peers),
+            "locks": locks,
+            "semaphores": semaphores,
+            # Entries are dropped as soon as they are idle, so there is nothing to list here.
+            "idle_locks": [],
+            "idle_semaphores": [],
+        }

@@ -1,0 +1,167 @@
+"""What travels: one class for each request and each reply, and the limits of the format.
+
+Keys and tokens are ``bytes``, as on the wire; times are whole seconds.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+from typing import NamedTuple, TypeAlias
+
+MAX_LINE = 256
+"""Longest line, in bytes, without its line feed (and without a carriage return before it)."""
+
+MAX_SECRET = 64 * 1024
+"""Longest argument of ``auth``, in bytes: the one line that may be longer than `MAX_LINE`."""
+
+MAX_SECONDS = 9_223_372_036
+"""Largest timeout or lease that any published server accepts: 2**63 nanoseconds, in seconds."""
+
+MAX_LIMIT = 1 << 20
+"""Largest number of holders of one semaphore."""
+
+
+class Space(IntEnum):
+    """The two namespaces of keys: a lock and a semaphore of the same text do not meet."""
+
+    LOCK = 0
+    SEMAPHORE = 1
+
+
+class Acquire(NamedTuple):
+    """``l`` and ``sl``: wait up to `timeout` seconds for a slot; 0 tries once."""
+
+    space: Space
+    key: bytes
+    limit: int
+    timeout: int
+    lease: int | None
+
+
+class Enqueue(NamedTuple):
+    """``e`` and ``se``: take a place in the queue, or the slot if one is free, without waiting."""
+
+    space: Space
+    key: bytes
+    limit: int
+    lease: int | None
+
+
+class Wait(NamedTuple):
+    """``w`` and ``sw``: wait up to `timeout` seconds for the grant of an earlier `Enqueue`."""
+
+    space: Space
+    key: bytes
+    timeout: int
+
+
+class Release(NamedTuple):
+    """``r`` and ``sr``."""
+
+    space: Space
+    key: bytes
+    token: bytes
+
+
+class Renew(NamedTuple):
+    """``n`` and ``sn``: the lease starts anew; without `lease`, with the server's default."""
+
+    space: Space
+    key: bytes
+    token: bytes
+    lease: int | None
+
+
+class Stats(NamedTuple):
+    """``stats``: what the server holds, as JSON."""
+
+
+class Auth(NamedTuple):
+    """``auth``: the shared secret, before anything else on a connection that needs it."""
+
+    secret: bytes
+
+    def __repr__(self) -> str:
+        """Without the secret: requests are logged."""
+        return "Auth(...)"
+
+
+class Ping(NamedTuple):
+    """``ping``."""
+
+
+class Barrier(NamedTuple):
+    """``barrier``: answered once every earlier change is in effect; on one server, at once."""
+
+
+class StableRef(NamedTuple):
+    """``stable-ref``: this connection's holds outlive it, until their leases end."""
+
+    ref: bytes
+
+
+class Malformed(NamedTuple):
+    """Three lines that are no request: answered ``error``, and the connection lives on."""
+
+    reason: str
+
+
+Request: TypeAlias = (
+    Acquire
+    | Enqueue
+    | Wait
+    | Release
+    | Renew
+    | Stats
+    | Auth
+    | Ping
+    | Barrier
+    | StableRef
+    | Malformed
+)
+
+
+class Status(Enum):
+    """The replies that are one word. Clients compare them exactly: no text may follow."""
+
+    OK = b"ok"
+    QUEUED = b"queued"
+    TIMEOUT = b"timeout"
+    ERROR = b"error"
+    AUTH = b"error_auth"
+    MAX_LOCKS = b"error_max_locks"
+    MAX_WAITERS = b"error_max_waiters"
+    LIMIT_MISMATCH = b"error_limit_mismatch"
+    ALREADY_ENQUEUED = b"error_already_enqueued"
+    NOT_ENQUEUED = b"error_not_enqueued"
+    LEASE_EXPIRED = b"error_lease_expired"
+    DRAINING = b"error_draining"
+
+
+class Granted(NamedTuple):
+    """``ok <token> <lease>``: the answer to `Acquire` and `Wait`."""
+
+    token: bytes
+    lease: int
+
+
+class Enqueued(NamedTuple):
+    """``acquired <token> <lease>``: the answer to an `Enqueue` that found a free slot."""
+
+    token: bytes
+    lease: int
+
+
+class Renewed(NamedTuple):
+    """``ok <seconds>``: the lease that was just set, in full."""
+
+    lease: int
+
+
+class StatsReport(NamedTuple):
+    """``ok <json>``: the answer to `Stats`, one line of JSON."""
+
+    json: bytes
+
+
+Reply: TypeAlias = Status | Granted | Enqueued | Renewed | StatsReport

@@ -1,0 +1,128 @@
+"""Replies: a message to one line, and one line to what its request expects."""
+
+from __future__ import annotations
+
+from dflockd.wire.messages import (
+    MAX_SECONDS,
+    Enqueued,
+    Granted,
+    Renewed,
+    Reply,
+    StatsReport,
+    Status,
+)
+
+MAX_REPLY = 1 << 20
+"""Longest reply, in bytes: a `StatsReport` can be long, everything else is short."""
+
+_STATUS_LINES = {status: status.value + b"\n" for status in Status}
+_STATUSES = {status.value: status for status in Status}
+
+
+class UnexpectedReplyError(Exception):
+    """The peer sent something that is no reply to what was asked."""
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """Return the line of `reply`, with its line feed."""
+    if type(reply) is Granted:
+        return b"ok %b %d\n" % reply
+    if type(reply) is Status:
+        return _STATUS_LINES[reply]
+    if type(reply) is Renewed:
+        return b"ok %d\n" % reply
+    if type(reply) is Enqueued:
+        return b"acquired %b %d\n" % reply
+    if type(reply) is StatsReport:
+        return b"ok %b\n" % reply
+    raise AssertionError(f"no such reply: {reply!r}")
+
+
+class ReplyReader:
+    """Cuts the bytes that a server sent into reply lines."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self) -> None:
+        self._buffer = b""
+
+    def receive(self, data: bytes) -> bytes | None:
+        """Take in what was read and return the line it completes, or ``None`` until more comes.
+
+        Raises:
+            UnexpectedReplyError: more than one line, or an endless one: nobody asked for that.
+        """
+        buffer = self._buffer + data if self._buffer else data
+        if buffer.endswith(b"\n"):
+            line = buffer[:-1].removesuffix(b"\r")
+            if b"\n" not in line and len(line) <= MAX_REPLY:
+                self._buffer = b""
+                return line
+        if b"\n" in buffer or len(buffer.removesuffix(b"\r")) > MAX_REPLY:
+            raise UnexpectedReplyError("more in reply than one line")
+        self._buffer = buffer
+        return None
+
+    @property
+    def in_reply(self) -> bool:
+        """Whether a reply has begun and not ended."""
+        return bool(self._buffer)
+
+
+# What a line may be depends on what was asked, so there is a parser for each expectation. They are
+# strict: a reply that is only nearly right comes from something that is not a lock server.
+
+
+def parse_granted(line: bytes) -> Granted | Status:
+    """Read the answer to `Acquire` and `Wait`."""
+    fields = line.split(b" ")
+    if len(fields) == 3 and fields[0] == b"ok":
+        return Granted(_token(fields[1]), _seconds(fields[2], 1))
+    return _status(line, Status.OK, Status.QUEUED)
+
+
+def parse_enqueued(line: bytes) -> Enqueued | Status:
+    """Read the answer to `Enqueue`."""
+    fields = line.split(b" ")
+    if len(fields) == 3 and fields[0] == b"acquired":
+        return Enqueued(_token(fields[1]), _seconds(fields[2], 1))
+    return _status(line, Status.OK, Status.TIMEOUT)
+
+
+def parse_renewed(line: bytes) -> Renewed | Status:
+    """Read the answer to `Renew`."""
+    fields = line.split(b" ")
+    if len(fields) == 2 and fields[0] == b"ok":
+        return Renewed(_seconds(fields[1], 0))
+    return _status(line, Status.OK, Status.QUEUED, Status.TIMEOUT)
+
+
+def parse_done(line: bytes) -> Status:
+    """Read the answer to a request that is done or refused: release, auth, ping and the like."""
+    return _status(line, Status.QUEUED, Status.TIMEOUT)
+
+
+def parse_stats(line: bytes) -> StatsReport | Status:
+    """Read the answer to `Stats`; the JSON itself is not looked at."""
+    if line.startswith(b"ok {"):
+        return StatsReport(line[3:])
+    return _status(line, Status.OK, Status.QUEUED, Status.TIMEOUT)
+
+
+def _status(line: bytes, *unfit: Status) -> Status:
+    status = _STATUSES.get(line)
+    if status is None or status in unfit:
+        raise UnexpectedReplyError(f"unexpected reply {line[:80]!r}")
+    return status
+
+
+def _token(text: bytes) -> bytes:
+    if not text:
+        raise UnexpectedReplyError("a grant without a token")
+    return text
+
+
+def _seconds(text: bytes, lowest: int) -> int:
+    if text.isdigit() and len(text) <= 10 and lowest <= (number := int(text)) <= MAX_SECONDS:
+        return number
+    raise UnexpectedReplyError(f"unexpected number of seconds {text[:20]!r}")

@@ -1,0 +1,272 @@
+"""Requests: three lines to a message, and a message to three lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from dflockd.wire.messages import (
+    MAX_LIMIT,
+    MAX_LINE,
+    MAX_SECONDS,
+    MAX_SECRET,
+    Acquire,
+    Auth,
+    Barrier,
+    Enqueue,
+    Malformed,
+    Ping,
+    Release,
+    Renew,
+    Request,
+    Space,
+    StableRef,
+    Stats,
+    Wait,
+)
+
+MAX_REF = 64
+
+_forbidden_in_key = re.compile(rb"[\0\t\r\n ]").search
+_printable_ascii = re.compile(rb"[!-~]{1,%d}" % MAX_REF).fullmatch
+
+
+class FrameTooLongError(Exception):
+    """A line is over its limit: where the next request starts can no longer be known."""
+
+
+class _MalformedError(Exception):
+    pass
+
+
+class RequestReader:
+    """Cuts the bytes that a peer sent into requests.
+
+    Feed it with `receive`, then take requests with `next_request` until it returns ``None``. Taking
+    is separate from feeding because a request that waits holds up those behind it.
+    """
+
+    __slots__ = ("_lines", "_tail", "_taken")
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+        self._taken = 0
+        self._tail = b""
+
+    def receive(self, data: bytes) -> None:
+        """Take in what was read, cut anywhere."""
+        if self._tail:
+            data = self._tail + data
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        lines = data.split(b"\n")
+        self._tail = lines.pop()
+        if self._taken < len(self._lines):
+            self._lines = self._lines[self._taken :] + lines
+        else:
+            self._lines = lines
+        self._taken = 0
+
+    def next_request(self) -> Request | None:
+        """Return the next request, or ``None`` until more bytes come.
+
+        Raises:
+            FrameTooLongError: a line is over its limit; the stream is of no more use.
+        """
+        taken, lines = self._taken, self._lines
+        if len(lines) - taken < 3:
+            self._check_unfinished(lines[taken:])
+            return None
+        command, key, argument = lines[taken : taken + 3]
+        self._taken = taken + 3
+        if len(command) > MAX_LINE or len(key) > MAX_LINE or len(argument) > MAX_LINE:
+            _check_lengths([command, key, argument])
+        parse = _PARSERS.get(command)
+        if parse is None:
+            return Malformed("unknown command")
+        try:
+            return parse(key, argument)
+        except _MalformedError as exc:
+            return Malformed(str(exc))
+
+    @property
+    def in_frame(self) -> bool:
+        """Whether a request has begun and not ended: the one time when silence is a fault."""
+        return bool(self._tail) or (len(self._lines) - self._taken) % 3 != 0
+
+    @property
+    def has_request(self) -> bool:
+        """Whether a whole request waits to be taken."""
+        return len(self._lines) - self._taken >= 3
+
+    @property
+    def pending(self) -> int:
+        """Bytes received and not taken yet."""
+        return sum(len(line) + 1 for line in self._lines[self._taken :]) + len(self._tail)
+
+    def _check_unfinished(self, lines: list[bytes]) -> None:
+        # An endless line must be refused while it comes in, not once it has filled the memory.
+        if lines or len(self._tail) > MAX_LINE:
+            # A carriage return at the end may yet prove to belong to the line feed.
+            _check_lengths([*lines, self._tail.removesuffix(b"\r")])
+
+
+def _check_lengths(lines: list[bytes]) -> None:
+    for number, line in enumerate(lines):
+        limit = MAX_SECRET if number == 2 and lines[0] == b"auth" else MAX_LINE
+        if len(line) > limit:
+            raise FrameTooLongError(f"line {number + 1} of a request is over {limit} bytes")
+
+
+def key_problem(key: bytes) -> str | None:
+    """Say in a few words why `key` cannot be sent, or return ``None`` if it can."""
+    if not key:
+        return "is empty"
+    if len(key) > MAX_LINE:
+        return f"has {len(key)} bytes, {MAX_LINE} are allowed"
+    if _forbidden_in_key(key):
+        return "contains white space or NUL"
+    if not key.isascii():
+        try:
+            key.decode()
+        except UnicodeDecodeError:
+            return "is not UTF-8"
+    return None
+
+
+# One parser for each command. Digits are ASCII and numbers are bounded: ``int()`` alone would take
+# ``1_0``, other alphabets' digits and numbers without end.
+
+
+def _key(key: bytes) -> bytes:
+    problem = key_problem(key)
+    if problem:
+        raise _MalformedError(f"key {problem}")
+    return key
+
+
+def _number(text: bytes, lowest: int, highest: int = MAX_SECONDS) -> int:
+    if text.isdigit() and len(text) <= 10 and lowest <= (number := int(text)) <= highest:
+        return number
+    raise _MalformedError("number missing, malformed or out of range")
+
+
+def _fields(argument: bytes, least: int, most: int) -> list[bytes]:
+    fields = argument.split()
+    if not least <= len(fields) <= most:
+        raise _MalformedError("wrong number of fields")
+    return fields
+
+
+def _acquire_lock(key: bytes, argument: bytes) -> Request:
+    fields = _fields(argument, 1, 2)
+    lease = _number(fields[1], 1) if len(fields) == 2 else None
+    return Acquire(Space.LOCK, _key(key), 1, _number(fields[0], 0), lease)
+
+
+def _acquire_semaphore(key: bytes, argument: bytes) -> Request:
+    fields = _fields(argument, 2, 3)
+    lease = _number(fields[2], 1) if len(fields) == 3 else None
+    limit = _number(fields[1], 1, MAX_LIMIT)
+    return Acquire(Space.SEMAPHORE, _key(key), limit, _number(fields[0], 0), lease)
+
+
+def _enqueue_lock(key: bytes, argument: bytes) -> Request:
+    fields = _fields(argument, 0, 1)
+    return Enqueue(Space.LOCK, _key(key), 1, _number(fields[0], 1) if fields else None)
+
+
+def _enqueue_semaphore(key: bytes, argument: bytes) -> Request:
+    fields = _fields(argument, 1, 2)
+    lease = _number(fields[1], 1) if len(fields) == 2 else None
+    return Enqueue(Space.SEMAPHORE, _key(key), _number(fields[0], 1, MAX_LIMIT), lease)
+
+
+def _wait(space: Space) -> Callable[[bytes, bytes], Request]:
+    def parse(key: bytes, argument: bytes) -> Request:
+        return Wait(space, _key(key), _number(_fields(argument, 1, 1)[0], 0))
+
+    return parse
+
+
+def _release(space: Space) -> Callable[[bytes, bytes], Request]:
+    def parse(key: bytes, argument: bytes) -> Request:
+        return Release(space, _key(key), _fields(argument, 1, 1)[0])
+
+    return parse
+
+
+def _renew(space: Space) -> Callable[[bytes, bytes], Request]:
+    def parse(key: bytes, argument: bytes) -> Request:
+        fields = _fields(argument, 1, 2)
+        lease = _number(fields[1], 1) if len(fields) == 2 else None
+        return Renew(space, _key(key), fields[0], lease)
+
+    return parse
+
+
+def _stable_ref(ref: bytes, _argument: bytes) -> Request:
+    if not _printable_ascii(ref):
+        raise _MalformedError(f"a ref is 1 to {MAX_REF} printable ASCII characters")
+    return StableRef(ref)
+
+
+_PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
+    b"l": _acquire_lock,
+    b"r": _release(Space.LOCK),
+    b"n": _renew(Space.LOCK),
+    b"e": _enqueue_lock,
+    b"w": _wait(Space.LOCK),
+    b"sl": _acquire_semaphore,
+    b"sr": _release(Space.SEMAPHORE),
+    b"sn": _renew(Space.SEMAPHORE),
+    b"se": _enqueue_semaphore,
+    b"sw": _wait(Space.SEMAPHORE),
+    b"stats": lambda _key, _argument: Stats(),
+    b"auth": lambda _key, argument: Auth(argument),
+    b"ping": lambda _key, _argument: Ping(),
+    b"barrier": lambda _key, _argument: Barrier(),
+    b"stable-ref": _stable_ref,
+}
+
+
+def encode_request(request: Request) -> bytes:
+    """Return the three lines of `request`.
+
+    The values are trusted to be sendable: check a key with `key_problem` first.
+    """
+    match request:
+        case Acquire(Space.LOCK, key, _, timeout, lease):
+            return b"l\n%b\n%b\n" % (key, _numbers(timeout, lease))
+        case Acquire(_, key, limit, timeout, lease):
+            return b"sl\n%b\n%b\n" % (key, _numbers(timeout, limit, lease))
+        case Renew(space, key, token, lease):
+            tail = b" %d" % lease if lease is not None else b""
+            return b"%bn\n%b\n%b%b\n" % (_PREFIXES[space], key, token, tail)
+        case Release(space, key, token):
+            return b"%br\n%b\n%b\n" % (_PREFIXES[space], key, token)
+        case Enqueue(Space.LOCK, key, _, lease):
+            return b"e\n%b\n%b\n" % (key, _numbers(lease))
+        case Enqueue(_, key, limit, lease):
+            return b"se\n%b\n%b\n" % (key, _numbers(limit, lease))
+        case Wait(space, key, timeout):
+            return b"%bw\n%b\n%d\n" % (_PREFIXES[space], key, timeout)
+        case Auth(secret):
+            return b"auth\n_\n%b\n" % secret
+        case StableRef(ref):
+            return b"stable-ref\n%b\n_\n" % ref
+        case Stats():
+            return b"stats\n_\n_\n"
+        case Ping():
+            return b"ping\n_\n_\n"
+        case Barrier():
+            return b"barrier\n_\n_\n"
+        case Malformed():
+            raise ValueError("a malformed request cannot be sent")
+
+
+_PREFIXES = {Space.LOCK: b"", Space.SEMAPHORE: b"s"}
+
+
+def _numbers(*numbers: int | None) -> bytes:
+    return b" ".join(b"%d" % number for number in numbers if number is not None)
