@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 from dflockd import aio, errors, operations
 from dflockd.aio import AsyncConnection
 from dflockd.hold import Hold
-from dflockd.lock import LockBase, SemaphoreBase
+from dflockd.lock import LockBase, SemaphoreBase, check_lease
 from dflockd.operations import Grant, Operation
 from dflockd.pool import Route
 from dflockd.renewal import RETRY_PAUSES
@@ -92,6 +92,36 @@ class DistributedLock(LockBase):
             aio.pool().give(self._route, connection)
             return False
         self._take_up(grant, connection)
+        return True
+
+    async def renew(self, lease_ttl_s: int | None = None) -> bool:
+        """Start the lease anew now, with `lease_ttl_s` (default: as granted); ``False`` if it is lost.
+
+        The event loop does so by itself; this is for a stretch in which it cannot run.
+
+        Raises:
+            InvalidArgumentError: the lease is no whole number of seconds from 1.
+            RemoteError: the server could not be asked or refused; the lock ends with the connection.
+        """
+        check_lease(lease_ttl_s, self.key)
+        keeper = self._keeper
+        if keeper is None or not keeper.hold.held:
+            return False
+        hold = keeper.hold
+        try:
+            connection = await keeper.stop() or await AsyncConnection.open(self._route)
+            operation = operations.renew(self._target, hold.token, lease_ttl_s or hold.lease)
+            grant = await aio.run(operation, connection, self.server)
+        except BaseException:
+            keeper.abandon()
+            self._lose(hold)
+            raise
+        if grant is None or not hold.held:
+            connection.close()
+            self._lose(hold)
+            return False
+        hold.renewed(grant)
+        self._keeper = _Keeper(hold, connection, self._route)
         return True
 
     async def release(self) -> bool:

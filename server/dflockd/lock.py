@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from dflockd.operations import Target
 from dflockd.pool import Route
 from dflockd.sharding import ShardingStrategy, server_index, stable_hash_shard
 from dflockd.wire import MAX_LIMIT, MAX_SECONDS, MAX_SECRET, Space, key_problem
+
+logger = logging.getLogger("dflockd.client")
 
 DEFAULT_SERVERS: tuple[ServerLike, ...] = (("127.0.0.1", DEFAULT_PORT),)
 
@@ -54,7 +57,7 @@ class LockBase:
     ) -> None:
         _check_key(key)
         _check_timeout(acquire_timeout_s, key)
-        _check_lease(lease_ttl_s, key)
+        check_lease(lease_ttl_s, key)
         if not 0 < renew_ratio < 1:
             raise errors.InvalidArgumentError(
                 f"renew_ratio is {renew_ratio!r} for lock {key!r}: give a share between 0 and 1",
@@ -112,6 +115,12 @@ class LockBase:
             return None
         on_lost = self._on_lost
         return lambda: on_lost(self)
+
+    def _lose(self, hold: Hold) -> None:
+        callback = hold.lose()
+        logger.warning("lock %r on %s is lost", self.key, self.server)
+        if callback is not None:
+            callback()
 
     def _timed_out(self) -> errors.LockTimeoutError:
         return errors.LockTimeoutError(
@@ -192,7 +201,12 @@ def _check_timeout(seconds: float | None, key: str) -> None:
         )
 
 
-def _check_lease(seconds: int | None, key: str) -> None:
+def check_lease(seconds: int | None, key: str) -> None:
+    """Refuse a lease that is no whole number of seconds from 1.
+
+    Raises:
+        InvalidArgumentError: it is none.
+    """
     if seconds is None:
         return
     is_whole = isinstance(seconds, int) and not isinstance(seconds, bool)

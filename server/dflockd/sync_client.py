@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 from dflockd import errors, operations
 from dflockd.connection import Connection, run
 from dflockd.hold import Hold
-from dflockd.lock import LockBase, SemaphoreBase
+from dflockd.lock import LockBase, SemaphoreBase, check_lease
 from dflockd.operations import Grant, Operation
 from dflockd.process import current
 from dflockd.renewal import Watch
@@ -92,6 +92,39 @@ class DistributedLock(LockBase):
             current().pool.give(self._route, connection)
             return False
         self._take_up(grant, connection)
+        return True
+
+    def renew(self, lease_ttl_s: int | None = None) -> bool:
+        """Start the lease anew now, with `lease_ttl_s` (default: as granted); ``False`` if it is lost.
+
+        The renewal thread does so all the time; this is for a stretch without it, such as a call
+        that stops all threads of the process for longer than the lease.
+
+        Raises:
+            InvalidArgumentError: the lease is no whole number of seconds from 1.
+            RemoteError: the server could not be asked or refused; the lock ends with the connection.
+        """
+        check_lease(lease_ttl_s, self.key)
+        watch = self._watch
+        if watch is None or not watch.hold.held:
+            return False
+        hold = watch.hold
+        connection = current().renewer.unwatch(watch)
+        if connection is None:
+            # It broke, and who tried to reach the server again has just been stopped.
+            connection = Connection.open(*self._route)
+        operation = operations.renew(self._target, hold.token, lease_ttl_s or hold.lease)
+        try:
+            grant = run(operation, connection)
+        except BaseException:
+            self._lose(hold)
+            raise
+        if grant is None or not hold.held:
+            connection.close()
+            self._lose(hold)
+            return False
+        hold.renewed(grant)
+        self._watch = current().renewer.watch(hold, connection, self._route)
         return True
 
     def release(self) -> bool:

@@ -1,0 +1,117 @@
+"""The ``dflock_*`` settings of a Celery app.
+
+Read when they are needed, from ``app.conf``, so that they work however the app is configured: as
+attributes, from a module, or as ``CELERY_DFLOCK_*`` under a namespace. (`Settings.add_defaults`
+would shadow the values of a namespace.)
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import ImproperlyConfigured
+from celery.utils.imports import symbol_by_name
+
+from celery_dflock.keys import encode
+from dflockd.address import Address, parse_servers
+from dflockd.errors import InvalidArgumentError
+from dflockd.sharding import ShardingStrategy, stable_hash_shard
+
+UNAVAILABLE = ("requeue", "fail", "run")
+"""What becomes of a task when no lock server can be asked; see `Settings.unavailable`."""
+
+DEFAULT_SERVER = "127.0.0.1:6388"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one app, checked.
+
+    Attributes:
+        servers: ``dflock_servers``, else the variable ``DFLOCK_SERVERS`` (comma-separated), else
+            one server on this host. A list, or text with commas; the same order everywhere.
+        sharding_strategy: ``dflock_sharding_strategy``: a callable or its dotted name.
+        auth_token: ``dflock_auth_token``, else the variable ``DFLOCK_AUTH_TOKEN``.
+        key_prefix: ``dflock_key_prefix``: in front of every key, to keep applications apart.
+        unavailable: ``dflock_unavailable``: ``requeue``, ``fail``, or ``run`` without a lock.
+    """
+
+    servers: tuple[Address, ...]
+    sharding_strategy: ShardingStrategy
+    auth_token: str | None
+    key_prefix: str
+    unavailable: str
+
+    def __repr__(self) -> str:
+        """Without the token."""
+        return f"<dflock settings: {', '.join(map(str, self.servers))}>"
+
+    def connection_options(self) -> dict[str, Any]:
+        """Return what every lock object of the app is made with."""
+        return {
+            "servers": self.servers,
+            "sharding_strategy": self.sharding_strategy,
+            "auth_token": self.auth_token,
+        }
+
+
+_cache: weakref.WeakKeyDictionary[Celery, tuple[tuple[Any, ...], Settings]]
+_cache = weakref.WeakKeyDictionary()
+
+
+def settings(app: Celery) -> Settings:
+    """Return the settings of an app as they are now.
+
+    Raises:
+        ImproperlyConfigured: a value is bad; the text is one line that names the setting.
+    """
+    raw = _raw(app.conf)
+    known = _cache.get(app)
+    if known is not None and known[0] == raw:
+        return known[1]
+    checked = _checked(*raw)
+    _cache[app] = (raw, checked)
+    return checked
+
+
+def _raw(conf: Mapping[str, Any]) -> tuple[Any, ...]:
+    servers = conf.get("dflock_servers") or os.environ.get("DFLOCK_SERVERS") or DEFAULT_SERVER
+    return (
+        servers if isinstance(servers, str) else tuple(servers),
+        conf.get("dflock_sharding_strategy"),
+        conf.get("dflock_auth_token") or os.environ.get("DFLOCK_AUTH_TOKEN"),
+        conf.get("dflock_key_prefix") or "",
+        conf.get("dflock_unavailable") or "requeue",
+    )
+
+
+def _checked(
+    servers: str | Sequence[Any], strategy: Any, auth_token: Any, prefix: Any, unavailable: Any
+) -> Settings:
+    listed = [s.strip() for s in servers.split(",")] if isinstance(servers, str) else servers
+    try:
+        addresses = parse_servers([tuple(s) if isinstance(s, list) else s for s in listed])
+    except InvalidArgumentError as exc:
+        raise ImproperlyConfigured(f"dflock_servers: {exc}") from None
+    try:
+        strategy = symbol_by_name(strategy) if strategy else stable_hash_shard
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise ImproperlyConfigured(f"dflock_sharding_strategy {strategy!r}: {exc}") from None
+    if not callable(strategy):
+        raise ImproperlyConfigured(
+            f"dflock_sharding_strategy is {strategy!r}: give (key, number of servers) -> index"
+        )
+    if not isinstance(prefix, str) or encode(prefix) != prefix.replace("%", "%25"):
+        raise ImproperlyConfigured(
+            f"dflock_key_prefix is {prefix!r}: give text without white space"
+        )
+    if unavailable not in UNAVAILABLE:
+        raise ImproperlyConfigured(
+            f"dflock_unavailable is {unavailable!r}: give one of {', '.join(UNAVAILABLE)}"
+        )
+    return Settings(addresses, strategy, auth_token, prefix, unavailable)

@@ -1,0 +1,50 @@
+"""What a task can fail with because of its lock.
+
+Each keeps what it says in ``args``, so that it survives pickling and JSON result backends alike.
+"""
+
+from __future__ import annotations
+
+
+class LockError(Exception):
+    """Root of the plugin's errors.
+
+    Args:
+        key: the lock concerned.
+        reason: what happened, in a few words.
+    """
+
+    _what = "failed"
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(key, reason)
+        self.key = key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        """Return one line that names the key."""
+        return f"lock {self.key!r} {self._what}: {self.reason}"
+
+
+class LockNotAcquiredError(LockError):
+    """The lock was not granted in time, and the task or the caller wants that to be a failure."""
+
+    _what = "was not acquired"
+
+
+class LockUnavailableError(LockError):
+    """No lock server could be asked, and ``dflock_unavailable`` says ``fail``."""
+
+    _what = "cannot be asked for"
+
+
+class LockLostError(LockError):
+    """The lock was lost while the task ran: somebody else may hold it by now."""
+
+    _what = "was lost"
+
+
+class LockKeyError(LockError, ValueError):
+    """The arguments of this call do not make a key."""
+
+    _what = "has no key"

@@ -1,0 +1,125 @@
+"""From a task's name and arguments to the name of its lock.
+
+The same call gives the same key everywhere: in the publisher, in a worker and in eager mode. What
+comes from arguments is data: it can contain anything, and never more than the text of a key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import string
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from kombu.utils import json
+
+from celery_dflock.exceptions import LockKeyError
+
+MAX_BYTES = 256
+"""Longest key that the lock server takes; a longer one is cut and completed with a digest."""
+
+DIGEST_DIGITS = 32
+
+KeyFunction: TypeAlias = Callable[[Any, tuple[Any, ...], dict[str, Any]], str]
+"""``(task, args, kwargs) -> key``."""
+
+
+class KeyTemplate(string.Formatter):
+    """A template such as ``"account:{account_id}"`` over the arguments of a task.
+
+    Args:
+        text: the template; fields name arguments and may go into them: ``{order.id}``.
+        signature: of the task's function.
+
+    Raises:
+        ValueError: the template cannot make keys; the text says why.
+    """
+
+    def __init__(self, text: str, signature: inspect.Signature) -> None:
+        self._text = text
+        parameters = signature.parameters.values()
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        literal = ""
+        for part, field, _, _ in self.parse(text):
+            literal += part
+            if field is None:
+                continue
+            name = field.split(".")[0].split("[")[0]
+            if name not in signature.parameters and not (open_ended and name.isidentifier()):
+                names = ", ".join(signature.parameters) or "none"
+                raise ValueError(f"{{{field}}} names no argument of the task (it has: {names})")
+        if not text or encode(literal) != literal.replace("%", "%25"):
+            raise ValueError("it is empty or contains white space or control characters")
+        if len(literal.encode()) > MAX_BYTES:
+            raise ValueError(f"its fixed text alone is over {MAX_BYTES} bytes")
+
+    def render(self, arguments: Mapping[str, Any]) -> str:
+        """Fill in the arguments of one call."""
+        return self.vformat(self._text, (), arguments)
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Format one value so that it cannot break out of the key."""
+        return encode(str(super().format_field(value, format_spec)))
+
+
+def bound_arguments(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name, defaults included, ``**kwargs`` spread out.
+
+    Raises:
+        TypeError: the call does not fit the signature; the task itself could not be called.
+    """
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments.update(arguments.pop(parameter.name))
+    return arguments
+
+
+def default_key(task_name: str, arguments: Mapping[str, Any]) -> str:
+    """Return the key of a call for a task that names none: its name and a digest of the arguments.
+
+    Raises:
+        LockKeyError: the arguments cannot be written as JSON, so they make no stable key.
+    """
+    try:
+        text = json.dumps(dict(arguments), sort_keys=True)
+    except (TypeError, ValueError) as exc:
+        raise LockKeyError(
+            task_name, f"its arguments make no JSON ({exc}): give the task a lock_key"
+        ) from None
+    return f"{encode(task_name)}:{_digest(text)}"
+
+
+def finish(key: str, prefix: str = "") -> str:
+    """Return the text that goes to the server: with the prefix, and short enough."""
+    key = prefix + key
+    data = key.encode("utf-8", "backslashreplace")
+    if len(data) <= MAX_BYTES:
+        return data.decode()
+    head = data[: MAX_BYTES - DIGEST_DIGITS - 1].decode("utf-8", "ignore")
+    return f"{head}~{_digest(key)}"
+
+
+def encode(text: str) -> str:
+    """Percent-encode white space, control characters and the percent sign.
+
+    Two texts that differ stay different.
+    """
+    if text.isprintable() and " " not in text and "%" not in text:
+        return text
+    return "".join(
+        "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "surrogatepass"))
+        if char.isspace() or not char.isprintable() or char == "%"
+        else char
+        for char in text
+    )
+
+
+def _digest(text: str) -> str:
+    data = text.encode("utf-8", "backslashreplace")
+    return hashlib.sha256(data).hexdigest()[:DIGEST_DIGITS]
