@@ -43,7 +43,8 @@ def dflock(
         except errors.RemoteError as exc:
             raise LockUnavailableError(lock.key, str(exc)) from exc
         if not granted:
-            raise LockNotAcquiredError(lock.key, f"it was held for the {timeout} s of timeout")
+            why = f"still held after {timeout} s" if timeout else "it is held"
+            raise LockNotAcquiredError(lock.key, why)
         yield lock
     finally:
         lock.release()

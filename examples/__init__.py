@@ -1,1 +1,1 @@
-"""Runnable examples of celery-dflock."""
+"""Examples: one idea a file, and the demo. Each is run by the tests."""
