@@ -27,6 +27,9 @@ from dflockd.sync_client import DistributedLock
 
 logger = logging.getLogger("celery_dflock")
 
+RETRY_PATIENCE = 1.0
+"""Seconds that a retry waits at least: it can arrive before the run that sent it has ended."""
+
 _current: ContextVar[TaskLock | None] = ContextVar("celery_dflock.current_lock", default=None)
 
 
@@ -139,7 +142,7 @@ class LockedTask(Task):
         lost = _Loss(self, options)
         lock = DistributedLock(
             key,
-            acquire_timeout_s=options.timeout,
+            acquire_timeout_s=self._patience(options),
             lease_ttl_s=options.ttl,
             on_lost=lost.happened,
             **app_settings.connection_options(),
@@ -159,6 +162,11 @@ class LockedTask(Task):
             return self._run(held, lost, body, args, kwargs)
         finally:
             lock.release()
+
+    def _patience(self, options: LockOptions) -> float | None:
+        if options.timeout is None or not self.request.retries:
+            return options.timeout
+        return max(options.timeout, RETRY_PATIENCE)
 
     def _acquire(self, lock: DistributedLock, app_settings: Settings) -> None:
         """Wait for the lock.

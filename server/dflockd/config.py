@@ -10,7 +10,7 @@ import argparse
 import difflib
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -62,7 +62,7 @@ def _number(lowest: int, highest: int) -> Kind:
 
 def _text(describe: str) -> Kind:
     def read(text: str) -> str:
-        if not text or "\n" in text or "\0" in text:
+        if not text or any(end in text for end in "\n\r\0"):
             raise ValueError
         return text
 
@@ -233,8 +233,8 @@ SETTINGS: tuple[Setting, ...] = (
 class Settings:
     """The settings of one server, checked each by itself and against each other."""
 
-    values: Mapping[str, Any]
-    auth_secret: bytes | None
+    values: Mapping[str, Any] = field(repr=False)
+    auth_secret: bytes | None = field(repr=False)
     tls: ssl.SSLContext | None
     warnings: tuple[str, ...]
 
@@ -275,7 +275,9 @@ def load(arguments: Sequence[str], environ: Mapping[str, str], version: str) -> 
     Raises:
         SettingError: a value is bad; nothing has been started.
     """
-    flags = _parser(version).parse_args(arguments)
+    flags, unknown = _parser(version).parse_known_args(arguments)
+    if unknown:
+        raise SettingError(_unknown_argument(unknown[0]))
     values = {setting.name: _value(setting, flags, environ) for setting in SETTINGS}
     if values["default_lease_ttl"] > values["max_lease_ttl"]:
         raise SettingError(
@@ -340,6 +342,16 @@ def _value(setting: Setting, flags: argparse.Namespace, environ: Mapping[str, st
         raise SettingError(f"{source}: {shown} is not {setting.kind.describe}{hint}") from None
 
 
+def _unknown_argument(argument: str) -> str:
+    # Only the name is shown: what stands behind a misspelt flag may be a secret.
+    if not argument.startswith("-"):
+        return "an argument belongs to no flag (--help lists the flags)"
+    name = argument.partition("=")[0]
+    near = difflib.get_close_matches(name, [setting.flag for setting in SETTINGS], 1)
+    hint = f"did you mean {near[0]}?" if near else "--help lists the flags"
+    return f"{name!r} is not a flag ({hint})"
+
+
 def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
     known = [setting.variable for setting in SETTINGS]
     warnings = []
@@ -366,7 +378,8 @@ def _secret(values: Mapping[str, Any]) -> bytes | None:
             raise SettingError(f"--auth-token-file: {path!r} must hold one line that is not empty")
     if token is None:
         return None
-    secret: bytes = token.encode()
+    # A variable may hold bytes that are no text; clients can send them.
+    secret: bytes = token.encode(errors="surrogateescape")
     if len(secret) > MAX_SECRET:
         raise SettingError(f"--auth-token: over {MAX_SECRET} bytes long, clients cannot send it")
     return secret
@@ -382,7 +395,8 @@ def _tls(values: Mapping[str, Any]) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(cert, key)
+        # With a password, if a wrong one: without, OpenSSL would ask for it at the terminal.
+        context.load_cert_chain(cert, key, password="")
     except (OSError, ssl.SSLError) as exc:
         raise SettingError(f"--tls-cert {cert!r}, --tls-key {key!r} do not load: {exc}") from None
     if client_ca is not None:

@@ -97,18 +97,26 @@ def fifo():
 
 
 def renewal():
-    """A lease of 2 s, held for 3 s while another tries to get in: by both clients at once."""
+    """A lease of 2 s, held longer while another tries to get in: by both clients at once.
+
+    The old clients renew every second, and trip over a renewal that meets their release: hence the
+    half second.
+    """
 
     def blocking():
         with Lock("renewal", acquire_timeout_s=5, lease_ttl_s=2, **PLAIN) as held:
             assert held.lease == 2
-            assert Lock("renewal", acquire_timeout_s=3, **PLAIN).acquire() is False
+            assert Lock("renewal", acquire_timeout_s=2, **PLAIN).acquire() is False
+            time.sleep(0.5)
+            assert Lock("renewal", acquire_timeout_s=0, **PLAIN).acquire() is False
             assert held.token
 
     async def main():
         other = asyncio.create_task(asyncio.to_thread(blocking))
         async with AsyncLock("async", acquire_timeout_s=5, lease_ttl_s=2, **PLAIN) as held:
-            assert await AsyncLock("async", acquire_timeout_s=3, **PLAIN).acquire() is False
+            assert await AsyncLock("async", acquire_timeout_s=2, **PLAIN).acquire() is False
+            await asyncio.sleep(0.5)
+            assert await AsyncLock("async", acquire_timeout_s=0, **PLAIN).acquire() is False
             assert held.token
         await other
 
