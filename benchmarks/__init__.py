@@ -1,1 +1,1 @@
-"""Benchmarks of the lock server and its clients."""
+"""Measurements: ratios against peers, taken in one run on one machine."""
