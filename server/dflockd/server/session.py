@@ -167,9 +167,7 @@ class Session(asyncio.Protocol):
         if taken:
             # What has begun now is another request, with all the time of its own.
             self._watch_frame(False)
-        self._watch_frame(
-            reader.in_frame and not (peer.waiting or self._stalled or self._ended),
-        )
+        self._watch_frame(reader.in_frame and not (peer.waiting or self._stalled or self._ended))
 
     def _authenticate(self, request: Request) -> Status:
         secret = self._server.options.auth_secret

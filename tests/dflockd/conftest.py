@@ -1,0 +1,40 @@
+"""Real lock servers for the tests of dflockd."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.dflockd.raw_server import ServerProcess, StartServer
+
+
+@pytest.fixture(scope="module", params=["uvloop", "asyncio"])
+def uvloop(request: pytest.FixtureRequest) -> bool:
+    """Whether the servers of a test run on uvloop; the test runs with and without."""
+    if request.param == "uvloop":
+        pytest.importorskip("uvloop")
+    return bool(request.param == "uvloop")
+
+
+@pytest.fixture
+def start_server(uvloop: bool) -> Iterator[StartServer]:
+    """Start servers with given flags and environment; they end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*flags: str, **options: Any) -> ServerProcess:
+            server = ServerProcess(*flags, uvloop=uvloop, **options)
+            stack.callback(server.end)
+            return server
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def server(uvloop: bool) -> Iterator[ServerProcess]:
+    """A server that the tests of a module share: they use different keys."""
+    server = ServerProcess("--read-timeout", "1", uvloop=uvloop)
+    yield server
+    server.end()

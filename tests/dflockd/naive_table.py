@@ -1,0 +1,307 @@
+"""The rules of the lock table, written down a second time in the plainest way: lists and loops.
+
+It is slow and obviously right, and knows nothing of the real table. It makes no tokens: a grant that
+somebody sees is told its token from outside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dflockd.table import Limits
+
+Name = tuple[int, bytes]
+"""Namespace and key."""
+
+
+@dataclass(eq=False)
+class Place:
+    """A place in a queue; `since` orders what was set with equal deadlines."""
+
+    name: Name
+    peer: int
+    lease: int
+    two_phase: bool
+    deadline: float | None = None
+    span: float = 0
+    since: int = 0
+    hold: Hold | None = None
+
+
+@dataclass(eq=False)
+class Hold:
+    """A granted slot."""
+
+    name: Name
+    number: int
+    owner: int | None
+    owned_since: int
+    deadline: float
+    span: float
+    since: int
+    token: bytes | None = None
+
+
+@dataclass(eq=False)
+class Key:
+    """A key that is held or waited for."""
+
+    limit: int
+    holds: list[Hold] = field(default_factory=list)
+    queue: list[Place] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Peer:
+    """A connection."""
+
+    detaches: bool = False
+    waiting: Place | None = None
+    places: list[Place] = field(default_factory=list)
+
+
+class Answer(NamedTuple):
+    """What a peer is told: the kind of reply, and for a grant its hold and lease."""
+
+    peer: int
+    kind: str
+    hold: Hold | None = None
+    lease: int | None = None
+
+
+class NaiveTable:
+    """The model. Every method returns the answers in the order in which they are sent."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.now = 0.0
+        self.peers: dict[int, Peer] = {}
+        self.keys: dict[Name, Key] = {}
+        self.grants = 0
+        self.draining = False
+        self.answers: list[Answer] = []
+        self._clock = 0
+
+    # Looking around.
+
+    def holds(self) -> list[Hold]:
+        return [hold for key in self.keys.values() for hold in key.holds]
+
+    def deadlines(self) -> list[float]:
+        waiting = [peer.waiting for peer in self.peers.values() if peer.waiting]
+        return [x.deadline for x in [*self.holds(), *waiting] if x.deadline is not None]
+
+    # Events.
+
+    def taken(self) -> list[Answer]:
+        answers, self.answers = self.answers, []
+        return answers
+
+    def connect(self, peer: int) -> None:
+        self.peers[peer] = Peer()
+
+    def advance(self) -> None:
+        while True:
+            waiting = [peer.waiting for peer in self.peers.values() if peer.waiting]
+            due = [
+                (x.deadline, x.span, x.since, x)
+                for x in [*self.holds(), *waiting]
+                if x.deadline is not None and x.deadline <= self.now
+            ]
+            if not due:
+                return
+            # What falls due together: the shorter span first, then what was set first.
+            first = min(due, key=lambda row: row[:3])[3]
+            if isinstance(first, Hold):
+                self._end(first)
+            else:
+                self._leave(first)
+                self.answers.append(Answer(first.peer, "timeout"))
+
+    def disconnect(self, number: int, *, clean: bool) -> None:
+        peer = self.peers.pop(number)
+        for key in list(self.keys.values()):
+            for place in list(key.queue):
+                if place.peer == number:
+                    key.queue.remove(place)
+        for place in peer.places:
+            place.peer = 0
+        self.advance()
+        owned = [hold for hold in self.holds() if hold.owner == number]
+        for hold in sorted(owned, key=lambda hold: hold.owned_since):
+            if not self.limits.auto_release or peer.detaches:
+                hold.owner = None
+            elif clean or self.limits.orphan_ttl == 0:
+                self._end(hold)
+            else:
+                hold.owner = None
+                if self.now + self.limits.orphan_ttl < hold.deadline:
+                    self._set(hold, self.limits.orphan_ttl)
+
+    def drain(self) -> None:
+        self.advance()
+        self.draining = True
+        for number, peer in self.peers.items():
+            if peer.waiting:
+                self._leave(peer.waiting)
+                self.answers.append(Answer(number, "error_draining"))
+            for place in list(peer.places):
+                if place.hold is None:
+                    self._leave(place)
+
+    def acquire(self, peer: int, name: Name, limit: int, timeout: int, lease: int | None) -> None:
+        answer = self._refusal(name, limit, lease)
+        key = self.keys.get(name)
+        span = self._lease(lease)
+        if answer:
+            self._answer(peer, answer)
+        elif key is None or (len(key.holds) < key.limit and not key.queue):
+            self.keys.setdefault(name, Key(limit))
+            self._answer(peer, "granted", self._grant(name, peer, span), span)
+        elif self._full(key):
+            self._answer(peer, "error_max_waiters")
+        elif timeout == 0:
+            self._answer(peer, "timeout")
+        else:
+            place = Place(name, peer, span, two_phase=False)
+            key.queue.append(place)
+            self.peers[peer].waiting = place
+            self._set(place, timeout)
+
+    def enqueue(self, peer: int, name: Name, limit: int, lease: int | None) -> None:
+        answer = self._refusal(name, limit, lease)
+        key = self.keys.get(name)
+        span = self._lease(lease)
+        if span <= self.limits.max_lease and self._place(peer, name):
+            answer = "error_already_enqueued"
+        if answer:
+            self._answer(peer, answer)
+            return
+        place = Place(name, peer, span, two_phase=True)
+        if key is None or (len(key.holds) < key.limit and not key.queue):
+            self.keys.setdefault(name, Key(limit))
+            place.hold = self._grant(name, peer, span)
+            self._answer(peer, "acquired", place.hold, span)
+        elif self._full(key):
+            self._answer(peer, "error_max_waiters")
+            return
+        else:
+            key.queue.append(place)
+            self._answer(peer, "queued")
+        self.peers[peer].places.append(place)
+
+    def wait(self, peer: int, name: Name, timeout: int) -> None:
+        place = self._place(peer, name)
+        if place is None:
+            self._answer(peer, "error_not_enqueued")
+        elif place.hold is not None:
+            self.peers[peer].places.remove(place)
+            self._set(place.hold, place.lease)
+            self._answer(peer, "granted", place.hold, place.lease)
+        elif timeout == 0:
+            self._leave(place)
+            self._answer(peer, "timeout")
+        else:
+            self.peers[peer].waiting = place
+            self._set(place, timeout)
+
+    def release(self, peer: int, name: Name, token: bytes) -> None:
+        hold = self._by_token(name, token)
+        if hold is None:
+            self._answer(peer, "error")
+        else:
+            self._answer(peer, "ok")
+            self._end(hold)
+
+    def renew(self, peer: int, name: Name, token: bytes, lease: int | None) -> None:
+        hold = self._by_token(name, token)
+        span = self._lease(lease)
+        if hold is None or span > self.limits.max_lease:
+            self._answer(peer, "error")
+            return
+        self._set(hold, span)
+        if hold.owner != peer:
+            hold.owner = peer
+            hold.owned_since = self._tick()
+        self._answer(peer, "renewed", None, span)
+
+    def stable_ref(self, peer: int) -> None:
+        self._answer(peer, "error" if self.peers[peer].detaches else "ok")
+        self.peers[peer].detaches = True
+
+    def say(self, peer: int, kind: str) -> None:
+        self._answer(peer, kind)
+
+    # Rules.
+
+    def _answer(
+        self, peer: int, kind: str, hold: Hold | None = None, lease: int | None = None
+    ) -> None:
+        self.answers.append(Answer(peer, kind, hold, lease))
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    def _set(self, what: Hold | Place, span: float) -> None:
+        what.deadline, what.span, what.since = self.now + span, span, self._tick()
+
+    def _lease(self, lease: int | None) -> int:
+        return self.limits.default_lease if lease is None else lease
+
+    def _refusal(self, name: Name, limit: int, lease: int | None) -> str | None:
+        if self._lease(lease) > self.limits.max_lease:
+            return "error"
+        if name not in self.keys:
+            return "error_max_locks" if len(self.keys) >= self.limits.max_locks else None
+        return None if self.keys[name].limit == limit else "error_limit_mismatch"
+
+    def _full(self, key: Key) -> bool:
+        return 0 < self.limits.max_waiters <= len(key.queue)
+
+    def _place(self, peer: int, name: Name) -> Place | None:
+        for place in self.peers[peer].places:
+            if place.name == name:
+                return place
+        return None
+
+    def _by_token(self, name: Name, token: bytes) -> Hold | None:
+        for hold in self.holds():
+            if hold.name == name and hold.token == token:
+                return hold
+        return None
+
+    def _grant(self, name: Name, peer: int, lease: int) -> Hold:
+        self.grants += 1
+        now = self._tick()
+        hold = Hold(name, self.grants, peer, now, self.now + lease, lease, now)
+        self.keys[name].holds.append(hold)
+        return hold
+
+    def _leave(self, place: Place) -> None:
+        peer = self.peers[place.peer]
+        self.keys[place.name].queue.remove(place)
+        if peer.waiting is place:
+            peer.waiting = None
+        if place in peer.places:
+            peer.places.remove(place)
+
+    def _end(self, hold: Hold) -> None:
+        key = self.keys[hold.name]
+        key.holds.remove(hold)
+        for peer in self.peers.values():
+            peer.places = [place for place in peer.places if place.hold is not hold]
+        while key.queue and len(key.holds) < key.limit:
+            place = key.queue.pop(0)
+            peer = self.peers[place.peer]
+            granted = self._grant(hold.name, place.peer, place.lease)
+            if peer.waiting is place:
+                peer.waiting = None
+                if place in peer.places:
+                    peer.places.remove(place)
+                self._answer(place.peer, "granted", granted, place.lease)
+            else:
+                place.hold = granted
+        if not key.holds and not key.queue:
+            del self.keys[hold.name]

@@ -1,0 +1,121 @@
+"""What a session does when its transport is in a state that no kernel can be brought to reliably."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dflockd.server import Server, ServerOptions
+from dflockd.server.session import Session
+from dflockd.table import Limits, LockTable, Mint
+
+
+class FullTransport(asyncio.Transport):
+    """Takes everything and sends nothing; it never closes by itself."""
+
+    def __init__(self, high_water: int) -> None:
+        super().__init__()
+        self.high_water = high_water
+        self.written = b""
+        self.closing = False
+        self.aborted = asyncio.Event()
+
+    def begin(self, session: Session) -> None:
+        self.session = session
+        session.connection_made(self)
+
+    def write(self, data: Any) -> None:
+        below = len(self.written) <= self.high_water
+        self.written += bytes(data)
+        if below and len(self.written) > self.high_water:
+            self.session.pause_writing()
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.closing = True
+        self.aborted.set()
+        self.session.connection_lost(None)
+
+
+@pytest.fixture
+async def server() -> Server:
+    server = Server(
+        LockTable(Limits(), Mint(b"secret", 0)),
+        ServerOptions(host="127.0.0.1", port=0, write_timeout=1),
+    )
+    server.loop = asyncio.get_running_loop()
+    return server
+
+
+def connect(server: Server, high_water: int = 65536) -> FullTransport:
+    transport = FullTransport(high_water)
+    transport.begin(Session(server))
+    return transport
+
+
+async def test_a_peer_that_does_not_read_its_last_reply_is_dropped(server: Server) -> None:
+    # There is too little to be sent for the transport to say that it is too much.
+    transport = connect(server)
+    transport.session.data_received(b"l\nk\n0\n")
+    assert transport.written.startswith(b"ok ")
+    transport.session.eof_received()
+    assert len(server.table) == 0
+    assert transport.closing
+    assert not transport.aborted.is_set()
+    async with asyncio.timeout(10):
+        await transport.aborted.wait()
+    assert not server.sessions
+
+
+async def test_many_long_replies_do_not_pile_up(server: Server) -> None:
+    holder, greedy = connect(server), connect(server, high_water=10_000)
+    for number in range(100):
+        holder.session.data_received(b"l\n%d-%b\n0\n" % (number, b"x" * 200))
+    greedy.session.data_received(b"stats\n_\n_\n" * 1000)
+    assert greedy.written.count(b"\n") == 1
+    # It goes on where it stopped.
+    greedy.written = b""
+    greedy.session.resume_writing()
+    assert greedy.written.count(b"\n") == 1
+    holder.abort()
+    greedy.abort()
+
+
+async def test_a_fault_in_one_request_is_answered_and_survived(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = connect(server)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.table, "handle", fail)
+        transport.session.data_received(b"ping\n_\n_\n")
+    transport.session.data_received(b"ping\n_\n_\n")
+    assert transport.written == b"error\nok\n"
+    transport.abort()
+
+
+async def test_d19_servers_in_one_process_share_nothing(server: Server) -> None:
+    # D19: the state was the module's.
+    other = Server(LockTable(Limits(), Mint(b"secret", 0)), server.options)
+    other.loop = server.loop
+    transports = [connect(server), connect(other)]
+    for transport in transports:
+        transport.session.data_received(b"l\nk\n0\n")
+        assert transport.written.startswith(b"ok ")
+        transport.abort()

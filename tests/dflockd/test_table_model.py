@@ -1,0 +1,354 @@
+"""The lock table against a naive model, over random histories and with a clock that the test turns."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from dflockd.table import Effect, Limits, LockTable, Mint, Peer
+from dflockd.wire import (
+    Acquire,
+    Barrier,
+    Enqueue,
+    Enqueued,
+    Granted,
+    Malformed,
+    Ping,
+    Release,
+    Renew,
+    Renewed,
+    Request,
+    Space,
+    StableRef,
+    Stats,
+    StatsReport,
+    Status,
+    Wait,
+    fence_from_token,
+)
+from tests.dflockd.naive_table import Hold, NaiveTable, Name
+
+MOST_PEERS = 6
+FIRST_FENCE = 1000
+
+limits = st.builds(
+    Limits,
+    default_lease=st.sampled_from([3, 10]),
+    max_lease=st.sampled_from([10, 20]),
+    max_locks=st.sampled_from([1, 2, 3, 100, 100, 100]),
+    max_waiters=st.sampled_from([0, 0, 0, 1, 2]),
+    auto_release=st.booleans(),
+    orphan_ttl=st.sampled_from([0, 1, 3]),
+)
+# One lock is the favourite, so that its queue grows.
+names = st.sampled_from(
+    [(0, b"a"), (0, b"a"), (0, b"a"), (0, b"b"), (1, b"a"), (1, b"a"), (1, b"b"), (1, b"c")]
+)
+numbers = st.integers(0, 1000)
+leases = st.sampled_from([None, None, None, 1, 3, 5, 10, 21])
+timeouts = st.sampled_from([0, 1, 3, 5, 10, 20])
+
+
+def limit_of(name: Name, odd: bool) -> int:
+    usual = {b"a": 2, b"b": 3, b"c": 1}[name[1]] if name[0] else 1
+    return usual % 3 + 1 if odd and name[0] else usual
+
+
+class TableMachine(RuleBasedStateMachine):
+    """Does everything twice, in the real table and in the model, and compares."""
+
+    @initialize(limits=limits)
+    def begin(self, limits: Limits) -> None:
+        self.table = LockTable(limits, Mint(b"secret", FIRST_FENCE))
+        self.model = NaiveTable(limits)
+        self.peers: dict[int, Peer] = {}
+        self.seen: list[tuple[Name, bytes]] = []  # every token that a client has been told
+        self.fences: dict[int, int] = {}  # number of the grant -> fence
+        for _ in range(4):
+            self.connect()
+
+    # Comparing.
+
+    def compare(self, effects: list[Effect]) -> None:
+        answers = self.model.taken()
+        assert [(peer, kind_of(reply)) for peer, reply in effects] == [
+            (answer.peer, answer.kind) for answer in answers
+        ]
+        for (_, reply), answer in zip(effects, answers, strict=True):
+            if isinstance(reply, Granted | Enqueued):
+                assert answer.hold is not None
+                assert reply.lease == answer.lease
+                self.tell(answer.hold, reply.token)
+            elif isinstance(reply, Renewed):
+                assert reply.lease == answer.lease
+
+    def tell(self, hold: Hold, token: bytes) -> None:
+        if hold.token is not None:
+            assert hold.token == token
+            return
+        assert token not in [known for _, known in self.seen]
+        hold.token = token
+        self.seen.append((hold.name, token))
+        self.fences[hold.number] = fence_from_token(token)
+        fences = [self.fences[number] for number in sorted(self.fences)]
+        assert all(a < b for a, b in zip([FIRST_FENCE, *fences], fences, strict=False))
+
+    def idle(self, choice: int) -> Peer | None:
+        ready = [peer for peer in self.peers.values() if peer.waiting is None]
+        return ready[choice % len(ready)] if ready else None
+
+    def ask(self, choice: int, request: Request, method: str, *arguments: Any) -> None:
+        peer = self.idle(choice)
+        if peer is None:
+            return
+        self.model.advance()
+        if self.model.draining and method not in ("release", "renew"):
+            self.model.say(peer.id, "error_draining")
+        else:
+            getattr(self.model, method)(peer.id, *arguments)
+        self.compare(self.table.handle(peer, request, self.model.now))
+
+    # What clients do.
+
+    @precondition(lambda self: len(self.peers) < MOST_PEERS)
+    @rule()
+    def connect(self) -> None:
+        peer = self.table.connect()
+        assert peer.id not in self.peers
+        self.peers[peer.id] = peer
+        self.model.connect(peer.id)
+
+    @precondition(lambda self: self.peers)
+    @rule(choice=numbers, clean=st.booleans())
+    def disconnect(self, choice: int, clean: bool) -> None:
+        number = sorted(self.peers)[choice % len(self.peers)]
+        self.model.disconnect(number, clean=clean)
+        self.compare(self.table.disconnect(self.peers.pop(number), self.model.now, clean=clean))
+
+    @rule(choice=numbers, name=names, odd=numbers, timeout=timeouts, lease=leases)
+    def acquire(self, choice: int, name: Name, odd: int, timeout: int, lease: int | None) -> None:
+        limit = limit_of(name, odd % 8 == 1)
+        request = Acquire(Space(name[0]), name[1], limit, timeout, lease)
+        self.ask(choice, request, "acquire", name, limit, timeout, lease)
+
+    @rule(choice=numbers, name=names, timeout=timeouts)
+    def acquire_again(self, choice: int, name: Name, timeout: int) -> None:
+        self.acquire(choice, name, 0, timeout, None)
+
+    @rule(choice=numbers, name=names, odd=numbers, lease=leases)
+    def enqueue(self, choice: int, name: Name, odd: int, lease: int | None) -> None:
+        limit = limit_of(name, odd % 8 == 1)
+        request = Enqueue(Space(name[0]), name[1], limit, lease)
+        self.ask(choice, request, "enqueue", name, limit, lease)
+
+    @rule(choice=numbers, name=names, timeout=timeouts)
+    def wait(self, choice: int, name: Name, timeout: int) -> None:
+        self.ask(choice, Wait(Space(name[0]), name[1], timeout), "wait", name, timeout)
+
+    @rule(choice=numbers, which=numbers, timeout=timeouts)
+    def wait_for_a_place(self, choice: int, which: int, timeout: int) -> None:
+        ready = [peer for peer in self.peers.values() if peer.waiting is None]
+        having = [number for number, peer in enumerate(ready) if peer.places]
+        if having:
+            choice = having[choice % len(having)]
+            name = list(ready[choice].places)[which % len(ready[choice].places)]
+            self.ask(choice, Wait(*name, timeout), "wait", name, timeout)
+
+    @rule(name=names, timeout=timeouts, lease=leases, ways=st.lists(st.booleans(), max_size=5))
+    def rush(self, name: Name, timeout: int, lease: int | None, ways: list[bool]) -> None:
+        """Several peers want the same key, one after another."""
+        for choice, two_phase in enumerate(ways):
+            if two_phase:
+                self.enqueue(choice, name, 0, lease)
+            else:
+                self.acquire(choice, name, 0, timeout, lease)
+
+    @rule(choice=numbers, which=numbers)
+    def release(self, choice: int, which: int) -> None:
+        name, token = self.live_token(which)
+        self.ask(choice, Release(Space(name[0]), name[1], token), "release", name, token)
+
+    @rule(choice=numbers, which=numbers, lease=leases)
+    def renew(self, choice: int, which: int, lease: int | None) -> None:
+        name, token = self.live_token(which)
+        self.ask(choice, Renew(Space(name[0]), name[1], token, lease), "renew", name, token, lease)
+
+    @rule(choice=numbers, which=numbers, name=names, forge=numbers, release=st.booleans())
+    def wrong_token(self, choice: int, which: int, name: Name, forge: int, release: bool) -> None:
+        """An old token, one of another key, or one that was never given out."""
+        known = self.seen[which % len(self.seen)][1] if self.seen else b"f" * 32
+        forged = [known, known[:16] + b"0" * 16, known[:-1], known + b"0", b"\xff", b"-1", b"0x1"]
+        token = forged[forge % len(forged)]
+        if release:
+            self.ask(choice, Release(Space(name[0]), name[1], token), "release", name, token)
+        else:
+            request = Renew(Space(name[0]), name[1], token, None)
+            self.ask(choice, request, "renew", name, token, None)
+
+    def live_token(self, which: int) -> tuple[Name, bytes]:
+        live = [(hold.name, hold.token) for hold in self.model.holds() if hold.token]
+        return live[which % len(live)] if live else ((0, b"a"), b"0" * 32)
+
+    @rule(
+        choice=numbers,
+        request=st.sampled_from([Ping(), Barrier(), Malformed("x"), Stats(), StableRef(b"ref")]),
+    )
+    def other(self, choice: int, request: Request) -> None:
+        if isinstance(request, StableRef):
+            self.ask(choice, request, "stable_ref")
+        else:
+            kind = {Malformed: "error", Stats: "stats"}.get(type(request), "ok")
+            self.ask(choice, request, "say", kind)
+
+    # Time.
+
+    @rule(quarters=st.integers(1, 10), told=st.booleans())
+    def time_passes(self, quarters: int, told: bool) -> None:
+        """With or without the timer of the server going off."""
+        self.model.now += quarters / 4
+        if told:
+            self.advance()
+
+    @rule(which=numbers, told=st.booleans())
+    def time_passes_to_a_deadline(self, which: int, told: bool) -> None:
+        """Exactly: what comes next happens at the same instant, or after an `advance`."""
+        deadlines = sorted(d for d in self.model.deadlines() if d > self.model.now)
+        if deadlines:
+            self.model.now = deadlines[which % min(3, len(deadlines))]
+            if told:
+                self.advance()
+
+    def advance(self) -> None:
+        self.model.advance()
+        self.compare(self.table.advance(self.model.now))
+
+    # What always holds.
+
+    @invariant()
+    def next_deadline_is_the_earliest(self) -> None:
+        assert self.table.next_deadline() == min(self.model.deadlines(), default=None)
+
+    @invariant()
+    def never_more_holders_than_the_limit_and_no_lost_waiter(self) -> None:
+        for entry in self.entries().values():
+            assert len(entry.holds) <= entry.limit
+            assert not entry.waiters or len(entry.holds) == entry.limit
+            assert entry.holds or entry.waiters
+
+    @invariant()
+    def state_is_the_same(self) -> None:
+        table, model = self.table, self.model
+        entries = self.entries()
+        assert set(entries) == set(model.keys)
+        assert len(table) == len(model.keys)
+        for name, key in model.keys.items():
+            entry = entries[name]
+            assert entry.limit == key.limit
+            assert [
+                (hold.owner.id if hold.owner else None, hold.deadline, hold.place is not None)
+                for hold in entry.holds.values()
+            ] == [(hold.owner, hold.deadline, self.has_place(hold)) for hold in key.holds]
+            assert [
+                (waiter.peer.id, waiter.lease, waiter.two_phase) for waiter in entry.waiters or ()
+            ] == [(place.peer, place.lease, place.two_phase) for place in key.queue]
+        assert set(table._peers) == set(model.peers) == set(self.peers)
+        for number, peer in self.peers.items():
+            twin = model.peers[number]
+            assert (peer.waiting is None) == (twin.waiting is None)
+            assert set(peer.places) == {place.name for place in twin.places}
+            assert len(peer.holds) == sum(hold.owner == number for hold in model.holds())
+        assert len(table._deadlines) == len(model.deadlines())
+
+    def has_place(self, hold: Hold) -> bool:
+        peers = self.model.peers.values()
+        return any(place.hold is hold for peer in peers for place in peer.places)
+
+    def entries(self) -> dict[Name, Any]:
+        return {
+            (int(space), key): entry
+            for space in Space
+            for key, entry in self.table._group.spaces[space].items()
+        }
+
+    @invariant()
+    def stats_are_right(self) -> None:
+        stats = self.table.stats(self.model.now)
+        json.dumps(stats)
+        assert stats["connections"] == len(self.model.peers)
+        shown = [*stats["locks"], *stats["semaphores"]]  # type: ignore[misc]
+        assert sorted((row["key"].encode(), row["waiters"]) for row in shown) == sorted(
+            (name[1], len(key.queue)) for name, key in self.model.keys.items()
+        )
+
+    # The end: drained or not, whatever is left ends, and then nothing is left.
+
+    def teardown(self) -> None:
+        if not hasattr(self, "table"):
+            return
+        if self.model.grants % 2:
+            self.model.drain()
+            self.compare(self.table.drain(self.model.now))
+            self.state_is_the_same()
+            for choice in range(len(self.peers)):
+                self.acquire(choice, (0, b"a"), 0, 5, None)
+                self.enqueue(choice, (1, b"a"), 0, None)
+                self.renew(choice, choice, None)
+                self.release(choice, choice)
+            self.state_is_the_same()
+        while self.peers:
+            self.disconnect(self.model.grants, clean=bool(len(self.peers) % 2))
+            self.state_is_the_same()
+        while (deadline := self.table.next_deadline()) is not None:
+            self.model.now = max(self.model.now, deadline)
+            self.advance()
+            self.state_is_the_same()
+        assert not self.model.keys
+        assert len(self.table) == 0
+        assert not self.table._peers
+        assert not self.table._deadlines._queues
+        assert not self.table._deadlines._heads
+
+
+def kind_of(reply: object) -> str:
+    if isinstance(reply, Status):
+        return reply.value.decode()
+    kinds = {Granted: "granted", Enqueued: "acquired", Renewed: "renewed", StatsReport: "stats"}
+    return kinds[type(reply)]
+
+
+def test_table_does_what_the_model_does() -> None:
+    run_state_machine_as_test(
+        TableMachine,
+        settings=settings(
+            max_examples=600,
+            stateful_step_count=50,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        ),
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_table_does_what_the_model_does_for_long() -> None:
+    run_state_machine_as_test(
+        TableMachine,
+        settings=settings(
+            max_examples=10_000,
+            stateful_step_count=120,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

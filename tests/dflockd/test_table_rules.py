@@ -1,0 +1,204 @@
+"""Single rules of the lock table, each with the history that once broke it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from dflockd.table import Effect, Limits, LockTable, Mint, Peer
+from dflockd.wire import (
+    Acquire,
+    Enqueue,
+    Enqueued,
+    Granted,
+    Release,
+    Renew,
+    Renewed,
+    Request,
+    Space,
+    Status,
+    Wait,
+    fence_from_token,
+)
+
+LOCK = Space.LOCK
+
+
+def table_of(**limits: int) -> LockTable:
+    return LockTable(Limits(**limits), Mint(b"secret", 0))
+
+
+def take(table: LockTable, peer: Peer, key: bytes, lease: int | None = None) -> bytes:
+    ((_, reply),) = table.handle(peer, Acquire(LOCK, key, 1, 0, lease), 0.0)
+    assert isinstance(reply, Granted)
+    return reply.token
+
+
+def answers(effects: list[Effect]) -> list[tuple[int, type]]:
+    return [(peer, type(reply)) for peer, reply in effects]
+
+
+def test_d4_release_at_the_instant_of_a_timeout_loses_no_grant() -> None:
+    # D4: the grant was recorded, the waiter was told "timeout", and nobody held the lock.
+    table = table_of()
+    holder, waiter, other = table.connect(), table.connect(), table.connect()
+    token = take(table, holder, b"k")
+    assert table.handle(waiter, Acquire(LOCK, b"k", 1, 5, None), 0.0) == []
+    effects = table.handle(holder, Release(LOCK, b"k", token), 5.0)
+    assert effects == [(waiter.id, Status.TIMEOUT), (holder.id, Status.OK)]
+    assert waiter.waiting is None
+    assert not waiter.holds
+    ((_, reply),) = table.handle(other, Acquire(LOCK, b"k", 1, 0, None), 5.0)
+    assert isinstance(reply, Granted)
+
+
+def test_d4_timeout_at_the_instant_of_a_release_loses_no_grant() -> None:
+    table = table_of()
+    holder, waiter = table.connect(), table.connect()
+    token = take(table, holder, b"k")
+    table.handle(waiter, Acquire(LOCK, b"k", 1, 5, None), 0.0)
+    effects = table.handle(holder, Release(LOCK, b"k", token), 4.999)
+    assert answers(effects) == [(holder.id, Status), (waiter.id, Granted)]
+    assert table.advance(5.0) == []
+    assert len(waiter.holds) == 1
+
+
+@pytest.mark.parametrize("lease", [4, 5, 6])
+def test_d4_expiry_near_a_timeout_leaves_one_owner_or_none(lease: int) -> None:
+    table = table_of()
+    holder, waiter = table.connect(), table.connect()
+    take(table, holder, b"k", lease)
+    table.handle(waiter, Acquire(LOCK, b"k", 1, 5, 30), 0.0)
+    effects = [*table.advance(4.0), *table.advance(5.0), *table.advance(6.0)]
+    ((peer, reply),) = effects
+    assert peer == waiter.id
+    assert isinstance(reply, Granted) == (len(waiter.holds) == 1) == (len(table) == 1)
+
+
+def test_d5_what_falls_due_with_the_end_of_a_peer_is_not_for_that_peer() -> None:
+    # A grant to a peer that is gone would, without auto-release, be lost for its whole lease.
+    table = LockTable(Limits(auto_release=False), Mint(b"secret", 0))
+    holder, dead, alive = table.connect(), table.connect(), table.connect()
+    take(table, holder, b"k", 5)
+    table.handle(dead, Acquire(LOCK, b"k", 1, 30, None), 0.0)
+    table.handle(alive, Acquire(LOCK, b"k", 1, 30, None), 0.0)
+    assert answers(table.disconnect(dead, 5.0, clean=False)) == [(alive.id, Granted)]
+
+
+@pytest.mark.parametrize("timeout", [3, 5])
+def test_d5_an_ended_peer_is_told_nothing(timeout: int) -> None:
+    table = table_of()
+    holder, dead = table.connect(), table.connect()
+    take(table, holder, b"k", 5)
+    table.handle(dead, Acquire(LOCK, b"k", 1, timeout, None), 0.0)
+    assert table.disconnect(dead, 5.0, clean=True) == []
+    assert len(table) == 0
+
+
+def test_d6_work_does_not_grow_with_the_number_of_waiters() -> None:
+    # D6: each timeout rebuilt the queue; 20,000 of them would be 200 million steps.
+    table = table_of()
+    take(table, table.connect(), b"k")
+    for _ in range(20_000):
+        table.handle(table.connect(), Acquire(LOCK, b"k", 1, 5, None), 0.0)
+    begun = time.process_time()
+    assert len(table.advance(5.0)) == 20_000
+    assert time.process_time() - begun < 2
+
+
+def test_stale_wait_never_gets_a_dead_token() -> None:
+    # 0.5.0 answered a late `w` with the token of a lease that had ended.
+    table = table_of()
+    holder, late, third = table.connect(), table.connect(), table.connect()
+    token = take(table, holder, b"k")
+    assert table.handle(late, Enqueue(LOCK, b"k", 1, 2), 0.0) == [(late.id, Status.QUEUED)]
+    assert table.handle(holder, Release(LOCK, b"k", token), 1.0) == [(holder.id, Status.OK)]
+    assert table.advance(3.0) == []
+    take(table, third, b"k")
+    assert table.handle(late, Wait(LOCK, b"k", 10), 3.0) == [(late.id, Status.NOT_ENQUEUED)]
+    # And the place is free again: no endless error_already_enqueued.
+    assert table.handle(late, Enqueue(LOCK, b"k", 1, 2), 3.0) == [(late.id, Status.QUEUED)]
+
+
+@pytest.mark.parametrize("end", ["release", "release by another", "expiry", "wait"])
+def test_enqueue_works_again_after_every_end_of_a_place(end: str) -> None:
+    table = table_of()
+    peer, other = table.connect(), table.connect()
+    ((_, reply),) = table.handle(peer, Enqueue(LOCK, b"k", 1, 5), 0.0)
+    assert isinstance(reply, Enqueued)
+    again = Enqueue(LOCK, b"k", 1, 5)
+    assert table.handle(peer, again, 1.0) == [(peer.id, Status.ALREADY_ENQUEUED)]
+    if end == "expiry":
+        table.advance(5.0)
+    else:
+        request: Request = Release(LOCK, b"k", reply.token)
+        if end == "wait":
+            request = Wait(LOCK, b"k", 0)
+        table.handle(other if "another" in end else peer, request, 1.0)
+    ((_, reply2),) = table.handle(peer, again, 5.0)
+    # A holder that enqueues again queues behind itself.
+    assert isinstance(reply2, Enqueued) if end != "wait" else reply2 is Status.QUEUED
+
+
+def test_wait_starts_the_lease_anew() -> None:
+    table = table_of()
+    peer = table.connect()
+    ((_, reply),) = table.handle(peer, Enqueue(LOCK, b"k", 1, 5), 0.0)
+    assert isinstance(reply, Enqueued)
+    assert table.handle(peer, Wait(LOCK, b"k", 0), 4.0) == [(peer.id, Granted(reply.token, 5))]
+    assert table.next_deadline() == 9.0
+
+
+def test_renewal_sets_the_default_lease_and_takes_over() -> None:
+    table = table_of(default_lease=7)
+    first, second = table.connect(), table.connect()
+    token = take(table, first, b"k", 30)
+    renew = Renew(LOCK, b"k", token, None)
+    assert table.handle(second, renew, 1.0) == [(second.id, Renewed(7))]
+    assert table.next_deadline() == 8.0
+    table.disconnect(first, 2.0, clean=True)
+    assert len(table) == 1
+    table.disconnect(second, 2.0, clean=True)
+    assert len(table) == 0
+
+
+def test_d19_two_tables_share_nothing() -> None:
+    one, two = table_of(), table_of()
+    take(one, one.connect(), b"k")
+    take(two, two.connect(), b"k")
+    assert len(one) == len(two) == 1
+
+
+def test_d28_the_end_of_a_connection_frees_all_it_had() -> None:
+    # D28: cleanup awaited a lock and could be cut short. Here it is one synchronous step.
+    table = table_of()
+    busy, next_ = table.connect(), table.connect()
+    for number in range(100):
+        take(table, busy, b"held%d" % number)
+        table.handle(next_, Enqueue(LOCK, b"held%d" % number, 1, None), 0.0)
+        take(table, next_, b"other%d" % number)
+        table.handle(busy, Enqueue(LOCK, b"other%d" % number, 1, None), 0.0)
+    assert table.disconnect(busy, 1.0, clean=False) == []
+    assert len(next_.holds) == 200
+    table.disconnect(next_, 1.0, clean=False)
+    assert len(table) == 0
+    assert table.next_deadline() is None
+
+
+def test_fences_end_instead_of_starting_again() -> None:
+    mint = Mint(b"secret", 2**64 - 2)
+    fence, token = mint.mint(LOCK, b"k")
+    assert fence == fence_from_token(token) == 2**64 - 1
+    with pytest.raises(OverflowError):
+        mint.mint(LOCK, b"k")
+
+
+def test_tokens_differ_by_secret_key_and_space() -> None:
+    made = {
+        Mint(secret, 0).mint(space, key)[1]
+        for secret in (b"a", b"b")
+        for space in Space
+        for key in (b"k", b"l")
+    }
+    assert len(made) == 8

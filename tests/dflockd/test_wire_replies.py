@@ -1,0 +1,233 @@
+"""Replies on the wire: literal bytes, and strict parsers for what each request expects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dflockd.wire import (
+    MAX_SECONDS,
+    Enqueued,
+    Granted,
+    Renewed,
+    Reply,
+    ReplyReader,
+    StatsReport,
+    Status,
+    UnexpectedReplyError,
+    encode_reply,
+    parse_done,
+    parse_enqueued,
+    parse_granted,
+    parse_renewed,
+    parse_stats,
+)
+from dflockd.wire.replies import MAX_REPLY
+
+TOKEN = b"0123456789abcdef0123456789abcdef"
+
+LINES: list[tuple[Reply, bytes]] = [
+    (Granted(TOKEN, 33), b"ok " + TOKEN + b" 33\n"),
+    (Enqueued(TOKEN, 1), b"acquired " + TOKEN + b" 1\n"),
+    (Renewed(60), b"ok 60\n"),
+    (StatsReport(b'{"connections":0}'), b'ok {"connections":0}\n'),
+    (Status.OK, b"ok\n"),
+    (Status.QUEUED, b"queued\n"),
+    (Status.TIMEOUT, b"timeout\n"),
+    (Status.ERROR, b"error\n"),
+    (Status.AUTH, b"error_auth\n"),
+    (Status.MAX_LOCKS, b"error_max_locks\n"),
+    (Status.MAX_WAITERS, b"error_max_waiters\n"),
+    (Status.LIMIT_MISMATCH, b"error_limit_mismatch\n"),
+    (Status.ALREADY_ENQUEUED, b"error_already_enqueued\n"),
+    (Status.NOT_ENQUEUED, b"error_not_enqueued\n"),
+    (Status.LEASE_EXPIRED, b"error_lease_expired\n"),
+    (Status.DRAINING, b"error_draining\n"),
+]
+
+ERRORS = [status for status in Status if status.value.startswith(b"error")]
+
+# A parser, and what it takes besides errors.
+PARSERS: list[tuple[Callable[[bytes], Reply], set[bytes]]] = [
+    (parse_granted, {b"ok " + TOKEN + b" 33", b"timeout"}),
+    (parse_enqueued, {b"acquired " + TOKEN + b" 1", b"queued"}),
+    (parse_renewed, {b"ok 60", b"ok 0"}),
+    (parse_stats, {b'ok {"connections":0}'}),
+    (parse_done, {b"ok"}),
+]
+
+
+@pytest.mark.parametrize(("reply", "line"), LINES)
+def test_is_sent(reply: Reply, line: bytes) -> None:
+    assert encode_reply(reply) == line
+
+
+def test_every_status_is_known_by_its_bytes() -> None:
+    assert {reply for reply, _ in LINES if isinstance(reply, Status)} == set(Status)
+
+
+def test_nothing_else_is_sent() -> None:
+    with pytest.raises(AssertionError):
+        encode_reply(b"ok")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("parse", "_taken"), PARSERS)
+@pytest.mark.parametrize("status", ERRORS)
+def test_every_request_may_be_answered_by_an_error(
+    parse: Callable[[bytes], Reply], _taken: set[bytes], status: Status
+) -> None:
+    assert parse(status.value) is status
+
+
+@pytest.mark.parametrize(("parse", "taken"), PARSERS)
+def test_parsers_take_only_what_fits(parse: Callable[[bytes], Reply], taken: set[bytes]) -> None:
+    everything = {line for _, lines in PARSERS for line in lines}
+    for line in everything:
+        if line in taken:
+            assert encode_reply(parse(line)) == line + b"\n"
+        else:
+            with pytest.raises(UnexpectedReplyError):
+                parse(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b" ",
+        b"ok ",
+        b"OK",
+        b" ok",
+        b"error ",
+        b"error something",
+        b"error_unheard_of",
+        b"ok  33",
+        b"ok " + TOKEN,
+        b"ok " + TOKEN + b" 0",
+        b"ok " + TOKEN + b" -1",
+        b"ok " + TOKEN + b" +5",
+        b"ok " + TOKEN + b" 1_0",
+        b"ok " + TOKEN + b" " + "٣".encode(),
+        b"ok " + TOKEN + b" 33 7",
+        b"ok " + TOKEN + b"  33",
+        b"ok " + TOKEN + b" %d" % (MAX_SECONDS + 1),
+        b"ok -5",
+        b"ok 99999999999",
+        b"acquired  33",
+        b"acquired " + TOKEN + b" 0",
+        b"acquired " + TOKEN,
+        b"ok [1]",
+        b"\xff\xfe",
+    ],
+)
+def test_nearly_right_is_wrong(line: bytes) -> None:
+    for parse, _ in PARSERS:
+        with pytest.raises(UnexpectedReplyError):
+            parse(line)
+
+
+def feed(*pieces: bytes) -> list[bytes] | None:
+    """Return the lines that a reader makes of the pieces, ``None`` if it refuses them."""
+    reader = ReplyReader()
+    lines = []
+    for piece in pieces:
+        try:
+            line = reader.receive(piece)
+        except UnexpectedReplyError:
+            return None
+        if line is not None:
+            lines.append(line)
+    return lines
+
+
+@pytest.mark.parametrize(("reply", "line"), LINES)
+def test_a_line_may_be_cut_anywhere(reply: Reply, line: bytes) -> None:
+    for end in (b"\n", b"\r\n"):
+        data = line[:-1] + end
+        assert feed(data) == [line[:-1]]
+        assert feed(*[data[i : i + 1] for i in range(len(data))]) == [line[:-1]]
+        for cut in range(len(data) + 1):
+            assert feed(data[:cut], data[cut:]) == [line[:-1]]
+
+
+def test_reader_knows_that_it_is_inside_a_reply() -> None:
+    reader = ReplyReader()
+    assert not reader.in_reply
+    assert reader.receive(b"o") is None
+    assert reader.in_reply
+    assert reader.receive(b"k\n") == b"ok"
+    assert not reader.in_reply
+
+
+@pytest.mark.parametrize("data", [b"ok\nok\n", b"ok\nerr", b"\n\n"])
+def test_more_than_was_asked_for(data: bytes) -> None:
+    assert feed(data) is None
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_longest_line_is_exact(end: bytes) -> None:
+    line = b"x" * MAX_REPLY
+    for cut in (0, MAX_REPLY - 1, MAX_REPLY, MAX_REPLY + len(end) - 1):
+        assert feed((line + end)[:cut], (line + end)[cut:]) == [line]
+    line += b"x"
+    for cut in (0, MAX_REPLY - 1, MAX_REPLY, MAX_REPLY + 1, MAX_REPLY + len(end)):
+        assert feed((line + end)[:cut], (line + end)[cut:]) is None
+
+
+def test_endless_line_is_refused_while_it_comes_in() -> None:
+    assert feed(b"x" * (MAX_REPLY + 2)) is None
+
+
+# Any reply, any bytes.
+
+tokens = st.from_regex(rb"[0-9a-f]{32}", fullmatch=True)
+leases = st.integers(1, MAX_SECONDS)
+
+
+@given(tokens, leases)
+def test_what_is_sent_is_read(token: bytes, lease: int) -> None:
+    granted, enqueued, renewed = Granted(token, lease), Enqueued(token, lease), Renewed(lease)
+    assert parse_granted(encode_reply(granted)[:-1]) == granted
+    assert parse_enqueued(encode_reply(enqueued)[:-1]) == enqueued
+    assert parse_renewed(encode_reply(renewed)[:-1]) == renewed
+
+
+words = st.sampled_from(
+    [b"ok", b"acquired", b"error", b"timeout", b"queued", TOKEN, b"33", b"0", b" ", b"{}", b"_"]
+)
+lines = st.binary(max_size=60) | st.lists(words, max_size=6).map(b" ".join)
+lines = lines | st.lists(words, max_size=6).map(b"".join)
+
+
+def check_line(line: bytes) -> None:
+    for parse, _ in PARSERS:
+        try:
+            reply = parse(line)
+        except UnexpectedReplyError:
+            continue
+        # Digits may have leading zeros; everything else is the same bytes again.
+        again = encode_reply(reply)[:-1]
+        assert again == line or parse(again) == reply
+
+
+@given(lines)
+def test_any_line_has_a_defined_meaning(line: bytes) -> None:
+    check_line(line)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_fuzz_for_a_minute() -> None:
+    end = time.monotonic() + 60
+
+    @settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(lines)
+    def fuzz(line: bytes) -> None:
+        check_line(line)
+
+    while time.monotonic() < end:
+        fuzz()

@@ -1,0 +1,394 @@
+"""Requests on the wire: literal bytes, limits, and a defined answer to any bytes at all."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from dflockd.wire import (
+    MAX_LIMIT,
+    MAX_LINE,
+    MAX_SECONDS,
+    MAX_SECRET,
+    Acquire,
+    Auth,
+    Barrier,
+    Enqueue,
+    FrameTooLongError,
+    Malformed,
+    Ping,
+    Release,
+    Renew,
+    Request,
+    RequestReader,
+    Space,
+    StableRef,
+    Stats,
+    Wait,
+    encode_request,
+    fence_from_token,
+    format_token,
+    key_problem,
+)
+
+LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
+TOKEN = b"0123456789abcdef0123456789abcdef"
+
+# What is read from these bytes, and which bytes are sent for it.
+FRAMES: list[tuple[bytes, Request]] = [
+    (b"l\nk\n10\n", Acquire(LOCK, b"k", 1, 10, None)),
+    (b"l\nk\n0 30\n", Acquire(LOCK, b"k", 1, 0, 30)),
+    (b"sl\nk\n10 3\n", Acquire(SEMAPHORE, b"k", 3, 10, None)),
+    (b"sl\nk\n10 3 30\n", Acquire(SEMAPHORE, b"k", 3, 10, 30)),
+    (b"r\nk\n" + TOKEN + b"\n", Release(LOCK, b"k", TOKEN)),
+    (b"sr\nk\n" + TOKEN + b"\n", Release(SEMAPHORE, b"k", TOKEN)),
+    (b"n\nk\n" + TOKEN + b"\n", Renew(LOCK, b"k", TOKEN, None)),
+    (b"n\nk\n" + TOKEN + b" 60\n", Renew(LOCK, b"k", TOKEN, 60)),
+    (b"sn\nk\n" + TOKEN + b"\n", Renew(SEMAPHORE, b"k", TOKEN, None)),
+    (b"sn\nk\n" + TOKEN + b" 60\n", Renew(SEMAPHORE, b"k", TOKEN, 60)),
+    (b"e\nk\n\n", Enqueue(LOCK, b"k", 1, None)),
+    (b"e\nk\n30\n", Enqueue(LOCK, b"k", 1, 30)),
+    (b"se\nk\n3\n", Enqueue(SEMAPHORE, b"k", 3, None)),
+    (b"se\nk\n3 30\n", Enqueue(SEMAPHORE, b"k", 3, 30)),
+    (b"w\nk\n10\n", Wait(LOCK, b"k", 10)),
+    (b"sw\nk\n0\n", Wait(SEMAPHORE, b"k", 0)),
+    (b"stats\n_\n_\n", Stats()),
+    (b"auth\n_\nopen sesame\n", Auth(b"open sesame")),
+    (b"ping\n_\n_\n", Ping()),
+    (b"barrier\n_\n_\n", Barrier()),
+    (b"stable-ref\npublisher-1\n_\n", StableRef(b"publisher-1")),
+]
+
+# Read as well, because some client sends it, but never sent from here.
+READ_ONLY: list[tuple[bytes, Request]] = [
+    (b"l\r\nk\r\n10\r\n", Acquire(LOCK, b"k", 1, 10, None)),
+    (b"l\nk\n 10  30 \n", Acquire(LOCK, b"k", 1, 10, 30)),
+    (b"ping\n\n\n", Ping()),
+    (b"stats\nanything\nat all\n", Stats()),
+    (b"barrier\n\n\n", Barrier()),
+    (b"auth\n\nx\n", Auth(b"x")),
+    (b"auth\n_\n\n", Auth(b"")),
+    (b"stable-ref\nr\n\n", StableRef(b"r")),
+    ("l\nschlüssel\n0\n".encode(), Acquire(LOCK, "schlüssel".encode(), 1, 0, None)),
+    (b"l\nk\x01\n0\n", Acquire(LOCK, b"k\x01", 1, 0, None)),
+]
+
+REFUSED = [
+    b"\n\n\n",
+    b"x\nk\n0\n",
+    b"L\nk\n0\n",
+    b" l\nk\n0\n",
+    b"\xff\nk\n0\n",
+    # Keys.
+    b"l\n\n0\n",
+    b"l\na b\n0\n",
+    b"l\na\tb\n0\n",
+    b"l\na\rb\n0\n",
+    b"l\na\0b\n0\n",
+    b"l\n\xff\xfe\n0\n",
+    b"r\n\n" + TOKEN + b"\n",
+    # Fields, too few and too many.
+    b"l\nk\n\n",
+    b"l\nk\n1 2 3\n",
+    b"sl\nk\n1\n",
+    b"sl\nk\n1 2 3 4\n",
+    b"r\nk\n\n",
+    b"r\nk\na b\n",
+    b"n\nk\n\n",
+    b"n\nk\na 1 2\n",
+    b"e\nk\n30 junk\n",
+    b"se\nk\n\n",
+    b"se\nk\n1 2 3\n",
+    b"w\nk\n\n",
+    b"w\nk\n1 2\n",
+    b"stable-ref\n\n_\n",
+    b"stable-ref\na b\n_\n",
+    b"stable-ref\n\xc3\xa4\n_\n",
+    b"stable-ref\n" + b"r" * 65 + b"\n_\n",
+]
+
+BAD_NUMBERS = [
+    b"-1",
+    b"+5",
+    b"1_0",
+    b"1.5",
+    b"0x10",
+    b"ten",
+    "٣".encode(),
+    "²".encode(),
+    b"%d" % (MAX_SECONDS + 1),
+    b"9" * 120,
+]
+
+
+def read(*pieces: bytes) -> tuple[list[Request], bool]:
+    """Return what a reader makes of the pieces, and whether it gave up in the end."""
+    reader = RequestReader()
+    requests: list[Request] = []
+    for piece in pieces:
+        reader.receive(piece)
+        try:
+            while (request := reader.next_request()) is not None:
+                requests.append(request)
+        except FrameTooLongError:
+            return requests, True
+    return requests, False
+
+
+def read_one(frame: bytes) -> Request:
+    requests, gave_up = read(frame)
+    assert not gave_up
+    assert len(requests) == 1
+    return requests[0]
+
+
+@pytest.mark.parametrize(("frame", "request_"), FRAMES + READ_ONLY)
+def test_is_read(frame: bytes, request_: Request) -> None:
+    found = read_one(frame)
+    assert found == request_
+    assert type(found) is type(request_)
+
+
+@pytest.mark.parametrize(("frame", "request_"), FRAMES)
+def test_is_sent(frame: bytes, request_: Request) -> None:
+    assert encode_request(request_) == frame
+
+
+@pytest.mark.parametrize("frame", REFUSED)
+def test_is_refused(frame: bytes) -> None:
+    assert isinstance(read_one(frame), Malformed)
+
+
+def test_malformed_cannot_be_sent() -> None:
+    with pytest.raises(ValueError, match="malformed"):
+        encode_request(Malformed("x"))
+
+
+@pytest.mark.parametrize("number", BAD_NUMBERS)
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"l\nk\n%b\n",
+        b"l\nk\n1 %b\n",
+        b"sl\nk\n%b 1\n",
+        b"sl\nk\n1 %b\n",
+        b"sl\nk\n1 1 %b\n",
+        b"n\nk\nt %b\n",
+        b"e\nk\n%b\n",
+        b"se\nk\n%b\n",
+        b"se\nk\n1 %b\n",
+        b"w\nk\n%b\n",
+    ],
+)
+def test_numbers_are_ascii_digits_within_bounds(frame: bytes, number: bytes) -> None:
+    assert isinstance(read_one(frame % number), Malformed)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"l\nk\n1 0\n",
+        b"sl\nk\n1 0\n",
+        b"sl\nk\n1 1 0\n",
+        b"n\nk\nt 0\n",
+        b"e\nk\n0\n",
+        b"se\nk\n0\n",
+    ],
+)
+def test_leases_and_limits_start_at_one(frame: bytes) -> None:
+    assert isinstance(read_one(frame), Malformed)
+
+
+def test_largest_numbers() -> None:
+    top = b"%d" % MAX_SECONDS
+    assert read_one(b"l\nk\n%b %b\n" % (top, top)) == Acquire(
+        LOCK, b"k", 1, MAX_SECONDS, MAX_SECONDS
+    )
+    assert read_one(b"sl\nk\n0 %d\n" % MAX_LIMIT) == Acquire(SEMAPHORE, b"k", MAX_LIMIT, 0, None)
+    assert isinstance(read_one(b"sl\nk\n0 %d\n" % (MAX_LIMIT + 1)), Malformed)
+
+
+# Lengths, exact at the edge: they count the payload, neither LF nor the CR before it.
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("line", [0, 1, 2])
+def test_line_limit_is_exact(line: int, end: bytes) -> None:
+    for length, too_long in ((MAX_LINE, False), (MAX_LINE + 1, True)):
+        lines = [b"r", b"k", b"t"]
+        lines[line] = b"x" * length
+        frame = b"".join(text + end for text in lines)
+        for pieces in ([frame], [frame[i : i + 1] for i in range(len(frame))]):
+            requests, gave_up = read(*pieces)
+            assert gave_up is too_long
+            assert len(requests) == (not too_long)
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_auth_argument_may_be_longer(end: bytes) -> None:
+    secret = b"s" * MAX_SECRET
+    frame = b"auth" + end + b"_" + end + secret + end
+    assert read(frame) == ([Auth(secret)], False)
+    assert read(frame[:70], frame[70:40_000], frame[40_000:-1], frame[-1:]) == (
+        [Auth(secret)],
+        False,
+    )
+    longer = b"auth" + end + b"_" + end + secret + b"s" + end
+    assert read(longer) == ([], True)
+    assert read(b"auth" + end + b"k" * (MAX_LINE + 1) + end + b"x" + end) == ([], True)
+
+
+def test_endless_line_is_refused_while_it_comes_in() -> None:
+    assert read(b"l\n" + b"k" * (MAX_LINE + 2)) == ([], True)
+    assert read(b"auth\n_\n" + b"s" * (MAX_SECRET + 2)) == ([], True)
+    # Only the argument of auth may be long, whoever the frames before it were.
+    assert read(b"ping\n_\n_\nl\nauth\n" + b"x" * (MAX_LINE + 2)) == ([Ping()], True)
+
+
+def test_requests_before_a_line_that_is_too_long_are_read() -> None:
+    requests, gave_up = read(b"ping\n_\n_\nl\nk\n" + b"1" * 300 + b"\n")
+    assert requests == [Ping()]
+    assert gave_up
+
+
+def test_reader_says_where_it_stands() -> None:
+    reader = RequestReader()
+    assert not reader.in_frame
+    assert not reader.has_request
+    reader.receive(b"l")
+    assert reader.in_frame
+    reader.receive(b"\nk\n0\npi")
+    assert reader.has_request
+    assert reader.pending == len(b"l\nk\n0\npi")
+    assert reader.next_request() == Acquire(LOCK, b"k", 1, 0, None)
+    assert reader.in_frame
+    assert not reader.has_request
+    assert reader.pending == 2
+    reader.receive(b"ng\n\n\n")
+    assert reader.next_request() == Ping()
+    assert not reader.in_frame
+    assert reader.pending == 0
+
+
+def test_secret_is_not_in_repr() -> None:
+    assert "sesame" not in repr(Auth(b"sesame"))
+
+
+# Any request, any bytes, any cut.
+
+keys = st.text(min_size=1, max_size=60).map(str.encode).filter(lambda key: not key_problem(key))
+keys = keys | st.integers(1, MAX_LINE).map(lambda length: b"k" * length)
+seconds = st.integers(0, MAX_SECONDS)
+leases = st.none() | st.integers(1, MAX_SECONDS)
+limits = st.integers(1, MAX_LIMIT)
+tokens = st.integers(0, 2**64 - 1).map(lambda fence: format_token(fence, b"\x01\xab" * 4))
+spaces = st.sampled_from(Space)
+text = st.binary(max_size=300).filter(lambda line: b"\n" not in line and not line.endswith(b"\r"))
+
+requests_ = st.one_of(
+    st.builds(Acquire, st.just(LOCK), keys, st.just(1), seconds, leases),
+    st.builds(Acquire, st.just(SEMAPHORE), keys, limits, seconds, leases),
+    st.builds(Enqueue, st.just(LOCK), keys, st.just(1), leases),
+    st.builds(Enqueue, st.just(SEMAPHORE), keys, limits, leases),
+    st.builds(Wait, spaces, keys, seconds),
+    st.builds(Release, spaces, keys, tokens),
+    st.builds(Renew, spaces, keys, tokens, leases),
+    st.builds(Auth, text),
+    st.builds(StableRef, st.from_regex(rb"[!-~]{1,64}", fullmatch=True)),
+    st.sampled_from([Stats(), Ping(), Barrier()]),
+)
+
+# Bytes that get far into the parser: words of the format, and junk.
+pieces = st.one_of(
+    st.sampled_from([b"l", b"sl", b"r", b"n", b"e", b"se", b"w", b"sw", b"auth", b"ping"]),
+    st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b"\r", b" ", b"\t", b"\0", b"0", b"1", b"33"]),
+    st.sampled_from([b"k" * 255, b"k" * 256, b"k" * 257, b"s" * MAX_SECRET]),
+    st.binary(max_size=8),
+)
+streams = st.lists(pieces, max_size=40).map(b"".join) | st.binary(max_size=400)
+
+
+def check_stream(stream: bytes, cuts: list[int]) -> None:
+    whole, whole_gave_up = read(stream)
+    assert all(type(request).__name__ in ANSWERS for request in whole)
+    edges = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
+    found, gave_up = read(*[stream[a:b] for a, b in pairwise(edges)])
+    # The types too: a request without fields equals any other.
+    assert [(type(request), request) for request in found] == [(type(r), r) for r in whole]
+    assert gave_up == whole_gave_up
+
+
+ANSWERS = {type(request).__name__ for _, request in FRAMES} | {"Malformed"}
+
+
+@given(st.lists(requests_, max_size=8), st.lists(st.integers(0, 10_000), max_size=6))
+def test_what_is_sent_is_read(sent: list[Request], cuts: list[int]) -> None:
+    stream = b"".join(encode_request(request) for request in sent)
+    found, gave_up = read(stream)
+    assert found == sent
+    assert [type(request) for request in found] == [type(request) for request in sent]
+    assert not gave_up
+    check_stream(stream, cuts)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(streams, st.lists(st.integers(0, 70_000), max_size=6))
+@example(b"l\r\nk\r\n0\r\n", [2, 5])
+@example(b"l\n" + b"k" * 256 + b"\r\n0\n", [259, 260])
+@example(b"l\n" + b"k" * 256 + b"\r\r\n0\n", [259, 260])
+def test_any_bytes_have_a_defined_answer_wherever_they_are_cut(
+    stream: bytes, cuts: list[int]
+) -> None:
+    check_stream(stream, cuts)
+
+
+@given(st.lists(st.sampled_from([b"l", b"k", b"0", b"\r", b"\n"]), max_size=24).map(b"".join))
+def test_cut_at_every_place(stream: bytes) -> None:
+    whole = read(stream)
+    for cut in range(len(stream) + 1):
+        assert read(stream[:cut], stream[cut:]) == whole
+    assert read(*[stream[i : i + 1] for i in range(len(stream))]) == whole
+
+
+@given(st.binary(max_size=300))
+def test_key_problem_agrees_with_the_reader(key: bytes) -> None:
+    requests, _ = read(b"w\n" + key + b"\n0\n")
+    if key_problem(key) is None:
+        assert requests == [Wait(LOCK, key, 0)]
+    else:
+        assert Wait(LOCK, key, 0) not in requests
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_fuzz_for_ten_minutes() -> None:
+    end = time.monotonic() + 600
+
+    @settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(streams, st.lists(st.integers(0, 70_000), max_size=12))
+    def fuzz(stream: bytes, cuts: list[int]) -> None:
+        check_stream(stream, cuts)
+
+    while time.monotonic() < end:
+        fuzz()
+
+
+# Tokens.
+
+
+@pytest.mark.parametrize("fence", [0, 1, 2**63, 2**64 - 1])
+def test_token_carries_its_fence(fence: int) -> None:
+    token = format_token(fence, bytes(range(8)))
+    assert len(token) == 32
+    assert fence_from_token(token) == fence
+    assert fence_from_token(token.decode()) == fence
+
+
+@pytest.mark.parametrize("token", ["", "ab", "g" * 32, "A" * 32, "٣" * 32, b"\xff" * 32])
+def test_other_tokens_have_no_fence(token: str | bytes) -> None:
+    with pytest.raises(ValueError, match="not a token"):
+        fence_from_token(token)
