@@ -21,6 +21,7 @@ from celery_dflock.keys import encode
 from dflockd.address import Address, parse_servers
 from dflockd.errors import InvalidArgumentError
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
+from dflockd.sync_client import DistributedLock
 
 UNAVAILABLE = ("requeue", "fail", "run")
 """What becomes of a task when no lock server can be asked; see `Settings.unavailable`."""
@@ -82,7 +83,7 @@ def settings(app: Celery) -> Settings:
 def _raw(conf: Mapping[str, Any]) -> tuple[Any, ...]:
     servers = conf.get("dflock_servers") or os.environ.get("DFLOCK_SERVERS") or DEFAULT_SERVER
     return (
-        servers if isinstance(servers, str) else tuple(servers),
+        tuple(servers) if isinstance(servers, list) else servers,
         conf.get("dflock_sharding_strategy"),
         conf.get("dflock_auth_token") or os.environ.get("DFLOCK_AUTH_TOKEN"),
         conf.get("dflock_key_prefix") or "",
@@ -94,6 +95,8 @@ def _checked(
     servers: str | Sequence[Any], strategy: Any, auth_token: Any, prefix: Any, unavailable: Any
 ) -> Settings:
     listed = [s.strip() for s in servers.split(",")] if isinstance(servers, str) else servers
+    if not isinstance(listed, list | tuple):
+        raise ImproperlyConfigured(f"dflock_servers is {servers!r}: give a list of 'host:port'")
     try:
         addresses = parse_servers([tuple(s) if isinstance(s, list) else s for s in listed])
     except InvalidArgumentError as exc:
@@ -114,4 +117,8 @@ def _checked(
         raise ImproperlyConfigured(
             f"dflock_unavailable is {unavailable!r}: give one of {', '.join(UNAVAILABLE)}"
         )
+    try:
+        DistributedLock("-", servers=addresses, auth_token=auth_token)
+    except InvalidArgumentError as exc:
+        raise ImproperlyConfigured(f"dflock_auth_token: {exc}") from None
     return Settings(addresses, strategy, auth_token, prefix, unavailable)

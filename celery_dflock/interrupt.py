@@ -28,6 +28,8 @@ class Interruptible:
         self._error: BaseException | None = None
         self._open = False
         self._outer: Interruptible | None = None
+        # Between the look at `_open` and the interruption the stretch must not end.
+        self._mutex = threading.Lock()
 
     def __enter__(self) -> Self:
         """Begin the stretch."""
@@ -47,7 +49,8 @@ class Interruptible:
         traceback: TracebackType | None,
     ) -> None:
         """End the stretch; an interruption that has not arrived yet never does."""
-        self._open = False
+        with self._mutex:
+            self._open = False
         if self._outer is not None:
             _pending[self._ident] = self._outer
         else:
@@ -57,6 +60,10 @@ class Interruptible:
 
     def interrupt(self, error: BaseException) -> bool:
         """Raise `error` in the stretch, from another thread; ``False`` where that cannot be done."""
+        with self._mutex:
+            return self._interrupt(error)
+
+    def _interrupt(self, error: BaseException) -> bool:
         if not self._open or self._green:
             return False
         self._error = error
@@ -90,7 +97,13 @@ def _as_class(error: BaseException) -> type[BaseException]:
     def make(self: BaseException, *_: object) -> None:
         type(error).__init__(self, *args)
 
-    fields = {"__init__": make, "__reduce__": lambda _: (type(error), args)}
+    fields = {
+        "__init__": make,
+        "__reduce__": lambda _: (type(error), args),
+        # Result backends name the class by these, and readers look it up.
+        "__module__": type(error).__module__,
+        "__qualname__": type(error).__qualname__,
+    }
     return type(type(error).__name__, (type(error),), fields)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -20,6 +21,9 @@ MAX_BYTES = 256
 """Longest key that the lock server takes; a longer one is cut and completed with a digest."""
 
 DIGEST_DIGITS = 32
+
+_CUT = re.compile(rb".{220,223}~[0-9a-f]{32}", re.DOTALL)
+"""What a cut key looks like. A text that looks so is cut as well: it could be another's key."""
 
 KeyFunction: TypeAlias = Callable[[Any, tuple[Any, ...], dict[str, Any]], str]
 """``(task, args, kwargs) -> key``."""
@@ -66,18 +70,21 @@ class KeyTemplate(string.Formatter):
 def bound_arguments(
     signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments of a call by name, defaults included, ``**kwargs`` spread out.
+    """Return the arguments of a call by name, defaults included, ``**kwargs`` as one of them.
 
     Raises:
         TypeError: the call does not fit the signature; the task itself could not be called.
     """
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
-    arguments = dict(bound.arguments)
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            arguments.update(arguments.pop(parameter.name))
-    return arguments
+    return dict(bound.arguments)
+
+
+def spread(signature: inspect.Signature, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments with those of ``**kwargs`` beside the others, for a template."""
+    named = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
+    rest = {name: value for name, value in arguments.items() if name not in named}
+    return {**(arguments[named[0]] if named else {}), **rest}
 
 
 def default_key(task_name: str, arguments: Mapping[str, Any]) -> str:
@@ -99,7 +106,7 @@ def finish(key: str, prefix: str = "") -> str:
     """Return the text that goes to the server: with the prefix, and short enough."""
     key = prefix + key
     data = key.encode("utf-8", "backslashreplace")
-    if len(data) <= MAX_BYTES:
+    if len(data) <= MAX_BYTES and not _CUT.fullmatch(data):
         return data.decode()
     head = data[: MAX_BYTES - DIGEST_DIGITS - 1].decode("utf-8", "ignore")
     return f"{head}~{_digest(key)}"

@@ -12,10 +12,20 @@ from celery import Task
 from celery.exceptions import ImproperlyConfigured
 
 from celery_dflock.exceptions import LockKeyError
-from celery_dflock.keys import KeyFunction, KeyTemplate, bound_arguments, default_key, encode
+from celery_dflock.keys import (
+    KeyFunction,
+    KeyTemplate,
+    bound_arguments,
+    default_key,
+    encode,
+    spread,
+)
 
 CONFLICT = ("requeue", "skip", "fail")
 LOST = ("raise", "warn")
+
+MAX_SECONDS = 9_223_372_036
+"""The longest time that can be said to a lock server; for no end at all there is ``None``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +77,10 @@ class LockOptions:
         _refuse_unknown(task)
         signature = _signature(task)
         timeout = task.lock_timeout
-        if timeout is not None and not (_is_number(timeout) and timeout >= 0):
+        if timeout is not None and not (_is_number(timeout) and 0 <= timeout <= MAX_SECONDS):
             raise _bad(task, "lock_timeout", "seconds from 0, or None for no end")
-        if not (isinstance(task.lock_ttl, int) and _is_number(task.lock_ttl) and task.lock_ttl > 0):
+        ttl = task.lock_ttl
+        if not (isinstance(ttl, int) and _is_number(ttl) and 0 < ttl <= MAX_SECONDS):
             raise _bad(task, "lock_ttl", "whole seconds from 1")
         if task.lock_conflict not in CONFLICT:
             raise _bad(task, "lock_conflict", _one_of(task.lock_conflict, CONFLICT))
@@ -77,7 +88,7 @@ class LockOptions:
             raise _bad(task, "lock_lost", _one_of(task.lock_lost, LOST))
         return cls(
             key=_key(task, signature),
-            ttl=task.lock_ttl,
+            ttl=ttl,
             timeout=timeout,
             conflict=task.lock_conflict,
             requeue=_backoff(task),
@@ -101,7 +112,7 @@ class LockOptions:
         if self.key is None:
             return default_key(task.name, arguments)
         try:
-            return self.key.render(arguments)
+            return self.key.render(spread(self.signature, arguments))
         except (LookupError, AttributeError, ValueError, TypeError) as exc:
             raise LockKeyError(task.name, f"lock_key does not fit the arguments: {exc!r}") from exc
 

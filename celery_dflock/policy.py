@@ -8,6 +8,7 @@ import time
 from typing import Any, NoReturn
 
 from celery import Task
+from celery.app.task import Context
 from celery.exceptions import Retry
 
 from celery_dflock.exceptions import LockError, LockNotAcquiredError
@@ -56,6 +57,16 @@ class Skipped(dict[str, Any]):
         return None
 
 
+def attempts(request: Context) -> dict[str, Any]:
+    """Return what the header says of earlier attempts, or nothing at the first.
+
+    A retry inherits the header of the run that sent it. That run had its lock, so counting starts
+    anew.
+    """
+    history = dict((request.headers or {}).get(HEADER) or {})
+    return history if history.get("retries") == request.retries else {}
+
+
 def requeue(task: Task, error: LockError, backoff: Backoff) -> NoReturn:
     """Send the task again, to run a while later, and end this run of it.
 
@@ -70,8 +81,7 @@ def requeue(task: Task, error: LockError, backoff: Backoff) -> NoReturn:
     request = task.request
     if request.is_eager:
         raise error
-    headers = dict(request.headers or {})
-    history = dict(headers.get(HEADER) or {})
+    history = attempts(request)
     now = time.time()
     attempt = int(history.get("attempt", 0)) + 1
     since = float(history.get("since", now))
@@ -79,7 +89,8 @@ def requeue(task: Task, error: LockError, backoff: Backoff) -> NoReturn:
         why = f"gave up after {attempt} attempts in {now - since:.0f} s: {error.reason}"
         raise LockNotAcquiredError(error.key, why) from error
     countdown = round(backoff.pause(attempt - 1, random.random()), 3)
-    headers[HEADER] = {**history, "attempt": attempt, "since": since}
+    history = {**history, "attempt": attempt, "since": since, "retries": request.retries}
+    headers = {**(request.headers or {}), HEADER: history}
     task.signature_from_request(
         request, retries=request.retries, countdown=countdown, headers=headers
     ).apply_async()

@@ -30,6 +30,9 @@ logger = logging.getLogger("celery_dflock")
 RETRY_PATIENCE = 1.0
 """Seconds that a retry waits at least: it can arrive before the run that sent it has ended."""
 
+ENTERED = "_dflock_entered"
+"""Set on a request once its task has been called under a lock, or tried to be."""
+
 _current: ContextVar[TaskLock | None] = ContextVar("celery_dflock.current_lock", default=None)
 
 
@@ -131,8 +134,11 @@ class LockedTask(Task):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body under the lock."""
         body = super().__call__
-        if self.request.called_directly:
+        request = self.request
+        # The body may call its own task directly, and finds the request that is running.
+        if request.called_directly or getattr(request, ENTERED, False):
             return body(*args, **kwargs)
+        setattr(request, ENTERED, True)
         if getattr(body, "__func__", None) is Task.__call__:
             # Celery's own would push a request without an id where it was not optimised away.
             body = self.run
@@ -164,7 +170,8 @@ class LockedTask(Task):
             lock.release()
 
     def _patience(self, options: LockOptions) -> float | None:
-        if options.timeout is None or not self.request.retries:
+        is_fresh_retry = self.request.retries and not policy.attempts(self.request)
+        if options.timeout is None or not is_fresh_retry:
             return options.timeout
         return max(options.timeout, RETRY_PATIENCE)
 
@@ -218,6 +225,7 @@ class LockedTask(Task):
         try:
             lock_acquired.send(sender=self, lock=held)
             with lost.watched(held):
+                lost.check(held)
                 return body(*args, **kwargs)
         finally:
             _current.reset(token)
@@ -239,6 +247,11 @@ class _Loss:
         self._lock = lock
         self._run = Interruptible()
         return self._run
+
+    def check(self, lock: TaskLock) -> None:
+        """Raise what came too early to interrupt anything."""
+        if self._raises:
+            lock.check()
 
     def happened(self, lock: DistributedLock) -> None:
         """Interrupt the body, or say that it goes on unlocked."""

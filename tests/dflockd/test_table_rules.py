@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -17,6 +18,7 @@ from dflockd.wire import (
     Renewed,
     Request,
     Space,
+    Stats,
     Status,
     Wait,
     fence_from_token,
@@ -202,3 +204,19 @@ def test_tokens_differ_by_secret_key_and_space() -> None:
         for key in (b"k", b"l")
     }
     assert len(made) == 8
+
+
+@pytest.mark.parametrize("letter", ["k", "é", "\x01"])
+def test_stats_of_many_keys_fit_into_what_clients_read(letter):
+    table = LockTable(Limits(max_locks=10_000), Mint(b"secret", 1))
+    peer = table.connect()
+    for number in range(10_000):
+        key = f"{number}:".ljust(250, letter).encode()[:250].decode("utf-8", "ignore").encode()
+        table.handle(peer, Acquire(Space.LOCK, key, 1, 0, None), 0.0)
+
+    [(_, reply)] = table.handle(peer, Stats(), 1.0)
+
+    report = json.loads(reply.json)
+    assert len(reply.json) < 1 << 20
+    assert report["locks"][0]["key"].startswith("0:")
+    assert len(report["locks"]) + report["omitted"] == 10_000

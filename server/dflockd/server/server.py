@@ -16,6 +16,9 @@ from dflockd.wire import Request, Status, encode_reply
 
 BACKLOG = 1024
 
+SLICE = 200
+"""Replies that one step may send in one turn of the event loop."""
+
 # Not `loop.time()`: uvloop's stands still during a turn of the loop. A lease counted from the start
 # of a long turn would end before the client, who counts from when it asked, takes it to be over.
 _now = time.monotonic
@@ -134,12 +137,16 @@ class Server:
             logger.exception("connection %d: request failed: %s", number, type(request).__name__)
             out.append(encode_reply(Status.ERROR))
             return
-        for peer, reply in effects:
-            if peer == number:
-                out.append(encode_reply(reply))
+        others = []
+        for effect in effects:
+            if effect[0] == number:
+                out.append(encode_reply(effect[1]))
             else:
-                self.sessions[peer].deliver(reply)
-        self._arm()
+                others.append(effect)
+        if others:
+            self._dispatch(others)
+        else:
+            self._arm()
 
     def part(self, session: Session, *, clean: bool) -> None:
         """Free what stands on a session that ends."""
@@ -155,9 +162,20 @@ class Server:
 
     def _dispatch(self, effects: list[Effect]) -> None:
         """Send what a step of the table has brought."""
-        for peer, reply in effects:
-            self.sessions[peer].deliver(reply)
         self._arm()
+        for peer, _ in effects[SLICE:]:
+            self.sessions[peer].owed = True
+        self._send(effects)
+
+    def _send(self, effects: list[Effect], start: int = 0) -> None:
+        # Thousands may be due at once, and each costs a system call: others get a turn in between.
+        end = start + SLICE
+        for peer, reply in effects[start:end]:
+            session = self.sessions.get(peer)
+            if session is not None:
+                session.deliver(reply)
+        if end < len(effects):
+            self.loop.call_soon(self._send, effects, end)
 
     def _arm(self) -> None:
         """Have the timer go off no later than the next deadline.

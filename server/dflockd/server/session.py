@@ -48,6 +48,8 @@ class Session(asyncio.Protocol):
         self._loop = server.loop
         self._reader = RequestReader()
         self._trusted = server.options.auth_secret is None
+        self.owed = False
+        """Whether a reply to it is decided and still to be delivered."""
         self._ended = False
         self._stalled = False
         self._frame_timer: asyncio.TimerHandle | None = None
@@ -72,9 +74,8 @@ class Session(asyncio.Protocol):
         if self._ended:
             return
         self._reader.receive(data)
-        if self.peer.waiting is None and not self._stalled:
-            self._serve()
-        if self.peer.waiting is not None and self._reader.pending > READ_AHEAD:
+        self._resume()
+        if (self.owed or self.peer.waiting) and self._reader.pending > READ_AHEAD:
             logger.warning("connection %d: too much sent behind a waiting request", self.peer.id)
             self._end(Status.ERROR)
 
@@ -112,6 +113,9 @@ class Session(asyncio.Protocol):
 
     def deliver(self, reply: Reply) -> None:
         """Send the reply to the request that this peer was waiting for, and go on with the next."""
+        if self._ended:
+            return
+        self.owed = False
         self._transport.write(encode_reply(reply))
         if self._reader.has_request or self._reader.in_frame:
             # Not at once: the caller is in the middle of handing out the effects of another step.
@@ -130,7 +134,7 @@ class Session(asyncio.Protocol):
     # The way of a request.
 
     def _resume(self) -> None:
-        if self.peer.waiting is None and not self._stalled and not self._ended:
+        if not (self.peer.waiting or self.owed or self._stalled or self._ended):
             self._serve()
 
     def _serve(self) -> None:

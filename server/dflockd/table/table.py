@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import itertools
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -35,6 +36,13 @@ from dflockd.wire import (
 
 Effect: TypeAlias = tuple[int, Reply]
 """What is to be done after a step: send this reply to the peer with that number."""
+
+
+MAX_LISTED = 3000
+"""Keys that `Stats` lists: counting out a hundred thousand would hold up everybody else."""
+
+MAX_STATS = 1_000_000
+"""Bytes of JSON that `Stats` may have: published clients refuse a reply over 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +251,13 @@ class LockTable:
         return Status.OK
 
     def _stats(self, _peer: Peer, _request: Stats, now: float, _effects: list[Effect]) -> Reply:
-        return StatsReport(json.dumps(self.stats(now), separators=(",", ":")).encode())
+        listed = MAX_LISTED
+        while True:
+            text = json.dumps(self.stats(now, listed), separators=(",", ":"), ensure_ascii=False)
+            report = StatsReport(text.encode())
+            if len(report.json) < MAX_STATS:
+                return report
+            listed //= 2
 
     # Slots.
 
@@ -376,12 +390,16 @@ class LockTable:
 
     # What people see.
 
-    def stats(self, now: float) -> dict[str, object]:
-        """Return who holds what, in the form that published clients check."""
+    def stats(self, now: float, listed: int = MAX_LISTED) -> dict[str, object]:
+        """Return who holds what, in the form that published clients check.
+
+        Of more than `listed` keys the latest are left out and counted as ``omitted``.
+        """
         locks: list[dict[str, object]] = []
         semaphores: list[dict[str, object]] = []
         for entries in self._group.spaces:
-            for entry in entries.values():
+            room = listed - len(locks) - len(semaphores)
+            for entry in itertools.islice(entries.values(), room):
                 key, waiters = entry.key.decode(), len(entry.waiters or ())
                 if entry.limit > 1:
                     semaphores.append(
@@ -409,4 +427,5 @@ class LockTable:
             # Entries are dropped as soon as they are idle, so there is nothing to list here.
             "idle_locks": [],
             "idle_semaphores": [],
+            "omitted": len(self._group) - len(locks) - len(semaphores),
         }

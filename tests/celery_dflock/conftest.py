@@ -1,0 +1,87 @@
+"""Real processes: one Redis, one lock server and two workers that the tests share.
+
+Tests use keys of their own. Those that kill a server or a worker start their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.demo.stage import LockServer, Redis, StageError, Worker, redis_executable
+from tests.celery_dflock import jobs
+from tests.celery_dflock.cluster import Cluster, Waiter
+
+
+@pytest.fixture(scope="session")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stage")
+
+
+@pytest.fixture(scope="session")
+def redis_url(directory: Path) -> Iterator[str]:
+    try:
+        redis_executable()
+    except StageError as error:
+        pytest.skip(str(error))
+    with Redis(directory) as redis:
+        yield redis.url
+
+
+@pytest.fixture(scope="session")
+def lock_server(directory: Path) -> Iterator[LockServer]:
+    with LockServer(directory) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def cluster(directory: Path, redis_url: str, lock_server: LockServer) -> Iterator[Cluster]:
+    """What the tests send tasks with and ask about them; itself without workers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(jobs.BROKER, redis_url)
+        patch.setenv(jobs.RECORD, str(directory / "record.jsonl"))
+        patch.setenv("DFLOCK_SERVERS", lock_server.address)
+        jobs.configure({jobs.BROKER: redis_url})
+        yield Cluster(directory, lock_server)
+        # Results that a failed test has kept would unsubscribe at a Redis that is gone.
+        jobs.app.backend.result_consumer.stop()
+        jobs.app.backend.result_consumer.subscribed_to.clear()
+        jobs.app.close()
+
+
+@pytest.fixture(scope="session")
+def workers(cluster: Cluster) -> Iterator[tuple[Worker, Worker]]:
+    """Two workers of two processes each; beside the common queue each has one with its name."""
+    with contextlib.ExitStack() as running:
+        one, two = (
+            running.enter_context(cluster.worker(name, queues=f"celery,{name}"))
+            for name in ("one", "two")
+        )
+        one.wait_ready()
+        two.wait_ready()
+        yield one, two
+
+
+_keys = itertools.count()
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    """A lock that no other test uses."""
+    return f"{request.node.originalname}:{next(_keys)}"
+
+
+@pytest.fixture
+def waiter(cluster: Cluster) -> Iterator[Callable[..., Waiter]]:
+    """Make waiters for a lock outside of tasks; they end with the test."""
+    with contextlib.ExitStack() as running:
+
+        def wait(key: str, **options: Any) -> Waiter:
+            return running.enter_context(Waiter(cluster.lock(key, **options)))
+
+        yield wait

@@ -1,0 +1,203 @@
+"""The tasks of the tests, as a module that workers import, and the record of what they did."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, Task
+from celery.exceptions import Ignore, Reject
+from celery.signals import task_prerun
+
+from celery_dflock import LockedTask, current_lock
+from celery_dflock.signals import lock_lost, task_requeued, task_skipped
+
+# The environment variables that tell a worker where everything is; also DFLOCK_SERVERS.
+BROKER = "JOBS_BROKER_URL"
+RECORD = "JOBS_RECORD"
+
+AT_ONCE = {"base": 0.05, "cap": 0.05}
+
+app = Celery("tests.celery_dflock.jobs", set_as_current=False)
+
+
+def configure(env: Mapping[str, str]) -> None:
+    app.conf.update(
+        broker_url=env.get(BROKER, "memory://"),
+        result_backend=env.get(BROKER, "cache+memory://"),
+        worker_prefetch_multiplier=1,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        broker_connection_retry_on_startup=True,
+        broker_transport_options={"priority_steps": [0, 3, 6, 9]},
+        result_extended=True,
+    )
+
+
+configure(os.environ)
+
+
+# The record: a line of JSON for each thing that happened, in the order of its being written.
+
+
+def note(what: str, task: Task, **more: Any) -> None:
+    """Add a line about the calling process, now; one write, so that lines never mix."""
+    request = task.request
+    event = {
+        "what": what,
+        "at": time.monotonic(),
+        "id": request.id,
+        "task": task.name,
+        "worker": (request.hostname or "").partition("@")[0],
+        "pid": os.getpid(),
+        **more,
+    }
+    file = os.open(os.environ[RECORD], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, (json.dumps(event) + "\n").encode())
+    finally:
+        os.close(file)
+
+
+def recorded(path: str | Path, **wanted: Any) -> list[dict[str, Any]]:
+    """The events so far that have these fields."""
+    try:
+        lines = Path(path).read_text().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    events = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [e for e in events if all(e.get(name) == value for name, value in wanted.items())]
+
+
+# The tasks: one body, under locks with different options.
+
+
+def body(
+    self: Task,
+    key: str,
+    then: str = "return",
+    seconds: float = 0.0,
+    gate: str | None = None,
+    **_: Any,
+) -> Any:
+    """Work for `seconds`, and then until the file `gate` is there; end as `then` says."""
+    lock = current_lock()
+    request = self.request
+    note(
+        "start",
+        self,
+        key=key,
+        fence=lock.fence if lock else None,
+        waited=lock.waited if lock else None,
+        args=list(request.args),
+        kwargs=request.kwargs,
+        retries=request.retries,
+        headers={k: v for k, v in (request.headers or {}).items() if k.startswith("x-")},
+        priority=request.delivery_info.get("priority"),
+        timelimit=request.timelimit,
+        expires=str(request.expires) if request.expires else None,
+    )
+    error = None
+    try:
+        time.sleep(seconds)
+        while gate is not None and not Path(gate).exists():
+            time.sleep(0.005)
+        return END[then](self)
+    except BaseException as exc:
+        error = type(exc).__name__
+        raise
+    finally:
+        held = lock.held if lock else None
+        note("end", self, key=key, error=error, held=held)
+
+
+def _raise(exc: BaseException) -> Any:
+    raise exc
+
+
+def _retry_then_clean_up(self: Task) -> Any:
+    if self.request.retries:
+        return "retried"
+    try:
+        raise self.retry(countdown=0)
+    finally:
+        # The retry is on its way to another process, and this run still holds the lock.
+        time.sleep(0.3)
+
+
+def _fork(self: Task) -> None:
+    child = os.fork()
+    if child:
+        note("forked", self, child=child)
+    time.sleep(30)
+    os._exit(0)
+
+
+END: dict[str, Callable[[Task], Any]] = {
+    "return": lambda self: self.request.id,
+    "raise": lambda _: _raise(ValueError("as asked")),
+    "raise once": lambda self: self.request.retries or _raise(ValueError("as asked")),
+    "retry once": lambda self: self.request.retries or _raise(self.retry(countdown=0)),
+    "retry slowly": _retry_then_clean_up,
+    "fork": _fork,
+    "ignore": lambda _: _raise(Ignore()),
+    "reject": lambda _: _raise(Reject("as asked", requeue=False)),
+}
+
+
+def job(name: str, base: type[Task] = LockedTask, **options: Any) -> Task:
+    if base is LockedTask:
+        options = {"lock_key": "{key}", "lock_ttl": 10, "lock_requeue": AT_ONCE, **options}
+    return app.task(bind=True, base=base, name=name, **options)(body)
+
+
+plain = job("plain", base=Task)
+patient = job("patient", lock_timeout=60)
+requeued = job("requeued", lock_timeout=0, max_retries=2)
+limited = job("limited", lock_timeout=0, lock_requeue={**AT_ONCE, "max_attempts": 3})
+hurried = job("hurried", lock_timeout=0, lock_requeue={**AT_ONCE, "max_wait": 0.2})
+skipped = job("skipped", lock_timeout=0, lock_conflict="skip")
+failed = job(
+    "failed",
+    lock_timeout=0,
+    lock_conflict="fail",
+    # Retries what the body raises, and nothing that the lock has to say.
+    autoretry_for=(Exception,),
+    retry_kwargs={"countdown": 0, "max_retries": 5},
+)
+retried = job(
+    "retried", autoretry_for=(ValueError,), retry_kwargs={"countdown": 0, "max_retries": 1}
+)
+short = job("short", lock_ttl=1, lock_timeout=60)
+warned = job("warned", lock_ttl=1, lock_timeout=60, lock_lost="warn")
+
+
+@app.task(name="collect", bind=True)
+def collect(self: Task, results: list[Any], key: str) -> list[Any]:
+    note("collected", self, key=key, results=results)
+    return results
+
+
+@task_prerun.connect
+def note_asked(task: Task, kwargs: Mapping[str, Any], **_: Any) -> None:
+    """A process has taken the task up; a locked task asks for its lock now."""
+    if task.app.main == app.main:
+        note("asked", task, key=kwargs.get("key"))
+
+
+@task_requeued.connect
+def note_requeued(sender: Task, key: str, countdown: float, attempt: int, **_: Any) -> None:
+    note("requeued", sender, key=key, countdown=countdown, attempt=attempt)
+
+
+@task_skipped.connect
+def note_skipped(sender: Task, key: str, **_: Any) -> None:
+    note("skipped", sender, key=key)
+
+
+@lock_lost.connect
+def note_lost(sender: Task, lock: Any, **_: Any) -> None:
+    note("lost", sender, key=lock.key if lock else None)

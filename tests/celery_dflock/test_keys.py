@@ -1,0 +1,191 @@
+"""Properties of lock keys: the same call gives the same key everywhere, and never a bad one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from celery import Celery, Task
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from kombu.utils import json
+
+from celery_dflock import LockedTask
+from celery_dflock.keys import KeyTemplate, encode, finish
+from dflockd.sync_client import DistributedLock
+
+app = Celery("keys", set_as_current=False)
+
+# A busy machine is no failure.
+settings.register_profile("celery_dflock", settings.get_profile("default"), deadline=None)
+settings.load_profile("celery_dflock")
+
+texts = st.text(st.characters(exclude_categories=[]))  # surrogates too
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+
+
+def locked(function: Callable[..., Any], name: str, **options: Any) -> Task:
+    return app.task(base=LockedTask, name=name, shared=False, lazy=False, **options)(function)
+
+
+def key_of(task: Task, *args: Any, **kwargs: Any) -> str:
+    return finish(task._lock_options.key_of(task, args, kwargs))
+
+
+def _plain(a: Any, b: Any = 2, *, c: Any = None) -> None: ...
+
+
+def _bound(self: Task, a: Any, b: Any = 2, *, c: Any = None) -> None: ...
+
+
+def _open(a: Any, *more: Any, **named: Any) -> None: ...
+
+
+plain = locked(_plain, "plain")
+bound = locked(_bound, "bound", bind=True)
+spread = locked(_open, "spread")
+template = locked(_plain, "template", lock_key="t:{a}:{b}")
+bound_template = locked(_bound, "bound.template", lock_key="t:{a}:{b}", bind=True)
+computed = locked(_plain, "computed", lock_key=lambda task, args, kwargs: f"{task.name} {args[0]}")
+
+
+@given(values, values, values)
+def test_positional_or_named_is_no_matter(a: Any, b: Any, c: Any) -> None:
+    for task in (plain, bound, template, bound_template):
+        key = key_of(task, a, b, c=c)
+        assert key_of(task, a, b=b, c=c) == key
+        assert key_of(task, c=c, b=b, a=a) == key
+
+
+@given(values)
+def test_defaults_count(a: Any) -> None:
+    for task in (plain, bound, template, bound_template):
+        assert key_of(task, a) == key_of(task, a, 2, c=None)
+    assert key_of(plain, a) != key_of(plain, a, 3)
+
+
+def test_self_is_no_argument() -> None:
+    assert key_of(bound, 1).partition(":")[2] == key_of(plain, 1).partition(":")[2]
+    assert key_of(bound_template, 1) == "t:1:2"
+
+
+@given(st.dictionaries(st.text(), values, min_size=2))
+def test_order_in_a_dict_is_no_matter(value: dict[str, Any]) -> None:
+    turned = dict(reversed(value.items()))
+    assert key_of(plain, value) == key_of(plain, turned)
+    assert key_of(spread, 1, x=1, y=value) == key_of(spread, 1, y=turned, x=1)
+
+
+@given(values)
+@example((1, (2, 3)))
+@example(UUID(int=7))
+@example(datetime(2024, 2, 29, 1, 2, 3, 4, UTC))
+@example(date(2024, 2, 29))
+@example(Decimal("1.10"))
+def test_the_same_after_the_journey(value: Any) -> None:
+    """In the publisher, and in the worker that has read the message."""
+    args, kwargs = json.loads(json.dumps([[value], {"c": value}]))
+    assert key_of(plain, *args, **kwargs) == key_of(plain, value, c=value)
+
+
+@given(values, values)
+def test_different_arguments_have_different_keys(one: Any, other: Any) -> None:
+    same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    assert (key_of(plain, one) == key_of(plain, other)) == same
+    assert key_of(plain, one) != key_of(bound, one)
+
+
+def test_positional_only_and_named_alike() -> None:
+    """``f(1, a=2)`` is a call in which `a` is two things."""
+
+    def function(a: int, /, **named: int) -> None: ...
+
+    task = locked(function, "alike")
+    assert key_of(task, 1, a=2) != key_of(task, 5, a=2)
+    assert key_of(task, 1, a=2) != key_of(task, 1, a=3)
+    assert key_of(locked(function, "alike.t", lock_key="{a}:{b}"), 1, a=2, b=3) == "1:3"
+
+
+# What is in a key.
+
+
+@given(texts)
+@example("a\nr\nb")
+@example("\0")
+@example("\u2028\u00a0\u3000\ufeff")
+@example("\ud800")
+@example("x" * 10_000)
+@example("é" * 200)
+@example("{b}")
+@example("%0A")
+def test_any_text_makes_a_key_that_can_be_sent(text: str) -> None:
+    for key in (key_of(plain, text), key_of(template, text), key_of(computed, text)):
+        assert DistributedLock(key).key == key
+        assert len(key.encode()) <= 256
+        assert not any(char.isspace() or ord(char) < 32 for char in key)
+
+
+@given(texts, texts)
+@example("a b", "a%20b")
+@example("a\nb", "a%0Ab")
+@example("\ud800", "\\ud800")
+@example("x" * 300, "x" * 301)
+@example("x" * 300 + "a", "x" * 300 + "b")
+@example("x" * 300, key_of(computed, "x" * 300))
+def test_different_texts_have_different_keys(one: str, other: str) -> None:
+    for task in (template, computed):
+        assert (key_of(task, one) == key_of(task, other)) == (one == other)
+
+
+@pytest.mark.parametrize("char", ["x", "é", "語", "🙂"])
+def test_a_cut_key_is_nobody_elses_whole_key(char: str) -> None:
+    for length in range(60, 300):
+        cut = finish(char * length + "y" * (length % 7))
+        if "~" in cut:
+            assert finish(cut) != cut
+
+
+def test_any_argument_text_is_taken_by_the_server(lock_server: Any) -> None:
+    for text in ("a\nr\nb", "\0", "\u2028", "\ud800", "x" * 10_000, "é" * 200, "", "🙂"):
+        lock = DistributedLock(key_of(template, text), 0, 5, [lock_server.address])
+        with lock:
+            assert lock.held
+
+
+def test_readable_as_long_as_it_fits() -> None:
+    assert key_of(template, 7, "eu") == "t:7:eu"
+    assert key_of(template, "größe/🙂") == "t:größe/🙂:2"
+    assert key_of(computed, 7) == "computed%207"
+    long = key_of(template, "x" * 300)
+    assert long.startswith("t:xxxx")
+    assert len(long) == 256
+
+
+@given(st.text(max_size=300), st.text(max_size=300))
+def test_the_prefix_is_part_of_it(one: str, other: str) -> None:
+    assert finish(encode(one), "app:") != finish(encode(other), "other:")
+    assert len(finish(encode(one), "app:").encode()) <= 256
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "key"),
+    [
+        ("{order.real}", {"order": 3}, "3"),
+        ("{order[id]}", {"order": {"id": 4}}, "4"),
+        ("{order:03}", {"order": 5}, "005"),
+        ("{order!r}", {"order": "a b"}, "'a%20b'"),
+        ("{{{order}}}", {"order": 1}, "{1}"),
+    ],
+)
+def test_fields_of_a_template(text: str, arguments: dict[str, Any], key: str) -> None:
+    signature = inspect.signature(lambda order: None)
+    assert KeyTemplate(text, signature).render(arguments) == key

@@ -1,0 +1,138 @@
+"""A lock is lost while its task runs: the server forgot it, or the worker was stopped too long."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery import Celery
+
+from celery_dflock import LockedTask, LockLostError, TaskLock
+from celery_dflock.signals import lock_acquired
+from examples.demo.stage import LockServer, Worker, wait_until
+from tests.celery_dflock import jobs
+from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster, Waiter
+
+LEASE = jobs.short.lock_ttl
+
+
+@pytest.fixture(scope="module")
+def own_server(cluster: Cluster) -> Iterator[LockServer]:
+    with LockServer(cluster.directory, name="forgetful") as server:
+        yield server
+
+
+@pytest.fixture(scope="module", params=["prefork", "threads"])
+def worker(
+    cluster: Cluster, own_server: LockServer, request: pytest.FixtureRequest
+) -> Iterator[Worker]:
+    name = f"lost-{request.param}"
+    with cluster.worker(name, pool=request.param, servers=own_server.address) as worker:
+        worker.wait_ready()
+        yield worker
+
+
+def restart(server: LockServer) -> float:
+    """Kill the server and start it again with nothing in memory; when it was there again."""
+    server.kill()
+    server.start()
+    return time.monotonic()
+
+
+def test_server_forgot_it(
+    cluster: Cluster, own_server: LockServer, worker: Worker, tmp_path: Path, key: str
+) -> None:
+    # In the main thread a blocking call is interrupted; other threads have to run Python code.
+    if "prefork" in worker.name:
+        sent = cluster.send(jobs.patient, key, seconds=30, queue=worker.name)
+    else:
+        gate = str(tmp_path / "never")
+        sent = cluster.send(jobs.patient, key, gate=gate, queue=worker.name)
+    cluster.wait_event("start", sent)
+
+    back_at = restart(own_server)
+
+    end = cluster.wait_event("end", sent)
+    assert end["error"] == "LockLostError"
+    assert end["at"] - back_at < 2 * PROMPT  # it may have just begun its longest pause
+    assert end["held"] is False
+    with pytest.raises(LockLostError) as failure:
+        sent.get(timeout=PATIENCE)
+    assert failure.value.key == key
+    assert len(cluster.events(what="lost", id=None, key=key)) == 1
+    (line,) = [line for line in worker.log_text().splitlines() if f"{sent.id}]: lock" in line]
+    assert "ERROR" in line
+    assert repr(key) in line
+    assert line.endswith("the task is interrupted")
+    # The process goes on as before.
+    following = cluster.send(jobs.patient, key, queue=worker.name)
+    assert following.get(timeout=PATIENCE) == following.id
+
+
+def test_only_a_warning_if_wanted(
+    cluster: Cluster, own_server: LockServer, worker: Worker, tmp_path: Path, key: str
+) -> None:
+    gate = tmp_path / "gate"
+    sent = cluster.send(jobs.warned, key, gate=str(gate), queue=worker.name)
+    cluster.wait_event("start", sent)
+
+    restart(own_server)
+    line = worker.wait_log(f"{sent.id}]: lock")
+    assert line.endswith("the task goes on unlocked\n")
+    gate.touch()
+
+    assert sent.get(timeout=PATIENCE) == sent.id
+    assert cluster.wait_event("end", sent)["held"] is False
+
+
+@pytest.mark.parametrize("worker", ["prefork"], indirect=True)
+def test_stopped_for_longer_than_its_lease(
+    cluster: Cluster, own_server: LockServer, worker: Worker, key: str
+) -> None:
+    sent = cluster.send(jobs.short, key, seconds=30, queue=worker.name)
+    start = cluster.wait_event("start", sent)
+    with Waiter(cluster.lock(key, own_server)) as other:
+        cluster.wait_waiters(key, 1, own_server)
+
+        os.kill(start["pid"], signal.SIGSTOP)
+        try:
+            stopped_at = time.monotonic()
+            assert other.wait_granted() - stopped_at < LEASE + PROMPT
+            assert not cluster.events(what="end", id=sent.id)
+        finally:
+            continued_at = time.monotonic()
+            os.kill(start["pid"], signal.SIGCONT)
+
+        end = cluster.wait_event("end", sent)
+        assert end["error"] == "LockLostError"
+        assert end["at"] - continued_at < PROMPT
+        assert other.lock.held, "its end takes nothing from the next holder"
+    with pytest.raises(LockLostError):
+        sent.get(timeout=PATIENCE)
+
+
+def test_lost_before_the_body_begins(directory: Path, key: str) -> None:
+    ran = []
+    with LockServer(directory, name="early") as server:
+        app = Celery("early", set_as_current=False)
+        app.conf.dflock_servers = [server.address]
+
+        @app.task(base=LockedTask, lock_key=key, lock_ttl=5, shared=False)
+        def task() -> None:
+            ran.append(1)
+
+        def lose(lock: TaskLock, **_: object) -> None:
+            restart(server)
+            wait_until(lambda: not lock.held or None, PATIENCE, lambda: "lock is not lost")
+
+        lock_acquired.connect(lose)
+        try:
+            with pytest.raises(LockLostError):
+                task.apply(throw=True)
+        finally:
+            lock_acquired.disconnect(lose)
+    assert not ran

@@ -1,0 +1,235 @@
+"""Bad options are refused when the task is bound, bad settings when they are first used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery, Task
+from celery.exceptions import ImproperlyConfigured
+
+from celery_dflock import LockedTask, LockKeyError
+from celery_dflock.config import settings
+from celery_dflock.options import Backoff
+
+
+def bind(name: str, **options: Any) -> Task:
+    app = Celery("options", set_as_current=False)
+
+    @app.task(base=LockedTask, name=name, shared=False, lazy=False, **options)
+    def task(account: int, *, region: str = "eu") -> None: ...
+
+    return task
+
+
+def refusal(**options: Any) -> str:
+    with pytest.raises(ImproperlyConfigured) as refused:
+        bind("refused", **options)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "remedy"),
+    [
+        ("lock_conflict", "queue", "one of requeue, skip, fail (did you mean requeue?)"),
+        ("lock_conflict", None, "one of requeue, skip, fail"),
+        ("lock_conflict", ["skip"], "one of requeue, skip, fail"),
+        ("lock_lost", "warning", "one of raise, warn (did you mean warn?)"),
+        ("lock_ttl", 0, "whole seconds from 1"),
+        ("lock_ttl", -5, "whole seconds from 1"),
+        ("lock_ttl", 2.5, "whole seconds from 1"),
+        ("lock_ttl", "30", "whole seconds from 1"),
+        ("lock_ttl", True, "whole seconds from 1"),
+        ("lock_ttl", None, "whole seconds from 1"),
+        ("lock_ttl", 10**12, "whole seconds from 1"),
+        ("lock_timeout", -1, "seconds from 0, or None"),
+        ("lock_timeout", "5", "seconds from 0, or None"),
+        ("lock_timeout", float("nan"), "seconds from 0, or None"),
+        ("lock_timeout", float("inf"), "seconds from 0, or None"),
+        ("lock_timeout", 10**12, "seconds from 0, or None"),
+        ("lock_timeout", False, "seconds from 0, or None"),
+        ("lock_requeue", 5, "a dict of base, cap, max_wait, max_attempts"),
+        ("lock_requeue", {"cap": -1}, "a number from 0 for cap"),
+        ("lock_requeue", {"base": "1"}, "a number from 0 for base"),
+        ("lock_requeue", {"max_attemps": 1}, "(did you mean max_attempts?)"),
+        ("lock_key", 5, "a template over the arguments or (task, args, kwargs) -> key"),
+        ("lock_key", "", "it is empty"),
+        ("lock_key", "a\nb:{account}", "contains white space or control characters"),
+        ("lock_key", "a b", "contains white space or control characters"),
+        ("lock_key", "a\0b", "contains white space or control characters"),
+        (
+            "lock_key",
+            "{nobody}",
+            "{nobody} names no argument of the task (it has: account, region)",
+        ),
+        ("lock_key", "{}", "names no argument of the task (it has: account, region)"),
+        ("lock_key", "{0}", "names no argument of the task (it has: account, region)"),
+        ("lock_key", "{account", "expected '}'"),
+        ("lock_key", "k" * 257, "its fixed text alone is over 256 bytes"),
+        ("lock_key", "é" * 129, "its fixed text alone is over 256 bytes"),
+    ],
+)
+def test_bad_option(option: str, value: object, remedy: str) -> None:
+    text = refusal(**{option: value})
+
+    assert text.startswith(f"task refused: {option}")
+    assert repr(value) in text
+    assert remedy in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("misspelled", "meant"),
+    [
+        ("lock_conflicts", "lock_conflict"),
+        ("lock_time_out", "lock_timeout"),
+        ("lock_tll", "lock_ttl"),
+        ("lock_keys", "lock_key"),
+        ("lock_on_lost", "lock_lost"),
+    ],
+)
+def test_misspelled_option(misspelled: str, meant: str) -> None:
+    text = refusal(**{misspelled: 1})
+
+    assert text == f"task refused: there is no option {misspelled}: did you mean {meant}?"
+
+
+def test_own_attributes_are_no_options() -> None:
+    assert bind("own.attribute", lock_colour="red").lock_colour == "red"
+
+
+def test_good_options() -> None:
+    options = bind(
+        "good",
+        lock_key="{account}:{region}",
+        lock_ttl=1,
+        lock_timeout=None,
+        lock_conflict="skip",
+        lock_lost="warn",
+        lock_requeue={"cap": 2, "max_wait": 0},
+    )._lock_options
+    assert (options.ttl, options.timeout, options.conflict, options.lost) == (
+        1,
+        None,
+        "skip",
+        "warn",
+    )
+    assert options.requeue == Backoff(cap=2, max_wait=0)
+    assert bind("fraction", lock_timeout=0.5)._lock_options.timeout == 0.5
+
+
+def test_annotations_are_checked_too() -> None:
+    annotated = Celery("annotated", set_as_current=False)
+    annotated.conf.task_annotations = {"annotated": {"lock_ttl": "long"}}
+
+    @annotated.task(base=LockedTask, name="annotated", shared=False)
+    def task() -> None: ...
+
+    with pytest.raises(ImproperlyConfigured, match="task annotated: lock_ttl is 'long'"):
+        annotated.finalize()
+
+
+def test_annotations_are_used() -> None:
+    annotated = Celery("annotated", set_as_current=False)
+    annotated.conf.task_annotations = {"annotated": {"lock_ttl": 7}, "*": {"lock_timeout": 0}}
+
+    @annotated.task(base=LockedTask, name="annotated", shared=False)
+    def task() -> None: ...
+
+    annotated.finalize()
+    assert annotated.tasks["annotated"]._lock_options.ttl == 7
+    assert annotated.tasks["annotated"]._lock_options.timeout == 0
+
+
+# The backoff of requeue.
+
+
+def test_backoff_doubles_up_to_its_cap() -> None:
+    backoff = Backoff(base=1, cap=30)
+    assert [backoff.pause(n, 1.0) for n in range(7)] == [1, 2, 4, 8, 16, 30, 30]
+    assert backoff.pause(10**6, 0.5) == 15
+    assert backoff.pause(3, 0.0) == 0
+
+
+def test_backoff_ends() -> None:
+    assert not Backoff(max_wait=0).is_over(10**6, 10**9)
+    assert Backoff(max_wait=5).is_over(1, 5)
+    assert not Backoff(max_wait=5).is_over(1, 4.9)
+    assert Backoff(max_attempts=3).is_over(3, 0)
+    assert not Backoff(max_attempts=3).is_over(2, 0)
+
+
+# What a call can do wrong.
+
+
+@pytest.mark.parametrize(
+    "function", [lambda task, args, kwargs: None, lambda task, args, kwargs: ""], ids=["None", "''"]
+)
+def test_key_function_without_key(function: Any) -> None:
+    task = bind("without.key", lock_key=function)
+
+    with pytest.raises(LockKeyError, match="lock_key returned"):
+        task.apply((1,), throw=True)
+
+
+def test_template_does_not_fit_the_call() -> None:
+    task = bind("no.fit", lock_key="{account.number}")
+
+    with pytest.raises(LockKeyError, match=r"lock 'no\.fit' has no key: lock_key does not fit"):
+        task.apply((1,), throw=True)
+
+
+def test_arguments_that_make_no_json() -> None:
+    task = bind("no.json")
+
+    with pytest.raises(LockKeyError, match="give the task a lock_key"):
+        task.apply((object(),), throw=True)
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "text"),
+    [
+        ("dflock_servers", "one:x", "server 'one:x' is none: write"),
+        ("dflock_servers", "one:6388,", "server '' is none: write"),
+        ("dflock_servers", ["one:70000"], "is none: write"),
+        ("dflock_servers", [5], "server 5 is none: write"),
+        ("dflock_servers", 5, "5"),
+        ("dflock_servers", ["one", "one:6388"], "names one server twice"),
+        ("dflock_unavailable", "skip", "'skip': give one of requeue, fail, run"),
+        ("dflock_key_prefix", "my app:", "'my app:': give text without white space"),
+        ("dflock_key_prefix", "a\nb", "give text without white space"),
+        ("dflock_key_prefix", 5, "5: give text"),
+        ("dflock_sharding_strategy", "no.such:function", "'no.such:function'"),
+        ("dflock_sharding_strategy", 5, "5: give (key, number of servers) -> index"),
+        ("dflock_auth_token", "two\nlines", "one line"),
+        ("dflock_auth_token", 72, "one line"),
+    ],
+)
+def test_bad_setting(setting: str, value: object, text: str) -> None:
+    own = Celery("bad", set_as_current=False)
+    own.conf[setting] = value
+    ran = []
+
+    @own.task(base=LockedTask, shared=False)
+    def task() -> None:
+        ran.append(1)
+
+    with pytest.raises(ImproperlyConfigured) as refused:
+        task.apply(throw=True)
+    message = str(refused.value)
+    assert message.startswith(setting)
+    assert text in message
+    assert "\n" not in message
+    assert not ran
+    if setting == "dflock_auth_token":
+        assert str(value) not in message
+
+
+def test_settings_do_not_show_the_token() -> None:
+    own = Celery("secret", set_as_current=False)
+    own.conf.dflock_auth_token = "very-secret"
+    assert settings(own).auth_token == "very-secret"
+    assert "very-secret" not in repr(settings(own))

@@ -1,0 +1,69 @@
+"""A warm shutdown does not wait for those who wait: their tasks go to other workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from examples.demo.stage import Worker
+from tests.celery_dflock import jobs
+from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster, Waiter
+
+IN_TIME = 6.0
+"""Seconds for a worker to end; one of prefork that has nothing to do takes half of that."""
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_waiters_move_on(
+    cluster: Cluster, workers: tuple[Worker, Worker], key: str, pool: str
+) -> None:
+    leaving = f"leaving-{pool}"
+    with cluster.worker(leaving, pool=pool) as worker:
+        worker.wait_ready()
+        number = 1 if pool == "solo" else 2
+        with cluster.lock(key):
+            sent = [cluster.send(jobs.patient, key, queue=leaving) for _ in range(number)]
+            cluster.wait_waiters(key, number)
+
+            asked_at = time.monotonic()
+            worker.stop(PATIENCE)
+            took = time.monotonic() - asked_at
+
+            assert took < IN_TIME
+            cluster.wait_waiters(key, 0)
+        requeued = cluster.events(what="requeued", key=key)
+        assert len(requeued) == number
+        assert all(0 < event["at"] - asked_at < PROMPT for event in requeued)
+        assert "the worker is shutting down" in worker.log_text()
+    assert not cluster.events(what="start", key=key)
+
+    try:
+        jobs.app.control.add_consumer(leaving, reply=True)
+        assert [each.get(timeout=PATIENCE) for each in sent] == [each.id for each in sent]
+    finally:
+        jobs.app.control.cancel_consumer(leaving, reply=True)
+    assert {event["worker"] for event in cluster.events(what="start", key=key)} <= {"one", "two"}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_holder_finishes(cluster: Cluster, tmp_path: Path, key: str, pool: str) -> None:
+    """And keeps its lock, for longer than its lease."""
+    gate = tmp_path / "gate"
+    with cluster.worker(f"finishing-{pool}", pool=pool) as worker:
+        worker.wait_ready()
+        sent = cluster.send(jobs.short, key, gate=str(gate), queue=worker.name)
+        start = cluster.wait_event("start", sent)
+        os.kill(worker.pid, signal.SIGTERM)
+        worker.wait_log("Warm shutdown")
+        with Waiter(cluster.lock(key)) as other:
+            lease_is_over = start["at"] + 1.5 * jobs.short.lock_ttl
+            cluster.wait(lambda: time.monotonic() > lease_is_over or None, "the lease")
+            assert not other.granted
+            gate.touch()
+            assert other.wait_granted() > cluster.wait_event("end", sent)["at"]
+        cluster.wait(lambda: not worker.running or None, "the end of the worker")
+    assert sent.get(timeout=PATIENCE) == sent.id

@@ -1,0 +1,146 @@
+"""No lock server can be asked: nothing runs unlocked unless wanted, and nothing is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+
+from celery_dflock import LockedTask, LockUnavailableError, current_lock
+from dflockd.sharding import stable_hash_shard
+from examples.demo.stage import LockServer, Worker
+from tests.celery_dflock import jobs
+from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster
+
+
+@pytest.fixture(scope="module")
+def second_server(cluster: Cluster) -> Iterator[LockServer]:
+    """A server that is down; its port is known."""
+    with LockServer(cluster.directory, name="second") as server:
+        server.stop()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def worker(cluster: Cluster, second_server: LockServer) -> Iterator[Worker]:
+    """A worker with two servers: the one of all tests, and the second one."""
+    servers = f"{cluster.lock_server.address},{second_server.address}"
+    with cluster.worker("sharded", servers=servers) as worker:
+        worker.wait_ready()
+        yield worker
+
+
+def key_on(index: int, key: str) -> str:
+    """A key that belongs to the server with this index, of two."""
+    names = (f"{key}:{number}" for number in range(100))
+    return next(name for name in names if stable_hash_shard(name, 2) == index)
+
+
+def test_requeued_until_the_server_is_there(
+    cluster: Cluster, worker: Worker, second_server: LockServer, key: str
+) -> None:
+    second_server.kill()
+    key = key_on(1, key)
+    sent = [cluster.send(jobs.patient, key, seconds=0.05, queue=worker.name) for _ in range(3)]
+    for each in sent:
+        cluster.wait_event("requeued", each, 2)
+    assert not cluster.events(what="start", key=key), "never unlocked"
+
+    second_server.start()
+
+    assert [each.get(timeout=PATIENCE) for each in sent] == [each.id for each in sent]
+    starts = sorted(cluster.events(what="start", key=key), key=lambda event: event["at"])
+    assert len(starts) == len(sent), "each once"
+    assert all(start["fence"] for start in starts)
+    ends = sorted(event["at"] for event in cluster.events(what="end", key=key))
+    assert all(end < start["at"] for end, start in zip(ends, starts[1:], strict=False))
+
+    requeued = cluster.events(what="requeued", id=sent[0].id)
+    lines = [line for line in worker.log_text().splitlines() if f"{sent[0].id}] requeued" in line]
+    assert len(lines) == len(requeued), "one line each"
+    assert all(
+        "INFO" in line and f"lock server {second_server.address} cannot be reached" in line
+        for line in lines
+    )
+    assert "Traceback" not in worker.log_text()
+
+
+def test_the_other_server_goes_on(
+    cluster: Cluster, worker: Worker, second_server: LockServer, key: str
+) -> None:
+    second_server.kill()
+    down, up = key_on(1, key), key_on(0, key)
+    stuck = cluster.send(jobs.patient, down, queue=worker.name)
+    cluster.wait_event("requeued", stuck)
+
+    sent_at = time.monotonic()
+    sent = cluster.send(jobs.patient, up, queue=worker.name)
+
+    assert cluster.wait_event("start", sent)["at"] - sent_at < PROMPT
+    assert sent.get(timeout=PATIENCE) == sent.id
+    assert not cluster.events(what="start", id=stuck.id)
+    second_server.start()
+    assert stuck.get(timeout=PATIENCE) == stuck.id
+
+
+def test_killed_while_a_task_waits(
+    cluster: Cluster, worker: Worker, second_server: LockServer, key: str
+) -> None:
+    if not second_server.running:
+        second_server.start()
+    key = key_on(1, key)
+    with cluster.lock(key, second_server):
+        sent = cluster.send(jobs.patient, key, queue=worker.name)
+        cluster.wait_waiters(key, 1, second_server)
+
+        second_server.kill()
+
+        cluster.wait_event("requeued", sent)
+        assert not cluster.events(what="start", id=sent.id)
+    second_server.start()
+    assert sent.get(timeout=PATIENCE) == sent.id
+
+
+def app_without_server(unavailable: str | None, port: int) -> Celery:
+    app = Celery("alone", set_as_current=False)
+    app.conf.dflock_servers = [("127.0.0.1", port)]
+    app.conf.dflock_unavailable = unavailable
+    return app
+
+
+@pytest.fixture
+def closed_port(tmp_path_factory: pytest.TempPathFactory) -> int:
+    with LockServer(tmp_path_factory.mktemp("closed")) as server:
+        return server.port
+
+
+@pytest.mark.parametrize("unavailable", ["fail", "requeue", None])
+def test_fail(unavailable: str | None, closed_port: int) -> None:
+    """Requeueing has nowhere to go to in eager mode, and still nothing runs unlocked."""
+    app = app_without_server(unavailable, closed_port)
+    ran = []
+
+    @app.task(base=LockedTask, lock_key="the-key", shared=False)
+    def task() -> None:
+        ran.append(1)
+
+    with pytest.raises(LockUnavailableError, match=f"127.0.0.1:{closed_port}") as failure:
+        task.apply().get()
+    assert failure.value.key == "the-key"
+    assert not ran
+
+
+def test_run_if_wanted(closed_port: int, caplog: pytest.LogCaptureFixture) -> None:
+    app = app_without_server("run", closed_port)
+
+    @app.task(base=LockedTask, lock_key="the-key", shared=False)
+    def task() -> object:
+        return current_lock()
+
+    assert task.apply(task_id="its-id").get() is None
+    (line,) = [record for record in caplog.records if record.name == "celery_dflock"]
+    assert line.levelname == "WARNING"
+    assert "[its-id] runs unlocked" in line.getMessage()
+    assert f"127.0.0.1:{closed_port}" in line.getMessage()

@@ -1,0 +1,163 @@
+"""A lot of everything: 5,000 connections, 100,000 held keys, 20,000 waiters of one key.
+
+Throughout, another process renews a lock and says how long the worst renewal took.
+"""
+
+import asyncio
+import gc
+import resource
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from examples.demo import stage
+
+CONNECTIONS = 5_000
+HELD = 100_000
+# A connection each; as many of 20,000 as this system lets a process have.
+WAITERS = min(20_000, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 500)
+STORM = 4_000
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+
+
+class Client(asyncio.Protocol):
+    """Counts reply lines; several requests may be under way."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self._wanted = 0
+        self._done: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.lines += data.splitlines()
+        if self._done and not self._done.done() and len(self.lines) >= self._wanted:
+            self._done.set_result(None)
+
+    def send(self, *requests: bytes) -> None:
+        self.lines = []
+        self.transport.write(b"".join(requests))
+
+    async def replies(self, number: int) -> list[bytes]:
+        if len(self.lines) < number:
+            self._wanted = number
+            self._done = asyncio.get_running_loop().create_future()
+            await asyncio.wait_for(self._done, 60)
+        return self.lines
+
+
+async def connect(path: str, number: int) -> list[Client]:
+    loop = asyncio.get_running_loop()
+    return [(await loop.create_unix_connection(Client, path))[1] for _ in range(number)]
+
+
+class Pinger:
+    def __init__(self, path: str, token: str) -> None:
+        script = str(Path(__file__).with_name("pinger.py"))
+        self._process = subprocess.Popen(
+            [sys.executable, script, path, "pinged", token],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    async def worst(self) -> float:
+        """Milliseconds of the longest renewal since the last call."""
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return float(await asyncio.to_thread(self._process.stdout.readline))
+
+    def stop(self) -> None:
+        self._process.communicate(timeout=30)
+
+
+@contextmanager
+def crowded_server(directory):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    path = str(directory / "s")
+    with stage.LockServer(directory, "--unix-socket", path, "--max-locks", str(2 * HELD)) as server:
+        yield path, psutil.Process(server.pid)
+
+
+async def crowd(path: str, process: psutil.Process) -> dict[str, float]:
+    """One round: figures by name, in milliseconds and bytes."""
+    figures: dict[str, float] = {}
+    [own] = await connect(path, 1)
+    own.send(b"l\npinged\n10 600\n")
+    token = (await own.replies(1))[0].split()[1].decode()
+    pinger = Pinger(path, token)
+    await pinger.worst()
+
+    clients = await connect(path, CONNECTIONS)
+    figures[f"{CONNECTIONS} connections made, worst renewal ms"] = await pinger.worst()
+
+    before = process.memory_info().rss
+    each = HELD // 100
+    for number, client in enumerate(clients[:100]):
+        keys = range(number * each, (number + 1) * each)
+        client.send(*(b"l\nkey-%d\n10 600\n" % key for key in keys))
+        assert all(line.startswith(b"ok ") for line in await client.replies(each))
+    figures[f"{HELD} keys taken, worst renewal ms"] = await pinger.worst()
+    figures["bytes per held key"] = (process.memory_info().rss - before) / HELD
+
+    own.send(b"l\nhot\n10 600\n")
+    await own.replies(1)
+    storm = clients[-STORM:]
+    for client in storm:
+        client.send(b"l\nhot\n2\n")
+    for client in storm:
+        assert await client.replies(1) == [b"timeout"]
+    figures[f"{STORM} waiters timed out together, worst renewal ms"] = await pinger.worst()
+
+    more = await connect(path, WAITERS - CONNECTIONS + 100)
+    waiters = [*clients[100:], *more][:WAITERS]
+    await pinger.worst()
+    for client in waiters:
+        client.send(b"l\nhot\n600\n")
+    own.send(b"stats\n_\n_\n")
+    await own.replies(1)
+    figures[f"{len(waiters)} waiters of one key, worst renewal ms"] = await pinger.worst()
+    figures["bytes with everything"] = process.memory_info().rss
+    for client in [*clients, *more]:
+        client.transport.close()
+    await alone(own)
+    figures["all of them gone, worst renewal ms"] = await pinger.worst()
+    pinger.stop()
+    own.transport.close()
+    return figures
+
+
+async def alone(client: Client) -> None:
+    """Wait until the server has noticed that everybody else has gone."""
+    for _ in range(600):
+        client.send(b"stats\n_\n_\n")
+        if b'"connections":2,' in (await client.replies(1))[0]:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("connections are left")
+
+
+def test_a_crowd(tmp_path):
+    with crowded_server(tmp_path) as (path, process):
+        rounds, left = [], []
+        for _ in range(6):
+            rounds.append(asyncio.run(crowd(path, process)))
+            gc.collect()
+            left.append(process.memory_info().rss)
+
+    for name in rounds[0]:
+        print(name, [round(figures[name]) for figures in rounds])
+    print("bytes once they had gone", left)
+    for figures in rounds:
+        slowest = max(value for name, value in figures.items() if name.endswith(" ms"))
+        assert slowest < 1000, figures
+    # The allocator keeps some of what was freed, but no round may need more than the last.
+    assert left[2] < left[0] * 1.15 + (2 << 20), left
