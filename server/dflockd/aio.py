@@ -9,6 +9,7 @@ import socket
 import time
 import weakref
 from collections import defaultdict
+from collections.abc import AsyncGenerator
 from typing import Protocol, TypeVar, cast
 
 from dflockd import errors
@@ -59,7 +60,8 @@ class AsyncConnection(asyncio.Protocol):
         except BaseException as exc:
             if connection is not None:
                 connection.close()
-            if isinstance(exc, OSError) and not isinstance(exc, errors.DflockdError):
+            # A ValueError is for what cannot be a host name.
+            if isinstance(exc, OSError | ValueError) and not isinstance(exc, errors.DflockdError):
                 raise errors.UnreachableError(
                     f"lock server {server} cannot be reached: {reason(exc)}", server=server
                 ) from exc
@@ -119,10 +121,18 @@ class AsyncConnection(asyncio.Protocol):
             self._transport.close()
 
     def forget_after_fork(self) -> None:
-        """Close this process's copy of the descriptor and say nothing: the parent goes on."""
+        """Close this process's copy of the descriptor and say nothing: the parent goes on.
+
+        The transport cannot be told, and will close that number some day, whatever it stands for by
+        then. So the number stays taken.
+        """
         self.closed = True
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            os.close(self._transport.get_extra_info("socket").fileno())
+            number = self._transport.get_extra_info("socket").fileno()
+            if number >= 0:
+                nothing = os.open(os.devnull, os.O_RDWR)
+                os.dup2(nothing, number, inheritable=False)
+                os.close(nothing)
 
     def _fail(self, exc: Exception) -> None:
         owner, was_closed = self.owner, self.closed
@@ -173,6 +183,11 @@ class AsyncPool:
 
     def __init__(self) -> None:
         self._idle: defaultdict[Route, list[AsyncConnection]] = defaultdict(list)
+        self._loop_ends = False
+        self._guard = self._close_with_loop()
+        # `asyncio.run` ends the asynchronous generators that have begun on its loop.
+        with contextlib.suppress(StopIteration):
+            self._guard.__anext__().__await__().send(None)
 
     async def take(self, route: Route) -> AsyncConnection:
         """Return a connection that is the caller's until given back; raises as `open` does."""
@@ -189,7 +204,7 @@ class AsyncPool:
             return
         connection.pooled = True
         idle = self._idle[route]
-        if len(idle) < MAX_IDLE:
+        if len(idle) < MAX_IDLE and not self._loop_ends:
             idle.append(connection)
         else:
             connection.close()
@@ -201,6 +216,13 @@ class AsyncPool:
                 connection.close()
         self._idle.clear()
 
+    async def _close_with_loop(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            self._loop_ends = True
+            self.clear()
+
 
 _pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncPool]
 _pools = weakref.WeakKeyDictionary()
@@ -211,6 +233,9 @@ def pool() -> AsyncPool:
     loop = asyncio.get_running_loop()
     found = _pools.get(loop)
     if found is None:
+        # A pool refers to its loop by its connections. Where nobody ended the generators, this ends it.
+        for other in [other for other in _pools if other.is_closed()]:
+            del _pools[other]
         found = _pools[loop] = AsyncPool()
     return found
 

@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 from dflockd import aio, errors, operations
 from dflockd.aio import AsyncConnection
 from dflockd.hold import Hold
-from dflockd.lock import LockBase, SemaphoreBase, check_lease
+from dflockd.lock import LockBase, SemaphoreBase, check_lease, check_timeout
 from dflockd.operations import Grant, Operation
 from dflockd.pool import Route
 from dflockd.renewal import RETRY_PAUSES
@@ -39,7 +39,7 @@ class DistributedLock(LockBase):
     """
 
     _keeper: _Keeper | None = None
-    _queued: AsyncConnection | None = None
+    _place: _Place | None = None
 
     async def acquire(self) -> bool:
         """Wait up to `acquire_timeout_s` for the lock; ``False`` if it was not granted in time.
@@ -67,7 +67,7 @@ class DistributedLock(LockBase):
         await self._check_free()
         grant, connection = await self._begin(lambda target, _: operations.enqueue(target))
         if grant is None:
-            self._queued = connection
+            self._place = _Place(connection)
             return "queued"
         self._take_up(grant, connection)
         return "acquired"
@@ -78,14 +78,17 @@ class DistributedLock(LockBase):
         ``False`` if it was not in time; the place is gone then.
 
         Raises:
+            InvalidArgumentError: the time is no number of seconds from 0.
             NotEnqueuedError: there is no place.
             LeaseExpiredError: the lock was granted and its lease has ended since.
         """
+        check_timeout(timeout_s, self.key, "timeout_s")
         if self.held:
             return True
-        connection, self._queued = self._queued, None
-        if connection is None:
+        place, self._place = self._place, None
+        if place is None:
             raise self._not_enqueued()
+        connection = place.take()
         timeout = self.acquire_timeout_s if timeout_s is None else timeout_s
         grant = await aio.run(operations.wait(self._target, timeout), connection, self.server)
         if grant is None:
@@ -130,21 +133,15 @@ class DistributedLock(LockBase):
         A failure to reach the server is logged, not raised: the lock ends with the connection, at
         the latest with its lease, and an error here would hide that of the code under the lock.
         """
-        queued, self._queued = self._queued, None
-        if queued is not None:
-            queued.close()
+        place, self._place = self._place, None
+        if place is not None:
+            place.take().close()
         keeper, self._keeper = self._keeper, None
         self._hold = None
         if keeper is None or keeper.hold.pid != os.getpid():
             return False
         try:
-            connection = await keeper.stop()
-            if connection is None or not keeper.hold.held:
-                keeper.abandon()
-                logger.warning("lock %r on %s was lost before its release", self.key, self.server)
-                return False
-            operation = operations.release(self._target, keeper.hold.token)
-            released = await aio.run(operation, connection, self.server)
+            return await self._give_back(keeper)
         except errors.RemoteError as exc:
             logger.warning("lock %r could not be released in order: %s", self.key, exc)
             return False
@@ -152,8 +149,6 @@ class DistributedLock(LockBase):
             # Cancelled: the end of the connection releases the lock as well.
             keeper.abandon()
             raise
-        aio.pool().give(self._route, connection)
-        return released
 
     async def __aenter__(self) -> Self:
         """Acquire.
@@ -175,9 +170,11 @@ class DistributedLock(LockBase):
         await self.release()
 
     async def _check_free(self) -> None:
-        if self._queued is not None or self.held:
+        # The place of a forked parent is closed here.
+        if self.held or (self._place is not None and not self._place.connection.closed):
             raise self._already_held()
-        await self.release()  # what was lost, if anything
+        if self._keeper is not None:
+            await self.release()  # it was lost
 
     async def _begin(
         self, operation: Callable[[operations.Target, float | None], Operation[R]]
@@ -198,6 +195,31 @@ class DistributedLock(LockBase):
         result = await aio.run(operation(self._target, timeout), connection, self.server)
         return result, connection
 
+    async def _give_back(self, keeper: _Keeper) -> bool:
+        hold = keeper.hold
+        connection = await keeper.stop()
+        if not hold.held:
+            if connection is not None:
+                connection.close()
+            keeper.abandon()
+            logger.warning("lock %r on %s was lost before its release", self.key, self.server)
+            return False
+        released = None
+        if connection is not None:
+            operation = operations.release(self._target, hold.token)
+            try:
+                released = await aio.run(operation, connection, self.server)
+            except errors.UnreachableError as exc:
+                if isinstance(exc.__cause__, TimeoutError):
+                    raise
+        if connection is None or released is None:
+            # It broke. The server may wait for a renewal, all the lease long: say that none comes.
+            connection = await AsyncConnection.open(self._route)
+            operation = operations.release(self._target, hold.token)
+            released = await aio.run(operation, connection, self.server)
+        aio.pool().give(self._route, connection)
+        return released
+
     def _take_up(self, grant: Grant, connection: AsyncConnection) -> None:
         self._hold = Hold(self._target, grant, self._renew_ratio, self._lost_callback())
         self._keeper = _Keeper(self._hold, connection, self._route)
@@ -208,6 +230,20 @@ class DistributedSemaphore(SemaphoreBase, DistributedLock):
 
     For the other arguments see `dflockd.lock.LockBase`.
     """
+
+
+class _Place:
+    """A place in the queue. It ends with its lock object, if that is forgotten."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self.connection = connection
+        self._finalizer = weakref.finalize(self, connection.close)
+        self._finalizer.atexit = False
+
+    def take(self) -> AsyncConnection:
+        """Return the connection, which does not end with this object any more."""
+        self._finalizer.detach()
+        return self.connection
 
 
 class _Keeper:
@@ -271,7 +307,9 @@ class _Keeper:
         connection.owner = _WeakOwner(self)
 
     def _schedule(self) -> None:
-        when = max(0.0, self.hold.renew_at - time.monotonic())
+        # A connection can break between the arrival of a reply and the task that reads it.
+        broken = self._connection is None or self._connection.closed
+        when = 0.0 if broken else max(0.0, self.hold.renew_at - time.monotonic())
         self._timer = self._loop.call_later(when, _due, weakref.ref(self))
 
     def _cancel_timer(self) -> None:
@@ -281,7 +319,9 @@ class _Keeper:
 
     async def _renew(self) -> None:
         hold, connection = self.hold, self._connection
-        assert connection is not None
+        if connection is None:
+            await self._rescue()
+            return
         try:
             async with asyncio.timeout(max(0.0, hold.deadline - time.monotonic())):
                 grant = await aio.run(self._renewal(), connection, hold.target.server)
@@ -302,10 +342,13 @@ class _Keeper:
                 break
             await asyncio.sleep(min(pause, left))
             try:
-                connection = await AsyncConnection.open(self._route)
-                grant = await aio.run(self._renewal(), connection, hold.target.server)
+                async with asyncio.timeout(max(0.0, hold.deadline - time.monotonic())):
+                    connection = await AsyncConnection.open(self._route)
+                    grant = await aio.run(self._renewal(), connection, hold.target.server)
             except errors.RemoteError:
                 continue
+            except TimeoutError:
+                break
             self._finalizer.detach()
             self._adopt(connection)
             self._renewed(grant)
@@ -318,6 +361,10 @@ class _Keeper:
     def _renewed(self, grant: Grant | None) -> None:
         if grant is None:
             self._lost("the server no longer knows it")
+            return
+        if not self.hold.held:
+            # The answer is good news, but its owner may have seen already that the lease was over.
+            self._lost("its lease ended unrenewed")
             return
         self.hold.renewed(grant)
         self._task = None

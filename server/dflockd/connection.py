@@ -23,6 +23,9 @@ CONNECT_TIMEOUT = 5.0
 UNACKED_TIMEOUT = 10.0
 """Seconds after which data that the other side's kernel has not acknowledged breaks a connection."""
 
+LONGEST_POLL = 86400.0
+"""Seconds beyond which a wait has no end on this side: `poll` cannot count to a month."""
+
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 R = TypeVar("R")
@@ -70,7 +73,7 @@ class Connection:
         server = str(address)
         try:
             sock = _connect(address, context)
-        except (OSError, ssl.SSLError) as exc:
+        except (OSError, ValueError) as exc:  # the latter for what cannot be a host name
             raise errors.UnreachableError(
                 f"lock server {server} cannot be reached: {reason(exc)}", server=server
             ) from exc
@@ -183,6 +186,8 @@ class Connection:
     def _wait_readable(self, seconds: float | None) -> None:
         # Looked up at the time of the call: gevent and eventlet replace what is in `select`.
         make_poll = getattr(select, "poll", None)
+        if seconds is not None and seconds > LONGEST_POLL:
+            seconds = None
         ready: object
         if make_poll is None:
             ready = select.select([self._sock], [], [], seconds)[0]
@@ -284,4 +289,6 @@ def reason(exc: BaseException) -> str:
     """Say in a few words what an operating system error means."""
     if isinstance(exc, TimeoutError):
         return "no answer in time"
+    if isinstance(exc, OSError) and type(exc).__module__ == "builtins" and exc.errno:
+        return os.strerror(exc.errno)  # asyncio words some of them in its own way
     return getattr(exc, "strerror", None) or str(exc) or type(exc).__name__

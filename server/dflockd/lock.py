@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ class LockBase:
         on_lost: Callable[[Any], object] | None = None,
     ) -> None:
         _check_key(key)
-        _check_timeout(acquire_timeout_s, key)
+        check_timeout(acquire_timeout_s, key)
         check_lease(lease_ttl_s, key)
         if not 0 < renew_ratio < 1:
             raise errors.InvalidArgumentError(
@@ -113,8 +114,15 @@ class LockBase:
     def _lost_callback(self) -> Callable[[], object] | None:
         if self._on_lost is None:
             return None
-        on_lost = self._on_lost
-        return lambda: on_lost(self)
+        on_lost, reference = self._on_lost, weakref.ref(self)
+
+        def call() -> None:
+            # Not the lock itself: it would keep alive one that its owner has forgotten.
+            lock = reference()
+            if lock is not None:
+                on_lost(lock)
+
+        return call
 
     def _lose(self, hold: Hold) -> None:
         callback = hold.lose()
@@ -188,14 +196,19 @@ def _check_key(key: str) -> None:
         )
 
 
-def _check_timeout(seconds: float | None, key: str) -> None:
+def check_timeout(seconds: float | None, key: str, name: str = "acquire_timeout_s") -> None:
+    """Refuse a time to wait that is no number of seconds from 0.
+
+    Raises:
+        InvalidArgumentError: it is none.
+    """
     if seconds is None:
         return
     # The comparison is false for a NaN as well.
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds <= MAX_SECONDS:
         raise errors.InvalidArgumentError(
-            f"acquire_timeout_s is {seconds!r} for lock {key!r}: give seconds from 0, "
+            f"{name} is {seconds!r} for lock {key!r}: give seconds from 0, "
             "or None to wait for ever",
             key=key,
         )
@@ -221,9 +234,12 @@ def check_lease(seconds: int | None, key: str) -> None:
 def _secret(auth_token: str | None) -> bytes | None:
     if auth_token is None:
         return None
-    secret = auth_token.encode()
+    try:
+        secret = auth_token.encode()
+    except (AttributeError, UnicodeEncodeError):
+        secret = b""  # the error at hand would show it
     if not secret or len(secret) > MAX_SECRET or b"\n" in secret or b"\r" in secret:
         raise errors.InvalidArgumentError(
-            f"auth_token must be one line of 1 to {MAX_SECRET} bytes (its value is not shown)"
+            f"auth_token must be one line of 1 to {MAX_SECRET} bytes of UTF-8 (its value is not shown)"
         )
     return secret

@@ -117,11 +117,11 @@ def enqueue(target: Target) -> Operation[Grant | None]:
     request = Enqueue(target.space, target.key, target.limit, target.lease)
     answer = yield Exchange(encode_request(request), REPLY_PATIENCE)
     reply = _read(parse_enqueued, answer, target)
-    if isinstance(reply, Enqueued):
-        return Grant(reply.token, reply.lease, answer.sent + reply.lease)
     if reply is Status.QUEUED:
         return None
-    raise _refused(reply, target)
+    if not isinstance(reply, Enqueued):
+        raise _refused(reply, target)
+    return _taken_up((yield from _confirmed(target, Granted(*reply), answer)), target)
 
 
 def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
@@ -133,10 +133,7 @@ def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
         return None
     if not isinstance(reply, Granted):
         raise _refused(reply, target)
-    grant = yield from _confirmed(target, reply, answer)
-    if grant is None:
-        raise _refused(Status.LEASE_EXPIRED, target)
-    return grant
+    return _taken_up((yield from _confirmed(target, reply, answer)), target)
 
 
 def renew(target: Target, token: bytes, lease: int) -> Operation[Grant | None]:
@@ -209,7 +206,18 @@ def _confirmed(target: Target, granted: Granted, answer: Answer) -> Operation[Gr
     """
     if answer.received - answer.sent <= granted.lease * CONFIRM_SHARE:
         return Grant(granted.token, granted.lease, answer.sent + granted.lease)
-    return (yield from renew(target, granted.token, granted.lease))
+    while True:
+        request = renewal_request(target, granted.token, granted.lease)
+        answer = yield Exchange(request, REPLY_PATIENCE)
+        grant = read_renewal(target, granted.token, answer)
+        if grant is None or answer.received < grant.deadline:
+            return grant
+
+
+def _taken_up(grant: Grant | None, target: Target) -> Grant:
+    if grant is None:
+        raise _refused(Status.LEASE_EXPIRED, target)
+    return grant
 
 
 def _read(parse: Callable[[bytes], M], answer: Answer, target: Target) -> M:

@@ -62,6 +62,9 @@ class Pool:
         """Close the idle connections, all or those of one route: their server has gone away."""
         with self._lock:
             routes = list(self._idle) if route is None else [route]
-            idle = [connection for each in routes for connection in self._idle.pop(each, ())]
-        for connection in idle:
-            connection.close()
+            lists = [self._idle.pop(each) for each in routes if each in self._idle]
+        for idle in lists:
+            # `take` may have its hands on the same list: a connection goes to one of us.
+            with contextlib.suppress(IndexError):
+                while True:
+                    idle.pop().close()

@@ -15,7 +15,7 @@ import weakref
 from dflockd import errors
 from dflockd.connection import Connection, run
 from dflockd.hold import Hold
-from dflockd.operations import Answer, read_renewal, renew, renewal_request
+from dflockd.operations import Answer, Grant, read_renewal, renew, renewal_request
 from dflockd.pool import Pool, Route
 from dflockd.wire import UnexpectedReplyError
 
@@ -24,6 +24,9 @@ ADOPT_AFTER = 0.1
 
 Most locks are released sooner and so never cost a system call of this thread.
 """
+
+LONGEST_SLEEP = 86400.0
+"""Seconds after which the thread looks up though nothing is due: `epoll` cannot count to a month."""
 
 RETRY_PAUSES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Seconds between attempts to reach the server again; the last one repeats."""
@@ -39,6 +42,7 @@ class Watch:
         "connection",
         "ended",
         "hold",
+        "order",
         "registered",
         "rescued",
         "route",
@@ -49,6 +53,8 @@ class Watch:
         self.hold = hold
         self.connection: Connection = connection
         self.route = route
+        self.order = -1
+        """The number of its entry in the heap; others with it there are out of date."""
         self.registered = -1
         """The descriptor that the selector knows, or -1."""
         self.sent = 0.0
@@ -77,7 +83,7 @@ class Renewer:
         self._due: list[tuple[float, int, weakref.ref[Watch]]] = []
         self._order = itertools.count()
         self._wakes_at = float("-inf")
-        self._thread: threading.Thread | None = None
+        self._started = False
         self._selector: selectors.BaseSelector
         self._waker: socket.socket
 
@@ -88,7 +94,7 @@ class Renewer:
         watch = Watch(hold, connection, route)
         when = min(time.monotonic() + ADOPT_AFTER, hold.renew_at)
         with self._mutex:
-            if self._thread is None:
+            if not self._started:
                 self._start()
             self._schedule(watch, when)
             if when < self._wakes_at:
@@ -108,22 +114,26 @@ class Renewer:
     # The thread.
 
     def _start(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        # A signal's exception may end this anywhere. The next call begins anew then, and a thread that
+        # runs already finds that its selector is not the one in use any more.
+        selector = self._selector = selectors.DefaultSelector()
         woken, self._waker = socket.socketpair()
         woken.setblocking(False)
         self._waker.setblocking(False)
-        self._selector.register(woken, selectors.EVENT_READ, None)
-        self._thread = threading.Thread(target=self._run, name="dflockd-renewal", daemon=True)
-        self._thread.start()
+        selector.register(woken, selectors.EVENT_READ, None)
+        threading.Thread(
+            target=self._run, args=(selector,), name="dflockd-renewal", daemon=True
+        ).start()
+        self._started = True
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._waker.send(b"\0")
 
-    def _run(self) -> None:
-        while True:
+    def _run(self, selector: selectors.BaseSelector) -> None:
+        while selector is self._selector:
             try:
-                for key, _ in self._selector.select(self._work_off()):
+                for key, _ in selector.select(self._work_off()):
                     self._readable(key)
             except Exception:
                 # Without this thread every lock of the process would be lost.
@@ -140,18 +150,18 @@ class Renewer:
                         self._wakes_at = float("inf")
                         return None
                     self._wakes_at = self._due[0][0]
-                    return max(0.0, self._wakes_at - time.monotonic())
+                    return min(max(0.0, self._wakes_at - time.monotonic()), LONGEST_SLEEP)
                 callback = self._step(watch)
             _call(callback, watch.hold)
 
     def _pop_due(self) -> Watch | None:
         now = time.monotonic()
         while self._due and self._due[0][0] <= now:
-            watch = heapq.heappop(self._due)[2]()
-            if watch is not None and not watch.ended:
+            watch = self._current(heapq.heappop(self._due))
+            if watch is not None:
                 return watch
         # Locks come and go much faster than their times fall due.
-        while self._due and ((top := self._due[0][2]()) is None or top.ended):
+        while self._due and self._current(self._due[0]) is None:
             heapq.heappop(self._due)
         return None
 
@@ -163,6 +173,10 @@ class Renewer:
             return self._lost(watch, "its lease ended unrenewed")
         if watch.rescued:
             self._schedule(watch, hold.deadline)
+            return None
+        if watch.connection.closed:
+            # Its owner was interrupted while taking it up or giving it back.
+            watch.ended = True
             return None
         if watch.registered < 0:
             self._register(watch)
@@ -205,9 +219,16 @@ class Renewer:
         hold = watch.hold
         answer = Answer(line, watch.sent, time.monotonic())
         watch.sent = 0.0
-        grant = read_renewal(hold.target, hold.token, answer)
+        return self._renewed(watch, read_renewal(hold.target, hold.token, answer))
+
+    def _renewed(self, watch: Watch, grant: Grant | None) -> object:
+        """Take in what a renewal has brought."""
+        hold = watch.hold
         if grant is None:
             return self._lost(watch, "the server no longer knows it")
+        if not hold.held:
+            # The answer is good news, but its owner may have seen already that the lease was over.
+            return self._lost(watch, "its lease ended unrenewed")
         hold.renewed(grant)
         self._schedule(watch, hold.renew_at)
         return None
@@ -250,17 +271,14 @@ class Renewer:
                 grant = run(renew(hold.target, hold.token, hold.lease), connection)
             except errors.RemoteError:
                 continue
-            callback: object = None
             with self._mutex:
                 if watch.ended:
                     connection.close()
                     return
                 watch.connection = connection
                 watch.rescued = False
-                if grant is None:
-                    callback = self._lost(watch, "the server no longer knows it")
-                else:
-                    hold.renewed(grant)
+                callback = self._renewed(watch, grant)
+                if not watch.ended:
                     self._schedule(watch, time.monotonic())
                     self._wakes_at = float("-inf")
                     self._wake()
@@ -270,7 +288,14 @@ class Renewer:
     # Bookkeeping; the mutex is held.
 
     def _schedule(self, watch: Watch, when: float) -> None:
-        heapq.heappush(self._due, (when, next(self._order), weakref.ref(watch)))
+        watch.order = next(self._order)
+        heapq.heappush(self._due, (when, watch.order, weakref.ref(watch)))
+
+    @staticmethod
+    def _current(entry: tuple[float, int, weakref.ref[Watch]]) -> Watch | None:
+        """Return whom an entry of the heap is about, unless that has ended or has a later entry."""
+        watch = entry[2]()
+        return None if watch is None or watch.ended or watch.order != entry[1] else watch
 
     def _register(self, watch: Watch) -> None:
         watch.registered = watch.connection.fileno()

@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 from dflockd import errors, operations
 from dflockd.connection import Connection, run
 from dflockd.hold import Hold
-from dflockd.lock import LockBase, SemaphoreBase, check_lease
+from dflockd.lock import LockBase, SemaphoreBase, check_lease, check_timeout
 from dflockd.operations import Grant, Operation
 from dflockd.process import current
 from dflockd.renewal import Watch
@@ -37,7 +37,8 @@ class DistributedLock(LockBase):
 
     _watch: Watch | None = None
     _queued: Connection | None = None
-    _waiting_on: Connection | None = None
+    _asking: Connection | None = None
+    """The connection of the request under way. Whoever is interrupted closes it: see `_let_go`."""
     _is_cancelled = False
 
     def acquire(self) -> bool:
@@ -50,12 +51,7 @@ class DistributedLock(LockBase):
             AcquireCancelledError: another thread called `cancel`.
         """
         self._check_free()
-        grant, connection = self._begin(operations.acquire)
-        if grant is None:
-            current().pool.give(self._route, connection)
-            return False
-        self._take_up(grant, connection)
-        return True
+        return self._acquire()
 
     def enqueue(self) -> str:
         """Take a place in the queue without waiting.
@@ -65,12 +61,17 @@ class DistributedLock(LockBase):
             lease of a grant that comes meanwhile ends.
         """
         self._check_free()
-        grant, connection = self._begin(lambda target, _: operations.enqueue(target))
-        if grant is None:
-            self._queued = connection
+        try:
+            grant = self._begin(lambda target, _: operations.enqueue(target))
+            if grant is not None:
+                self._take_up(grant)
+                return "acquired"
+            self._queued = self._asking
+            self._end_request()
             return "queued"
-        self._take_up(grant, connection)
-        return "acquired"
+        except BaseException:
+            self._let_go()
+            raise
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait up to `timeout_s` (default `acquire_timeout_s`) for the place of `enqueue` to be served.
@@ -78,21 +79,22 @@ class DistributedLock(LockBase):
         ``False`` if it was not in time; the place is gone then.
 
         Raises:
+            InvalidArgumentError: the time is no number of seconds from 0.
             NotEnqueuedError: there is no place.
             LeaseExpiredError: the lock was granted and its lease has ended since.
         """
+        check_timeout(timeout_s, self.key, "timeout_s")
         if self.held:
             return True
-        connection, self._queued = self._queued, None
-        if connection is None:
+        if self._queued is None:
             raise self._not_enqueued()
         timeout = self.acquire_timeout_s if timeout_s is None else timeout_s
-        grant = self._run(operations.wait(self._target, timeout), connection)
-        if grant is None:
-            current().pool.give(self._route, connection)
-            return False
-        self._take_up(grant, connection)
-        return True
+        try:
+            self._asking, self._queued = self._queued, None
+            return self._settle(self._run(operations.wait(self._target, timeout), self._asking))
+        except BaseException:
+            self._let_go()
+            raise
 
     def renew(self, lease_ttl_s: int | None = None) -> bool:
         """Start the lease anew now, with `lease_ttl_s` (default: as granted); ``False`` if it is lost.
@@ -109,23 +111,26 @@ class DistributedLock(LockBase):
         if watch is None or not watch.hold.held:
             return False
         hold = watch.hold
-        connection = current().renewer.unwatch(watch)
-        if connection is None:
-            # It broke, and who tried to reach the server again has just been stopped.
-            connection = Connection.open(*self._route)
-        operation = operations.renew(self._target, hold.token, lease_ttl_s or hold.lease)
         try:
+            connection = current().renewer.unwatch(watch)
+            if connection is None:
+                # It broke, and who tried to reach the server again has just been stopped.
+                connection = Connection.open(*self._route)
+            operation = operations.renew(self._target, hold.token, lease_ttl_s or hold.lease)
             grant = run(operation, connection)
+            if grant is not None and hold.held:
+                hold.renewed(grant)
+                self._watch = current().renewer.watch(hold, connection, self._route)
+                return True
+            connection.close()
         except BaseException:
+            watch.abandon()
+            self._let_go()
+            self._hold = hold  # lost, not released: its fence stays readable
             self._lose(hold)
             raise
-        if grant is None or not hold.held:
-            connection.close()
-            self._lose(hold)
-            return False
-        hold.renewed(grant)
-        self._watch = current().renewer.watch(hold, connection, self._route)
-        return True
+        self._lose(hold)
+        return False
 
     def release(self) -> bool:
         """Give the lock back, or the place in the queue; ``False`` if it was not held any more.
@@ -133,21 +138,20 @@ class DistributedLock(LockBase):
         A failure to reach the server is logged, not raised: the lock ends with the connection, at
         the latest with its lease, and an error here would hide that of the code under the lock.
         """
-        queued, self._queued = self._queued, None
-        if queued is not None:
-            queued.close()
-        watch, self._watch = self._watch, None
-        if watch is None:
-            return False
-        self._hold = None
-        if watch.hold.pid != os.getpid():
-            return False
+        released, connection = False, None
         try:
-            return self._give_back(watch)
+            self._hold = None
+            if self._queued is not None:
+                self._queued.close()
+            if self._watch is not None and self._watch.hold.pid == os.getpid():
+                released, connection = self._give_back(self._watch)
+            self._queued = self._watch = None
         except BaseException:
-            # A signal's exception: the end of the connection releases the lock as well.
-            watch.abandon()
+            self._let_go()
             raise
+        if connection is not None:
+            current().pool.give(self._route, connection)
+        return released
 
     def cancel(self) -> None:
         """Make an `acquire` or `wait` of this lock in another thread raise `AcquireCancelledError`.
@@ -156,7 +160,7 @@ class DistributedLock(LockBase):
         signal handler.
         """
         self._is_cancelled = True
-        connection = self._waiting_on
+        connection = self._asking
         if connection is not None:
             connection.interrupt()
 
@@ -166,12 +170,13 @@ class DistributedLock(LockBase):
         Raises:
             LockTimeoutError: not granted within `acquire_timeout_s`.
         """
+        self._check_free()  # apart: what is held already is not this block's to let go
         try:
-            if not self.acquire():
+            if not self._acquire():
                 raise self._timed_out()
         except BaseException:
             # A signal's exception may have come between the grant and here.
-            self.release()
+            self._let_go()
             raise
         return self
 
@@ -185,18 +190,25 @@ class DistributedLock(LockBase):
         self.release()
 
     def _check_free(self) -> None:
-        if self._queued is not None or self.held:
+        # The place of a forked parent is closed here.
+        if self.held or (self._queued is not None and not self._queued.closed):
             raise self._already_held()
-        self.release()  # what was lost, if anything
+        if self._watch is not None:
+            self.release()  # it was lost
 
-    def _begin(
-        self, operation: Callable[[operations.Target, float | None], Operation[R]]
-    ) -> tuple[R, Connection]:
+    def _acquire(self) -> bool:
+        try:
+            return self._settle(self._begin(operations.acquire))
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _begin(self, operation: Callable[[operations.Target, float | None], Operation[R]]) -> R:
         """Run an operation on a connection of the pool, or on a new one if that has died there."""
         timeout, started = self.acquire_timeout_s, time.monotonic()
-        connection = current().pool.take(self._route)
+        self._asking = connection = current().pool.take(self._route)
         try:
-            return self._run(operation(self._target, timeout), connection), connection
+            return self._run(operation(self._target, timeout), connection)
         except errors.UnreachableError:
             if not connection.pooled:
                 raise
@@ -204,46 +216,80 @@ class DistributedLock(LockBase):
         current().pool.clear(self._route)
         if timeout is not None:
             timeout = max(0, timeout - (time.monotonic() - started))
-        connection = Connection.open(*self._route)
-        return self._run(operation(self._target, timeout), connection), connection
+        self._asking = connection = Connection.open(*self._route)
+        return self._run(operation(self._target, timeout), connection)
 
     def _run(self, operation: Operation[R], connection: Connection) -> R:
-        self._waiting_on = connection
         try:
             if self._is_cancelled:
-                connection.close()
                 raise self._cancelled()
             return run(operation, connection)
         except errors.UnreachableError:
             if self._is_cancelled:
                 raise self._cancelled() from None
             raise
-        finally:
-            self._waiting_on = None
 
-    def _give_back(self, watch: Watch) -> bool:
+    def _settle(self, grant: Grant | None) -> bool:
+        """Do what follows from the end of a wait: hold the lock, or give the connection away."""
+        if grant is not None:
+            self._take_up(grant)
+            return True
+        connection = self._asking
+        self._end_request()
+        if connection is not None:
+            current().pool.give(self._route, connection)
+        return False
+
+    def _take_up(self, grant: Grant) -> None:
+        assert self._asking is not None
+        hold = Hold(self._target, grant, self._renew_ratio, self._lost_callback())
+        self._watch = current().renewer.watch(hold, self._asking, self._route)
+        self._hold = hold
+        self._end_request()
+
+    def _end_request(self) -> None:
+        self._asking = None
+        # `cancel` sets its mark before it looks for a connection. Without the mark now, it finds none,
+        # and never cuts a connection that is another lock's by then.
+        if self._is_cancelled:
+            raise self._cancelled()
+
+    def _let_go(self) -> None:
+        """Close whatever this lock stands on: the end of its connection frees it.
+
+        An exception raised by a signal handler comes between any two instructions. So connections
+        are attributes before a request goes out on them, not only variables: those would keep them
+        open, and the lock held, for as long as somebody keeps the traceback.
+        """
+        self._hold = None
+        for connection in (self._asking, self._queued):
+            if connection is not None:
+                connection.close()
+        if self._watch is not None:
+            self._watch.abandon()
+        self._asking = self._queued = self._watch = None
+
+    def _give_back(self, watch: Watch) -> tuple[bool, Connection | None]:
+        """Release a hold; return whether it was one, and the connection if that can be reused."""
         hold = watch.hold
         connection = current().renewer.unwatch(watch)
-        if connection is None or not hold.held:
+        if not hold.held:
             watch.abandon()
             logger.warning("lock %r on %s was lost before its release", self.key, self.server)
-            return False
+            return False, None
         try:
-            released = run(operations.release(self._target, hold.token), connection)
+            if connection is not None:
+                try:
+                    return run(operations.release(self._target, hold.token), connection), connection
+                except errors.UnreachableError as exc:
+                    if isinstance(exc.__cause__, TimeoutError):
+                        raise
+            # It broke. The server may wait for a renewal, all the lease long: say that none comes.
+            connection = Connection.open(*self._route)
+            return run(operations.release(self._target, hold.token), connection), connection
         except errors.RemoteError as exc:
             logger.warning("lock %r could not be released in order: %s", self.key, exc)
-            return False
-        current().pool.give(self._route, connection)
-        return released
-
-    def _take_up(self, grant: Grant, connection: Connection) -> None:
-        try:
-            hold = Hold(self._target, grant, self._renew_ratio, self._lost_callback())
-            self._watch = current().renewer.watch(hold, connection, self._route)
-            self._hold = hold
-        except BaseException:
-            connection.close()
-            raise
+            return False, None
 
 
 class DistributedSemaphore(SemaphoreBase, DistributedLock):
