@@ -33,7 +33,7 @@ from dflockd.wire import (
     Space,
     StableRef,
     Stats,
-    StatsReport,
+    Report,
     Status,
     Wait,
     fence_from_token,
@@ -324,7 +324,7 @@ class TableMachine(RuleBasedStateMachine):
 def kind_of(reply: object) -> str:
     if isinstance(reply, Status):
         return reply.value.decode()
-    kinds = {Granted: "granted", Enqueued: "acquired", Renewed: "renewed", StatsReport: "stats"}
+    kinds = {Granted: "granted", Enqueued: "acquired", Renewed: "renewed", Report: "stats"}
     return kinds[type(reply)]
 
 

@@ -13,11 +13,14 @@ from dflockd.wire import (
     Enqueue,
     Enqueued,
     Granted,
+    Inspect,
+    Label,
     Release,
     Renew,
     Renewed,
     Request,
     Space,
+    StableRef,
     Stats,
     Status,
     Wait,
@@ -220,3 +223,45 @@ def test_stats_of_many_keys_fit_into_what_clients_read(letter):
     assert len(reply.json) < 1 << 20
     assert report["locks"][0]["key"].startswith("0:")
     assert len(report["locks"]) + report["omitted"] == 10_000
+
+
+def inspected(table: LockTable, peer: Peer, key: bytes, now: float, space: Space = LOCK) -> dict:
+    [(_, reply)] = table.handle(peer, Inspect(space, key), now)
+    return json.loads(reply.json)
+
+
+def test_inspect_names_holders_and_waiters_in_order():
+    table = table_of()
+    holder, first, second = (table.connect() for _ in range(3))
+    for peer, name in ((holder, "holder é"), (first, "first"), (second, "second")):
+        table.handle(peer, Label(name.encode()), 0.0)
+    take(table, holder, b"k", lease=30)
+    table.handle(first, Acquire(LOCK, b"k", 1, 60, None), 2.0)
+    table.handle(second, Enqueue(LOCK, b"k", 1, None), 3.0)
+
+    report = inspected(table, second, b"k", 5.0)
+
+    [held] = report["holders"]
+    assert (held["label"], held["held_s"], held["lease_expires_in_s"]) == ("holder é", 5.0, 25.0)
+    assert [(w["label"], w["waited_s"]) for w in report["waiters"]] == [
+        ("first", 3.0),
+        ("second", 2.0),
+    ]
+    assert (report["key"], report["limit"], report["omitted"]) == ("k", 1, 0)
+    assert inspected(table, second, b"k", 5.0, Space.SEMAPHORE)["holders"] == []
+
+
+def test_a_label_stays_with_a_detached_hold_until_somebody_else_takes_it_over():
+    table = table_of()
+    publisher, worker = table.connect(), table.connect()
+    table.handle(publisher, StableRef(b"ref"), 0.0)
+    table.handle(publisher, Label(b"publisher"), 0.0)
+    token = take(table, publisher, b"k")
+    table.handle(publisher, Label(b""), 0.0)
+    table.disconnect(publisher, 1.0, clean=True)
+    assert inspected(table, worker, b"k", 2.0)["holders"][0]["label"] == "publisher"
+
+    table.handle(worker, Label(b"worker"), 2.0)
+    table.handle(worker, Renew(LOCK, b"k", token, None), 2.0)
+
+    assert inspected(table, worker, b"k", 3.0)["holders"][0]["label"] == "worker"

@@ -16,7 +16,7 @@ from dflockd.wire import (
     Renewed,
     Reply,
     ReplyReader,
-    StatsReport,
+    Report,
     Status,
     UnexpectedReplyError,
     encode_reply,
@@ -24,7 +24,7 @@ from dflockd.wire import (
     parse_enqueued,
     parse_granted,
     parse_renewed,
-    parse_stats,
+    parse_report,
 )
 from dflockd.wire.replies import MAX_REPLY
 
@@ -34,7 +34,7 @@ LINES: list[tuple[Reply, bytes]] = [
     (Granted(TOKEN, 33), b"ok " + TOKEN + b" 33\n"),
     (Enqueued(TOKEN, 1), b"acquired " + TOKEN + b" 1\n"),
     (Renewed(60), b"ok 60\n"),
-    (StatsReport(b'{"connections":0}'), b'ok {"connections":0}\n'),
+    (Report(b'{"connections":0}'), b'ok {"connections":0}\n'),
     (Status.OK, b"ok\n"),
     (Status.QUEUED, b"queued\n"),
     (Status.TIMEOUT, b"timeout\n"),
@@ -56,7 +56,7 @@ PARSERS: list[tuple[Callable[[bytes], Reply], set[bytes]]] = [
     (parse_granted, {b"ok " + TOKEN + b" 33", b"timeout"}),
     (parse_enqueued, {b"acquired " + TOKEN + b" 1", b"queued"}),
     (parse_renewed, {b"ok 60", b"ok 0"}),
-    (parse_stats, {b'ok {"connections":0}'}),
+    (parse_report, {b'ok {"connections":0}'}),
     (parse_done, {b"ok"}),
 ]
 

@@ -19,6 +19,8 @@ from dflockd.wire import (
     Barrier,
     Enqueue,
     FrameTooLongError,
+    Inspect,
+    Label,
     Malformed,
     Ping,
     Release,
@@ -61,6 +63,10 @@ FRAMES: list[tuple[bytes, Request]] = [
     (b"ping\n_\n_\n", Ping()),
     (b"barrier\n_\n_\n", Barrier()),
     (b"stable-ref\npublisher-1\n_\n", StableRef(b"publisher-1")),
+    ("label\n_\nsync é 7\n".encode(), Label("sync é 7".encode())),
+    (b"label\n_\n\n", Label(b"")),
+    (b"i\nk\n_\n", Inspect(LOCK, b"k")),
+    (b"si\nk\n_\n", Inspect(SEMAPHORE, b"k")),
 ]
 
 # Read as well, because some client sends it, but never sent from here.
@@ -78,6 +84,9 @@ READ_ONLY: list[tuple[bytes, Request]] = [
 ]
 
 REFUSED = [
+    b"label\n_\n\xff\n",
+    b"label\n_\na\x00b\n",
+    b"i\n\n_\n",
     b"\n\n\n",
     b"x\nk\n0\n",
     b"L\nk\n0\n",
@@ -300,11 +309,13 @@ requests_ = st.one_of(
     st.builds(Auth, text),
     st.builds(StableRef, st.from_regex(rb"[!-~]{1,64}", fullmatch=True)),
     st.sampled_from([Stats(), Ping(), Barrier()]),
+    st.builds(Inspect, spaces, keys),
+    st.text(max_size=60).filter(str.isprintable).map(lambda label: Label(label.encode())),
 )
 
 # Bytes that get far into the parser: words of the format, and junk.
 pieces = st.one_of(
-    st.sampled_from([b"l", b"sl", b"r", b"n", b"e", b"se", b"w", b"sw", b"auth", b"ping"]),
+    st.sampled_from([b"l", b"sl", b"r", b"n", b"e", b"se", b"w", b"sw", b"auth", b"i", b"label"]),
     st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b"\r", b" ", b"\t", b"\0", b"0", b"1", b"33"]),
     st.sampled_from([b"k" * 255, b"k" * 256, b"k" * 257, b"s" * MAX_SECRET]),
     st.binary(max_size=8),

@@ -38,13 +38,16 @@ class Entry:
 class Hold:
     """One granted slot of an entry. It ends by release, at its deadline, or with its owner."""
 
-    __slots__ = ("deadline", "entry", "fence", "owner", "place", "span", "token")
+    __slots__ = ("deadline", "entry", "fence", "label", "owner", "place", "since", "span", "token")
 
     deadline: float
     span: float
 
-    def __init__(self, entry: Entry, fence: int, token: bytes, owner: Peer) -> None:
+    def __init__(self, entry: Entry, fence: int, token: bytes, owner: Peer, since: float) -> None:
         self.entry = entry
+        self.label = owner.label
+        """What people see; it outlives the owner of a detached hold."""
+        self.since = since
         self.fence = fence
         self.token = token
         self.owner: Peer | None = owner
@@ -60,13 +63,16 @@ class Waiter:
     is its `Peer.waiting`) or still be elsewhere.
     """
 
-    __slots__ = ("deadline", "entry", "hold", "lease", "peer", "span", "two_phase")
+    __slots__ = ("deadline", "entry", "hold", "lease", "peer", "since", "span", "two_phase")
 
     deadline: float
     span: float
 
-    def __init__(self, entry: Entry, peer: Peer, lease: int, *, two_phase: bool) -> None:
+    def __init__(
+        self, entry: Entry, peer: Peer, lease: int, since: float, *, two_phase: bool
+    ) -> None:
         self.entry = entry
+        self.since = since
         self.peer = peer
         self.lease = lease
         self.two_phase = two_phase
@@ -77,10 +83,11 @@ class Waiter:
 class Peer:
     """One connection, as the table sees it."""
 
-    __slots__ = ("detaches", "holds", "id", "places", "waiting")
+    __slots__ = ("detaches", "holds", "id", "label", "places", "waiting")
 
     def __init__(self, number: int) -> None:
         self.id = number
+        self.label = b""
         self.detaches = False
         """Its end leaves its holds to their leases: it has declared a ``stable-ref``."""
         self.holds: dict[int, Hold] = {}

@@ -19,17 +19,19 @@ from dflockd.wire import (
     Enqueue,
     Enqueued,
     Granted,
+    Inspect,
+    Label,
     Malformed,
     Ping,
     Release,
     Renew,
     Renewed,
     Reply,
+    Report,
     Request,
     Space,
     StableRef,
     Stats,
-    StatsReport,
     Status,
     Wait,
 )
@@ -39,10 +41,10 @@ Effect: TypeAlias = tuple[int, Reply]
 
 
 MAX_LISTED = 3000
-"""Keys that `Stats` lists: counting out a hundred thousand would hold up everybody else."""
+"""Keys that `Stats` lists, or waiters `Inspect`: counting out a hundred thousand takes long."""
 
-MAX_STATS = 1_000_000
-"""Bytes of JSON that `Stats` may have: published clients refuse a reply over 1 MiB."""
+MAX_REPORT = 1_000_000
+"""Bytes of JSON that a reply may have: published clients refuse a line over 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,8 @@ class LockTable:
             Renew: self._renew,
             Stats: self._stats,
             StableRef: self._stable_ref,
+            Label: self._label,
+            Inspect: self._inspect,
             Ping: lambda *_: Status.OK,
             # One server: every change is in effect as soon as it is answered.
             Barrier: lambda *_: Status.OK,
@@ -181,7 +185,7 @@ class LockTable:
             return Status.MAX_WAITERS
         if request.timeout == 0:
             return Status.TIMEOUT
-        waiter = self._join(entry, peer, lease, two_phase=False)
+        waiter = self._join(entry, peer, lease, now, two_phase=False)
         self._block(waiter, request.timeout, now)
         return None
 
@@ -197,13 +201,13 @@ class LockTable:
             return entry
         if len(entry.holds) < entry.limit and not entry.waiters:
             hold = self._grant(entry, peer, lease, now)
-            hold.place = place = Waiter(entry, peer, lease, two_phase=True)
+            hold.place = place = Waiter(entry, peer, lease, now, two_phase=True)
             place.hold = hold
             peer.places[name] = place
             return Enqueued(hold.token, lease)
         if self._is_full(entry):
             return Status.MAX_WAITERS
-        peer.places[name] = self._join(entry, peer, lease, two_phase=True)
+        peer.places[name] = self._join(entry, peer, lease, now, two_phase=True)
         return Status.QUEUED
 
     def _wait(self, peer: Peer, request: Wait, now: float, _effects: list[Effect]) -> Reply | None:
@@ -239,6 +243,7 @@ class LockTable:
             if hold.owner is not None:
                 del hold.owner.holds[hold.fence]
             hold.owner = peer
+            hold.label = peer.label or hold.label
             peer.holds[hold.fence] = hold
         return Renewed(lease)
 
@@ -250,12 +255,22 @@ class LockTable:
         peer.detaches = True
         return Status.OK
 
+    def _label(self, peer: Peer, request: Label, _now: float, _effects: list[Effect]) -> Reply:
+        peer.label = request.text
+        return Status.OK
+
+    def _inspect(self, _peer: Peer, request: Inspect, now: float, _effects: list[Effect]) -> Reply:
+        return self._report(lambda listed: self.inspect(request.space, request.key, now, listed))
+
     def _stats(self, _peer: Peer, _request: Stats, now: float, _effects: list[Effect]) -> Reply:
+        return self._report(lambda listed: self.stats(now, listed))
+
+    def _report(self, collect: Callable[[int], dict[str, object]]) -> Report:
         listed = MAX_LISTED
         while True:
-            text = json.dumps(self.stats(now, listed), separators=(",", ":"), ensure_ascii=False)
-            report = StatsReport(text.encode())
-            if len(report.json) < MAX_STATS:
+            text = json.dumps(collect(listed), separators=(",", ":"), ensure_ascii=False)
+            report = Report(text.encode())
+            if len(report.json) < MAX_REPORT:
                 return report
             listed //= 2
 
@@ -278,7 +293,7 @@ class LockTable:
 
     def _grant(self, entry: Entry, peer: Peer, lease: int, now: float) -> Hold:
         fence, token = self._mint.mint(entry.space, entry.key)
-        hold = entry.holds[fence] = Hold(entry, fence, token, peer)
+        hold = entry.holds[fence] = Hold(entry, fence, token, peer, now)
         peer.holds[hold.fence] = hold
         self._deadlines.set(hold, lease, now)
         return hold
@@ -331,8 +346,8 @@ class LockTable:
         most = self._limits.max_waiters
         return bool(most and entry.waiters and len(entry.waiters) >= most)
 
-    def _join(self, entry: Entry, peer: Peer, lease: int, *, two_phase: bool) -> Waiter:
-        waiter = Waiter(entry, peer, lease, two_phase=two_phase)
+    def _join(self, entry: Entry, peer: Peer, lease: int, now: float, *, two_phase: bool) -> Waiter:
+        waiter = Waiter(entry, peer, lease, now, two_phase=two_phase)
         if entry.waiters is None:
             entry.waiters = OrderedDict()
         entry.waiters[waiter] = None
@@ -416,6 +431,8 @@ class LockTable:
                     {
                         "key": key,
                         "owner_conn_id": hold.owner.id if hold.owner else 0,
+                        "label": hold.label.decode(),
+                        "held_s": round(now - hold.since, 3),
                         "lease_expires_in_s": round(hold.deadline - now, 3),
                         "waiters": waiters,
                     }
@@ -428,4 +445,39 @@ class LockTable:
             "idle_locks": [],
             "idle_semaphores": [],
             "omitted": len(self._group) - len(locks) - len(semaphores),
+        }
+
+    def inspect(
+        self, space: Space, key: bytes, now: float, listed: int = MAX_LISTED
+    ) -> dict[str, object]:
+        """Return who holds a key and who waits for it, in order; times in seconds.
+
+        Of more than `listed` holders or waiters the last are left out and counted as ``omitted``.
+        """
+        entry = self._group.spaces[space].get(key)
+        holds = entry.holds.values() if entry is not None else ()
+        waiters = entry.waiters or () if entry is not None else ()
+        return {
+            "key": key.decode(),
+            "limit": entry.limit if entry is not None else None,
+            "holders": [
+                {
+                    "label": hold.label.decode(),
+                    "fence": hold.fence,
+                    "conn_id": hold.owner.id if hold.owner else 0,
+                    "held_s": round(now - hold.since, 3),
+                    "lease_s": hold.span,
+                    "lease_expires_in_s": round(hold.deadline - now, 3),
+                }
+                for hold in itertools.islice(holds, listed)
+            ],
+            "waiters": [
+                {
+                    "label": waiter.peer.label.decode(),
+                    "conn_id": waiter.peer.id,
+                    "waited_s": round(now - waiter.since, 3),
+                }
+                for waiter in itertools.islice(waiters, listed)
+            ],
+            "omitted": max(0, len(holds) - listed) + max(0, len(waiters) - listed),
         }

@@ -100,6 +100,19 @@ class StableRef(NamedTuple):
     ref: bytes
 
 
+class Label(NamedTuple):
+    """``label``: what this connection's holds and waiters are shown as; empty for nothing."""
+
+    text: bytes
+
+
+class Inspect(NamedTuple):
+    """``i`` and ``si``: who holds a key and who waits for it, as JSON."""
+
+    space: Space
+    key: bytes
+
+
 class Malformed(NamedTuple):
     """Three lines that are no request: answered ``error``, and the connection lives on."""
 
@@ -117,6 +130,8 @@ Request: TypeAlias = (
     | Ping
     | Barrier
     | StableRef
+    | Label
+    | Inspect
     | Malformed
 )
 
@@ -158,10 +173,10 @@ class Renewed(NamedTuple):
     lease: int
 
 
-class StatsReport(NamedTuple):
-    """``ok <json>``: the answer to `Stats`, one line of JSON."""
+class Report(NamedTuple):
+    """``ok <json>``: the answer to `Stats` and `Inspect`, one line of JSON."""
 
     json: bytes
 
 
-Reply: TypeAlias = Status | Granted | Enqueued | Renewed | StatsReport
+Reply: TypeAlias = Status | Granted | Enqueued | Renewed | Report

@@ -8,12 +8,12 @@ from dflockd.wire.messages import (
     Granted,
     Renewed,
     Reply,
-    StatsReport,
+    Report,
     Status,
 )
 
 MAX_REPLY = 1 << 20
-"""Longest reply, in bytes: a `StatsReport` can be long, everything else is short."""
+"""Longest reply, in bytes: a `Report` can be long, everything else is short."""
 
 _STATUS_LINES = {status: status.value + b"\n" for status in Status}
 _STATUSES = {status.value: status for status in Status}
@@ -33,7 +33,7 @@ def encode_reply(reply: Reply) -> bytes:
         return b"ok %d\n" % reply
     if type(reply) is Enqueued:
         return b"acquired %b %d\n" % reply
-    if type(reply) is StatsReport:
+    if type(reply) is Report:
         return b"ok %b\n" % reply
     raise AssertionError(f"no such reply: {reply!r}")
 
@@ -102,10 +102,10 @@ def parse_done(line: bytes) -> Status:
     return _status(line, Status.QUEUED, Status.TIMEOUT)
 
 
-def parse_stats(line: bytes) -> StatsReport | Status:
-    """Read the answer to `Stats`; the JSON itself is not looked at."""
+def parse_report(line: bytes) -> Report | Status:
+    """Read the answer to `Stats` and `Inspect`; the JSON itself is not looked at."""
     if line.startswith(b"ok {"):
-        return StatsReport(line[3:])
+        return Report(line[3:])
     return _status(line, Status.OK, Status.QUEUED, Status.TIMEOUT)
 
 

@@ -14,6 +14,8 @@ from dflockd.wire.messages import (
     Auth,
     Barrier,
     Enqueue,
+    Inspect,
+    Label,
     Malformed,
     Ping,
     Release,
@@ -211,6 +213,23 @@ def _stable_ref(ref: bytes, _argument: bytes) -> Request:
     return StableRef(ref)
 
 
+def _label(_key: bytes, text: bytes) -> Request:
+    try:
+        printable = text.decode().isprintable()
+    except UnicodeDecodeError:
+        printable = False
+    if not printable:
+        raise _MalformedError("a label is printable UTF-8")
+    return Label(text)
+
+
+def _inspect(space: Space) -> Callable[[bytes, bytes], Request]:
+    def parse(key: bytes, _argument: bytes) -> Request:
+        return Inspect(space, _key(key))
+
+    return parse
+
+
 _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"l": _acquire_lock,
     b"r": _release(Space.LOCK),
@@ -227,6 +246,9 @@ _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"ping": lambda _key, _argument: Ping(),
     b"barrier": lambda _key, _argument: Barrier(),
     b"stable-ref": _stable_ref,
+    b"label": _label,
+    b"i": _inspect(Space.LOCK),
+    b"si": _inspect(Space.SEMAPHORE),
 }
 
 
@@ -261,6 +283,10 @@ def encode_request(request: Request) -> bytes:
             return b"ping\n_\n_\n"
         case Barrier():
             return b"barrier\n_\n_\n"
+        case Label(text):
+            return b"label\n_\n%b\n" % text
+        case Inspect(space, key):
+            return b"%bi\n%b\n_\n" % (_PREFIXES[space], key)
         case Malformed():
             raise ValueError("a malformed request cannot be sent")
 
