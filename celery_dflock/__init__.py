@@ -12,7 +12,7 @@ from celery_dflock.exceptions import (
 )
 from celery_dflock.outside import dflock
 from celery_dflock.policy import Skipped
-from celery_dflock.task import LockedTask, TaskLock, current_lock
+from celery_dflock.task import LockedTask, SingletonTask, TaskLock, current_lock
 
 __all__ = [
     "LockError",
@@ -21,6 +21,7 @@ __all__ = [
     "LockNotAcquiredError",
     "LockUnavailableError",
     "LockedTask",
+    "SingletonTask",
     "Skipped",
     "TaskLock",
     "current_lock",

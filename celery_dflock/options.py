@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from celery import Task
 from celery.exceptions import ImproperlyConfigured
 
-from celery_dflock.exceptions import LockKeyError
+from celery_dflock.exceptions import LockKeyError, LockNotAcquiredError
 from celery_dflock.keys import (
     KeyFunction,
     KeyTemplate,
@@ -26,6 +26,15 @@ LOST = ("raise", "warn")
 
 MAX_SECONDS = 9_223_372_036
 """The longest time that can be said to a lock server; for no end at all there is ``None``."""
+
+MAX_LIMIT = 1 << 20
+"""The most holders that a lock server gives one key."""
+
+ConflictFunction: TypeAlias = Callable[[Task, LockNotAcquiredError], Any]
+"""``(task, error) -> result``; see `LockedTask.lock_conflict`."""
+
+LostFunction: TypeAlias = Callable[[Task, Any], object]
+"""``(task, lock)``; see `LockedTask.lock_lost`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +66,15 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class LockOptions:
-    """The options of one task."""
+    """The options of one task, or of one call of it."""
 
-    key: KeyTemplate | KeyFunction | None
+    keys: tuple[KeyTemplate | KeyFunction, ...] | None
+    limit: int
     ttl: int
     timeout: float | None
-    conflict: str
+    conflict: str | ConflictFunction
     requeue: Backoff
-    lost: str
+    lost: str | LostFunction
     signature: inspect.Signature
 
     @classmethod
@@ -75,49 +85,126 @@ class LockOptions:
             ImproperlyConfigured: an option is unknown or its value is bad; one line says which.
         """
         _refuse_unknown(task)
-        signature = _signature(task)
-        timeout = task.lock_timeout
-        if timeout is not None and not (_is_number(timeout) and 0 <= timeout <= MAX_SECONDS):
-            raise _bad(task, "lock_timeout", "seconds from 0, or None for no end")
-        ttl = task.lock_ttl
-        if not (isinstance(ttl, int) and _is_number(ttl) and 0 < ttl <= MAX_SECONDS):
-            raise _bad(task, "lock_ttl", "whole seconds from 1")
-        if task.lock_conflict not in CONFLICT:
-            raise _bad(task, "lock_conflict", _one_of(task.lock_conflict, CONFLICT))
-        if task.lock_lost not in LOST:
-            raise _bad(task, "lock_lost", _one_of(task.lock_lost, LOST))
+        return cls._checked(_Values(task, {}))
+
+    @classmethod
+    def of_call(cls, task: type[Task], given: Mapping[str, Any]) -> LockOptions:
+        """Read the options of a call that names some itself, in its message header.
+
+        Raises:
+            ImproperlyConfigured: as for `of`.
+        """
+        for name in given:
+            if name not in OPTIONS:
+                raise ImproperlyConfigured(
+                    f"task {task.name}: a call names the option {name}: give {_one_of(name, OPTIONS)}"
+                )
+        return cls._checked(_Values(task, given))
+
+    @classmethod
+    def _checked(cls, values: _Values) -> LockOptions:
+        signature = _signature(values.task)
         return cls(
-            key=_key(task, signature),
-            ttl=ttl,
-            timeout=timeout,
-            conflict=task.lock_conflict,
-            requeue=_backoff(task),
-            lost=task.lock_lost,
+            keys=_keys(values, signature),
+            limit=values.whole("lock_limit", MAX_LIMIT),
+            ttl=values.whole("lock_ttl", MAX_SECONDS),
+            timeout=_timeout(values),
+            conflict=values.choice("lock_conflict", CONFLICT),
+            requeue=_backoff(values),
+            lost=values.choice("lock_lost", LOST),
             signature=signature,
         )
 
-    def key_of(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Return the key of one call, without the app's prefix.
+    def keys_of(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """Return the keys of one call, without the app's prefix, sorted and each once.
+
+        In one order everywhere, two tasks that need the same keys cannot wait for each other.
 
         Raises:
             LockKeyError: the arguments make none.
             TypeError: the arguments do not fit the task.
         """
-        if callable(self.key):
-            key = self.key(task, args, kwargs)
-            if not isinstance(key, str) or not key:
-                raise LockKeyError(task.name, f"lock_key returned {key!r}, not a text")
-            return encode(key)
-        arguments = bound_arguments(self.signature, args, kwargs)
-        if self.key is None:
-            return default_key(task.name, arguments)
-        try:
-            return self.key.render(spread(self.signature, arguments))
-        except (LookupError, AttributeError, ValueError, TypeError) as exc:
-            raise LockKeyError(task.name, f"lock_key does not fit the arguments: {exc!r}") from exc
+        if self.keys is None:
+            return [default_key(task.name, bound_arguments(self.signature, args, kwargs))]
+        return sorted(
+            {key for source in self.keys for key in self._make(source, task, args, kwargs)}
+        )
+
+    def _make(
+        self,
+        source: KeyTemplate | KeyFunction,
+        task: Task,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> list[str]:
+        if isinstance(source, KeyTemplate):
+            arguments = bound_arguments(self.signature, args, kwargs)
+            try:
+                return [source.render(spread(self.signature, arguments))]
+            except (LookupError, AttributeError, ValueError, TypeError) as exc:
+                why = f"lock_key does not fit the arguments: {exc!r}"
+                raise LockKeyError(task.name, why) from exc
+        made = source(task, args, kwargs)
+        several = [made] if isinstance(made, str) else made
+        if (
+            not isinstance(several, list | tuple)
+            or not several
+            or not all(isinstance(key, str) and key for key in several)
+        ):
+            raise LockKeyError(task.name, f"lock_key returned {made!r}, not a text or several")
+        return [encode(key) for key in several]
 
 
-OPTIONS = ("lock_key", "lock_ttl", "lock_timeout", "lock_conflict", "lock_requeue", "lock_lost")
+OPTIONS = (
+    "lock_key",
+    "lock_limit",
+    "lock_ttl",
+    "lock_timeout",
+    "lock_conflict",
+    "lock_requeue",
+    "lock_lost",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """Where the values of the options come from: the task, and before it the call."""
+
+    task: type[Task]
+    given: Mapping[str, Any]
+
+    def __getitem__(self, option: str) -> Any:
+        if option in self.given:
+            return self.given[option]
+        # Looked up without binding: a function in a class would become a method.
+        value = inspect.getattr_static(self.task, option)
+        return value.__func__ if isinstance(value, staticmethod) else value
+
+    def whole(self, option: str, most: int) -> int:
+        value = self[option]
+        if not (isinstance(value, int) and _is_number(value) and 0 < value <= most):
+            what = "whole seconds" if most == MAX_SECONDS else "a whole number"
+            raise self.bad(option, f"{what} from 1")
+        return value
+
+    def choice(self, option: str, known: tuple[str, ...]) -> Any:
+        value = self[option]
+        if not callable(value) and value not in known:
+            raise self.bad(option, _one_of(value, known))
+        return value
+
+    def bad(self, option: str, wanted: str) -> ImproperlyConfigured:
+        return ImproperlyConfigured(
+            f"task {self.task.name}: {option} is {self[option]!r}: give {wanted}"
+        )
+
+
+def _timeout(values: _Values) -> float | None:
+    timeout = values["lock_timeout"]
+    if timeout is None or (_is_number(timeout) and 0 <= timeout <= MAX_SECONDS):
+        seconds: float | None = timeout
+        return seconds
+    raise values.bad("lock_timeout", "seconds from 0, or None for no end")
 
 
 def _signature(task: type[Task]) -> inspect.Signature:
@@ -128,34 +215,41 @@ def _signature(task: type[Task]) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def _key(task: type[Task], signature: inspect.Signature) -> KeyTemplate | KeyFunction | None:
-    # Looked up without binding: a function in a class would become a method.
-    key = inspect.getattr_static(task, "lock_key")
-    if isinstance(key, staticmethod):
-        key = key.__func__
-    if key is None:
+def _keys(
+    values: _Values, signature: inspect.Signature
+) -> tuple[KeyTemplate | KeyFunction, ...] | None:
+    given = values["lock_key"]
+    if given is None:
         return None
+    several = given if isinstance(given, list | tuple) else (given,)
+    if not several:
+        raise values.bad("lock_key", "one key at least, or None for the name and the arguments")
+    return tuple(_key(values, signature, key) for key in several)
+
+
+def _key(values: _Values, signature: inspect.Signature, key: Any) -> KeyTemplate | KeyFunction:
     if isinstance(key, str):
         try:
             return KeyTemplate(key, signature)
         except ValueError as exc:
-            raise ImproperlyConfigured(f"task {task.name}: lock_key {key!r}: {exc}") from None
+            name = values.task.name
+            raise ImproperlyConfigured(f"task {name}: lock_key {key!r}: {exc}") from None
     if callable(key):
         function: KeyFunction = key
         return function
-    raise _bad(task, "lock_key", "a template over the arguments or (task, args, kwargs) -> key")
+    raise values.bad("lock_key", "a template over the arguments or (task, args, kwargs) -> key")
 
 
-def _backoff(task: type[Task]) -> Backoff:
-    given = task.lock_requeue
+def _backoff(values: _Values) -> Backoff:
+    given = values["lock_requeue"]
     known = tuple(Backoff.__dataclass_fields__)
     if not isinstance(given, Mapping):
-        raise _bad(task, "lock_requeue", f"a dict of {', '.join(known)}")
+        raise values.bad("lock_requeue", f"a dict of {', '.join(known)}")
     for name, value in given.items():
         if name not in known:
-            raise _bad(task, "lock_requeue", _one_of(name, known))
-        if not _is_number(value) or value < 0:
-            raise _bad(task, "lock_requeue", f"a number from 0 for {name}")
+            raise values.bad("lock_requeue", _one_of(name, known))
+        if not (_is_number(value) and 0 <= value <= MAX_SECONDS):
+            raise values.bad("lock_requeue", f"a number from 0 for {name}")
     return Backoff(**given)
 
 
@@ -177,8 +271,3 @@ def _is_number(value: object) -> bool:
 def _one_of(value: object, known: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(str(value), known, 1)
     return f"one of {', '.join(known)}" + (f" (did you mean {near[0]}?)" if near else "")
-
-
-def _bad(task: type[Task], option: str, wanted: str) -> ImproperlyConfigured:
-    value = inspect.getattr_static(task, option)
-    return ImproperlyConfigured(f"task {task.name}: {option} is {value!r}: give {wanted}")

@@ -16,7 +16,9 @@ from celery_dflock.options import Backoff
 from celery_dflock.signals import task_requeued, task_skipped
 
 HEADER = "dflock"
-"""The message header in which a requeued task carries its count: a dict."""
+"""The message header of a call's own options, and of the counters of a requeued task: a dict."""
+
+COUNTERS = ("attempt", "since", "retries")
 
 logger = logging.getLogger("celery_dflock")
 
@@ -63,8 +65,19 @@ def attempts(request: Context) -> dict[str, Any]:
     A retry inherits the header of the run that sent it. That run had its lock, so counting starts
     anew.
     """
-    history = dict((request.headers or {}).get(HEADER) or {})
-    return history if history.get("retries") == request.retries else {}
+    history = _header(request)
+    if history.get("retries") != request.retries:
+        return {}
+    return {name: history[name] for name in COUNTERS if name in history}
+
+
+def options_of_call(request: Context) -> dict[str, Any]:
+    """Return the options that this call names itself."""
+    return {name: value for name, value in _header(request).items() if name not in COUNTERS}
+
+
+def _header(request: Context) -> dict[str, Any]:
+    return dict((request.headers or {}).get(HEADER) or {})
 
 
 def requeue(task: Task, error: LockError, backoff: Backoff) -> NoReturn:
@@ -89,8 +102,8 @@ def requeue(task: Task, error: LockError, backoff: Backoff) -> NoReturn:
         why = f"gave up after {attempt} attempts in {now - since:.0f} s: {error.reason}"
         raise LockNotAcquiredError(error.key, why) from error
     countdown = round(backoff.pause(attempt - 1, random.random()), 3)
-    history = {**history, "attempt": attempt, "since": since, "retries": request.retries}
-    headers = {**(request.headers or {}), HEADER: history}
+    counted = {"attempt": attempt, "since": since, "retries": request.retries}
+    headers = {**(request.headers or {}), HEADER: {**_header(request), **counted}}
     task.signature_from_request(
         request, retries=request.retries, countdown=countdown, headers=headers
     ).apply_async()

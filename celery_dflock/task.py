@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from celery import Celery, Task
 
@@ -20,10 +20,10 @@ from celery_dflock.exceptions import (
 )
 from celery_dflock.interrupt import Interruptible
 from celery_dflock.lifecycle import shutdown
+from celery_dflock.locks import Locks
 from celery_dflock.options import LockOptions
 from celery_dflock.signals import lock_acquired, lock_lost, lock_released
 from dflockd import errors
-from dflockd.sync_client import DistributedLock
 
 logger = logging.getLogger("celery_dflock")
 
@@ -33,6 +33,8 @@ RETRY_PATIENCE = 1.0
 ENTERED = "_dflock_entered"
 """Set on a request once its task has been called under a lock, or tried to be."""
 
+LockKey: TypeAlias = str | Callable[..., str] | Sequence[str | Callable[..., str]] | None
+
 _current: ContextVar[TaskLock | None] = ContextVar("celery_dflock.current_lock", default=None)
 
 
@@ -40,35 +42,45 @@ class TaskLock:
     """The lock of the task that is running; see `current_lock`.
 
     Attributes:
-        key: what is locked, prefix included.
+        keys: what is locked, prefix included; nearly always one key.
         waited: seconds that the task waited for the grant.
         outer: the lock of the task that called this one in the same thread, if any.
     """
 
-    def __init__(self, lock: DistributedLock, waited: float, outer: TaskLock | None) -> None:
-        self._lock = lock
-        self.key = lock.key
+    def __init__(self, locks: Locks, waited: float, outer: TaskLock | None) -> None:
+        self._locks = locks
+        self.keys = locks.keys
         self.waited = waited
         self.outer = outer
 
     @property
+    def key(self) -> str:
+        """What is locked; the first in order where ``lock_key`` gives several."""
+        return self.keys[0]
+
+    @property
     def held(self) -> bool:
         """Whether the lock is certainly still held."""
-        return self._lock.held
+        return self._locks.held
 
     @property
     def token(self) -> str | None:
-        """The token of the grant; ``None`` once it is lost."""
-        return self._lock.token
+        """The token of the grant of `key`; ``None`` once it is lost."""
+        return self._locks.tokens[self.key]
 
     @property
     def fence(self) -> int | None:
-        """A number that grows with every grant of the key, for the resource to compare.
+        """A number that grows with every grant of `key`, for the resource to compare.
 
         Send it along with each write; a resource that remembers the largest and refuses smaller
         ones is safe even from a task that does not know yet that its lock is lost.
         """
-        return self._lock.fence
+        return self._locks.fences[self.key]
+
+    @property
+    def fences(self) -> dict[str, int | None]:
+        """The fence of each of `keys`."""
+        return self._locks.fences
 
     def extend(self, seconds: int | None = None) -> bool:
         """Renew the lease now, for `seconds` (default: ``lock_ttl``); ``False`` if it is lost.
@@ -76,7 +88,7 @@ class TaskLock:
         The renewal thread does this all the time. It is for what stops all threads of the process
         longer than the lease: call it before.
         """
-        return self._lock.renew(seconds)
+        return self._locks.renew(seconds)
 
     def check(self) -> None:
         """Raise `LockLostError` if the lock is not held any more."""
@@ -104,24 +116,32 @@ class LockedTask(Task):
 
     Attributes:
         lock_key: template over the arguments (``"account:{account_id}"``), or a function
-            ``(task, args, kwargs) -> key``; by default the task's name and all its arguments.
+            ``(task, args, kwargs) -> key``, or a list of these: all are taken, in sorted order. By
+            default the task's name and all its arguments.
+        lock_limit: how many may hold the key at once; the same for all users of the key.
         lock_ttl: lease in seconds. It bounds how long the lock outlives a worker that is cut off.
         lock_timeout: seconds to wait for the lock in the worker, first come, first served; 0 tries
             once, ``None`` has no end.
         lock_conflict: what happens if it is not granted in time: ``"requeue"`` sends the task again
             with a pause, ``"skip"`` ends it with a `Skipped` result, ``"fail"`` with
-            `LockNotAcquiredError`.
+            `LockNotAcquiredError`. Or a function ``(task, error)`` that returns one of these words
+            or the result of the task, or raises.
         lock_requeue: the pauses of ``requeue``; see `celery_dflock.options.Backoff`.
         lock_lost: what happens if the lock is lost while the body runs: ``"raise"`` raises
-            `LockLostError` in it, ``"warn"`` logs.
+            `LockLostError` in it, ``"warn"`` logs. Or a function ``(task, lock)``, which runs on
+            the renewal thread and must not block.
+
+    One call can have options of its own, in its message header:
+    ``task.apply_async(args, headers={"dflock": {"lock_timeout": 60}})``.
     """
 
-    lock_key: ClassVar[str | Callable[..., str] | None] = None
+    lock_key: ClassVar[LockKey] = None
+    lock_limit: ClassVar[int] = 1
     lock_ttl: ClassVar[int] = 30
     lock_timeout: ClassVar[float | None] = 5
-    lock_conflict: ClassVar[str] = "requeue"
+    lock_conflict: ClassVar[str | Callable[..., Any]] = "requeue"
     lock_requeue: ClassVar[dict[str, float]] = {}
-    lock_lost: ClassVar[str] = "raise"
+    lock_lost: ClassVar[str | Callable[..., Any]] = "raise"
 
     _lock_options: ClassVar[LockOptions]
 
@@ -142,21 +162,24 @@ class LockedTask(Task):
         if getattr(body, "__func__", None) is Task.__call__:
             # Celery's own would push a request without an id where it was not optimised away.
             body = self.run
-        options = self._lock_options
+        options = self._options()
         app_settings = settings(self.app)
-        key = keys.finish(options.key_of(self, args, kwargs), app_settings.key_prefix)
         lost = _Loss(self, options)
-        lock = DistributedLock(
-            key,
-            acquire_timeout_s=self._patience(options),
-            lease_ttl_s=options.ttl,
+        locks = Locks(
+            [
+                keys.finish(key, app_settings.key_prefix)
+                for key in options.keys_of(self, args, kwargs)
+            ],
+            limit=options.limit,
+            timeout=self._patience(options),
+            ttl=options.ttl,
+            settings=app_settings,
             on_lost=lost.happened,
-            **app_settings.connection_options(),
         )
         try:
             started = time.monotonic()
             try:
-                self._acquire(lock, app_settings)
+                self._acquire(locks)
             except LockUnavailableError as error:
                 if app_settings.unavailable != "run":
                     return self._unavailable(error, app_settings, options)
@@ -164,10 +187,14 @@ class LockedTask(Task):
                 return body(*args, **kwargs)
             except LockNotAcquiredError as error:
                 return self._conflict(error, options)
-            held = TaskLock(lock, time.monotonic() - started, current_lock())
+            held = TaskLock(locks, time.monotonic() - started, current_lock())
             return self._run(held, lost, body, args, kwargs)
         finally:
-            lock.release()
+            locks.release()
+
+    def _options(self) -> LockOptions:
+        given = policy.options_of_call(self.request)
+        return LockOptions.of_call(type(self), given) if given else self._lock_options
 
     def _patience(self, options: LockOptions) -> float | None:
         is_fresh_retry = self.request.retries and not policy.attempts(self.request)
@@ -175,38 +202,42 @@ class LockedTask(Task):
             return options.timeout
         return max(options.timeout, RETRY_PATIENCE)
 
-    def _acquire(self, lock: DistributedLock, app_settings: Settings) -> None:
-        """Wait for the lock.
+    def _acquire(self, locks: Locks) -> None:
+        """Wait for the locks.
 
         Raises:
-            LockNotAcquiredError: it was not granted in time.
+            LockNotAcquiredError: one was not granted in time.
             LockUnavailableError: no server could be asked.
         """
         outer = current_lock()
         while outer is not None:
-            if outer.key == lock.key and outer.held:
+            for key in set(outer.keys).intersection(locks.keys) if outer.held else ():
                 why = "a task that waits for this one, in the same thread, holds it"
-                raise LockNotAcquiredError(lock.key, why)
+                raise LockNotAcquiredError(key, why)
             outer = outer.outer
         try:
-            with shutdown.waiting(lock):
-                granted = lock.acquire()
+            refused = locks.acquire()
         except errors.AcquireCancelledError:
-            raise LockNotAcquiredError(lock.key, "the worker is shutting down") from None
-        except errors.RemoteError as exc:
-            raise LockUnavailableError(lock.key, str(exc)) from exc
-        if not granted:
-            seconds = lock.acquire_timeout_s
+            raise LockNotAcquiredError(locks.keys[0], "the worker is shutting down") from None
+        if refused is not None:
+            seconds = locks.timeout
             why = f"still held after {seconds} s (lock_timeout)" if seconds else "it is held"
-            raise LockNotAcquiredError(lock.key, why)
+            raise LockNotAcquiredError(refused, why)
 
     def _conflict(self, error: LockNotAcquiredError, options: LockOptions) -> Any:
-        if shutdown.begun or (options.conflict == "requeue"):
+        verdict: Any = options.conflict
+        if shutdown.begun:
             # A shutdown says nothing about the lock: whatever the policy, the task goes elsewhere.
+            verdict = "requeue"
+        elif callable(verdict):
+            verdict = verdict(self, error)
+        if verdict == "requeue":
             policy.requeue(self, error, options.requeue)
-        if options.conflict == "skip":
+        if verdict == "skip":
             return policy.skip(self, error)
-        raise error
+        if verdict == "fail":
+            raise error
+        return verdict
 
     def _unavailable(self, error: LockError, app_settings: Settings, options: LockOptions) -> Any:
         if app_settings.unavailable == "requeue":
@@ -232,13 +263,25 @@ class LockedTask(Task):
             lock_released.send(sender=self, lock=held)
 
 
+class SingletonTask(LockedTask):
+    """A task of which one runs at a time, whatever its arguments; an overlapping one is skipped.
+
+    For jobs that are sent on a schedule: ``@app.task(base=SingletonTask)``. It is a `LockedTask`
+    with other defaults, and every option can be set.
+    """
+
+    lock_key: ClassVar[LockKey] = staticmethod(lambda task, _args, _kwargs: task.name)
+    lock_timeout: ClassVar[float | None] = 0
+    lock_conflict: ClassVar[str | Callable[..., Any]] = "skip"
+
+
 class _Loss:
-    """What to do when the lock of one run is lost. `happened` runs on the renewal thread."""
+    """What to do when a lock of one run is lost. `happened` runs on the renewal thread."""
 
     def __init__(self, task: LockedTask, options: LockOptions) -> None:
         self._task = task
         self._task_id = task.request.id
-        self._raises = options.lost == "raise"
+        self._lost = options.lost
         self._run: Interruptible | None = None
         self._lock: TaskLock | None = None
 
@@ -250,13 +293,13 @@ class _Loss:
 
     def check(self, lock: TaskLock) -> None:
         """Raise what came too early to interrupt anything."""
-        if self._raises:
+        if self._lost == "raise":
             lock.check()
 
-    def happened(self, lock: DistributedLock) -> None:
+    def happened(self, key: str) -> None:
         """Interrupt the body, or say that it goes on unlocked."""
-        error = LockLostError(lock.key, "its lease ended unrenewed or the server forgot it")
-        interrupted = self._raises and self._run is not None and self._run.interrupt(error)
+        error = LockLostError(key, "its lease ended unrenewed or the server forgot it")
+        interrupted = self._lost == "raise" and self._run is not None and self._run.interrupt(error)
         logger.error(
             "task %s[%s]: %s; the task %s",
             self._task.name,
@@ -265,3 +308,5 @@ class _Loss:
             "is interrupted" if interrupted else "goes on unlocked",
         )
         lock_lost.send(sender=self._task, lock=self._lock)
+        if callable(self._lost):
+            self._lost(self._task, self._lock)

@@ -38,7 +38,8 @@ def locked(function: Callable[..., Any], name: str, **options: Any) -> Task:
 
 
 def key_of(task: Task, *args: Any, **kwargs: Any) -> str:
-    return finish(task._lock_options.key_of(task, args, kwargs))
+    [key] = task._lock_options.keys_of(task, args, kwargs)
+    return finish(key)
 
 
 def _plain(a: Any, b: Any = 2, *, c: Any = None) -> None: ...
