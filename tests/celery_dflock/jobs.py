@@ -13,7 +13,7 @@ from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_prerun
 
-from celery_dflock import LockedTask, current_lock
+from celery_dflock import LockedTask, LockNotAcquiredError, SingletonTask, current_lock
 from celery_dflock.signals import lock_lost, task_requeued, task_skipped
 
 # The environment variables that tell a worker where everything is; also DFLOCK_SERVERS.
@@ -149,7 +149,7 @@ END: dict[str, Callable[[Task], Any]] = {
 
 
 def job(name: str, base: type[Task] = LockedTask, **options: Any) -> Task:
-    if base is LockedTask:
+    if issubclass(base, LockedTask) and base is not SingletonTask:
         options = {"lock_key": "{key}", "lock_ttl": 10, "lock_requeue": AT_ONCE, **options}
     return app.task(bind=True, base=base, name=name, **options)(body)
 
@@ -173,6 +173,24 @@ retried = job(
 )
 short = job("short", lock_ttl=1, lock_timeout=60)
 warned = job("warned", lock_ttl=1, lock_timeout=60, lock_lost="warn")
+
+
+two_keys = job("two_keys", lock_key=["{key}:b", "{key}:a"], lock_timeout=60)
+by_twos = job("by_twos", lock_limit=2, lock_timeout=60)
+singleton = job("singleton", base=SingletonTask)
+
+
+def decide(_task: Task, error: LockNotAcquiredError) -> str:
+    return f"instead of {error.key}"
+
+
+decided = job("decided", lock_timeout=0, lock_conflict=decide)
+told = job(
+    "told",
+    lock_ttl=1,
+    lock_timeout=60,
+    lock_lost=lambda task, lock: note("told", task, key=lock.key),
+)
 
 
 @app.task(name="collect", bind=True)
