@@ -27,9 +27,24 @@ class LockError(Exception):
 
 
 class LockNotAcquiredError(LockError):
-    """The lock was not granted in time, and the task or the caller wants that to be a failure."""
+    """The lock was not granted in time, and the task or the caller wants that to be a failure.
+
+    Args:
+        key: the lock concerned.
+        reason: what happened, in a few words.
+        holder: who held it then, as the holder describes itself, if that could be learned.
+    """
 
     _what = "was not acquired"
+
+    def __init__(self, key: str, reason: str, holder: str | None = None) -> None:
+        super().__init__(key, reason)
+        self.args = (key, reason, holder)
+        self.holder = holder
+
+    def __str__(self) -> str:
+        """Return one line that names the key and the holder."""
+        return super().__str__() + (f" by {self.holder}" if self.holder else "")
 
 
 class LockUnavailableError(LockError):

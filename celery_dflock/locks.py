@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+
+from celery.utils.nodenames import gethostname
 
 from celery_dflock.config import Settings
 from celery_dflock.exceptions import LockUnavailableError
@@ -22,6 +25,7 @@ class Locks:
         timeout: seconds to wait for all of them together; ``None`` has no end.
         ttl: lease in seconds.
         settings: of the app: where the servers are.
+        label: what people see who ask the server who holds the lock.
         on_lost: called once, with the key, when the first of them is lost.
     """
 
@@ -33,12 +37,13 @@ class Locks:
         timeout: float | None,
         ttl: int,
         settings: Settings,
+        label: str,
         on_lost: Callable[[str], object] | None = None,
     ) -> None:
         self.keys = list(keys)
         self.timeout = timeout
         self._on_lost = on_lost
-        self._locks = [self._make(key, limit, ttl, settings) for key in keys]
+        self._locks = [self._make(key, limit, ttl, label, settings) for key in keys]
 
     def acquire(self) -> str | None:
         """Take them all, or none.
@@ -91,13 +96,40 @@ class Locks:
         """The fence of each key."""
         return {lock.key: lock.fence for lock in self._locks}
 
-    def _make(self, key: str, limit: int, ttl: int, settings: Settings) -> DistributedLock:
-        options = settings.connection_options()
+    def holder(self, key: str) -> str | None:
+        """Ask who holds a key; ``None`` if nobody does, or if that cannot be learned."""
+        for lock in self._locks:
+            if lock.key == key:
+                return describe_holder(lock)
+        return None
+
+    def _make(
+        self, key: str, limit: int, ttl: int, label: str, settings: Settings
+    ) -> DistributedLock:
+        options = {**settings.connection_options(), "label": label, "on_lost": self._lost}
         if limit == 1:
-            return DistributedLock(key, None, ttl, on_lost=self._lost, **options)
-        return DistributedSemaphore(key, limit, None, ttl, on_lost=self._lost, **options)
+            return DistributedLock(key, None, ttl, **options)
+        return DistributedSemaphore(key, limit, None, ttl, **options)
 
     def _lost(self, lock: DistributedLock) -> None:
         callback, self._on_lost = self._on_lost, None
         if callback is not None:
             callback(lock.key)
+
+
+def describe_holder(lock: DistributedLock) -> str | None:
+    """Return who holds a lock and for how long, in a few words; ``None`` if it cannot be learned."""
+    try:
+        holders = lock.inspect()["holders"]
+    except errors.RemoteError:
+        return None
+    if not holders:
+        return None
+    first = holders[0]
+    others = f" and {len(holders) - 1} others" if len(holders) > 1 else ""
+    return f"{first['label'] or 'somebody'}, for {first['held_s']:.0f} s{others}"
+
+
+def process_label() -> str:
+    """Return what tells this process from others: its host and pid."""
+    return f"{gethostname()} pid {os.getpid()}"

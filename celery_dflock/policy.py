@@ -33,12 +33,12 @@ class Skipped(dict[str, Any]):
 
     MARK = "dflock"
 
-    def __init__(self, key: str, task_id: str | None) -> None:
-        super().__init__({self.MARK: "skipped", "key": key, "task_id": task_id})
+    def __init__(self, key: str, task_id: str | None, holder: str | None = None) -> None:
+        super().__init__({self.MARK: "skipped", "key": key, "task_id": task_id, "holder": holder})
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the arguments."""
-        return type(self), (self.key, self.task_id)
+        return type(self), (self.key, self.task_id, self.holder)
 
     @property
     def key(self) -> str:
@@ -51,11 +51,17 @@ class Skipped(dict[str, Any]):
         task_id: str | None = self["task_id"]
         return task_id
 
+    @property
+    def holder(self) -> str | None:
+        """Who held the lock, as the holder describes itself, if that could be learned."""
+        holder: str | None = self["holder"]
+        return holder
+
     @classmethod
     def of(cls, result: object) -> Skipped | None:
         """Return `result` as `Skipped` if that is what a task returned, else ``None``."""
         if isinstance(result, dict) and result.get(cls.MARK) == "skipped":
-            return cls(result["key"], result["task_id"])
+            return cls(result["key"], result["task_id"], result.get("holder"))
         return None
 
 
@@ -126,9 +132,9 @@ def requeue(task: Task, error: LockError, backoff: Backoff) -> NoReturn:
     raise Retry(f"requeued for {countdown} s: {error}", exc=error, when=countdown)
 
 
-def skip(task: Task, error: LockError) -> Skipped:
+def skip(task: Task, error: LockNotAcquiredError) -> Skipped:
     """Return the result of a skipped run."""
     request = task.request
     logger.info("task %s[%s] skipped: %s", task.name, request.id, error)
     task_skipped.send(sender=task, request=request, key=error.key)
-    return Skipped(error.key, request.id)
+    return Skipped(error.key, request.id, error.holder)

@@ -20,7 +20,7 @@ from celery_dflock.exceptions import (
 )
 from celery_dflock.interrupt import Interruptible
 from celery_dflock.lifecycle import shutdown
-from celery_dflock.locks import Locks
+from celery_dflock.locks import Locks, process_label
 from celery_dflock.options import LockOptions
 from celery_dflock.signals import lock_acquired, lock_lost, lock_released
 from dflockd import errors
@@ -174,6 +174,7 @@ class LockedTask(Task):
             timeout=self._patience(options),
             ttl=options.ttl,
             settings=app_settings,
+            label=f"{self.name}[{request.id}] {process_label()}",
             on_lost=lost.happened,
         )
         try:
@@ -221,8 +222,8 @@ class LockedTask(Task):
             raise LockNotAcquiredError(locks.keys[0], "the worker is shutting down") from None
         if refused is not None:
             seconds = locks.timeout
-            why = f"still held after {seconds} s (lock_timeout)" if seconds else "it is held"
-            raise LockNotAcquiredError(refused, why)
+            why = f"after {seconds} s (lock_timeout) still held" if seconds else "it is held"
+            raise LockNotAcquiredError(refused, why, locks.holder(refused))
 
     def _conflict(self, error: LockNotAcquiredError, options: LockOptions) -> Any:
         verdict: Any = options.conflict

@@ -72,7 +72,8 @@ def test_outside_a_task(lock_server):
     lines = run("outside_a_task", {"DFLOCK_SERVERS": lock_server.address})
 
     assert re.fullmatch(r"holding account:7, fence \d+", lines[0])
-    assert lines[1] == "lock 'account:7' was not acquired: it is held"
+    held_by = r"outside_a_task.py \S+ pid \d+, for 0 s"
+    assert re.fullmatch(f"lock 'account:7' was not acquired: it is held by {held_by}", lines[1])
     assert len(lines) == 2
 
 

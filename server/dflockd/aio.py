@@ -38,6 +38,7 @@ class AsyncConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self.closed = False
         self.pooled = False
+        self.label = b""
         self.owner: Owner | None = None
         self._reader = ReplyReader()
         self._reply: asyncio.Future[bytes] | None = None
@@ -99,12 +100,13 @@ class AsyncConnection(asyncio.Protocol):
 
     # What clients call.
 
-    async def exchange(self, request: bytes, patience: float | None) -> Answer:
-        """Send a request and wait for its reply; raises as `Connection.exchange` does."""
+    async def exchange(self, request: bytes, patience: float | None, ahead: int = 0) -> Answer:
+        """Send a request and wait for its reply; see `Connection.exchange`."""
         if self.closed:
             raise ConnectionResetError("the server closed the connection")
         self._reply = asyncio.get_running_loop().create_future()
         try:
+            self._reader.ahead = ahead
             sent = time.monotonic()
             self._transport.write(request)
             async with asyncio.timeout(patience):
@@ -119,6 +121,12 @@ class AsyncConnection(asyncio.Protocol):
         self.owner = None
         with contextlib.suppress(RuntimeError):  # the loop may be closed
             self._transport.close()
+
+    def abort(self) -> None:
+        """Close it without the farewell of TLS, which takes more turns of the loop than are left."""
+        self.closed = True
+        self.owner = None
+        self._transport.abort()
 
     def forget_after_fork(self) -> None:
         """Close this process's copy of the descriptor and say nothing: the parent goes on.
@@ -152,7 +160,9 @@ async def run(operation: Operation[R], connection: AsyncConnection, server: str)
         exchange = next(operation)
         while True:
             try:
-                answer = await connection.exchange(exchange.request, exchange.patience)
+                answer = await connection.exchange(
+                    exchange.request, exchange.patience, exchange.ahead
+                )
             except TimeoutError:
                 if not exchange.timeout_is_reply:
                     raise
@@ -221,7 +231,10 @@ class AsyncPool:
             yield
         finally:
             self._loop_ends = True
-            self.clear()
+            for idle in self._idle.values():
+                for connection in idle:
+                    connection.abort()
+            self._idle.clear()
 
 
 _pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncPool]

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from dflockd import aio, errors, operations
 from dflockd.aio import AsyncConnection
@@ -150,6 +150,20 @@ class DistributedLock(LockBase):
             keeper.abandon()
             raise
 
+    async def inspect(self) -> dict[str, Any]:
+        """Ask the server who holds the key and who waits for it.
+
+        Returns:
+            ``holders`` and ``waiters`` in order, each with its ``label`` and its ``held_s`` or
+            ``waited_s`` in seconds, beside ``key`` and ``limit``.
+
+        Raises:
+            RemoteError: the server could not be asked, or is too old to know.
+        """
+        report, connection = await self._begin(lambda target, _: operations.inspect(target))
+        aio.pool().give(self._route, connection)
+        return report
+
     async def __aenter__(self) -> Self:
         """Acquire.
 
@@ -183,8 +197,7 @@ class DistributedLock(LockBase):
         timeout, started = self.acquire_timeout_s, time.monotonic()
         connection = await aio.pool().take(self._route)
         try:
-            result = await aio.run(operation(self._target, timeout), connection, self.server)
-            return result, connection
+            return await self._run(operation, connection, timeout), connection
         except errors.UnreachableError:
             if not connection.pooled:
                 raise
@@ -192,8 +205,16 @@ class DistributedLock(LockBase):
         if timeout is not None:
             timeout = max(0, timeout - (time.monotonic() - started))
         connection = await AsyncConnection.open(self._route)
-        result = await aio.run(operation(self._target, timeout), connection, self.server)
-        return result, connection
+        return await self._run(operation, connection, timeout), connection
+
+    async def _run(
+        self,
+        operation: Callable[[operations.Target, float | None], Operation[R]],
+        connection: AsyncConnection,
+        timeout: float | None,
+    ) -> R:
+        target = self._target_on(connection)
+        return await aio.run(operation(target, timeout), connection, self.server)
 
     async def _give_back(self, keeper: _Keeper) -> bool:
         hold = keeper.hold

@@ -46,11 +46,23 @@ class Connection:
     taken for the wrong one, and closing is what tells the server to let go.
     """
 
-    __slots__ = ("__weakref__", "_poll", "_reader", "_sock", "address", "closed", "owed", "pooled")
+    __slots__ = (
+        "__weakref__",
+        "_poll",
+        "_reader",
+        "_sock",
+        "address",
+        "closed",
+        "label",
+        "owed",
+        "pooled",
+    )
 
     def __init__(self, address: Address, sock: socket.socket) -> None:
         self.address = address
         self.closed = False
+        self.label = b""
+        """What the server shows for it."""
         self.pooled = False
         """Whether it has lain idle, so that the server may have left meanwhile."""
         self.owed = False
@@ -91,8 +103,8 @@ class Connection:
         """Return the descriptor, for a selector."""
         return self._sock.fileno()
 
-    def exchange(self, request: bytes, patience: float | None) -> Answer:
-        """Send a request and wait for its reply.
+    def exchange(self, request: bytes, patience: float | None, ahead: int = 0) -> Answer:
+        """Send a request, with `ahead` others before it, and wait for its reply.
 
         Raises:
             TimeoutError: no reply within `patience` seconds. The connection is of no more use.
@@ -102,6 +114,7 @@ class Connection:
         if self.owed:
             self._receive(patience)
             self.owed = False
+        self._reader.ahead = ahead
         sent = time.monotonic()
         self._send(request, patience)
         return Answer(self._receive(patience), sent, time.monotonic())
@@ -214,7 +227,7 @@ def run(operation: Operation[R], connection: Connection) -> R:
         exchange = next(operation)
         while True:
             try:
-                answer = connection.exchange(exchange.request, exchange.patience)
+                answer = connection.exchange(exchange.request, exchange.patience, exchange.ahead)
             except TimeoutError:
                 if not exchange.timeout_is_reply:
                     raise

@@ -6,7 +6,7 @@ import logging
 import ssl
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from dflockd import errors
 from dflockd.address import DEFAULT_PORT, ServerLike, parse_servers
@@ -14,11 +14,17 @@ from dflockd.hold import Hold
 from dflockd.operations import Target
 from dflockd.pool import Route
 from dflockd.sharding import ShardingStrategy, server_index, stable_hash_shard
-from dflockd.wire import MAX_LIMIT, MAX_SECONDS, MAX_SECRET, Space, key_problem
+from dflockd.wire import MAX_LIMIT, MAX_LINE, MAX_SECONDS, MAX_SECRET, Space, key_problem
 
 logger = logging.getLogger("dflockd.client")
 
 DEFAULT_SERVERS: tuple[ServerLike, ...] = (("127.0.0.1", DEFAULT_PORT),)
+
+
+class Labelled(Protocol):
+    """A connection, as far as its label goes."""
+
+    label: bytes
 
 
 class LockBase:
@@ -33,6 +39,8 @@ class LockBase:
         renew_ratio: the lock is renewed once this share of its lease has passed.
         auth_token: shared secret of the servers.
         ssl_context: for servers that speak TLS.
+        label: what people see who ask the server who holds the lock; one line of up to 256 bytes,
+            longer ones are cut.
         on_lost: called once with this lock if it is lost while held: the lease ended unrenewed, or
             the server no longer knows it. It runs on the renewal thread: it must not block.
 
@@ -54,6 +62,7 @@ class LockBase:
         *,
         auth_token: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
+        label: str = "",
         on_lost: Callable[[Any], object] | None = None,
     ) -> None:
         _check_key(key)
@@ -70,6 +79,7 @@ class LockBase:
         self.acquire_timeout_s = acquire_timeout_s
         self.lease_ttl_s = lease_ttl_s
         self._renew_ratio = renew_ratio
+        self._label = _label(label)
         self._on_lost = on_lost
         self._route = Route(addresses[index], _secret(auth_token), ssl_context)
         self._target = Target(self._space, key.encode(), self._limit(), lease_ttl_s, self.server)
@@ -110,6 +120,13 @@ class LockBase:
         """Without secrets: neither the token nor the auth token."""
         state = "held" if self.held else "not held"
         return f"<{type(self).__name__} {self.key!r} on {self.server}, {state}>"
+
+    def _target_on(self, connection: Labelled) -> Target:
+        """Return what to ask for on a connection that may have another lock's label."""
+        if connection.label == self._label:
+            return self._target
+        connection.label = self._label
+        return self._target._replace(label=self._label)
 
     def _lost_callback(self) -> Callable[[], object] | None:
         if self._on_lost is None:
@@ -243,3 +260,8 @@ def _secret(auth_token: str | None) -> bytes | None:
             f"auth_token must be one line of 1 to {MAX_SECRET} bytes of UTF-8 (its value is not shown)"
         )
     return secret
+
+
+def _label(text: str) -> bytes:
+    printable = "".join(char if char.isprintable() else " " for char in text)
+    return printable.encode("utf-8", "replace")[:MAX_LINE].decode("utf-8", "ignore").encode()

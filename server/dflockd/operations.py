@@ -7,9 +7,10 @@ so every rule of the client side is written once. (psycopg 3 is built this way.)
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Generator
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from dflockd import errors
 from dflockd.wire import (
@@ -19,9 +20,12 @@ from dflockd.wire import (
     Enqueue,
     Enqueued,
     Granted,
+    Inspect,
+    Label,
     Release,
     Renew,
     Renewed,
+    Report,
     Space,
     Status,
     UnexpectedReplyError,
@@ -31,6 +35,7 @@ from dflockd.wire import (
     parse_enqueued,
     parse_granted,
     parse_renewed,
+    parse_report,
 )
 
 REPLY_PATIENCE = 10.0
@@ -48,6 +53,8 @@ class Exchange(NamedTuple):
     """Seconds to wait for the reply; ``None`` waits for ever."""
     timeout_is_reply: bool = False
     """Whether the end of patience counts as the reply ``timeout`` rather than as a fault."""
+    ahead: int = 0
+    """Requests before it in the same bytes, whose replies nobody needs."""
 
 
 class Answer(NamedTuple):
@@ -66,6 +73,8 @@ class Target(NamedTuple):
     limit: int
     lease: int | None
     server: str
+    label: bytes | None = None
+    """What the connection is to be labelled before the request; ``None`` leaves it as it is."""
 
     @property
     def name(self) -> str:
@@ -95,7 +104,7 @@ def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
     while True:
         seconds, exchange = _waiting(remaining)
         request = Acquire(target.space, target.key, target.limit, seconds, target.lease)
-        answer = yield exchange(encode_request(request))
+        answer = yield _labelled(exchange(encode_request(request)), target)
         reply = _read(parse_granted, answer, target)
         if reply is Status.TIMEOUT:
             return None
@@ -115,7 +124,7 @@ def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
 def enqueue(target: Target) -> Operation[Grant | None]:
     """Take a place in the queue; return the grant if a slot was free."""
     request = Enqueue(target.space, target.key, target.limit, target.lease)
-    answer = yield Exchange(encode_request(request), REPLY_PATIENCE)
+    answer = yield _labelled(Exchange(encode_request(request), REPLY_PATIENCE), target)
     reply = _read(parse_enqueued, answer, target)
     if reply is Status.QUEUED:
         return None
@@ -181,6 +190,25 @@ def authenticate(secret: bytes, server: str) -> Operation[None]:
         raise _refused(status, target)
     why = "wants no auth token" if status is Status.ERROR else "refused the auth token"
     raise errors.AuthRefusedError(f"server {server} {why}", server=server)
+
+
+def inspect(target: Target) -> Operation[dict[str, Any]]:
+    """Ask who holds the key and who waits for it."""
+    request = encode_request(Inspect(target.space, target.key))
+    answer = yield Exchange(request, REPLY_PATIENCE)
+    reply = _read(parse_report, answer, target)
+    if not isinstance(reply, Report):
+        raise _refused(reply, target)
+    report: dict[str, Any] = json.loads(reply.json)
+    return report
+
+
+def _labelled(exchange: Exchange, target: Target) -> Exchange:
+    # In one piece, so that it costs no round trip. An older server answers error, which is fine.
+    if target.label is None:
+        return exchange
+    request = encode_request(Label(target.label)) + exchange.request
+    return exchange._replace(request=request, ahead=1)
 
 
 def _waiting(timeout: float | None) -> tuple[int, Callable[[bytes], Exchange]]:

@@ -6,10 +6,15 @@ import contextlib
 import ssl
 import threading
 from collections import defaultdict
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
+from dflockd import errors
 from dflockd.address import Address
-from dflockd.connection import Connection
+from dflockd.connection import Connection, run
+from dflockd.operations import Operation
+
+R = TypeVar("R")
 
 MAX_IDLE = 16
 """Connections that are kept idle for each server and credentials; more are closed on return."""
@@ -57,6 +62,24 @@ class Pool:
                 idle.append(connection)
                 return
         connection.close()
+
+    def ask(self, route: Route, operation: Callable[[], Operation[R]]) -> R:
+        """Run an operation that leaves nothing behind; again, if its connection has died here.
+
+        Raises:
+            RemoteError: as `run` and `Connection.open` do.
+        """
+        connection = self.take(route)
+        try:
+            result = run(operation(), connection)
+        except errors.UnreachableError:
+            if not connection.pooled:
+                raise
+            self.clear(route)
+            connection = Connection.open(*route)
+            result = run(operation(), connection)
+        self.give(route, connection)
+        return result
 
     def clear(self, route: Route | None = None) -> None:
         """Close the idle connections, all or those of one route: their server has gone away."""

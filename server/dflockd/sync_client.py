@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from dflockd import errors, operations
 from dflockd.connection import Connection, run
@@ -153,6 +153,18 @@ class DistributedLock(LockBase):
             current().pool.give(self._route, connection)
         return released
 
+    def inspect(self) -> dict[str, Any]:
+        """Ask the server who holds the key and who waits for it.
+
+        Returns:
+            ``holders`` and ``waiters`` in order, each with its ``label`` and its ``held_s`` or
+            ``waited_s`` in seconds, beside ``key`` and ``limit``.
+
+        Raises:
+            RemoteError: the server could not be asked, or is too old to know.
+        """
+        return current().pool.ask(self._route, lambda: operations.inspect(self._target))
+
     def cancel(self) -> None:
         """Make an `acquire` or `wait` of this lock in another thread raise `AcquireCancelledError`.
 
@@ -208,7 +220,7 @@ class DistributedLock(LockBase):
         timeout, started = self.acquire_timeout_s, time.monotonic()
         self._asking = connection = current().pool.take(self._route)
         try:
-            return self._run(operation(self._target, timeout), connection)
+            return self._run(operation(self._target_on(connection), timeout), connection)
         except errors.UnreachableError:
             if not connection.pooled:
                 raise
@@ -217,7 +229,7 @@ class DistributedLock(LockBase):
         if timeout is not None:
             timeout = max(0, timeout - (time.monotonic() - started))
         self._asking = connection = Connection.open(*self._route)
-        return self._run(operation(self._target, timeout), connection)
+        return self._run(operation(self._target_on(connection), timeout), connection)
 
     def _run(self, operation: Operation[R], connection: Connection) -> R:
         try:

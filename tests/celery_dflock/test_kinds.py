@@ -111,3 +111,23 @@ def test_bad_options_of_a_call_fail_it(
     with pytest.raises(ImproperlyConfigured, match=line.replace("(", r"\(").replace("?)", r"\?\)")):
         sent.get(timeout=PATIENCE)
     assert not cluster.events(what="start", id=sent.id)
+
+
+def test_who_holds_it(cluster: Cluster, key: str, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    holder = cluster.send(jobs.patient, key, gate=str(gate))
+    start = cluster.wait_event("start", holder)
+    waiting = cluster.send(jobs.patient, key)
+    cluster.wait_waiters(key, 1)
+
+    report = cluster.lock(key).inspect()
+    skipped = Skipped.of(cluster.send(jobs.skipped, key).get(timeout=PATIENCE))
+    gate.touch()
+
+    assert report["holders"][0]["label"].startswith(f"patient[{holder.id}] ")
+    assert report["holders"][0]["label"].endswith(f" pid {start['pid']}")
+    assert report["waiters"][0]["label"].startswith(f"patient[{waiting.id}] ")
+    assert skipped is not None
+    assert skipped.holder is not None
+    assert skipped.holder.startswith(report["holders"][0]["label"])
+    waiting.get(timeout=PATIENCE)

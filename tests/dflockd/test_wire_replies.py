@@ -154,13 +154,14 @@ def test_a_line_may_be_cut_anywhere(reply: Reply, line: bytes) -> None:
             assert feed(data[:cut], data[cut:]) == [line[:-1]]
 
 
-def test_reader_knows_that_it_is_inside_a_reply() -> None:
-    reader = ReplyReader()
-    assert not reader.in_reply
-    assert reader.receive(b"o") is None
-    assert reader.in_reply
-    assert reader.receive(b"k\n") == b"ok"
-    assert not reader.in_reply
+def test_replies_ahead_are_dropped_wherever_they_are_cut() -> None:
+    data = b"ok\r\nerror\nok 33\n"
+    for cut in range(len(data) + 1):
+        reader = ReplyReader()
+        reader.ahead = 2
+        lines = [line for piece in (data[:cut], data[cut:]) if (line := reader.receive(piece))]
+        assert lines == [b"ok 33"]
+        assert reader.ahead == 0
 
 
 @pytest.mark.parametrize("data", [b"ok\nok\n", b"ok\nerr", b"\n\n"])

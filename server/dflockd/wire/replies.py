@@ -41,10 +41,12 @@ def encode_reply(reply: Reply) -> bytes:
 class ReplyReader:
     """Cuts the bytes that a server sent into reply lines."""
 
-    __slots__ = ("_buffer",)
+    __slots__ = ("_buffer", "ahead")
 
     def __init__(self) -> None:
         self._buffer = b""
+        self.ahead = 0
+        """Replies that come before the one that is waited for, and that nobody needs."""
 
     def receive(self, data: bytes) -> bytes | None:
         """Take in what was read and return the line it completes, or ``None`` until more comes.
@@ -53,6 +55,9 @@ class ReplyReader:
             UnexpectedReplyError: more than one line, or an endless one: nobody asked for that.
         """
         buffer = self._buffer + data if self._buffer else data
+        while self.ahead and b"\n" in buffer:
+            buffer = buffer.partition(b"\n")[2]
+            self.ahead -= 1
         if buffer.endswith(b"\n"):
             line = buffer[:-1].removesuffix(b"\r")
             if b"\n" not in line and len(line) <= MAX_REPLY:
@@ -62,11 +67,6 @@ class ReplyReader:
             raise UnexpectedReplyError("more in reply than one line")
         self._buffer = buffer
         return None
-
-    @property
-    def in_reply(self) -> bool:
-        """Whether a reply has begun and not ended."""
-        return bool(self._buffer)
 
 
 # What a line may be depends on what was asked, so there is a parser for each expectation. They are
