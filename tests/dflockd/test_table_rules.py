@@ -12,6 +12,7 @@ from dflockd.wire import (
     Acquire,
     Enqueue,
     Enqueued,
+    Evict,
     Granted,
     Inspect,
     Label,
@@ -265,3 +266,21 @@ def test_a_label_stays_with_a_detached_hold_until_somebody_else_takes_it_over():
     table.handle(worker, Renew(LOCK, b"k", token, None), 2.0)
 
     assert inspected(table, worker, b"k", 3.0)["holders"][0]["label"] == "worker"
+
+
+def test_evict_ends_a_hold_without_its_token_and_lets_the_next_in():
+    table = table_of()
+    holder, waiter, operator = (table.connect() for _ in range(3))
+    token = take(table, holder, b"k")
+    table.handle(waiter, Acquire(LOCK, b"k", 1, 60, None), 0.0)
+    fence = fence_from_token(token)
+
+    assert answers(table.handle(operator, Evict(LOCK, b"k", fence + 1), 1.0)) == [
+        (operator.id, Status)
+    ]
+    [(_, done), (granted, _)] = table.handle(operator, Evict(LOCK, b"k", fence), 1.0)
+
+    assert done is Status.OK
+    assert granted == waiter.id
+    [(_, lost)] = table.handle(holder, Renew(LOCK, b"k", token, None), 2.0)
+    assert lost is Status.ERROR

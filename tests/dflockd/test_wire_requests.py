@@ -18,6 +18,7 @@ from dflockd.wire import (
     Auth,
     Barrier,
     Enqueue,
+    Evict,
     FrameTooLongError,
     Inspect,
     Label,
@@ -67,6 +68,8 @@ FRAMES: list[tuple[bytes, Request]] = [
     (b"label\n_\n\n", Label(b"")),
     (b"i\nk\n_\n", Inspect(LOCK, b"k")),
     (b"si\nk\n_\n", Inspect(SEMAPHORE, b"k")),
+    (b"evict\nk\n18446744073709551615\n", Evict(LOCK, b"k", 2**64 - 1)),
+    (b"sevict\nk\n1\n", Evict(SEMAPHORE, b"k", 1)),
 ]
 
 # Read as well, because some client sends it, but never sent from here.
@@ -87,6 +90,9 @@ REFUSED = [
     b"label\n_\n\xff\n",
     b"label\n_\na\x00b\n",
     b"i\n\n_\n",
+    b"evict\nk\n18446744073709551616\n",
+    b"evict\nk\n-1\n",
+    b"evict\nk\n\n",
     b"\n\n\n",
     b"x\nk\n0\n",
     b"L\nk\n0\n",
@@ -310,6 +316,7 @@ requests_ = st.one_of(
     st.builds(StableRef, st.from_regex(rb"[!-~]{1,64}", fullmatch=True)),
     st.sampled_from([Stats(), Ping(), Barrier()]),
     st.builds(Inspect, spaces, keys),
+    st.builds(Evict, spaces, keys, st.integers(0, 2**64 - 1)),
     st.text(max_size=60).filter(str.isprintable).map(lambda label: Label(label.encode())),
 )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dflockd.server.session import Session
 from dflockd.table import Effect, LockTable
-from dflockd.wire import Request, Status, encode_reply
+from dflockd.wire import Evict, Request, Status, encode_reply
 
 BACKLOG = 1024
 
@@ -130,6 +130,8 @@ class Server:
     def handle(self, session: Session, request: Request, out: list[bytes]) -> None:
         """Let the table handle one request: replies to its sender go to `out`, others are sent."""
         number = session.peer.id
+        if type(request) is Evict:
+            logger.warning("connection %d evicts the holder of %r", number, request.key)
         try:
             effects = self.table.handle(session.peer, request, _now())
         except Exception:

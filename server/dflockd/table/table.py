@@ -18,6 +18,7 @@ from dflockd.wire import (
     Barrier,
     Enqueue,
     Enqueued,
+    Evict,
     Granted,
     Inspect,
     Label,
@@ -89,6 +90,7 @@ class LockTable:
             StableRef: self._stable_ref,
             Label: self._label,
             Inspect: self._inspect,
+            Evict: self._evict,
             Ping: lambda *_: Status.OK,
             # One server: every change is in effect as soon as it is answered.
             Barrier: lambda *_: Status.OK,
@@ -261,6 +263,14 @@ class LockTable:
 
     def _inspect(self, _peer: Peer, request: Inspect, now: float, _effects: list[Effect]) -> Reply:
         return self._report(lambda listed: self.inspect(request.space, request.key, now, listed))
+
+    def _evict(self, _peer: Peer, request: Evict, now: float, effects: list[Effect]) -> Reply:
+        entry = self._group.spaces[request.space].get(request.key)
+        hold = entry.holds.get(request.fence) if entry is not None else None
+        if hold is None:
+            return Status.ERROR
+        self._free(hold, now, effects)
+        return Status.OK
 
     def _stats(self, _peer: Peer, _request: Stats, now: float, _effects: list[Effect]) -> Reply:
         return self._report(lambda listed: self.stats(now, listed))

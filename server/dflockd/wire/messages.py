@@ -113,6 +113,17 @@ class Inspect(NamedTuple):
     key: bytes
 
 
+class Evict(NamedTuple):
+    """``evict`` and ``sevict``: end the hold with this fence without its token, for operators.
+
+    Its holder learns of it at the next renewal.
+    """
+
+    space: Space
+    key: bytes
+    fence: int
+
+
 class Malformed(NamedTuple):
     """Three lines that are no request: answered ``error``, and the connection lives on."""
 
@@ -132,6 +143,7 @@ Request: TypeAlias = (
     | StableRef
     | Label
     | Inspect
+    | Evict
     | Malformed
 )
 

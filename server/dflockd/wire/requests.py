@@ -14,6 +14,7 @@ from dflockd.wire.messages import (
     Auth,
     Barrier,
     Enqueue,
+    Evict,
     Inspect,
     Label,
     Malformed,
@@ -26,6 +27,7 @@ from dflockd.wire.messages import (
     Stats,
     Wait,
 )
+from dflockd.wire.tokens import MAX_FENCE
 
 MAX_REF = 64
 
@@ -230,6 +232,15 @@ def _inspect(space: Space) -> Callable[[bytes, bytes], Request]:
     return parse
 
 
+def _evict(space: Space) -> Callable[[bytes, bytes], Request]:
+    def parse(key: bytes, argument: bytes) -> Request:
+        if not (argument.isdigit() and len(argument) <= 20 and int(argument) <= MAX_FENCE):
+            raise _MalformedError("no fence")
+        return Evict(space, _key(key), int(argument))
+
+    return parse
+
+
 _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"l": _acquire_lock,
     b"r": _release(Space.LOCK),
@@ -249,6 +260,8 @@ _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"label": _label,
     b"i": _inspect(Space.LOCK),
     b"si": _inspect(Space.SEMAPHORE),
+    b"evict": _evict(Space.LOCK),
+    b"sevict": _evict(Space.SEMAPHORE),
 }
 
 
@@ -287,6 +300,8 @@ def encode_request(request: Request) -> bytes:
             return b"label\n_\n%b\n" % text
         case Inspect(space, key):
             return b"%bi\n%b\n_\n" % (_PREFIXES[space], key)
+        case Evict(space, key, fence):
+            return b"%bevict\n%b\n%d\n" % (_PREFIXES[space], key, fence)
         case Malformed():
             raise ValueError("a malformed request cannot be sent")
 
