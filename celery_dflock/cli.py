@@ -1,0 +1,236 @@
+"""``celery -A proj dflock ...``: look at the locks of an app, and help when one is stuck."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import click
+from celery.bin.base import CeleryCommand
+
+from celery_dflock.config import Settings, settings
+from dflockd import admin
+from dflockd.address import Address
+from dflockd.errors import DflockdError
+from dflockd.sharding import server_index
+
+R = TypeVar("R")
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+@click.group(name="dflock")
+def dflock() -> None:
+    """Look at the locks of this app's tasks."""
+
+
+@dflock.command(cls=CeleryCommand)
+@as_json
+@click.pass_context
+def status(ctx: click.Context, as_json: bool) -> None:
+    """Say for each lock server whether it answers and how much it holds.
+
+    The exit status is 1 if one of them does not answer.
+    """
+    app_settings = _settings(ctx)
+    rows = [_status(app_settings, server) for server in app_settings.servers]
+    if as_json:
+        _print_json(rows)
+    else:
+        for row in rows:
+            click.echo(_status_line(row))
+    sys.exit(any("error" in row for row in rows))
+
+
+def _status(app_settings: Settings, server: Address) -> dict[str, Any]:
+    try:
+        seconds = _ask(admin.ping, app_settings, server)
+        stats = _ask(admin.stats, app_settings, server)
+    except click.ClickException as exc:
+        return {"server": str(server), "error": exc.message}
+    entries = [*stats["locks"], *stats["semaphores"]]
+    return {
+        "server": str(server),
+        "ping_ms": round(seconds * 1000, 2),
+        "connections": stats["connections"],
+        "keys": len(entries) + stats.get("omitted", 0),
+        "waiters": sum(entry["waiters"] for entry in entries),
+    }
+
+
+def _status_line(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return click.style(f"{row['server']}: {row['error']}", fg="red")
+    return (
+        f"{row['server']}: answers in {row['ping_ms']} ms, {row['connections']} connections, "
+        f"{row['keys']} keys held, {row['waiters']} waiters"
+    )
+
+
+@dflock.command(cls=CeleryCommand)
+@as_json
+@click.pass_context
+def ping(ctx: click.Context, as_json: bool) -> None:
+    """Say how long each lock server takes to answer; the exit status is 1 if one does not."""
+    app_settings, rows = _settings(ctx), []
+    for server in app_settings.servers:
+        try:
+            milliseconds = round(_ask(admin.ping, app_settings, server) * 1000, 2)
+            rows.append({"server": str(server), "ping_ms": milliseconds})
+        except click.ClickException as exc:
+            rows.append({"server": str(server), "error": exc.message})
+    if as_json:
+        _print_json(rows)
+    else:
+        for row in rows:
+            text = row.get("error") or f"{row['ping_ms']} ms"
+            click.echo(f"{row['server']}: {text}")
+    sys.exit(any("error" in row for row in rows))
+
+
+@dflock.command(cls=CeleryCommand)
+@as_json
+@click.pass_context
+def locks(ctx: click.Context, as_json: bool) -> None:
+    """List the keys that are held: by whom, for how long, and how many wait."""
+    app_settings = _settings(ctx)
+    rows = [row for server in app_settings.servers for row in _held(app_settings, server)]
+    if as_json:
+        _print_json(rows)
+        return
+    for row in rows:
+        click.echo(
+            f"{row['key']}  {_name(row)}  held {row['held_s']:.0f} s, "
+            f"lease ends in {row['lease_expires_in_s']:.0f} s, {row['waiters']} waiting"
+        )
+    if not rows:
+        click.echo("no key is held")
+
+
+def _held(app_settings: Settings, server: Address) -> Iterator[dict[str, Any]]:
+    stats = _ask(admin.stats, app_settings, server)
+    for lock in stats["locks"]:
+        fields = ("key", "label", "held_s", "lease_expires_in_s", "waiters")
+        yield {"server": str(server), **{field: lock[field] for field in fields}}
+    for semaphore in stats["semaphores"]:
+        report = _inspect(app_settings, server, semaphore["key"], semaphore=True)
+        for holder in report["holders"]:
+            waiting = semaphore["waiters"]
+            yield {"server": str(server), "key": report["key"], **holder, "waiters": waiting}
+    if stats.get("omitted"):
+        click.echo(f"{server} holds {stats['omitted']} more keys than it lists", err=True)
+
+
+@dflock.command(cls=CeleryCommand)
+@click.argument("key", required=False)
+@as_json
+@click.pass_context
+def waiters(ctx: click.Context, key: str | None, as_json: bool) -> None:
+    """List who waits, for KEY or for all keys, in the order in which they will get it."""
+    app_settings = _settings(ctx)
+    reports = _of_key(app_settings, key) if key else _waited_for(app_settings)
+    rows = [
+        {"key": report["key"], "place": place, **waiter}
+        for report in reports
+        for place, waiter in enumerate(report["waiters"], 1)
+    ]
+    if as_json:
+        _print_json(rows)
+        return
+    for row in rows:
+        click.echo(f"{row['key']}  {row['place']}. {_name(row)}  for {row['waited_s']:.0f} s")
+    if not rows:
+        click.echo("nobody waits")
+
+
+def _waited_for(app_settings: Settings) -> Iterator[dict[str, Any]]:
+    for server in app_settings.servers:
+        stats = _ask(admin.stats, app_settings, server)
+        for kind in ("locks", "semaphores"):
+            for entry in stats[kind]:
+                if entry["waiters"]:
+                    semaphore = kind == "semaphores"
+                    yield _inspect(app_settings, server, entry["key"], semaphore=semaphore)
+
+
+@dflock.command(cls=CeleryCommand)
+@click.argument("key")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@as_json
+@click.pass_context
+def release(ctx: click.Context, key: str, yes: bool, as_json: bool) -> None:
+    """End the holds of KEY, whoever has them; the next in the queue gets the lock at once.
+
+    Not a thing to do while the holder works: it goes on for up to half its lease before it learns
+    of it. The exit status is 1 if nobody held the key.
+    """
+    app_settings, ended = _settings(ctx), []
+    for report in _of_key(app_settings, key):
+        for holder in report["holders"]:
+            if not yes:
+                text = f"End the hold of {key} by {_name(holder)}, {holder['held_s']:.0f} s?"
+                click.confirm(text, abort=True, err=True)
+            evicted = _ask(
+                admin.evict,
+                app_settings,
+                report["server"],
+                key,
+                holder["fence"],
+                semaphore=report["semaphore"],
+            )
+            if evicted:
+                ended.append({"key": key, **holder})
+    if as_json:
+        _print_json(ended)
+    else:
+        for row in ended:
+            click.echo(f"{key}: ended the hold by {_name(row)}")
+        if not ended:
+            click.echo(f"{key}: nobody holds it")
+    sys.exit(not ended)
+
+
+@dflock.command(cls=CeleryCommand, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def serve(arguments: tuple[str, ...]) -> None:
+    """Run a lock server here: the same as the command dflockd, with its ARGUMENTS."""
+    from dflockd.cli import main
+
+    sys.exit(main(list(arguments)))
+
+
+def _of_key(app_settings: Settings, key: str) -> list[dict[str, Any]]:
+    """What the server in charge of a key says of it, as a lock and as a semaphore."""
+    servers = app_settings.servers
+    server = servers[server_index(app_settings.sharding_strategy, key, len(servers))]
+    return [_inspect(app_settings, server, key, semaphore=kind) for kind in (False, True)]
+
+
+def _inspect(
+    app_settings: Settings, server: Address, key: str, *, semaphore: bool
+) -> dict[str, Any]:
+    report = _ask(admin.inspect, app_settings, server, key, semaphore=semaphore)
+    return {"server": server, "semaphore": semaphore, **report}
+
+
+def _name(row: dict[str, Any]) -> str:
+    return row["label"] or "somebody"
+
+
+def _settings(ctx: click.Context) -> Settings:
+    return settings(ctx.obj.app)
+
+
+def _ask(
+    question: Callable[..., R], app_settings: Settings, server: Address, *args: Any, **options: Any
+) -> R:
+    try:
+        return question(server, *args, auth_token=app_settings.auth_token, **options)
+    except DflockdError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+def _print_json(value: object) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False, indent=2))

@@ -1,0 +1,131 @@
+"""``celery -A proj dflock ...`` against a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner, Result
+
+from celery_dflock.cli import dflock
+from dflockd.sync_client import DistributedSemaphore
+from examples.demo.stage import ROOT, LockServer
+from tests.celery_dflock.cluster import Waiter
+
+BOUND = 30
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory):
+    with LockServer(tmp_path_factory.mktemp("cli")) as server:
+        yield server
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(server: LockServer) -> Run:
+    """Run a command in this process: starting Celery's takes seconds."""
+
+    def run(*arguments: str, answer: str = "", servers: str | None = None) -> Result:
+        app = Celery("cli", set_as_current=False)
+        app.conf.dflock_servers = servers or server.address
+        context = CLIContext(app=app, no_color=True, workdir=None)
+        return CliRunner().invoke(dflock, arguments, input=answer, obj=context)
+
+    return run
+
+
+def test_it_is_a_command_of_celery(server: LockServer) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "examples.skip", "dflock", "status", "--json"],
+        env={**os.environ, "DFLOCK_SERVERS": server.address},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    [row] = json.loads(done.stdout)
+    assert row["server"] == server.address
+
+
+def semaphore(server: LockServer, key: str, label: str) -> DistributedSemaphore:
+    return DistributedSemaphore(key, 2, 0, servers=[server.address], label=label)
+
+
+def test_status_and_ping(run: Run, server: LockServer) -> None:
+    status = run("status", "--json")
+    assert status.exit_code == 0, status.stderr
+    [row] = json.loads(status.stdout)
+    assert row["server"] == server.address
+    assert (row["keys"], row["waiters"]) == (0, 0)
+    assert run("status").stdout.startswith(f"{server.address}: answers in ")
+    assert run("ping").exit_code == 0
+
+
+def test_a_server_that_is_down(run: Run, server: LockServer, tmp_path: Path) -> None:
+    with LockServer(tmp_path) as gone:
+        address = gone.address
+    both = f"{server.address},{address}"
+
+    status = run("status", servers=both)
+    locks = run("locks", servers=both)
+
+    assert status.exit_code == 1
+    assert "answers in" in status.stdout
+    assert f"{address}: lock server {address} cannot be reached" in status.stdout
+    assert locks.exit_code == 1
+    assert locks.stderr == f"Error: lock server {address} cannot be reached: Connection refused\n"
+
+
+def test_locks_and_waiters(run: Run, server: LockServer) -> None:
+    with (
+        semaphore(server, "api", "first"),
+        semaphore(server, "api", "second"),
+        Waiter(semaphore(server, "api", "third")),
+    ):
+        held = json.loads(run("locks", "--json").stdout)
+        assert [(row["key"], row["label"]) for row in held] == [
+            ("api", "first"),
+            ("api", "second"),
+        ]
+        [waiting] = json.loads(run("waiters", "--json").stdout)
+        assert (waiting["key"], waiting["place"], waiting["label"]) == ("api", 1, "third")
+        assert run("waiters", "api").stdout.startswith("api  1. third  for ")
+        assert len(run("locks").stdout.splitlines()) == 2
+    assert run("locks").stdout == "no key is held\n"
+    assert run("waiters").stdout == "nobody waits\n"
+
+
+def test_release_asks_and_lets_the_next_in(run: Run, server: LockServer) -> None:
+    holder = semaphore(server, "stuck", "the one that is stuck")
+    assert holder.acquire()
+    try:
+        declined = run("release", "stuck", answer="n\n")
+        assert declined.exit_code == 1
+        assert "End the hold of stuck by the one that is stuck" in declined.stderr
+        assert holder.renew()
+
+        done = run("release", "stuck", "--yes")
+        assert done.exit_code == 0, done.stderr
+        assert done.stdout == "stuck: ended the hold by the one that is stuck\n"
+        assert not holder.renew()
+    finally:
+        holder.release()
+    assert run("release", "stuck", "--yes").exit_code == 1
+    assert "evicts the holder of b'stuck'" in server.log_text()
+
+
+def test_serve_is_the_server(run: Run) -> None:
+    assert run("serve", "--port", "none").exit_code == 2
+    assert run("serve", "--version").stdout.startswith("dflockd ")

@@ -1,0 +1,314 @@
+"""What the tests of the lock clients share: both clients in one shape, servers, and a bad network."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Self
+
+from dflockd import client as async_client
+from dflockd import sync_client
+from tests.dflockd.raw_server import PATIENCE, ServerProcess
+
+
+class InThreads:
+    """A blocking lock in the shape of an asyncio one: every call runs in a thread of its own."""
+
+    def __init__(self, lock: sync_client.DistributedLock, executor: ThreadPoolExecutor) -> None:
+        self.lock = lock
+        self._executor = executor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lock, name)
+
+    def __repr__(self) -> str:
+        return repr(self.lock)
+
+    async def acquire(self) -> bool:
+        return await self._call(self.lock.acquire)
+
+    async def release(self) -> bool:
+        return await self._call(self.lock.release)
+
+    async def enqueue(self) -> str:
+        return await self._call(self.lock.enqueue)
+
+    async def wait(self, *args: Any) -> bool:
+        return await self._call(self.lock.wait, *args)
+
+    async def renew(self, *args: Any) -> bool:
+        return await self._call(self.lock.renew, *args)
+
+    async def __aenter__(self) -> Self:
+        entered = await self._call(self.lock.__enter__)
+        assert entered is self.lock
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._call(self.lock.__exit__, *exc)
+
+    async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+
+
+class Client:
+    """One of the two clients."""
+
+    def __init__(self, name: str, executor: ThreadPoolExecutor) -> None:
+        self.name = name
+        self.module: ModuleType = sync_client if name == "sync" else async_client
+        self._executor = executor
+
+    def lock(self, key: str, server: ServerProcess | Proxy | None = None, **options: Any) -> Any:
+        if server is not None:
+            options["servers"] = [("127.0.0.1", server.port)]
+        return self._shaped(self.module.DistributedLock(key, **options))
+
+    def semaphore(self, key: str, limit: int, server: ServerProcess, **options: Any) -> Any:
+        servers = [("127.0.0.1", server.port)]
+        return self._shaped(
+            self.module.DistributedSemaphore(key, limit, servers=servers, **options)
+        )
+
+    def _shaped(self, lock: Any) -> Any:
+        return InThreads(lock, self._executor) if self.name == "sync" else lock
+
+
+@contextlib.contextmanager
+def client_named(name: str) -> Iterator[Client]:
+    executor = ThreadPoolExecutor(64)
+    try:
+        yield Client(name, executor)
+    finally:
+        executor.shutdown()
+
+
+class Calls:
+    """An `on_lost` that remembers when it was called and with what."""
+
+    def __init__(self) -> None:
+        self.locks: list[Any] = []
+        self.times: list[float] = []
+        self._called = threading.Condition()
+
+    def __call__(self, lock: Any) -> None:
+        with self._called:
+            self.locks.append(lock)
+            self.times.append(time.monotonic())
+            self._called.notify_all()
+
+    async def first(self) -> float:
+        """Wait for the first call and return its time."""
+        await until(lambda: bool(self.times))
+        return self.times[0]
+
+
+async def until(what: Callable[[], bool]) -> None:
+    """Wait until `what` is true."""
+    end = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < end, "waited in vain"
+        await asyncio.sleep(0.005)
+
+
+async def soon(awaitable: Awaitable[Any]) -> Any:
+    """Return the result of something that must not take long."""
+    return await asyncio.wait_for(awaitable, PATIENCE)
+
+
+def stats(server: ServerProcess) -> dict[str, Any]:
+    """Ask a server what is going on; the connection that asks is not counted."""
+    raw = server.connect()
+    try:
+        report = json.loads(raw.ask("stats").removeprefix("ok "))
+    finally:
+        raw.close()
+    report["connections"] -= 1
+    return report
+
+
+def waiters(server: ServerProcess, key: str) -> int:
+    """Return how many wait for a key."""
+    report = stats(server)
+    return sum(e["waiters"] for e in report["locks"] + report["semaphores"] if e["key"] == key)
+
+
+def is_free(server: ServerProcess, key: str) -> bool:
+    """Try the lock from elsewhere and give it back at once."""
+    raw = server.connect()
+    try:
+        line = raw.ask("l", key, 0)
+        if line == "timeout":
+            return False
+        assert raw.ask("r", key, line.split()[1]) == "ok"
+        return True
+    finally:
+        raw.close()
+
+
+class Proxy:
+    """A TCP proxy that can cut connections, hold bytes back, and swallow everything."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._pairs: list[_Pair] = []
+        self._threads: list[threading.Thread] = []
+        self._requests_pass = threading.Event()
+        self._replies_pass = threading.Event()
+        self.pass_on()
+        self._closed = False
+        self.accepted = 0
+        self._start(self._accept)
+
+    def cut(self, *, reset: bool) -> None:
+        """End all connections on both sides: with a reset, or in an orderly way."""
+        pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            pair.cut = True
+            for sock in (pair.near, pair.far):
+                with contextlib.suppress(OSError):
+                    if reset:
+                        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                        # A pump is still reading it: without this the reset would wait for more.
+                        sock.shutdown(socket.SHUT_RD)
+                    else:
+                        sock.shutdown(socket.SHUT_RDWR)
+                sock.close()
+
+    def withhold(self) -> None:
+        """Pass nothing on any more; the connections stay."""
+        self._requests_pass.clear()
+        self._replies_pass.clear()
+
+    def withhold_replies(self) -> None:
+        """Pass on only what clients say."""
+        self._replies_pass.clear()
+
+    def pass_on(self) -> None:
+        """Pass on what was held back, and all that comes."""
+        self._requests_pass.set()
+        self._replies_pass.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self.pass_on()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut(reset=False)
+        for thread in self._threads:
+            thread.join(PATIENCE)
+
+    def _start(self, function: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=function, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(("127.0.0.1", self._target), PATIENCE)
+            except OSError:
+                near.close()
+                continue
+            far.settimeout(None)
+            for sock in (near, far):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.accepted += 1
+            pair = _Pair(near, far)
+            self._pairs.append(pair)
+            self._start(self._pump, pair, near, far, self._requests_pass)
+            self._start(self._pump, pair, far, near, self._replies_pass)
+
+    def _pump(
+        self, pair: _Pair, source: socket.socket, sink: socket.socket, may_pass: threading.Event
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                may_pass.wait()
+                sink.sendall(data)
+            if not pair.cut:
+                # What one side has ended, ends on the other.
+                sink.shutdown(socket.SHUT_WR)
+
+
+@dataclass
+class _Pair:
+    """The two ends of a connection that runs through a proxy."""
+
+    near: socket.socket
+    far: socket.socket
+    cut: bool = False
+
+
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Script:
+    """A Python program in a process of its own, spoken to line by line."""
+
+    def __init__(self, text: str, *args: object) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", text, *map(str, args)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+
+    def line(self) -> str:
+        """Return the next line that it prints."""
+        assert self.process.stdout is not None
+        lines: list[str] = []
+        reader = threading.Thread(target=lambda: lines.append(self.process.stdout.readline()))
+        reader.start()
+        reader.join(PATIENCE)
+        if reader.is_alive():
+            self.process.kill()
+            reader.join()
+            raise AssertionError("the program printed nothing in time")
+        return lines[0].rstrip("\n")
+
+    def say(self, line: str = "") -> None:
+        """Send it a line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(PATIENCE)
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+
+
+def make_certificate(directory: Path, name: str = "server") -> tuple[Path, Path]:
+    """Make a self-signed certificate for 127.0.0.1; return its path and that of its key."""
+    certificate, key = directory / f"{name}.pem", directory / f"{name}.key"
+    arguments = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    arguments += ["-nodes", "-days", "2"]
+    arguments += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
+    arguments += ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+    return certificate, key

@@ -1,0 +1,543 @@
+"""Locks whose server or network fails: kept where that is safe, lost in time where it is not.
+
+What takes its time runs with both clients at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dflockd import errors
+from dflockd.process import close_idle_connections
+from tests.dflockd.client_support import (
+    Calls,
+    Client,
+    Proxy,
+    Script,
+    client_named,
+    is_free,
+    soon,
+    stats,
+    until,
+    waiters,
+)
+from tests.dflockd.raw_server import PATIENCE, ServerProcess
+
+SLACK = 0.3
+"""Seconds by which something may be late."""
+
+
+@pytest.fixture(scope="module", params=["sync", "asyncio"])
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    with client_named(request.param) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def clients() -> Iterator[list[Client]]:
+    with client_named("sync") as blocking, client_named("asyncio") as not_blocking:
+        yield [blocking, not_blocking]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., ServerProcess]]:
+    """Start servers that end with the test."""
+    servers: list[ServerProcess] = []
+
+    def start(*flags: str, **options: Any) -> ServerProcess:
+        servers.append(ServerProcess(*flags, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.end()
+
+
+@pytest.fixture
+def server(start: Callable[..., ServerProcess]) -> ServerProcess:
+    return start()
+
+
+@pytest.fixture
+def patient_server(start: Callable[..., ServerProcess]) -> ServerProcess:
+    """One that lets the locks of broken connections wait for a renewal."""
+    return start("--orphan-ttl", "5")
+
+
+@pytest.fixture
+def through() -> Iterator[Callable[[ServerProcess], Proxy]]:
+    """Put a proxy in front of a server."""
+    proxies: list[Proxy] = []
+
+    def through(server: ServerProcess) -> Proxy:
+        proxies.append(Proxy(server.port))
+        return proxies[-1]
+
+    yield through
+    for proxy in proxies:
+        proxy.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_idle_connections() -> Iterator[None]:
+    yield
+    close_idle_connections()
+
+
+class Held:
+    """A lock that was just taken, and what becomes of it."""
+
+    def __init__(
+        self, client: Client, server: ServerProcess | Proxy, suffix: str = "", **options: Any
+    ) -> None:
+        self.calls = Calls()
+        self.key = f"key-{client.name}{suffix}"
+        self.lock = client.lock(self.key, server, on_lost=self.calls, **options)
+        self.asked_at = self.granted_at = 0.0
+
+    @classmethod
+    async def take(cls, client: Client, server: ServerProcess | Proxy, **options: Any) -> Held:
+        self = cls(client, server, **options)
+        self.asked_at = time.monotonic()
+        assert await soon(self.lock.acquire()) is True
+        self.granted_at = time.monotonic()
+        return self
+
+    async def lost_after(self, lease: float) -> None:
+        """Check that the lock is held for the lease and no longer, and that its loss is told once."""
+        while self.lock.held:
+            assert time.monotonic() < self.granted_at + lease + 0.05, "held past its lease"
+            await asyncio.sleep(0.005)
+        assert time.monotonic() > self.asked_at + lease - 0.05, "lost before its lease ended"
+        assert await self.calls.first() < self.granted_at + lease + SLACK
+
+    async def lost_at_once(self) -> None:
+        began = time.monotonic()
+        assert await self.calls.first() < began + 2
+        await self.stays_lost()
+
+    async def stays_lost(self) -> None:
+        assert (self.lock.held, self.lock.token, self.lock.lease) == (False, None, 0)
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            assert not self.lock.held, "resurrected"
+            await asyncio.sleep(0.01)
+        assert self.calls.locks == [getattr(self.lock, "lock", self.lock)]
+        assert await self.lock.release() is False
+        assert len(self.calls.locks) == 1
+
+    async def kept_for(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            assert self.lock.held
+            await asyncio.sleep(0.01)
+        assert not self.calls.locks
+
+
+# The server.
+
+
+async def test_the_server_is_killed(clients: list[Client], server: ServerProcess) -> None:
+    holds = [await Held.take(client, server, lease_ttl_s=1) for client in clients]
+    server.process.kill()
+    await asyncio.gather(*(hold.lost_after(1) for hold in holds))
+    await asyncio.gather(*(hold.stays_lost() for hold in holds))
+    for client in clients:
+        with pytest.raises(errors.UnreachableError):
+            await soon(client.lock("key", server).acquire())
+
+
+async def test_the_server_is_killed_and_the_lock_released(
+    client: Client, server: ServerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    hold = await Held.take(client, server)
+    server.process.kill()
+    server.process.wait(PATIENCE)
+    with caplog.at_level(logging.WARNING, "dflockd.client"):
+        assert await soon(hold.lock.release()) is False
+    assert "could not be released" in caplog.text
+    assert not hold.lock.held
+    assert not hold.calls.locks
+
+
+async def test_renewing_where_the_server_is_gone(client: Client, server: ServerProcess) -> None:
+    hold = await Held.take(client, server)
+    server.process.kill()
+    server.process.wait(PATIENCE)
+    with pytest.raises(errors.UnreachableError, match=f":{server.port}"):
+        await soon(hold.lock.renew())
+    await hold.stays_lost()
+
+
+async def test_the_server_is_restarted(
+    clients: list[Client], start: Callable[..., ServerProcess]
+) -> None:
+    """Its locks were in memory: they are lost, long before their leases end."""
+    server = start()
+    holds = [await Held.take(client, server) for client in clients]
+    port = server.port
+    server.end()
+    server = start("--port", str(port))
+    assert server.port == port
+    await asyncio.gather(*(hold.lost_at_once() for hold in holds))
+    for hold in holds:
+        assert await soon(hold.lock.acquire()) is True
+        assert await hold.lock.release() is True
+
+
+async def test_a_waiter_whose_server_ends(client: Client, server: ServerProcess) -> None:
+    raw = server.connect()
+    raw.lock("key")
+    waiting = asyncio.ensure_future(client.lock("key", server).acquire())
+    await until(lambda: waiters(server, "key") == 1)
+    server.process.kill()
+    with pytest.raises(errors.UnreachableError, match=f":{server.port}"):
+        await soon(waiting)
+
+
+async def test_the_server_stops_for_longer_than_the_lease(
+    clients: list[Client], server: ServerProcess
+) -> None:
+    holds = [await Held.take(client, server, lease_ttl_s=1) for client in clients]
+    server.signal(signal.SIGSTOP)
+    await asyncio.gather(*(hold.lost_after(1) for hold in holds))
+    # What it answers now to the renewals that it finds is too late.
+    server.signal(signal.SIGCONT)
+    await asyncio.gather(*(hold.stays_lost() for hold in holds))
+    for hold in holds:
+        await until(lambda key=hold.key: is_free(server, key))  # type: ignore[misc]
+        assert await soon(hold.lock.acquire()) is True
+        await hold.lock.release()
+
+
+async def test_the_server_stops_for_less_than_the_lease(
+    clients: list[Client], server: ServerProcess
+) -> None:
+    holds = [await Held.take(client, server, lease_ttl_s=2) for client in clients]
+    server.signal(signal.SIGSTOP)
+    await asyncio.gather(*(hold.kept_for(1.4) for hold in holds))
+    server.signal(signal.SIGCONT)
+    await asyncio.gather(*(hold.kept_for(1) for hold in holds))
+    for hold in holds:
+        assert await hold.lock.release() is True
+
+
+# The network.
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_reset_connection_is_replaced(
+    client: Client,
+    patient_server: ServerProcess,
+    through: Callable[[ServerProcess], Proxy],
+    times: int,
+) -> None:
+    proxy = through(patient_server)
+    hold = await Held.take(client, proxy)
+    token = hold.lock.token
+
+    def owner() -> int:
+        return int(stats(patient_server)["locks"][0]["owner_conn_id"])
+
+    for number in range(times):
+        before = owner()
+        if client.name == "sync":
+            # The thread looks at a connection only once the lock has been held for a while.
+            await asyncio.sleep(0.15)
+        proxy.cut(reset=True)
+        await until(lambda n=number: proxy.accepted == n + 2)  # type: ignore[misc]
+        await until(lambda before=before: owner() not in (before, 0))  # type: ignore[misc]
+        assert hold.lock.held
+        assert not is_free(patient_server, hold.key)
+    assert hold.lock.token == token
+    assert not hold.calls.locks
+    assert await hold.lock.release() is True
+    assert is_free(patient_server, hold.key)
+
+
+async def test_an_ended_connection_is_a_lost_lock(
+    clients: list[Client], server: ServerProcess, through: Callable[[ServerProcess], Proxy]
+) -> None:
+    """Without a grace period the server has given it to the next, however long the lease is."""
+    proxies = [through(server) for _ in clients]
+    holds = [await Held.take(client, proxy) for client, proxy in zip(clients, proxies, strict=True)]
+    others = [client.lock(hold.key, server) for client, hold in zip(clients, holds, strict=True)]
+    waiting = [asyncio.ensure_future(other.acquire()) for other in others]
+    await until(lambda: all(waiters(server, hold.key) == 1 for hold in holds))
+    for reset, proxy in zip((False, True), proxies, strict=True):
+        proxy.cut(reset=reset)
+    await asyncio.gather(*(hold.lost_at_once() for hold in holds))
+    assert await soon(asyncio.gather(*waiting)) == [True, True]
+    for other in others:
+        await other.release()
+
+
+async def test_many_cuts_lose_a_lock_once(
+    clients: list[Client], server: ServerProcess, through: Callable[[ServerProcess], Proxy]
+) -> None:
+    proxy = through(server)
+    holds = [await Held.take(client, proxy) for client in clients]
+    for _ in range(20):
+        proxy.cut(reset=False)
+        await asyncio.sleep(0.01)
+    await asyncio.gather(*(hold.lost_at_once() for hold in holds))
+
+
+async def test_nothing_gets_through(
+    clients: list[Client], server: ServerProcess, through: Callable[[ServerProcess], Proxy]
+) -> None:
+    proxy = through(server)
+    holds = [await Held.take(client, proxy, lease_ttl_s=1) for client in clients]
+    proxy.withhold()
+    await asyncio.gather(*(hold.lost_after(1) for hold in holds))
+    proxy.pass_on()
+    await asyncio.gather(*(hold.stays_lost() for hold in holds))
+    await until(lambda: stats(server)["locks"] == [])
+
+
+async def test_answers_that_come_after_the_lease(
+    clients: list[Client],
+    patient_server: ServerProcess,
+    through: Callable[[ServerProcess], Proxy],
+) -> None:
+    """The server has renewed the lock, but said so too late: it stays lost, and is given back."""
+    steady, broken = through(patient_server), through(patient_server)
+    holds = [
+        await Held.take(client, proxy, suffix=str(number), lease_ttl_s=1)
+        for number, proxy in enumerate((steady, broken))
+        for client in clients
+    ]
+    await asyncio.sleep(0.15)
+    steady.withhold_replies()
+    broken.withhold_replies()
+    broken.cut(reset=True)
+    await asyncio.gather(*(hold.lost_after(1) for hold in holds))
+    steady.pass_on()
+    broken.pass_on()
+    await asyncio.gather(*(hold.stays_lost() for hold in holds))
+    await until(lambda: stats(patient_server)["locks"] == [])
+    await until(lambda: stats(patient_server)["connections"] == 0)
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+async def test_a_lock_with_a_broken_connection_is_released(
+    client: Client, start: Callable[..., ServerProcess], noticed: bool
+) -> None:
+    """The server would wait for a renewal; it hears on another connection that none will come."""
+    server = start("--orphan-ttl", "30")
+    proxy = Proxy(server.port)
+    hold = await Held.take(client, proxy)
+    proxy.cut(reset=True)
+    if noticed:
+        # Whoever reaches out now gets no answer yet.
+        proxy.withhold_replies()
+        await until(lambda: proxy.accepted == 2)
+        releasing = asyncio.ensure_future(hold.lock.release())
+        await asyncio.sleep(0.05)
+        proxy.pass_on()
+        await soon(releasing)  # False if the end of that attempt has released it already
+    else:
+        assert await soon(hold.lock.release()) is True
+    await until(lambda: is_free(server, hold.key))
+    proxy.close()
+
+
+# The answer and the end in one.
+
+
+@pytest.mark.parametrize("again", [b"error\n", b""])
+async def test_a_server_that_answers_and_leaves(clients: list[Client], again: bytes) -> None:
+    """The end of the connection must be noticed though a good answer came right before it."""
+
+    def serve(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            sock, _ = listener.accept()
+            with sock:
+                sock.recv(1000)
+                sock.sendall(b"ok 0123456789abcdef0123456789abcdef 1\n")
+                sock.recv(1000)
+                sock.sendall(b"ok 1\n")
+                sock.shutdown(socket.SHUT_RDWR)
+            while True:
+                sock, _ = listener.accept()
+                with sock:
+                    sock.recv(1000)
+                    sock.sendall(again)
+
+    async def check(client: Client) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            thread = threading.Thread(target=serve, args=(listener,))
+            thread.start()
+            lost = Calls()
+            port = listener.getsockname()[1]
+            lock = client.lock("key", servers=[("127.0.0.1", port)], on_lost=lost)
+            assert await soon(lock.acquire()) is True
+            granted_at = time.monotonic()
+            # One renewal is answered, half a second or less after the grant.
+            assert await lost.first() < granted_at + (0.9 if again else 1.5 + SLACK)
+            assert not lock.held
+            await asyncio.sleep(0.1)
+            assert len(lost.locks) == 1
+            listener.shutdown(socket.SHUT_RDWR)
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+    await asyncio.gather(*(check(client) for client in clients))
+
+
+# This process.
+
+
+async def test_a_callback_that_fails(
+    clients: list[Client], server: ServerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_lock: Any) -> None:
+        raise ZeroDivisionError
+
+    locks = [
+        client.lock(f"{client.name}-{n}", server, on_lost=fail) for client in clients for n in "ab"
+    ]
+    for lock in locks:
+        await lock.acquire()
+    await asyncio.sleep(0.15)
+    with caplog.at_level(logging.WARNING, "dflockd.client"):
+        server.process.kill()
+        raw = ServerProcess("--port", str(server.port))
+        try:
+            await until(lambda: caplog.text.count("on_lost of lock") == len(locks))
+        finally:
+            raw.end()
+    assert not any(lock.held for lock in locks)
+
+
+async def test_an_event_loop_that_stands_still(
+    clients: list[Client], server: ServerProcess
+) -> None:
+    """A blocking call longer than the lease is the end of an asyncio lock, at once."""
+    lost = Calls()
+    lock = clients[1].lock("key", server, lease_ttl_s=1, on_lost=lost)
+    left = clients[1].lock("other", server, lease_ttl_s=1)
+    await lock.acquire()
+    await left.acquire()
+    time.sleep(1.1)  # noqa: ASYNC251
+    assert not lock.held
+    assert await left.release() is False
+    assert await lost.first()
+    assert not lock.held
+    await until(lambda: stats(server)["connections"] == 0)
+    assert len(lost.locks) == 1
+    assert await lock.acquire() is True
+    await lock.release()
+
+
+HOLDER = """
+import asyncio, sys, threading
+from dflockd import client, sync_client
+
+lost = []
+options = {
+    "servers": [("127.0.0.1", int(sys.argv[2]))],
+    "lease_ttl_s": 1,
+    "acquire_timeout_s": 30,
+    "on_lost": lost.append,
+}
+name = sys.argv[1]
+
+def answer(lock):
+    print("granted", lock.held, lock.fence, flush=True)
+    for _ in sys.stdin:
+        print(lock.held, len(lost), flush=True)
+
+async def main():
+    lock = client.DistributedLock("key-asyncio", **options)
+    await lock.acquire()
+    await asyncio.to_thread(answer, lock)
+
+if name == "sync":
+    lock = sync_client.DistributedLock("key-sync", **options)
+    lock.acquire()
+    answer(lock)
+else:
+    asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def holders(clients: list[Client], server: ServerProcess) -> Iterator[list[Script]]:
+    """Two programs that hold a lock with a lease of one second, one with each client."""
+    scripts = [Script(HOLDER, client.name, server.port) for client in clients]
+    yield scripts
+    for script in scripts:
+        script.process.send_signal(signal.SIGCONT)
+        script.close()
+
+
+async def test_this_process_stops_for_longer_than_the_lease(
+    clients: list[Client], server: ServerProcess, holders: list[Script]
+) -> None:
+    keys = [f"key-{client.name}" for client in clients]
+    for script in holders:
+        assert script.line().startswith("granted True")
+        script.say()
+        assert script.line() == "True 0"
+    await asyncio.sleep(1.2)
+    for script in holders:
+        script.say()
+        assert script.line() == "True 0", "renewed"
+        script.process.send_signal(signal.SIGSTOP)
+    raw = server.connect()
+    for key in keys:
+        raw.lock(key, "5")  # granted once the lease has ended
+    for script in holders:
+        script.say()
+        script.process.send_signal(signal.SIGCONT)
+        # The first thing that it does: its own threads may not have run yet.
+        assert script.line().startswith("False")
+    for script in holders:
+        end = time.monotonic() + PATIENCE
+        told = ""
+        while told != "False 1":
+            assert time.monotonic() < end, told
+            script.say()
+            told = script.line()
+            assert told in ("False 0", "False 1")
+
+
+async def test_a_grant_that_comes_while_this_process_is_stopped(
+    clients: list[Client], server: ServerProcess, start: Callable[..., ServerProcess]
+) -> None:
+    """It is not believed: the lease has ended, and somebody else has the lock."""
+    raw = server.connect()
+    keys = [f"key-{client.name}" for client in clients]
+    tokens = [raw.lock(key, "0 60") for key in keys]
+    scripts = [Script(HOLDER, client.name, server.port) for client in clients]
+    try:
+        for key, token, script in zip(keys, tokens, scripts, strict=True):
+            await until(lambda key=key: waiters(server, key) == 1)  # type: ignore[misc]
+            script.process.send_signal(signal.SIGSTOP)
+            assert raw.ask("r", key, token) == "ok"
+            await until(lambda key=key: waiters(server, key) == 0)  # type: ignore[misc]
+        tokens = [raw.lock(key, "5 60") for key in keys]  # granted once that lease has ended
+        for key, token, script in zip(keys, tokens, scripts, strict=True):
+            script.process.send_signal(signal.SIGCONT)
+            # It does not take the grant up, but goes back to waiting.
+            await until(lambda key=key: waiters(server, key) == 1)  # type: ignore[misc]
+            assert raw.ask("r", key, token) == "ok"
+            granted, held, fence = script.line().split()
+            assert (granted, held) == ("granted", "True")
+            assert int(fence) > int(token[:16], 16)
+            assert not is_free(server, key)
+    finally:
+        for script in scripts:
+            script.process.send_signal(signal.SIGCONT)
+            script.close()

@@ -1,0 +1,319 @@
+"""Operations as pure generators: literal bytes go out, literal lines come in, times are made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dflockd import errors, operations
+from dflockd.operations import REPLY_PATIENCE, Answer, Exchange, Grant, Operation, Target
+from dflockd.wire import MAX_SECONDS, Space
+
+LOCK = Target(Space.LOCK, b"key", 1, None, "host:6388")
+LEASED = LOCK._replace(lease=10)
+SEMAPHORE = Target(Space.SEMAPHORE, b"key", 3, 10, "host:6388")
+TOKEN = b"0123456789abcdef0123456789abcdef"
+
+
+class Played:
+    """An operation that is answered from a script: what it sent, and what came of it."""
+
+    def __init__(self, operation: Operation[Any], *answers: Answer) -> None:
+        self.sent: list[Exchange] = []
+        self.result: Any = None
+        remaining = list(answers)
+        try:
+            exchange = next(operation)
+            while True:
+                self.sent.append(exchange)
+                exchange = operation.send(remaining.pop(0))
+        except StopIteration as stop:
+            self.result = stop.value
+        assert not remaining, "it asked less than expected"
+
+    @property
+    def requests(self) -> list[bytes]:
+        return [exchange.request for exchange in self.sent]
+
+
+def at_once(line: bytes) -> Answer:
+    return Answer(line, 100.0, 100.001)
+
+
+def granted(lease: int, *, sent: float = 100.0, received: float = 100.001) -> Answer:
+    return Answer(b"ok %b %d" % (TOKEN, lease), sent, received)
+
+
+# What is asked.
+
+
+@pytest.mark.parametrize(
+    ("operation", "request_"),
+    [
+        (operations.acquire(LOCK, 10), b"l\nkey\n10\n"),
+        (operations.acquire(LEASED, 0), b"l\nkey\n0 10\n"),
+        (operations.acquire(LEASED, 0.2), b"l\nkey\n1 10\n"),
+        (operations.acquire(LOCK, 9.5), b"l\nkey\n10\n"),
+        (operations.acquire(LOCK, None), b"l\nkey\n%d\n" % MAX_SECONDS),
+        (operations.acquire(SEMAPHORE, 5), b"sl\nkey\n5 3 10\n"),
+        (operations.acquire(SEMAPHORE._replace(lease=None), 5), b"sl\nkey\n5 3\n"),
+        (operations.enqueue(LOCK), b"e\nkey\n\n"),
+        (operations.enqueue(LEASED), b"e\nkey\n10\n"),
+        (operations.enqueue(SEMAPHORE), b"se\nkey\n3 10\n"),
+        (operations.wait(LOCK, 5), b"w\nkey\n5\n"),
+        (operations.wait(SEMAPHORE, 0.1), b"sw\nkey\n1\n"),
+        (operations.renew(LOCK, TOKEN, 33), b"n\nkey\n%b 33\n" % TOKEN),
+        (operations.renew(SEMAPHORE, TOKEN, 7), b"sn\nkey\n%b 7\n" % TOKEN),
+        (operations.release(LOCK, TOKEN), b"r\nkey\n%b\n" % TOKEN),
+        (operations.release(SEMAPHORE, TOKEN), b"sr\nkey\n%b\n" % TOKEN),
+        (operations.authenticate(b"secret", "host:6388"), b"auth\n_\nsecret\n"),
+    ],
+)
+def test_requests(operation: Operation[Any], request_: bytes) -> None:
+    assert next(operation).request == request_
+
+
+@pytest.mark.parametrize("operation", [operations.acquire, operations.wait])
+@pytest.mark.parametrize(
+    ("timeout", "patience", "timeout_is_reply"),
+    [
+        (0, REPLY_PATIENCE, False),
+        (10, 10 + REPLY_PATIENCE, False),
+        (10.0, 10 + REPLY_PATIENCE, False),
+        # Seconds that the wire does not know are cut off on this side.
+        (0.3, 0.3, True),
+        (9.5, 9.5, True),
+        (None, None, False),
+        (MAX_SECONDS, MAX_SECONDS + REPLY_PATIENCE, False),
+    ],
+)
+def test_patience(
+    operation: Any, timeout: float | None, patience: float | None, timeout_is_reply: bool
+) -> None:
+    exchange = next(operation(LOCK, timeout))
+    assert (exchange.patience, exchange.timeout_is_reply) == (patience, timeout_is_reply)
+
+
+# What comes of it.
+
+
+@pytest.mark.parametrize("operation", [operations.acquire, operations.wait])
+def test_a_grant(operation: Any) -> None:
+    played = Played(operation(LEASED, 5), granted(10))
+    # The lease counts from before the request left.
+    assert played.result == Grant(TOKEN, 10, 110.0)
+    assert len(played.sent) == 1
+
+
+def test_an_enqueued_grant() -> None:
+    played = Played(operations.enqueue(LEASED), at_once(b"acquired %b 10" % TOKEN))
+    assert played.result == Grant(TOKEN, 10, 110.0)
+
+
+@pytest.mark.parametrize(
+    "played",
+    [
+        Played(operations.acquire(LOCK, 5), at_once(b"timeout")),
+        Played(operations.wait(LOCK, 5), at_once(b"timeout")),
+        Played(operations.enqueue(LOCK), at_once(b"queued")),
+        Played(operations.renew(LOCK, TOKEN, 33), at_once(b"error")),
+        Played(operations.renew(LOCK, TOKEN, 33), at_once(b"error_lease_expired")),
+        # A server that rounds down: no time is left at all.
+        Played(operations.renew(LOCK, TOKEN, 1), at_once(b"ok 0")),
+    ],
+)
+def test_nothing(played: Played) -> None:
+    assert played.result is None
+
+
+def test_a_renewal() -> None:
+    answer = Answer(b"ok 20", 50.0, 58.0)
+    assert Played(operations.renew(LOCK, TOKEN, 20), answer).result == Grant(TOKEN, 20, 70.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "released"), [(b"ok", True), (b"error", False), (b"error_lease_expired", False)]
+)
+def test_a_release(line: bytes, released: bool) -> None:
+    assert Played(operations.release(LOCK, TOKEN), at_once(line)).result is released
+
+
+# Grants that come late.
+
+
+@pytest.mark.parametrize("operation", [operations.acquire, operations.wait])
+@pytest.mark.parametrize(
+    ("waited", "confirmed"), [(0.0, False), (2.4, False), (2.6, True), (9.0, True), (900.0, True)]
+)
+def test_a_long_wait_is_followed_by_a_renewal(
+    operation: Any, waited: float, confirmed: bool
+) -> None:
+    """Nobody can tell how much of that time the lease has been running."""
+    grant = granted(10, received=100.0 + waited)
+    if not confirmed:
+        assert Played(operation(LEASED, 1000), grant).result == Grant(TOKEN, 10, 110.0)
+        return
+    renewed = Answer(b"ok 10", 1200.0, 1200.001)
+    played = Played(operation(LEASED, 1000), grant, renewed)
+    assert played.requests[1] == b"n\nkey\n%b 10\n" % TOKEN
+    assert played.sent[1].patience == REPLY_PATIENCE
+    assert played.result == Grant(TOKEN, 10, 1210.0)
+
+
+def test_the_renewal_of_a_late_grant_asks_for_what_was_granted() -> None:
+    grant = granted(40, received=150.0)
+    renewed = Answer(b"ok 40", 150.0, 150.001)
+    played = Played(operations.acquire(LOCK, 100), grant, renewed)
+    assert played.requests[1] == b"n\nkey\n%b 40\n" % TOKEN
+
+
+def test_a_late_grant_whose_lease_has_ended_is_not_believed() -> None:
+    """Somebody else may hold the lock: back to the queue, for the time that is left."""
+    played = Played(
+        operations.acquire(LEASED, 60),
+        granted(10, received=130.25),
+        Answer(b"error", 130.25, 130.251),
+        granted(10, sent=130.5, received=131.0),
+    )
+    assert played.requests[0] == b"l\nkey\n60 10\n"
+    assert played.requests[2] == b"l\nkey\n30 10\n"
+    assert (played.sent[2].patience, played.sent[2].timeout_is_reply) == (29.75, True)
+    assert played.result == Grant(TOKEN, 10, 140.5)
+
+
+def test_late_grants_end_with_the_time_to_wait() -> None:
+    played = Played(
+        operations.acquire(LEASED, 20),
+        granted(10, received=119.0),
+        Answer(b"error", 119.0, 119.001),
+        granted(10, sent=119.0, received=125.0),
+        Answer(b"error", 125.0, 125.001),
+    )
+    assert played.requests[2] == b"l\nkey\n1 10\n"
+    assert played.result is None
+
+
+def test_late_grants_without_a_time_to_wait_go_on() -> None:
+    late = granted(10, received=10_000.0), Answer(b"error", 10_000.0, 10_000.001)
+    played = Played(operations.acquire(LEASED, None), *late, *late, granted(10))
+    assert played.requests[2] == played.requests[0] == b"l\nkey\n%d 10\n" % MAX_SECONDS
+    assert played.result == Grant(TOKEN, 10, 110.0)
+
+
+def test_a_late_renewal_of_a_late_grant_is_not_believed_either() -> None:
+    """This process can be stopped at any time, so also while it makes sure."""
+    played = Played(
+        operations.acquire(LEASED, 60),
+        granted(10, received=105.0),
+        Answer(b"ok 10", 105.0, 115.0),  # the lease of this answer ends as it comes
+        Answer(b"ok 10", 115.0, 118.0),
+    )
+    assert played.requests[1] == played.requests[2] == b"n\nkey\n%b 10\n" % TOKEN
+    assert played.result == Grant(TOKEN, 10, 125.0)
+
+
+def test_a_late_grant_to_a_place_in_the_queue() -> None:
+    """There is no other place to go back to."""
+    ended = Answer(b"error", 130.0, 130.001)
+    with pytest.raises(errors.LeaseExpiredError, match="'key' on host:6388"):
+        Played(operations.wait(LEASED, 60), granted(10, received=130.0), ended)
+    late = Answer(b"acquired %b 10" % TOKEN, 100.0, 130.0)
+    with pytest.raises(errors.LeaseExpiredError):
+        Played(operations.enqueue(LEASED), late, ended)
+
+
+def test_a_slow_answer_to_enqueue_is_followed_by_a_renewal() -> None:
+    late = Answer(b"acquired %b 10" % TOKEN, 100.0, 105.0)
+    played = Played(operations.enqueue(LEASED), late, Answer(b"ok 10", 105.0, 105.1))
+    assert played.result == Grant(TOKEN, 10, 115.0)
+
+
+# Refusals.
+
+
+OPERATIONS = {
+    "acquire": lambda: operations.acquire(LOCK, 5),
+    "enqueue": lambda: operations.enqueue(LOCK),
+    "wait": lambda: operations.wait(LOCK, 5),
+    "renew": lambda: operations.renew(LOCK, TOKEN, 33),
+    "release": lambda: operations.release(LOCK, TOKEN),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize(
+    ("line", "cls", "text"),
+    [
+        (b"error_auth", errors.AuthRefusedError, "auth_token"),
+        (b"error_max_locks", errors.MaxLocksError, "--max-locks"),
+        (b"error_max_waiters", errors.MaxWaitersError, "--max-waiters"),
+        (b"error_limit_mismatch", errors.LimitMismatchError, "another limit"),
+        (b"error_not_enqueued", errors.LeaseExpiredError, "lease ended"),
+        (b"error_already_enqueued", errors.RefusedError, ""),
+        (b"error_draining", errors.DrainingError, "shutting down"),
+    ],
+)
+def test_refusals(name: str, line: bytes, cls: type[errors.RefusedError], text: str) -> None:
+    with pytest.raises(errors.RefusedError, match="lock 'key' on host:6388") as caught:
+        Played(OPERATIONS[name](), at_once(line))
+    assert type(caught.value) is cls
+    assert text in str(caught.value)
+    assert (caught.value.key, caught.value.server) == ("key", "host:6388")
+
+
+@pytest.mark.parametrize("name", ["acquire", "enqueue", "wait"])
+@pytest.mark.parametrize(
+    ("line", "cls"),
+    [(b"error", errors.RefusedError), (b"error_lease_expired", errors.LeaseExpiredError)],
+)
+def test_refused_grants(name: str, line: bytes, cls: type[errors.RefusedError]) -> None:
+    with pytest.raises(errors.RefusedError) as caught:
+        Played(OPERATIONS[name](), at_once(line))
+    assert type(caught.value) is cls
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"OK", b"ok ", b"ok 1 2 3", b"ok -1", b"yes", b"error_", b"error_moved", b"\xff", b" ok"],
+)
+def test_lines_that_are_no_reply(name: str, line: bytes) -> None:
+    with pytest.raises(errors.BadReplyError, match=r"host:6388.*is a dflockd server listening"):
+        Played(OPERATIONS[name](), at_once(line))
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("acquire", b"queued"),
+        ("acquire", b"ok"),
+        ("acquire", b"acquired %b 33" % TOKEN),
+        ("enqueue", b"timeout"),
+        ("enqueue", b"ok %b 33" % TOKEN),
+        ("wait", b"queued"),
+        ("renew", b"ok"),
+        ("renew", b"ok %b 33" % TOKEN),
+        ("renew", b"timeout"),
+        ("release", b"ok 33"),
+        ("release", b"timeout"),
+        ("release", b"queued"),
+    ],
+)
+def test_replies_to_something_else(name: str, line: bytes) -> None:
+    with pytest.raises(errors.BadReplyError):
+        Played(OPERATIONS[name](), at_once(line))
+
+
+def test_auth() -> None:
+    assert Played(operations.authenticate(b"secret", "host:1"), at_once(b"ok")).result is None
+    for line, cls, text in (
+        (b"error_auth", errors.AuthRefusedError, "refused the auth token"),
+        (b"error", errors.AuthRefusedError, "wants no auth token"),
+        (b"error_draining", errors.DrainingError, "server host:1"),
+        (b"yes", errors.BadReplyError, "server host:1"),
+    ):
+        with pytest.raises(cls, match=text) as caught:
+            Played(operations.authenticate(b"secret", "host:1"), at_once(line))
+        assert "secret" not in str(caught.value)
+        assert (caught.value.key, caught.value.server) == (None, "host:1")
