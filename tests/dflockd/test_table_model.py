@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dflockd.table import Effect, Limits, LockTable, Mint, Peer
+from dflockd.table import Effect, Limits, LockTable, Mint, Peer, report
 from dflockd.wire import (
     Acquire,
     Barrier,
@@ -284,7 +284,8 @@ class TableMachine(RuleBasedStateMachine):
 
     @invariant()
     def stats_are_right(self) -> None:
-        stats = self.table.stats(self.model.now)
+        peers = len(self.table._peers)
+        stats = report.stats(self.table._group, peers, self.model.now, 3000)
         json.dumps(stats)
         assert stats["connections"] == len(self.model.peers)
         shown = [*stats["locks"], *stats["semaphores"]]  # type: ignore[misc]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hmac
-import itertools
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from dflockd.table import report
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.mint import Mint
 from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
@@ -28,7 +27,6 @@ from dflockd.wire import (
     Renew,
     Renewed,
     Reply,
-    Report,
     Request,
     Space,
     StableRef,
@@ -39,13 +37,6 @@ from dflockd.wire import (
 
 Effect: TypeAlias = tuple[int, Reply]
 """What is to be done after a step: send this reply to the peer with that number."""
-
-
-MAX_LISTED = 3000
-"""Keys that `Stats` lists, or waiters `Inspect`: counting out a hundred thousand takes long."""
-
-MAX_REPORT = 1_000_000
-"""Bytes of JSON that a reply may have: published clients refuse a line over 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +253,8 @@ class LockTable:
         return Status.OK
 
     def _inspect(self, _peer: Peer, request: Inspect, now: float, _effects: list[Effect]) -> Reply:
-        return self._report(lambda listed: self.inspect(request.space, request.key, now, listed))
+        entry = self._group.spaces[request.space].get(request.key)
+        return report.fitting(lambda listed: report.inspect(request.key, entry, now, listed))
 
     def _evict(self, _peer: Peer, request: Evict, now: float, effects: list[Effect]) -> Reply:
         entry = self._group.spaces[request.space].get(request.key)
@@ -273,16 +265,8 @@ class LockTable:
         return Status.OK
 
     def _stats(self, _peer: Peer, _request: Stats, now: float, _effects: list[Effect]) -> Reply:
-        return self._report(lambda listed: self.stats(now, listed))
-
-    def _report(self, collect: Callable[[int], dict[str, object]]) -> Report:
-        listed = MAX_LISTED
-        while True:
-            text = json.dumps(collect(listed), separators=(",", ":"), ensure_ascii=False)
-            report = Report(text.encode())
-            if len(report.json) < MAX_REPORT:
-                return report
-            listed //= 2
+        connections = len(self._peers)
+        return report.fitting(lambda listed: report.stats(self._group, connections, now, listed))
 
     # Slots.
 
@@ -412,82 +396,3 @@ class LockTable:
             else:
                 self._give_up(item)
                 effects.append((item.peer.id, Status.TIMEOUT))
-
-    # What people see.
-
-    def stats(self, now: float, listed: int = MAX_LISTED) -> dict[str, object]:
-        """Return who holds what, in the form that published clients check.
-
-        Of more than `listed` keys the latest are left out and counted as ``omitted``.
-        """
-        locks: list[dict[str, object]] = []
-        semaphores: list[dict[str, object]] = []
-        for entries in self._group.spaces:
-            room = listed - len(locks) - len(semaphores)
-            for entry in itertools.islice(entries.values(), room):
-                key, waiters = entry.key.decode(), len(entry.waiters or ())
-                if entry.limit > 1:
-                    semaphores.append(
-                        {
-                            "key": key,
-                            "limit": entry.limit,
-                            "holders": len(entry.holds),
-                            "waiters": waiters,
-                        }
-                    )
-                    continue
-                hold = next(iter(entry.holds.values()))
-                locks.append(
-                    {
-                        "key": key,
-                        "owner_conn_id": hold.owner.id if hold.owner else 0,
-                        "label": hold.label.decode(),
-                        "held_s": round(now - hold.since, 3),
-                        "lease_expires_in_s": round(hold.deadline - now, 3),
-                        "waiters": waiters,
-                    }
-                )
-        return {
-            "connections": len(self._peers),
-            "locks": locks,
-            "semaphores": semaphores,
-            # Entries are dropped as soon as they are idle, so there is nothing to list here.
-            "idle_locks": [],
-            "idle_semaphores": [],
-            "omitted": len(self._group) - len(locks) - len(semaphores),
-        }
-
-    def inspect(
-        self, space: Space, key: bytes, now: float, listed: int = MAX_LISTED
-    ) -> dict[str, object]:
-        """Return who holds a key and who waits for it, in order; times in seconds.
-
-        Of more than `listed` holders or waiters the last are left out and counted as ``omitted``.
-        """
-        entry = self._group.spaces[space].get(key)
-        holds = entry.holds.values() if entry is not None else ()
-        waiters = entry.waiters or () if entry is not None else ()
-        return {
-            "key": key.decode(),
-            "limit": entry.limit if entry is not None else None,
-            "holders": [
-                {
-                    "label": hold.label.decode(),
-                    "fence": hold.fence,
-                    "conn_id": hold.owner.id if hold.owner else 0,
-                    "held_s": round(now - hold.since, 3),
-                    "lease_s": hold.span,
-                    "lease_expires_in_s": round(hold.deadline - now, 3),
-                }
-                for hold in itertools.islice(holds, listed)
-            ],
-            "waiters": [
-                {
-                    "label": waiter.peer.label.decode(),
-                    "conn_id": waiter.peer.id,
-                    "waited_s": round(now - waiter.since, 3),
-                }
-                for waiter in itertools.islice(waiters, listed)
-            ],
-            "omitted": max(0, len(holds) - listed) + max(0, len(waiters) - listed),
-        }

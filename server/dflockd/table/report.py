@@ -1,0 +1,102 @@
+"""What people see of the table: who holds what, since when, and who waits."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+
+from dflockd.table.state import Entry, Group, Hold, Waiter
+from dflockd.wire import Report
+
+MAX_LISTED = 3000
+"""Keys, holders or waiters that one report lists: to count out a hundred thousand takes long."""
+
+MAX_BYTES = 1_000_000
+"""Bytes of JSON that a report may have: published clients refuse a line over 1 MiB."""
+
+
+def fitting(collect: Callable[[int], dict[str, object]]) -> Report:
+    """Make a report of what `collect` gives for a number of things to list, short enough to send."""
+    listed = MAX_LISTED
+    while True:
+        text = json.dumps(collect(listed), separators=(",", ":"), ensure_ascii=False)
+        report = Report(text.encode())
+        if len(report.json) < MAX_BYTES:
+            return report
+        listed //= 2
+
+
+def stats(group: Group, connections: int, now: float, listed: int) -> dict[str, object]:
+    """Return who holds what, in the form that published clients check.
+
+    Of more than `listed` keys the latest are left out and counted as ``omitted``.
+    """
+    entries = [
+        entry for space in group.spaces for entry in itertools.islice(space.values(), listed)
+    ][:listed]
+    return {
+        "connections": connections,
+        "locks": [_lock(entry, now) for entry in entries if entry.limit == 1],
+        "semaphores": [_semaphore(entry) for entry in entries if entry.limit > 1],
+        # Entries are dropped as soon as they are idle, so there is nothing to list here.
+        "idle_locks": [],
+        "idle_semaphores": [],
+        "omitted": len(group) - len(entries),
+    }
+
+
+def inspect(key: bytes, entry: Entry | None, now: float, listed: int) -> dict[str, object]:
+    """Return who holds a key and who waits for it, in order; times in seconds.
+
+    Of more than `listed` holders or waiters the last are left out and counted as ``omitted``.
+    """
+    holds = entry.holds.values() if entry is not None else ()
+    waiters = (entry.waiters or ()) if entry is not None else ()
+    return {
+        "key": key.decode(),
+        "limit": entry.limit if entry is not None else None,
+        "holders": [_holder(hold, now) for hold in itertools.islice(holds, listed)],
+        "waiters": [_waiter(waiter, now) for waiter in itertools.islice(waiters, listed)],
+        "omitted": max(0, len(holds) - listed) + max(0, len(waiters) - listed),
+    }
+
+
+def _lock(entry: Entry, now: float) -> dict[str, object]:
+    hold = next(iter(entry.holds.values()))
+    return {
+        "key": entry.key.decode(),
+        "owner_conn_id": hold.owner.id if hold.owner else 0,
+        "label": hold.label.decode(),
+        "held_s": round(now - hold.since, 3),
+        "lease_expires_in_s": round(hold.deadline - now, 3),
+        "waiters": len(entry.waiters or ()),
+    }
+
+
+def _semaphore(entry: Entry) -> dict[str, object]:
+    return {
+        "key": entry.key.decode(),
+        "limit": entry.limit,
+        "holders": len(entry.holds),
+        "waiters": len(entry.waiters or ()),
+    }
+
+
+def _holder(hold: Hold, now: float) -> dict[str, object]:
+    return {
+        "label": hold.label.decode(),
+        "fence": hold.fence,
+        "conn_id": hold.owner.id if hold.owner else 0,
+        "held_s": round(now - hold.since, 3),
+        "lease_s": hold.span,
+        "lease_expires_in_s": round(hold.deadline - now, 3),
+    }
+
+
+def _waiter(waiter: Waiter, now: float) -> dict[str, object]:
+    return {
+        "label": waiter.peer.label.decode(),
+        "conn_id": waiter.peer.id,
+        "waited_s": round(now - waiter.since, 3),
+    }
