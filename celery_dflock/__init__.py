@@ -3,16 +3,47 @@
 Everything public is here; see `LockedTask` for how to begin.
 """
 
-from celery_dflock.exceptions import (
-    LockError,
-    LockKeyError,
-    LockLostError,
-    LockNotAcquiredError,
-    LockUnavailableError,
-)
-from celery_dflock.outside import dflock
-from celery_dflock.policy import Skipped
-from celery_dflock.task import LockedTask, SingletonTask, TaskLock, current_lock
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from celery_dflock.exceptions import (
+        LockError,
+        LockKeyError,
+        LockLostError,
+        LockNotAcquiredError,
+        LockUnavailableError,
+    )
+    from celery_dflock.outside import dflock
+    from celery_dflock.policy import Skipped
+    from celery_dflock.task import LockedTask, SingletonTask, TaskLock, current_lock
+else:
+    # Loaded when first asked for: pytest imports the package at its start, for the plugin in
+    # `celery_dflock.testing`, and must not import Celery with it.
+    _MODULES = {
+        "LockError": "exceptions",
+        "LockKeyError": "exceptions",
+        "LockLostError": "exceptions",
+        "LockNotAcquiredError": "exceptions",
+        "LockUnavailableError": "exceptions",
+        "LockedTask": "task",
+        "SingletonTask": "task",
+        "Skipped": "policy",
+        "TaskLock": "task",
+        "current_lock": "task",
+        "dflock": "outside",
+    }
+
+    def __getattr__(name):
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "LockError",

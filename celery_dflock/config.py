@@ -7,6 +7,7 @@ would shadow the values of a namespace.)
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,11 @@ UNAVAILABLE = ("requeue", "fail", "run")
 
 DEFAULT_SERVER = "127.0.0.1:6388"
 
+switched_off = False
+"""Whether no app of this process takes locks; `celery_dflock.testing.dflock_off` sets it."""
+
+logger = logging.getLogger("celery_dflock")
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -40,6 +46,7 @@ class Settings:
         auth_token: ``dflock_auth_token``, else the variable ``DFLOCK_AUTH_TOKEN``.
         key_prefix: ``dflock_key_prefix``: in front of every key, to keep applications apart.
         unavailable: ``dflock_unavailable``: ``requeue``, ``fail``, or ``run`` without a lock.
+        enabled: ``dflock_enabled``: ``False`` for tests that want no locks at all.
     """
 
     servers: tuple[Address, ...]
@@ -47,6 +54,7 @@ class Settings:
     auth_token: str | None
     key_prefix: str
     unavailable: str
+    enabled: bool
 
     def __repr__(self) -> str:
         """Without the token."""
@@ -77,6 +85,8 @@ def settings(app: Celery) -> Settings:
         return known[1]
     checked = _checked(*raw)
     _cache[app] = (raw, checked)
+    if not checked.enabled:
+        logger.warning("locking is switched off: locked tasks of app %r run without", app.main)
     return checked
 
 
@@ -88,11 +98,24 @@ def _raw(conf: Mapping[str, Any]) -> tuple[Any, ...]:
         conf.get("dflock_auth_token") or os.environ.get("DFLOCK_AUTH_TOKEN"),
         conf.get("dflock_key_prefix") or "",
         conf.get("dflock_unavailable") or "requeue",
+        _enabled(conf),
     )
 
 
+def _enabled(conf: Mapping[str, Any]) -> Any:
+    if switched_off:
+        return False
+    enabled = conf.get("dflock_enabled")
+    return True if enabled is None else enabled
+
+
 def _checked(
-    servers: str | Sequence[Any], strategy: Any, auth_token: Any, prefix: Any, unavailable: Any
+    servers: str | Sequence[Any],
+    strategy: Any,
+    auth_token: Any,
+    prefix: Any,
+    unavailable: Any,
+    enabled: Any,
 ) -> Settings:
     listed = [s.strip() for s in servers.split(",")] if isinstance(servers, str) else servers
     if not isinstance(listed, list | tuple):
@@ -117,8 +140,10 @@ def _checked(
         raise ImproperlyConfigured(
             f"dflock_unavailable is {unavailable!r}: give one of {', '.join(UNAVAILABLE)}"
         )
+    if not isinstance(enabled, bool):
+        raise ImproperlyConfigured(f"dflock_enabled is {enabled!r}: give True or False")
     try:
         DistributedLock("-", servers=addresses, auth_token=auth_token)
     except InvalidArgumentError as exc:
         raise ImproperlyConfigured(f"dflock_auth_token: {exc}") from None
-    return Settings(addresses, strategy, auth_token, prefix, unavailable)
+    return Settings(addresses, strategy, auth_token, prefix, unavailable, enabled)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from celery import Celery, Task
 
-from celery_dflock import keys, policy
+from celery_dflock import bases, keys, policy
 from celery_dflock.config import Settings, settings
 from celery_dflock.exceptions import (
     LockError,
@@ -147,8 +147,9 @@ class LockedTask(Task):
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
-        """Check the options, so that a bad one stops the program and not a task."""
+        """Check the options and the bases, so that a bad one stops the program and not a task."""
         super().on_bound(app)
+        bases.check(cls, LockedTask)
         cls._lock_options = LockOptions.of(cls)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -162,8 +163,12 @@ class LockedTask(Task):
         if getattr(body, "__func__", None) is Task.__call__:
             # Celery's own would push a request without an id where it was not optimised away.
             body = self.run
-        options = self._options()
+        if bases.is_of_celery(type(self)):
+            return body(*args, **kwargs)
         app_settings = settings(self.app)
+        if not app_settings.enabled:
+            return body(*args, **kwargs)
+        options = self._options()
         lost = _Loss(self, options)
         locks = Locks(
             [

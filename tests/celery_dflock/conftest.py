@@ -49,8 +49,9 @@ def cluster(directory: Path, redis_url: str, lock_server: LockServer) -> Iterato
         jobs.configure({jobs.BROKER: redis_url})
         yield Cluster(directory, lock_server)
         # Results that a failed test has kept would unsubscribe at a Redis that is gone.
-        jobs.app.backend.result_consumer.stop()
-        jobs.app.backend.result_consumer.subscribed_to.clear()
+        consumer = jobs.app.backend.result_consumer
+        consumer.stop()
+        consumer.cancel_for = lambda _task_id: None
         jobs.app.close()
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from celery import Celery, Task
 from celery._state import _set_task_join_will_block
+from celery.exceptions import ImproperlyConfigured
 
 from celery_dflock import (
     LockedTask,
@@ -218,6 +219,46 @@ def test_namespace() -> None:
     found = settings(app)
     assert found.servers == (("lock-1", 6388), ("lock-2", 6388))
     assert (found.unavailable, found.key_prefix) == ("fail", "shop:")
+
+
+class DjangoLike:
+    """As Django's settings: an object with all names in capitals, some of which change in tests."""
+
+    CELERY_DFLOCK_SERVERS: ClassVar = ["lock-1:6388"]
+    CELERY_DFLOCK_AUTH_TOKEN = "of-the-project"
+    CELERY_DFLOCK_SHARDING_STRATEGY = f"{__name__}:last_server"
+    CELERY_DFLOCK_ENABLED = True
+    CELERY_TASK_ALWAYS_EAGER = True
+    CELERY_TASK_ANNOTATIONS: ClassVar = {"annotated": {"lock_ttl": 7}}
+    DFLOCK_UNAVAILABLE = "of another package: it is in no namespace"
+
+
+def test_django_settings(lock_server: LockServer, key: str) -> None:
+    project = DjangoLike()
+    app = Celery("project", set_as_current=False)
+    app.config_from_object(project, namespace="CELERY")
+
+    @locked(app, name="annotated")
+    def task(key: str) -> str:
+        lock = current_lock()
+        return lock.key if lock else "unlocked"
+
+    found = settings(app)
+    assert found.servers == (("lock-1", 6388),)
+    assert (found.auth_token, found.unavailable) == ("of-the-project", "requeue")
+    assert found.sharding_strategy is last_server
+    assert task._lock_options.ttl == 7
+
+    # What override_settings() does in a test.
+    project.CELERY_DFLOCK_SERVERS = [lock_server.address]
+    project.CELERY_DFLOCK_AUTH_TOKEN = None
+    project.CELERY_DFLOCK_KEY_PREFIX = "shop:"
+    assert task.delay(key).get() == f"shop:{key}"
+    project.CELERY_DFLOCK_ENABLED = False
+    assert task.delay(key).get() == "unlocked"
+    project.CELERY_DFLOCK_ENABLED = "off"
+    with pytest.raises(ImproperlyConfigured, match="dflock_enabled is 'off': give True or False"):
+        task.apply((key,), throw=True)
 
 
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,6 +199,7 @@ def test_arguments_that_make_no_json() -> None:
         ("dflock_servers", 5, "5"),
         ("dflock_servers", ["one", "one:6388"], "names one server twice"),
         ("dflock_unavailable", "skip", "'skip': give one of requeue, fail, run"),
+        ("dflock_enabled", "no", "'no': give True or False"),
         ("dflock_key_prefix", "my app:", "'my app:': give text without white space"),
         ("dflock_key_prefix", "a\nb", "give text without white space"),
         ("dflock_key_prefix", 5, "5: give text"),

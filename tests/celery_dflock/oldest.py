@@ -1,0 +1,100 @@
+"""Scenarios for an environment with nothing but Celery and Redis's client: ``python -m`` this.
+
+The names of scenarios are the arguments. Where the broker, the record and the lock server are, the
+environment says, for this process and for the worker alike.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import celery
+from celery import chord
+
+from celery_dflock import LockNotAcquiredError, Skipped, dflock
+from tests.celery_dflock import jobs
+
+PATIENCE = 30.0
+
+
+def events(**wanted: Any) -> list[dict[str, Any]]:
+    return jobs.recorded(os.environ[jobs.RECORD], **wanted)
+
+
+def wait_events(number: int, **wanted: Any) -> list[dict[str, Any]]:
+    deadline = time.monotonic() + PATIENCE
+    while len(found := events(**wanted)) < number:
+        assert time.monotonic() < deadline, f"{number} events {wanted}: {found}"
+        time.sleep(0.01)
+    return found
+
+
+def held(key: str) -> Any:
+    return dflock(key, timeout=0, app=jobs.app)
+
+
+def turns() -> None:
+    sent = [jobs.patient.delay(key="turns", seconds=0.05) for _ in range(6)]
+    assert [r.get(timeout=PATIENCE) for r in sent] == [r.id for r in sent]
+    starts = sorted(e["at"] for e in events(what="start", key="turns"))
+    ends = sorted(e["at"] for e in events(what="end", key="turns"))
+    assert len(starts) == len(ends) == 6
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+    pids = {e["pid"] for e in events(what="asked", task="patient")}
+    assert len(pids) == 2, f"not more than one process took part: {pids}"
+
+
+def requeue() -> None:
+    with held("requeue"):
+        header = [jobs.requeued.s(key="requeue") for _ in range(3)]
+        sent = chord(header)(jobs.collect.s(key="requeue"))
+        wait_events(6, what="requeued", key="requeue")
+        assert not events(what="start", key="requeue")
+    results = sent.get(timeout=PATIENCE)
+    started = events(what="start", key="requeue")
+    assert sorted(results) == sorted(e["id"] for e in started)
+    assert len({e["id"] for e in started}) == len(started) == 3
+    assert {e["retries"] for e in started} == {0}
+
+
+def skip() -> None:
+    with held("skip"):
+        sent = jobs.skipped.delay(key="skip")
+        skipped = Skipped.of(sent.get(timeout=PATIENCE))
+        assert skipped is not None
+        assert (skipped.key, skipped.task_id) == ("skip", sent.id)
+        assert sent.state == "SUCCESS"
+    assert not events(what="start", key="skip")
+
+
+def fail() -> None:
+    with held("fail"):
+        sent = jobs.failed.delay(key="fail")
+        error = sent.get(timeout=PATIENCE, propagate=False)
+        assert isinstance(error, LockNotAcquiredError), repr(error)
+        assert error.key == "fail"
+    assert not events(what="start", key="fail")
+    assert len(events(what="asked", key="fail")) == 1, "it was retried"
+
+
+SCENARIOS: dict[str, Callable[[], None]] = {
+    "turns": turns,
+    "requeue": requeue,
+    "skip": skip,
+    "fail": fail,
+}
+
+
+def main() -> None:
+    print("celery", celery.__version__)
+    for name in sys.argv[1:]:
+        SCENARIOS[name]()
+        print("passed", name)
+
+
+if __name__ == "__main__":
+    main()

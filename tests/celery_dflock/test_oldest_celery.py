@@ -1,0 +1,96 @@
+"""The oldest Celery that the plugin promises to work with: a real worker, in an environment apart.
+
+It is installed from PyPI, once; where that cannot be reached the test is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from examples.demo.stage import ROOT, LockServer, Redis, StageError, Worker, redis_executable
+from tests.celery_dflock import jobs
+
+OLDEST = "5.4"
+REQUIREMENTS = [f"celery[redis]=={OLDEST}.0", "kombu<5.4"]
+PLACE = (
+    ROOT / ".venv" / "oldest" / f"celery-{OLDEST}.0-py{sys.version_info[0]}{sys.version_info[1]}"
+)
+BOUND = 90
+INSTALL_BOUND = 110
+
+
+def test_it_is_the_oldest() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"celery>={OLDEST}" in project["dependencies"]
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    """The Python of an environment with that Celery; made once."""
+    python, done = PLACE / "bin" / "python", PLACE / "installed"
+    if not done.exists():
+        make = [sys.executable, "-m", "venv", "--clear", str(PLACE)]
+        subprocess.run(make, check=True, timeout=BOUND)
+        pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        install = [*pip, "--retries", "1", *REQUIREMENTS]
+        try:
+            run = subprocess.run(
+                install, capture_output=True, text=True, timeout=INSTALL_BOUND, check=False
+            )
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"{REQUIREMENTS[0]} cannot be installed: it took too long")
+        if run.returncode:
+            why = (run.stderr.strip().splitlines() or ["?"])[-1]
+            pytest.skip(f"{REQUIREMENTS[0]} cannot be installed: {why}")
+        done.touch()
+    return str(python)
+
+
+class OldWorker(Worker):
+    """A worker of another environment."""
+
+    def __init__(self, python: str, directory: Path, env: dict[str, str]) -> None:
+        super().__init__(directory, app="tests.celery_dflock.jobs", name="old", env=env)
+        self._python = python
+
+    def _command(self) -> Sequence[str]:
+        return [self._python, *super()._command()[1:]]
+
+
+@pytest.mark.timeout(BOUND + INSTALL_BOUND)
+def test_scenarios(python: str, tmp_path: Path) -> None:
+    try:
+        redis_executable()
+    except StageError as error:
+        pytest.skip(str(error))
+    scenarios = ["turns", "requeue", "skip", "fail"]
+    with Redis(tmp_path) as redis, LockServer(tmp_path) as locks:
+        env = {
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "server")]),
+            jobs.BROKER: redis.url,
+            jobs.RECORD: str(tmp_path / "record.jsonl"),
+            "DFLOCK_SERVERS": locks.address,
+        }
+        with OldWorker(python, tmp_path, env) as worker:
+            worker.wait_ready()
+            run = subprocess.run(
+                [python, "-W", "error", "-m", "tests.celery_dflock.oldest", *scenarios],
+                cwd=ROOT,
+                env={**os.environ, **env},
+                capture_output=True,
+                text=True,
+                timeout=BOUND,
+                check=False,
+            )
+            assert run.returncode == 0, worker.with_log(run.stderr)
+    assert run.stdout.splitlines() == [
+        f"celery {OLDEST}.0",
+        *(f"passed {scenario}" for scenario in scenarios),
+    ]

@@ -1,0 +1,93 @@
+"""Questions to a server that are about no lock: real servers, blocking calls."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dflockd import admin, errors
+from dflockd.sync_client import DistributedLock, DistributedSemaphore
+from examples.demo.stage import LockServer
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LockServer]:
+    with LockServer(tmp_path_factory.mktemp("admin")) as server:
+        yield server
+
+
+def test_ping(server: LockServer) -> None:
+    assert 0 < admin.ping(server.address) < 5
+    assert 0 < admin.ping((server.host, server.port)) < 5
+
+
+def test_stats(server: LockServer) -> None:
+    where = [server.address]
+    with (
+        DistributedLock("stats:lock", servers=where, label="the test"),
+        DistributedSemaphore("stats:semaphore", 3, servers=where),
+    ):
+        report = admin.stats(server.address)
+    (lock,) = report["locks"]
+    assert (lock["key"], lock["label"], lock["waiters"]) == ("stats:lock", "the test", 0)
+    assert 0 <= lock["held_s"] < 10
+    assert report["semaphores"] == [
+        {"key": "stats:semaphore", "limit": 3, "holders": 1, "waiters": 0}
+    ]
+    assert admin.stats(server.address)["locks"] == []
+
+
+def test_a_question_leaves_no_connection(server: LockServer) -> None:
+    before = admin.stats(server.address)["connections"]
+    for _ in range(5):
+        admin.ping(server.address)
+    assert admin.stats(server.address)["connections"] <= before + 1, "the last may still be ending"
+
+
+def test_secret(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("right\n")
+    with LockServer(tmp_path, "--auth-token-file", str(secret)) as server:
+        assert admin.stats(server.address, "right")["locks"] == []
+        assert admin.ping(server.address, "right") > 0
+        for ask in (admin.stats, admin.ping):
+            for token in (None, "wrong"):
+                with pytest.raises(errors.AuthRefusedError) as refused:
+                    ask(server.address, token)
+                assert server.address in str(refused.value)
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(errors.UnreachableError, match=f"127.0.0.1:{port} cannot be reached"):
+        admin.ping(("127.0.0.1", port))
+
+
+def test_not_a_lock_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\n")
+                connection.recv(100)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        with pytest.raises(errors.BadReplyError, match=address):
+            admin.stats(address)
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("server", ["", "one:x", ("127.0.0.1", 0), 5])
+def test_no_address(server: object) -> None:
+    with pytest.raises(errors.InvalidArgumentError):
+        admin.ping(server)  # type: ignore[arg-type]
