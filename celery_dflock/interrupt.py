@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import signal
+import sys
 import threading
+from collections.abc import Callable
+from importlib import import_module
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self, TypeAlias
 
 SIGNAL = getattr(signal, "SIGURG", None)
 """Wakes the main thread. Celery uses it for nothing, and by default the system ignores it."""
+
+RunSoon: TypeAlias = Callable[[Callable[[], object]], object]
+"""Has a function called by the hub of a thread's greenlets."""
 
 _pending: dict[int, Interruptible] = {}
 
@@ -18,8 +25,9 @@ class Interruptible:
     """A stretch of code of this thread that `interrupt` can end from another thread.
 
     In the main thread a signal does it, at once, also out of a blocking call. In other threads the
-    interpreter does it, once they run Python code again: a blocking call ends first. Greenlets are
-    not interrupted: `interrupt` returns ``False``.
+    interpreter does it, once they run Python code again: a blocking call ends first. Under gevent
+    and eventlet the hub does it, out of whatever the greenlet waits for: one that never waits is
+    not interrupted, and nobody could try.
     """
 
     def __init__(self) -> None:
@@ -33,8 +41,10 @@ class Interruptible:
 
     def __enter__(self) -> Self:
         """Begin the stretch."""
-        self._green = _threads_are_green()
-        if self._is_main and SIGNAL is not None and not self._green:
+        self._run_soon = _hub()
+        if self._run_soon is not None:
+            self._greenlet: Any = import_module("greenlet").getcurrent()
+        elif self._is_main and SIGNAL is not None:
             self._outer = _pending.get(self._ident)
             _pending[self._ident] = self
             if signal.getsignal(SIGNAL) is not _handle:
@@ -55,7 +65,7 @@ class Interruptible:
             _pending[self._ident] = self._outer
         else:
             _pending.pop(self._ident, None)
-        if self._error is not None and not self._is_main:
+        if self._error is not None and not self._is_main and self._run_soon is None:
             _raise_in_thread(self._ident, None)
 
     def interrupt(self, error: BaseException) -> bool:
@@ -64,9 +74,12 @@ class Interruptible:
             return self._interrupt(error)
 
     def _interrupt(self, error: BaseException) -> bool:
-        if not self._open or self._green:
+        if not self._open:
             return False
         self._error = error
+        if self._run_soon is not None:
+            self._run_soon(self._throw)
+            return True
         if not self._is_main:
             # The interpreter takes a class and makes the instance itself.
             _raise_in_thread(self._ident, _as_class(error))
@@ -75,6 +88,12 @@ class Interruptible:
             return False
         signal.pthread_kill(self._ident, SIGNAL)
         return True
+
+    def _throw(self) -> None:
+        """Raise the error in the greenlet, which waits: this runs in the hub."""
+        error, self._error = self._error, None
+        if self._open and error is not None:
+            self._greenlet.throw(error)
 
     def raise_pending(self) -> None:
         """Raise the error if the stretch is still open. Runs in its thread."""
@@ -112,7 +131,14 @@ def _raise_in_thread(ident: int, error: type[BaseException] | None) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), target)
 
 
-def _threads_are_green() -> bool:
-    return type(threading.current_thread()).__module__.startswith(("gevent", "eventlet")) or (
-        getattr(threading.get_ident, "__module__", "").startswith(("gevent", "eventlet"))
-    )
+def _hub() -> RunSoon | None:
+    """Return the way to the hub of this greenlet, or ``None`` where threads are threads."""
+    gevent_monkey = sys.modules.get("gevent.monkey")
+    if gevent_monkey is not None and gevent_monkey.is_module_patched("threading"):
+        run_soon: RunSoon = import_module("gevent").get_hub().loop.run_callback_threadsafe
+        return run_soon
+    eventlet_patcher = sys.modules.get("eventlet.patcher")
+    if eventlet_patcher is not None and eventlet_patcher.is_monkey_patched("thread"):
+        hub = import_module("eventlet.hubs").get_hub()
+        return functools.partial(hub.schedule_call_global, 0)
+    return None

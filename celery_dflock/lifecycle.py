@@ -65,7 +65,7 @@ class Shutdown:
 
     def _listen(self) -> None:
         is_child = self._read_end >= 0 and self._write_end < 0
-        if is_child and self._listener is None:
+        if is_child and self._listener is None and not self._begun:
             self._listener = threading.Thread(
                 target=self._hear, name="dflock-shutdown", daemon=True
             )

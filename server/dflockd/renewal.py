@@ -14,6 +14,7 @@ import weakref
 
 from dflockd import errors
 from dflockd.connection import Connection, run
+from dflockd.green import make_selector, select_green
 from dflockd.hold import Hold
 from dflockd.operations import Answer, Grant, read_renewal, renew, renewal_request
 from dflockd.pool import Pool, Route
@@ -116,7 +117,7 @@ class Renewer:
     def _start(self) -> None:
         # A signal's exception may end this anywhere. The next call begins anew then, and a thread that
         # runs already finds that its selector is not the one in use any more.
-        selector = self._selector = selectors.DefaultSelector()
+        selector = self._selector = make_selector()
         woken, self._waker = socket.socketpair()
         woken.setblocking(False)
         self._waker.setblocking(False)
@@ -133,7 +134,7 @@ class Renewer:
     def _run(self, selector: selectors.BaseSelector) -> None:
         while selector is self._selector:
             try:
-                for key, _ in selector.select(self._work_off()):
+                for key, _ in select_green(selector, self._work_off()):
                     self._readable(key)
             except Exception:
                 # Without this thread every lock of the process would be lost.

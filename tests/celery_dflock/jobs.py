@@ -136,6 +136,24 @@ def _fork(self: Task) -> None:
     os._exit(0)
 
 
+def _spin(_: Task) -> None:
+    """Three seconds of Python code that never waits for anything."""
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        pass
+
+
+def _be_busy(self: Task) -> str:
+    """Compute for more than two seconds, and let others do so every now and then."""
+    until = time.monotonic() + 2.2
+    while time.monotonic() < until:
+        pause = time.monotonic() + 0.02
+        while time.monotonic() < pause:
+            pass
+        time.sleep(0.001)  # gevent runs what else is ready at 0, and looks at no timer
+    return str(self.request.id)
+
+
 END: dict[str, Callable[[Task], Any]] = {
     "return": lambda self: self.request.id,
     "raise": lambda _: _raise(ValueError("as asked")),
@@ -143,6 +161,9 @@ END: dict[str, Callable[[Task], Any]] = {
     "retry once": lambda self: self.request.retries or _raise(self.retry(countdown=0)),
     "retry slowly": _retry_then_clean_up,
     "fork": _fork,
+    "spin": _spin,
+    "busy": _be_busy,
+    "exit": lambda _: os._exit(1),
     "ignore": lambda _: _raise(Ignore()),
     "reject": lambda _: _raise(Reject("as asked", requeue=False)),
 }
