@@ -47,6 +47,7 @@ class Shutdown:
 
     def prepare(self, **_: Any) -> None:
         """Make the pipe, before the pool forks."""
+        self._begun = False
         if self._read_end < 0:
             self._read_end, self._write_end = os.pipe()
 

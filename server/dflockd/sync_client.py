@@ -135,6 +135,9 @@ class DistributedLock(LockBase):
     def release(self) -> bool:
         """Give the lock back, or the place in the queue; ``False`` if it was not held any more.
 
+        Also ``False`` if its connection had just broken and it ended with the attempt to renew it
+        over another.
+
         A failure to reach the server is logged, not raised: the lock ends with the connection, at
         the latest with its lease, and an error here would hide that of the code under the lock.
         """
@@ -186,11 +189,11 @@ class DistributedLock(LockBase):
         try:
             if not self._acquire():
                 raise self._timed_out()
+            return self
         except BaseException:
             # A signal's exception may have come between the grant and here.
             self._let_go()
             raise
-        return self
 
     def __exit__(
         self,

@@ -22,6 +22,7 @@ from dflockd.process import close_idle_connections
 from tests.dflockd.client_support import (
     Calls,
     Client,
+    Proxy,
     client_named,
     is_free,
     make_certificate,
@@ -305,6 +306,31 @@ async def test_renew(client: Client, server: ServerProcess, key: str) -> None:
         assert lock.token
     assert await lock.renew() is False
     assert is_free(server, key)
+
+
+async def test_release_and_renew_while_a_renewal_is_under_way(
+    client: Client, server: ServerProcess, key: str
+) -> None:
+    """Its answer comes first, and is not taken for theirs."""
+    for call in ("release", "renew"):
+        proxy = Proxy(server.port)
+        try:
+            lock = client.lock(key, proxy, lease_ttl_s=20, renew_ratio=0.02)
+            await lock.acquire()
+            proxy.withhold_replies()
+            full = left_of_lease(server, key)
+            await asyncio.sleep(0.42)
+            assert left_of_lease(server, key) > full - 0.4, "renewed meanwhile"
+            calling = asyncio.ensure_future(getattr(lock, call)())
+            await asyncio.sleep(0.05)
+            assert not calling.done()
+            proxy.pass_on()
+            assert await soon(calling) is True
+            assert await lock.release() is (call == "renew")
+            assert is_free(server, key)
+        finally:
+            close_idle_connections()
+            proxy.close()
 
 
 async def test_a_lease_that_is_refused(client: Client, server: ServerProcess, key: str) -> None:

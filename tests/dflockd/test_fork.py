@@ -28,7 +28,7 @@ options = {"servers": [("127.0.0.1", int(sys.argv[2]))]}
 own = None
 
 def child_goes_on(names):
-    names["new"] = lambda key, seconds=10: sync_client.DistributedLock(key, seconds, **options)
+    names["new"] = lambda key, seconds=10: sync_client.DistributedLock(key, seconds, 1, **options)
     for line in sys.stdin:
         try:
             exec("answer = " + line, names)
@@ -169,7 +169,7 @@ def test_the_child_locks_on_its_own(forked: Forked, server: ServerProcess) -> No
     # What the child has of the parent's objects goes away, and takes nothing of the child's along.
     assert forked.in_child("globals().update(lock=None, place=None)") == "None"
     assert forked.in_child("__import__('gc').collect() >= 0") == "True"
-    time.sleep(0.2)
+    time.sleep(1.2)  # more than its lease: the child renews its own
     assert forked.in_child("[o.held, o.renew(), o.release()]") == "[True, True, True]"
     assert forked.in_child("[o.acquire() and o.release() for _ in range(20)].count(True)") == "20"
     assert is_free(server, "own")

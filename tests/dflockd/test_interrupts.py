@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import linecache
 import random
+import re
+import selectors
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 
-from dflockd import client, errors, process, sync_client
+from dflockd import client, connection, errors, operations, process, sync_client
 from dflockd.renewal import Renewer, Watch
-from tests.dflockd.client_support import Calls, is_free, soon, stats, until, waiters
-from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
+from tests.dflockd.client_support import Calls, Proxy, is_free, soon, stats, until, waiters
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually, granted
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +165,106 @@ def test_a_signal_at_any_moment(server: ServerProcess) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stderr == ""
     assert int(result.stdout.split()[-1]) > rounds / 5, "too few were hit"
+
+
+class Interrupt(BaseException):
+    """What a signal handler raises, or a time limit."""
+
+
+def lines_of_the_client() -> set[str]:
+    return {sync_client.__file__, connection.__file__, operations.__file__}
+
+
+def interrupted_at(number: int, call: Callable[[], object]) -> Interrupt | None:
+    """Make a call and raise in it before the given line of the client that it comes to."""
+    files, count = lines_of_the_client(), 0
+
+    def trace(frame: FrameType, event: str, _arg: Any) -> Any:
+        nonlocal count
+        if frame.f_code.co_filename not in files:
+            return None
+        # A signal's exception comes where something is called or begins, not on the way out.
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and not re.match(r'\s*return( \w+| "\w+")?$', text):
+            count += 1
+            if count == number:
+                raise Interrupt
+        return trace
+
+    # Coverage traces as well.
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except Interrupt as exc:
+        return exc
+    finally:
+        sys.settrace(before)
+    return None
+
+
+def was_about_to_release(exc: BaseException) -> bool:
+    """Whether it came on the way into a release: that one was never tried."""
+    frames = [frame for frame, _ in traceback.walk_tb(exc.__traceback__)]
+    names = [frame.f_code.co_name for frame in frames if frame.f_code.co_filename != __file__]
+    return names in (["__exit__"], ["__exit__", "release"], ["release"])
+
+
+# A connection on which nothing stands may be left to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.parametrize("how", ["block", "calls", "phases", "renewal", "in_vain"])
+def test_an_exception_before_any_line(
+    server: ServerProcess, options: dict[str, Any], key: str, how: str
+) -> None:
+    """The lock is free though the object and the traceback are still there."""
+    raw = server.connect()
+
+    def block() -> None:
+        with lock:
+            pass
+
+    def calls() -> None:
+        if lock.acquire():
+            lock.release()
+
+    def phases() -> None:
+        lock.enqueue()
+        lock.release()
+
+    def renewal() -> None:
+        with lock:
+            lock.renew()
+
+    def in_vain() -> None:
+        assert lock.acquire() is False
+
+    token = raw.lock(f"{key}-busy", "0 600")
+    if how == "in_vain":
+        options |= {"acquire_timeout_s": 0}
+    call = {f.__name__: f for f in (block, calls, phases, renewal, in_vain)}[how]
+    name = f"{key}-busy" if how == "in_vain" else key
+    number = 0
+    while True:
+        number += 1
+        lock = sync_client.DistributedLock(name, **options)
+        exc = interrupted_at(number, call)
+        if exc is None:
+            break
+        if lock.held:
+            assert was_about_to_release(exc)
+            assert lock.release() is True
+        started = time.monotonic()
+        reply = raw.ask("l", key, 2)
+        assert reply != "timeout", "".join(traceback.format_exception(exc))
+        assert raw.ask("r", key, granted(reply)) == "ok"
+        assert time.monotonic() - started < 0.5
+        assert not lock.held
+        assert lock.release() is False
+        # The connections that are left have no answers waiting in them.
+        with sync_client.DistributedLock(key, **options):
+            pass
+    assert number > 20
+    assert raw.ask("r", f"{key}-busy", token) == "ok"
 
 
 STARTING = """
@@ -434,6 +539,29 @@ async def test_a_cancelled_renewal(
     await until(lambda: is_free(server, key))
 
 
+async def test_a_release_cancelled_while_a_renewal_is_under_way(
+    server: ServerProcess, key: str
+) -> None:
+    proxy = Proxy(server.port)
+    try:
+        options = {"lease_ttl_s": 20, "renew_ratio": 0.02}
+        lock = client.DistributedLock(key, servers=[("127.0.0.1", proxy.port)], **options)
+        await lock.acquire()
+        proxy.withhold_replies()
+        await asyncio.sleep(0.6)  # the renewal is sent meanwhile
+        releasing = asyncio.create_task(lock.release())
+        await asyncio.sleep(0.05)
+        assert not releasing.done()
+        releasing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await soon(releasing)
+        assert not lock.held
+        async with asyncio.timeout(1):
+            await until(lambda: is_free(server, key))
+    finally:
+        proxy.close()
+
+
 # Objects that nobody refers to any more.
 
 
@@ -539,6 +667,27 @@ def test_threads_exclude_one_another(
     assert sum(counters.values()) == 8 * 200
     assert all(is_free(server, name) for name in keys)
     assert stats(server)["connections"] <= before + 8
+
+
+def test_the_renewal_thread_leaves_released_connections_alone(
+    options: dict[str, Any], key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    readable = Renewer._readable
+
+    def noted(renewer: Renewer, event: selectors.SelectorKey) -> None:
+        if event.data is not None:
+            seen.append(event)
+        readable(renewer, event)
+
+    lock = sync_client.DistributedLock(key, **options)
+    with lock:
+        time.sleep(0.15)  # it is being looked at now
+    monkeypatch.setattr(Renewer, "_readable", noted)
+    for _ in range(50):
+        with lock:
+            pass
+    assert not seen
 
 
 def test_one_thread_renews_a_hundred_locks(

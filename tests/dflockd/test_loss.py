@@ -18,7 +18,14 @@ from typing import Any
 import pytest
 
 from dflockd import errors
+from dflockd.address import Address
+from dflockd.connection import Connection
+from dflockd.hold import Hold
+from dflockd.operations import Grant, Target
+from dflockd.pool import Pool, Route
 from dflockd.process import close_idle_connections
+from dflockd.renewal import Renewer, Watch
+from dflockd.wire import Space
 from tests.dflockd.client_support import (
     Calls,
     Client,
@@ -64,14 +71,24 @@ def start() -> Iterator[Callable[..., ServerProcess]]:
 
 
 @pytest.fixture
-def server(start: Callable[..., ServerProcess]) -> ServerProcess:
+def doomed(start: Callable[..., ServerProcess]) -> ServerProcess:
+    """A server that the test may do anything to."""
     return start()
 
 
-@pytest.fixture
-def patient_server(start: Callable[..., ServerProcess]) -> ServerProcess:
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    server = ServerProcess()
+    yield server
+    server.end()
+
+
+@pytest.fixture(scope="module")
+def patient_server() -> Iterator[ServerProcess]:
     """One that lets the locks of broken connections wait for a renewal."""
-    return start("--orphan-ttl", "5")
+    server = ServerProcess("--orphan-ttl", "5")
+    yield server
+    server.end()
 
 
 @pytest.fixture
@@ -147,22 +164,22 @@ class Held:
 # The server.
 
 
-async def test_the_server_is_killed(clients: list[Client], server: ServerProcess) -> None:
-    holds = [await Held.take(client, server, lease_ttl_s=1) for client in clients]
-    server.process.kill()
+async def test_the_server_is_killed(clients: list[Client], doomed: ServerProcess) -> None:
+    holds = [await Held.take(client, doomed, lease_ttl_s=1) for client in clients]
+    doomed.process.kill()
     await asyncio.gather(*(hold.lost_after(1) for hold in holds))
     await asyncio.gather(*(hold.stays_lost() for hold in holds))
     for client in clients:
         with pytest.raises(errors.UnreachableError):
-            await soon(client.lock("key", server).acquire())
+            await soon(client.lock("key", doomed).acquire())
 
 
 async def test_the_server_is_killed_and_the_lock_released(
-    client: Client, server: ServerProcess, caplog: pytest.LogCaptureFixture
+    client: Client, doomed: ServerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hold = await Held.take(client, server)
-    server.process.kill()
-    server.process.wait(PATIENCE)
+    hold = await Held.take(client, doomed)
+    doomed.process.kill()
+    doomed.process.wait(PATIENCE)
     with caplog.at_level(logging.WARNING, "dflockd.client"):
         assert await soon(hold.lock.release()) is False
     assert "could not be released" in caplog.text
@@ -170,11 +187,11 @@ async def test_the_server_is_killed_and_the_lock_released(
     assert not hold.calls.locks
 
 
-async def test_renewing_where_the_server_is_gone(client: Client, server: ServerProcess) -> None:
-    hold = await Held.take(client, server)
-    server.process.kill()
-    server.process.wait(PATIENCE)
-    with pytest.raises(errors.UnreachableError, match=f":{server.port}"):
+async def test_renewing_where_the_server_is_gone(client: Client, doomed: ServerProcess) -> None:
+    hold = await Held.take(client, doomed)
+    doomed.process.kill()
+    doomed.process.wait(PATIENCE)
+    with pytest.raises(errors.UnreachableError, match=f":{doomed.port}"):
         await soon(hold.lock.renew())
     await hold.stays_lost()
 
@@ -195,44 +212,51 @@ async def test_the_server_is_restarted(
         assert await hold.lock.release() is True
 
 
-async def test_a_waiter_whose_server_ends(client: Client, server: ServerProcess) -> None:
-    raw = server.connect()
+async def test_a_waiter_whose_server_ends(client: Client, doomed: ServerProcess) -> None:
+    raw = doomed.connect()
     raw.lock("key")
-    waiting = asyncio.ensure_future(client.lock("key", server).acquire())
-    await until(lambda: waiters(server, "key") == 1)
-    server.process.kill()
-    with pytest.raises(errors.UnreachableError, match=f":{server.port}"):
+    waiting = asyncio.ensure_future(client.lock("key", doomed).acquire())
+    await until(lambda: waiters(doomed, "key") == 1)
+    doomed.process.kill()
+    with pytest.raises(errors.UnreachableError, match=f":{doomed.port}"):
         await soon(waiting)
 
 
 async def test_the_server_stops_for_longer_than_the_lease(
-    clients: list[Client], server: ServerProcess
+    clients: list[Client], doomed: ServerProcess
 ) -> None:
-    holds = [await Held.take(client, server, lease_ttl_s=1) for client in clients]
-    server.signal(signal.SIGSTOP)
+    holds = [await Held.take(client, doomed, lease_ttl_s=1) for client in clients]
+    doomed.signal(signal.SIGSTOP)
     await asyncio.gather(*(hold.lost_after(1) for hold in holds))
     # What it answers now to the renewals that it finds is too late.
-    server.signal(signal.SIGCONT)
+    doomed.signal(signal.SIGCONT)
     await asyncio.gather(*(hold.stays_lost() for hold in holds))
     for hold in holds:
-        await until(lambda key=hold.key: is_free(server, key))  # type: ignore[misc]
+        await until(lambda key=hold.key: is_free(doomed, key))  # type: ignore[misc]
         assert await soon(hold.lock.acquire()) is True
         await hold.lock.release()
 
 
 async def test_the_server_stops_for_less_than_the_lease(
-    clients: list[Client], server: ServerProcess
+    clients: list[Client], doomed: ServerProcess
 ) -> None:
-    holds = [await Held.take(client, server, lease_ttl_s=2) for client in clients]
-    server.signal(signal.SIGSTOP)
+    holds = [await Held.take(client, doomed, lease_ttl_s=2) for client in clients]
+    doomed.signal(signal.SIGSTOP)
     await asyncio.gather(*(hold.kept_for(1.4) for hold in holds))
-    server.signal(signal.SIGCONT)
+    doomed.signal(signal.SIGCONT)
     await asyncio.gather(*(hold.kept_for(1) for hold in holds))
     for hold in holds:
         assert await hold.lock.release() is True
 
 
 # The network.
+
+
+def is_settled(client: Client, lock: Any) -> bool:
+    """Whether the client has taken up its new connection."""
+    if client.name == "sync":
+        return not lock._watch.rescued
+    return lock._keeper._connection is not None
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -257,6 +281,8 @@ async def test_a_reset_connection_is_replaced(
         proxy.cut(reset=True)
         await until(lambda n=number: proxy.accepted == n + 2)  # type: ignore[misc]
         await until(lambda before=before: owner() not in (before, 0))  # type: ignore[misc]
+        # The server has taken the renewal; a release that meets its answer would not wait for it.
+        await until(lambda: is_settled(client, hold.lock))
         assert hold.lock.held
         assert not is_free(patient_server, hold.key)
     assert hold.lock.token == token
@@ -355,10 +381,7 @@ async def test_a_lock_with_a_broken_connection_is_released(
 # The answer and the end in one.
 
 
-@pytest.mark.parametrize("again", [b"error\n", b""])
-async def test_a_server_that_answers_and_leaves(clients: list[Client], again: bytes) -> None:
-    """The end of the connection must be noticed though a good answer came right before it."""
-
+async def _answered_and_left(client: Client, again: bytes) -> None:
     def serve(listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             sock, _ = listener.accept()
@@ -366,6 +389,8 @@ async def test_a_server_that_answers_and_leaves(clients: list[Client], again: by
                 sock.recv(1000)
                 sock.sendall(b"ok 0123456789abcdef0123456789abcdef 1\n")
                 sock.recv(1000)
+                # In one packet.
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
                 sock.sendall(b"ok 1\n")
                 sock.shutdown(socket.SHUT_RDWR)
             while True:
@@ -374,45 +399,89 @@ async def test_a_server_that_answers_and_leaves(clients: list[Client], again: by
                     sock.recv(1000)
                     sock.sendall(again)
 
-    async def check(client: Client) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            thread = threading.Thread(target=serve, args=(listener,))
-            thread.start()
-            lost = Calls()
-            port = listener.getsockname()[1]
-            lock = client.lock("key", servers=[("127.0.0.1", port)], on_lost=lost)
-            assert await soon(lock.acquire()) is True
-            granted_at = time.monotonic()
-            # One renewal is answered, half a second or less after the grant.
-            assert await lost.first() < granted_at + (0.9 if again else 1.5 + SLACK)
-            assert not lock.held
-            await asyncio.sleep(0.1)
-            assert len(lost.locks) == 1
-            listener.shutdown(socket.SHUT_RDWR)
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        lost = Calls()
+        port = listener.getsockname()[1]
+        lock = client.lock("key", servers=[("127.0.0.1", port)], on_lost=lost)
+        assert await soon(lock.acquire()) is True
+        granted_at = time.monotonic()
+        # One renewal is answered, half a second or less after the grant.
+        assert await lost.first() < granted_at + (0.9 if again else 1.5 + SLACK)
+        assert not lock.held
+        await asyncio.sleep(0.1)
+        assert len(lost.locks) == 1
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
 
-    await asyncio.gather(*(check(client) for client in clients))
+
+@pytest.mark.parametrize("again", [b"error\n", b""])
+async def test_a_server_that_answers_and_leaves(clients: list[Client], again: bytes) -> None:
+    """The end of the connection must be noticed though a good answer came right before it."""
+    await asyncio.gather(*(_answered_and_left(client, again) for client in clients))
+
+
+def test_an_answer_that_is_read_after_the_lease() -> None:
+    """A thread that was stopped may find an answer before it finds that the lease is over."""
+    ours, theirs = socket.socketpair()
+    address = Address("host", 1)
+    target = Target(Space.LOCK, b"key", 1, None, str(address))
+    now = time.monotonic()
+    lost = []
+    hold = Hold(target, Grant(b"token", 1, now - 0.1), 0.5, lambda: lost.append(True))
+    renewer = Renewer(Pool())
+    watch = Watch(hold, Connection(address, ours), Route(address))
+    watch.sent = now - 0.6
+    with theirs:
+        callback = renewer._answered(watch, b"ok 1")
+        assert callable(callback)
+        assert not hold.held
+        assert watch.ended
+        assert theirs.recv(1) == b"", "and the server hears of it"
+
+
+async def test_a_reply_and_the_end_in_one_turn_of_the_loop(
+    clients: list[Client], patient_server: ServerProcess, through: Callable[[ServerProcess], Proxy]
+) -> None:
+    """Loops may read both before they run the task that waits for the reply."""
+    proxy = through(patient_server)
+    hold = await Held.take(clients[1], proxy)
+    proxy.withhold_replies()
+    keeper = hold.lock._keeper
+    keeper._cancel_timer()
+    keeper.due()
+    connection = keeper._connection
+    await until(lambda: connection._reply is not None)
+    connection.data_received(b"ok 33\n")
+    proxy.cut(reset=True)
+    connection.connection_lost(None)
+    proxy.pass_on()
+    async with asyncio.timeout(2):
+        await until(lambda: proxy.accepted == 2)
+    await hold.kept_for(0.2)
+    assert await hold.lock.release() is True
 
 
 # This process.
 
 
 async def test_a_callback_that_fails(
-    clients: list[Client], server: ServerProcess, caplog: pytest.LogCaptureFixture
+    clients: list[Client], doomed: ServerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_lock: Any) -> None:
         raise ZeroDivisionError
 
     locks = [
-        client.lock(f"{client.name}-{n}", server, on_lost=fail) for client in clients for n in "ab"
+        client.lock(f"{client.name}-{n}", doomed, on_lost=fail) for client in clients for n in "ab"
     ]
     for lock in locks:
         await lock.acquire()
     await asyncio.sleep(0.15)
     with caplog.at_level(logging.WARNING, "dflockd.client"):
-        server.process.kill()
-        raw = ServerProcess("--port", str(server.port))
+        doomed.process.kill()
+        raw = ServerProcess("--port", str(doomed.port))
         try:
             await until(lambda: caplog.text.count("on_lost of lock") == len(locks))
         finally:
@@ -497,7 +566,7 @@ async def test_this_process_stops_for_longer_than_the_lease(
         script.process.send_signal(signal.SIGSTOP)
     raw = server.connect()
     for key in keys:
-        raw.lock(key, "5")  # granted once the lease has ended
+        raw.lock(key, 5)  # granted once the lease has ended
     for script in holders:
         script.say()
         script.process.send_signal(signal.SIGCONT)
@@ -511,10 +580,11 @@ async def test_this_process_stops_for_longer_than_the_lease(
             script.say()
             told = script.line()
             assert told in ("False 0", "False 1")
+    raw.close()
 
 
 async def test_a_grant_that_comes_while_this_process_is_stopped(
-    clients: list[Client], server: ServerProcess, start: Callable[..., ServerProcess]
+    clients: list[Client], server: ServerProcess
 ) -> None:
     """It is not believed: the lease has ended, and somebody else has the lock."""
     raw = server.connect()
@@ -538,6 +608,7 @@ async def test_a_grant_that_comes_while_this_process_is_stopped(
             assert int(fence) > int(token[:16], 16)
             assert not is_free(server, key)
     finally:
+        raw.close()
         for script in scripts:
             script.process.send_signal(signal.SIGCONT)
             script.close()
