@@ -805,6 +805,24 @@ def test_tls(start_server: StartServer, certificates: Path) -> None:
     assert watcher.line() == ""
 
 
+@pytest.mark.parametrize(("end", "orphaned"), [("close", False), ("reset", True)])
+def test_tls_peers_that_leave_without_its_farewell(
+    start_server: StartServer, certificates: Path, end: str, orphaned: bool
+) -> None:
+    """A process that is killed: its kernel closes the connection, and speaks no TLS."""
+    server = start_server(
+        "--tls-cert", str(certificates / "server.pem"),
+        "--tls-key", str(certificates / "server.key"),
+        "--orphan-ttl", "60",
+    )  # fmt: skip
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    watcher, holder = server.connect(context=context), server.connect(context=context)
+    holder.lock("k", "0 60")
+    getattr(holder, end)()
+    eventually(lambda: stats(watcher)["connections"] == 1)
+    assert len(stats(watcher)["locks"]) == orphaned
+
+
 def test_tls_client_certificates(start_server: StartServer, certificates: Path) -> None:
     server = start_server(
         "--tls-cert", str(certificates / "server.pem"),

@@ -85,7 +85,8 @@ class Session(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Free everything that stood on this connection, if it is not free yet."""
-        self._depart(clean=False)
+        # Over TLS this is how a peer that was killed leaves: its kernel says no farewell for it.
+        self._depart(clean=exc is None)
         if self._write_timer is not None:
             self._write_timer.cancel()
         self._server.forget(self)
