@@ -38,6 +38,8 @@ def child_goes_on(names):
     os._exit(0)
 
 def blocking():
+    # Blocked in every thread and waited for: a handler could come before the wait begins.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     lock = sync_client.DistributedLock("held", lease_ttl_s=1, **options)
     idle = [sync_client.DistributedLock(f"idle-{n}", **options) for n in range(3)]
     place = sync_client.DistributedLock("queued", **options)
@@ -48,7 +50,6 @@ def blocking():
         each.release()
     place.enqueue()
     threading.Thread(target=awaited.acquire, daemon=True).start()
-    signal.signal(signal.SIGUSR1, lambda *_: print("parent", lock.held, lock.release(), flush=True))
     print("ready", flush=True)
     sys.stdin.readline()
     child = os.fork()
@@ -58,7 +59,8 @@ def blocking():
         child_goes_on(names)
     print(child, flush=True)
     while True:
-        signal.pause()
+        signal.sigwait({signal.SIGUSR1})
+        print("parent", lock.held, lock.release(), flush=True)
 
 async def not_blocking():
     lock = client.DistributedLock("held", lease_ttl_s=1, **options)
