@@ -6,7 +6,7 @@ import json
 import ssl
 from typing import Any, TypeVar
 
-from dflockd import errors, operations
+from dflockd import operations
 from dflockd.address import ServerLike, parse_server
 from dflockd.connection import Connection, run
 from dflockd.lock import LockBase
@@ -97,14 +97,14 @@ def _evict(target: Target, fence: int) -> Operation[bool]:
     status = parse_done(answer.line)
     if status in (Status.OK, Status.ERROR):
         return status is Status.OK
-    raise _refused(status, target.server)
+    raise operations.refused(status, target)
 
 
 def _stats(server: str) -> Operation[dict[str, Any]]:
     answer = yield Exchange(encode_request(Stats()), REPLY_PATIENCE)
     reply = parse_report(answer.line)
     if isinstance(reply, Status):
-        raise _refused(reply, server)
+        raise operations.refused(reply, operations.about_server(server))
     report: dict[str, Any] = json.loads(reply.json)
     return report
 
@@ -113,7 +113,7 @@ def _ping(server: str) -> Operation[float]:
     answer = yield Exchange(encode_request(Ping()), REPLY_PATIENCE)
     status = parse_done(answer.line)
     if status is not Status.OK:
-        raise _refused(status, server)
+        raise operations.refused(status, operations.about_server(server))
     return answer.received - answer.sent
 
 
@@ -130,12 +130,3 @@ def _ask(
         return run(operation, connection)
     finally:
         connection.close()
-
-
-def _refused(status: Status, server: str) -> errors.RefusedError:
-    if status is Status.AUTH:
-        text = f"server {server} wants an auth token: set auth_token"
-        return errors.AuthRefusedError(text, server=server)
-    if status is Status.DRAINING:
-        return errors.DrainingError(f"server {server} is shutting down", server=server)
-    return errors.RefusedError(f"server {server} refused the request: {status}", server=server)

@@ -82,6 +82,11 @@ class Target(NamedTuple):
         return self.key.decode()
 
 
+def about_server(server: str) -> Target:
+    """Return the target of a question that is about no key."""
+    return Target(Space.LOCK, b"", 1, None, server)
+
+
 class Grant(NamedTuple):
     """A slot that was granted."""
 
@@ -109,7 +114,7 @@ def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
         if reply is Status.TIMEOUT:
             return None
         if not isinstance(reply, Granted):
-            raise _refused(reply, target)
+            raise refused(reply, target)
         grant = yield from _confirmed(target, reply, answer)
         if grant is not None:
             return grant
@@ -129,7 +134,7 @@ def enqueue(target: Target) -> Operation[Grant | None]:
     if reply is Status.QUEUED:
         return None
     if not isinstance(reply, Enqueued):
-        raise _refused(reply, target)
+        raise refused(reply, target)
     return _taken_up((yield from _confirmed(target, Granted(*reply), answer)), target)
 
 
@@ -141,7 +146,7 @@ def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
     if reply is Status.TIMEOUT:
         return None
     if not isinstance(reply, Granted):
-        raise _refused(reply, target)
+        raise refused(reply, target)
     return _taken_up((yield from _confirmed(target, reply, answer)), target)
 
 
@@ -164,7 +169,7 @@ def read_renewal(target: Target, token: bytes, answer: Answer) -> Grant | None:
         return Grant(token, reply.lease, answer.sent + reply.lease) if reply.lease else None
     if reply in (Status.ERROR, Status.LEASE_EXPIRED):
         return None
-    raise _refused(reply, target)
+    raise refused(reply, target)
 
 
 def release(target: Target, token: bytes) -> Operation[bool]:
@@ -176,18 +181,18 @@ def release(target: Target, token: bytes) -> Operation[bool]:
         return True
     if reply in (Status.ERROR, Status.LEASE_EXPIRED):
         return False
-    raise _refused(reply, target)
+    raise refused(reply, target)
 
 
 def authenticate(secret: bytes, server: str) -> Operation[None]:
     """Show the shared secret, first thing on a connection."""
     answer = yield Exchange(encode_request(Auth(secret)), REPLY_PATIENCE)
-    target = Target(Space.LOCK, b"", 1, None, server)
+    target = about_server(server)
     status = _read(parse_done, answer, target)
     if status is Status.OK:
         return
     if status is Status.DRAINING:
-        raise _refused(status, target)
+        raise refused(status, target)
     why = "wants no auth token" if status is Status.ERROR else "refused the auth token"
     raise errors.AuthRefusedError(f"server {server} {why}", server=server)
 
@@ -198,7 +203,7 @@ def inspect(target: Target) -> Operation[dict[str, Any]]:
     answer = yield Exchange(request, REPLY_PATIENCE)
     reply = _read(parse_report, answer, target)
     if not isinstance(reply, Report):
-        raise _refused(reply, target)
+        raise refused(reply, target)
     report: dict[str, Any] = json.loads(reply.json)
     return report
 
@@ -244,7 +249,7 @@ def _confirmed(target: Target, granted: Granted, answer: Answer) -> Operation[Gr
 
 def _taken_up(grant: Grant | None, target: Target) -> Grant:
     if grant is None:
-        raise _refused(Status.LEASE_EXPIRED, target)
+        raise refused(Status.LEASE_EXPIRED, target)
     return grant
 
 
@@ -271,7 +276,8 @@ _REFUSALS: dict[Status, tuple[type[errors.RefusedError], str]] = {
 }
 
 
-def _refused(reply: object, target: Target) -> errors.RefusedError:
+def refused(reply: object, target: Target) -> errors.RefusedError:
+    """Return the error for a reply that is not what was hoped for."""
     cls, text = (errors.RefusedError, f"unexpected answer {reply}")
     if isinstance(reply, Status) and reply in _REFUSALS:
         cls, text = _REFUSALS[reply]
