@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 from dflockd import aio, errors, operations
 from dflockd.aio import AsyncConnection
 from dflockd.hold import Hold
-from dflockd.lock import LockBase, SemaphoreBase, check_lease, check_timeout
+from dflockd.lock import LockBase, SemaphoreBase, check_lease, check_timeout, check_token
 from dflockd.operations import Grant, Operation
 from dflockd.pool import Route
 from dflockd.renewal import RETRY_PAUSES
@@ -125,6 +125,63 @@ class DistributedLock(LockBase):
             return False
         hold.renewed(grant)
         self._keeper = _Keeper(hold, connection, self._route)
+        return True
+
+    async def detach(self, lease_ttl_s: int | None = None) -> str | None:
+        """Let the lock stay held for `lease_ttl_s` (default: as granted), and have it no more.
+
+        It outlives this object, this process and its connection. It ends with its lease, or when
+        somebody who was given the token has taken it over with `adopt` and releases it. Until here
+        it ends with this process, as ever.
+
+        Returns:
+            The token, or ``None`` if the lock was lost.
+
+        Raises:
+            InvalidArgumentError: the lease is no whole number of seconds from 1.
+            RemoteError: the server could not be asked or refused; the lock ends with the connection.
+        """
+        check_lease(lease_ttl_s, self.key)
+        keeper = self._keeper
+        if keeper is None or not keeper.hold.held:
+            return None
+        self._keeper = self._hold = None
+        hold, connection = keeper.hold, None
+        try:
+            connection = await keeper.stop() or await AsyncConnection.open(self._route)
+            operation = operations.detach(self._target, hold.token, lease_ttl_s or hold.lease)
+            detached = await aio.run(operation, connection, self.server)
+        finally:
+            keeper.abandon()
+            if connection is not None:
+                connection.close()
+        if not detached:
+            self._lose(hold)
+            return None
+        return hold.token.decode()
+
+    async def adopt(self, token: str) -> bool:
+        """Take over a lock that is held, by its token; ``False`` if it is held no more.
+
+        From now on it is this object's: renewed by this process, and free when it ends.
+
+        Args:
+            token: as `detach` returned it, or as another holder has it.
+
+        Raises:
+            AlreadyHeldError: this object holds the lock or has a place in its queue.
+            InvalidArgumentError: it is no token.
+            RemoteError: the server could not be asked or refused.
+        """
+        secret = check_token(token, self.key)
+        await self._check_free()
+        grant, connection = await self._begin(
+            lambda target, _: operations.renew(target, secret, target.lease)
+        )
+        if grant is None:
+            aio.pool().give(self._route, connection)
+            return False
+        self._take_up(grant, connection)
         return True
 
     async def release(self) -> bool:

@@ -248,6 +248,24 @@ def check_lease(seconds: int | None, key: str) -> None:
         )
 
 
+def check_token(token: str, key: str) -> bytes:
+    """Return a token as it is sent.
+
+    Raises:
+        InvalidArgumentError: it can be none; the text does not show it.
+    """
+    try:
+        sent = token.encode("ascii")
+    except (AttributeError, UnicodeEncodeError):
+        sent = b""
+    if not sent.isalnum() or len(sent) > MAX_LINE:
+        raise errors.InvalidArgumentError(
+            f"lock {key!r}: what was given as its token is none: give what detach() returned",
+            key=key,
+        )
+    return sent
+
+
 def _secret(auth_token: str | None) -> bytes | None:
     if auth_token is None:
         return None

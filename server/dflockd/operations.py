@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from dflockd import errors
 from dflockd.wire import (
+    MAX_REF,
     MAX_SECONDS,
     Acquire,
     Auth,
@@ -27,6 +28,7 @@ from dflockd.wire import (
     Renewed,
     Report,
     Space,
+    StableRef,
     Status,
     UnexpectedReplyError,
     Wait,
@@ -150,13 +152,31 @@ def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
     return _taken_up((yield from _confirmed(target, reply, answer)), target)
 
 
-def renew(target: Target, token: bytes, lease: int) -> Operation[Grant | None]:
-    """Start the lease anew; ``None`` if the slot is no longer held."""
-    answer = yield Exchange(renewal_request(target, token, lease), REPLY_PATIENCE)
-    return read_renewal(target, token, answer)
+def renew(target: Target, token: bytes, lease: int | None) -> Operation[Grant | None]:
+    """Start the lease anew; ``None`` if the slot is no longer held.
+
+    It belongs to this connection from now on, whichever it was granted on.
+    """
+    exchange = Exchange(renewal_request(target, token, lease), REPLY_PATIENCE)
+    return read_renewal(target, token, (yield _labelled(exchange, target)))
 
 
-def renewal_request(target: Target, token: bytes, lease: int) -> bytes:
+def detach(target: Target, token: bytes, lease: int) -> Operation[bool]:
+    """Start the lease anew and let the hold outlive the connection; ``False`` if it is lost.
+
+    All that is held on the connection does so from now on: it can only be closed.
+    """
+    if (yield from renew(target, token, lease)) is None:
+        return False
+    # A server that tells sessions by their ref must not take this one for any other.
+    answer = yield Exchange(encode_request(StableRef(token[:MAX_REF])), REPLY_PATIENCE)
+    status = _read(parse_done, answer, target)
+    if status is not Status.OK:
+        raise refused(status, target)
+    return True
+
+
+def renewal_request(target: Target, token: bytes, lease: int | None) -> bytes:
     """Return the bytes of a renewal, for those who wait for its answer in their own way."""
     return encode_request(Renew(target.space, target.key, token, lease))
 
@@ -200,7 +220,7 @@ def authenticate(secret: bytes, server: str) -> Operation[None]:
 def inspect(target: Target) -> Operation[dict[str, Any]]:
     """Ask who holds the key and who waits for it."""
     request = encode_request(Inspect(target.space, target.key))
-    answer = yield Exchange(request, REPLY_PATIENCE)
+    answer = yield _labelled(Exchange(request, REPLY_PATIENCE), target)
     reply = _read(parse_report, answer, target)
     if not isinstance(reply, Report):
         raise refused(reply, target)

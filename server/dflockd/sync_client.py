@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from dflockd import errors, operations
 from dflockd.connection import Connection, run
 from dflockd.hold import Hold
-from dflockd.lock import LockBase, SemaphoreBase, check_lease, check_timeout
+from dflockd.lock import LockBase, SemaphoreBase, check_lease, check_timeout, check_token
 from dflockd.operations import Grant, Operation
 from dflockd.process import current
 from dflockd.renewal import Watch
@@ -131,6 +131,60 @@ class DistributedLock(LockBase):
             raise
         self._lose(hold)
         return False
+
+    def detach(self, lease_ttl_s: int | None = None) -> str | None:
+        """Let the lock stay held for `lease_ttl_s` (default: as granted), and have it no more.
+
+        It outlives this object, this process and its connection. It ends with its lease, or when
+        somebody who was given the token has taken it over with `adopt` and releases it. Until here
+        it ends with this process, as ever.
+
+        Returns:
+            The token, or ``None`` if the lock was lost.
+
+        Raises:
+            InvalidArgumentError: the lease is no whole number of seconds from 1.
+            RemoteError: the server could not be asked or refused; the lock ends with the connection.
+        """
+        check_lease(lease_ttl_s, self.key)
+        watch = self._watch
+        if watch is None or not watch.hold.held:
+            return None
+        hold = watch.hold
+        try:
+            self._asking = current().renewer.unwatch(watch)
+            if self._asking is None:
+                self._asking = Connection.open(*self._route)
+            lease = lease_ttl_s or hold.lease
+            detached = run(operations.detach(self._target, hold.token, lease), self._asking)
+        finally:
+            self._let_go()
+        if not detached:
+            self._lose(hold)
+            return None
+        return hold.token.decode()
+
+    def adopt(self, token: str) -> bool:
+        """Take over a lock that is held, by its token; ``False`` if it is held no more.
+
+        From now on it is this object's: renewed by this process, and free when it ends.
+
+        Args:
+            token: as `detach` returned it, or as another holder has it.
+
+        Raises:
+            AlreadyHeldError: this object holds the lock or has a place in its queue.
+            InvalidArgumentError: it is no token.
+            RemoteError: the server could not be asked or refused.
+        """
+        secret = check_token(token, self.key)
+        self._check_free()
+        try:
+            grant = self._begin(lambda target, _: operations.renew(target, secret, target.lease))
+            return self._settle(grant)
+        except BaseException:
+            self._let_go()
+            raise
 
     def release(self) -> bool:
         """Give the lock back, or the place in the queue; ``False`` if it was not held any more.

@@ -51,6 +51,13 @@ class InThreads:
     async def renew(self, *args: Any) -> bool:
         return await self._call(self.lock.renew, *args)
 
+    async def detach(self, *args: Any) -> str | None:
+        token: str | None = await self._call(self.lock.detach, *args)
+        return token
+
+    async def adopt(self, token: str) -> bool:
+        return await self._call(self.lock.adopt, token)
+
     async def __aenter__(self) -> Self:
         entered = await self._call(self.lock.__enter__)
         assert entered is self.lock

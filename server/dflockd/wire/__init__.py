@@ -10,6 +10,7 @@ reply to each request, in order.
 from dflockd.wire.messages import (
     MAX_LIMIT,
     MAX_LINE,
+    MAX_REF,
     MAX_SECONDS,
     MAX_SECRET,
     Acquire,
@@ -51,6 +52,7 @@ from dflockd.wire.tokens import fence_from_token, format_token
 __all__ = [
     "MAX_LIMIT",
     "MAX_LINE",
+    "MAX_REF",
     "MAX_SECONDS",
     "MAX_SECRET",
     "Acquire",

@@ -14,6 +14,9 @@ MAX_LINE = 256
 MAX_SECRET = 64 * 1024
 """Longest argument of ``auth``, in bytes: the one line that may be longer than `MAX_LINE`."""
 
+MAX_REF = 64
+"""Longest ref of ``stable-ref``, in bytes."""
+
 MAX_SECONDS = 9_223_372_036
 """Largest timeout or lease that any published server accepts: 2**63 nanoseconds, in seconds."""
 

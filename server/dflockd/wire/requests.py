@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dflockd.wire.messages import (
     MAX_LIMIT,
     MAX_LINE,
+    MAX_REF,
     MAX_SECONDS,
     MAX_SECRET,
     Acquire,
@@ -28,8 +29,6 @@ from dflockd.wire.messages import (
     Wait,
 )
 from dflockd.wire.tokens import MAX_FENCE
-
-MAX_REF = 64
 
 _forbidden_in_key = re.compile(rb"[\0\t\r\n ]").search
 _printable_ascii = re.compile(rb"[!-~]{1,%d}" % MAX_REF).fullmatch
