@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from celery_dflock.exceptions import (
+        DuplicateTaskError,
         LockError,
         LockKeyError,
         LockLostError,
@@ -21,6 +22,7 @@ else:
     # Loaded when first asked for: pytest imports the package at its start, for the plugin in
     # `celery_dflock.testing`, and must not import Celery with it.
     _MODULES = {
+        "DuplicateTaskError": "exceptions",
         "LockError": "exceptions",
         "LockKeyError": "exceptions",
         "LockLostError": "exceptions",
@@ -46,6 +48,7 @@ else:
 
 
 __all__ = [
+    "DuplicateTaskError",
     "LockError",
     "LockKeyError",
     "LockLostError",

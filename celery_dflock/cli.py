@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 from celery.bin.base import CeleryCommand
 
+import celery_dflock.control  # noqa: F401 - `celery inspect` shall know of its command
 from celery_dflock.config import Settings, settings
 from dflockd import admin
 from dflockd.address import Address
@@ -30,12 +31,17 @@ def dflock() -> None:
 @as_json
 @click.pass_context
 def status(ctx: click.Context, as_json: bool) -> None:
-    """Say for each lock server whether it answers and how much it holds.
+    """Say for each lock server whether it answers and how much it holds, and who leads beat.
 
     The exit status is 1 if one of them does not answer.
     """
+    from celery_dflock.beat.status import beat_status  # every celery command loads this module
+
     app_settings = _settings(ctx)
     rows = [_status(app_settings, server) for server in app_settings.servers]
+    beat = beat_status(ctx.obj.app) if app_settings.enabled else None
+    if beat is not None:
+        rows.append(beat)
     if as_json:
         _print_json(rows)
     else:
@@ -61,6 +67,10 @@ def _status(app_settings: Settings, server: Address) -> dict[str, Any]:
 
 
 def _status_line(row: dict[str, Any]) -> str:
+    if "beat" in row:
+        from celery_dflock.beat.status import status_line
+
+        return status_line(row)
     if "error" in row:
         return click.style(f"{row['server']}: {row['error']}", fg="red")
     return (
@@ -227,7 +237,7 @@ def _ask(
     question: Callable[..., R], app_settings: Settings, server: Address, *args: Any, **options: Any
 ) -> R:
     try:
-        return question(server, *args, auth_token=app_settings.auth_token, **options)
+        return question(server, *args, **app_settings.credentials(), **options)
     except DflockdError as exc:
         raise click.ClickException(str(exc)) from exc
 

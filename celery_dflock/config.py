@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import ssl
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ from dflockd.sync_client import DistributedLock
 UNAVAILABLE = ("requeue", "fail", "run")
 """What becomes of a task when no lock server can be asked; see `Settings.unavailable`."""
 
+SSL_FILES = ("ca_certs", "certfile", "keyfile")
+"""What ``dflock_use_ssl`` can name."""
+
 DEFAULT_SERVER = "127.0.0.1:6388"
 
 switched_off = False
@@ -44,6 +48,9 @@ class Settings:
             one server on this host. A list, or text with commas; the same order everywhere.
         sharding_strategy: ``dflock_sharding_strategy``: a callable or its dotted name.
         auth_token: ``dflock_auth_token``, else the variable ``DFLOCK_AUTH_TOKEN``.
+        ssl_context: made of ``dflock_use_ssl``: ``True`` for TLS with the authorities of this
+            system, or a dict of ``ca_certs``, ``certfile`` and ``keyfile``, paths as in Celery's
+            ``broker_use_ssl``. Host names are checked.
         key_prefix: ``dflock_key_prefix``: in front of every key, to keep applications apart.
         unavailable: ``dflock_unavailable``: ``requeue``, ``fail``, or ``run`` without a lock.
         enabled: ``dflock_enabled``: ``False`` for tests that want no locks at all.
@@ -52,6 +59,7 @@ class Settings:
     servers: tuple[Address, ...]
     sharding_strategy: ShardingStrategy
     auth_token: str | None
+    ssl_context: ssl.SSLContext | None
     key_prefix: str
     unavailable: str
     enabled: bool
@@ -65,8 +73,12 @@ class Settings:
         return {
             "servers": self.servers,
             "sharding_strategy": self.sharding_strategy,
-            "auth_token": self.auth_token,
+            **self.credentials(),
         }
+
+    def credentials(self) -> dict[str, Any]:
+        """Return what every connection to a server is made with."""
+        return {"auth_token": self.auth_token, "ssl_context": self.ssl_context}
 
 
 _cache: weakref.WeakKeyDictionary[Celery, tuple[tuple[Any, ...], Settings]]
@@ -96,6 +108,7 @@ def _raw(conf: Mapping[str, Any]) -> tuple[Any, ...]:
         tuple(servers) if isinstance(servers, list) else servers,
         conf.get("dflock_sharding_strategy"),
         conf.get("dflock_auth_token") or os.environ.get("DFLOCK_AUTH_TOKEN"),
+        conf.get("dflock_use_ssl") or None,
         conf.get("dflock_key_prefix") or "",
         conf.get("dflock_unavailable") or "requeue",
         _enabled(conf),
@@ -113,6 +126,7 @@ def _checked(
     servers: str | Sequence[Any],
     strategy: Any,
     auth_token: Any,
+    use_ssl: Any,
     prefix: Any,
     unavailable: Any,
     enabled: Any,
@@ -146,4 +160,24 @@ def _checked(
         DistributedLock("-", servers=addresses, auth_token=auth_token)
     except InvalidArgumentError as exc:
         raise ImproperlyConfigured(f"dflock_auth_token: {exc}") from None
-    return Settings(addresses, strategy, auth_token, prefix, unavailable, enabled)
+    return Settings(
+        addresses, strategy, auth_token, _ssl_context(use_ssl), prefix, unavailable, enabled
+    )
+
+
+def _ssl_context(use_ssl: Any) -> ssl.SSLContext | None:
+    if use_ssl is None:
+        return None
+    files = {} if use_ssl is True else use_ssl
+    if not isinstance(files, Mapping) or set(files) - set(SSL_FILES):
+        raise ImproperlyConfigured(
+            f"dflock_use_ssl is {use_ssl!r}: give True or a dict of {', '.join(SSL_FILES)}"
+        )
+    try:
+        context = ssl.create_default_context(cafile=files.get("ca_certs"))
+        if files.get("certfile"):
+            # With a password, if a wrong one: without, OpenSSL would ask for it at the terminal.
+            context.load_cert_chain(files["certfile"], files.get("keyfile"), password="")
+    except (OSError, TypeError) as exc:
+        raise ImproperlyConfigured(f"dflock_use_ssl {dict(files)!r}: {exc}") from None
+    return context

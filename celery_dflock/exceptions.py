@@ -47,6 +47,18 @@ class LockNotAcquiredError(LockError):
         return super().__str__() + (f" by {self.holder}" if self.holder else "")
 
 
+class DuplicateTaskError(LockNotAcquiredError):
+    """The task was not sent: one like it is on its way, and ``lock_duplicate`` is ``raise``.
+
+    Args:
+        key: what makes the two alike.
+        reason: what happened, in a few words.
+        holder: the task that was first, and who sent or runs it.
+    """
+
+    _what = "is taken"
+
+
 class LockUnavailableError(LockError):
     """No lock server could be asked, and ``dflock_unavailable`` says ``fail``."""
 

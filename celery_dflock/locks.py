@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cache
+from itertools import chain, repeat
+from typing import Any, Generic, TypeVar
 
 from celery.utils.nodenames import gethostname
 
 from celery_dflock.config import Settings
-from celery_dflock.exceptions import LockUnavailableError
+from celery_dflock.exceptions import LockLostError, LockUnavailableError
 from celery_dflock.lifecycle import shutdown
 from dflockd import errors
+from dflockd.lock import LockBase
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 
+RESTART_PATIENCE = 5.0
+"""Seconds for which a server that has ended is waited for by those who had a place in its queue."""
 
-class Locks:
-    """Locks on several keys as if they were one.
+RESTART_PAUSES = (0.0, 0.05, 0.1, 0.2, 0.5)
+"""Seconds between attempts to reach it; the last one repeats."""
+
+_RESTARTS = (errors.UnreachableError, errors.DrainingError)
+
+logger = logging.getLogger("celery_dflock")
+
+L = TypeVar("L", bound=LockBase)
+
+
+class LocksBase(Generic[L]):
+    """Locks on several keys as if they were one: everything but waiting.
 
     Args:
         keys: complete and in order, at least one; see `LockOptions.keys_of`.
@@ -26,8 +43,13 @@ class Locks:
         ttl: lease in seconds.
         settings: of the app: where the servers are.
         label: what people see who ask the server who holds the lock.
+        run: what the label begins with: task and id, the same for every copy of the message.
+        on_wait: called with the key, and a function that asks who holds it, before each wait.
         on_lost: called once, with the key, when the first of them is lost.
     """
+
+    _lock_class: Callable[..., L]
+    _semaphore_class: Callable[..., L]
 
     def __init__(
         self,
@@ -38,48 +60,16 @@ class Locks:
         ttl: int,
         settings: Settings,
         label: str,
+        run: str = "",
+        on_wait: Callable[[str, Callable[[], str | None]], object] | None = None,
         on_lost: Callable[[str], object] | None = None,
     ) -> None:
         self.keys = list(keys)
+        self.run = run
         self.timeout = timeout
+        self._on_wait = on_wait
         self._on_lost = on_lost
-        self._locks = [self._make(key, limit, ttl, label, settings) for key in keys]
-
-    def acquire(self) -> str | None:
-        """Take them all, or none.
-
-        Returns:
-            The key that was not granted in time, or ``None`` once all are held.
-
-        Raises:
-            AcquireCancelledError: the worker is shutting down.
-            LockUnavailableError: a server could not be asked, or refused.
-        """
-        started, remaining = time.monotonic(), self.timeout
-        for lock in self._locks:
-            lock.acquire_timeout_s = remaining
-            try:
-                with shutdown.waiting(lock):
-                    granted = lock.acquire()
-            except errors.RemoteError as exc:
-                self.release()
-                raise LockUnavailableError(lock.key, str(exc)) from exc
-            if not granted:
-                self.release()
-                return lock.key
-            if self.timeout is not None:
-                remaining = max(0.0, self.timeout - (time.monotonic() - started))
-        return None
-
-    def release(self) -> None:
-        """Give back what is held, in the opposite order; nothing happens to what is not."""
-        with ExitStack() as stack:  # it comes to the last even if one is interrupted
-            for lock in self._locks:
-                stack.callback(lock.release)
-
-    def renew(self, seconds: int | None = None) -> bool:
-        """Renew all leases now; ``False`` if one is lost."""
-        return all(lock.renew(seconds) for lock in self._locks)
+        self._locks: list[L] = [self._make(key, limit, ttl, label, settings) for key in keys]
 
     @property
     def held(self) -> bool:
@@ -96,38 +86,180 @@ class Locks:
         """The fence of each key."""
         return {lock.key: lock.fence for lock in self._locks}
 
-    def holder(self, key: str) -> str | None:
-        """Ask who holds a key; ``None`` if nobody does, or if that cannot be learned."""
-        for lock in self._locks:
-            if lock.key == key:
-                return describe_holder(lock)
-        return None
-
-    def _make(
-        self, key: str, limit: int, ttl: int, label: str, settings: Settings
-    ) -> DistributedLock:
+    def _make(self, key: str, limit: int, ttl: int, label: str, settings: Settings) -> L:
         options = {**settings.connection_options(), "label": label, "on_lost": self._lost}
         if limit == 1:
-            return DistributedLock(key, None, ttl, **options)
-        return DistributedSemaphore(key, limit, None, ttl, **options)
+            return self._lock_class(key, None, ttl, **options)
+        return self._semaphore_class(key, limit, None, ttl, **options)
 
-    def _lost(self, lock: DistributedLock) -> None:
+    def _lost(self, lock: L) -> None:
         callback, self._on_lost = self._on_lost, None
         if callback is not None:
             callback(lock.key)
 
 
-def describe_holder(lock: DistributedLock) -> str | None:
-    """Return who holds a lock and for how long, in a few words; ``None`` if it cannot be learned."""
+class HeldLock:
+    """Locks that are held, as the code under them sees them.
+
+    Attributes:
+        keys: what is locked, prefix included; nearly always one key.
+        fences: the fence of each of `keys`.
+        waited: seconds that it took until all were granted.
+    """
+
+    def __init__(self, locks: LocksBase[Any], waited: float) -> None:
+        self._locks = locks
+        self.keys = locks.keys
+        self.fences = locks.fences
+        self.waited = waited
+
+    @property
+    def key(self) -> str:
+        """What is locked; the first in order where ``lock_key`` gives several."""
+        return self.keys[0]
+
+    @property
+    def held(self) -> bool:
+        """Whether the lock is certainly still held."""
+        return self._locks.held
+
+    @property
+    def token(self) -> str | None:
+        """The token of the grant of `key`; ``None`` once it is lost."""
+        return self._locks.tokens[self.key]
+
+    @property
+    def fence(self) -> int | None:
+        """A number that grows with every grant of `key`, for the resource to compare.
+
+        Send it along with each write; a resource that remembers the largest and refuses smaller
+        ones is safe even from a task that does not know yet that its lock is lost.
+        """
+        return self.fences[self.key]
+
+    def check(self) -> None:
+        """Raise `LockLostError` if the lock is not held any more."""
+        if not self.held:
+            raise LockLostError(self.key, "its lease ended or the server forgot it")
+
+    def __repr__(self) -> str:
+        """Without the token."""
+        state = "held" if self.held else "not held"
+        return f"<{type(self).__name__} {self.key!r} fence={self.fence} {state}>"
+
+
+class Locks(LocksBase[DistributedLock]):
+    """Locks for blocking code; see `LocksBase`."""
+
+    _lock_class = DistributedLock
+    _semaphore_class = DistributedSemaphore
+
+    def acquire(self) -> str | None:
+        """Take them all, or none.
+
+        Returns:
+            The key that was not granted in time, or ``None`` once all are held.
+
+        Raises:
+            AcquireCancelledError: the worker is shutting down.
+            LockUnavailableError: a server could not be asked, or refused.
+        """
+        started, remaining = time.monotonic(), self.timeout
+        for lock in self._locks:
+            lock.acquire_timeout_s = remaining
+            try:
+                with shutdown.waiting(lock):
+                    granted = self._grant(lock)
+            except errors.RemoteError as exc:
+                self.release()
+                raise LockUnavailableError(lock.key, str(exc)) from exc
+            if not granted:
+                self.release()
+                return lock.key
+            if self.timeout is not None:
+                remaining = max(0.0, self.timeout - (time.monotonic() - started))
+        return None
+
+    def _grant(self, lock: DistributedLock) -> bool:
+        if lock.acquire_timeout_s == 0:
+            return lock.acquire()
+        # One round trip where the lock is free, as above. Where it is not, the place in the queue
+        # is there first: nobody overtakes while others are told of the wait.
+        if lock.enqueue() == "acquired":
+            return True
+        if self._on_wait is not None:
+            self._on_wait(lock.key, cache(lambda: describe_holder(lock, self.run)))
+        started = time.monotonic()
+        try:
+            return lock.wait()
+        except _RESTARTS as exc:
+            logger.info("queueing again for lock %r: %s", lock.key, exc)
+            return self._queue_again(lock, started)
+
+    def _queue_again(self, lock: DistributedLock, started: float) -> bool:
+        """Wait on at a server that ended while it was waited at: it may just be restarted.
+
+        Whose place was lost with it queue up in the order in which they reach the next one.
+        """
+        timeout, patience = lock.acquire_timeout_s, time.monotonic() + RESTART_PATIENCE
+        for pause in chain(RESTART_PAUSES, repeat(RESTART_PAUSES[-1])):
+            time.sleep(pause)
+            if timeout is not None:
+                lock.acquire_timeout_s = max(0.0, timeout - (time.monotonic() - started))
+            try:
+                return lock.acquire()
+            except _RESTARTS:
+                if lock.acquire_timeout_s == 0 or time.monotonic() >= patience:
+                    raise
+        raise AssertionError("there is always another pause")
+
+    def release(self) -> None:
+        """Give back what is held, in the opposite order; nothing happens to what is not."""
+        with ExitStack() as stack:  # it comes to the last even if one is interrupted
+            for lock in self._locks:
+                stack.callback(lock.release)
+
+    def renew(self, seconds: int | None = None) -> bool:
+        """Renew all leases now; ``False`` if one is lost."""
+        return all(lock.renew(seconds) for lock in self._locks)
+
+    def holder(self, key: str) -> str | None:
+        """Ask who holds a key, named first if it is a copy of this very run.
+
+        ``None`` if nobody does, or if that cannot be learned.
+        """
+        for lock in self._locks:
+            if lock.key == key:
+                return describe_holder(lock, self.run)
+        return None
+
+
+def describe_holder(lock: DistributedLock, wanted: str = "") -> str | None:
+    """Return who holds a lock and for how long, in a few words; ``None`` if it cannot be learned.
+
+    For `wanted` see `describe_holders`.
+    """
     try:
-        holders = lock.inspect()["holders"]
+        return describe_holders(lock.inspect()["holders"], wanted)
     except errors.RemoteError:
         return None
+
+
+def describe_holders(holders: Sequence[Mapping[str, Any]], wanted: str = "") -> str | None:
+    """Return who holds a lock and for how long, in a few words; ``None`` without holders.
+
+    Of several it names one: whose label begins with `wanted`, else the one who holds it longest.
+    """
     if not holders:
         return None
-    first = holders[0]
+    first = next((h for h in holders if h["label"].startswith(wanted)), holders[0])
     others = f" and {len(holders) - 1} others" if len(holders) > 1 else ""
-    return f"{first['label'] or 'somebody'}, for {first['held_s']:.0f} s{others}"
+    return describe(first) + others
+
+
+def describe(holder: Mapping[str, Any]) -> str:
+    """Return who a holder is that a server has named, and for how long, in a few words."""
+    return f"{holder['label'] or 'somebody'}, for {holder['held_s']:.0f} s"
 
 
 def process_label() -> str:

@@ -23,6 +23,8 @@ from celery_dflock.keys import (
 
 CONFLICT = ("requeue", "skip", "fail")
 LOST = ("raise", "warn")
+UNIQUE = ("until_executing", "until_executed", "until_expired")
+DUPLICATE = ("coalesce", "raise", "skip", "replace")
 
 MAX_SECONDS = 9_223_372_036
 """The longest time that can be said to a lock server; for no end at all there is ``None``."""
@@ -75,6 +77,9 @@ class LockOptions:
     conflict: str | ConflictFunction
     requeue: Backoff
     lost: str | LostFunction
+    unique: str | None
+    unique_ttl: int
+    duplicate: str
     signature: inspect.Signature
 
     @classmethod
@@ -104,6 +109,8 @@ class LockOptions:
     @classmethod
     def _checked(cls, values: _Values) -> LockOptions:
         signature = _signature(values.task)
+        if values["lock_unique"] == "until_expired" and values["lock_duplicate"] == "replace":
+            raise values.bad("lock_duplicate", "another with until_expired: each would be sent")
         return cls(
             keys=_keys(values, signature),
             limit=values.whole("lock_limit", MAX_LIMIT),
@@ -112,6 +119,9 @@ class LockOptions:
             conflict=values.choice("lock_conflict", CONFLICT),
             requeue=_backoff(values),
             lost=values.choice("lock_lost", LOST),
+            unique=None if values["lock_unique"] is None else values.word("lock_unique", UNIQUE),
+            unique_ttl=values.whole("lock_unique_ttl", MAX_SECONDS),
+            duplicate=values.word("lock_duplicate", DUPLICATE),
             signature=signature,
         )
 
@@ -163,6 +173,9 @@ OPTIONS = (
     "lock_conflict",
     "lock_requeue",
     "lock_lost",
+    "lock_unique",
+    "lock_unique_ttl",
+    "lock_duplicate",
 )
 
 
@@ -189,7 +202,11 @@ class _Values:
 
     def choice(self, option: str, known: tuple[str, ...]) -> Any:
         value = self[option]
-        if not callable(value) and value not in known:
+        return value if callable(value) else self.word(option, known)
+
+    def word(self, option: str, known: tuple[str, ...]) -> str:
+        value: str = self[option]
+        if value not in known:
             raise self.bad(option, _one_of(value, known))
         return value
 

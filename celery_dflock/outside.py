@@ -1,34 +1,34 @@
-"""The locks of tasks for code that is none: a view, a shell, a script."""
+"""The locks of tasks for code that is none: a view, a shell, a script, a coroutine."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
 
 from celery import Celery, current_app
 
 from celery_dflock import keys
 from celery_dflock.config import settings
-from celery_dflock.exceptions import LockNotAcquiredError
-from celery_dflock.locks import Locks, process_label
+from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
+from celery_dflock.locks import HeldLock, Locks, LocksBase, describe_holders, process_label
 from celery_dflock.task import TaskLock
+from dflockd import client, errors
+
+B = TypeVar("B", bound=LocksBase[Any])
 
 
-@contextmanager
-def dflock(
-    key: str,
-    timeout: float | None = 10,
-    ttl: int = 30,
-    *,
-    limit: int = 1,
-    app: Celery | None = None,
-) -> Iterator[TaskLock]:
-    """Hold the lock that a task with this `lock_key` would hold.
+class dflock:
+    """Hold the lock that a task with this `lock_key` would hold, in a block of other code.
 
-    With ``dflock_enabled = False`` nobody is asked, and the lock is not `held`.
+        with dflock("account:7") as lock: ...
+        async with dflock("account:7") as lock: ...
+
+    In the second form the event loop goes on while the lock is waited for, renewed and released,
+    and `lock.extend()` is to be awaited. One object is for one block at a time. With
+    ``dflock_enabled = False`` nobody is asked, and the lock is not `held`.
 
     Args:
         key: what a task's ``lock_key`` gives; the app's prefix is put in front.
@@ -38,27 +38,151 @@ def dflock(
         app: whose settings to use; by default the current app.
 
     Raises:
-        LockNotAcquiredError: not granted in time.
+        LockNotAcquiredError: not granted in time, or this is a worker that is shutting down.
         LockUnavailableError: no lock server could be asked.
+        RuntimeError: the object is in use already.
     """
-    app_settings = settings(app or current_app._get_current_object())
-    locks = Locks(
-        [keys.finish(keys.encode(key), app_settings.key_prefix)],
-        limit=limit,
-        timeout=timeout,
-        ttl=ttl,
-        settings=app_settings,
-        label=f"{Path(sys.argv[0]).name or 'python'} {process_label()}",
-    )
-    if not app_settings.enabled:
-        yield TaskLock(locks, 0.0, None)
-        return
-    try:
-        started = time.monotonic()
-        refused = locks.acquire()
-        if refused is not None:
-            why = f"after {timeout} s still held" if timeout else "it is held"
-            raise LockNotAcquiredError(refused, why, locks.holder(refused))
-        yield TaskLock(locks, time.monotonic() - started, None)
-    finally:
-        locks.release()
+
+    def __init__(
+        self,
+        key: str,
+        timeout: float | None = 10,
+        ttl: int = 30,
+        *,
+        limit: int = 1,
+        app: Celery | None = None,
+    ) -> None:
+        self.key = key
+        self.timeout = timeout
+        self._ttl = ttl
+        self._limit = limit
+        self._app = app
+        self._locks: Locks | None = None
+        self._async_locks: AsyncLocks | None = None
+
+    def __enter__(self) -> TaskLock:
+        """Wait for the lock."""
+        locks, is_enabled = self._make(Locks)
+        self._locks = locks
+        try:
+            started = time.monotonic()
+            refused = self._acquire(locks) if is_enabled else None
+            if refused is not None:
+                raise self._not_acquired(refused, locks.holder(refused))
+            return TaskLock(locks, time.monotonic() - started if is_enabled else 0.0, None)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give the lock back."""
+        locks, self._locks = self._locks, None
+        if locks is not None:
+            locks.release()
+
+    async def __aenter__(self) -> AsyncLock:
+        """Wait for the lock; who is cancelled meanwhile leaves nothing behind."""
+        locks, is_enabled = self._make(AsyncLocks)
+        self._async_locks = locks
+        try:
+            started = time.monotonic()
+            refused = await locks.acquire() if is_enabled else None
+            if refused is not None:
+                raise self._not_acquired(refused, await locks.holder())
+            return AsyncLock(locks, time.monotonic() - started if is_enabled else 0.0)
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give the lock back."""
+        locks, self._async_locks = self._async_locks, None
+        if locks is not None:
+            await locks.release()
+
+    def __repr__(self) -> str:
+        """As it was made."""
+        return f"dflock({self.key!r}, {self.timeout}, {self._ttl}, limit={self._limit})"
+
+    def _make(self, kind: type[B]) -> tuple[B, bool]:
+        """Make the locks; whether the app wants any comes with them."""
+        if self._locks is not None or self._async_locks is not None:
+            raise RuntimeError(f"{self!r} is in use: make another one for this block")
+        app_settings = settings(self._app or current_app._get_current_object())
+        locks = kind(
+            [keys.finish(keys.encode(self.key), app_settings.key_prefix)],
+            limit=self._limit,
+            timeout=self.timeout,
+            ttl=self._ttl,
+            settings=app_settings,
+            label=f"{Path(sys.argv[0]).name or 'python'} {process_label()}",
+        )
+        return locks, app_settings.enabled
+
+    def _acquire(self, locks: Locks) -> str | None:
+        try:
+            return locks.acquire()
+        except errors.AcquireCancelledError:
+            raise LockNotAcquiredError(locks.keys[0], "the worker is shutting down") from None
+
+    def _not_acquired(self, key: str, holder: str | None) -> LockNotAcquiredError:
+        why = f"after {self.timeout} s still held" if self.timeout else "it is held"
+        return LockNotAcquiredError(key, why, holder)
+
+
+class AsyncLock(HeldLock):
+    """What ``async with dflock(...)`` gives."""
+
+    _locks: AsyncLocks
+
+    async def extend(self, seconds: int | None = None) -> bool:
+        """Renew the lease now, for `seconds` (default: `ttl`); ``False`` if it is lost.
+
+        The event loop does this all the time. It is for what stops the loop longer than the lease:
+        call it before.
+        """
+        return await self._locks.renew(seconds)
+
+
+class AsyncLocks(LocksBase[client.DistributedLock]):
+    """A lock for asyncio. A worker that shuts down does not end its waiting."""
+
+    _lock_class = client.DistributedLock
+    _semaphore_class = client.DistributedSemaphore
+
+    async def acquire(self) -> str | None:
+        """Take the lock; see `Locks.acquire`."""
+        [lock] = self._locks
+        lock.acquire_timeout_s = self.timeout
+        try:
+            return None if await lock.acquire() else lock.key
+        except errors.RemoteError as exc:
+            raise LockUnavailableError(lock.key, str(exc)) from exc
+
+    async def release(self) -> None:
+        """Give it back; nothing happens if it is not held."""
+        [lock] = self._locks
+        await lock.release()
+
+    async def renew(self, seconds: int | None = None) -> bool:
+        """Renew the lease now; ``False`` if it is lost."""
+        [lock] = self._locks
+        return await lock.renew(seconds)
+
+    async def holder(self) -> str | None:
+        """Ask who holds it; ``None`` if nobody does, or if that cannot be learned."""
+        [lock] = self._locks
+        try:
+            return describe_holders((await lock.inspect())["holders"])
+        except errors.RemoteError:
+            return None

@@ -7,18 +7,24 @@ import random
 import time
 from typing import Any, NoReturn
 
-from celery import Task
+from celery import Task, states
 from celery.app.task import Context
-from celery.exceptions import Retry
+from celery.exceptions import Ignore, Retry
 
 from celery_dflock.exceptions import LockError, LockNotAcquiredError
 from celery_dflock.options import Backoff
-from celery_dflock.signals import task_requeued, task_skipped
+from celery_dflock.signals import task_deduplicated, task_requeued, task_skipped
 
 HEADER = "dflock"
 """The message header of a call's own options, and of the counters of a requeued task: a dict."""
 
-COUNTERS = ("attempt", "since", "retries")
+COUNTERS = ("attempt", "since", "retries", "copy", "free")
+
+RESULT_PATIENCE = 0.2
+"""Seconds between a copy's finding the lock free and its running: a result is stored after that."""
+
+UNIQUE = "unique"
+"""The place in the header for the lock that keeps others like this task from being sent."""
 
 logger = logging.getLogger("celery_dflock")
 
@@ -79,6 +85,19 @@ def attempts(request: Context) -> dict[str, Any]:
 
 def options_of_call(request: Context) -> dict[str, Any]:
     """Return the options that this call names itself."""
+    return {name: value for name, value in _uncounted(request).items() if name != UNIQUE}
+
+
+def unique_of(request: Context) -> dict[str, str] | None:
+    """Return what `celery_dflock.unique` has sent along: ``key``, ``token``, ``until`` and ``id``.
+
+    Only if it is this task's: headers are handed on to other tasks.
+    """
+    ours = _header(request).get(UNIQUE)
+    return ours if isinstance(ours, dict) and ours.get("id") == request.id else None
+
+
+def _uncounted(request: Context) -> dict[str, Any]:
     return {name: value for name, value in _header(request).items() if name not in COUNTERS}
 
 
@@ -108,11 +127,7 @@ def requeue(task: Task, error: LockError, backoff: Backoff) -> NoReturn:
         why = f"gave up after {attempt} attempts in {now - since:.0f} s: {error.reason}"
         raise LockNotAcquiredError(error.key, why) from error
     countdown = round(backoff.pause(attempt - 1, random.random()), 3)
-    counted = {"attempt": attempt, "since": since, "retries": request.retries}
-    headers = {**(request.headers or {}), HEADER: {**_header(request), **counted}}
-    task.signature_from_request(
-        request, retries=request.retries, countdown=countdown, headers=headers
-    ).apply_async()
+    _send_again(task, countdown, {**history, "attempt": attempt, "since": since})
     logger.info(
         "task %s[%s] requeued for %.1f s, attempt %d: %s",
         task.name,
@@ -121,20 +136,135 @@ def requeue(task: Task, error: LockError, backoff: Backoff) -> NoReturn:
         attempt,
         error,
     )
+    _tell_requeued(task, error, countdown, attempt)
+    raise Retry(f"requeued for {countdown} s: {error}", exc=error, when=countdown)
+
+
+def _send_again(task: Task, countdown: float, counters: dict[str, Any]) -> None:
+    request = task.request
+    own = {**_uncounted(request), **counters, "retries": request.retries}
+    task.signature_from_request(
+        request,
+        retries=request.retries,
+        countdown=countdown,
+        headers={**(request.headers or {}), HEADER: own},
+    ).apply_async()
+
+
+def _tell_requeued(task: Task, error: LockError, countdown: float, attempt: int) -> None:
     task_requeued.send(
         sender=task,
-        request=request,
+        request=task.request,
         key=error.key,
         reason=error.reason,
         countdown=countdown,
         attempt=attempt,
     )
-    raise Retry(f"requeued for {countdown} s: {error}", exc=error, when=countdown)
+
+
+# Copies: brokers deliver a message again while the task runs, under the same id.
+
+
+class CopyRequeued(Ignore):
+    """A copy was sent again. It is not the end of the task, whose other run goes on."""
+
+
+def run_name(task: Task) -> str:
+    """Return what every run of this task's message calls itself, copies included."""
+    return f"{task.name}[{task.request.id}] "
+
+
+def is_known_copy(request: Context) -> bool:
+    """Whether the broker says that it delivered this before, or an earlier attempt found out."""
+    redelivered = (request.delivery_info or {}).get("redelivered")
+    return bool(redelivered) or is_marked_copy(request)
+
+
+def is_marked_copy(request: Context) -> bool:
+    """Whether an earlier attempt found a run of its own message under way."""
+    return "copy" in attempts(request)
+
+
+def is_copy_of_holder(task: Task, error: LockNotAcquiredError) -> bool:
+    """Whether it was a run of this very message that refused the lock; in doubt it was."""
+    if error.holder is None:
+        return is_known_copy(task.request)
+    return error.holder.startswith(run_name(task))
+
+
+def requeue_copy(task: Task, error: LockNotAcquiredError, backoff: Backoff) -> NoReturn:
+    """Send a copy of a task that runs again, and end this run of it without any result.
+
+    The result under the id they share is that of the run that holds the lock. It never gives up:
+    that would be a result.
+
+    Raises:
+        CopyRequeued: which tells Celery to store nothing.
+        LockError: `error` itself, in eager mode.
+    """
+    request = task.request
+    if request.is_eager:
+        raise error
+    number = int(attempts(request).get("copy", 0)) + 1
+    countdown = round(backoff.pause(number - 1, random.random()), 3)
+    _send_again(task, countdown, {"copy": number})
+    logger.log(
+        logging.WARNING if number == 1 else logging.INFO,
+        "task %s[%s] was delivered again while it runs; the copy is requeued for %.1f s: %s%s",
+        task.name,
+        request.id,
+        countdown,
+        error,
+        ". Is visibility_timeout shorter than the task?" if number == 1 else "",
+    )
+    _tell_requeued(task, error, countdown, number)
+    raise CopyRequeued
+
+
+def drop_ended_copy(task: Task, key: str) -> None:
+    """End this run if it is a copy that has waited for another, and that has ended with a result.
+
+    Raises:
+        Ignore: it is; nothing is stored, so that the result stays as the sender knows it.
+        CopyRequeued: it is too early to say.
+    """
+    request = task.request
+    if not is_marked_copy(request):
+        return
+    state = _stored_state(task)
+    if state not in states.READY_STATES and "free" not in attempts(request):
+        # The run may have ended this very moment: it gives its lock back, then stores its result.
+        _send_again(task, RESULT_PATIENCE, {**attempts(request), "free": True})
+        logger.info("task %s[%s]: its copy looks for a result once more", task.name, request.id)
+        raise CopyRequeued
+    if state not in states.READY_STATES:
+        logger.warning(
+            "task %s[%s] runs again: it was delivered twice, and no result (%s) says that the "
+            "other run has ended",
+            task.name,
+            request.id,
+            state,
+        )
+        return
+    logger.info("task %s[%s] ended as %s: its copy is dropped", task.name, request.id, state)
+    task_deduplicated.send(
+        sender=task, request=request, key=key, task_id=request.id, verdict="copy"
+    )
+    raise Ignore
+
+
+def _stored_state(task: Task) -> str:
+    if not task.backend.persistent:
+        return "not stored"
+    try:
+        return str(task.AsyncResult(task.request.id).state)
+    except Exception as exc:  # whatever it is, nobody has said that the task has ended
+        return repr(exc)
 
 
 def skip(task: Task, error: LockNotAcquiredError) -> Skipped:
     """Return the result of a skipped run."""
     request = task.request
     logger.info("task %s[%s] skipped: %s", task.name, request.id, error)
-    task_skipped.send(sender=task, request=request, key=error.key)
+    task_skipped.send(sender=task, request=request, key=error.key, holder=error.holder)
     return Skipped(error.key, request.id, error.holder)

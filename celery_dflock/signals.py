@@ -1,25 +1,59 @@
 """Celery signals of the plugin. They observe; what a receiver raises is logged by Celery, no more.
 
-Every signal is sent in the process that runs the task, with the task as `sender`.
+Every signal is sent in the process that runs the task, with the task as `sender` and its `request`.
+A task is told of by these in this order: `lock_waiting`, if it has to wait, and then either
+`lock_acquired` and `lock_released`, with `lock_lost` in between if that happens, or
+`lock_conflict` and what came of it: `task_requeued`, `task_skipped`, or nothing more.
 """
 
 from __future__ import annotations
 
 from celery.utils.dispatch import Signal
 
-lock_acquired = Signal(name="lock_acquired", providing_args={"lock"})
+lock_waiting = Signal(name="lock_waiting", providing_args={"request", "key", "holder"})
+"""A task did not get its lock at once and has a place in the queue of `key`.
+
+Sent for each key that is waited for; never with ``lock_timeout=0``. `holder` is a function without
+arguments, because the answer is a round trip to the lock server: it returns who holds the lock and
+for how long, as text, or ``None`` if nobody does any more. A receiver that takes longer than the
+lease can cost the task its grant.
+"""
+
+lock_acquired = Signal(name="lock_acquired", providing_args={"request", "lock"})
 """A task holds its lock and is about to run. `lock` is what `current_lock` returns in it."""
 
-lock_released = Signal(name="lock_released", providing_args={"lock"})
-"""A task has ended and its lock is given back."""
+lock_released = Signal(name="lock_released", providing_args={"request", "lock"})
+"""A task has ended and its lock has been given back; `lock` is not held any more."""
 
-lock_lost = Signal(name="lock_lost", providing_args={"lock"})
-"""A lock was lost while its task ran. Sent on the renewal thread: do not block in it."""
+lock_lost = Signal(name="lock_lost", providing_args={"request", "key", "lock"})
+"""A lock was lost while its task ran. Sent on the renewal thread: do not block in it.
+
+`lock` is ``None`` if `key` was lost while the task still waited for another of its keys.
+"""
+
+lock_conflict = Signal(name="lock_conflict", providing_args={"request", "key", "holder", "error"})
+"""A task did not get its lock in time; ``lock_conflict`` decides next what becomes of it.
+
+`holder` is who holds `key`, as text, or ``None`` if that could not be learned; `error` the
+`LockNotAcquiredError`. Not sent to a task that a shutdown keeps from waiting: that says nothing
+about the lock.
+"""
 
 task_requeued = Signal(
     name="task_requeued", providing_args={"request", "key", "reason", "countdown", "attempt"}
 )
 """A task could not have its lock and was sent again, to be tried after `countdown` seconds."""
 
-task_skipped = Signal(name="task_skipped", providing_args={"request", "key"})
-"""A task could not have its lock and was skipped."""
+task_skipped = Signal(name="task_skipped", providing_args={"request", "key", "holder"})
+"""A task could not have its lock and was skipped. `holder` as for `lock_conflict`."""
+
+task_deduplicated = Signal(
+    name="task_deduplicated", providing_args={"request", "key", "task_id", "verdict"}
+)
+"""One of two tasks that are the same was dropped; `task_id` is the other, which stays.
+
+`verdict` is ``lock_duplicate`` where a task is sent: ``"coalesce"``, ``"raise"`` and ``"skip"`` drop
+the one that is being sent, and ``"replace"`` drops `task_id` in favour of it; `request` is ``None``
+there. It is ``"copy"`` in a worker that drops a second delivery of the same message, whose first has
+ended with a result.
+"""

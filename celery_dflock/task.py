@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
+from importlib import import_module
 from typing import Any, ClassVar, TypeAlias
 
-from celery import Celery, Task
+from celery import Celery, Task, signals
+from celery.app.task import Context
+from celery.result import AsyncResult
 
-from celery_dflock import bases, keys, policy
+from celery_dflock import bases, firing, keys, policy, unique
 from celery_dflock.config import Settings, settings
 from celery_dflock.exceptions import (
     LockError,
@@ -20,9 +24,15 @@ from celery_dflock.exceptions import (
 )
 from celery_dflock.interrupt import Interruptible
 from celery_dflock.lifecycle import shutdown
-from celery_dflock.locks import Locks, process_label
+from celery_dflock.locks import HeldLock, Locks, process_label
 from celery_dflock.options import LockOptions
-from celery_dflock.signals import lock_acquired, lock_lost, lock_released
+from celery_dflock.signals import (
+    lock_acquired,
+    lock_conflict,
+    lock_lost,
+    lock_released,
+    lock_waiting,
+)
 from dflockd import errors
 
 logger = logging.getLogger("celery_dflock")
@@ -38,49 +48,18 @@ LockKey: TypeAlias = str | Callable[..., str] | Sequence[str | Callable[..., str
 _current: ContextVar[TaskLock | None] = ContextVar("celery_dflock.current_lock", default=None)
 
 
-class TaskLock:
+class TaskLock(HeldLock):
     """The lock of the task that is running; see `current_lock`.
 
     Attributes:
-        keys: what is locked, prefix included; nearly always one key.
-        waited: seconds that the task waited for the grant.
         outer: the lock of the task that called this one in the same thread, if any.
     """
 
+    _locks: Locks
+
     def __init__(self, locks: Locks, waited: float, outer: TaskLock | None) -> None:
-        self._locks = locks
-        self.keys = locks.keys
-        self.waited = waited
+        super().__init__(locks, waited)
         self.outer = outer
-
-    @property
-    def key(self) -> str:
-        """What is locked; the first in order where ``lock_key`` gives several."""
-        return self.keys[0]
-
-    @property
-    def held(self) -> bool:
-        """Whether the lock is certainly still held."""
-        return self._locks.held
-
-    @property
-    def token(self) -> str | None:
-        """The token of the grant of `key`; ``None`` once it is lost."""
-        return self._locks.tokens[self.key]
-
-    @property
-    def fence(self) -> int | None:
-        """A number that grows with every grant of `key`, for the resource to compare.
-
-        Send it along with each write; a resource that remembers the largest and refuses smaller
-        ones is safe even from a task that does not know yet that its lock is lost.
-        """
-        return self._locks.fences[self.key]
-
-    @property
-    def fences(self) -> dict[str, int | None]:
-        """The fence of each of `keys`."""
-        return self._locks.fences
 
     def extend(self, seconds: int | None = None) -> bool:
         """Renew the lease now, for `seconds` (default: ``lock_ttl``); ``False`` if it is lost.
@@ -89,15 +68,6 @@ class TaskLock:
         longer than the lease: call it before.
         """
         return self._locks.renew(seconds)
-
-    def check(self) -> None:
-        """Raise `LockLostError` if the lock is not held any more."""
-        if not self.held:
-            raise LockLostError(self.key, "its lease ended or the server forgot it")
-
-    def __repr__(self) -> str:
-        """Without the token."""
-        return f"<TaskLock {self.key!r} fence={self.fence} {'held' if self.held else 'lost'}>"
 
 
 def current_lock() -> TaskLock | None:
@@ -111,6 +81,10 @@ class LockedTask(Task):
     The lock is taken in the worker just before the body runs and released when the body ends in any
     way. While the body runs a thread renews the lease; if the process dies, the lock is free at
     once. Calling the task like a function, ``task()``, takes no lock.
+
+    A message that the broker delivers again while its task runs (``acks_late``, visibility timeout)
+    is no conflict: whatever ``lock_conflict`` says, the copy is requeued until the lock is free.
+    Then it is dropped if the id has its result by now, and else it runs; see docs/redelivery.md.
 
     Options, as decorator arguments, class attributes or ``task_annotations``:
 
@@ -130,6 +104,18 @@ class LockedTask(Task):
         lock_lost: what happens if the lock is lost while the body runs: ``"raise"`` raises
             `LockLostError` in it, ``"warn"`` logs. Or a function ``(task, lock)``, which runs on
             the renewal thread and must not block.
+        lock_unique: whether the task is sent while another with its name and `lock_key` is on its
+            way. ``None`` sends it always. Else the other counts ``"until_executing"``: until it has
+            the lock and begins; or ``"until_executed"``: until it has ended, retries included; or
+            ``"until_expired"``: for `lock_unique_ttl`, whatever becomes of it. A call that somebody
+            counts on is always sent: in a chain, group or chord, with callbacks, or with an id of
+            the caller's choice. So is one that finds no lock server. See docs/unique.md.
+        lock_unique_ttl: seconds after which a task that has not begun does not count any more; it
+            may have been purged. At most the server's ``--max-lease-ttl``.
+        lock_duplicate: what becomes of the second one: ``"coalesce"`` returns the result of the
+            first, ``"raise"`` raises `DuplicateTaskError`, ``"skip"`` returns a result that is
+            ready and `Skipped`, and ``"replace"`` sends it and revokes the first, unless that runs;
+            not with ``until_expired``.
 
     One call can have options of its own, in its message header:
     ``task.apply_async(args, headers={"dflock": {"lock_timeout": 60}})``.
@@ -142,6 +128,9 @@ class LockedTask(Task):
     lock_conflict: ClassVar[str | Callable[..., Any]] = "requeue"
     lock_requeue: ClassVar[dict[str, float]] = {}
     lock_lost: ClassVar[str | Callable[..., Any]] = "raise"
+    lock_unique: ClassVar[str | None] = None
+    lock_unique_ttl: ClassVar[int] = 3600
+    lock_duplicate: ClassVar[str] = "coalesce"
 
     _lock_options: ClassVar[LockOptions]
 
@@ -151,6 +140,45 @@ class LockedTask(Task):
         super().on_bound(app)
         bases.check(cls, LockedTask)
         cls._lock_options = LockOptions.of(cls)
+
+    def apply_async(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> AsyncResult:
+        """Send the task, unless ``lock_unique`` finds another like it on its way.
+
+        For the arguments see `celery.Task.apply_async`.
+
+        Raises:
+            DuplicateTaskError: there is one, and ``lock_duplicate`` is ``"raise"``.
+        """
+        publish = partial(super().apply_async, args, kwargs, producer=producer, shadow=shadow)
+        counted_on = {"task_id": task_id, "link": link, "link_error": link_error}
+        lock_options = self._options(Context(headers=options.get("headers")))
+        if (
+            lock_options.unique is None
+            or any(counted_on.values())
+            or any(options.get(name) for name in ("group_id", "chord", "chain"))
+            or self.app.conf.task_always_eager
+            or not settings(self.app).enabled
+            or bases.is_of_celery(type(self))
+        ):
+            return publish(**counted_on, **options)
+        return unique.send(
+            self,
+            lock_options,
+            args or (),
+            kwargs or {},
+            options,
+            lambda **more: publish(**{**options, **more}),
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body under the lock."""
@@ -168,7 +196,18 @@ class LockedTask(Task):
         app_settings = settings(self.app)
         if not app_settings.enabled:
             return body(*args, **kwargs)
-        options = self._options()
+        options = self._options(request)
+        return self._run_locked(body, args, kwargs, options, app_settings)
+
+    def _run_locked(
+        self,
+        body: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: LockOptions,
+        app_settings: Settings,
+    ) -> Any:
+        request = self.request
         lost = _Loss(self, options)
         locks = Locks(
             [
@@ -179,28 +218,47 @@ class LockedTask(Task):
             timeout=self._patience(options),
             ttl=options.ttl,
             settings=app_settings,
-            label=f"{self.name}[{request.id}] {process_label()}",
+            label=policy.run_name(self) + process_label(),
+            run=policy.run_name(self),
+            on_wait=self._waits,
             on_lost=lost.happened,
         )
+        held = None
         try:
-            started = time.monotonic()
-            try:
-                self._acquire(locks)
-            except LockUnavailableError as error:
-                if app_settings.unavailable != "run":
-                    return self._unavailable(error, app_settings, options)
-                logger.warning("task %s[%s] runs unlocked: %s", self.name, self.request.id, error)
-                return body(*args, **kwargs)
-            except LockNotAcquiredError as error:
-                return self._conflict(error, options)
-            held = TaskLock(locks, time.monotonic() - started, current_lock())
-            return self._run(held, lost, body, args, kwargs)
+            with unique.carried(self, options, app_settings) as carried:
+                started = time.monotonic()
+                try:
+                    self._acquire(locks)
+                except LockUnavailableError as error:
+                    if app_settings.unavailable != "run":
+                        return self._unavailable(error, app_settings, options)
+                    name = f"{self.name}[{self.request.id}]"
+                    logger.warning("task %s runs unlocked: %s", name, error)
+                    return body(*args, **kwargs)
+                except LockNotAcquiredError as error:
+                    return self._conflict(error, options)
+                policy.drop_ended_copy(self, locks.keys[0])
+                with firing.once(self, locks.keys[0], app_settings):
+                    if carried is not None:
+                        carried.begin(options)
+                    held = TaskLock(locks, time.monotonic() - started, current_lock())
+                    return self._run(held, lost, body, args, kwargs)
         finally:
             locks.release()
+            if held is not None:
+                key = ", ".join(held.keys)
+                logger.debug("task %s[%s] has released lock %r", self.name, request.id, key)
+                lock_released.send(sender=self, request=request, lock=held)
 
-    def _options(self) -> LockOptions:
-        given = policy.options_of_call(self.request)
-        return LockOptions.of_call(type(self), given) if given else self._lock_options
+    def _options(self, request: Context) -> LockOptions:
+        given = policy.options_of_call(request)
+        if given:
+            return LockOptions.of_call(type(self), given)
+        try:
+            return self._lock_options
+        except AttributeError:
+            # Celery registers a task before it binds it, and another thread has got hold of it.
+            return LockOptions.of(type(self))
 
     def _patience(self, options: LockOptions) -> float | None:
         is_fresh_retry = self.request.retries and not policy.attempts(self.request)
@@ -221,6 +279,12 @@ class LockedTask(Task):
                 why = "a task that waits for this one, in the same thread, holds it"
                 raise LockNotAcquiredError(key, why)
             outer = outer.outer
+        if policy.is_known_copy(self.request):
+            # Waiting for its own message, a copy would have the lock a moment before that message
+            # has its result; and in a semaphore it would not even have to wait.
+            holder = locks.holder(locks.keys[0])
+            if holder is not None and holder.startswith(locks.run):
+                raise LockNotAcquiredError(locks.keys[0], "it is held", holder)
         try:
             refused = locks.acquire()
         except errors.AcquireCancelledError:
@@ -230,19 +294,36 @@ class LockedTask(Task):
             why = f"after {seconds} s (lock_timeout) still held" if seconds else "it is held"
             raise LockNotAcquiredError(refused, why, locks.holder(refused))
 
+    def _waits(self, key: str, holder: Callable[[], str | None]) -> None:
+        if logger.isEnabledFor(logging.INFO):
+            name, who = f"{self.name}[{self.request.id}]", holder()
+            logger.info("task %s waits for lock %r%s", name, key, f", held by {who}" if who else "")
+        lock_waiting.send(sender=self, request=self.request, key=key, holder=holder)
+
     def _conflict(self, error: LockNotAcquiredError, options: LockOptions) -> Any:
         verdict: Any = options.conflict
         if shutdown.begun:
             # A shutdown says nothing about the lock: whatever the policy, the task goes elsewhere.
             verdict = "requeue"
-        elif callable(verdict):
-            verdict = verdict(self, error)
+        elif policy.is_copy_of_holder(self, error):
+            policy.requeue_copy(self, error, options.requeue)
+        else:
+            lock_conflict.send(
+                sender=self,
+                request=self.request,
+                key=error.key,
+                holder=error.holder,
+                error=error,
+            )
+            if callable(verdict):
+                verdict = verdict(self, error)
         if verdict == "requeue":
             policy.requeue(self, error, options.requeue)
         if verdict == "skip":
             return policy.skip(self, error)
         if verdict == "fail":
             raise error
+        logger.info("task %s[%s] ends without running: %s", self.name, self.request.id, error)
         return verdict
 
     def _unavailable(self, error: LockError, app_settings: Settings, options: LockOptions) -> Any:
@@ -258,15 +339,22 @@ class LockedTask(Task):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        token = _current.set(held)
+        request, token = self.request, _current.set(held)
         try:
-            lock_acquired.send(sender=self, lock=held)
+            logger.debug(
+                "task %s[%s] has lock %r after %.3f s, fence %s",
+                self.name,
+                request.id,
+                ", ".join(held.keys),
+                held.waited,
+                held.fence,
+            )
+            lock_acquired.send(sender=self, request=request, lock=held)
             with lost.watched(held):
                 lost.check(held)
                 return body(*args, **kwargs)
         finally:
             _current.reset(token)
-            lock_released.send(sender=self, lock=held)
 
 
 class SingletonTask(LockedTask):
@@ -286,7 +374,7 @@ class _Loss:
 
     def __init__(self, task: LockedTask, options: LockOptions) -> None:
         self._task = task
-        self._task_id = task.request.id
+        self._request = task.request
         self._lost = options.lost
         self._run: Interruptible | None = None
         self._lock: TaskLock | None = None
@@ -309,10 +397,17 @@ class _Loss:
         logger.error(
             "task %s[%s]: %s; the task %s",
             self._task.name,
-            self._task_id,
+            self._request.id,
             error,
             "is interrupted" if interrupted else "goes on unlocked",
         )
-        lock_lost.send(sender=self._task, lock=self._lock)
+        lock_lost.send(sender=self._task, request=self._request, key=key, lock=self._lock)
         if callable(self._lost):
             self._lost(self._task, self._lock)
+
+
+@signals.worker_init.connect(dispatch_uid="celery_dflock.worker")
+def _begin_worker(**_: Any) -> None:
+    """Load what only workers need: their events, and their answer to ``celery inspect dflock``."""
+    import_module("celery_dflock.events")
+    import_module("celery_dflock.control")

@@ -145,6 +145,7 @@ def dflock_app(
             values = {
                 "dflock_servers": [dflockd_server.address],
                 "dflock_auth_token": None,
+                "dflock_use_ssl": None,
                 "dflock_enabled": True,
                 **settings,
             }
@@ -184,7 +185,7 @@ def assert_locked(key: str, app: Celery | None = None) -> None:
         _fail(f"lock {key!r} is held by nobody: locking is switched off")
     lock = _Asked(key, settings)
     if not lock.holders:
-        report = admin.stats(lock.server, settings.auth_token)
+        report = admin.stats(lock.server, **settings.credentials())
         held = sorted(entry["key"] for entry in report["locks"] + report["semaphores"])
         others = ", ".join(map(repr, held[:10])) + (", ..." if len(held) > 10 else "")
         _fail(

@@ -128,14 +128,15 @@ class DistributedLock(LockBase):
         return True
 
     async def detach(self, lease_ttl_s: int | None = None) -> str | None:
-        """Let the lock stay held for `lease_ttl_s` (default: as granted), and have it no more.
+        """Let the lock stay held for `lease_ttl_s` (default: what is left), and have it no more.
 
         It outlives this object, this process and its connection. It ends with its lease, or when
         somebody who was given the token has taken it over with `adopt` and releases it. Until here
-        it ends with this process, as ever.
+        it ends with this process, as ever. Who has adopted it meanwhile keeps it, unless a lease is
+        named here: that asks the server for the lock first.
 
         Returns:
-            The token, or ``None`` if the lock was lost.
+            The token, or ``None`` if the lock is known to be lost.
 
         Raises:
             InvalidArgumentError: the lease is no whole number of seconds from 1.
@@ -148,8 +149,11 @@ class DistributedLock(LockBase):
         self._keeper = self._hold = None
         hold, connection = keeper.hold, None
         try:
-            connection = await keeper.stop() or await AsyncConnection.open(self._route)
-            operation = operations.detach(self._target, hold.token, lease_ttl_s or hold.lease)
+            connection = await keeper.stop()
+            if connection is None:
+                connection = await AsyncConnection.open(self._route)
+                lease_ttl_s = lease_ttl_s or hold.lease
+            operation = operations.detach(self._target, hold.token, lease_ttl_s)
             detached = await aio.run(operation, connection, self.server)
         finally:
             keeper.abandon()
@@ -299,7 +303,7 @@ class DistributedLock(LockBase):
         return released
 
     def _take_up(self, grant: Grant, connection: AsyncConnection) -> None:
-        self._hold = Hold(self._target, grant, self._renew_ratio, self._lost_callback())
+        self._hold = Hold(self._target_anew, grant, self._renew_ratio, self._lost_callback())
         self._keeper = _Keeper(self._hold, connection, self._route)
 
 
@@ -402,7 +406,8 @@ class _Keeper:
             return
         try:
             async with asyncio.timeout(max(0.0, hold.deadline - time.monotonic())):
-                grant = await aio.run(self._renewal(), connection, hold.target.server)
+                target = hold.target._replace(label=None)
+                grant = await aio.run(self._renewal(target), connection, target.server)
         except TimeoutError:
             self._lost("its lease ended unrenewed")
         except errors.RemoteError:
@@ -422,19 +427,22 @@ class _Keeper:
             try:
                 async with asyncio.timeout(max(0.0, hold.deadline - time.monotonic())):
                     connection = await AsyncConnection.open(self._route)
-                    grant = await aio.run(self._renewal(), connection, hold.target.server)
+                    grant = await aio.run(
+                        self._renewal(hold.target), connection, hold.target.server
+                    )
             except errors.RemoteError:
                 continue
             except TimeoutError:
                 break
+            connection.label = hold.target.label or b""
             self._finalizer.detach()
             self._adopt(connection)
             self._renewed(grant)
             return
         self._lost("its lease ended unrenewed")
 
-    def _renewal(self) -> Operation[Grant | None]:
-        return operations.renew(self.hold.target, self.hold.token, self.hold.lease)
+    def _renewal(self, target: operations.Target) -> Operation[Grant | None]:
+        return operations.renew(target, self.hold.token, self.hold.lease)
 
     def _renewed(self, grant: Grant | None) -> None:
         if grant is None:

@@ -83,6 +83,9 @@ class LockBase:
         self._on_lost = on_lost
         self._route = Route(addresses[index], _secret(auth_token), ssl_context)
         self._target = Target(self._space, key.encode(), self._limit(), lease_ttl_s, self.server)
+        # For a new connection, which has no label yet.
+        labelled = self._target._replace(label=self._label) if self._label else self._target
+        self._target_anew = labelled
         self._hold: Hold | None = None
 
     def _limit(self) -> int:

@@ -23,6 +23,7 @@ from dflockd.wire import (
     Granted,
     Inspect,
     Label,
+    Recovering,
     Release,
     Renew,
     Renewed,
@@ -161,12 +162,14 @@ def renew(target: Target, token: bytes, lease: int | None) -> Operation[Grant | 
     return read_renewal(target, token, (yield _labelled(exchange, target)))
 
 
-def detach(target: Target, token: bytes, lease: int) -> Operation[bool]:
-    """Start the lease anew and let the hold outlive the connection; ``False`` if it is lost.
+def detach(target: Target, token: bytes, lease: int | None) -> Operation[bool]:
+    """Let what this connection holds outlive it; ``False`` if the hold is lost.
 
-    All that is held on the connection does so from now on: it can only be closed.
+    It is true of all that is held on the connection: it can only be closed. With a `lease`, that
+    begins anew, and the hold is this connection's first. Without, nobody asks about the hold, and
+    it stays with whoever has adopted it meanwhile.
     """
-    if (yield from renew(target, token, lease)) is None:
+    if lease is not None and (yield from renew(target, token, lease)) is None:
         return False
     # A server that tells sessions by their ref must not take this one for any other.
     answer = yield Exchange(encode_request(StableRef(token[:MAX_REF])), REPLY_PATIENCE)
@@ -301,6 +304,11 @@ def refused(reply: object, target: Target) -> errors.RefusedError:
     cls, text = (errors.RefusedError, f"unexpected answer {reply}")
     if isinstance(reply, Status) and reply in _REFUSALS:
         cls, text = _REFUSALS[reply]
+    elif isinstance(reply, Recovering):
+        cls = errors.RecoveringError
+        text = (
+            f"the server waits for holders to renew: try again in {reply.milliseconds / 1000:g} s"
+        )
     return cls(f"{_about(target)}: {text}", key=target.name or None, server=target.server)
 
 

@@ -133,14 +133,15 @@ class DistributedLock(LockBase):
         return False
 
     def detach(self, lease_ttl_s: int | None = None) -> str | None:
-        """Let the lock stay held for `lease_ttl_s` (default: as granted), and have it no more.
+        """Let the lock stay held for `lease_ttl_s` (default: what is left), and have it no more.
 
         It outlives this object, this process and its connection. It ends with its lease, or when
         somebody who was given the token has taken it over with `adopt` and releases it. Until here
-        it ends with this process, as ever.
+        it ends with this process, as ever. Who has adopted it meanwhile keeps it, unless a lease is
+        named here: that asks the server for the lock first.
 
         Returns:
-            The token, or ``None`` if the lock was lost.
+            The token, or ``None`` if the lock is known to be lost.
 
         Raises:
             InvalidArgumentError: the lease is no whole number of seconds from 1.
@@ -155,8 +156,8 @@ class DistributedLock(LockBase):
             self._asking = current().renewer.unwatch(watch)
             if self._asking is None:
                 self._asking = Connection.open(*self._route)
-            lease = lease_ttl_s or hold.lease
-            detached = run(operations.detach(self._target, hold.token, lease), self._asking)
+                lease_ttl_s = lease_ttl_s or hold.lease
+            detached = run(operations.detach(self._target, hold.token, lease_ttl_s), self._asking)
         finally:
             self._let_go()
         if not detached:
@@ -311,7 +312,7 @@ class DistributedLock(LockBase):
 
     def _take_up(self, grant: Grant) -> None:
         assert self._asking is not None
-        hold = Hold(self._target, grant, self._renew_ratio, self._lost_callback())
+        hold = Hold(self._target_anew, grant, self._renew_ratio, self._lost_callback())
         self._watch = current().renewer.watch(hold, self._asking, self._route)
         self._hold = hold
         self._end_request()

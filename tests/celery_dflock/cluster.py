@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -46,6 +46,7 @@ class Cluster:
         servers: str | None = None,
         pool: str = "prefork",
         concurrency: int = 2,
+        env: Mapping[str, str] | None = None,
     ) -> Worker:
         """A worker, not yet started; by default it serves a queue of its own name alone."""
         worker = Worker(
@@ -55,7 +56,7 @@ class Cluster:
             name=name,
             pool=pool,
             concurrency=concurrency,
-            env={"DFLOCK_SERVERS": servers} if servers else {},
+            env={**(env or {}), **({"DFLOCK_SERVERS": servers} if servers else {})},
         )
         self._workers.append(worker)
         return worker

@@ -13,12 +13,20 @@ from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_prerun
 
-from celery_dflock import LockedTask, LockNotAcquiredError, SingletonTask, current_lock
-from celery_dflock.signals import lock_lost, task_requeued, task_skipped
+from celery_dflock import (
+    LockedTask,
+    LockLostError,
+    LockNotAcquiredError,
+    SingletonTask,
+    current_lock,
+)
+from celery_dflock.signals import lock_lost, task_deduplicated, task_requeued, task_skipped
 
 # The environment variables that tell a worker where everything is; also DFLOCK_SERVERS.
 BROKER = "JOBS_BROKER_URL"
 RECORD = "JOBS_RECORD"
+VISIBILITY = "JOBS_VISIBILITY"
+"""Seconds after which Redis delivers again what a worker has not acknowledged."""
 
 AT_ONCE = {"base": 0.05, "cap": 0.05}
 
@@ -35,6 +43,16 @@ def configure(env: Mapping[str, str]) -> None:
         broker_transport_options={"priority_steps": [0, 3, 6, 9]},
         result_extended=True,
     )
+    if VISIBILITY in env:
+        app.conf.broker_transport_options |= {
+            "visibility_timeout": float(env[VISIBILITY]),
+            "unacked_restore_interval": 0.1,
+            "unacked_restore_throttle": 1,
+            # What other workers have not acknowledged is none of its business.
+            "unacked_key": "impatient_unacked",
+            "unacked_index_key": "impatient_unacked_index",
+            "unacked_mutex_key": "impatient_unacked_mutex",
+        }
 
 
 configure(os.environ)
@@ -111,7 +129,7 @@ def body(
         raise
     finally:
         held = lock.held if lock else None
-        note("end", self, key=key, error=error, held=held)
+        note("end", self, key=key, error=error, held=held, retries=request.retries)
 
 
 def _raise(exc: BaseException) -> Any:
@@ -154,18 +172,28 @@ def _be_busy(self: Task) -> str:
     return str(self.request.id)
 
 
+def _send_again(self: Task) -> str:
+    again = self.apply_async((), {"key": self.request.kwargs["key"]}, countdown=0)
+    return str(again.id)
+
+
 END: dict[str, Callable[[Task], Any]] = {
     "return": lambda self: self.request.id,
     "raise": lambda _: _raise(ValueError("as asked")),
     "raise once": lambda self: self.request.retries or _raise(ValueError("as asked")),
     "retry once": lambda self: self.request.retries or _raise(self.retry(countdown=0)),
     "retry slowly": _retry_then_clean_up,
+    "retry later": lambda self: self.request.retries or _raise(self.retry(countdown=0.5)),
+    "send again": _send_again,
     "fork": _fork,
     "spin": _spin,
     "busy": _be_busy,
     "exit": lambda _: os._exit(1),
     "ignore": lambda _: _raise(Ignore()),
     "reject": lambda _: _raise(Reject("as asked", requeue=False)),
+    "reject to the queue": lambda self: (
+        self.request.delivery_info["redelivered"] or _raise(Reject("as asked", requeue=True))
+    ),
 }
 
 
@@ -206,6 +234,30 @@ def decide(_task: Task, error: LockNotAcquiredError) -> str:
 
 
 decided = job("decided", lock_timeout=0, lock_conflict=decide)
+
+
+stubborn = job(
+    "stubborn",
+    lock_timeout=60,
+    autoretry_for=(LockLostError,),
+    retry_kwargs={"countdown": 0, "max_retries": None},
+)
+
+
+def acked_late(name: str, **options: Any) -> Task:
+    """A task whose message is acknowledged after it has run, and delivered again if its child dies."""
+    options = {"lock_timeout": 0, "acks_late": True, "reject_on_worker_lost": True, **options}
+    return job(name, **options)
+
+
+late_requeued = acked_late("late_requeued", lock_requeue={**AT_ONCE, "max_attempts": 2})
+late_skipped = acked_late("late_skipped", lock_conflict="skip")
+late_failed = acked_late("late_failed", lock_conflict="fail")
+late_decided = acked_late("late_decided", lock_conflict=decide)
+late_patient = acked_late("late_patient", lock_timeout=60)
+late_by_twos = acked_late("late_by_twos", lock_limit=2)
+late_untold = acked_late("late_untold", ignore_result=True)
+
 told = job(
     "told",
     lock_ttl=1,
@@ -232,6 +284,11 @@ def note_requeued(sender: Task, key: str, countdown: float, attempt: int, **_: A
     note("requeued", sender, key=key, countdown=countdown, attempt=attempt)
 
 
+@task_deduplicated.connect
+def note_deduplicated(sender: Task, key: str, **_: Any) -> None:
+    note("deduplicated", sender, key=key)
+
+
 @task_skipped.connect
 def note_skipped(sender: Task, key: str, **_: Any) -> None:
     note("skipped", sender, key=key)
@@ -240,3 +297,31 @@ def note_skipped(sender: Task, key: str, **_: Any) -> None:
 @lock_lost.connect
 def note_lost(sender: Task, lock: Any, **_: Any) -> None:
     note("lost", sender, key=lock.key if lock else None)
+
+
+# Tasks that are not sent twice.
+
+
+def unique(name: str, until: str, duplicate: str = "coalesce", **options: Any) -> Task:
+    options = {"lock_timeout": 0, "lock_unique": until, "lock_duplicate": duplicate, **options}
+    return job(name, **options)
+
+
+until_executing = unique("until_executing", "until_executing")
+until_executed = unique("until_executed", "until_executed")
+until_expired = unique("until_expired", "until_expired", lock_unique_ttl=2)
+unique_patient = unique("unique_patient", "until_executed", lock_timeout=60)
+unique_waiting = unique("unique_waiting", "until_executing", lock_timeout=60)
+unique_skipped = unique("unique_skipped", "until_executed", lock_conflict="skip")
+unique_failed = unique("unique_failed", "until_executed", lock_conflict="fail")
+unique_retried = unique(
+    "unique_retried",
+    "until_executed",
+    autoretry_for=(ValueError,),
+    retry_kwargs={"countdown": 0.5, "max_retries": 1},
+)
+unique_late = unique("unique_late", "until_executed", acks_late=True)
+raising = unique("raising", "until_executed", "raise")
+skipping = unique("skipping", "until_executed", "skip")
+replacing = unique("replacing", "until_executed", "replace", lock_timeout=60)
+replacing_queued = unique("replacing_queued", "until_executing", "replace", lock_timeout=60)

@@ -103,14 +103,24 @@ def test_options_of_a_call_stay_with_it_when_it_is_requeued(cluster: Cluster, ke
         ({"lock_ttl": "long"}, "lock_ttl is 'long': give whole seconds from 1"),
     ],
 )
-def test_bad_options_of_a_call_fail_it(
-    cluster: Cluster, key: str, given: dict[str, object], line: str
+@pytest.mark.parametrize("by_name", [False, True], ids=["known here", "by name"])
+def test_bad_options_of_a_call_are_refused(
+    cluster: Cluster, key: str, given: dict[str, object], line: str, by_name: bool
 ) -> None:
-    sent = cluster.send(jobs.patient, key, headers={"dflock": given})
+    said = line.replace("(", r"\(").replace("?)", r"\?\)")
+    headers = {"dflock": given}
 
-    with pytest.raises(ImproperlyConfigured, match=line.replace("(", r"\(").replace("?)", r"\?\)")):
+    def send() -> None:
+        if not by_name:
+            cluster.send(jobs.patient, key, headers=headers)
+            return
+        # The sender does not know what the options may be, the worker does.
+        sent = jobs.app.send_task("patient", (), {"key": key}, headers=headers)
         sent.get(timeout=PATIENCE)
-    assert not cluster.events(what="start", id=sent.id)
+
+    with pytest.raises(ImproperlyConfigured, match=said):
+        send()
+    assert not cluster.events(what="start", key=key)
 
 
 def test_who_holds_it(cluster: Cluster, key: str, tmp_path: Path) -> None:

@@ -48,6 +48,15 @@ def refusal(**options: Any) -> str:
         ("lock_timeout", float("inf"), "seconds from 0, or None"),
         ("lock_timeout", 10**12, "seconds from 0, or None"),
         ("lock_timeout", False, "seconds from 0, or None"),
+        ("lock_unique", "until_done", "one of until_executing, until_executed, until_expired"),
+        ("lock_unique", "until_execute", "(did you mean until_executed?)"),
+        ("lock_unique", True, "one of until_executing, until_executed, until_expired"),
+        ("lock_unique", lambda *_: None, "one of until_executing, until_executed, until_expired"),
+        ("lock_unique_ttl", 0, "whole seconds from 1"),
+        ("lock_unique_ttl", 0.5, "whole seconds from 1"),
+        ("lock_unique_ttl", None, "whole seconds from 1"),
+        ("lock_duplicate", "skipp", "one of coalesce, raise, skip, replace (did you mean skip?)"),
+        ("lock_duplicate", None, "one of coalesce, raise, skip, replace"),
         ("lock_requeue", 5, "a dict of base, cap, max_wait, max_attempts"),
         ("lock_requeue", {"cap": -1}, "a number from 0 for cap"),
         ("lock_requeue", {"base": "1"}, "a number from 0 for base"),
@@ -86,12 +95,31 @@ def test_bad_option(option: str, value: object, remedy: str) -> None:
         ("lock_tll", "lock_ttl"),
         ("lock_keys", "lock_key"),
         ("lock_on_lost", "lock_lost"),
+        ("lock_uniqe", "lock_unique"),
+        ("lock_unique_tll", "lock_unique_ttl"),
+        ("lock_duplicates", "lock_duplicate"),
     ],
 )
 def test_misspelled_option(misspelled: str, meant: str) -> None:
     text = refusal(**{misspelled: 1})
 
     assert text == f"task refused: there is no option {misspelled}: did you mean {meant}?"
+
+
+def test_replace_needs_an_end() -> None:
+    text = refusal(lock_unique="until_expired", lock_duplicate="replace")
+
+    assert text == (
+        "task refused: lock_duplicate is 'replace': give another with until_expired: "
+        "each would be sent"
+    )
+
+
+def test_a_call_with_a_bad_option_is_not_sent() -> None:
+    task = bind("called")
+
+    with pytest.raises(ImproperlyConfigured, match="task called: lock_unique is 'always'"):
+        task.apply_async((1,), headers={"dflock": {"lock_unique": "always"}})
 
 
 def test_own_attributes_are_no_options() -> None:

@@ -201,6 +201,10 @@ class Proxy:
         self._requests_pass.clear()
         self._replies_pass.clear()
 
+    def withhold_requests(self) -> None:
+        """Pass on only what the server says."""
+        self._requests_pass.clear()
+
     def withhold_replies(self) -> None:
         """Pass on only what clients say."""
         self._replies_pass.clear()

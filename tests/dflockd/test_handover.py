@@ -128,8 +128,23 @@ async def test_detaching_what_is_not_held(client: Client, server: ServerProcess,
         raw = server.connect()
         assert raw.ask("evict", key, lock.fence) == "ok"
         raw.close()
-        assert await lock.detach() is None
+        assert await lock.detach(600) is None
         assert not lock.held
+
+
+async def test_detaching_what_somebody_has_adopted(
+    client: Client, start: Callable[..., ServerProcess], key: str
+) -> None:
+    server = start()
+    first, second = client.lock(key, server), client.lock(key, server)
+    await first.acquire()
+    assert await second.adopt(first.token)
+    assert await first.detach()
+    assert second.held
+    waiting = asyncio.create_task(_acquired(client.lock(key, server)))
+    await until(lambda: waiters(server, key) == 1)
+    _forget(second)
+    await soon(waiting)
 
 
 async def test_adopting_twice(client: Client, server: ServerProcess, key: str) -> None:

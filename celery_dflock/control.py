@@ -1,0 +1,120 @@
+"""``celery -A proj inspect dflock``: which locks the tasks of each worker hold or wait for.
+
+In a prefork pool it is the children who hold them, and the main process is who answers. It knows
+what its children run, makes the keys of these tasks as they do, and asks the lock servers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from celery.app.task import Context
+from celery.utils.nodenames import gethostname
+from celery.worker import state as worker_state
+from celery.worker.control import inspect_command
+
+from celery_dflock import bases, keys, policy
+from celery_dflock.config import Settings, settings
+from celery_dflock.options import LockOptions
+from celery_dflock.task import LockedTask
+from dflockd.errors import DflockdError
+from dflockd.sync_client import DistributedLock, DistributedSemaphore
+
+PATIENCE = 0.6
+"""Seconds for the whole answer. The worker does nothing else meanwhile, and ``celery inspect``
+waits for a second."""
+
+Row = dict[str, Any]
+
+
+class _Question(NamedTuple):
+    """A lock that a task of this worker may have; the task's name and id."""
+
+    lock: DistributedLock
+    task: str
+    id: str
+
+
+@inspect_command(name="dflock")
+def held_and_awaited(state: Any, **_: Any) -> list[Row]:
+    """Locks that the worker's tasks hold or wait for."""
+    app_settings = settings(state.app)
+    if not app_settings.enabled:
+        return []
+    deadline = time.monotonic() + PATIENCE
+    requests = list(state.tset(worker_state.active_requests))
+    questions: dict[str, list[_Question]] = defaultdict(list)
+    rows: list[Row] = []
+
+    def prepare() -> None:
+        for request in requests:
+            try:
+                for question in _questions(request, app_settings):
+                    questions[question.lock.server].append(question)
+            except Exception as exc:  # the user's function, or arguments that make no key
+                rows.append({"task": request.task.name, "id": request.id, "error": str(exc)})
+
+    [is_prepared] = _run([prepare], deadline)
+    if not is_prepared:
+        return [*rows, {"error": f"the tasks' lock_key took longer than {PATIENCE} s"}]
+    answered = _run([partial(_ask, each, rows) for each in questions.values()], deadline)
+    late = [server for server, in_time in zip(questions, answered, strict=True) if not in_time]
+    return [*rows, *({"server": server, "error": "no answer in time"} for server in late)]
+
+
+def _questions(request: Any, app_settings: Settings) -> Iterator[_Question]:
+    task = request.task
+    if not isinstance(task, LockedTask) or bases.is_of_celery(type(task)):
+        return
+    given = policy.options_of_call(Context(request.request_dict))
+    options = LockOptions.of_call(type(task), given) if given else task._lock_options
+    servers = app_settings.connection_options()
+    for key in options.keys_of(task, tuple(request.args), request.kwargs):
+        name = keys.finish(key, app_settings.key_prefix)
+        lock = (
+            DistributedLock(name, **servers)
+            if options.limit == 1
+            else DistributedSemaphore(name, options.limit, **servers)
+        )
+        yield _Question(lock, task.name, request.id)
+
+
+def _ask(questions: Sequence[_Question], rows: list[Row]) -> None:
+    """Ask one server, and stop at its first failure."""
+    for lock, task, task_id in questions:
+        try:
+            report = lock.inspect()
+        except DflockdError as exc:
+            rows.append({"server": lock.server, "error": str(exc)})
+            return
+        # Its copies on other hosts, and other runs, have labels of their own.
+        label = f"{task}[{task_id}] {gethostname()} "
+        common = {"key": lock.key, "task": task, "id": task_id}
+        for holder in report["holders"]:
+            if holder["label"].startswith(label):
+                fields = ("fence", "held_s", "lease_expires_in_s")
+                rows.append(
+                    {**common, "state": "holds", **{field: holder[field] for field in fields}}
+                )
+        for place, waiter in enumerate(report["waiters"], 1):
+            if waiter["label"].startswith(label):
+                waited = waiter["waited_s"]
+                rows.append({**common, "state": "waits", "place": place, "waited_s": waited})
+
+
+def _run(jobs: Sequence[Callable[[], None]], deadline: float) -> list[bool]:
+    """Do all of them at once, on threads; say of each whether it was done by the deadline.
+
+    Nobody waits for the threads of the others: a connection that is not made ends in seconds.
+    """
+    threads = [threading.Thread(target=job, name="dflock-inspect", daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [not thread.is_alive() for thread in threads]

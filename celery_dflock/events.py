@@ -1,0 +1,144 @@
+"""Worker events of locks, for ``celery events``, Flower and monitors of one's own.
+
+They go out where Celery sends the events of tasks: with ``-E``, ``worker_send_task_events``, or
+after ``celery control enable_events``. Nobody there knows the token.
+
+Their types are ``lock-...`` and not ``task-lock-...``: `celery.events.state.State`, and Flower with
+it, takes whatever follows ``task-`` for the state of the task, and a task that is ``STARTED`` would
+be shown as ``LOCK-ACQUIRED`` from then on, one in ``RETRY`` as ``LOCK-RELEASED`` for good. Types of
+a group that they do not know they count and leave alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from celery import Task, signals
+from celery.app.task import Context
+from kombu.exceptions import OperationalError
+
+from celery_dflock.exceptions import LockNotAcquiredError
+from celery_dflock.signals import (
+    lock_acquired,
+    lock_conflict,
+    lock_lost,
+    lock_released,
+    lock_waiting,
+    task_requeued,
+    task_skipped,
+)
+
+RETRY_POLICY = {"max_retries": 1, "interval_start": 0}
+"""A stale connection is replaced; for a broker that is away an event does not hold up its task."""
+
+logger = logging.getLogger("celery_dflock")
+
+_wanted = mmap.mmap(-1, 1)
+"""Whether the worker sends events: one byte that the children of a prefork pool share with it."""
+
+
+@signals.task_received.connect
+def look_whether_wanted(sender: Any, **_: Any) -> None:
+    """Note whether the worker sends task events now. Runs in its main process, for each task.
+
+    The only place that knows: neither ``-E`` nor ``enable_events`` changes a setting.
+    """
+    dispatcher = sender.event_dispatcher
+    _wanted[0] = bool(
+        dispatcher and dispatcher.enabled and (not dispatcher.groups or "task" in dispatcher.groups)
+    )
+
+
+@lock_waiting.connect
+def send_waiting(
+    sender: Task, request: Context, key: str, holder: Callable[[], str | None], **_: Any
+) -> None:
+    """A task has a place in the queue of a lock."""
+    if _wanted[0]:
+        _send("lock-waiting", sender, request, key=key, holder=holder())
+
+
+@lock_acquired.connect
+def send_acquired(sender: Task, request: Context, lock: Any, **_: Any) -> None:
+    """A task has its lock."""
+    if _wanted[0]:
+        waited = round(lock.waited, 3)
+        _send("lock-acquired", sender, request, **_of_lock(lock), waited=waited)
+
+
+@lock_released.connect
+def send_released(sender: Task, request: Context, lock: Any, **_: Any) -> None:
+    """A task has given its lock back."""
+    if _wanted[0]:
+        _send("lock-released", sender, request, **_of_lock(lock))
+
+
+@lock_lost.connect
+def send_lost(sender: Task, request: Context, key: str, lock: Any, **_: Any) -> None:
+    """A task has lost a lock."""
+    if _wanted[0]:
+        fence = lock.fences[key] if lock is not None else None
+        # On a thread of its own: this one has to renew the locks of other tasks.
+        threading.Thread(
+            target=_send,
+            args=("lock-lost", sender, request),
+            kwargs={"key": key, "fence": fence},
+            name="dflock-event",
+            daemon=True,
+        ).start()
+
+
+@lock_conflict.connect
+def send_conflict(sender: Task, request: Context, error: LockNotAcquiredError, **_: Any) -> None:
+    """A task did not get its lock in time."""
+    if _wanted[0]:
+        fields = {"key": error.key, "holder": error.holder, "reason": error.reason}
+        _send("lock-conflict", sender, request, **fields)
+
+
+@task_requeued.connect
+def send_requeued(
+    sender: Task,
+    request: Context,
+    key: str,
+    reason: str,
+    countdown: float,
+    attempt: int,
+    **_: Any,
+) -> None:
+    """A task was sent again because of its lock."""
+    if _wanted[0]:
+        fields = {"key": key, "reason": reason, "countdown": countdown, "attempt": attempt}
+        _send("lock-requeued", sender, request, **fields)
+
+
+@task_skipped.connect
+def send_skipped(sender: Task, request: Context, key: str, holder: str | None, **_: Any) -> None:
+    """A task was skipped because of its lock."""
+    if _wanted[0]:
+        _send("lock-skipped", sender, request, key=key, holder=holder)
+
+
+def _of_lock(lock: Any) -> dict[str, Any]:
+    fields = {"key": lock.key, "fence": lock.fence}
+    return fields if len(lock.keys) == 1 else {**fields, "fences": lock.fences}
+
+
+def _send(kind: str, task: Task, request: Context, **fields: Any) -> None:
+    """Send an event over a connection of the app's pool, which any process and thread may use."""
+    try:
+        with task.app.events.default_dispatcher(hostname=request.hostname) as dispatcher:
+            dispatcher.send(
+                kind,
+                uuid=request.id,
+                name=task.name,
+                retry=True,
+                retry_policy=RETRY_POLICY,
+                **fields,
+            )
+    except OperationalError as exc:
+        logger.warning("event %s of task %s[%s] is lost: %s", kind, task.name, request.id, exc)

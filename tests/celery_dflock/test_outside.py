@@ -1,0 +1,268 @@
+"""The locks of tasks in other code, with ``with`` and with ``async with``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_dflock import (
+    LockedTask,
+    LockLostError,
+    LockNotAcquiredError,
+    LockUnavailableError,
+    dflock,
+)
+from celery_dflock.lifecycle import shutdown
+from dflockd import admin
+from dflockd.sync_client import DistributedLock
+from examples.demo.stage import LockServer
+from tests.celery_dflock.cluster import PATIENCE, waiters
+
+Hold = Callable[..., AbstractAsyncContextManager[Any]]
+
+
+@pytest.fixture
+def app(lock_server: LockServer) -> Celery:
+    app = Celery("outside", set_as_current=False)
+    app.conf.dflock_servers = [lock_server.address]
+    return app
+
+
+@contextlib.asynccontextmanager
+async def with_(made: dflock) -> AsyncIterator[Any]:
+    """``with made``, on threads."""
+    lock = await asyncio.to_thread(made.__enter__)
+    try:
+        yield lock
+    finally:
+        await asyncio.to_thread(made.__exit__, None, None, None)
+
+
+@pytest.fixture(params=["with", "async with"])
+def enter(request: pytest.FixtureRequest) -> Hold:
+    return with_ if request.param == "with" else lambda made: made
+
+
+@pytest.fixture
+def hold(enter: Hold, app: Celery) -> Hold:
+    return lambda *args, **options: enter(dflock(*args, app=app, **options))
+
+
+def lock_of(server: LockServer, key: str) -> DistributedLock:
+    return DistributedLock(key, 0, 30, [server.address])
+
+
+async def until(probe: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not probe():  # noqa: ASYNC110 - the event is in another process
+            await asyncio.sleep(0.01)
+
+
+async def test_it_is_the_lock_of_tasks(
+    app: Celery, hold: Hold, lock_server: LockServer, key: str
+) -> None:
+    app.conf.update(dflock_key_prefix="shop:", task_always_eager=True, task_eager_propagates=True)
+    options = {"base": LockedTask, "lock_key": "{key}", "lock_timeout": 0, "shared": False}
+
+    @app.task(lock_conflict="fail", **options)
+    def task(key: str) -> str:
+        return "ran"
+
+    key = f"{key} with a space"
+    async with hold(key) as lock:
+        assert lock.key == f"shop:{key}".replace(" ", "%20")
+        assert waiters(lock_server, lock.key) == 0
+        with pytest.raises(LockNotAcquiredError) as failure:
+            task.delay(key)
+        assert failure.value.key == lock.key
+    assert task.delay(key).get() == "ran"
+
+
+async def test_what_the_lock_says(hold: Hold, lock_server: LockServer, key: str) -> None:
+    async with hold(key) as lock:
+        lock.check()
+        assert lock.held
+        assert len(lock.token) == 32
+        assert lock.token not in repr(lock)
+        assert lock.fence == int(lock.token[:16], 16)
+        assert lock.fences == {key: lock.fence}
+        assert lock.waited < PATIENCE
+        fence = lock.fence
+        [holder] = admin.inspect(lock_server.address, key)["holders"]
+        assert holder["fence"] == fence
+        assert f" pid {os.getpid()}" in holder["label"]
+    assert not lock.held
+    assert lock.token is None
+    assert lock.fence == fence
+    with pytest.raises(LockLostError):
+        lock.check()
+    async with hold(key) as lock:
+        assert lock.fence > fence
+
+
+async def test_extend(app: Celery, lock_server: LockServer, key: str) -> None:
+    def lease() -> float:
+        [holder] = admin.inspect(lock_server.address, key)["holders"]
+        return holder["lease_expires_in_s"]
+
+    with dflock(key, app=app) as lock:
+        assert lock.extend(100)
+        assert lease() > 90
+    async with dflock(key, app=app) as lock:
+        assert lease() < 31
+        assert await lock.extend(100)
+        assert lease() > 90
+
+
+@pytest.mark.parametrize("timeout", [0, 0.2, 1])
+async def test_not_granted_in_time(
+    hold: Hold, lock_server: LockServer, key: str, timeout: float
+) -> None:
+    with lock_of(lock_server, key):
+        with pytest.raises(LockNotAcquiredError) as failure:
+            async with hold(key, timeout):
+                pytest.fail("not held, and yet in the block")
+        assert failure.value.key == key
+        assert failure.value.holder.startswith("somebody, for ")
+        assert str(failure.value).endswith(f" by {failure.value.holder}")
+        assert waiters(lock_server, key) == 0, "it has left the queue"
+
+
+async def test_first_come_first_served(hold: Hold, lock_server: LockServer, key: str) -> None:
+    order = []
+
+    async def one(number: int) -> None:
+        async with hold(key) as lock:
+            order.append((number, lock.fence))
+            assert lock.waited > 0
+
+    with lock_of(lock_server, key):
+        running = []
+        for number in range(5):
+            running.append(asyncio.create_task(one(number)))
+            await until(lambda: waiters(lock_server, key) == len(running))
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(*running)
+    assert [number for number, _ in order] == list(range(5))
+    assert order == sorted(order, key=lambda run: run[1])
+    assert waiters(lock_server, key) is None
+
+
+async def test_limit(hold: Hold, key: str) -> None:
+    async with hold(key, limit=2), hold(key, limit=2):
+        with pytest.raises(LockNotAcquiredError):
+            async with hold(key, 0, limit=2):
+                pass
+
+
+async def test_error_in_the_block(hold: Hold, lock_server: LockServer, key: str) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with hold(key):
+            _ = 1 / 0
+    assert waiters(lock_server, key) is None
+
+
+async def test_lost(hold: Hold, lock_server: LockServer, key: str) -> None:
+    async with hold(key, ttl=1) as lock:
+        admin.evict(lock_server.address, key, lock.fence)
+        await until(lambda: not lock.held)
+        with pytest.raises(LockLostError):
+            lock.check()
+        assert lock.fence is not None
+
+
+async def test_no_server(app: Celery, hold: Hold, key: str) -> None:
+    app.conf.dflock_servers = ["127.0.0.1:1"]
+    with pytest.raises(LockUnavailableError) as failure:
+        async with hold(key):
+            pass
+    assert failure.value.key == key
+    assert "127.0.0.1:1" in str(failure.value)
+
+
+async def test_switched_off(app: Celery, hold: Hold, key: str) -> None:
+    app.conf.update(dflock_enabled=False, dflock_servers=["127.0.0.1:1"])
+    async with hold(key) as lock:
+        assert (lock.held, lock.fence, lock.waited) == (False, None, 0)
+
+
+async def test_one_block_at_a_time(
+    app: Celery, enter: Hold, lock_server: LockServer, key: str
+) -> None:
+    made = dflock(key, 0, app=app)
+    for _ in range(2):
+        async with enter(made) as lock:
+            with pytest.raises(RuntimeError, match="is in use: make another one"):
+                async with enter(made):
+                    pass
+            assert lock.held, "that of the first block"
+        assert waiters(lock_server, key) is None
+
+
+def test_worker_shuts_down(
+    app: Celery, lock_server: LockServer, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutdown, "_begun", True)
+    with (
+        lock_of(lock_server, key),
+        pytest.raises(LockNotAcquiredError, match="the worker is shutting down"),
+        dflock(key, None, app=app),
+    ):
+        pass
+
+
+async def test_cancelled_while_waiting(app: Celery, lock_server: LockServer, key: str) -> None:
+    async def one() -> None:
+        async with dflock(key, app=app):
+            pytest.fail("cancelled, and yet in the block")
+
+    with lock_of(lock_server, key):
+        waiting = asyncio.create_task(one())
+        await until(lambda: waiters(lock_server, key) == 1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await until(lambda: waiters(lock_server, key) == 0)
+    assert waiters(lock_server, key) is None
+
+
+async def test_cancelled_in_the_block(app: Celery, lock_server: LockServer, key: str) -> None:
+    entered = asyncio.Event()
+
+    async def one() -> None:
+        async with dflock(key, app=app):
+            entered.set()
+            await asyncio.Event().wait()
+
+    running = asyncio.create_task(one())
+    await asyncio.wait_for(entered.wait(), PATIENCE)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await until(lambda: waiters(lock_server, key) is None)
+
+
+async def test_the_loop_goes_on_while_it_is_waited_for(
+    app: Celery, lock_server: LockServer, key: str
+) -> None:
+    held = lock_of(lock_server, key)
+    assert held.acquire()
+
+    async def one() -> float:
+        async with dflock(key, app=app) as lock:
+            return lock.waited
+
+    waiting = [asyncio.create_task(one()) for _ in range(20)]
+    # Only a loop that runs gets here, and lets them all in.
+    await until(lambda: waiters(lock_server, key) == len(waiting))
+    await asyncio.sleep(0.05)
+    held.release()
+    async with asyncio.timeout(PATIENCE):
+        assert min(await asyncio.gather(*waiting)) >= 0.05
