@@ -8,7 +8,7 @@ STAMP := $(VENV)/.stamp
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types soak bench format clean
+.PHONY: help demo test lint types soak chaos bench format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -17,7 +17,7 @@ demo: $(STAMP) ## run the demo
 	@$(BIN)/python -m examples.demo
 
 test: $(STAMP) ## run the tests, all but the soak tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 lint: $(STAMP) ## check style, formatting and the import contracts
 	@$(BIN)/ruff check
@@ -30,7 +30,11 @@ types: $(STAMP) ## check the types
 soak: $(STAMP) ## run the soak tests (minutes)
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 
+chaos: $(STAMP) ## run real processes under faults, and judge the history (ARGS='--help')
+	@$(BIN)/python -m tests.chaos $(ARGS)
+
 bench: $(STAMP) ## run the benchmarks
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-bench.txt
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 format: $(STAMP) ## rewrite the code in the project's style

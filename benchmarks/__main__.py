@@ -1,8 +1,8 @@
 """``python -m benchmarks``: measure, and write a table and ``benchmarks/results.json``.
 
-Everything compared runs in turn, round after round, so that what disturbs the machine disturbs all
-alike. Figures are medians over the rounds; ratios are taken within a round. Absolute times say
-something about this machine only.
+Everything compared runs in turn, round after round, and each round begins with another one, so that
+what disturbs the machine disturbs all alike. Figures are medians over the rounds; ratios are taken
+within a round. Absolute times say something about this machine only.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import argparse
 import datetime
 import json
 import platform
+import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -24,14 +26,13 @@ import redis
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import Measure, Measures, tasks
 from benchmarks.load import Loader
 from dflockd.sync_client import DistributedLock
 from examples.demo import stage
 
 RESULTS = Path(__file__).parent / "results.json"
-
-Measure = Callable[[], float]
-Measures = dict[str, Measure]
+COMPARED = ("celery", "redis", "uvloop", "celery-once", "celery-singleton")
 
 
 class BareServer(stage.LockServer):
@@ -69,11 +70,12 @@ def with_lock(enter: Callable[[], object], turns: int) -> Measure:
 
 
 @contextmanager
-def stages(turns: int) -> Iterator[dict[str, Measures]]:
+def stages(turns: int, sent: int) -> Iterator[dict[str, Measures]]:
     """Start what is compared, and give the measures by topic."""
     with ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory())
-        ours = stack.enter_context(stage.LockServer(directory))
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        socket = directory / "dflockd.sock"
+        ours = stack.enter_context(stage.LockServer(directory, "--unix-socket", str(socket)))
         bare = stack.enter_context(BareServer(directory, name="bare"))
         broker = stack.enter_context(stage.Redis(directory))
         client = redis.Redis(unix_socket_path=str(broker.socket))
@@ -100,6 +102,7 @@ def stages(turns: int) -> Iterator[dict[str, Measures]]:
             "bare socket, same exchange": lambda: exchange.run(turns // 10) / (turns // 10) * 1e6,
             "redis-py Lock": with_lock(redis_locked, turns // 10),
         }
+        topics.update(stack.enter_context(tasks.topics(directory, broker, socket, sent)))
         yield topics
 
 
@@ -107,26 +110,37 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--turns", type=int, default=20_000, help="acquires in one round")
+    parser.add_argument("--tasks", type=int, default=1000, help="tasks for one throughput")
     options = parser.parse_args()
+    # Whatever ends the benchmarks, the processes that they started end with them.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     console = Console()
     results: dict[str, dict[str, list[float]]] = {}
-    with stages(options.turns) as topics:
+    with stages(options.turns, options.tasks) as topics:
         for number in range(options.rounds):
             console.print(f"round {number + 1} of {options.rounds}")
             for topic, measures in topics.items():
-                for name, measure in measures.items():
-                    results.setdefault(topic, {}).setdefault(name, []).append(measure())
+                for name in turned(list(measures), number):
+                    results.setdefault(topic, {}).setdefault(name, []).append(measures[name]())
     for topic, figures in results.items():
         console.print(table(topic, figures))
     record = {
         "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.system()} {platform.machine()}, {psutil.cpu_count()} cores",
         "python": platform.python_version(),
+        "versions": {name: version(name) for name in COMPARED},
         "rounds": options.rounds,
         "figures": results,
     }
     RESULTS.write_text(json.dumps(record, indent=2) + "\n")
     console.print(f"Written to benchmarks/{RESULTS.name}.")
     return 0
+
+
+def turned(names: list[str], number: int) -> list[str]:
+    """The names in their order, beginning with another one in each round."""
+    first = number % len(names)
+    return names[first:] + names[:first]
 
 
 def table(topic: str, figures: dict[str, list[float]]) -> Table:
