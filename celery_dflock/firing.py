@@ -88,7 +88,8 @@ def due_after(schedule: Any, last_run_at: datetime) -> datetime:
         return start
     finally:
         schedule.nowfun = own_now
-    return due
+    # The sun is searched for, and found some microseconds off from another start.
+    return due.replace(microsecond=0) if isinstance(schedule, solar) else due
 
 
 def latest_due(schedule: Any, last_run_at: datetime, now: datetime) -> datetime:
@@ -105,7 +106,7 @@ def latest_due(schedule: Any, last_run_at: datetime, now: datetime) -> datetime:
         # In UTC: between two times of one time zone Python counts what the clock on the wall shows.
         every: timedelta = schedule.run_every
         return last + (until - last) // every * every
-    if not isinstance(schedule, crontab | solar):
+    if not isinstance(schedule, crontab):
         return due
     # An outage may have lasted for months of minutes: look back, each time twice as far.
     back = timedelta(minutes=1)

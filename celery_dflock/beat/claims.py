@@ -1,0 +1,107 @@
+"""The firing under way, as the lock server knows it: claimed before it is sent, confirmed after."""
+
+from __future__ import annotations
+
+import logging
+import re
+from datetime import datetime
+from typing import Any
+from urllib.parse import unquote
+
+from celery_dflock.config import Settings
+from celery_dflock.firing import Firing
+from celery_dflock.keys import encode
+from dflockd import admin, errors
+from dflockd.sync_client import DistributedSemaphore
+
+CLAIM_TTL = 3600
+"""Seconds that a claim outlives the beat that made it: for so long a firing is not forgotten."""
+
+_LABEL = re.compile(r"firing (?P<id>\S+) due (?P<due>\S+) of (?P<entry>\S+)")
+
+logger = logging.getLogger("celery_dflock.beat")
+
+
+class Claims:
+    """The claims of the beats of one app: one at a time, since a beat sends one at a time.
+
+    A claim is a hold that its connection's end does not release, so it tells the next leader what
+    the last one did not come to the end of. It is a semaphore under the name of the beats' lock:
+    names decide which server is in charge, and so it is the lock's.
+    """
+
+    def __init__(self, key: str, settings: Settings) -> None:
+        self._key = key
+        self._settings = settings
+        self._token: str | None = None
+
+    def take(self, firing: Firing) -> None:
+        """Claim a firing.
+
+        Raises:
+            RemoteError: the server could not be asked.
+        """
+        claim = self._claim(_label(firing))
+        try:
+            if not claim.acquire():
+                # Our own that could not be confirmed; or that of a beat that does not lead any more.
+                self.clear()
+                claim.acquire()
+            self._token = claim.detach(CLAIM_TTL)
+        except errors.RefusedError as exc:
+            logger.warning("beat: firing %s is sent unclaimed: %s", firing, exc)
+
+    def confirm(self) -> None:
+        """Give up the claim: its firing has been sent, and is remembered as sent."""
+        token, self._token = self._token, None
+        if token is None:
+            return
+        claim = self._claim("")
+        try:
+            if claim.adopt(token):
+                claim.release()
+        except errors.RemoteError as exc:
+            logger.warning("beat: a claim could not be given up, its firing may repeat: %s", exc)
+
+    def left(self) -> Firing | None:
+        """Return what is claimed: the firing that the last leader did not come to the end of.
+
+        Raises:
+            RemoteError: the server could not be asked.
+        """
+        for holder in self._holders():
+            found = _LABEL.fullmatch(holder["label"])
+            if found is not None:
+                due, name = datetime.fromisoformat(found["due"]), unquote(found["entry"])
+                firing = Firing(self._key, name, due)
+                if firing.id == found["id"]:
+                    return firing
+            logger.warning("beat: whether %r has been sent is not known", holder["label"])
+        return None
+
+    def clear(self) -> None:
+        """End whatever claim there is.
+
+        Raises:
+            RemoteError: the server could not be asked.
+        """
+        for holder in self._holders():
+            admin.evict(
+                self._claim("").server,
+                self._key,
+                holder["fence"],
+                **self._settings.credentials(),
+                semaphore=True,
+            )
+
+    def _holders(self) -> list[dict[str, Any]]:
+        holders: list[dict[str, Any]] = self._claim("").inspect()["holders"]
+        return holders
+
+    def _claim(self, label: str) -> DistributedSemaphore:
+        options = self._settings.connection_options()
+        return DistributedSemaphore(self._key, 1, 0, CLAIM_TTL, label=label, **options)
+
+
+def _label(firing: Firing) -> str:
+    return f"firing {firing.id} due {firing.due.isoformat()} of {encode(firing.entry)}"

@@ -1,0 +1,105 @@
+"""The ``dflock_beat_*`` settings of a Celery app."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery
+from celery.beat import PersistentScheduler, Scheduler
+from celery.exceptions import ImproperlyConfigured
+from celery.utils.imports import load_extension_class_names, symbol_by_name
+
+from celery_dflock.config import settings
+from celery_dflock.keys import encode, finish
+from celery_dflock.options import MAX_SECONDS
+
+DEFAULT_SCHEDULER = "celery.beat:PersistentScheduler"
+DEFAULT_LOCK_TTL = 10
+
+
+@dataclass(frozen=True, slots=True)
+class BeatSettings:
+    """The settings of the beats of one app, checked.
+
+    Attributes:
+        scheduler: ``dflock_beat_scheduler``: the class that keeps the schedule, or its dotted name,
+            or what ``celery beat -S`` would take.
+        lock_key: ``dflock_beat_lock_key``: who holds it sends; ``dflock_key_prefix`` in front. By
+            default ``celery-beat`` and the name of the app.
+        lock_ttl: ``dflock_beat_lock_ttl``: lease in seconds. It bounds how long nobody sends after
+            the leader was cut off.
+        store: ``dflock_beat_store``: URL of the Redis, or ``file:`` and a path, where the last runs
+            are shared; ``None`` finds one, ``False`` leaves it all to the scheduler.
+    """
+
+    scheduler: type[Scheduler]
+    lock_key: str
+    lock_ttl: int
+    store: str | bool | None
+
+    @property
+    def needs_store(self) -> bool:
+        """Whether the last runs must be shared, since the scheduler keeps them for itself."""
+        if self.store is not None:
+            return self.store is not False
+        kept_in_memory = (
+            self.scheduler.sync is Scheduler.sync and self.scheduler.reserve is Scheduler.reserve
+        )
+        return kept_in_memory or issubclass(self.scheduler, PersistentScheduler)
+
+
+def beat_settings(app: Celery) -> BeatSettings:
+    """Return the settings of an app as they are now.
+
+    Raises:
+        ImproperlyConfigured: a value is bad; the text is one line that names the setting.
+    """
+    conf = app.conf
+    common = settings(app)
+    if not common.enabled:
+        raise ImproperlyConfigured(
+            "dflock_enabled is False: without locks, start beat without -S dflock"
+        )
+    default_key = f"celery-beat:{encode(app.main)}" if app.main else "celery-beat"
+    key = conf.get("dflock_beat_lock_key") or default_key
+    if not isinstance(key, str) or encode(key) != key.replace("%", "%25"):
+        raise ImproperlyConfigured(
+            f"dflock_beat_lock_key is {key!r}: give text without white space"
+        )
+    ttl = conf.get("dflock_beat_lock_ttl")
+    ttl = DEFAULT_LOCK_TTL if ttl is None else ttl
+    if not isinstance(ttl, int) or isinstance(ttl, bool) or not 1 <= ttl <= MAX_SECONDS:
+        raise ImproperlyConfigured(f"dflock_beat_lock_ttl is {ttl!r}: give whole seconds from 1")
+    return BeatSettings(
+        _scheduler(conf.get("dflock_beat_scheduler") or DEFAULT_SCHEDULER),
+        finish(key, common.key_prefix),
+        ttl,
+        _store(conf.get("dflock_beat_store")),
+    )
+
+
+def _scheduler(name: Any) -> type[Scheduler]:
+    aliases = dict(load_extension_class_names("celery.beat_schedulers"))
+    try:
+        found = symbol_by_name(name, aliases=aliases)
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise ImproperlyConfigured(f"dflock_beat_scheduler {name!r}: {exc}") from None
+    if not (isinstance(found, type) and issubclass(found, Scheduler)):
+        raise ImproperlyConfigured(
+            f"dflock_beat_scheduler is {name!r}: give the scheduler that -S dflock should run"
+        )
+    return found
+
+
+def _store(value: Any) -> str | bool | None:
+    is_url = isinstance(value, str) and (
+        "redis" in value.partition("://")[0] or value.startswith(("sentinel://", "file:"))
+    )
+    if value is None or value is False or is_url:
+        store: str | bool | None = value
+        return store
+    scheme = value.partition(":")[0] if isinstance(value, str) else value
+    raise ImproperlyConfigured(
+        f"dflock_beat_store begins with {scheme!r}: give redis://..., file:/path, or False"
+    )

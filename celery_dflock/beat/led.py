@@ -1,0 +1,199 @@
+"""What a scheduler does differently while it is led: it asks before it sends, and remembers after."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from celery.beat import ScheduleEntry, Scheduler
+from celery.schedules import schedstate
+from celery.utils.time import maybe_make_aware
+
+from celery_dflock.beat.claims import Claims
+from celery_dflock.beat.store import Runs, Store
+from celery_dflock.firing import Firing, counts_from_last_run, due_after, latest_due
+from dflockd import errors
+from dflockd.sync_client import DistributedLock
+
+logger = logging.getLogger("celery_dflock.beat")
+
+
+class NotLeadingError(BaseException):
+    """The lock is lost. No `Exception`: schedulers log those and go on with the next entry."""
+
+
+class Lead:
+    """One term of leadership, from a grant to its loss or the end of the process.
+
+    Args:
+        lock: held.
+        claims: of the same key.
+        store: for the last runs; ``None`` if the scheduler shares them itself.
+    """
+
+    def __init__(self, lock: DistributedLock, claims: Claims, store: Store | None) -> None:
+        self._lock = lock
+        self._claims = claims
+        self.store = store
+        self.is_over = False
+        self._unsaved: Runs = {}
+
+    @property
+    def held(self) -> bool:
+        """Whether the lock is certainly held, and still in this term."""
+        return self._lock.held and not self.is_over
+
+    @property
+    def fence(self) -> int | None:
+        """The number of the grant."""
+        return self._lock.fence
+
+    def firing_of(self, entry: ScheduleEntry) -> Firing:
+        """Return the firing that an entry is due for, or the next one."""
+        now = entry.default_now()
+        due = latest_due(entry.schedule, entry.last_run_at or now, now)
+        return Firing(self._lock.key, entry.name, due)
+
+    def keeps_times_of(self, entry: ScheduleEntry) -> bool:
+        """Whether an entry was last run when it was due, however late that was.
+
+        If it were when it was sent, as Celery has it, each delay would put off all that comes after.
+        """
+        return self.store is not None and counts_from_last_run(entry.schedule)
+
+    def begin(self, firing: Firing) -> None:
+        """Claim a firing, and ask the lock server whether this beat leads.
+
+        The lease alone would not do: a server that was restarted has forgotten it, and may have
+        granted the lock to another.
+
+        Raises:
+            NotLeadingError: it does not, or nobody answers.
+        """
+        self.check()
+        try:
+            self._claims.take(firing)
+            leads = self._lock.renew()
+        except errors.RemoteError as exc:
+            raise NotLeadingError(str(exc)) from exc
+        if not leads:
+            raise NotLeadingError("the lock server does not know this leader any more")
+
+    def check(self) -> None:
+        """Look at the lease, without asking: the last thing before a message goes out.
+
+        Raises:
+            NotLeadingError: it has ended.
+        """
+        if not self.held:
+            raise NotLeadingError("its lease has ended")
+
+    def give_up(self) -> None:
+        """End the term: what is claimed and was not sent is the next leader's to send."""
+        self.is_over = True
+        self._claims.confirm()
+
+    def end(self, entry: ScheduleEntry) -> None:
+        """Remember that a firing has been sent; `entry` is as it is after it."""
+        if self.store is not None:
+            self._unsaved[entry.name] = entry.last_run_at
+            try:
+                self.store.save(self._unsaved)
+                self._unsaved = {}
+            except Exception:
+                # Whatever it is: the message is out, and the next firing tries again.
+                logger.exception("beat: the last run of %r could not be shared", entry.name)
+        self._claims.confirm()
+
+
+class Led:
+    """Goes in front of a scheduler's class: `led` makes the one that is run."""
+
+    lead: Lead
+    _under_way: tuple[Firing, ScheduleEntry] | None = None
+    """The firing that has been reserved and not sent yet, and its entry as it is after it."""
+
+    if TYPE_CHECKING:
+        app: Any
+        schedule: Any
+
+    def is_due(self, entry: ScheduleEntry) -> Any:
+        """As the scheduler says; but the time to the next is counted from the due time."""
+        is_due, seconds = super().is_due(entry)  # type: ignore[misc]
+        if is_due and self.lead.keeps_times_of(entry):
+            following = due_after(entry.schedule, self.lead.firing_of(entry).due)
+            seconds = (following - maybe_make_aware(entry.default_now())).total_seconds()
+        return schedstate(is_due, seconds)
+
+    def reserve(self, entry: ScheduleEntry) -> ScheduleEntry:
+        """Claim the firing, then let the scheduler put down that it has been."""
+        firing = self.lead.firing_of(entry)
+        self.lead.begin(firing)
+        after = super().reserve(entry)  # type: ignore[misc]
+        if self.lead.keeps_times_of(entry):
+            after.last_run_at = firing.due
+        self._under_way = firing, after
+        return after
+
+    def apply_async(
+        self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **kwargs: Any
+    ) -> Any:
+        """Send the firing under its own id, if this is still the leader."""
+        if advance:
+            entry = self.reserve(entry)
+        if self._under_way is None or self._under_way[0].entry != entry.name:
+            firing = self.lead.firing_of(entry)
+            self.lead.begin(firing)
+            self._under_way = firing, entry
+        firing, after = self._under_way
+        try:
+            result = self.send(entry, firing, producer=producer, **kwargs)
+        except Exception:
+            # No broker. The scheduler logs it and goes on, as it does without us.
+            self._end(after)
+            raise
+        self._end(after)
+        logger.info("beat: sent firing %s", firing)
+        return result
+
+    def send(self, entry: ScheduleEntry, firing: Firing, **kwargs: Any) -> Any:
+        """Send a firing that is claimed."""
+        options = entry.options
+        entry.options = firing.options(options, self.lead.fence)
+        try:
+            self.lead.check()
+            return super().apply_async(entry, advance=False, **kwargs)  # type: ignore[misc]
+        finally:
+            entry.options = options
+
+    def sync(self) -> None:
+        """Write, while nobody else can be writing."""
+        if self.lead.held:
+            super().sync()  # type: ignore[misc]
+
+    def forget(self) -> None:
+        """End without writing anything: somebody else leads."""
+        self.lead.give_up()
+        shelf = getattr(self, "_store", None)
+        if shelf is not None and getattr(shelf, "cache", None):
+            shelf.cache.clear()  # it would be written when the shelf is closed or dropped
+        self.close()  # type: ignore[attr-defined]
+
+    def _end(self, after: ScheduleEntry) -> None:
+        self._under_way = None
+        self.lead.end(after)
+
+
+def restore(inner: Scheduler, store: Store) -> None:
+    """Give a scheduler that was just set up the last runs that the last leader knew of."""
+    runs, schedule = store.load(), inner.schedule
+    for name, entry in schedule.items():
+        entry.last_run_at = runs.get(name, entry.last_run_at)
+    store.forget(runs.keys() - schedule.keys())
+    # With those that are new: the next leader must not count from its own start again.
+    store.save({name: entry.last_run_at for name, entry in schedule.items()})
+
+
+def led(cls: type[Scheduler], lead: Lead) -> type[Any]:
+    """Return the class of a scheduler that is led."""
+    return type(cls.__name__, (Led, cls), {"lead": lead, "__module__": cls.__module__})

@@ -1,0 +1,261 @@
+"""The scheduler of ``celery beat -S dflock``: it leads another one, or stands by."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from celery import Celery
+from celery.beat import ScheduleEntry
+from celery.utils.imports import qualname
+from celery.utils.time import maybe_make_aware
+
+from celery_dflock.beat.claims import Claims
+from celery_dflock.beat.config import BeatSettings, beat_settings
+from celery_dflock.beat.led import Lead, NotLeadingError, led, restore
+from celery_dflock.beat.store import store_for
+from celery_dflock.config import settings
+from celery_dflock.firing import due_after
+from celery_dflock.locks import process_label
+from dflockd import errors
+from dflockd.sync_client import DistributedLock
+
+PATIENCE = 5
+"""Seconds that a standby waits in the queue at a time: between them Celery sees that it lives.
+
+It wakes at once when the lock is granted or a signal comes.
+"""
+
+PAUSE = 0.5
+"""Seconds after which a standby tries again what has failed."""
+
+logger = logging.getLogger("celery_dflock.beat")
+
+
+class DflockScheduler:
+    """Runs the scheduler of ``dflock_beat_scheduler`` while this process holds the beats' lock.
+
+    The arguments are those that Celery gives to every scheduler.
+    """
+
+    lock_key = None  # RedBeat looks for one when beat starts, to take a lock of its own
+
+    def __init__(
+        self,
+        app: Celery,
+        schedule_filename: str | None = None,
+        max_interval: float | None = None,
+        lazy: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.app = app
+        self._settings: BeatSettings = beat_settings(app)
+        common = settings(app)
+        self._arguments = {
+            "app": app,
+            "schedule_filename": schedule_filename,
+            "max_interval": max_interval,
+            **kwargs,
+        }
+        # Not set up, so that it neither reads nor writes anything: it answers what Celery asks.
+        self._idle = self._settings.scheduler(lazy=True, **self._arguments)
+        self._inner: Any = None
+        self._lock = DistributedLock(
+            self._settings.lock_key,
+            max(1, min(PATIENCE, int(self.max_interval))),
+            self._settings.lock_ttl,
+            label=f"beat {process_label()}",
+            **common.connection_options(),
+        )
+        self._claims = Claims(self._settings.lock_key, common)
+        self._store = store_for(app, self._settings, schedule_filename)
+        self._said = ""
+        self._is_busy = False
+        self._is_closing = False
+
+    # What Celery asks.
+
+    @property
+    def max_interval(self) -> float:
+        """Seconds that it sleeps at most; a leader sleeps less, see `tick`."""
+        seconds: float = self._idle.max_interval
+        return seconds
+
+    @property
+    def schedule(self) -> Any:
+        """The entries by name; nothing while it stands by."""
+        return {} if self._inner is None else self._inner.schedule
+
+    @property
+    def info(self) -> str:
+        """Lines for the banner."""
+        lines = [f"    . runs -> {qualname(self._settings.scheduler)}"]
+        if self._idle.info:
+            lines.append(self._idle.info)
+        lines += [
+            f"    . last runs -> {self._store or 'kept by the scheduler'}",
+            f"    . lock -> {self._lock.key} on {self._lock.server} ({self._lock.lease_ttl_s}s)",
+            f"    . leader -> {self._leader()}",
+        ]
+        return "\n".join(lines)
+
+    def tick(self) -> float:
+        """Lead for one step, or stand by for a while; return the seconds until the next."""
+        with self._busy():
+            if self._inner is None:
+                return self._stand_by()
+            return self._lead()
+
+    def should_sync(self) -> bool:
+        """Whether the scheduler wants to write what it has not written yet."""
+        return self._inner is not None and bool(self._inner.should_sync())
+
+    def _do_sync(self) -> None:
+        with self._busy():
+            self._inner._do_sync()
+
+    def close(self) -> None:
+        """Write what there is to write, and let the next one lead."""
+        if self._is_busy:
+            # In the signal handler. It goes on with a SystemExit, and Celery closes once more after
+            # it; here the lock or the scheduler would be used in the midst of using them.
+            self._is_closing = True
+            return
+        inner, self._inner = self._inner, None
+        try:
+            if inner is not None:
+                logger.info("beat: hands over")
+                inner.close()
+        finally:
+            self._lock.release()
+            if self._store is not None:
+                self._store.close()
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        self._is_busy = True
+        try:
+            yield
+        finally:
+            self._is_busy = False
+        if self._is_closing:
+            raise SystemExit  # that of the signal handler came in a destructor, and was ignored
+
+    # Standing by.
+
+    def _stand_by(self) -> float:
+        try:
+            if self._lock.enqueue() == "queued":
+                self._say(logging.INFO, f"stands by, {self._leader(since=False)} leads")
+                if not self._lock.wait():
+                    return 0
+            self._take_over()
+        except NotLeadingError as exc:
+            self._step_down(exc)
+        except errors.RemoteError as exc:
+            self._say(logging.WARNING, f"stands by, nobody can lead: {exc}")
+            self._drop()
+            return PAUSE
+        except Exception as exc:
+            self._say(logging.ERROR, f"stands by, could not take over: {exc!r}", exc_info=True)
+            self._drop()
+            return PAUSE
+        return 0
+
+    def _take_over(self) -> None:
+        lead = Lead(self._lock, self._claims, self._store)
+        inner = self._inner = led(self._settings.scheduler, lead)(**self._arguments)
+        inner.sync_every_tasks = 1
+        if getattr(inner, "lock_key", None) is not None:
+            inner.lock_key = None  # RedBeat's own
+        if self._store is not None:
+            restore(inner, self._store)
+        self._say(
+            logging.INFO, f"leads since now, fence {self._lock.fence}, next due: {self._next_due()}"
+        )
+        self._finish(lead)
+
+    def _finish(self, lead: Lead) -> None:
+        """Send what the last leader claimed and did not confirm."""
+        firing = self._claims.left()
+        if firing is None:
+            return
+        entry = self._entry(firing.entry)
+        if entry is not None and lead.firing_of(entry) == firing:
+            logger.info("beat: firing %s was claimed and not confirmed, it is due again", firing)
+            return
+        if entry is None:
+            logger.warning("beat: firing %s was claimed, and its entry is gone: not sent", firing)
+        elif self._store is None or maybe_make_aware(entry.last_run_at) < firing.due:
+            # A scheduler of its own may have put down that it has been before it was sent.
+            logger.info("beat: firing %s was claimed and not confirmed, it is sent again", firing)
+            self._inner.send(entry, firing)
+        self._claims.clear()
+
+    def _entry(self, name: str) -> ScheduleEntry | None:
+        entry = self._inner.schedule.get(name)
+        if entry is None and hasattr(self._inner.Entry, "from_key"):
+            # RedBeat's schedule is only what is due.
+            Entry = self._inner.Entry
+            try:
+                return Entry.from_key(Entry.generate_key(self.app, name), app=self.app)
+            except KeyError:
+                return None
+        return entry
+
+    # Leading.
+
+    def _lead(self) -> float:
+        try:
+            if not self._lock.held:
+                raise NotLeadingError("its lease has ended, or the lock server forgot it")
+            seconds: float = self._inner.tick()
+        except NotLeadingError as exc:
+            self._step_down(exc)
+            return 0
+        return min(seconds, self._settings.lock_ttl / 3)
+
+    def _step_down(self, why: object) -> None:
+        self._say(logging.WARNING, f"leads no more: {why}")
+        self._drop()
+
+    def _drop(self) -> None:
+        """Let go of everything, without writing anything."""
+        inner, self._inner = self._inner, None
+        try:
+            if inner is not None:
+                inner.forget()
+        except Exception:
+            logger.exception("beat: the scheduler could not be closed")
+        finally:
+            self._lock.release()
+
+    # What people see.
+
+    def _say(self, level: int, text: str, *, exc_info: bool = False) -> None:
+        if text != self._said:
+            self._said = text
+            logger.log(level, "beat: %s (lock %r)", text, self._lock.key, exc_info=exc_info)
+
+    def _leader(self, *, since: bool = True) -> str:
+        try:
+            holders = self._lock.inspect()["holders"]
+        except errors.RemoteError as exc:
+            return f"not known: {exc}"
+        if not holders:
+            return "nobody yet"
+        label = holders[0]["label"] or "somebody"
+        return f"{label}, for {holders[0]['held_s']:.0f} s" if since else label
+
+    def _next_due(self) -> str:
+        entries = self._inner.schedule.values()
+        due: list[tuple[datetime, str]] = [
+            (due_after(e.schedule, e.last_run_at), e.name) for e in entries if e.last_run_at
+        ]
+        if not due:
+            return "nothing"
+        when, name = min(due)
+        return f"{name!r} at {when.isoformat(' ', 'seconds')}"

@@ -1,0 +1,80 @@
+"""Who leads the beats of an app, and what is due next, for those who are no beat."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from celery import Celery
+from celery.schedules import maybe_schedule
+
+from celery_dflock.beat.config import beat_settings
+from celery_dflock.beat.store import store_for
+from celery_dflock.config import settings
+from celery_dflock.firing import due_after
+from dflockd.errors import DflockdError
+from dflockd.sync_client import DistributedLock
+
+NAMES = ("dflock_beat_scheduler", "dflock_beat_lock_key", "dflock_beat_lock_ttl")
+
+
+def beat_status(app: Celery) -> dict[str, Any] | None:
+    """Return who leads, for how many seconds, how many stand by, and the next due firing.
+
+    What is due next is known where the beats share the last runs in a store. ``None`` for an app
+    that does not seem to have such beats, and if its lock server does not answer.
+
+    Raises:
+        ImproperlyConfigured: a setting is bad.
+    """
+    own = beat_settings(app)
+    lock = DistributedLock(own.lock_key, **settings(app).connection_options())
+    try:
+        report = lock.inspect()
+    except DflockdError:
+        return None
+    holders, waiters = report["holders"], report["waiters"]
+    is_set = app.conf.beat_scheduler == "dflock" or any(app.conf.get(name) for name in NAMES)
+    if not (holders or waiters or is_set):
+        return None
+    row: dict[str, Any] = {
+        "beat": own.lock_key,
+        "leader": holders[0]["label"] or "somebody" if holders else None,
+        "leads_s": holders[0]["held_s"] if holders else None,
+        "standing_by": len(waiters),
+    }
+    try:
+        name, due = _next_due(app)
+    except Exception as exc:  # whatever the store raises
+        return {**row, "error": f"what is due next cannot be learned: {exc}"}
+    return {**row, "next": name, "next_due": due.isoformat() if due else None}
+
+
+def _next_due(app: Celery) -> tuple[str | None, datetime | None]:
+    store = store_for(app, beat_settings(app), None)
+    if store is None:
+        return None, None
+    try:
+        runs = store.load()
+    finally:
+        store.close()
+    entries = app.conf.beat_schedule
+    dues = [
+        (due_after(maybe_schedule(entries[name]["schedule"], app=app), last), name)
+        for name, last in runs.items()
+        if name in entries
+    ]
+    if not dues:
+        return None, None
+    due, name = min(dues)
+    return name, due.astimezone(UTC)
+
+
+def status_line(row: dict[str, Any]) -> str:
+    """Return the status as text."""
+    leads = (
+        f"led by {row['leader']} for {row['leads_s']:.0f} s" if row["leader"] else "nobody leads"
+    )
+    due = f", next due: {row['next']!r} at {row['next_due']}" if row.get("next") else ""
+    error = f", {row['error']}" if "error" in row else ""
+    return f"{row['beat']}: {leads}, {row['standing_by']} standing by{due}{error}"

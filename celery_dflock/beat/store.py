@@ -1,0 +1,175 @@
+"""Where the beats of an app share when each entry of the schedule has last run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+from urllib.parse import unquote
+
+from celery import Celery
+from celery.backends.redis import RedisBackend
+from kombu.connection import Connection
+from kombu.utils.url import maybe_sanitize_url
+
+from celery_dflock.beat.config import BeatSettings
+
+logger = logging.getLogger("celery_dflock.beat")
+
+Runs: TypeAlias = dict[str, datetime]
+"""The last run of each entry, by its name."""
+
+
+class Store(Protocol):
+    """The last runs. The leader writes them, whoever comes after it reads them."""
+
+    def load(self) -> Runs:
+        """Return them all."""
+
+    def save(self, runs: Mapping[str, datetime]) -> None:
+        """Remember these; others stay as they are."""
+
+    def forget(self, names: set[str]) -> None:
+        """Forget these: they are not in the schedule any more."""
+
+    def close(self) -> None:
+        """Close the connection, for good."""
+
+
+def store_for(app: Celery, settings: BeatSettings, schedule_filename: str | None) -> Store | None:
+    """Return the store of an app, or ``None`` where its scheduler shares the last runs itself.
+
+    That of the setting, else the broker's Redis, else the result backend's, else a file beside the
+    scheduler's own.
+    """
+    if not settings.needs_store:
+        return None
+    key = f"{settings.lock_key}:last-runs"
+    url = settings.store
+    if isinstance(url, str):
+        if url.startswith("file:"):
+            return FileStore(unquote(url.removeprefix("file:").removeprefix("//")))
+        return RedisStore(Connection(url), key)
+    broker = app.connection_for_write()
+    if broker.transport.driver_type == "redis":
+        return RedisStore(broker, key)
+    if isinstance(app.backend, RedisBackend):
+        return RedisStore(app.backend, key)
+    path = f"{schedule_filename or app.conf.beat_schedule_filename}.dflock.json"
+    return FileStore(path, is_makeshift=True)
+
+
+class RedisStore:
+    """A hash in Redis.
+
+    Args:
+        source: a broker connection or a result backend: whoever can reach the Redis.
+        key: of the hash.
+    """
+
+    def __init__(self, source: Connection | RedisBackend, key: str) -> None:
+        self._source = source
+        self._key = key
+        self._channel: Any = None
+
+    def __str__(self) -> str:
+        """For the banner."""
+        return f"{maybe_sanitize_url(self._source.as_uri())} {self._key}"
+
+    def load(self) -> Runs:
+        """Return them all."""
+        found = self._client().hgetall(self._key)
+        return {_text(name): datetime.fromisoformat(_text(at)) for name, at in found.items()}
+
+    def save(self, runs: Mapping[str, datetime]) -> None:
+        """Remember these; others stay as they are."""
+        if runs:
+            mapping = {name: at.isoformat() for name, at in runs.items()}
+            self._client().hset(self._key, mapping=mapping)
+
+    def forget(self, names: set[str]) -> None:
+        """Forget these: they are not in the schedule any more."""
+        if names:
+            self._client().hdel(self._key, *names)
+
+    def close(self) -> None:
+        """Close the connection, for good."""
+        if self._channel is not None:
+            self._channel = None
+            self._source.release()
+
+    def _client(self) -> Any:
+        if isinstance(self._source, RedisBackend):
+            return self._source.client
+        if self._channel is None:
+            # As the broker's own transport connects: sentinels, TLS, prefixes and sockets.
+            self._channel = self._source.channel()
+        return self._channel.client
+
+
+class FileStore:
+    """A file, for the beats of one host.
+
+    Args:
+        path: of the file; its folder must be there.
+        is_makeshift: whether nobody has asked for a file, and should know of it.
+    """
+
+    def __init__(self, path: str, is_makeshift: bool = False) -> None:
+        self._path = Path(path)
+        self._is_makeshift = is_makeshift
+        self._runs: Runs = {}
+
+    def __str__(self) -> str:
+        """For the banner."""
+        return f"file {self._path}" + (", for this host only" if self._is_makeshift else "")
+
+    def load(self) -> Runs:
+        """Return them all.
+
+        Raises:
+            ValueError: the file is something else.
+        """
+        if self._is_makeshift:
+            logger.warning(
+                "the last runs are kept in %s, where beats of other hosts do not find them: set "
+                "dflock_beat_store to the URL of a Redis",
+                self._path,
+            )
+        try:
+            text = self._path.read_text()
+        except FileNotFoundError:
+            text = "{}"
+        try:
+            self._runs = {name: datetime.fromisoformat(at) for name, at in json.loads(text).items()}
+        except (ValueError, TypeError, AttributeError) as exc:
+            raise ValueError(
+                f"dflock_beat_store: {self._path} holds no last runs ({exc}): remove it"
+            ) from None
+        return dict(self._runs)
+
+    def save(self, runs: Mapping[str, datetime]) -> None:
+        """Remember these; others stay as they are."""
+        self._runs.update(runs)
+        text = json.dumps({name: at.isoformat() for name, at in self._runs.items()}, indent=1)
+        beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        beside.write_text(text)
+        beside.replace(self._path)
+
+    def forget(self, names: set[str]) -> None:
+        """Forget these: they are not in the schedule any more."""
+        for name in names:
+            self._runs.pop(name, None)
+        if names:
+            self.save({})
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,82 @@
+"""The app of the beats in the tests, and the record of what each of them has sent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.schedules import crontab
+from celery.signals import after_task_publish, beat_init, before_task_publish
+
+from celery_dflock import LockedTask, SingletonTask
+from celery_dflock.firing import HEADER
+
+BROKER = "BEAT_BROKER_URL"
+RECORD = "BEAT_RECORD"
+INNER = "BEAT_SCHEDULER"
+LOCK_TTL = "BEAT_LOCK_TTL"
+PREFIX = "BEAT_KEY_PREFIX"
+DIE = "BEAT_DIE"
+"""A file: who finds it before sending removes it and dies."""
+
+broker = os.environ.get(BROKER, "memory://")
+
+app = Celery("scheduled", broker=broker, set_as_current=False)
+app.conf.update(
+    result_backend=broker if "redis" in broker else None,
+    dflock_key_prefix=os.environ.get(PREFIX),
+    dflock_beat_scheduler=os.environ.get(INNER),
+    dflock_beat_lock_ttl=int(os.environ.get(LOCK_TTL, "3")),
+    redbeat_redis_url=broker.replace("redis+socket", "unix"),
+    redbeat_redis_options={"retry_period": 1},
+    broker_connection_retry_on_startup=True,
+    beat_schedule={
+        "second": {"task": "second", "schedule": 1.0},
+        "minute": {"task": "minute", "schedule": crontab()},
+    },
+)
+
+
+def note(what: str, **more: Any) -> None:
+    """Add a line of JSON, in one write."""
+    event = {"what": what, "at": time.monotonic(), "wall": time.time(), "pid": os.getpid(), **more}
+    file = os.open(os.environ[RECORD], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, (json.dumps(event) + "\n").encode())
+    finally:
+        os.close(file)
+
+
+@app.task(base=SingletonTask, name="second", lock_timeout=5, lock_requeue={"base": 0.05})
+def second() -> None:
+    note("run", id=second.request.id)
+
+
+@app.task(base=LockedTask, name="minute")
+def minute() -> None:
+    note("run", id=minute.request.id)
+
+
+@before_task_publish.connect
+def die(**_: Any) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        Path(os.environ.get(DIE, "/nowhere")).unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@after_task_publish.connect
+def note_sent(headers: dict[str, Any], **_: Any) -> None:
+    if RECORD in os.environ:
+        about = headers.get(HEADER) or {}
+        note("sent", **{"id": headers["id"], "task": headers["task"], **about})
+
+
+@beat_init.connect
+def note_started(**_: Any) -> None:
+    note("started")

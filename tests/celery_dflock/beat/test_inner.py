@@ -1,0 +1,152 @@
+"""Other schedulers under the lock: those that share the last runs themselves; and a worker's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from examples.demo.stage import ROOT, LockServer, Worker
+from tests.celery_dflock.beat import scheduled
+from tests.celery_dflock.beat.fleet import APP, LEADS, Beat, Event, Fleet
+
+SCHEDULERS = {
+    "django_celery_beat": "django_celery_beat.schedulers:DatabaseScheduler",
+    "redbeat": "redbeat.schedulers:RedBeatScheduler",
+}
+
+
+def kill(beat: Beat) -> None:
+    os.kill(beat.pid, signal.SIGKILL)
+
+
+@pytest.fixture(params=list(SCHEDULERS))
+def fleet(
+    request: pytest.FixtureRequest, tmp_path: Path, redis_url: str, lock_server: LockServer
+) -> Iterator[Fleet]:
+    name = request.param
+    pytest.importorskip("django" if name == "django_celery_beat" else name)
+    env = {scheduled.INNER: SCHEDULERS[name], scheduled.DIE: str(tmp_path / "die")}
+    if name == "django_celery_beat":
+        env["DJANGO_SETTINGS_MODULE"] = "tests.celery_dflock.beat.django_settings"
+        env["BEAT_DATABASE"] = str(tmp_path / "beat.sqlite3")
+        migrate = [sys.executable, "-m", "django", "migrate", "--verbosity", "0"]
+        subprocess.run(migrate, env={**os.environ, **env}, cwd=ROOT, check=True, timeout=60)
+    with Fleet(tmp_path, redis_url, lock_server, size=2, prefix=f"{tmp_path.name}:", **env) as it:
+        yield it
+
+
+def kill_leaders(fleet: Fleet, times: int) -> list[float]:
+    """Kill the leader so many times; return how long nobody led."""
+    start, took = time.monotonic(), []
+    for number in range(times):
+        fleet.wait_sent(1)
+        # At another time of the second each, and so also while a firing is under way.
+        pause = time.monotonic() + 0.93 + 0.01 * number
+        fleet.wait(lambda pause=pause: time.monotonic() > pause or None, "the moment")
+        old = fleet.wait_leader()
+        new, seconds = fleet.fail_over(kill)
+        took.append(seconds)
+        fleet.wait_sent(1, by=new)
+        if number < times - 1:
+            fleet.wait(lambda old=old: not old.running or None, "the end of the old leader")
+            fleet.restart(old)
+    assert_none_missed(fleet.sent(start), times)
+    return took
+
+
+def assert_none_missed(sent: list[Event], kills: int) -> None:
+    """These schedulers count from when a task was sent, so that the gap moves what comes after."""
+    first_copies = {event["id"]: event for event in reversed(sent)}.values()
+    doubled = len(sent) - len(first_copies)
+    assert doubled <= kills, "more than a crash while sending"
+    dues = sorted(datetime.fromisoformat(event["due"]).timestamp() for event in first_copies)
+    assert all(0.9 < after - before < 2.5 for before, after in pairwise(dues)), dues
+
+
+@pytest.mark.parametrize(
+    "fleet", ["django_celery_beat", pytest.param("redbeat", marks=pytest.mark.soak)], indirect=True
+)
+def test_a_killed_leader(fleet: Fleet) -> None:
+    assert max(kill_leaders(fleet, 1)) < 1.0
+
+
+@pytest.mark.parametrize("fleet", ["redbeat"], indirect=True)
+def test_a_firing_that_was_written_down_and_not_sent(fleet: Fleet, tmp_path: Path) -> None:
+    """RedBeat writes when an entry has last run before it sends it."""
+    start = time.monotonic()
+    fleet.wait_sent(1, start)
+    old = fleet.wait_leader()
+
+    (tmp_path / "die").touch()
+    new = fleet.wait_leader(but=old)
+    fleet.wait_sent(2, by=new)
+
+    again = new.wait_log("was claimed and not confirmed, it is sent again")
+    first = next(event for event in fleet.sent(start) if event["pid"] == new.pid)
+    assert first["id"] in again
+    assert_none_missed(fleet.sent(start), 0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_ten_killed_leaders(fleet: Fleet, tmp_path: Path) -> None:
+    with Worker(tmp_path, app=APP, name="runs", env=fleet.env) as worker:
+        worker.wait_ready()
+        took = kill_leaders(fleet, 10)
+        sent = [event["id"] for event in fleet.sent()]
+
+        def probe() -> bool | None:
+            return {event["id"] for event in fleet.events("run")}.issuperset(sent) or None
+
+        fleet.wait(probe, "all to run")
+        worker.stop()
+    runs = [event["id"] for event in fleet.events("run") if event["id"] in sent]
+    print(
+        f"\nfail-over: median {median(took):.3f} s, worst {max(took):.3f} s; "
+        f"{len(sent) - len(set(sent))} of {len(sent)} messages twice, "
+        f"{len(runs) - len(set(runs))} runs twice"
+    )
+    assert max(took) < 1.0
+    assert len(set(runs)) == len(runs)
+
+
+def test_beat_of_a_worker(tmp_path: Path, redis_url: str, lock_server: LockServer) -> None:
+    """``worker -B`` beside a beat that stands by for it; and tasks that are run."""
+    fleet = Fleet(tmp_path, redis_url, lock_server, size=1, prefix=f"{tmp_path.name}:")
+    [beat] = fleet.beats
+    worker = Worker(
+        tmp_path,
+        *("-B", "--scheduler", "dflock", "--schedule", str(tmp_path / "worker.schedule")),
+        app=APP,
+        name="with-beat",
+        env=fleet.env,
+    )
+    with worker, beat:
+        fleet.wait_ready(beat)
+        worker.wait_ready()
+        fleet.wait(lambda: bool(fleet.events("run")) or None, "a run")
+        if LEADS in beat.log_text():
+            beat.stop()
+            worker.wait_log(LEADS)
+            fleet.restart(beat)
+        start = time.monotonic()
+        fleet.wait_sent(1, start)
+        assert {event["pid"] for event in fleet.sent(start)}.isdisjoint({beat.pid})
+
+        os.kill(worker.pid, signal.SIGTERM)
+        beat.wait_log(LEADS)
+        fleet.wait(lambda: not worker.running or None, "the end of the worker")
+        fleet.wait_sent(1, by=beat)
+
+    runs = [event["id"] for event in fleet.events("run")]
+    assert len(set(runs)) == len(runs)
