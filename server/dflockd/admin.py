@@ -11,7 +11,17 @@ from dflockd.address import ServerLike, parse_server
 from dflockd.connection import Connection, run
 from dflockd.lock import LockBase
 from dflockd.operations import REPLY_PATIENCE, Exchange, Operation, Target
-from dflockd.wire import Evict, Ping, Space, Stats, Status, encode_request, parse_done, parse_report
+from dflockd.wire import (
+    Evict,
+    Ping,
+    Report,
+    Space,
+    Stats,
+    Status,
+    encode_request,
+    parse_done,
+    parse_report,
+)
 
 __all__ = ["evict", "inspect", "ping", "stats"]
 
@@ -103,7 +113,7 @@ def _evict(target: Target, fence: int) -> Operation[bool]:
 def _stats(server: str) -> Operation[dict[str, Any]]:
     answer = yield Exchange(encode_request(Stats()), REPLY_PATIENCE)
     reply = parse_report(answer.line)
-    if isinstance(reply, Status):
+    if not isinstance(reply, Report):
         raise operations.refused(reply, operations.about_server(server))
     report: dict[str, Any] = json.loads(reply.json)
     return report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 import signal
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dflockd import __version__
 from dflockd.config import SettingError, Settings, load
 from dflockd.server import Server
+from dflockd.statedir import StateDir, StateError
 from dflockd.table import LockTable, Mint
 
 logger = logging.getLogger("dflockd")
@@ -50,9 +52,20 @@ async def _serve(settings: Settings) -> int:
     _on_signals(stopped)
     for warning in settings.warnings:
         logger.warning("%s", warning)
+    limits = settings.limits()
     # Fences also grow over a restart: they start at the time, in nanoseconds.
-    mint = Mint(secrets.token_bytes(32), time.time_ns())
-    server = Server(LockTable(settings.limits(), mint), settings.server_options())
+    fence, secret, state = time.time_ns(), secrets.token_bytes(32), None
+    try:
+        if settings["state_dir"] is not None:
+            state = StateDir(settings["state_dir"], time.monotonic(), limits)
+            fence, secret = max(fence, state.fence), state.secret
+        table = LockTable(limits, Mint(secret, fence), kept=state is not None)
+        if state is not None:
+            state.start(table, time.monotonic())
+    except StateError as exc:
+        logger.error("%s", exc)
+        return 1
+    server = Server(table, settings.server_options(), state)
     try:
         await server.start()
     except (OSError, UnicodeError) as exc:
@@ -60,13 +73,31 @@ async def _serve(settings: Settings) -> int:
         logger.error("cannot listen on %s: %s: choose another --host or --port", where, exc)
         return 1
     loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
-    logger.info("dflockd %s, %s: locks are in memory and end with this process", __version__, loop)
+    logger.info("dflockd %s, %s: %s", __version__, loop, _kept(state))
     for address in server.addresses:
         logger.info("listening on %s", address)
     await stopped.wait()
     await server.stop()
+    if state is not None:
+        try:
+            state.close(time.monotonic())
+        except OSError as exc:
+            logger.error("--state-dir %s: not all is on the disk: %s", settings["state_dir"], exc)
+            return 1
     logger.info("stopped")
     return 0
+
+
+def _kept(state: StateDir | None) -> str:
+    if state is None:
+        return "locks are in memory and end with this process (--state-dir keeps them)"
+    text = f"{len(state.holds)} locks restored"
+    if state.recovery:
+        text += (
+            "; others may have been lost with the machine or the journal: nothing is granted for "
+            f"{math.ceil(state.recovery)} s, while clients renew what they hold"
+        )
+    return text
 
 
 def _on_signals(stopped: asyncio.Event) -> None:

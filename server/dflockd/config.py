@@ -213,6 +213,13 @@ SETTINGS: tuple[Setting, ...] = (
         "File with the shared secret in its one line",
     ),
     Setting(
+        "--state-dir",
+        "DFLOCKD_STATE_DIR",
+        None,
+        _text("the path of a directory"),
+        "Keep what is held in this directory, so that a restart loses no lock",
+    ),
+    Setting(
         "--unix-socket",
         "DFLOCKD_UNIX_SOCKET",
         None,

@@ -17,7 +17,8 @@
     │       ├── MaxWaitersError
     │       ├── LimitMismatchError
     │       ├── LeaseExpiredError
-    │       └── DrainingError
+    │       ├── DrainingError
+    │       └── RecoveringError
     ├── LockTimeoutError         (TimeoutError) ``with`` was not granted the lock in time
     └── AcquireCancelledError    another thread called ``cancel()``
 
@@ -112,6 +113,10 @@ class LeaseExpiredError(RefusedError):
 
 class DrainingError(RefusedError):
     """The server is shutting down."""
+
+
+class RecoveringError(RefusedError):
+    """The server has lost its state and gives holders time to renew before it grants again."""
 
 
 class LockTimeoutError(DflockdError, TimeoutError):

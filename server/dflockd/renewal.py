@@ -270,6 +270,7 @@ class Renewer:
             try:
                 connection = Connection.open(*watch.route)
                 grant = run(renew(hold.target, hold.token, hold.lease), connection)
+                connection.label = hold.target.label or b""
             except errors.RemoteError:
                 continue
             with self._mutex:

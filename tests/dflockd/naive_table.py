@@ -6,10 +6,13 @@ somebody sees is told its token from outside.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dflockd.table import Limits
+from dflockd.table import Kept, Limits
+from dflockd.table.table import RESTORE_STEP
 
 Name = tuple[int, bytes]
 """Namespace and key."""
@@ -81,6 +84,11 @@ class NaiveTable:
         self.grants = 0
         self.draining = False
         self.answers: list[Answer] = []
+        self.authentic: Callable[[Name, bytes], int | None] = lambda *_: None
+        """The fence of a token that was once given out for that key."""
+        self.recovers_until = -math.inf
+        self.ended: set[bytes] = set()
+        """The tokens of what has ended since the recovery began."""
         self._clock = 0
 
     # Looking around.
@@ -150,6 +158,20 @@ class NaiveTable:
                 if place.hold is None:
                     self._leave(place)
 
+    def crash(self, kept: Iterable[Kept], recovers_until: float) -> None:
+        """Go on with nothing but some of the holds whose tokens are known to somebody."""
+        known = {self._fence(hold): hold for hold in self.holds() if hold.token}
+        self.peers, self.keys, self.ended = {}, {}, set()
+        self.recovers_until = recovers_until
+        for record in kept:
+            hold = known[record.fence]
+            key = self.keys.setdefault(hold.name, Key(record.limit))
+            key.limit = key.limit or record.limit
+            key.holds.append(hold)
+            hold.owner = None
+            left = max(0.0, record.deadline - self.now)
+            self._set(hold, math.ceil(left / RESTORE_STEP) * RESTORE_STEP)
+
     def acquire(self, peer: int, name: Name, limit: int, timeout: int, lease: int | None) -> None:
         answer = self._refusal(name, limit, lease)
         key = self.keys.get(name)
@@ -209,7 +231,10 @@ class NaiveTable:
     def release(self, peer: int, name: Name, token: bytes) -> None:
         hold = self._by_token(name, token)
         if hold is None:
-            self._answer(peer, "error")
+            forgotten = self._forgotten(name, token) is not None
+            if forgotten:
+                self.ended.add(token)
+            self._answer(peer, "ok" if forgotten else "error")
         else:
             self._answer(peer, "ok")
             self._end(hold)
@@ -217,6 +242,8 @@ class NaiveTable:
     def renew(self, peer: int, name: Name, token: bytes, lease: int | None) -> None:
         hold = self._by_token(name, token)
         span = self._lease(lease)
+        if hold is None and span <= self.limits.max_lease:
+            hold = self._brought_back(name, token)
         if hold is None or span > self.limits.max_lease:
             self._answer(peer, "error")
             return
@@ -253,8 +280,11 @@ class NaiveTable:
     def _refusal(self, name: Name, limit: int, lease: int | None) -> str | None:
         if self._lease(lease) > self.limits.max_lease:
             return "error"
+        if self.now < self.recovers_until:
+            return f"recovering {math.ceil((self.recovers_until - self.now) * 1000)}"
         if name not in self.keys:
             return "error_max_locks" if len(self.keys) >= self.limits.max_locks else None
+        self.keys[name].limit = self.keys[name].limit or limit
         return None if self.keys[name].limit == limit else "error_limit_mismatch"
 
     def _full(self, key: Key) -> bool:
@@ -271,6 +301,28 @@ class NaiveTable:
             if hold.name == name and hold.token == token:
                 return hold
         return None
+
+    def _fence(self, hold: Hold) -> int | None:
+        return self.authentic(hold.name, hold.token) if hold.token else None
+
+    def _forgotten(self, name: Name, token: bytes) -> int | None:
+        if self.now >= self.recovers_until or token in self.ended:
+            return None
+        return self.authentic(name, token)
+
+    def _brought_back(self, name: Name, token: bytes) -> Hold | None:
+        fence = self._forgotten(name, token)
+        if fence is None:
+            return None
+        is_lock = name[0] == 0
+        if is_lock and name in self.keys:
+            [other] = self.keys[name].holds
+            if (self._fence(other) or 0) > fence:
+                return None
+            self._end(other)
+        hold = Hold(name, 0, None, 0, 0, 0, 0, token)
+        self.keys.setdefault(name, Key(1 if is_lock else 0)).holds.append(hold)
+        return hold
 
     def _grant(self, name: Name, peer: int, lease: int) -> Hold:
         self.grants += 1
@@ -290,6 +342,8 @@ class NaiveTable:
     def _end(self, hold: Hold) -> None:
         key = self.keys[hold.name]
         key.holds.remove(hold)
+        if hold.token:
+            self.ended.add(hold.token)
         for peer in self.peers.values():
             peer.places = [place for place in peer.places if place.hold is not hold]
         while key.queue and len(key.holds) < key.limit:

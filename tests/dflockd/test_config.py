@@ -38,6 +38,7 @@ DOCUMENTED: dict[str, tuple[str, Any]] = {
     "--tls-client-ca": ("DFLOCKD_TLS_CLIENT_CA", None),
     "--auth-token": ("DFLOCKD_AUTH_TOKEN", None),
     "--auth-token-file": ("DFLOCKD_AUTH_TOKEN_FILE", None),
+    "--state-dir": ("DFLOCKD_STATE_DIR", None),
     "--unix-socket": ("DFLOCKD_UNIX_SOCKET", None),
     "--log-level": ("DFLOCKD_LOG_LEVEL", "INFO"),
 }
@@ -97,6 +98,7 @@ def two_values(row: Setting, files: Path) -> tuple[dict[str, str], list[tuple[st
         "--tls-key": (tls, [files / "key", key]),
         "--tls-client-ca": (tls, [files / "cert", cert]),
         "--auth-token-file": ({}, [files / "secret", secret]),
+        "--state-dir": ({}, [files / "d1", files / "d2"]),
         "--unix-socket": ({}, [files / "s1", files / "s2"]),
     }
     if row.flag in paths:

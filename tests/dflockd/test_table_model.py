@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dflockd.table import Effect, Limits, LockTable, Mint, Peer, report
+from dflockd.table import Effect, Kept, Limits, LockTable, Mint, Peer, report
 from dflockd.wire import (
     Acquire,
     Barrier,
@@ -26,6 +26,7 @@ from dflockd.wire import (
     Granted,
     Malformed,
     Ping,
+    Recovering,
     Release,
     Renew,
     Renewed,
@@ -71,8 +72,13 @@ class TableMachine(RuleBasedStateMachine):
 
     @initialize(limits=limits)
     def begin(self, limits: Limits) -> None:
-        self.table = LockTable(limits, Mint(b"secret", FIRST_FENCE))
+        self.limits = limits
+        self.table = LockTable(limits, Mint(b"secret", FIRST_FENCE), kept=True)
         self.model = NaiveTable(limits)
+        self.model.authentic = self.authentic
+        self.kept: dict[int, Kept] = {}  # what the changes say, by fence
+        self.last_fence = FIRST_FENCE
+        self.crashed = False  # once a machine is lost, badly behaved clients are believed
         self.peers: dict[int, Peer] = {}
         self.seen: list[tuple[Name, bytes]] = []  # every token that a client has been told
         self.fences: dict[int, int] = {}  # number of the grant -> fence
@@ -82,6 +88,7 @@ class TableMachine(RuleBasedStateMachine):
     # Comparing.
 
     def compare(self, effects: list[Effect]) -> None:
+        self.record()
         answers = self.model.taken()
         assert [(peer, kind_of(reply)) for peer, reply in effects] == [
             (answer.peer, answer.kind) for answer in answers
@@ -93,6 +100,20 @@ class TableMachine(RuleBasedStateMachine):
                 self.tell(answer.hold, reply.token)
             elif isinstance(reply, Renewed):
                 assert reply.lease == answer.lease
+
+    def record(self) -> None:
+        """Do with the changes what a journal does."""
+        assert self.table.changes is not None
+        for hold in self.table.changes:
+            if hold.ended:
+                self.kept.pop(hold.fence, None)
+            else:
+                self.kept[hold.fence] = hold.kept()
+                self.last_fence = max(self.last_fence, hold.fence)
+        self.table.changes.clear()
+
+    def authentic(self, name: Name, token: bytes) -> int | None:
+        return fence_from_token(token) if (name, token) in self.seen else None
 
     def tell(self, hold: Hold, token: bytes) -> None:
         if hold.token is not None:
@@ -197,6 +218,44 @@ class TableMachine(RuleBasedStateMachine):
             request = Renew(Space(name[0]), name[1], token, None)
             self.ask(choice, request, "renew", name, token, None)
 
+    @rule(choice=numbers, which=numbers, lease=leases, release=st.booleans())
+    def old_token(self, choice: int, which: int, lease: int | None, release: bool) -> None:
+        """A token that was told some time: the server may have forgotten its hold."""
+        if not self.seen:
+            return
+        name, token = self.seen[-1 - which % min(8, len(self.seen))]
+        if release and which % 3 == 0:
+            self.ask(choice, Release(Space(name[0]), name[1], token), "release", name, token)
+        else:
+            request = Renew(Space(name[0]), name[1], token, lease)
+            self.ask(choice, request, "renew", name, token, lease)
+
+    @rule(odds=numbers, lost=numbers, quarters=st.integers(0, 5))
+    def crash(self, odds: int, lost: int, quarters: int) -> None:
+        """The process ends, or its machine, and another goes on with what was recorded."""
+        if odds % 4:
+            return
+        self.model.now += quarters / 4
+        holds = sorted(self.kept.values(), key=lambda kept: kept.fence)
+        until = self.model.recovers_until
+        if odds % 8:
+            holds = [kept for kept in holds if not lost >> kept.fence % 10 & 1]
+            until = self.model.now + self.limits.max_lease
+            self.crashed, self.last_fence = True, self.last_fence + 1000
+        self.table = LockTable(self.limits, Mint(b"secret", self.last_fence), kept=True)
+        self.table.restore(holds, self.model.now)
+        if until > self.model.now:
+            self.table.recover(until)
+        self.model.crash(holds, until)
+        self.peers.clear()
+        self.kept.clear()
+        self.compare([])
+        for kept in holds:
+            late = self.kept[kept.fence].deadline - max(kept.deadline, self.model.now)
+            assert -1e-6 < late < 0.1 + 1e-6
+        for _ in range(3):
+            self.connect()
+
     def live_token(self, which: int) -> tuple[Name, bytes]:
         live = [(hold.name, hold.token) for hold in self.model.holds() if hold.token]
         return live[which % len(live)] if live else ((0, b"a"), b"0" * 32)
@@ -243,9 +302,20 @@ class TableMachine(RuleBasedStateMachine):
     @invariant()
     def never_more_holders_than_the_limit_and_no_lost_waiter(self) -> None:
         for entry in self.entries().values():
-            assert len(entry.holds) <= entry.limit
-            assert not entry.waiters or len(entry.holds) == entry.limit
+            is_lock = entry.space is Space.LOCK
+            assert len(entry.holds) <= entry.limit or (self.crashed and not is_lock)
+            assert not entry.waiters or len(entry.holds) >= entry.limit > 0
             assert entry.holds or entry.waiters
+
+    @invariant()
+    def what_is_kept_is_what_somebody_was_told(self) -> None:
+        told = {hold.token: hold.deadline for hold in self.model.holds() if hold.token}
+        assert self.kept == {fence_from_token(token): self.holds()[token] for token in told}
+        assert {kept.deadline for kept in self.kept.values()} == set(told.values())
+
+    def holds(self) -> dict[bytes, Kept]:
+        entries = self.entries().values()
+        return {hold.token: hold.kept() for entry in entries for hold in entry.holds.values()}
 
     @invariant()
     def state_is_the_same(self) -> None:
@@ -325,6 +395,8 @@ class TableMachine(RuleBasedStateMachine):
 def kind_of(reply: object) -> str:
     if isinstance(reply, Status):
         return reply.value.decode()
+    if isinstance(reply, Recovering):
+        return f"recovering {reply.milliseconds}"
     kinds = {Granted: "granted", Enqueued: "acquired", Renewed: "renewed", Report: "stats"}
     return kinds[type(reply)]
 

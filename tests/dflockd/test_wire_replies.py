@@ -13,6 +13,7 @@ from dflockd.wire import (
     MAX_SECONDS,
     Enqueued,
     Granted,
+    Recovering,
     Renewed,
     Reply,
     ReplyReader,
@@ -47,6 +48,7 @@ LINES: list[tuple[Reply, bytes]] = [
     (Status.NOT_ENQUEUED, b"error_not_enqueued\n"),
     (Status.LEASE_EXPIRED, b"error_lease_expired\n"),
     (Status.DRAINING, b"error_draining\n"),
+    (Recovering(29_870), b"error_recovering 29870\n"),
 ]
 
 ERRORS = [status for status in Status if status.value.startswith(b"error")]
@@ -73,6 +75,17 @@ def test_every_status_is_known_by_its_bytes() -> None:
 def test_nothing_else_is_sent() -> None:
     with pytest.raises(AssertionError):
         encode_reply(b"ok")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("parse", "_taken"), PARSERS)
+def test_every_request_may_be_answered_that_the_server_recovers(
+    parse: Callable[[bytes], Reply], _taken: set[bytes]
+) -> None:
+    assert parse(b"error_recovering 0") == Recovering(0)
+    assert parse(b"error_recovering 29870") == Recovering(29_870)
+    for line in (b"", b" ", b" -1", b" 1.5", b" 1 2", b" 1s", b" 99999999999", b"  1", b"_1"):
+        with pytest.raises(UnexpectedReplyError):
+            parse(b"error_recovering" + line)
 
 
 @pytest.mark.parametrize(("parse", "_taken"), PARSERS)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import ssl
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from dflockd.server.session import Session
-from dflockd.table import Effect, LockTable
+from dflockd.table import Effect, Hold, LockTable
 from dflockd.wire import Evict, Request, Status, encode_reply
 
 BACKLOG = 1024
@@ -49,12 +52,22 @@ class ServerOptions:
     tls: ssl.SSLContext | None = None
 
 
+class Keeper(Protocol):
+    """What keeps the holds of a table beyond the end of this process."""
+
+    def record(self, changes: Iterable[Hold], fence: int) -> None:
+        """Write down what has changed; `OSError` if that fails."""
+
+
 class Server:
     """A lock server. Its state is its own: several can live in one process."""
 
-    def __init__(self, table: LockTable, options: ServerOptions) -> None:
+    def __init__(
+        self, table: LockTable, options: ServerOptions, keeper: Keeper | None = None
+    ) -> None:
         self.table = table
         self.options = options
+        self.keeper = keeper
         self.sessions: dict[int, Session] = {}
         self.draining = False
         self._listeners: list[asyncio.Server] = []
@@ -105,11 +118,12 @@ class Server:
     async def stop(self) -> None:
         """Drain and end: waiters are sent away, holders may still renew and release for a while.
 
-        Returns once every connection is closed, at the latest after `shutdown_timeout`.
+        Returns once every connection is closed, at the latest after `shutdown_timeout`. With a
+        keeper nobody is waited for: what is held is kept.
         """
         self.draining = True
         self._close_listeners()
-        self._dispatch(self.table.drain(_now()))
+        self._dispatch(self.table.drain(_now(), keep=self.keeper is not None))
         self._end_idle()
         holders = sum(1 for session in self.sessions.values() if session.peer.holds)
         if holders:
@@ -139,6 +153,8 @@ class Server:
             logger.exception("connection %d: request failed: %s", number, type(request).__name__)
             out.append(encode_reply(Status.ERROR))
             return
+        finally:
+            self._record()
         others = []
         for effect in effects:
             if effect[0] == number:
@@ -164,10 +180,25 @@ class Server:
 
     def _dispatch(self, effects: list[Effect]) -> None:
         """Send what a step of the table has brought."""
+        self._record()
         self._arm()
         for peer, _ in effects[SLICE:]:
             self.sessions[peer].owed = True
         self._send(effects)
+
+    def _record(self) -> None:
+        changes = self.table.changes
+        if not changes:
+            return
+        assert self.keeper is not None
+        try:
+            self.keeper.record(changes, self.table.fence)
+        except OSError as exc:
+            # Whoever was told of it now would believe in a lock that the next process knows not of.
+            logger.critical("ending: cannot write to the state directory: %s", exc)
+            logging.shutdown()
+            os._exit(1)
+        changes.clear()
 
     def _send(self, effects: list[Effect], start: int = 0) -> None:
         # Thousands may be due at once, and each costs a system call: others get a turn in between.

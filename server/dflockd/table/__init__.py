@@ -7,7 +7,18 @@ naive model with a clock that the test turns.
 
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.mint import Mint
-from dflockd.table.state import Entry, Hold, Peer, Waiter
+from dflockd.table.state import Entry, Hold, Kept, Peer, Waiter
 from dflockd.table.table import Effect, Limits, LockTable
 
-__all__ = ["Deadlines", "Effect", "Entry", "Hold", "Limits", "LockTable", "Mint", "Peer", "Waiter"]
+__all__ = [
+    "Deadlines",
+    "Effect",
+    "Entry",
+    "Hold",
+    "Kept",
+    "Limits",
+    "LockTable",
+    "Mint",
+    "Peer",
+    "Waiter",
+]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hmac
 from hashlib import blake2b
 
-from dflockd.wire import Space, format_token
+from dflockd.wire import Space, fence_from_token, format_token
 from dflockd.wire.tokens import MAX_FENCE
 
 
@@ -29,6 +30,18 @@ class Mint:
         if self.fence >= MAX_FENCE:
             raise OverflowError("no fence is left: start the server with a smaller one")
         self.fence = fence = self.fence + 1
+        return fence, self.token(space, key, fence)
+
+    def token(self, space: Space, key: bytes, fence: int) -> bytes:
+        """Return the token that carries `fence`: the same one every time."""
         digest = self._keyed.copy()
         digest.update(b"%d %d %b" % (fence, space, key))
-        return fence, format_token(fence, digest.digest())
+        return format_token(fence, digest.digest())
+
+    def verify(self, space: Space, key: bytes, token: bytes) -> int | None:
+        """Return the fence of a token, or ``None`` if it was not made with this secret."""
+        try:
+            fence = fence_from_token(token)
+        except ValueError:
+            return None
+        return fence if hmac.compare_digest(self.token(space, key, fence), token) else None

@@ -38,7 +38,7 @@ def stats(group: Group, connections: int, now: float, listed: int) -> dict[str, 
     return {
         "connections": connections,
         "locks": [_lock(entry, now) for entry in entries if entry.limit == 1],
-        "semaphores": [_semaphore(entry) for entry in entries if entry.limit > 1],
+        "semaphores": [_semaphore(entry) for entry in entries if entry.limit != 1],
         # Entries are dropped as soon as they are idle, so there is nothing to list here.
         "idle_locks": [],
         "idle_semaphores": [],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 from dflockd.wire import Space
 
@@ -10,13 +11,35 @@ from dflockd.wire import Space
 class Group:
     """The entries of one group of keys, which can be looked at, moved or dropped as a whole."""
 
-    __slots__ = ("spaces",)
+    __slots__ = ("ended", "recovers_until", "spaces")
 
     def __init__(self) -> None:
         self.spaces: tuple[dict[bytes, Entry], dict[bytes, Entry]] = ({}, {})
+        self.recovers_until: float | None = None
+        """Until when there are no grants, because of holds that are not in here any more."""
+        self.ended: set[int] = set()
+        """The fences of what has ended since: nobody can bring that back."""
 
     def __len__(self) -> int:
         return len(self.spaces[0]) + len(self.spaces[1])
+
+
+UNKNOWN = 0
+"""The limit of a semaphore whose holders have come back, and nobody else yet."""
+
+
+class Kept(NamedTuple):
+    """What is kept of a hold where it outlives the table; times in seconds."""
+
+    space: Space
+    key: bytes
+    limit: int
+    fence: int
+    lease: float
+    """How long it was last set to run."""
+    deadline: float
+    since: float
+    label: bytes
 
 
 class Entry:
@@ -38,22 +61,56 @@ class Entry:
 class Hold:
     """One granted slot of an entry. It ends by release, at its deadline, or with its owner."""
 
-    __slots__ = ("deadline", "entry", "fence", "label", "owner", "place", "since", "span", "token")
+    __slots__ = (
+        "deadline",
+        "entry",
+        "fence",
+        "label",
+        "owner",
+        "place",
+        "since",
+        "span",
+        "token",
+        "told",
+    )
 
     deadline: float
     span: float
 
-    def __init__(self, entry: Entry, fence: int, token: bytes, owner: Peer, since: float) -> None:
+    def __init__(
+        self, entry: Entry, fence: int, token: bytes, owner: Peer | None, since: float
+    ) -> None:
         self.entry = entry
-        self.label = owner.label
+        self.label = owner.label if owner is not None else b""
         """What people see; it outlives the owner of a detached hold."""
         self.since = since
         self.fence = fence
         self.token = token
-        self.owner: Peer | None = owner
+        self.owner = owner
         """Whose end releases it: who acquired it or last renewed it; nobody once it is detached."""
         self.place: Waiter | None = None
         """The two-phase place that it was granted to, while its ``wait`` has not been answered."""
+        self.told = True
+        """Whether its token has left the table. What nobody was told is not worth keeping."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is no longer in the table."""
+        return self.fence not in self.entry.holds
+
+    def kept(self) -> Kept:
+        """Return what is worth keeping. The token is not: who knows the secret can make it anew."""
+        entry = self.entry
+        return Kept(
+            entry.space,
+            entry.key,
+            entry.limit,
+            self.fence,
+            self.span,
+            self.deadline,
+            self.since,
+            self.label,
+        )
 
 
 class Waiter:

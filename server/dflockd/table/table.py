@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hmac
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from dflockd.table import report
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.mint import Mint
-from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
+from dflockd.table.state import UNKNOWN, Entry, Group, Hold, Kept, Peer, Waiter
 from dflockd.wire import (
     Acquire,
     Barrier,
@@ -23,6 +24,8 @@ from dflockd.wire import (
     Label,
     Malformed,
     Ping,
+    Recovering,
+    Refusal,
     Release,
     Renew,
     Renewed,
@@ -34,6 +37,9 @@ from dflockd.wire import (
     Status,
     Wait,
 )
+
+RESTORE_STEP = 0.1
+"""Seconds up to which the lease of a restored hold is rounded."""
 
 Effect: TypeAlias = tuple[int, Reply]
 """What is to be done after a step: send this reply to the peer with that number."""
@@ -63,14 +69,21 @@ class LockTable:
     Every method takes the time, on a clock that never goes back, and returns the effects in order.
     """
 
-    def __init__(self, limits: Limits, mint: Mint) -> None:
+    def __init__(self, limits: Limits, mint: Mint, *, kept: bool = False) -> None:
         self._limits = limits
+        self.changes: list[Hold] | None = [] if kept else None
+        """The holds that the steps since it was last emptied have begun, extended or ended.
+
+        Only where the table is `kept`: whoever keeps it empties the list, and does so before the
+        effects of a step are carried out.
+        """
         self._mint = mint
         self._group = Group()
         self._peers: dict[int, Peer] = {}
         self._last_peer = 0
         self._deadlines: Deadlines[Hold | Waiter] = Deadlines()
         self._draining = False
+        self._keeps_holds = False
         self._handlers: Mapping[type, Callable[[Peer, Any, float, list[Effect]], Reply | None]] = {
             Acquire: self._acquire,
             Enqueue: self._enqueue,
@@ -138,8 +151,38 @@ class LockTable:
             self._part(hold, peer, now, effects, clean=clean)
         return effects
 
-    def drain(self, now: float) -> list[Effect]:
-        """Send every waiter away; from now on only renewals and releases are handled."""
+    def restore(self, holds: Iterable[Kept], now: float) -> None:
+        """Take in what was kept of an earlier table; nobody owns it until it is renewed."""
+        for kept in holds:
+            entries = self._group.spaces[kept.space]
+            entry = entries.get(kept.key)
+            if entry is None:
+                entry = entries[kept.key] = Entry(self._group, kept.space, kept.key, kept.limit)
+            elif entry.limit == UNKNOWN:
+                entry.limit = kept.limit
+            token = self._mint.token(kept.space, kept.key, kept.fence)
+            hold = entry.holds[kept.fence] = Hold(entry, kept.fence, token, None, kept.since)
+            hold.label = kept.label
+            # Rounded up, to have few different spans; a lease that ends late harms nobody.
+            left = math.ceil(max(0.0, kept.deadline - now) / RESTORE_STEP) * RESTORE_STEP
+            self._deadlines.set(hold, left, now)
+            self._mint.fence = max(self._mint.fence, kept.fence)
+            self._note(hold)
+
+    def recover(self, until: float) -> None:
+        """Grant nothing until then: there may be holds that are forgotten here.
+
+        Their holders bring them back meanwhile by renewing them: that their tokens are authentic
+        proves that they were granted.
+        """
+        self._group.recovers_until = until
+
+    def drain(self, now: float, *, keep: bool = False) -> list[Effect]:
+        """Send every waiter away; from now on only renewals and releases are handled.
+
+        With `keep`, holds do not end with their connections any more: they are kept for later.
+        """
+        self._keeps_holds = keep
         effects: list[Effect] = []
         self._expire(now, effects)
         self._draining = True
@@ -157,6 +200,11 @@ class LockTable:
         """Return when `advance` should next be called, or ``None`` while nothing can fall due."""
         return self._deadlines.next()
 
+    @property
+    def fence(self) -> int:
+        """The last fence that was given out."""
+        return self._mint.fence
+
     def __len__(self) -> int:
         """Return the number of keys that are held or waited for."""
         return len(self._group)
@@ -169,11 +217,13 @@ class LockTable:
         lease = self._lease(request.lease)
         if lease is None:
             return Status.ERROR
-        entry = self._entry(request.space, request.key, request.limit)
-        if isinstance(entry, Status):
+        entry = self._entry(request.space, request.key, request.limit, now)
+        if not isinstance(entry, Entry):
             return entry
         if len(entry.holds) < entry.limit and not entry.waiters:
-            return Granted(self._grant(entry, peer, lease, now).token, lease)
+            hold = self._grant(entry, peer, lease, now)
+            self._note(hold)
+            return Granted(hold.token, lease)
         if self._is_full(entry):
             return Status.MAX_WAITERS
         if request.timeout == 0:
@@ -189,11 +239,12 @@ class LockTable:
         name = (request.space, request.key)
         if name in peer.places:
             return Status.ALREADY_ENQUEUED
-        entry = self._entry(request.space, request.key, request.limit)
-        if isinstance(entry, Status):
+        entry = self._entry(request.space, request.key, request.limit, now)
+        if not isinstance(entry, Entry):
             return entry
         if len(entry.holds) < entry.limit and not entry.waiters:
             hold = self._grant(entry, peer, lease, now)
+            self._note(hold)
             hold.place = place = Waiter(entry, peer, lease, now, two_phase=True)
             place.hold = hold
             peer.places[name] = place
@@ -211,7 +262,8 @@ class LockTable:
         if hold is not None:
             self._forget_place(place)
             hold.place = None
-            self._deadlines.reset(hold, place.lease, now)
+            hold.told = True
+            self._extend(hold, place.lease, now)
             return Granted(hold.token, place.lease)
         if request.timeout == 0:
             self._leave(place)
@@ -222,16 +274,18 @@ class LockTable:
     def _release(self, _peer: Peer, request: Release, now: float, effects: list[Effect]) -> Reply:
         hold = self._find(request.space, request.key, request.token)
         if hold is None:
-            return Status.ERROR
+            return self._release_forgotten(request, now)
         self._free(hold, now, effects)
         return Status.OK
 
     def _renew(self, peer: Peer, request: Renew, now: float, _effects: list[Effect]) -> Reply:
         lease = self._lease(request.lease)
-        hold = self._find(request.space, request.key, request.token)
-        if lease is None or hold is None:
+        if lease is None:
             return Status.ERROR
-        self._deadlines.reset(hold, lease, now)
+        hold = self._find(request.space, request.key, request.token)
+        if hold is None:
+            return Renewed(lease) if self._reclaim(peer, request, lease, now) else Status.ERROR
+        self._extend(hold, lease, now)
         if hold.owner is not peer:
             if hold.owner is not None:
                 del hold.owner.holds[hold.fence]
@@ -270,13 +324,22 @@ class LockTable:
 
     # Slots.
 
-    def _entry(self, space: Space, key: bytes, limit: int) -> Entry | Status:
-        entries = self._group.spaces[space]
+    def _entry(self, space: Space, key: bytes, limit: int, now: float) -> Entry | Refusal:
+        """Return the entry that somebody wants a slot of, new if it has to be."""
+        group = self._group
+        if group.recovers_until is not None:
+            if now < group.recovers_until:
+                return Recovering(math.ceil((group.recovers_until - now) * 1000))
+            group.recovers_until = None
+            group.ended.clear()
+        entries = group.spaces[space]
         entry = entries.get(key)
         if entry is None:
-            if len(self._group) >= self._limits.max_locks:
+            if len(group) >= self._limits.max_locks:
                 return Status.MAX_LOCKS
-            entry = entries[key] = Entry(self._group, space, key, limit)
+            entry = entries[key] = Entry(group, space, key, limit)
+        elif entry.limit == UNKNOWN:
+            entry.limit = limit
         elif entry.limit != limit:
             return Status.LIMIT_MISMATCH
         return entry
@@ -292,6 +355,14 @@ class LockTable:
         self._deadlines.set(hold, lease, now)
         return hold
 
+    def _extend(self, hold: Hold, span: float, now: float) -> None:
+        self._deadlines.reset(hold, span, now)
+        self._note(hold)
+
+    def _note(self, hold: Hold) -> None:
+        if self.changes is not None and hold.told:
+            self.changes.append(hold)
+
     def _find(self, space: Space, key: bytes, token: bytes) -> Hold | None:
         entry = self._group.spaces[space].get(key)
         if entry is None:
@@ -304,6 +375,48 @@ class LockTable:
             return hold
         return None
 
+    def _forgotten(self, request: Renew | Release, now: float) -> int | None:
+        """Return the fence of a hold that is authentic and was forgotten, while that may be."""
+        group = self._group
+        if group.recovers_until is None or now >= group.recovers_until:
+            return None
+        fence = self._mint.verify(request.space, request.key, request.token)
+        return None if fence in group.ended else fence
+
+    def _release_forgotten(self, request: Release, now: float) -> Status:
+        fence = self._forgotten(request, now)
+        if fence is None:
+            return Status.ERROR
+        self._group.ended.add(fence)
+        return Status.OK
+
+    def _reclaim(self, peer: Peer, request: Renew, lease: int, now: float) -> bool:
+        """Bring back a hold that was forgotten here.
+
+        Of two for one lock the later grant counts: the earlier one had ended before it.
+        """
+        fence = self._forgotten(request, now)
+        if fence is None:
+            return False
+        is_lock = request.space is Space.LOCK
+        entries = self._group.spaces[request.space]
+        entry = entries.get(request.key)
+        if entry is not None and is_lock:
+            [other] = entry.holds.values()
+            if other.fence > fence:
+                return False
+            self._free(other, now, [])
+            entry = None
+        if entry is None:
+            limit = 1 if is_lock else UNKNOWN
+            entry = entries[request.key] = Entry(self._group, request.space, request.key, limit)
+        hold = entry.holds[fence] = Hold(entry, fence, request.token, peer, now)
+        peer.holds[fence] = hold
+        self._deadlines.set(hold, lease, now)
+        self._mint.fence = max(self._mint.fence, fence)
+        self._note(hold)
+        return True
+
     def _free(self, hold: Hold, now: float, effects: list[Effect]) -> None:
         self._deadlines.clear(hold)
         self._forget(hold, now, effects)
@@ -312,6 +425,9 @@ class LockTable:
         """End a hold whose deadline is no longer set, and give its slot to the next."""
         entry = hold.entry
         del entry.holds[hold.fence]
+        self._note(hold)
+        if entry.group.recovers_until is not None:
+            entry.group.ended.add(hold.fence)
         if hold.owner is not None:
             del hold.owner.holds[hold.fence]
         if hold.place is not None:
@@ -325,13 +441,13 @@ class LockTable:
         self, hold: Hold, peer: Peer, now: float, effects: list[Effect], *, clean: bool
     ) -> None:
         """Say what becomes of a hold whose owner has ended."""
-        if self._limits.auto_release and not peer.detaches:
+        if self._limits.auto_release and not (peer.detaches or self._keeps_holds):
             patience = 0 if clean else self._limits.orphan_ttl
             if not patience:
                 self._free(hold, now, effects)
                 return
             if hold.deadline - now > patience:
-                self._deadlines.reset(hold, patience, now)
+                self._extend(hold, patience, now)
         hold.owner = None
 
     # Places in the queue.
@@ -382,8 +498,10 @@ class LockTable:
                 peer.waiting = None
                 if waiter.two_phase:
                     self._forget_place(waiter)
+                self._note(hold)
                 effects.append((peer.id, Granted(hold.token, waiter.lease)))
             else:
+                hold.told = False
                 waiter.hold = hold
                 hold.place = waiter
 

@@ -168,6 +168,12 @@ class Status(Enum):
     DRAINING = b"error_draining"
 
 
+class Recovering(NamedTuple):
+    """``error_recovering <ms>``: no grants yet, for holders that the server forgot may be running."""
+
+    milliseconds: int
+
+
 class Granted(NamedTuple):
     """``ok <token> <lease>``: the answer to `Acquire` and `Wait`."""
 
@@ -194,4 +200,7 @@ class Report(NamedTuple):
     json: bytes
 
 
-Reply: TypeAlias = Status | Granted | Enqueued | Renewed | Report
+Refusal: TypeAlias = Status | Recovering
+"""What any request can be answered with."""
+
+Reply: TypeAlias = Refusal | Granted | Enqueued | Renewed | Report

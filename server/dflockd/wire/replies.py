@@ -6,6 +6,8 @@ from dflockd.wire.messages import (
     MAX_SECONDS,
     Enqueued,
     Granted,
+    Recovering,
+    Refusal,
     Renewed,
     Reply,
     Report,
@@ -16,6 +18,7 @@ MAX_REPLY = 1 << 20
 """Longest reply, in bytes: a `Report` can be long, everything else is short."""
 
 _STATUS_LINES = {status: status.value + b"\n" for status in Status}
+_RECOVERING = b"error_recovering "
 _STATUSES = {status.value: status for status in Status}
 
 
@@ -35,6 +38,8 @@ def encode_reply(reply: Reply) -> bytes:
         return b"acquired %b %d\n" % reply
     if type(reply) is Report:
         return b"ok %b\n" % reply
+    if type(reply) is Recovering:
+        return b"%b%d\n" % (_RECOVERING, *reply)
     raise AssertionError(f"no such reply: {reply!r}")
 
 
@@ -73,7 +78,7 @@ class ReplyReader:
 # strict: a reply that is only nearly right comes from something that is not a lock server.
 
 
-def parse_granted(line: bytes) -> Granted | Status:
+def parse_granted(line: bytes) -> Granted | Refusal:
     """Read the answer to `Acquire` and `Wait`."""
     fields = line.split(b" ")
     if len(fields) == 3 and fields[0] == b"ok":
@@ -81,7 +86,7 @@ def parse_granted(line: bytes) -> Granted | Status:
     return _status(line, Status.OK, Status.QUEUED)
 
 
-def parse_enqueued(line: bytes) -> Enqueued | Status:
+def parse_enqueued(line: bytes) -> Enqueued | Refusal:
     """Read the answer to `Enqueue`."""
     fields = line.split(b" ")
     if len(fields) == 3 and fields[0] == b"acquired":
@@ -89,7 +94,7 @@ def parse_enqueued(line: bytes) -> Enqueued | Status:
     return _status(line, Status.OK, Status.TIMEOUT)
 
 
-def parse_renewed(line: bytes) -> Renewed | Status:
+def parse_renewed(line: bytes) -> Renewed | Refusal:
     """Read the answer to `Renew`."""
     fields = line.split(b" ")
     if len(fields) == 2 and fields[0] == b"ok":
@@ -97,20 +102,22 @@ def parse_renewed(line: bytes) -> Renewed | Status:
     return _status(line, Status.OK, Status.QUEUED, Status.TIMEOUT)
 
 
-def parse_done(line: bytes) -> Status:
+def parse_done(line: bytes) -> Refusal:
     """Read the answer to a request that is done or refused: release, auth, ping and the like."""
     return _status(line, Status.QUEUED, Status.TIMEOUT)
 
 
-def parse_report(line: bytes) -> Report | Status:
+def parse_report(line: bytes) -> Report | Refusal:
     """Read the answer to `Stats` and `Inspect`; the JSON itself is not looked at."""
     if line.startswith(b"ok {"):
         return Report(line[3:])
     return _status(line, Status.OK, Status.QUEUED, Status.TIMEOUT)
 
 
-def _status(line: bytes, *unfit: Status) -> Status:
+def _status(line: bytes, *unfit: Status) -> Refusal:
     status = _STATUSES.get(line)
+    if status is None and line.startswith(_RECOVERING):
+        return Recovering(_number(line.removeprefix(_RECOVERING), 0, "milliseconds"))
     if status is None or status in unfit:
         raise UnexpectedReplyError(f"unexpected reply {line[:80]!r}")
     return status
@@ -123,6 +130,10 @@ def _token(text: bytes) -> bytes:
 
 
 def _seconds(text: bytes, lowest: int) -> int:
+    return _number(text, lowest, "seconds")
+
+
+def _number(text: bytes, lowest: int, unit: str) -> int:
     if text.isdigit() and len(text) <= 10 and lowest <= (number := int(text)) <= MAX_SECONDS:
         return number
-    raise UnexpectedReplyError(f"unexpected number of seconds {text[:20]!r}")
+    raise UnexpectedReplyError(f"unexpected number of {unit} {text[:20]!r}")
