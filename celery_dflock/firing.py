@@ -22,11 +22,11 @@ from celery.utils.time import maybe_make_aware
 
 from celery_dflock import policy
 from celery_dflock.config import Settings
-from celery_dflock.keys import finish
-from celery_dflock.locks import process_label
+from celery_dflock.keys import encode, finish
+from celery_dflock.locks import MOMENT, process_label
 from celery_dflock.signals import task_deduplicated
 from dflockd import errors
-from dflockd.sync_client import DistributedLock
+from dflockd.sync_client import DistributedSemaphore
 
 HEADER = "dflock_firing"
 """The message header of a firing: a dict of its ``id``, ``entry`` and ``due`` and the ``fence``."""
@@ -35,7 +35,14 @@ DONE_TTL = 120
 """Seconds for which the workers remember that a firing has been run.
 
 A copy is sent within a fail-over of the first. It arrives later by what it spends in the queue and
-in the pauses of ``requeue``. Each one remembered is a key on the lock server.
+in the pauses of ``requeue``.
+"""
+
+DONE_LIMIT = 1000
+"""How many firings of one task the workers remember: all of them, up to 8 a second.
+
+They are the holders of one semaphore, so that all together are one key of the lock server: it has
+``--max-locks`` of them, and they are for those who lock something.
 """
 
 NAMESPACE = uuid.UUID("0d6b54c5-3d5d-5f1b-8c0b-64ad1c5f0f43")
@@ -142,10 +149,12 @@ def once(task: Task, key: str, settings: Settings) -> Iterator[None]:
         yield
         return
     name = f"{task.name}[{request.id}]"
-    done = finish(f"celery-done:{request.id}:{request.retries}", settings.key_prefix)
-    label = f"{name} done {process_label()}"
-    mark = DistributedLock(done, 0, DONE_TTL, label=label, **settings.connection_options())
-    if _is_held(mark):
+    done = finish(f"celery-done:{encode(task.name)}", settings.key_prefix)
+    run = finish(encode(f"{request.id}:{request.retries}"))
+    label = f"{run} {process_label()}"
+    options = settings.connection_options()
+    mark = DistributedSemaphore(done, DONE_LIMIT, 0, MOMENT, label=label, **options)
+    if _is_among(mark, run):
         logger.info("task %s has been run, its copy is dropped", name)
         task_deduplicated.send(
             sender=task, request=request, key=key, task_id=request.id, verdict="copy"
@@ -156,9 +165,9 @@ def once(task: Task, key: str, settings: Settings) -> Iterator[None]:
     except Reject:
         raise
     except Exception:
-        _leave(mark)
+        _leave(mark, name)
         raise
-    _leave(mark)
+    _leave(mark, name)
 
 
 def is_firing(request: Context) -> bool:
@@ -167,17 +176,19 @@ def is_firing(request: Context) -> bool:
     return isinstance(about, dict) and about.get("id") == request.id
 
 
-def _is_held(mark: DistributedLock) -> bool:
+def _is_among(marks: DistributedSemaphore, run: str) -> bool:
     try:
-        return bool(mark.inspect()["holders"])
+        return any(holder["label"].split(" ")[0] == run for holder in marks.inspect()["holders"])
     except errors.RemoteError as exc:
         logger.warning("whether a task has been run already cannot be learned: %s", exc)
         return False
 
 
-def _leave(mark: DistributedLock) -> None:
+def _leave(mark: DistributedSemaphore, name: str) -> None:
     try:
         if mark.acquire():
-            mark.detach()
+            mark.detach(DONE_TTL)
+        else:
+            logger.warning("a copy of task %s would run again: %d are remembered", name, DONE_LIMIT)
     except errors.RemoteError as exc:
-        logger.warning("a copy of this task would run again: %s", exc)
+        logger.warning("a copy of task %s would run again: %s", name, exc)

@@ -20,6 +20,9 @@ from dflockd import errors
 from dflockd.lock import LockBase
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 
+MOMENT = 30
+"""Lease in seconds of what is held to be detached or released at once."""
+
 RESTART_PATIENCE = 5.0
 """Seconds for which a server that has ended is waited for by those who had a place in its queue."""
 
@@ -69,7 +72,8 @@ class LocksBase(Generic[L]):
         self.timeout = timeout
         self._on_wait = on_wait
         self._on_lost = on_lost
-        self._locks: list[L] = [self._make(key, limit, ttl, label, settings) for key in keys]
+        options = {**settings.connection_options(), "label": label, "on_lost": self._lost}
+        self._locks: list[L] = [self._make(key, limit, ttl, options) for key in keys]
 
     @property
     def held(self) -> bool:
@@ -86,8 +90,7 @@ class LocksBase(Generic[L]):
         """The fence of each key."""
         return {lock.key: lock.fence for lock in self._locks}
 
-    def _make(self, key: str, limit: int, ttl: int, label: str, settings: Settings) -> L:
-        options = {**settings.connection_options(), "label": label, "on_lost": self._lost}
+    def _make(self, key: str, limit: int, ttl: int, options: Mapping[str, Any]) -> L:
         if limit == 1:
             return self._lock_class(key, None, ttl, **options)
         return self._semaphore_class(key, limit, None, ttl, **options)

@@ -32,7 +32,7 @@ from celery.utils.time import maybe_make_aware
 from celery_dflock import keys, policy
 from celery_dflock.config import Settings, settings
 from celery_dflock.exceptions import DuplicateTaskError
-from celery_dflock.locks import describe, process_label
+from celery_dflock.locks import MOMENT, describe, process_label
 from celery_dflock.options import MAX_LIMIT, LockOptions
 from celery_dflock.signals import task_deduplicated
 from dflockd import admin, errors
@@ -46,9 +46,6 @@ Each time somebody else has sent a task, so that others who replace each other n
 
 CLOCK_MARGIN = 2
 """Seconds by which the clocks of sender and worker may differ over when a task expires."""
-
-MOMENT = 30
-"""Lease in seconds of what is held to be released at once."""
 
 MAX_NAME = 160
 """Bytes of a task's name in a label, which has 256: the id must be in it."""
@@ -100,8 +97,9 @@ def send(
     app_settings, task_id = settings(task.app), uuid()
     key = _key(task, options.keys_of(task, tuple(args), dict(kwargs)), app_settings)
     label = _label(task, task_id, "sent by ")
-    lock = _lock(key, app_settings, _lease(task, options, message), label)
-    with _handed_over(lock, f"{task.name}[{task_id}]") as handed_over:
+    lock = _lock(key, app_settings, MOMENT, label)
+    ttl = _lease(task, options, message)
+    with _handed_over(lock, ttl, f"{task.name}[{task_id}]") as handed_over:
         try:
             first = _take(lock, handed_over, label, task, options, app_settings)
         except (errors.RemoteError, errors.LockTimeoutError) as exc:
@@ -121,19 +119,20 @@ def send(
 
 
 @contextmanager
-def _handed_over(lock: DistributedLock, name: str) -> Iterator[list[DistributedLock]]:
+def _handed_over(
+    lock: DistributedLock, ttl: int, name: str
+) -> Iterator[list[tuple[DistributedLock, int]]]:
     """Detach a lock, and what is added to it, once the block has ended; release it if that raised."""
-    locks = [lock]
+    locks = [(lock, ttl)]
     try:
         yield locks
     except BaseException:
-        for each in locks:
+        for each, _ in locks:
             each.release()
         raise
-    for each in locks:
+    for each, seconds in locks:
         try:
-            # With no lease named: a worker may have adopted it by now, and must keep it.
-            each.detach()
+            each.detach(seconds)  # a worker may have adopted it by now, and keeps it
         except errors.RemoteError as exc:
             logger.warning("task %s was sent, and goes on without lock_unique: %s", name, exc)
 
@@ -163,7 +162,7 @@ def _lease(task: Task, options: LockOptions, message: Mapping[str, Any]) -> int:
 
 def _take(
     lock: DistributedLock,
-    handed_over: list[DistributedLock],
+    handed_over: list[tuple[DistributedLock, int]],
     label: str,
     task: Task,
     options: LockOptions,
@@ -183,9 +182,9 @@ def _take(
             continue
         if options.duplicate != "replace":
             return first
-        mark = _mark(first.task_id, app_settings, options.unique_ttl, label)
+        mark = _mark(first.task_id, app_settings, label)
         if _oust(lock, mark, task, first, app_settings):
-            handed_over.append(mark)
+            handed_over.append((mark, options.unique_ttl))
     raise errors.LockTimeoutError(
         f"lock {lock.key!r} on {lock.server} goes from one to another all the time",
         key=lock.key,
@@ -200,14 +199,14 @@ def _first(lock: DistributedLock) -> _First | None:
     return None
 
 
-def _mark(task_id: str, app_settings: Settings, ttl: int, label: str) -> DistributedSemaphore:
+def _mark(task_id: str, app_settings: Settings, label: str) -> DistributedSemaphore:
     """What says to the worker that comes to a task that it was replaced, while somebody holds it.
 
     Several may set out to replace one task. Each has a slot, and gives it back if another was first.
     """
     key = keys.finish(f"replaced:{task_id or 'unknown'}", app_settings.key_prefix)
     options = app_settings.connection_options()
-    return DistributedSemaphore(key, MAX_LIMIT, 0, ttl, **options, label=label)
+    return DistributedSemaphore(key, MAX_LIMIT, 0, MOMENT, **options, label=label)
 
 
 def _oust(
@@ -386,7 +385,7 @@ class Carried:
 
     def _unmark(self) -> str | None:
         """Return which task has replaced this one, if any, and end the mark that says so."""
-        mark = _mark(self._request.id, self._settings, MOMENT, "")
+        mark = _mark(self._request.id, self._settings, "")
         try:
             newer = _first(mark)
             if newer is None:

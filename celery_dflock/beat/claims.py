@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from celery_dflock.config import Settings
 from celery_dflock.firing import Firing
 from celery_dflock.keys import encode
+from celery_dflock.locks import MOMENT
 from dflockd import admin, errors
 from dflockd.sync_client import DistributedSemaphore
 
@@ -100,7 +101,7 @@ class Claims:
 
     def _claim(self, label: str) -> DistributedSemaphore:
         options = self._settings.connection_options()
-        return DistributedSemaphore(self._key, 1, 0, CLAIM_TTL, label=label, **options)
+        return DistributedSemaphore(self._key, 1, 0, MOMENT, label=label, **options)
 
 
 def _label(firing: Firing) -> str:

@@ -128,15 +128,14 @@ class DistributedLock(LockBase):
         return True
 
     async def detach(self, lease_ttl_s: int | None = None) -> str | None:
-        """Let the lock stay held for `lease_ttl_s` (default: what is left), and have it no more.
+        """Let the lock stay held for `lease_ttl_s` (default: as granted), and have it no more.
 
         It outlives this object, this process and its connection. It ends with its lease, or when
         somebody who was given the token has taken it over with `adopt` and releases it. Until here
-        it ends with this process, as ever. Who has adopted it meanwhile keeps it, unless a lease is
-        named here: that asks the server for the lock first.
+        it ends with this process, as ever. Who has adopted it already keeps it.
 
         Returns:
-            The token, or ``None`` if the lock is known to be lost.
+            The token, or ``None`` if it was not this object's any more: lost, or adopted.
 
         Raises:
             InvalidArgumentError: the lease is no whole number of seconds from 1.
@@ -147,21 +146,18 @@ class DistributedLock(LockBase):
         if keeper is None or not keeper.hold.held:
             return None
         self._keeper = self._hold = None
-        hold, connection = keeper.hold, None
+        hold = keeper.hold
         try:
-            connection = await keeper.stop()
-            if connection is None:
-                connection = await AsyncConnection.open(self._route)
-                lease_ttl_s = lease_ttl_s or hold.lease
-            operation = operations.detach(self._target, hold.token, lease_ttl_s)
+            connection = await keeper.stop() or await AsyncConnection.open(self._route)
+            operation = operations.detach(self._target, hold.token, lease_ttl_s or hold.lease)
             detached = await aio.run(operation, connection, self.server)
-        finally:
+        except BaseException:
             keeper.abandon()
-            if connection is not None:
-                connection.close()
+            raise
         if not detached:
-            self._lose(hold)
+            connection.close()
             return None
+        aio.pool().give(self._route, connection)
         return hold.token.decode()
 
     async def adopt(self, token: str) -> bool:
@@ -191,8 +187,9 @@ class DistributedLock(LockBase):
     async def release(self) -> bool:
         """Give the lock back, or the place in the queue; ``False`` if it was not held any more.
 
-        A failure to reach the server is logged, not raised: the lock ends with the connection, at
-        the latest with its lease, and an error here would hide that of the code under the lock.
+        A failure to reach the server is logged, not raised: an error here would hide that of the
+        code under the lock. The event loop tries again as long as the lease lasts, for a server
+        that is restarted may remember the lock.
         """
         place, self._place = self._place, None
         if place is not None:
@@ -205,6 +202,10 @@ class DistributedLock(LockBase):
             return await self._give_back(keeper)
         except errors.RemoteError as exc:
             logger.warning("lock %r could not be released in order: %s", self.key, exc)
+            if isinstance(exc, errors.UnreachableError | errors.DrainingError):
+                later = asyncio.ensure_future(_release_later(keeper.hold, self._route))
+                _later.add(later)
+                later.add_done_callback(_later.discard)
             return False
         except BaseException:
             # Cancelled: the end of the connection releases the lock as well.
@@ -312,6 +313,27 @@ class DistributedSemaphore(SemaphoreBase, DistributedLock):
 
     For the other arguments see `dflockd.lock.LockBase`.
     """
+
+
+_later: set[asyncio.Future[None]] = set()
+"""What tries again to release: the event loop itself would forget it."""
+
+
+async def _release_later(hold: Hold, route: Route) -> None:
+    """Give a lock back once its server can be reached again, unless its lease ends before."""
+    for pause in itertools.chain(RETRY_PAUSES, itertools.repeat(RETRY_PAUSES[-1])):
+        left = hold.deadline - time.monotonic()
+        if left <= 0:
+            return
+        await asyncio.sleep(min(pause, left))
+        try:
+            connection = await AsyncConnection.open(route)
+            released = operations.release(hold.target, hold.token)
+            await aio.run(released, connection, hold.target.server)
+        except errors.RemoteError:
+            continue
+        aio.pool().give(route, connection)
+        return
 
 
 class _Place:

@@ -186,7 +186,7 @@ SETTINGS: tuple[Setting, ...] = (
         "DFLOCKD_ORPHAN_TTL_S",
         0,
         _SECONDS_OR_NEVER,
-        "Keep the locks of a connection that broke off for so long, for a renewal (seconds)",
+        "Keep the locks of a connection that was reset for so long, for a renewal (seconds)",
     ),
     Setting("--tls-cert", "DFLOCKD_TLS_CERT", None, _FILE, "TLS certificate chain (PEM)"),
     Setting("--tls-key", "DFLOCKD_TLS_KEY", None, _FILE, "TLS private key (PEM)"),

@@ -44,7 +44,7 @@ _PATTERN = "journal-" + "[0-9]" * 8 + "-" + "[0-9]" * 12
 _CHECKED = struct.Struct("<IH")
 _END = struct.Struct("<BQ")
 _HOLD = struct.Struct("<BBQIdddHH")
-_IS_END, _IS_HOLD = 1, 2
+_IS_END, _IS_HOLD, _IS_DETACHED = 1, 2, 3
 
 
 class CorruptError(Exception):
@@ -53,9 +53,10 @@ class CorruptError(Exception):
 
 def encode_hold(kept: Kept) -> bytes:
     """Return the record of a hold that has begun or was extended."""
-    space, key, limit, fence, lease, deadline, since, label = kept
+    space, key, limit, fence, lease, deadline, since, label, detached = kept
+    kind = _IS_DETACHED if detached else _IS_HOLD
     body = (
-        _HOLD.pack(_IS_HOLD, space, fence, limit, lease, deadline, since, len(key), len(label))
+        _HOLD.pack(kind, space, fence, limit, lease, deadline, since, len(key), len(label))
         + key
         + label
     )
@@ -85,10 +86,13 @@ def decode(data: bytes, start: int = 0) -> tuple[list[Kept | int], int]:
         if body[0] == _IS_END:
             records.append(_END.unpack(body)[1])
             continue
-        _, space, fence, limit, lease, deadline, since, key_size, _ = _HOLD.unpack_from(body)
+        kind, space, fence, limit, lease, deadline, since, key_size, _ = _HOLD.unpack_from(body)
         key_end = _HOLD.size + key_size
         key, label = body[_HOLD.size : key_end], body[key_end:]
-        records.append(Kept(Space(space), key, limit, fence, lease, deadline, since, label))
+        detached = kind == _IS_DETACHED
+        records.append(
+            Kept(Space(space), key, limit, fence, lease, deadline, since, label, detached)
+        )
     return records, start
 
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from dflockd import errors
 from dflockd.wire import (
-    MAX_REF,
     MAX_SECONDS,
     Acquire,
     Auth,
+    Detach,
     Enqueue,
     Enqueued,
     Granted,
@@ -29,7 +29,6 @@ from dflockd.wire import (
     Renewed,
     Report,
     Space,
-    StableRef,
     Status,
     UnexpectedReplyError,
     Wait,
@@ -162,21 +161,19 @@ def renew(target: Target, token: bytes, lease: int | None) -> Operation[Grant | 
     return read_renewal(target, token, (yield _labelled(exchange, target)))
 
 
-def detach(target: Target, token: bytes, lease: int | None) -> Operation[bool]:
-    """Let what this connection holds outlive it; ``False`` if the hold is lost.
+def detach(target: Target, token: bytes, lease: int) -> Operation[bool]:
+    """Start the lease anew and let the hold outlive this connection, whose it is no more.
 
-    It is true of all that is held on the connection: it can only be closed. With a `lease`, that
-    begins anew, and the hold is this connection's first. Without, nobody asks about the hold, and
-    it stays with whoever has adopted it meanwhile.
+    ``False`` if it is another's by now, or held no more.
     """
-    if lease is not None and (yield from renew(target, token, lease)) is None:
+    request = encode_request(Detach(target.space, target.key, token, lease))
+    answer = yield Exchange(request, REPLY_PATIENCE)
+    reply = _read(parse_renewed, answer, target)
+    if isinstance(reply, Renewed):
+        return True
+    if reply is Status.LEASE_EXPIRED:
         return False
-    # A server that tells sessions by their ref must not take this one for any other.
-    answer = yield Exchange(encode_request(StableRef(token[:MAX_REF])), REPLY_PATIENCE)
-    status = _read(parse_done, answer, target)
-    if status is not Status.OK:
-        raise refused(status, target)
-    return True
+    raise refused(reply, target)
 
 
 def renewal_request(target: Target, token: bytes, lease: int | None) -> bytes:

@@ -16,7 +16,7 @@ from dflockd import errors
 from dflockd.connection import Connection, run
 from dflockd.green import make_selector, select_green
 from dflockd.hold import Hold
-from dflockd.operations import Answer, Grant, read_renewal, renew, renewal_request
+from dflockd.operations import Answer, Grant, read_renewal, release, renew, renewal_request
 from dflockd.pool import Pool, Route
 from dflockd.wire import UnexpectedReplyError
 
@@ -29,7 +29,7 @@ Most locks are released sooner and so never cost a system call of this thread.
 LONGEST_SLEEP = 86400.0
 """Seconds after which the thread looks up though nothing is due: `epoll` cannot count to a month."""
 
-RETRY_PAUSES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
+RETRY_PAUSES = (0.0, 0.05, 0.1, 0.2)
 """Seconds between attempts to reach the server again; the last one repeats."""
 
 logger = logging.getLogger("dflockd.client")
@@ -112,6 +112,26 @@ class Renewer:
                 return None
             return watch.connection
 
+    def release_later(self, hold: Hold, route: Route) -> None:
+        """Give a lock back once its server can be reached again, unless its lease ends before."""
+        threading.Thread(
+            target=self._keep_releasing, args=(hold, route), name="dflockd-release", daemon=True
+        ).start()
+
+    def _keep_releasing(self, hold: Hold, route: Route) -> None:
+        for pause in itertools.chain(RETRY_PAUSES, itertools.repeat(RETRY_PAUSES[-1])):
+            left = hold.deadline - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(pause, left))
+            try:
+                connection = Connection.open(*route)
+                run(release(hold.target, hold.token), connection)
+            except errors.RemoteError:
+                continue
+            self._pool.give(route, connection)
+            return
+
     # The thread.
 
     def _start(self) -> None:
@@ -161,8 +181,11 @@ class Renewer:
             watch = self._current(heapq.heappop(self._due))
             if watch is not None:
                 return watch
-        # Locks come and go much faster than their times fall due.
-        while self._due and self._current(self._due[0]) is None:
+        # Locks come and go much faster than their times fall due. What is due soon stays: as long as
+        # this thread looks up for it, the locks that follow need not wake it.
+        while self._due and self._due[0][0] > now + ADOPT_AFTER:
+            if self._current(self._due[0]) is not None:
+                break
             heapq.heappop(self._due)
         return None
 

@@ -31,6 +31,7 @@ RESERVED = 1 << 48
 """Fences that no process gives out in all its life; after a crash the next one starts beyond them."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_CLOCK_OFFSETS = Path("/proc/self/timens_offsets")
 
 _NEW: dict[str, Any] = {
     "format": FORMAT,
@@ -99,7 +100,10 @@ class StateDir:
         if self.recovery:
             table.recover(now + self.recovery)
         assert table.changes is not None
-        leases = [self._limits.default_lease, *(hold.lease for hold in self.holds)]
+        leases = [
+            self._limits.default_lease,
+            *(hold.lease for hold in self.holds if not hold.detached),
+        ]
         if self.recovery:
             leases.append(self._state["longest_lease"])
         generation = self._state["generation"] + 1
@@ -130,7 +134,7 @@ class StateDir:
         """
         longest = self._state["longest_lease"]
         for hold in changes:
-            if hold.span > longest:
+            if hold.span > longest and not hold.detached:
                 longest = math.ceil(hold.span)
         if longest > self._state["longest_lease"]:
             # Rarely: twice the time, so that leases which grow little by little cost little.
@@ -252,8 +256,13 @@ def _private(path: str, flags: int) -> int:
 
 
 def _boot_id() -> str:
-    """Return what tells this boot of the machine from others, or nothing where that is not known."""
+    """Return what tells this boot of the machine from others, or nothing where that is not known.
+
+    A container that was checkpointed and restored has the machine's id, and a clock of its own.
+    """
     try:
-        return _BOOT_ID.read_text().strip()
+        boot = _BOOT_ID.read_text().strip()
     except OSError:
         return ""
+    offsets = _CLOCK_OFFSETS.read_text().split() if _CLOCK_OFFSETS.exists() else []
+    return " ".join([boot, *offsets])

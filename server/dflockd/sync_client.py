@@ -133,15 +133,14 @@ class DistributedLock(LockBase):
         return False
 
     def detach(self, lease_ttl_s: int | None = None) -> str | None:
-        """Let the lock stay held for `lease_ttl_s` (default: what is left), and have it no more.
+        """Let the lock stay held for `lease_ttl_s` (default: as granted), and have it no more.
 
         It outlives this object, this process and its connection. It ends with its lease, or when
         somebody who was given the token has taken it over with `adopt` and releases it. Until here
-        it ends with this process, as ever. Who has adopted it meanwhile keeps it, unless a lease is
-        named here: that asks the server for the lock first.
+        it ends with this process, as ever. Who has adopted it already keeps it.
 
         Returns:
-            The token, or ``None`` if the lock is known to be lost.
+            The token, or ``None`` if it was not this object's any more: lost, or adopted.
 
         Raises:
             InvalidArgumentError: the lease is no whole number of seconds from 1.
@@ -156,12 +155,16 @@ class DistributedLock(LockBase):
             self._asking = current().renewer.unwatch(watch)
             if self._asking is None:
                 self._asking = Connection.open(*self._route)
-                lease_ttl_s = lease_ttl_s or hold.lease
-            detached = run(operations.detach(self._target, hold.token, lease_ttl_s), self._asking)
-        finally:
+            lease = lease_ttl_s or hold.lease
+            detached = run(operations.detach(self._target, hold.token, lease), self._asking)
+            if detached:
+                self._hold = self._watch = None
+                self._settle(None)
+        except BaseException:
             self._let_go()
+            raise
         if not detached:
-            self._lose(hold)
+            self._let_go()
             return None
         return hold.token.decode()
 
@@ -193,8 +196,9 @@ class DistributedLock(LockBase):
         Also ``False`` if its connection had just broken and it ended with the attempt to renew it
         over another.
 
-        A failure to reach the server is logged, not raised: the lock ends with the connection, at
-        the latest with its lease, and an error here would hide that of the code under the lock.
+        A failure to reach the server is logged, not raised: an error here would hide that of the
+        code under the lock. A thread tries again as long as the lease lasts, for a server that is
+        restarted may remember the lock.
         """
         released, connection = False, None
         try:
@@ -359,6 +363,8 @@ class DistributedLock(LockBase):
             return run(operations.release(self._target, hold.token), connection), connection
         except errors.RemoteError as exc:
             logger.warning("lock %r could not be released in order: %s", self.key, exc)
+            if isinstance(exc, errors.UnreachableError | errors.DrainingError):
+                current().renewer.release_later(hold, self._route)
             return False, None
 
 

@@ -706,7 +706,7 @@ def test_server_that_cannot_detach(key: str, caplog: pytest.LogCaptureFixture) -
         task = own_task(own_app(server.address), key)
         sent = task.delay(1)
         assert f"task {key}[{sent.id}] was sent, and goes on without lock_unique: " in caplog.text
-        assert "stable-ref" in server.asked
+        assert "detach" in server.asked
         assert task.delay(1).id != sent.id
 
 

@@ -127,7 +127,7 @@ class NaiveTable:
                 self._leave(first)
                 self.answers.append(Answer(first.peer, "timeout"))
 
-    def disconnect(self, number: int, *, clean: bool) -> None:
+    def disconnect(self, number: int, *, clean: bool, silent: bool) -> None:
         peer = self.peers.pop(number)
         for key in list(self.keys.values()):
             for place in list(key.queue):
@@ -138,7 +138,7 @@ class NaiveTable:
         self.advance()
         owned = [hold for hold in self.holds() if hold.owner == number]
         for hold in sorted(owned, key=lambda hold: hold.owned_since):
-            if not self.limits.auto_release or peer.detaches:
+            if not self.limits.auto_release or peer.detaches or silent:
                 hold.owner = None
             elif clean or self.limits.orphan_ttl == 0:
                 self._end(hold)
@@ -252,6 +252,18 @@ class NaiveTable:
             hold.owner = peer
             hold.owned_since = self._tick()
         self._answer(peer, "renewed", None, span)
+
+    def detach(self, peer: int, name: Name, token: bytes, lease: int | None) -> None:
+        hold = self._by_token(name, token)
+        span = self._lease(lease)
+        if span > self.limits.max_lease:
+            self._answer(peer, "error")
+        elif hold is None or hold.owner not in (peer, None):
+            self._answer(peer, "error_lease_expired")
+        else:
+            self._set(hold, span)
+            hold.owner = None
+            self._answer(peer, "renewed", None, span)
 
     def stable_ref(self, peer: int) -> None:
         self._answer(peer, "error" if self.peers[peer].detaches else "ok")

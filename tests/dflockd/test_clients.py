@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import pickle
 import shutil
 import socket
@@ -318,9 +319,13 @@ async def test_release_and_renew_while_a_renewal_is_under_way(
             lock = client.lock(key, proxy, lease_ttl_s=20, renew_ratio=0.02)
             await lock.acquire()
             proxy.withhold_replies()
-            full = left_of_lease(server, key)
-            await asyncio.sleep(0.42)
-            assert left_of_lease(server, key) > full - 0.4, "renewed meanwhile"
+            seen = [left_of_lease(server, key)]
+
+            def is_renewed(seen: list[float] = seen) -> bool:
+                seen.append(left_of_lease(server, key))
+                return seen[-1] > seen[-2]
+
+            await until(is_renewed)
             calling = asyncio.ensure_future(getattr(lock, call)())
             await asyncio.sleep(0.05)
             assert not calling.done()
@@ -380,6 +385,17 @@ async def test_connections_are_reused(client: Client, start: Callable[..., Serve
     assert stats(server)["connections"] == 40
     await asyncio.gather(*(lock.release() for lock in held))
     await until(lambda: stats(server)["connections"] == 16)  # no more are kept idle
+
+
+async def test_a_connection_shows_the_label_of_the_lock_that_has_it(
+    client: Client, server: ServerProcess, key: str
+) -> None:
+    labels = {"me": "me", "": "", "two\nlines": "two lines", "я" * 200: "я" * 128}
+    for label, shown in labels.items():
+        async with client.lock(key, server, label=label) as lock:
+            report = lock.inspect()
+            report = await report if inspect.isawaitable(report) else report
+            assert [holder["label"] for holder in report["holders"]] == [shown]
 
 
 async def test_a_timeout_costs_no_connection(
@@ -883,6 +899,7 @@ def test_bad_keys(client: Client, bad: Any) -> None:
         ("lease_ttl_s", [0, -1, 0.5, 33.0, "33", True, 10**12]),
         ("renew_ratio", [0, 1, -0.5, 1.5, float("nan")]),
         ("servers", [[], None, "localhost", [("a", 1), ("a", 1)], [("a", 0)], [("a", "1")], [3]]),
+        ("servers", [[""], ["a b"], [" a"], [("a\n", 1)], ["unix:"], ["unix:/a b"]]),
     ],
 )
 def test_bad_arguments(client: Client, option: str, values: list[Any]) -> None:

@@ -442,6 +442,24 @@ def test_an_answer_that_is_read_after_the_lease() -> None:
         assert theirs.recv(1) == b"", "and the server hears of it"
 
 
+@pytest.mark.parametrize("due_in", [4.0, 10.0])
+def test_the_thread_stays_up_only_for_what_would_soon_be_due(
+    monkeypatch: pytest.MonkeyPatch, due_in: float
+) -> None:
+    """After a release it neither forgets at once, to be woken by the next lock, nor remembers long."""
+    ours, theirs = socket.socketpair()
+    address = Address("host", 1)
+    target = Target(Space.LOCK, b"key", 1, None, str(address))
+    hold = Hold(target, Grant(b"token", 60, time.monotonic() + 60), 0.5, None)
+    renewer = Renewer(Pool())
+    monkeypatch.setattr("dflockd.renewal.ADOPT_AFTER", due_in)
+    with theirs:
+        watch = renewer.watch(hold, Connection(address, ours), Route(address))
+        renewer.unwatch(watch).close()
+        monkeypatch.setattr("dflockd.renewal.ADOPT_AFTER", 5.0)
+        assert (renewer._work_off() is None) == (due_in > 5)
+
+
 async def test_a_reply_and_the_end_in_one_turn_of_the_loop(
     clients: list[Client], patient_server: ServerProcess, through: Callable[[ServerProcess], Proxy]
 ) -> None:

@@ -493,3 +493,34 @@ async def test_no_client_loses_a_lock_to_a_kill(site: Site, client: Client) -> N
         assert await lock.release()
     assert stats(site.server)["locks"] == []
     assert lost.times == []
+
+
+async def test_what_is_released_while_the_server_is_away_is_free_when_it_is_back(
+    client: Client, site: Site
+) -> None:
+    lock = client.lock("k", site, lease_ttl_s=60)
+    await lock.acquire()
+    site.kill()
+    assert not await lock.release()
+    site.start()
+    other = client.lock("k", site)
+    assert await other.acquire()
+    await other.release()
+
+
+async def test_detached_holds_do_not_make_the_wait_after_a_crash_longer(
+    client: Client, site: Site
+) -> None:
+    running, queued = client.lock("r", site, lease_ttl_s=5), client.lock("q", site, lease_ttl_s=5)
+    await running.acquire()
+    await queued.acquire()
+    assert await queued.detach(3600)
+    site.kill()
+    site.change_boot()
+    assert site.file["longest_lease"] == 33
+    site.start()
+    with pytest.raises(errors.RecoveringError):
+        await client.lock("new", site, acquire_timeout_s=0).acquire()
+    assert site.file["longest_lease"] == 33
+    # What reached the journal is there; nobody has to renew it.
+    assert "q" in {lock["key"] for lock in stats(site.server)["locks"]}

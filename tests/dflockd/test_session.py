@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from typing import Any
 
 import pytest
@@ -119,3 +120,22 @@ async def test_d19_servers_in_one_process_share_nothing(server: Server) -> None:
         transport.session.data_received(b"l\nk\n0\n")
         assert transport.written.startswith(b"ok ")
         transport.abort()
+
+
+@pytest.mark.parametrize(
+    ("number", "kept"),
+    [
+        (errno.ETIMEDOUT, True),
+        (errno.EHOSTUNREACH, True),
+        (errno.ENETUNREACH, True),
+        (errno.ECONNRESET, False),
+        (errno.EPIPE, False),
+    ],
+)
+async def test_only_a_connection_that_fell_silent_leaves_its_locks(
+    server: Server, number: int, kept: bool
+) -> None:
+    transport = connect(server)
+    transport.session.data_received(b"l\nk\n0\n")
+    transport.session.connection_lost(OSError(number, "as the kernel says it"))
+    assert len(server.table) == kept

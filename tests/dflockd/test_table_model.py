@@ -21,6 +21,7 @@ from dflockd.table import Effect, Kept, Limits, LockTable, Mint, Peer, report
 from dflockd.wire import (
     Acquire,
     Barrier,
+    Detach,
     Enqueue,
     Enqueued,
     Granted,
@@ -65,6 +66,13 @@ timeouts = st.sampled_from([0, 1, 3, 5, 10, 20])
 def limit_of(name: Name, odd: bool) -> int:
     usual = {b"a": 2, b"b": 3, b"c": 1}[name[1]] if name[0] else 1
     return usual % 3 + 1 if odd and name[0] else usual
+
+
+ENDS = [
+    {"clean": True, "silent": False},
+    {"clean": False, "silent": False},
+    {"clean": False, "silent": True},
+]
 
 
 class TableMachine(RuleBasedStateMachine):
@@ -152,11 +160,11 @@ class TableMachine(RuleBasedStateMachine):
         self.model.connect(peer.id)
 
     @precondition(lambda self: self.peers)
-    @rule(choice=numbers, clean=st.booleans())
-    def disconnect(self, choice: int, clean: bool) -> None:
+    @rule(choice=numbers, end=st.sampled_from(ENDS))
+    def disconnect(self, choice: int, end: dict[str, bool]) -> None:
         number = sorted(self.peers)[choice % len(self.peers)]
-        self.model.disconnect(number, clean=clean)
-        self.compare(self.table.disconnect(self.peers.pop(number), self.model.now, clean=clean))
+        self.model.disconnect(number, **end)
+        self.compare(self.table.disconnect(self.peers.pop(number), self.model.now, **end))
 
     @rule(choice=numbers, name=names, odd=numbers, timeout=timeouts, lease=leases)
     def acquire(self, choice: int, name: Name, odd: int, timeout: int, lease: int | None) -> None:
@@ -205,6 +213,12 @@ class TableMachine(RuleBasedStateMachine):
     def renew(self, choice: int, which: int, lease: int | None) -> None:
         name, token = self.live_token(which)
         self.ask(choice, Renew(Space(name[0]), name[1], token, lease), "renew", name, token, lease)
+
+    @rule(choice=numbers, which=numbers, lease=leases)
+    def detach(self, choice: int, which: int, lease: int | None) -> None:
+        name, token = self.live_token(which)
+        request = Detach(Space(name[0]), name[1], token, lease)
+        self.ask(choice, request, "detach", name, token, lease)
 
     @rule(choice=numbers, which=numbers, name=names, forge=numbers, release=st.booleans())
     def wrong_token(self, choice: int, which: int, name: Name, forge: int, release: bool) -> None:
@@ -379,7 +393,7 @@ class TableMachine(RuleBasedStateMachine):
                 self.release(choice, choice)
             self.state_is_the_same()
         while self.peers:
-            self.disconnect(self.model.grants, clean=bool(len(self.peers) % 2))
+            self.disconnect(self.model.grants, ENDS[len(self.peers) % 3])
             self.state_is_the_same()
         while (deadline := self.table.next_deadline()) is not None:
             self.model.now = max(self.model.now, deadline)

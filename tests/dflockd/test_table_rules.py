@@ -10,6 +10,7 @@ import pytest
 from dflockd.table import Effect, Kept, Limits, LockTable, Mint, Peer
 from dflockd.wire import (
     Acquire,
+    Detach,
     Enqueue,
     Enqueued,
     Evict,
@@ -432,3 +433,35 @@ def test_a_drain_that_keeps_lets_holds_outlive_their_connections() -> None:
         assert table.disconnect(peer, 1.0, clean=True) == []
     assert len(table) == 1
     assert table.changes == []
+
+
+def test_a_detached_hold_is_nobodys_until_it_is_adopted():
+    table = table_of(default_lease=10)
+    sender, worker, other = (table.connect() for _ in range(3))
+    token = take(table, sender, b"k", lease=10)
+    assert table.handle(worker, Detach(LOCK, b"k", token, 60), 1.0) == [
+        (worker.id, Status.LEASE_EXPIRED)
+    ]
+    assert table.handle(sender, Detach(LOCK, b"k", token, 60), 1.0) == [(sender.id, Renewed(60))]
+    table.disconnect(sender, 1.0, clean=True)
+    assert table.handle(other, Acquire(LOCK, b"k", 1, 0, None), 50.0) == [
+        (other.id, Status.TIMEOUT)
+    ]
+    table.handle(worker, Renew(LOCK, b"k", token, 10), 50.0)
+    assert table.handle(other, Detach(LOCK, b"k", token, 60), 51.0) == [
+        (other.id, Status.LEASE_EXPIRED)
+    ]
+    table.disconnect(worker, 52.0, clean=True)
+    take(table, other, b"k")
+
+
+def test_a_connection_that_fell_silent_keeps_its_locks_for_their_leases():
+    # Cut off, its holder runs on and believes in them: a partition is not a death.
+    table = table_of()
+    holder, other = table.connect(), table.connect()
+    take(table, holder, b"k", lease=60)
+    table.handle(other, Acquire(LOCK, b"k", 1, 100, None), 1.0)
+    assert table.disconnect(holder, 30.0, clean=False, silent=True) == []
+    assert table.advance(59.9) == []
+    [(number, reply)] = table.advance(60.0)
+    assert (number, type(reply)) == (other.id, Granted)

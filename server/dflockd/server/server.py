@@ -166,9 +166,10 @@ class Server:
         else:
             self._arm()
 
-    def part(self, session: Session, *, clean: bool) -> None:
+    def part(self, session: Session, *, clean: bool, silent: bool) -> None:
         """Free what stands on a session that ends."""
-        self._dispatch(self.table.disconnect(session.peer, _now(), clean=clean))
+        effects = self.table.disconnect(session.peer, _now(), clean=clean, silent=silent)
+        self._dispatch(effects)
 
     def forget(self, session: Session) -> None:
         """Take out a session whose connection is closed."""

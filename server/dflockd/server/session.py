@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import logging
 import socket
@@ -86,7 +87,7 @@ class Session(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Free everything that stood on this connection, if it is not free yet."""
         # Over TLS this is how a peer that was killed leaves: its kernel says no farewell for it.
-        self._depart(clean=exc is None)
+        self._depart(clean=exc is None, silent=_is_silence(exc))
         if self._write_timer is not None:
             self._write_timer.cancel()
         self._server.forget(self)
@@ -203,7 +204,7 @@ class Session(asyncio.Protocol):
         # It closes once everything is sent: a peer that does not read could put that off for ever.
         self._watch_write()
 
-    def _depart(self, *, clean: bool) -> None:
+    def _depart(self, *, clean: bool, silent: bool = False) -> None:
         """Free what stands on this connection now: a grant must not go to one that has ended.
 
         The transport tells of its end only later, in another turn of the loop at best.
@@ -211,7 +212,7 @@ class Session(asyncio.Protocol):
         if not self._ended:
             self._ended = True
             self._watch_frame(False)
-            self._server.part(self, clean=clean)
+            self._server.part(self, clean=clean, silent=silent)
 
     def _watch_frame(self, begun: bool) -> None:
         """Run the read timeout while a request has begun and not ended, and at no other time."""
@@ -235,6 +236,12 @@ class Session(asyncio.Protocol):
     def _write_timed_out(self) -> None:
         logger.warning("connection %d: write timeout, it does not read", self.peer.id)
         self.abort()
+
+
+def _is_silence(exc: Exception | None) -> bool:
+    """Whether a connection ended because the other side, or the way to it, did not answer any more."""
+    unreachable = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
+    return isinstance(exc, OSError) and (isinstance(exc, TimeoutError) or exc.errno in unreachable)
 
 
 def _keep_alive(sock: socket.socket | None) -> None:

@@ -40,6 +40,7 @@ class Kept(NamedTuple):
     deadline: float
     since: float
     label: bytes
+    detached: bool = False
 
 
 class Entry:
@@ -63,6 +64,7 @@ class Hold:
 
     __slots__ = (
         "deadline",
+        "detached",
         "entry",
         "fence",
         "label",
@@ -88,6 +90,8 @@ class Hold:
         self.token = token
         self.owner = owner
         """Whose end releases it: who acquired it or last renewed it; nobody once it is detached."""
+        self.detached = False
+        """Whether it has no owner because the last one wanted so: nobody runs on the strength of it."""
         self.place: Waiter | None = None
         """The two-phase place that it was granted to, while its ``wait`` has not been answered."""
         self.told = True
@@ -110,6 +114,7 @@ class Hold:
             self.deadline,
             self.since,
             self.label,
+            self.detached,
         )
 
 

@@ -16,6 +16,7 @@ from dflockd.table.state import UNKNOWN, Entry, Group, Hold, Kept, Peer, Waiter
 from dflockd.wire import (
     Acquire,
     Barrier,
+    Detach,
     Enqueue,
     Enqueued,
     Evict,
@@ -90,6 +91,7 @@ class LockTable:
             Wait: self._wait,
             Release: self._release,
             Renew: self._renew,
+            Detach: self._detach,
             Stats: self._stats,
             StableRef: self._stable_ref,
             Label: self._label,
@@ -133,8 +135,18 @@ class LockTable:
         self._expire(now, effects)
         return effects
 
-    def disconnect(self, peer: Peer, now: float, *, clean: bool) -> list[Effect]:
-        """Forget a peer whose connection has ended; `clean` if the other side closed it."""
+    def disconnect(
+        self, peer: Peer, now: float, *, clean: bool, silent: bool = False
+    ) -> list[Effect]:
+        """Forget a peer whose connection has ended.
+
+        Args:
+            peer: the peer.
+            now: the time.
+            clean: whether the other side closed it.
+            silent: whether the other side was not heard of any more. It may run on, cut off, and
+                believe in its locks until their leases end: so does the table.
+        """
         effects: list[Effect] = []
         # Before anything that falls due now is handed out: nobody is there to receive it.
         del self._peers[peer.id]
@@ -148,7 +160,7 @@ class LockTable:
         peer.places.clear()
         self._expire(now, effects)
         for hold in list(peer.holds.values()):
-            self._part(hold, peer, now, effects, clean=clean)
+            self._part(hold, peer, now, effects, clean=clean, silent=silent)
         return effects
 
     def restore(self, holds: Iterable[Kept], now: float) -> None:
@@ -163,6 +175,7 @@ class LockTable:
             token = self._mint.token(kept.space, kept.key, kept.fence)
             hold = entry.holds[kept.fence] = Hold(entry, kept.fence, token, None, kept.since)
             hold.label = kept.label
+            hold.detached = kept.detached
             # Rounded up, to have few different spans; a lease that ends late harms nobody.
             left = math.ceil(max(0.0, kept.deadline - now) / RESTORE_STEP) * RESTORE_STEP
             self._deadlines.set(hold, left, now)
@@ -290,8 +303,24 @@ class LockTable:
             if hold.owner is not None:
                 del hold.owner.holds[hold.fence]
             hold.owner = peer
+            hold.detached = False
             hold.label = peer.label or hold.label
             peer.holds[hold.fence] = hold
+        return Renewed(lease)
+
+    def _detach(self, peer: Peer, request: Detach, now: float, _effects: list[Effect]) -> Reply:
+        lease = self._lease(request.lease)
+        if lease is None:
+            return Status.ERROR
+        hold = self._find(request.space, request.key, request.token)
+        # Somebody may have taken it over by now, and keeps it. One that was restored has no owner.
+        if hold is None or hold.owner not in (peer, None):
+            return Status.LEASE_EXPIRED
+        if hold.owner is peer:
+            del peer.holds[hold.fence]
+        hold.owner = None
+        hold.detached = True
+        self._extend(hold, lease, now)
         return Renewed(lease)
 
     def _stable_ref(
@@ -438,10 +467,17 @@ class LockTable:
             del entry.group.spaces[entry.space][entry.key]
 
     def _part(
-        self, hold: Hold, peer: Peer, now: float, effects: list[Effect], *, clean: bool
+        self,
+        hold: Hold,
+        peer: Peer,
+        now: float,
+        effects: list[Effect],
+        *,
+        clean: bool,
+        silent: bool,
     ) -> None:
         """Say what becomes of a hold whose owner has ended."""
-        if self._limits.auto_release and not (peer.detaches or self._keeps_holds):
+        if self._limits.auto_release and not (peer.detaches or self._keeps_holds or silent):
             patience = 0 if clean else self._limits.orphan_ttl
             if not patience:
                 self._free(hold, now, effects)

@@ -116,6 +116,18 @@ class Inspect(NamedTuple):
     key: bytes
 
 
+class Detach(NamedTuple):
+    """``detach`` and ``sdetach``: the hold stays for `lease`, and belongs to no connection.
+
+    Refused to any but the connection that it belongs to. An extension of this server.
+    """
+
+    space: Space
+    key: bytes
+    token: bytes
+    lease: int | None
+
+
 class Evict(NamedTuple):
     """``evict`` and ``sevict``: end the hold with this fence without its token, for operators.
 
@@ -146,6 +158,7 @@ Request: TypeAlias = (
     | StableRef
     | Label
     | Inspect
+    | Detach
     | Evict
     | Malformed
 )

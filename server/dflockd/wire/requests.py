@@ -14,6 +14,7 @@ from dflockd.wire.messages import (
     Acquire,
     Auth,
     Barrier,
+    Detach,
     Enqueue,
     Evict,
     Inspect,
@@ -199,11 +200,13 @@ def _release(space: Space) -> Callable[[bytes, bytes], Request]:
     return parse
 
 
-def _renew(space: Space) -> Callable[[bytes, bytes], Request]:
+def _renew(
+    space: Space, message: type[Renew | Detach] = Renew
+) -> Callable[[bytes, bytes], Request]:
     def parse(key: bytes, argument: bytes) -> Request:
         fields = _fields(argument, 1, 2)
         lease = _number(fields[1], 1) if len(fields) == 2 else None
-        return Renew(space, _key(key), fields[0], lease)
+        return message(space, _key(key), fields[0], lease)
 
     return parse
 
@@ -259,6 +262,8 @@ _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"label": _label,
     b"i": _inspect(Space.LOCK),
     b"si": _inspect(Space.SEMAPHORE),
+    b"detach": _renew(Space.LOCK, Detach),
+    b"sdetach": _renew(Space.SEMAPHORE, Detach),
     b"evict": _evict(Space.LOCK),
     b"sevict": _evict(Space.SEMAPHORE),
 }
@@ -277,6 +282,9 @@ def encode_request(request: Request) -> bytes:
         case Renew(space, key, token, lease):
             tail = b" %d" % lease if lease is not None else b""
             return b"%bn\n%b\n%b%b\n" % (_PREFIXES[space], key, token, tail)
+        case Detach(space, key, token, lease):
+            tail = b" %d" % lease if lease is not None else b""
+            return b"%bdetach\n%b\n%b%b\n" % (_PREFIXES[space], key, token, tail)
         case Release(space, key, token):
             return b"%br\n%b\n%b\n" % (_PREFIXES[space], key, token)
         case Enqueue(Space.LOCK, key, _, lease):
