@@ -1,0 +1,65 @@
+"""`python -m tests.chaos`: a chaos run.
+
+The exit status is 1 if anything was found to be wrong, 2 if it could not be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from examples.demo.stage import StageError
+from tests.chaos.driver import run
+from tests.chaos.faults import ALL_FAULTS, FAULTS
+from tests.chaos.options import Options
+
+
+def main() -> int:
+    # Whatever ends the run, the processes that it started end with it.
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    number = parser.add_argument
+    number("--seed", type=int, default=time.time_ns() % 1_000_000, help="repeats a schedule")
+    number("--seconds", type=float, default=60, help="how long the faults last")
+    number("--servers", type=int, default=Options.servers)
+    number("--workers", type=int, default=Options.workers, help="Celery workers of 2 processes")
+    number("--clients", type=int, default=Options.clients, help="processes that use the clients")
+    number("--keys", type=int, default=Options.keys)
+    number("--lease", type=int, default=Options.lease, help="seconds")
+    number("--pace", type=float, default=Options.pace, help="seconds between two faults of one")
+    number("--work", type=float, default=Options.work, help="longest of usual critical sections")
+    number("--long", type=float, default=Options.long, help="share of sections as long as a lease")
+    number("--aside", type=float, default=Options.aside, help="longest pause of a client's thread")
+    number("--rate", type=float, default=Options.rate, help="tasks sent in a second")
+    number(
+        "--faults",
+        type=lambda text: [name.strip() for name in text.split(",")],
+        default=list(FAULTS),
+        help=f"which of {', '.join(ALL_FAULTS)}; by default all but server-shift, which needs root",
+    )
+    number("--state-dir", type=Path, help="gives each server a state directory in it")
+    number("--server", default=Options.server, help="the server: a module for python -m")
+    number("--heedless", action="store_true", help="clients ignore the ends of their leases")
+    number("--directory", type=Path, help="for the history and the logs; a new one by default")
+    given = parser.parse_args()
+    if unknown := set(given.faults) - set(ALL_FAULTS):
+        parser.error(f"--faults: {', '.join(sorted(unknown))}: choose from {', '.join(ALL_FAULTS)}")
+    given.directory = given.directory or Path(tempfile.mkdtemp(prefix="chaos-"))
+    options = Options(**vars(given))
+    print(f"seed {options.seed}, everything in {options.directory}", flush=True)
+    try:
+        outcome = run(options)
+    except StageError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(outcome.report())
+    return 1 if outcome.findings or outcome.complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

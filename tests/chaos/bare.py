@@ -1,0 +1,80 @@
+"""A client of a lock server that is nothing but the protocol."""
+
+from __future__ import annotations
+
+import socket
+import time
+from types import SimpleNamespace
+
+from dflockd.sharding import stable_hash_shard
+from dflockd.wire import fence_from_token
+
+PATIENCE = 15.0
+"""Seconds to wait for an answer without a client's help."""
+
+
+class Bare:
+    """A lock taken with nothing but the protocol: neither renewed nor watched, as old clients do."""
+
+    def __init__(self, key: str, lease: int, servers: list[str]) -> None:
+        self.key = key
+        self._lease = lease
+        host, _, port = servers[stable_hash_shard(key, len(servers))].rpartition(":")
+        self._address = (host, int(port))
+        self._token = ""
+        self._sock: socket.socket | None = None
+        self._hold: SimpleNamespace | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._hold is not None and time.monotonic() < self._hold.deadline
+
+    @property
+    def fence(self) -> int:
+        return fence_from_token(self._token)
+
+    def acquire(self, timeout: int) -> bool:
+        """Wait for it; an OSError if the connection breaks."""
+        self._sock = socket.create_connection(self._address, PATIENCE)
+        sent = time.monotonic()
+        status, *rest = self._ask(f"l\n{self.key}\n{timeout} {self._lease}\n").split(" ")
+        if status != "ok":
+            self._sock.close()
+            return False
+        self._token = rest[0]
+        self._hold = SimpleNamespace(deadline=sent + self._lease)
+        return True
+
+    def forge(self, token: str) -> None:
+        """Act as if it had been granted with this token."""
+        self._token = token
+
+    def release(self) -> bool:
+        request = f"r\n{self.key}\n{self._token}\n"
+        self._hold = None
+        try:
+            try:
+                if self._sock is not None:
+                    return self._ask(request) == "ok"
+            except OSError:
+                self.close()
+            self._sock = socket.create_connection(self._address, PATIENCE)
+            return self._ask(request) == "ok"
+        except OSError:
+            return False
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+
+    def _ask(self, request: str) -> str:
+        assert self._sock is not None
+        self._sock.sendall(request.encode())
+        line = b""
+        while not line.endswith(b"\n"):
+            if not (data := self._sock.recv(4096)):
+                raise ConnectionResetError("the connection has ended")
+            line += data
+        return line.decode().rstrip()

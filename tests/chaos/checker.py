@@ -1,0 +1,429 @@
+"""What is wrong with a history. Pure: events in, findings out.
+
+It only reports what is certain, from what could be seen from outside: a finding is a fault of the
+locks (or of whoever ignores them), never of the way it was observed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tests.chaos.history import Event, What
+
+UNACKNOWLEDGED = 2_000_000_000
+"""Nanoseconds that Celery may take to acknowledge a task after its end."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that must not be.
+
+    Attributes:
+        kind: a few words, the same for all of its kind.
+        key: the lock; empty where it is about none.
+        at: when it showed, in nanoseconds.
+        text: what happened, for people.
+        events: those that prove it.
+    """
+
+    kind: str
+    key: str
+    at: int
+    text: str
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A critical section.
+
+    Attributes:
+        begin: its first event.
+        end: when it was over: it ended, or its process died.
+        sure: until when its holder took the lock to be held and could not know better.
+        killed: whether its process died in it.
+    """
+
+    begin: Event
+    end: int
+    sure: int
+    killed: bool
+
+    @property
+    def at(self) -> int:
+        return self.begin.at
+
+
+class Story:
+    """A history, put in order: the events of each attempt, and who died when."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.events = sorted(events, key=lambda event: event.at)
+        self.finish = self.events[-1].at if self.events else 0
+        self.attempts: dict[str, dict[What, Event]] = {}
+        self.breaks: list[int] = []
+        """When connections were broken: who waited for what begins anew."""
+        self._stopping: dict[int, int] = {}
+        self._deaths: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+        for event in self.events:
+            if event.who:
+                # The last of several, such as renewals, counts.
+                self.attempts.setdefault(event.who, {})[event.what] = event
+            elif event.what == "died":
+                self._deaths["group" if event.group else "pid", event.group or event.pid].append(
+                    event.at
+                )
+            elif event.what == "stopping":
+                self._stopping[event.group] = event.at
+            elif event.what in ("broken", "restarted"):
+                self.breaks.append(event.at)
+        self.sections = sorted(self._sections(), key=lambda section: section.at)
+
+    def death(self, event: Event) -> int | None:
+        """When the process of an event died after it, as far as the driver killed it."""
+        deaths = (
+            next((at for at in self._deaths[name] if at >= event.at), None)
+            for name in (("pid", event.pid), ("group", event.group))
+        )
+        return min((at for at in deaths if at is not None), default=None)
+
+    def is_acknowledged(self, event: Event) -> bool:
+        """Whether what a task's run ended with has been taken up by its worker, for certain."""
+        death, stopping = self.death(event), self._stopping.get(event.group)
+        is_killed = death is not None and death < event.at + UNACKNOWLEDGED
+        # A worker that ends does not listen to its children to the last.
+        is_late = stopping is not None and stopping < event.at + UNACKNOWLEDGED
+        return not is_killed and not is_late
+
+    def epoch(self, at: int) -> int:
+        """Which stretch between two breaks a time is in."""
+        return bisect_right(self.breaks, at)
+
+    def of(self, what: What) -> list[dict[What, Event]]:
+        """The attempts that have such an event, in its order."""
+        found = (attempt for attempt in self.attempts.values() if what in attempt)
+        return sorted(found, key=lambda attempt: attempt[what].at)
+
+    def _sections(self) -> Iterator[Section]:
+        for attempt in self.attempts.values():
+            begin = attempt.get("begin")
+            if begin is not None:
+                yield self._section(begin, attempt)
+
+    def _section(self, begin: Event, attempt: Mapping[What, Event]) -> Section:
+        end = attempt.get("end")
+        death = None if end is not None else self.death(begin)
+        if end is not None:
+            last, sure = end.at, end.at if end.held else _deadline(end, end.at)
+        else:
+            last = self.finish if death is None else death
+            sure = _deadline(attempt.get("renewed", begin), last)
+        if "lost" in attempt and not (end is not None and end.held):
+            sure = min(_deadline(attempt["lost"], sure), attempt["lost"].at)
+        return Section(begin, last, sure, death is not None)
+
+
+def _deadline(event: Event, at_most: int) -> int:
+    return at_most if event.until is None else min(at_most, event.until)
+
+
+def check(events: Iterable[Event]) -> list[Finding]:
+    """Everything that is wrong, in the order in which it showed."""
+    story = Story(events)
+    found = [finding for rule in RULES for finding in rule(story)]
+    return sorted(found, key=lambda finding: finding.at)
+
+
+def overlaps(story: Story) -> Iterator[Finding]:
+    """More holders of one key at once than its limit, all within their leases."""
+    for key, group in _by_key(story.sections).items():
+        here: list[tuple[int, int, Section]] = []
+        for number, section in enumerate(group):
+            while here and here[0][0] <= section.at:
+                heapq.heappop(here)
+            if section.sure <= section.at:
+                continue
+            heapq.heappush(here, (section.sure, number, section))
+            limit = section.begin.limit
+            if len(here) > limit:
+                holders = sorted((other for _, _, other in here), key=lambda other: other.at)
+                names = " and ".join(f"{h.begin.who} (fence {h.begin.fence})" for h in holders)
+                together = (min(other.sure for other in holders) - section.at) / 1e6
+                yield Finding(
+                    "overlap",
+                    key,
+                    section.at,
+                    f"{len(here)} holders of {key} (limit {limit}) within their leases, "
+                    f"for {together:.1f} ms: {names}",
+                    tuple(other.begin for other in holders),
+                )
+
+
+def fence_order(story: Story) -> Iterator[Finding]:
+    """A later grant with a fence that is not larger, or one fence for two grants."""
+    largest: dict[str, Event] = {}
+    floor: dict[str, Event] = {}
+    given: dict[tuple[str, int], Event] = {}
+    for event in story.events:
+        if event.what == "asked" and event.key in largest:
+            floor[event.who] = largest[event.key]
+        if event.what != "granted" or event.fence is None:
+            continue
+        twin = given.setdefault((event.key, event.fence), event)
+        if twin is not event:
+            yield _fences(twin, event, "both were given")
+        elif event.who in floor and _fence(floor[event.who]) > event.fence:
+            yield _fences(floor[event.who], event, "granted before the other was asked for")
+        if event.key not in largest or event.fence > _fence(largest[event.key]):
+            largest[event.key] = event
+    yield from _fences_of_sections(story)
+
+
+def _fences_of_sections(story: Story) -> Iterator[Finding]:
+    """Where one holds a key at a time, the sections are in the order of the grants."""
+    for group in _by_key(story.sections).values():
+        open_ones: list[tuple[int, int, Section]] = []
+        largest: Event | None = None
+        for number, section in enumerate(group):
+            begin = section.begin
+            if begin.limit > 1 or begin.fence is None:
+                continue
+            while open_ones and open_ones[0][0] <= begin.at:
+                over = heapq.heappop(open_ones)[2].begin
+                if largest is None or _fence(over) > _fence(largest):
+                    largest = over
+            if largest is not None and _fence(largest) > begin.fence:
+                yield _fences(largest, begin, "its section was over before the other began")
+            heapq.heappush(open_ones, (section.sure, number, section))
+
+
+def _fences(first: Event, second: Event, why: str) -> Finding:
+    return Finding(
+        "fence order",
+        second.key,
+        second.at,
+        f"fence {second.fence} of {second.who} after {first.fence} of {first.who}: {why}",
+        (first, second),
+    )
+
+
+def _fence(event: Event) -> int:
+    return -1 if event.fence is None else event.fence
+
+
+def fifo(story: Story) -> Iterator[Finding]:
+    """Somebody was granted a key before one who certainly was in its queue before they asked.
+
+    Fences tell the order of the grants. Only attempts between two breaks of connections are
+    compared: whoever lost a connection has lost the place in the queue.
+    """
+    queued: defaultdict[tuple[str, int], list[dict[What, Event]]] = defaultdict(list)
+    for attempt in story.of("queued"):
+        place = attempt["queued"]
+        queued[place.key, story.epoch(place.at)].append(attempt)
+    asked: defaultdict[tuple[str, int], list[dict[What, Event]]] = defaultdict(list)
+    for attempt in story.of("asked"):
+        epoch = story.epoch(attempt["asked"].at)
+        granted = attempt.get("granted")
+        if granted is not None and story.epoch(granted.at) == epoch:
+            asked[granted.key, epoch].append(attempt)
+    for name, waiters in queued.items():
+        yield from _overtaken(waiters, asked[name])
+        yield from _passed_over(waiters, asked[name])
+
+
+def _overtaken(
+    waiters: Sequence[dict[What, Event]], others: Sequence[dict[What, Event]]
+) -> Iterator[Finding]:
+    """Waiters who were granted later than others who came after them."""
+    times = [waiter["queued"].at for waiter in waiters]
+    latest: list[dict[What, Event]] = []
+    for waiter in waiters:
+        best = latest[-1] if latest else waiter
+        latest.append(waiter if _granted_fence(waiter) > _granted_fence(best) else best)
+    for other in others:
+        ahead = bisect_left(times, other["asked"].at)
+        if ahead and _granted_fence(latest[ahead - 1]) > _granted_fence(other) >= 0:
+            first = latest[ahead - 1]
+            text = f"and was granted later (fence {first['granted'].fence})"
+            yield _overtaking(first["queued"], other, text, first["granted"])
+
+
+def _granted_fence(attempt: Mapping[What, Event]) -> int:
+    return _fence(attempt["granted"]) if "granted" in attempt else -1
+
+
+def _passed_over(
+    waiters: Sequence[dict[What, Event]], others: Sequence[dict[What, Event]]
+) -> Iterator[Finding]:
+    """Waiters who were never granted, while others who came after them were."""
+    times = [other["asked"].at for other in others]
+    for waiter in waiters:
+        gave_up = waiter.get("gave_up")
+        if gave_up is None or gave_up.until is None:
+            continue
+        place = waiter["queued"]
+        for other in others[bisect_right(times, place.at) : bisect_left(times, gave_up.until)]:
+            if other["granted"].at < gave_up.until:
+                yield _overtaking(place, other, "and still waited", gave_up)
+
+
+def _overtaking(place: Event, other: Mapping[What, Event], what: str, last: Event) -> Finding:
+    granted = other["granted"]
+    return Finding(
+        "not first come, first served",
+        granted.key,
+        granted.at,
+        f"{granted.who} asked after {place.who} was in the queue of {granted.key} and was granted "
+        f"(fence {granted.fence}); {place.who} came first {what}",
+        (place, other["asked"], granted, last),
+    )
+
+
+def lost_early(story: Story) -> Iterator[Finding]:
+    """A holder who was told that the lock is lost while its lease still ran."""
+    for event in story.events:
+        if event.what == "lost" and event.until is not None and event.at < event.until:
+            left = (event.until - event.at) / 1e9
+            text = (
+                f"{event.who} was told that {event.key} is lost, {left:.2f} s before its lease ends"
+            )
+            yield Finding("lost within its lease", event.key, event.at, text, (event,))
+
+
+def lost_waiters(story: Story) -> Iterator[Finding]:
+    """Somebody who asked and never heard anything."""
+    for who, attempt in story.attempts.items():
+        asked = attempt.get("asked")
+        if asked is None or attempt.keys() & {"granted", "gave_up"}:
+            continue
+        if story.death(asked) is not None:
+            continue
+        text = f"{who} asked for {asked.key} and was neither granted it, nor refused, nor timed out"
+        yield Finding("lost waiter", asked.key, asked.at, text, tuple(attempt.values()))
+
+
+def lost_tasks(story: Story) -> Iterator[Finding]:
+    """A task that was sent and has no result; not one that Redis handed to a worker killed just then.
+
+    See `undelivered`.
+    """
+    excused = undelivered(story.events)
+    sent = {event.task: event for event in story.events if event.what == "sent"}
+    done = {event.task for event in story.events if event.what == "done"}
+    for task in sent.keys() - done - excused:
+        events = tuple(event for event in story.events if event.task == task)
+        text = f"task {task} was sent and has no result"
+        yield Finding("lost task", sent[task].key, sent[task].at, text, events)
+
+
+def undelivered(events: Iterable[Event]) -> set[str]:
+    """The tasks that no worker ever took up, and that were sent before one was killed.
+
+    Kombu takes a message off its Redis list first and keeps a copy of it second: one that is killed
+    in between has lost it, with locks or without. No lock was asked for yet.
+    """
+    taken_up: set[str] = set()
+    sent: dict[str, int] = {}
+    killed = 0
+    for event in events:
+        if event.what == "sent":
+            sent[event.task] = event.at
+        elif event.what == "asked" and event.task:
+            taken_up.add(event.task)
+        elif event.what == "fault" and event.detail.startswith("worker-kill"):
+            killed = max(killed, event.until or event.at)
+    return {task for task, at in sent.items() if at < killed and task not in taken_up}
+
+
+def double_runs(story: Story) -> Iterator[Finding]:
+    """A task that ran again though its result was stored.
+
+    Not one of which a run was over when its worker was killed or stopped: Celery acknowledges a
+    message after it has stored the result, or after the task was sent again, and what was not
+    acknowledged is delivered again.
+    """
+    done: dict[str, Event] = {}
+    doubled: set[str] = set()
+    for event in story.events:
+        if event.what in ("done", "requeued", "gave_up") and not story.is_acknowledged(event):
+            doubled.add(event.task)
+        if event.what == "done":
+            done.setdefault(event.task, event)
+        elif event.what == "started" and event.task in done and event.task not in doubled:
+            text = f"task {event.task} ran again after its end, as {event.who}"
+            yield Finding("double run", event.key, event.at, text, (done[event.task], event))
+
+
+def stale_writes(story: Story) -> Iterator[Finding]:
+    """A write that the fenced resource accepted though it had seen a larger fence."""
+    largest: dict[str, Event] = {}
+    for event in story.events:
+        if event.what not in ("accepted", "refused") or event.fence is None:
+            continue
+        first = largest.setdefault(event.key, event)
+        if event.fence > _fence(first):
+            largest[event.key] = event
+        elif event.what == "accepted" and event.fence < _fence(first):
+            text = f"a write of {event.who} (fence {event.fence}) after fence {first.fence}"
+            yield Finding("stale write accepted", event.key, event.at, text, (first, event))
+
+
+RULES: tuple[Callable[[Story], Iterator[Finding]], ...] = (
+    overlaps,
+    fence_order,
+    fifo,
+    lost_early,
+    lost_waiters,
+    lost_tasks,
+    double_runs,
+    stale_writes,
+)
+
+
+def first_grants(events: Iterable[Event], server_of: Callable[[str], str]) -> list[float]:
+    """Seconds from the start of each restarted server's process to the first grant by it.
+
+    Args:
+        events: the history; a ``restarted`` has the server's name as `detail`, the start of its
+            process as `at`, and as `until` when it listened.
+        server_of: the name of the server in charge of a key.
+    """
+    started: dict[str, Event] = {}
+    times = []
+    for event in sorted(events, key=lambda event: event.at):
+        if event.what == "restarted":
+            started[event.detail] = event
+        elif event.what == "granted":
+            server = server_of(event.key)
+            restart = started.get(server)
+            if restart is not None and event.at >= (restart.until or 0):
+                times.append((event.at - restart.at) / 1e9)
+                del started[server]
+    return times
+
+
+def over_restarts(events: Iterable[Event], server_of: Callable[[str], str]) -> int:
+    """How many sections were held within their leases all through a restart of their server."""
+    story = Story(events)
+    restarts = [event for event in story.events if event.what == "restarted"]
+    return sum(
+        any(
+            server_of(section.begin.key) == restart.detail
+            and section.at < restart.at
+            and (restart.until or restart.at) < section.sure
+            for restart in restarts
+        )
+        for section in story.sections
+    )
+
+
+def _by_key(sections: Iterable[Section]) -> dict[str, list[Section]]:
+    groups: dict[str, list[Section]] = {}
+    for section in sections:
+        groups.setdefault(section.begin.key, []).append(section)
+    return groups

@@ -1,0 +1,187 @@
+"""A user of locks: works under them in every way there is, until SIGTERM or worse.
+
+    python -m tests.chaos.client --servers A,B --seed N --directory D ...
+
+It writes its part of the history, and writes to the fenced resource under each lock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+from dflockd import errors
+from dflockd.sync_client import DistributedLock, DistributedSemaphore
+from tests.chaos.bare import Bare
+from tests.chaos.history import Recorder, now
+from tests.chaos.options import HISTORY, key_names
+from tests.chaos.resource import FencedResource
+from tests.chaos.section import Heedless, deadline, work
+
+THREADS = 2
+LIMIT = 3
+
+
+class User:
+    """One thread."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, options: argparse.Namespace, recorder: Recorder, number: int) -> None:
+        self._options = options
+        self._servers = options.servers.split(",")
+        self._recorder = recorder
+        self._resource = FencedResource(options.directory, recorder)
+        self._chance = random.Random(f"{options.seed}/{number}")
+        self._keys = key_names(options.keys)
+        self._doings = (
+            [self.at_once] * 3 + [self.two_phase] * 5 + [self.semaphore] * 2 + [self.rude]
+        )
+
+    def run(self) -> None:
+        while not stopping.is_set():
+            self._chance.choice(self._doings)()
+            stopping.wait(self._chance.random() * self._options.aside)
+
+    # The ways to work.
+
+    def at_once(self) -> None:
+        """Acquire, and wait if need be."""
+        lock, named = self._lock()
+        self._acquire(lock, named)
+
+    def semaphore(self) -> None:
+        name = "several-" + self._chance.choice(self._keys)
+        named = {"who": self._who(), "key": name, "limit": LIMIT}
+        self._acquire(
+            DistributedSemaphore(
+                name, LIMIT, 2, self._options.lease, self._servers, on_lost=self._lost(named)
+            ),
+            named,
+        )
+
+    def two_phase(self) -> None:
+        """Take a place in the queue, and then wait for it; sometimes walk away instead."""
+        lock, named = self._lock()
+        self._recorder.note("asked", **named)
+        try:
+            if lock.enqueue() == "queued":
+                self._recorder.note("queued", **named)
+                if self._chance.random() < 0.1:
+                    lock.release()
+                    self._recorder.note("gave_up", detail="walked away", **named)
+                    return
+                waits, timeout = now(), self._chance.choice((0.2, 2, 4))
+                if not lock.wait(timeout):
+                    until = waits + round(timeout * 1e9)
+                    self._recorder.note("gave_up", until=until, detail="timed out", **named)
+                    return
+        except errors.RemoteError as exc:
+            self._recorder.note("gave_up", detail=type(exc).__name__, **named)
+            return
+        self._granted(lock, named)
+
+    def bare(self) -> None:
+        """Use the protocol itself."""
+        key = self._chance.choice(self._keys)
+        named = {"who": self._who(), "key": key}
+        lock = Bare(key, self._options.lease, self._servers)
+        self._recorder.note("asked", **named)
+        try:
+            granted = lock.acquire(self._chance.choice((0, 2)))
+        except OSError as exc:
+            lock.close()
+            self._recorder.note("gave_up", detail=type(exc).__name__, **named)
+            return
+        if granted:
+            self._granted(lock, named)
+        else:
+            self._recorder.note("gave_up", detail="timed out", **named)
+
+    def rude(self) -> None:
+        """Release what somebody else holds, with a token that is made up."""
+        key = self._chance.choice(self._keys)
+        lock = DistributedLock(key, 1, self._options.lease, self._servers)
+        try:
+            holders = lock.inspect()["holders"]
+            if holders:
+                forger = Bare(key, self._options.lease, self._servers)
+                forger.forge(f"{holders[0]['fence']:016x}{self._chance.getrandbits(64):016x}")
+                forger.release()
+        except errors.RemoteError:
+            pass
+
+    # What they have in common.
+
+    def _lock(self) -> tuple[DistributedLock, dict[str, Any]]:
+        key = self._chance.choice(self._keys)
+        named = {"who": self._who(), "key": key}
+        timeout = self._chance.choice((0, 0.5, 2))
+        lease = self._options.lease
+        on_lost = self._lost(named)
+        return DistributedLock(key, timeout, lease, self._servers, on_lost=on_lost), named
+
+    def _who(self) -> str:
+        return f"client {os.getpid()}.{next(self._numbers)}"
+
+    def _lost(self, named: dict[str, Any]) -> Any:
+        return lambda lock: self._recorder.note("lost", until=deadline(lock), **named)
+
+    def _acquire(self, lock: DistributedLock, named: dict[str, Any]) -> None:
+        self._recorder.note("asked", **named)
+        try:
+            granted = lock.acquire()
+        except errors.RemoteError as exc:
+            self._recorder.note("gave_up", detail=type(exc).__name__, **named)
+            return
+        if granted:
+            self._granted(lock, named)
+        else:
+            self._recorder.note("gave_up", detail="timed out", **named)
+
+    def _granted(self, lock: DistributedLock | Bare, named: dict[str, Any]) -> None:
+        self._recorder.note("granted", fence=lock.fence, **named)
+        seconds = self._chance.random() * self._options.work
+        if self._chance.random() < self._options.long:
+            seconds = self._options.lease * (0.5 + self._chance.random())
+        held = Heedless(lock) if self._options.heedless else lock
+        work(self._recorder, self._resource, held, named, seconds)
+        released = lock.release()
+        self._recorder.note("released", held=released, **named)
+
+
+stopping = threading.Event()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--servers", required=True)
+    parser.add_argument("--seed", required=True)
+    parser.add_argument("--directory", required=True)
+    parser.add_argument("--keys", type=int, required=True)
+    parser.add_argument("--lease", type=int, required=True)
+    parser.add_argument("--work", type=float, required=True)
+    parser.add_argument("--long", type=float, required=True)
+    parser.add_argument("--aside", type=float, required=True)
+    parser.add_argument("--heedless", action="store_true")
+    options = parser.parse_args()
+    recorder = Recorder(Path(options.directory) / HISTORY)
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    users = [User(options, recorder, number) for number in range(THREADS)]
+    threads = [threading.Thread(target=user.run) for user in users]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        # A signal that another thread was given does not wake this one.
+        while thread.is_alive():
+            thread.join(0.1)
+
+
+if __name__ == "__main__":
+    main()

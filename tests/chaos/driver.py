@@ -1,0 +1,341 @@
+"""The driver: starts everything, does the damage, waits until all is quiet, and has it judged."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import psutil
+from celery import Celery
+
+from examples.demo.stage import Process, Redis, StageError, Worker
+from tests.chaos import jobs, timeline
+from tests.chaos.checker import check
+from tests.chaos.faults import Fault, schedule
+from tests.chaos.history import Recorder, now, read
+from tests.chaos.network import Link, Network
+from tests.chaos.options import HISTORY, Options, key_names
+from tests.chaos.outcome import Outcome
+from tests.chaos.processes import Client, Finished, Server, stop_for
+
+QUIET = 120.0
+"""Seconds that everything may take to come to its end once the faults are over."""
+
+WARM = 60.0
+"""Seconds that a worker may take to end after SIGTERM.
+
+Mostly it takes two. But its children wait up to 30 s for a main process that has stopped listening
+to them (billiard's `Worker._ensure_messages_consumed`), with locks or without.
+"""
+
+STARTS = 5
+"""Attempts to start a server: its port may have gone to somebody's outgoing connection."""
+
+BACKLOG = 30
+"""Tasks under way at most."""
+
+
+def run(options: Options) -> Outcome:
+    """Do it all; a StageError if something could not be started."""
+    options.directory.mkdir(parents=True, exist_ok=True)
+    if (options.directory / HISTORY).exists():
+        raise StageError(
+            f"{options.directory} has the history of another run: name a new directory"
+        )
+    with contextlib.ExitStack() as opened:
+        stage = _Stage(options, opened)
+        stage.torment()
+        stage.settle()
+    events = read(options.directory / HISTORY)
+    outcome = Outcome(options, events, check(events), stage.complaints())
+    if outcome.first is not None:
+        picture = timeline.pictures(events, outcome.first)[1]
+        (options.directory / "violation.svg").write_text(picture)
+    return outcome
+
+
+class _Stage:
+    """Everything that runs, and what can be done to it."""
+
+    def __init__(self, options: Options, opened: contextlib.ExitStack) -> None:
+        self._options = options
+        self._recorder = Recorder(options.directory / HISTORY)
+        opened.callback(self._recorder.close)
+        self._failed: list[BaseException] = []
+        self._complaints: list[str] = []
+        self._over = threading.Event()
+        opened.callback(self._over.set)
+        self._targets: dict[str, Any] = {}
+
+        servers = [
+            self._add(f"server-{number}", opened.enter_context(Server(options, number)))
+            for number in range(options.servers)
+        ]
+        network = Network()
+        opened.callback(network.close)
+        # Half of the users go through one link to each server, the others through another.
+        ways = []
+        for half in range(2):
+            links = [network.link(server.port) for server in servers]
+            for link in links:
+                opened.callback(link.close)
+                self._add(f"link-{half * len(servers) + links.index(link)}", link)
+            ways.append(",".join(f"127.0.0.1:{link.port}" for link in links))
+        self._workers: list[Worker] = []
+        if options.workers:
+            redis = opened.enter_context(Redis(options.directory))
+            opened.enter_context(self._publisher(redis.url))
+            for number in range(options.workers):
+                worker = self._worker(number, redis.url, ways[number % 2])
+                self._workers.append(self._add(f"worker-{number}", opened.enter_context(worker)))
+            for worker in self._workers:
+                worker.wait_ready(QUIET)
+        self._clients = [
+            self._add(
+                f"client-{number}",
+                opened.enter_context(Client(options, number, ways[number % 2])),
+            )
+            for number in range(options.clients)
+        ]
+
+    def _add(self, name: str, target: Any) -> Any:
+        self._targets[name] = target
+        return target
+
+    def _worker(self, number: int, broker: str, servers: str) -> Worker:
+        options = self._options
+        env = {
+            jobs.BROKER: broker,
+            jobs.DIRECTORY: str(options.directory),
+            jobs.LEASE: str(options.lease),
+            "DFLOCK_SERVERS": servers,
+        }
+        name = f"worker-{number}"
+        return Worker(options.directory, app="tests.chaos.jobs", name=name, env=env)
+
+    @contextlib.contextmanager
+    def _publisher(self, broker: str) -> Iterator[None]:
+        # An app of its own, which wants no results: the record has them.
+        self._app = Celery("tests.chaos.driver", broker=broker, set_as_current=False)
+        self._finished = Finished(self._options.directory / HISTORY)
+        try:
+            yield
+        finally:
+            self._app.close()
+
+    # While it lasts.
+
+    def torment(self) -> None:
+        """Let the faults happen, and tasks be sent."""
+        options = self._options
+        faults = schedule(
+            options.seed,
+            list(self._targets),
+            options.faults,
+            options.seconds,
+            options.pace,
+            options.lease,
+        )
+        began = time.monotonic()
+        threads = [
+            threading.Thread(target=self._guarded, args=(self._suffer, mine, began))
+            for mine in faults.values()
+            if mine
+        ]
+        if self._workers:
+            until = began + options.seconds
+            threads.append(threading.Thread(target=self._guarded, args=(self._send, until)))
+        for thread in threads:
+            thread.start()
+        self._over.wait(options.seconds)
+        for thread in threads:
+            thread.join()
+        if self._failed:
+            raise self._failed[0]
+
+    def _guarded(self, function: Callable[..., None], *args: Any) -> None:
+        try:
+            function(*args)
+        except BaseException as exc:
+            self._failed.append(exc)
+            self._over.set()
+
+    def _suffer(self, faults: Sequence[Fault], began: float) -> None:
+        for fault in faults:
+            if self._over.wait(max(0.0, began + fault.at - time.monotonic())):
+                return
+            self._recorder.note(
+                "fault",
+                detail=f"{fault.name} {fault.target}",
+                until=now() + round(fault.seconds * 1e9),
+            )
+            getattr(self, f"_{fault.name.replace('-', '_')}")(self._targets[fault.target], fault)
+
+    def _send(self, until: float) -> None:
+        chance = random.Random(f"{self._options.seed}/tasks")
+        keys = key_names(self._options.keys)
+        sent = 0
+        while time.monotonic() < until and not self._over.is_set():
+            self._over.wait(chance.expovariate(self._options.rate))
+            if sent - len(self._finished.tasks()) >= BACKLOG:
+                continue
+            key, seconds = chance.choice(keys), chance.random() * self._options.work
+            if chance.random() < self._options.long:
+                seconds = self._options.lease * (0.5 + chance.random())
+            task = str(uuid.UUID(int=chance.getrandbits(128), version=4))
+            self._recorder.note("sent", task=task, key=key)
+            self._app.send_task(
+                jobs.work.name, kwargs={"key": key, "seconds": seconds}, task_id=task
+            )
+            sent += 1
+
+    # The faults.
+
+    def _server_kill(self, server: Server, fault: Fault) -> None:
+        self._recorder.note("broken", detail=fault.target)
+        server.kill()
+        self._start_again(server, fault)
+
+    def _server_restart(self, server: Server, fault: Fault) -> None:
+        self._recorder.note("broken", detail=fault.target)
+        server.stop()
+        self._start_again(server, fault)
+
+    def _server_step(self, server: Server, fault: Fault) -> None:
+        server.step = (fault.choice - 0.5) * 7200
+        self._server_kill(server, fault)
+
+    def _server_shift(self, server: Server, fault: Fault) -> None:
+        server.shift = round((fault.choice - 0.5) * 2000)
+        self._server_kill(server, fault)
+
+    def _start_again(self, server: Server, fault: Fault) -> None:
+        time.sleep(fault.seconds)
+        for attempt in range(1, STARTS + 1):
+            at = now()
+            try:
+                server.start()
+                break
+            except StageError:
+                if attempt == STARTS:
+                    raise
+        self._recorder.note("restarted", at=at, until=now(), detail=fault.target)
+        # Whatever was broken is known to be by now.
+        self._recorder.note("broken", detail=fault.target)
+
+    def _server_stop(self, server: Server, fault: Fault) -> None:
+        stop_for(server, fault.seconds)
+
+    def _client_kill(self, client: Process, fault: Fault) -> None:
+        with self._death(group=client.pid):
+            client.kill()
+        time.sleep(fault.seconds)
+        client.start()
+
+    def _client_restart(self, client: Process, fault: Fault) -> None:
+        client.stop()
+        time.sleep(fault.seconds)
+        client.start()
+
+    def _client_stop(self, client: Process, fault: Fault) -> None:
+        stop_for(client, fault.seconds)
+
+    def _worker_kill(self, worker: Worker, fault: Fault) -> None:
+        self._client_kill(worker, fault)
+        worker.wait_ready(QUIET)
+
+    def _worker_restart(self, worker: Worker, fault: Fault) -> None:
+        self._end(worker)
+        time.sleep(fault.seconds)
+        worker.start()
+        worker.wait_ready(QUIET)
+
+    def _end(self, worker: Worker) -> None:
+        """SIGTERM; who does not heed it is complained of, with what its threads did, and killed."""
+        self._recorder.note("stopping", pid=worker.pid, group=worker.pid)
+        os.kill(worker.pid, signal.SIGTERM)
+        ends = time.monotonic() + WARM
+        while worker.running and time.monotonic() < ends:
+            time.sleep(0.01)
+        if worker.running:
+            self._complaints.append(f"{worker.name} did not end within {WARM:g} s of SIGTERM")
+            # Celery's own: the stacks of all threads of the main process go to the log.
+            os.kill(worker.pid, signal.SIGUSR1)
+            time.sleep(1)
+            with self._death(group=worker.pid):
+                worker.kill()
+
+    def _worker_stop(self, worker: Worker, fault: Fault) -> None:
+        stop_for(worker, fault.seconds)
+
+    def _worker_child(self, worker: Worker, fault: Fault) -> None:
+        children = psutil.Process(worker.pid).children()
+        if children:
+            child = children[int(fault.choice * len(children))]
+            with self._death(pid=child.pid), contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+                child.wait(QUIET)
+
+    @contextlib.contextmanager
+    def _death(self, pid: int = 0, group: int = 0) -> Iterator[None]:
+        # Before, because nothing of it is certain any more; and after, for what it did meanwhile.
+        self._recorder.note("died", pid=pid or group, group=group)
+        yield
+        self._recorder.note("died", pid=pid or group, group=group)
+
+    def _link_cut(self, link: Link, fault: Fault) -> None:
+        self._recorder.note("broken", detail=fault.target)
+        link.cut()
+        self._recorder.note("broken", detail=fault.target)
+
+    def _link_delay(self, link: Link, fault: Fault) -> None:
+        link.hold()
+        time.sleep(fault.seconds)
+        link.pass_on()
+
+    def _link_refuse(self, link: Link, fault: Fault) -> None:
+        self._recorder.note("broken", detail=fault.target)
+        link.refuse()
+        time.sleep(fault.seconds)
+        link.pass_on()
+        self._recorder.note("broken", detail=fault.target)
+
+    # When it is over.
+
+    def settle(self) -> None:
+        """Let everybody come to an end: who does not is lost, and the checker says so."""
+        ends = time.monotonic() + QUIET
+        for client in self._clients:
+            os.kill(client.pid, signal.SIGTERM)
+        for client in self._clients:
+            while client.running and time.monotonic() < ends:
+                time.sleep(0.01)
+            if client.running:
+                self._complaints.append(f"{client.name} did not end within {QUIET:g} s of SIGTERM")
+        if self._workers:
+            sent = {e.task for e in read(self._options.directory / HISTORY) if e.what == "sent"}
+            while sent - self._finished.tasks() and time.monotonic() < ends:
+                time.sleep(0.1)
+        for worker in self._workers:
+            self._end(worker)
+        for name in self._server_names():
+            self._targets[name].stop(QUIET)
+
+    def complaints(self) -> list[str]:
+        """Who did not end, and lines of the servers' logs that tell of a fault of theirs."""
+        return self._complaints + [
+            f"{self._targets[name].log}: {line}"
+            for name in self._server_names()
+            for line in self._targets[name].log.read_text(errors="replace").splitlines()
+            if "Traceback" in line or " ERROR " in line
+        ]
+
+    def _server_names(self) -> list[str]:
+        return [name for name in self._targets if name.startswith("server-")]

@@ -1,0 +1,172 @@
+"""The Celery application of a chaos run: one job, and what is noted about it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, Task
+from celery.signals import task_failure, task_postrun, task_prerun, task_success
+
+from celery_dflock import LockedTask, LockLostError, current_lock
+from celery_dflock.signals import (
+    lock_acquired,
+    lock_lost,
+    lock_released,
+    lock_waiting,
+    task_requeued,
+)
+from tests.chaos.history import Recorder
+from tests.chaos.options import HISTORY
+from tests.chaos.resource import FencedResource
+from tests.chaos.section import deadline
+from tests.chaos.section import work as section
+
+# The environment variables that tell a worker where everything is; also DFLOCK_SERVERS.
+BROKER = "CHAOS_BROKER_URL"
+DIRECTORY = "CHAOS_DIRECTORY"
+LEASE = "CHAOS_LEASE"
+VISIBILITY = 20.0
+"""Seconds after which Redis delivers again what a dead worker has not acknowledged.
+
+What a worker that is only stopped has not acknowledged as well: longer than a stop and the waits.
+"""
+
+app = Celery("tests.chaos.jobs", set_as_current=False)
+
+
+def configure(env: Mapping[str, str]) -> None:
+    app.conf.update(
+        broker_url=env.get(BROKER, "memory://"),
+        result_backend=env.get(BROKER, "cache+memory://"),
+        broker_transport_options={
+            "visibility_timeout": VISIBILITY,
+            "unacked_restore_interval": 1,
+            "unacked_restore_throttle": 1,
+        },
+        worker_prefetch_multiplier=1,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        broker_connection_retry_on_startup=True,
+        task_acks_late=True,
+        # A message can come again after its task has ended, where no lock is in its way.
+        worker_deduplicate_successful_tasks=True,
+        task_reject_on_worker_lost=True,
+    )
+
+
+configure(os.environ)
+
+
+@app.task(
+    bind=True,
+    base=LockedTask,
+    name="work",
+    lock_key="{key}",
+    lock_ttl=int(os.environ.get(LEASE, "10")),
+    lock_timeout=3,
+    lock_requeue={"base": 0.1, "cap": 1.0},
+    # Lost while it runs, it begins anew.
+    autoretry_for=(LockLostError,),
+    retry_kwargs={"countdown": 0.1, "max_retries": None},
+)
+def work(self: Task, key: str, seconds: float) -> None:
+    lock = Held(current_lock())
+    named = {"who": name(self.request), "key": key, "task": self.request.id}
+    recorder().note("started", fence=lock.fence, **named)
+    section(recorder(), FencedResource(os.environ[DIRECTORY], recorder()), lock, named, seconds)
+    recorder().note("ended", **named)
+
+
+class Held:
+    """The lock of a task, in the shape of a lock of the clients."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self.fence = lock.fence
+
+    @property
+    def held(self) -> bool:
+        return bool(self._lock.held)
+
+    @property
+    def _hold(self) -> Any:
+        return self._lock._locks._locks[0]._hold
+
+
+_recorder: Recorder | None = None
+_runs = itertools.count(1)
+
+
+def recorder() -> Recorder:
+    global _recorder
+    if _recorder is None:
+        _recorder = Recorder(Path(os.environ[DIRECTORY]) / HISTORY)
+    return _recorder
+
+
+def name(request: Any) -> str:
+    """The name of this run of a task: each has one of its own."""
+    if not hasattr(request, "chaos_name"):
+        request.chaos_name = f"task {request.id[:8]} in {os.getpid()}.{next(_runs)}"
+        request.chaos_granted = False
+    return str(request.chaos_name)
+
+
+def note(what: Any, request: Any, key: str, **more: Any) -> None:
+    recorder().note(what, who=name(request), key=key, task=request.id, **more)
+
+
+# Celery keeps receivers weakly: functions of a module stay.
+
+
+@task_prerun.connect
+def note_asked(task: Task, kwargs: Mapping[str, Any], **_: Any) -> None:
+    if task.app.main == app.main:
+        note("asked", task.request, kwargs["key"])
+
+
+@task_postrun.connect
+def note_gave_up(task: Task, kwargs: Mapping[str, Any], state: Any, **_: Any) -> None:
+    if task.app.main == app.main and not task.request.chaos_granted:
+        note("gave_up", task.request, kwargs["key"], detail=str(state))
+
+
+@task_success.connect
+def note_done(sender: Task, **_: Any) -> None:
+    note("done", sender.request, sender.request.kwargs["key"])
+
+
+@task_failure.connect
+def note_failed(sender: Task, exception: BaseException, **_: Any) -> None:
+    note("done", sender.request, sender.request.kwargs["key"], detail=repr(exception))
+
+
+@lock_waiting.connect
+def note_queued(request: Any, key: str, **_: Any) -> None:
+    note("queued", request, key)
+
+
+@lock_acquired.connect
+def note_granted(request: Any, lock: Any, **_: Any) -> None:
+    name(request)
+    request.chaos_granted = True
+    note("granted", request, lock.key, fence=lock.fence)
+
+
+@lock_released.connect
+def note_released(request: Any, lock: Any, **_: Any) -> None:
+    note("released", request, lock.key)
+
+
+@lock_lost.connect
+def note_lost(request: Any, key: str, lock: Any, **_: Any) -> None:
+    if lock is not None:
+        note("lost", request, key, until=deadline(Held(lock)))
+
+
+@task_requeued.connect
+def note_requeued(request: Any, key: str, reason: str, **_: Any) -> None:
+    note("requeued", request, key, detail=reason)

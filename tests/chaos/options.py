@@ -1,0 +1,55 @@
+"""What a run is like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos.faults import FAULTS
+
+HISTORY = "history.jsonl"
+"""The name of the history in the directory of a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Times in seconds.
+
+    Attributes:
+        directory: where everything is written.
+        seed: the schedule of the faults and what clients choose follow from it.
+        seconds: how long the faults last.
+        pace: mean time between two faults of one process or link.
+        faults: the kinds that may happen.
+        work: longest of the usual critical sections.
+        long: share of sections that last about as long as a lease.
+        aside: longest pause of a client's thread between two sections.
+        rate: tasks sent in a second.
+        state_dir: gives every server a state directory in it.
+        server: the server's command after ``python -m``.
+        heedless: whether clients ignore the ends of their leases.
+    """
+
+    directory: Path
+    seed: int
+    seconds: float = 30
+    servers: int = 1
+    workers: int = 2
+    clients: int = 4
+    keys: int = 6
+    lease: int = 3
+    pace: float = 5
+    faults: Sequence[str] = FAULTS
+    work: float = 0.05
+    long: float = 0.02
+    aside: float = 0.3
+    rate: float = 8
+    state_dir: Path | None = None
+    server: str = "dflockd"
+    heedless: bool = False
+
+
+def key_names(number: int) -> list[str]:
+    """The keys that all users of the locks contend for."""
+    return [f"key-{index}" for index in range(number)]

@@ -1,0 +1,84 @@
+"""What a run has brought: the history, what is wrong with it, and a report for people."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from dataclasses import dataclass, field
+
+from dflockd.sharding import stable_hash_shard
+from tests.chaos import timeline
+from tests.chaos.checker import Finding, first_grants, over_restarts, undelivered
+from tests.chaos.history import Event
+from tests.chaos.options import Options
+
+
+@dataclass
+class Outcome:
+    """What a run has brought."""
+
+    options: Options
+    events: list[Event]
+    findings: list[Finding]
+    complaints: list[str] = field(default_factory=list)
+    """What was wrong beside: processes that hang, errors in the servers' logs."""
+
+    @property
+    def first(self) -> Finding | None:
+        return self.findings[0] if self.findings else None
+
+    def count(self, what: str) -> int:
+        return sum(event.what == what for event in self.events)
+
+    def _server_of(self, key: str) -> str:
+        return f"server-{stable_hash_shard(key, self.options.servers)}"
+
+    def report(self) -> str:
+        """All figures, and the first finding with its picture."""
+        options = self.options
+        kinds = Counter(e.detail.split()[0] for e in self.events if e.what == "fault")
+        found = Counter(finding.kind for finding in self.findings)
+        times = first_grants(self.events, self._server_of)
+        lines = [
+            f"seed {options.seed}, {options.seconds:g} s, {options.servers} servers, "
+            f"{options.workers} workers, {options.clients} clients, {options.keys} keys, "
+            f"leases of {options.lease} s, "
+            f"{'with' if options.state_dir else 'without'} state directory",
+            f"  faults                   {kinds.total()}",
+            *(f"    {kind:22} {number}" for kind, number in sorted(kinds.items())),
+            f"  critical sections        {self.count('begin')}",
+            f"  held over a restart      {over_restarts(self.events, self._server_of)}",
+            f"  grants                   {self.count('granted')}",
+            f"  tasks sent               {self.count('sent')}",
+            f"  tasks lost by the broker {len(undelivered(self.events))}",
+            f"  tasks run                {self.count('started')}",
+            f"  tasks requeued           {self.count('requeued')}",
+            f"  locks lost by holders    {self.count('lost')}",
+            f"  writes accepted          {self.count('accepted')}",
+            f"  stale writes refused     {self.count('refused')}",
+        ]
+        if times:
+            lines.append(
+                f"  restart to first grant   median {statistics.median(times):.3f} s, "
+                f"worst {max(times):.3f} s, of {len(times)}"
+            )
+        lines.append(f"  findings                 {len(self.findings)}")
+        for kind in KINDS_OF_FINDINGS:
+            lines.append(f"    {kind:28} {found.pop(kind, 0)}")
+        lines += [f"    {kind:28} {number}" for kind, number in found.items()]
+        lines += self.complaints
+        if self.first is not None:
+            lines += ["", *(timeline.pictures(self.events, self.first)[0]).splitlines()]
+        return "\n".join(lines)
+
+
+KINDS_OF_FINDINGS = (
+    "overlap",
+    "fence order",
+    "not first come, first served",
+    "lost within its lease",
+    "lost waiter",
+    "lost task",
+    "double run",
+    "stale write accepted",
+)

@@ -1,0 +1,1 @@
+"""Servers with a fault each, to see whether the checker finds it."""

@@ -1,0 +1,17 @@
+"""A lock server that does not look at the token of a release."""
+
+import sys
+from typing import Any
+
+from dflockd.cli import main
+from dflockd.table import LockTable
+
+
+def find_any(self: LockTable, space: Any, key: bytes, token: bytes) -> Any:
+    entry = self._group.spaces[space].get(key)
+    return next(iter(entry.holds.values()), None) if entry is not None else None
+
+
+if __name__ == "__main__":
+    LockTable._find = find_any  # type: ignore[method-assign]
+    sys.exit(main())

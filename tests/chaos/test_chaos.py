@@ -1,0 +1,39 @@
+"""A short chaos run over everything: `make soak`. `make chaos` runs longer ones.
+
+``CHAOS_SECONDS`` (default 60) says how long, ``CHAOS_SEED`` repeats a run's schedule.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.driver import QUIET, run
+from tests.chaos.options import Options
+
+SECONDS = float(os.environ.get("CHAOS_SECONDS", "60"))
+SEED = int(os.environ.get("CHAOS_SEED") or time.time_ns() % 1_000_000)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(SECONDS + 4 * QUIET)
+@pytest.mark.parametrize("servers", [1, 2])
+def test_nothing_is_lost_and_nobody_overlaps(servers: int, tmp_path: Path) -> None:
+    print(f"CHAOS_SEED={SEED}")
+    outcome = run(
+        Options(
+            directory=tmp_path / "run",
+            seed=SEED,
+            seconds=SECONDS,
+            servers=servers,
+            state_dir=tmp_path / "state",
+        )
+    )
+    print(outcome.report())
+    assert not outcome.findings
+    assert not outcome.complaints
+    assert outcome.count("begin") > SECONDS
+    assert outcome.count("fault") > SECONDS / 10

@@ -1,0 +1,464 @@
+"""The checker finds what is wrong, all of it, and nothing where nothing is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.chaos import timeline
+from tests.chaos.checker import Finding, check, first_grants, over_restarts
+from tests.chaos.faults import FAULTS, schedule
+from tests.chaos.history import Event, Recorder, What, read
+
+MS = 1_000_000
+
+
+def event(what: What, at: float, who: str = "", key: str = "k", **more: Any) -> Event:
+    """An event at so many milliseconds, in the process that the name begins with."""
+    if "until" in more:
+        more["until"] = round(more["until"] * MS)
+    return Event(what, round(at * MS), pid=pid(who), who=who, key=key, **more)
+
+
+def pid(who: str) -> int:
+    return ord(who[0]) if who else 0
+
+
+def section(who: str, begin: float, end: float, **more: Any) -> list[Event]:
+    held = {"held": True, **more}
+    return [event("begin", begin, who, **more), event("end", end, who, **held)]
+
+
+def attempt(
+    who: str, asked: float, queued: float | None, granted: float | None, fence: int | None = None
+) -> list[Event]:
+    events = [event("asked", asked, who)]
+    if queued is not None:
+        events.append(event("queued", queued, who))
+    if granted is not None:
+        events.append(event("granted", granted, who, fence=fence))
+    return events
+
+
+def died(who: str, at: float) -> Event:
+    return Event("died", round(at * MS), pid=pid(who))
+
+
+def kinds(*events: Event | list[Event]) -> list[str]:
+    flat = [e for one in events for e in (one if isinstance(one, list) else [one])]
+    return [finding.kind for finding in check(flat)]
+
+
+# Overlaps.
+
+
+def test_sections_that_follow_each_other_do_not_overlap() -> None:
+    assert kinds(section("a", 0, 10), section("b", 10, 20)) == []
+
+
+def test_sections_at_once_overlap() -> None:
+    assert kinds(section("a", 0, 10), section("b", 9, 20)) == ["overlap"]
+
+
+def test_sections_of_different_keys_do_not_overlap() -> None:
+    assert kinds(section("a", 0, 10, key="x"), section("b", 9, 20, key="y")) == []
+
+
+def test_as_many_as_the_limit_may_hold_at_once() -> None:
+    three = [section(who, 0, 10, limit=3) for who in "abc"]
+    assert kinds(*three) == []
+    assert kinds(*three, section("d", 5, 6, limit=3)) == ["overlap"]
+
+
+def test_what_goes_on_beyond_its_lease_is_no_holder() -> None:
+    late = section("a", 0, 30, until=10, held=False)
+    assert kinds(late, section("b", 10, 20)) == []
+    assert kinds(late, section("b", 9, 20)) == ["overlap"]
+
+
+def test_what_begins_after_its_lease_is_no_holder() -> None:
+    late = section("a", 5, 30, until=4, held=False)
+    assert kinds(section("b", 0, 20), late) == []
+
+
+def test_who_takes_a_lock_to_be_held_beyond_its_lease_is_a_holder() -> None:
+    assert kinds(section("a", 0, 30, until=10), section("b", 10, 20)) == ["overlap"]
+
+
+def test_who_was_told_of_the_loss_is_no_holder() -> None:
+    late = [*section("a", 0, 30, until=25, held=False), event("lost", 5, "a", until=5)]
+    assert kinds(late, section("b", 6, 20)) == []
+    assert kinds(late, section("b", 4, 20)) == ["overlap"]
+
+
+def test_a_killed_process_holds_until_its_death_or_the_end_of_its_lease() -> None:
+    begin = event("begin", 0, "a", until=20)
+    assert kinds(begin, died("a", 10), section("b", 10, 30)) == []
+    assert kinds(begin, died("a", 10), section("b", 9, 30)) == ["overlap"]
+    assert kinds(begin, died("a", 50), section("b", 20, 30)) == []
+    renewed = event("renewed", 10, "a", until=30)
+    assert kinds(begin, renewed, died("a", 50), section("b", 20, 30)) == ["overlap"]
+
+
+def test_the_death_of_a_group_is_that_of_all_its_processes() -> None:
+    begin = Event("begin", 0, pid=7, group=5, who="a", key="k", until=50 * MS)
+    death = Event("died", 10 * MS, pid=5, group=5)
+    assert kinds(begin, death, section("b", 10, 30)) == []
+
+
+# The order of grants.
+
+
+def test_fences_grow_with_the_grants() -> None:
+    first = attempt("a", 0, None, 1, fence=5)
+    assert kinds(first, attempt("b", 2, None, 3, fence=6)) == []
+    assert kinds(first, attempt("b", 2, None, 3, fence=4)) == ["fence order"]
+    assert kinds(first, attempt("b", 0.5, None, 3, fence=4)) == []  # they asked at the same time
+    assert kinds(first, attempt("b", 0.5, None, 3, fence=5)) == ["fence order"]
+
+
+def test_fences_grow_with_the_sections() -> None:
+    first = section("a", 0, 10, fence=5)
+    assert kinds(first, section("b", 11, 12, fence=6)) == []
+    assert kinds(first, section("b", 11, 12, fence=4)) == ["fence order"]
+
+
+def test_first_come_first_served() -> None:
+    first = attempt("a", 0, 1, 20, fence=2)
+    assert kinds(first, attempt("b", 2, 3, 10, fence=1)) == ["not first come, first served"]
+    assert kinds(first, attempt("b", 2, 3, 30, fence=3)) == []
+    assert kinds(first, attempt("b", 0.5, 3, 10, fence=1)) == []  # they asked at the same time
+
+
+def test_a_grant_that_was_noted_late_is_not_late() -> None:
+    assert kinds(attempt("a", 0, 1, 20, fence=1), attempt("b", 2, 3, 10, fence=2)) == []
+
+
+def test_who_waits_is_not_passed_over() -> None:
+    waits = [*attempt("a", 0, 1, None), event("gave_up", 21, "a", until=20)]
+    assert kinds(waits, attempt("b", 2, 3, 19, fence=1)) == ["not first come, first served"]
+    assert kinds(waits, attempt("b", 2, 3, 20.5, fence=1)) == []
+    left = [*attempt("a", 0, 1, None), event("gave_up", 21, "a")]  # nobody knows since when
+    assert kinds(left, attempt("b", 2, 3, 19, fence=1)) == []
+
+
+def test_places_do_not_outlast_connections() -> None:
+    first, second = attempt("a", 0, 1, 20, fence=2), attempt("b", 2, 3, 10, fence=1)
+    assert kinds(first, event("broken", 5), second) == []
+    assert kinds(event("broken", 0.5), first, second) == ["not first come, first served"]
+
+
+# What was lost.
+
+
+def test_told_lost_within_the_lease() -> None:
+    assert kinds(event("lost", 5, "a", until=6)) == ["lost within its lease"]
+    assert kinds(event("lost", 6, "a", until=6)) == []
+
+
+def test_a_waiter_without_an_answer_is_lost() -> None:
+    asked = event("asked", 0, "a")
+    assert kinds(asked) == ["lost waiter"]
+    assert kinds(asked, event("granted", 1, "a", fence=1)) == []
+    assert kinds(asked, event("gave_up", 1, "a")) == []
+    assert kinds(asked, died("a", 1)) == []
+    assert kinds(died("a", 0), event("asked", 1, "a")) == ["lost waiter"]
+
+
+def test_a_task_without_a_result_is_lost() -> None:
+    sent = event("sent", 0, task="t")
+    assert kinds(sent, event("started", 1, "a", task="t")) == ["lost task"]
+    assert kinds(sent, event("done", 1, "a", task="t")) == []
+
+
+def test_a_task_that_died_with_its_worker_on_the_way_is_the_brokers_loss() -> None:
+    sent, killed = event("sent", 0, task="t"), event("fault", 1, detail="worker-kill worker-0")
+    assert kinds(sent, killed) == []
+    assert kinds(killed, event("sent", 2, task="t")) == ["lost task"]
+    asked = [event("asked", 0.5, "a", task="t"), event("gave_up", 0.6, "a", task="t")]
+    assert kinds(sent, asked, killed) == ["lost task"]
+
+
+def test_a_task_that_runs_again_after_its_result() -> None:
+    done = event("done", 1, "a", task="t")
+    assert kinds(done, event("started", 2, "b", task="t")) == ["double run"]
+    assert kinds(event("started", 0, "b", task="t"), done) == []
+    assert kinds(done, died("a", 5000), event("started", 6000, "b", task="t")) == ["double run"]
+    # Killed before it could acknowledge it: Celery delivers it again.
+    assert kinds(done, died("a", 2), event("started", 3, "b", task="t")) == []
+
+
+def test_a_task_that_its_worker_could_not_acknowledge_comes_again() -> None:
+    stopping = Event("stopping", 2 * MS, group=5)
+    again = [event("done", 3, "b", task="t"), event("started", 4, "c", task="t")]
+    requeued = Event("requeued", 1 * MS, pid=7, group=5, who="a", key="k", task="t")
+    assert kinds(stopping, requeued, again) == []
+    assert kinds(requeued, again) == ["double run"]
+
+
+def test_a_stale_write_must_be_refused() -> None:
+    new = event("accepted", 1, "b", fence=2)
+    assert kinds(new, event("accepted", 2, "a", fence=1)) == ["stale write accepted"]
+    assert kinds(new, event("refused", 2, "a", fence=1)) == []
+    assert kinds(new, event("accepted", 2, "b", fence=2)) == []
+
+
+def test_from_the_restart_to_the_first_grant() -> None:
+    events = [
+        event("restarted", 0, until=300, detail="one"),
+        event("granted", 200, "a", fence=1),  # of the server before, noted late
+        event("granted", 500, "b", fence=2),
+        event("granted", 600, "c", fence=3),
+    ]
+    assert first_grants(events, lambda key: "one") == [0.5]
+    assert first_grants(events, lambda key: "two") == []
+
+
+def test_sections_that_were_held_over_a_restart() -> None:
+    events = [
+        event("restarted", 10, until=20, detail="one"),
+        *section("a", 0, 30, key="x"),
+        *section("b", 0, 30, key="y", until=15, held=False),
+        *section("c", 11, 30, key="z"),
+    ]
+    assert over_restarts(events, lambda key: "one") == 1
+    assert over_restarts(events, lambda key: "two") == 0
+
+
+# Against everything that can be counted out, over arbitrary histories.
+
+TIMES = st.integers(0, 30)
+
+
+@given(st.lists(st.tuples(TIMES, st.integers(1, 10)), max_size=8), st.integers(1, 3))
+def test_overlaps_are_found_exactly_where_they_are(
+    spans: list[tuple[int, int]], limit: int
+) -> None:
+    events = [
+        e
+        for number, (begin, length) in enumerate(spans)
+        for e in section(f"{number}", begin, begin + length, limit=limit)
+    ]
+    most = max((sum(b <= at < b + n for b, n in spans) for at in range(41)), default=0)
+    assert ("overlap" in kinds(events)) == (most > limit)
+
+
+ATTEMPTS = st.lists(st.tuples(TIMES, TIMES, TIMES), max_size=6).flatmap(
+    lambda times: st.tuples(
+        st.just([sorted(three) for three in times]), st.permutations(range(len(times)))
+    )
+)
+
+
+@given(ATTEMPTS)
+def test_overtaking_is_found_exactly_where_it_is(drawn: tuple[list[list[int]], list[int]]) -> None:
+    times, fences = drawn
+    events = [
+        e
+        for number, ((asked, queued, granted), fence) in enumerate(zip(times, fences, strict=True))
+        for e in attempt(f"{number}", asked, queued, granted, fence)
+    ]
+    both = list(zip(times, fences, strict=True))
+    pairs = list(itertools.permutations(both, 2))
+    overtaken = any(a[1] < b[0] and fa > fb for (a, fa), (b, fb) in pairs)
+    found = kinds(events)
+    assert ("not first come, first served" in found) == overtaken
+
+
+# A correct lock, simulated, makes no history with findings in it; one with a fault does.
+
+
+@dataclass
+class Attempt:
+    """An attempt as the simulated server and its client know it."""
+
+    who: str
+    fence: int = 0
+    ends: int = 0
+    learnt: bool = False
+
+
+@dataclass
+class Simulation:
+    """A lock with a queue and leases, its clients, and the history that they write.
+
+    A client learns of its grant and ends its section when its turn comes: that can be too late.
+    """
+
+    limit: int
+    choose: Callable[[int], int] = lambda waiting: 0
+    spare: int = 0
+    time: int = 0
+    fence: int = 0
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    events: list[Event] = field(default_factory=list)
+    clients: dict[str, Attempt | None] = field(default_factory=lambda: dict.fromkeys("abcd"))
+    holders: list[Attempt] = field(default_factory=list)
+    queue: list[Attempt] = field(default_factory=list)
+
+    LEASE = 20
+
+    def note(self, what: What, who: str, **more: Any) -> None:
+        self.events.append(event(what, self.time, who, limit=self.limit, **more))
+
+    def advance(self, by: int) -> None:
+        until = self.time + by
+        while due := [h for h in self.holders if h.ends <= until]:
+            first = min(due, key=lambda holder: holder.ends)
+            self.time = first.ends
+            self.free(first)
+        self.time = until
+
+    def free(self, holder: Attempt) -> None:
+        if holder in self.holders:
+            self.holders.remove(holder)
+        while self.queue and len(self.holders) < self.limit + self.spare:
+            self.grant(self.queue.pop(self.choose(len(self.queue))))
+
+    def grant(self, one: Attempt) -> None:
+        self.fence += 1
+        one.fence, one.ends = self.fence, self.time + self.LEASE
+        self.holders.append(one)
+
+    def step(self, client: str) -> None:
+        """Let a client do the next thing: ask, learn of its grant, end its section."""
+        one = self.clients[client]
+        if one is None:
+            one = self.clients[client] = Attempt(f"{client}{next(self.numbers)}")
+            self.note("asked", one.who)
+            self.advance(1)
+            if len(self.holders) < self.limit + self.spare and not self.queue:
+                self.grant(one)
+            else:
+                self.queue.append(one)
+                self.advance(1)
+                self.note("queued", one.who)
+        elif not one.fence:
+            pass  # it waits
+        elif not one.learnt:
+            self.learn(client, one)
+        else:
+            held = self.time < one.ends - 1
+            self.note("end", one.who, fence=one.fence, held=held, until=one.ends - 1)
+            self.advance(1)
+            self.free(one)
+            self.clients[client] = None
+
+    def learn(self, client: str, one: Attempt) -> None:
+        if self.time >= one.ends - 1:
+            self.note("gave_up", one.who)
+            self.clients[client] = None
+            return
+        one.learnt = True
+        self.note("granted", one.who, fence=one.fence)
+        self.note("begin", one.who, fence=one.fence, until=one.ends - 1)
+
+    def walk_away(self, client: str) -> None:
+        one = self.clients[client]
+        if one in self.queue:
+            self.note("gave_up", one.who, until=self.time)
+            self.advance(1)
+            if one in self.queue:
+                self.queue.remove(one)
+            elif one in self.holders:
+                self.free(one)
+            self.clients[client] = None
+
+    def kill(self, client: str) -> None:
+        one, self.clients[client] = self.clients[client], None
+        self.events.append(died(client, self.time))
+        self.advance(1)
+        if one in self.queue:
+            self.queue.remove(one)
+        elif one is not None:
+            self.free(one)
+
+    def finish(self) -> None:
+        for client in self.clients:
+            self.kill(client)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["step"] * 8 + ["walk_away", "kill"]),
+        st.sampled_from("abcd"),
+        st.sampled_from([1, 1, 2, 5, 25]),
+    ),
+    max_size=60,
+)
+
+
+def simulate(steps: list[tuple[str, str, int]], simulation: Simulation) -> list[Finding]:
+    for what, client, time in steps:
+        simulation.advance(time)
+        getattr(simulation, what)(client)
+    simulation.finish()
+    return check(simulation.events)
+
+
+@given(STEPS, st.integers(1, 2))
+def test_a_correct_lock_has_no_findings(steps: list[tuple[str, str, int]], limit: int) -> None:
+    assert simulate(steps, Simulation(limit)) == []
+
+
+CROWD = [("step", client, 1) for client in "abcdababddccbb"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [({"spare": 1}, "overlap"), ({"choose": lambda n: n - 1}, "not first come, first served")],
+)
+def test_a_faulty_lock_has_findings(fault: dict[str, Any], kind: str) -> None:
+    assert simulate(CROWD, Simulation(1)) == []
+    assert kind in {finding.kind for finding in simulate(CROWD, Simulation(1, **fault))}
+
+
+# Around it.
+
+
+def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "history")
+    recorder.note("begin", who="a", key="k", fence=0, held=False)
+    recorder.note("asked", at=5, who="b", key="k", limit=3)
+    recorder.close()
+    asked, begin = read(tmp_path / "history")
+    assert (asked.what, asked.at, asked.limit, asked.fence) == ("asked", 5, 3, None)
+    assert (begin.what, begin.fence, begin.held) == ("begin", 0, False)
+
+
+def test_a_damaged_history_is_not_judged(tmp_path: Path) -> None:
+    (tmp_path / "history").write_text('{"what":"asked","at":5}\n{"what":"as')
+    with pytest.raises(ValueError, match="line 2"):
+        read(tmp_path / "history")
+
+
+def test_a_seed_repeats_its_schedule() -> None:
+    targets = ["server-0", "client-0", "link-0"]
+
+    def faults(seed: int) -> object:
+        return schedule(seed, targets, FAULTS, seconds=100, pace=3, lease=3)
+
+    assert faults(1) == faults(1)
+    assert faults(1) != faults(2)
+
+
+def test_the_picture_shows_lanes_sections_and_faults() -> None:
+    fault = Event("fault", 300 * MS, detail="server-kill server-0", until=600 * MS)
+    events = [*section("a", 0, 1000, fence=123), fault, *section("b", 500, 1500, fence=124)]
+    [finding] = check(events)
+    text, svg = timeline.pictures(events, finding)
+    rows = text.splitlines()
+    assert rows[0].startswith("overlap: 2 holders of k")
+    assert f"pid {pid('a')}" in rows[2]
+    assert "123==" in rows[2]
+    assert "124==" in rows[3]
+    assert rows[4].startswith("server-kill server-0")
+    assert svg.startswith("<svg")
+    assert svg.count("<rect") == 3

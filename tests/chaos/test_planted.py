@@ -1,0 +1,55 @@
+"""Faults that are put in on purpose, in real processes: the checker finds each, and draws it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos import timeline
+from tests.chaos.driver import run
+from tests.chaos.options import Options
+
+SEEDS = range(1, 6)
+"""On a machine that is busy elsewhere little may happen in a run: then there is another one."""
+
+PLANTED: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "a server without a journal is killed": (
+        {"faults": ["server-kill"], "pace": 2, "work": 3, "lease": 5, "seconds": 3},
+        {"overlap", "lost within its lease"},
+    ),
+    "a holder ignores the end of its lease": (
+        {"faults": ["client-stop"], "pace": 0.5, "work": 0.8, "lease": 1, "heedless": True},
+        {"overlap"},
+    ),
+    "the last waiter comes first": (
+        {"faults": [], "server": "tests.chaos.planted.lifo", "keys": 1},
+        {"not first come, first served"},
+    ),
+    "a release without a look at the token": (
+        {"faults": [], "server": "tests.chaos.planted.careless", "keys": 1, "work": 0.3},
+        {"overlap"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
+    changes, wanted = PLANTED[name]
+    common = {"seconds": 2, "workers": 0, "keys": 3, "long": 0}
+    found: set[str] = set()
+    for seed in SEEDS:
+        directory = tmp_path / str(seed)
+        outcome = run(Options(directory=directory, seed=seed, **{**common, **changes}))
+        found |= {finding.kind for finding in outcome.findings}
+        if wanted & found:
+            break
+    assert wanted & found, outcome.report()
+    first = outcome.first
+    assert first is not None
+    text, _ = timeline.pictures(outcome.events, first)
+    lanes = [line for line in text.splitlines() if line.startswith("pid ")]
+    assert len(lanes) >= 2
+    assert (directory / "violation.svg").stat().st_size > 0
+    print(outcome.report())
