@@ -12,7 +12,9 @@ import os
 import ssl
 import weakref
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from celery import Celery
@@ -25,6 +27,20 @@ from dflockd.errors import InvalidArgumentError
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.sync_client import DistributedLock
 
+NAMES = (
+    "dflock_servers",
+    "dflock_sharding_strategy",
+    "dflock_auth_token",
+    "dflock_use_ssl",
+    "dflock_key_prefix",
+    "dflock_unavailable",
+    "dflock_enabled",
+)
+"""The settings; for their meaning see `Settings`."""
+
+VARIABLES = ("DFLOCK_SERVERS", "DFLOCK_AUTH_TOKEN")
+"""Variables of the environment that stand in for settings."""
+
 UNAVAILABLE = ("requeue", "fail", "run")
 """What becomes of a task when no lock server can be asked; see `Settings.unavailable`."""
 
@@ -35,6 +51,8 @@ DEFAULT_SERVER = "127.0.0.1:6388"
 
 switched_off = False
 """Whether no app of this process takes locks; `celery_dflock.testing.dflock_off` sets it."""
+
+_UNSET = object()
 
 logger = logging.getLogger("celery_dflock")
 
@@ -81,7 +99,7 @@ class Settings:
         return {"auth_token": self.auth_token, "ssl_context": self.ssl_context}
 
 
-_cache: weakref.WeakKeyDictionary[Celery, tuple[tuple[Any, ...], Settings]]
+_cache: weakref.WeakKeyDictionary[Celery, tuple[list[Any], Settings]]
 _cache = weakref.WeakKeyDictionary()
 
 
@@ -91,15 +109,35 @@ def settings(app: Celery) -> Settings:
     Raises:
         ImproperlyConfigured: a value is bad; the text is one line that names the setting.
     """
-    raw = _raw(app.conf)
     known = _cache.get(app)
-    if known is not None and known[0] == raw:
+    if known is not None and known[0] == _sources(app.conf):
         return known[1]
-    checked = _checked(*raw)
-    _cache[app] = (raw, checked)
+    conf = app.conf.finalize()  # until it is asked for something it has read nothing
+    # With copies, for a list that is changed in place stays equal to itself.
+    sources = [copy(each) if isinstance(each, list | dict) else each for each in _sources(conf)]
+    checked = _checked(*_raw(conf))
+    _cache[app] = (sources, checked)
     if not checked.enabled:
         logger.warning("locking is switched off: locked tasks of app %r run without", app.main)
     return checked
+
+
+def _sources(conf: Any) -> list[Any]:
+    """Return all that the settings can come from, set or not, as it is now.
+
+    To see that nothing has changed takes far less time than to look the settings up: Celery raises
+    for each spelling that it does not find in each of its mappings, and most are in none.
+    """
+    names = _spellings(conf.prefix)
+    found = [mapping.get(name, _UNSET) for mapping in conf.maps for name in names]
+    return [*found, *map(os.environ.get, VARIABLES), switched_off]
+
+
+@cache
+def _spellings(namespace: str | None) -> tuple[str, ...]:
+    """Return all names under which Celery may look for a setting, and then some."""
+    prefixed = [namespace + name for name in NAMES] if namespace else []
+    return (*NAMES, *map(str.upper, prefixed), *map(str.lower, prefixed))
 
 
 def _raw(conf: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from celery import Task, states
@@ -101,8 +102,8 @@ def _uncounted(request: Context) -> dict[str, Any]:
     return {name: value for name, value in _header(request).items() if name not in COUNTERS}
 
 
-def _header(request: Context) -> dict[str, Any]:
-    return dict((request.headers or {}).get(HEADER) or {})
+def _header(request: Context) -> Mapping[str, Any]:
+    return (request.headers or {}).get(HEADER) or {}
 
 
 def requeue(task: Task, error: LockError, backoff: Backoff) -> NoReturn:

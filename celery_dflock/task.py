@@ -207,7 +207,7 @@ class LockedTask(Task):
         options: LockOptions,
         app_settings: Settings,
     ) -> Any:
-        request = self.request
+        request, run = self.request, policy.run_name(self)
         lost = _Loss(self, options)
         locks = Locks(
             [
@@ -218,8 +218,8 @@ class LockedTask(Task):
             timeout=self._patience(options),
             ttl=options.ttl,
             settings=app_settings,
-            label=policy.run_name(self) + process_label(),
-            run=policy.run_name(self),
+            label=run + process_label(),
+            run=run,
             on_wait=self._waits,
             on_lost=lost.happened,
         )
@@ -232,8 +232,7 @@ class LockedTask(Task):
                 except LockUnavailableError as error:
                     if app_settings.unavailable != "run":
                         return self._unavailable(error, app_settings, options)
-                    name = f"{self.name}[{self.request.id}]"
-                    logger.warning("task %s runs unlocked: %s", name, error)
+                    logger.warning("task %s[%s] runs unlocked: %s", self.name, request.id, error)
                     return body(*args, **kwargs)
                 except LockNotAcquiredError as error:
                     return self._conflict(error, options)
@@ -261,7 +260,8 @@ class LockedTask(Task):
             return LockOptions.of(type(self))
 
     def _patience(self, options: LockOptions) -> float | None:
-        is_fresh_retry = self.request.retries and not policy.attempts(self.request)
+        request = self.request
+        is_fresh_retry = request.retries and not policy.attempts(request)
         if options.timeout is None or not is_fresh_retry:
             return options.timeout
         return max(options.timeout, RETRY_PATIENCE)

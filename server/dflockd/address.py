@@ -32,6 +32,12 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class Servers(tuple[Address, ...]):
+    """A list of servers that has been checked: what `parse_servers` returns."""
+
+    __slots__ = ()
+
+
 def parse_server(server: ServerLike) -> Address:
     """Make an address of what people write.
 
@@ -50,7 +56,7 @@ def parse_server(server: ServerLike) -> Address:
             raise _bad(server) from None
     if not isinstance(host, str) or not isinstance(port, int) or isinstance(port, bool):
         raise _bad(server)
-    if host in ("", UNIX_PREFIX) or any(c.isspace() for c in host):
+    if host == UNIX_PREFIX or host.split() != [host]:
         raise _bad(server)
     is_unix = host.startswith(UNIX_PREFIX)
     if not (is_unix or 1 <= port <= 65535):
@@ -58,17 +64,19 @@ def parse_server(server: ServerLike) -> Address:
     return Address(host, 0 if is_unix else port)
 
 
-def parse_servers(servers: Sequence[ServerLike]) -> tuple[Address, ...]:
+def parse_servers(servers: Sequence[ServerLike]) -> Servers:
     """Make addresses of a list of servers, in its order: the order decides where keys live.
 
     Raises:
         InvalidArgumentError: the list is empty, names a server twice, or one of them is malformed.
     """
+    if isinstance(servers, Servers):
+        return servers
     if isinstance(servers, str) or not servers:
         raise InvalidArgumentError(
             f"servers is {servers!r}: give a list, such as [('127.0.0.1', {DEFAULT_PORT})]"
         )
-    addresses = tuple(parse_server(server) for server in servers)
+    addresses = Servers(parse_server(server) for server in servers)
     if len(set(addresses)) < len(addresses):
         listed = ", ".join(map(str, addresses))
         raise InvalidArgumentError(f"servers names one server twice: {listed}")

@@ -83,9 +83,9 @@ class LockBase:
         self._on_lost = on_lost
         self._route = Route(addresses[index], _secret(auth_token), ssl_context)
         self._target = Target(self._space, key.encode(), self._limit(), lease_ttl_s, self.server)
+        self._labelling = self._target._replace(label=self._label)
         # For a new connection, which has no label yet.
-        labelled = self._target._replace(label=self._label) if self._label else self._target
-        self._target_anew = labelled
+        self._target_anew = self._labelling if self._label else self._target
         self._hold: Hold | None = None
 
     def _limit(self) -> int:
@@ -129,7 +129,7 @@ class LockBase:
         if connection.label == self._label:
             return self._target
         connection.label = self._label
-        return self._target._replace(label=self._label)
+        return self._labelling
 
     def _lost_callback(self) -> Callable[[], object] | None:
         if self._on_lost is None:
@@ -284,5 +284,6 @@ def _secret(auth_token: str | None) -> bytes | None:
 
 
 def _label(text: str) -> bytes:
-    printable = "".join(char if char.isprintable() else " " for char in text)
-    return printable.encode("utf-8", "replace")[:MAX_LINE].decode("utf-8", "ignore").encode()
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else " " for char in text)
+    return text.encode("utf-8", "replace")[:MAX_LINE].decode("utf-8", "ignore").encode()

@@ -233,6 +233,60 @@ class DjangoLike:
     DFLOCK_UNAVAILABLE = "of another package: it is in no namespace"
 
 
+@pytest.mark.parametrize("namespace", [None, "CELERY", "celery", "Celery_"])
+def test_a_change_of_the_settings_is_seen_wherever_it_is_made(namespace: str | None) -> None:
+    class Project:
+        pass
+
+    app = Celery("changing", set_as_current=False)
+    app.config_from_object(Project, namespace=namespace)
+    assert settings(app) is settings(app)
+    name = "dflock_key_prefix"
+    long = f"{(namespace or '').rstrip('_')}_{name}"
+    values = iter(f"{number}:" for number in range(100))
+
+    def check() -> str:
+        found = settings(app).key_prefix
+        assert found == (app.conf.get(name) or "")
+        return found
+
+    seen = set()
+    for spelling in (name, long, long.lower(), long.upper()):
+        setattr(Project, spelling, next(values))
+        seen.add(check())
+    app.conf.add_defaults({name: next(values)})
+    seen.add(check())
+    for value in (next(values), None):
+        for spelling in (name, long, long.lower(), long.upper()):
+            app.conf[spelling] = value
+            seen.add(check())
+    assert len(seen) >= 4
+    app.conf.changes.clear()
+    assert check() in seen
+
+
+def test_what_stands_in_for_settings_is_looked_at_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = Celery("standing-in", set_as_current=False)
+    for host in ("lock-1", "lock-2"):
+        monkeypatch.setenv("DFLOCK_SERVERS", host)
+        monkeypatch.setenv("DFLOCK_AUTH_TOKEN", f"for-{host}")
+        assert settings(app).servers == ((host, 6388),)
+        assert settings(app).auth_token == f"for-{host}"
+    assert settings(app).enabled
+    monkeypatch.setattr("celery_dflock.config.switched_off", True)
+    assert not settings(app).enabled
+
+
+def test_a_list_of_servers_that_is_changed_in_place() -> None:
+    app = Celery("in-place", set_as_current=False)
+    app.conf.dflock_servers = ["lock-1"]
+    assert len(settings(app).servers) == 1
+    app.conf.dflock_servers.append("lock-2")
+    assert len(settings(app).servers) == 2
+
+
 def test_django_settings(lock_server: LockServer, key: str) -> None:
     project = DjangoLike()
     app = Celery("project", set_as_current=False)

@@ -452,6 +452,7 @@ def test_the_thread_stays_up_only_for_what_would_soon_be_due(
     target = Target(Space.LOCK, b"key", 1, None, str(address))
     hold = Hold(target, Grant(b"token", 60, time.monotonic() + 60), 0.5, None)
     renewer = Renewer(Pool())
+    renewer._started = True  # this test is its thread
     monkeypatch.setattr("dflockd.renewal.ADOPT_AFTER", due_in)
     with theirs:
         watch = renewer.watch(hold, Connection(address, ours), Route(address))
