@@ -158,13 +158,12 @@ class Led:
 
     def send(self, entry: ScheduleEntry, firing: Firing, **kwargs: Any) -> Any:
         """Send a firing that is claimed."""
-        options = entry.options
-        entry.options = firing.options(options, self.lead.fence)
-        try:
-            self.lead.check()
-            return super().apply_async(entry, advance=False, **kwargs)  # type: ignore[misc]
-        finally:
-            entry.options = options
+        # Not the entry itself: Celery writes the schedule before this returns, and it would keep the
+        # id. A copy made in its own way would read it anew.
+        once = object.__new__(type(entry))
+        vars(once).update(vars(entry), options=firing.options(entry.options, self.lead.fence))
+        self.lead.check()
+        return super().apply_async(once, advance=False, **kwargs)  # type: ignore[misc]
 
     def sync(self) -> None:
         """Write, while nobody else can be writing."""

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from celery import Celery
-from celery.beat import ScheduleEntry
+from celery import Celery, platforms, signals
+from celery.beat import ScheduleEntry, Service
 from celery.utils.imports import qualname
 from celery.utils.time import maybe_make_aware
 
@@ -119,10 +119,10 @@ class DflockScheduler:
 
     def close(self) -> None:
         """Write what there is to write, and let the next one lead."""
+        self._is_closing = True
         if self._is_busy:
             # In the signal handler. It goes on with a SystemExit, and Celery closes once more after
             # it; here the lock or the scheduler would be used in the midst of using them.
-            self._is_closing = True
             return
         inner, self._inner = self._inner, None
         try:
@@ -259,3 +259,20 @@ class DflockScheduler:
             return "nothing"
         when, name = min(due)
         return f"{name!r} at {when.isoformat(' ', 'seconds')}"
+
+
+@signals.beat_embedded_init.connect(dispatch_uid="celery_dflock.beat")
+def _end_in_order(sender: Service, **_: Any) -> None:
+    """Let the beat of a worker end as ``celery beat`` does.
+
+    Its own handler of SIGTERM does no more than raise SystemExit. Where that is ignored, which is in
+    destructors such as that of `AsyncResult`, the beat would go on, and its worker wait for its end.
+    """
+    if not isinstance(sender.scheduler, DflockScheduler):
+        return
+
+    def end(*_: Any) -> None:
+        sender.sync()
+        raise SystemExit
+
+    platforms.signals["SIGTERM"] = end

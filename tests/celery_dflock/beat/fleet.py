@@ -23,6 +23,7 @@ KEY = "celery-beat:scheduled"
 APP = "tests.celery_dflock.beat.scheduled"
 LEADS = "beat: leads since now"
 STANDS_BY = "beat: stands by, "
+SENT = "beat: sent firing "
 
 T = TypeVar("T")
 Event = dict[str, Any]
@@ -128,6 +129,16 @@ class Fleet:
             return None if leader is but else leader
 
         return self.wait(probe, "a leader")
+
+    def wait_idle_leader(self) -> Beat:
+        """Wait until the leader has sent a firing, and all is written down: it idles for a second.
+
+        Whatever happens to it before that may double the message.
+        """
+        leader = self.wait_leader()
+        before = len(leader.logged(SENT))
+        self.wait(lambda: len(leader.logged(SENT)) > before or None, "a firing")
+        return leader
 
     def term_of(self, beat: Beat, after: float) -> float:
         """The wall time at which a beat began to lead, after another time."""

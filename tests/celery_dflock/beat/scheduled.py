@@ -24,6 +24,8 @@ LOCK_TTL = "BEAT_LOCK_TTL"
 PREFIX = "BEAT_KEY_PREFIX"
 DIE = "BEAT_DIE"
 """A file: who finds it before sending removes it and dies."""
+END = "BEAT_END"
+"""A file: who finds it before sending removes it and is asked to end, in a destructor."""
 
 broker = os.environ.get(BROKER, "memory://")
 
@@ -63,11 +65,23 @@ def minute() -> None:
     note("run", id=minute.request.id)
 
 
+class Ending:
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 @before_task_publish.connect
 def die(**_: Any) -> None:
     with contextlib.suppress(FileNotFoundError):
         Path(os.environ.get(DIE, "/nowhere")).unlink()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@before_task_publish.connect
+def end(**_: Any) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        Path(os.environ.get(END, "/nowhere")).unlink()
+        Ending()
 
 
 @after_task_publish.connect

@@ -11,6 +11,7 @@ import pytest
 from celery.result import AsyncResult
 
 from celery_dflock.firing import Firing
+from dflockd import admin
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.cluster import Cluster
@@ -92,6 +93,15 @@ def test_a_run_that_was_cut_short_is_run_again(cluster: Cluster, worker: Worker,
 
     cluster.wait_event("end", again)
     assert len(cluster.events(what="start", id=sent.id)) == 2
+
+
+def test_what_is_remembered_is_one_key(cluster: Cluster, worker: Worker, key: str) -> None:
+    """The lock server has so many, and users want them."""
+    sent = [send(cluster, worker, jobs.patient, f"{key}-{number}") for number in range(3)]
+    ids = {each.get(timeout=20) for each in sent}
+    done = f"celery-done:{jobs.patient.name}"
+    holders = admin.inspect(cluster.lock_server.address, done, semaphore=True)["holders"]
+    assert ids <= {holder["label"].partition(":")[0] for holder in holders}
 
 
 def test_other_tasks_with_the_header_are_no_firings(

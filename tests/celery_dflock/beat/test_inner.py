@@ -141,8 +141,13 @@ def test_beat_of_a_worker(tmp_path: Path, redis_url: str, lock_server: LockServe
             fleet.restart(beat)
         start = time.monotonic()
         fleet.wait_sent(1, start)
-        assert {event["pid"] for event in fleet.sent(start)}.isdisjoint({beat.pid})
+        sent = fleet.sent(start)
+        assert {event["pid"] for event in sent}.isdisjoint({beat.pid})
 
+        # Billiard takes 30 seconds to end a process that has a result which nobody reads any more.
+        worker.wait_log(f"Task second[{sent[0]['id']}] succeeded")
+        pause = time.monotonic() + 0.3
+        fleet.wait(lambda: time.monotonic() > pause or None, "the worker to idle")
         os.kill(worker.pid, signal.SIGTERM)
         beat.wait_log(LEADS)
         fleet.wait(lambda: not worker.running or None, "the end of the worker")
@@ -150,3 +155,22 @@ def test_beat_of_a_worker(tmp_path: Path, redis_url: str, lock_server: LockServe
 
     runs = [event["id"] for event in fleet.events("run")]
     assert len(set(runs)) == len(runs)
+
+
+@pytest.mark.soak
+def test_a_workers_beat_is_asked_to_end_in_a_destructor(
+    tmp_path: Path, redis_url: str, lock_server: LockServer
+) -> None:
+    """Python ignores the SystemExit there; and the worker waits for its beat to end."""
+    env = {scheduled.END: str(tmp_path / "end")}
+    fleet = Fleet(tmp_path, redis_url, lock_server, prefix=f"{tmp_path.name}:", **env)
+    arguments = ("-B", "--scheduler", "dflock", "--schedule", str(tmp_path / "schedule"))
+    # Of a queue without tasks, so that only its beat sends.
+    worker = Worker(tmp_path, *arguments, "-Q", "none", app=APP, name="with-beat", env=fleet.env)
+    with worker:
+        worker.wait_log(LEADS)
+        worker.wait_ready()
+        (tmp_path / "end").touch()
+        worker.wait_log("Exception ignored in: ")
+        worker.wait_log("beat: hands over")
+        worker.stop()

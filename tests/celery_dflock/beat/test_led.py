@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import os
+import signal
+import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
-from celery.beat import Scheduler
+from celery import Celery, signals
+from celery.beat import EmbeddedService, Scheduler, Service
 
 from celery_dflock.beat import DflockScheduler
+from celery_dflock.beat.claims import Claims
+from celery_dflock.beat.config import DEFAULT_LOCK_TTL
 from celery_dflock.beat.led import Lead, NotLeadingError, led
+from celery_dflock.config import settings
+from celery_dflock.firing import HEADER, Firing
 from dflockd import admin
-from examples.demo.stage import LockServer
+from examples.demo.stage import LockServer, wait_until
 
 
 class NoClaims:
@@ -97,6 +104,119 @@ def test_a_signal_in_a_destructor(lock_server: LockServer, tmp_path: Path) -> No
         scheduler.tick()
     scheduler.close()
     assert not admin.inspect(lock_server.address, "destructor")["holders"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_in_a_destructor_in_the_beat_of_a_worker(
+    lock_server: LockServer, tmp_path: Path
+) -> None:
+    """The handler that such a process begins with raises SystemExit, and closes nothing."""
+    proj, _ = app(
+        dflock_servers=lock_server.address,
+        dflock_beat_lock_key="embedded",
+        dflock_beat_store=f"file:{tmp_path / 'runs'}",
+        dflock_beat_scheduler="celery.beat:Scheduler",
+    )
+
+    class Ending:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    try:
+        service = Service(proj, scheduler_cls="dflock")
+        signals.beat_embedded_init.send(sender=service)
+        assert service.scheduler.tick() == 0
+        proj.send_task = lambda *_, **__: (Ending(), None)[1]
+        service.scheduler.schedule["job"].last_run_at -= timedelta(minutes=1)
+        with pytest.raises(SystemExit):
+            service.scheduler.tick()
+        service.sync()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not admin.inspect(lock_server.address, "embedded")["holders"]
+
+
+def test_a_beat_in_a_thread(lock_server: LockServer, tmp_path: Path) -> None:
+    proj, sent = app(
+        dflock_servers=lock_server.address,
+        dflock_beat_lock_key="thread",
+        dflock_beat_store=f"file:{tmp_path / 'runs'}",
+    )
+    proj.conf.beat_schedule["job"]["schedule"] = 0.1
+    path = str(tmp_path / "schedule")
+    beat = EmbeddedService(proj, thread=True, scheduler_cls="dflock", schedule_filename=path)
+    beat.start()
+    wait_until(lambda: len(sent) > 1 or None, 20, lambda: f"sent {sent}")
+    beat.stop()
+    assert not admin.inspect(lock_server.address, "thread")["holders"]
+    beat.join(20)
+    assert not beat.is_alive()
+
+
+def test_a_firing_that_is_sent_again_leaves_its_entry_alone(
+    lock_server: LockServer, tmp_path: Path
+) -> None:
+    """Celery writes the schedule to its file and reads it again before it is done with sending."""
+    proj, _ = app(
+        dflock_servers=lock_server.address,
+        dflock_beat_lock_key="again",
+        dflock_beat_store=f"file:{tmp_path / 'runs'}",
+    )
+    ids: list[str] = []
+    proj.send_task = lambda *_, task_id, headers, **__: ids.append(
+        f"{task_id} {headers[HEADER]['id']}"
+    )
+    claimed = Firing("again", "job", datetime.now(UTC) + timedelta(hours=1))
+    Claims("again", settings(proj)).take(claimed)
+
+    scheduler = DflockScheduler(proj, schedule_filename=str(tmp_path / "schedule"))
+    assert scheduler.tick() == 0
+    assert ids == [f"{claimed.id} {claimed.id}"]
+    assert scheduler.schedule["job"].options == {}
+    scheduler.schedule["job"].last_run_at -= timedelta(minutes=1)
+    assert scheduler.tick() == 0
+    assert 0 < scheduler.tick() <= DEFAULT_LOCK_TTL / 3  # often enough to notice a loss
+    scheduler.close()
+    _, then = ids
+    assert len(set(then.split())) == 1
+    assert claimed.id not in then
+
+
+def test_who_does_not_lead_writes_nothing(lock_server: LockServer, tmp_path: Path) -> None:
+    """Nor does who leads no more."""
+    proj, _ = app(
+        dflock_servers=lock_server.address,
+        dflock_beat_lock_key="quiet",
+        dflock_beat_store=f"file:{tmp_path / 'runs'}",
+    )
+
+    def written(name: str) -> dict[str, bytes]:
+        files = [path for path in tmp_path.glob(f"{name}*") if path.suffix != ".bak"]
+        return {path.name: path.read_bytes() for path in files}
+
+    one, two = (
+        DflockScheduler(proj, schedule_filename=str(tmp_path / name), max_interval=most)
+        for name, most in (("one", 60), ("two", 1))
+    )
+    assert one.tick() == 0
+    one.schedule["job"].total_run_count = 7
+    before = written("one")
+    assert before
+    assert two.tick() == 0
+    assert two.schedule == {}
+    assert not written("two")
+
+    [holder] = admin.inspect(lock_server.address, "quiet")["holders"]
+    admin.evict(lock_server.address, "quiet", holder["fence"])
+    one.schedule["job"].last_run_at -= timedelta(minutes=1)
+    assert one.tick() == 0
+    assert one.schedule == {}
+    assert written("one") == before
+    assert two.tick() == 0
+    assert "job" in two.schedule
+    for each in (one, two):
+        each.close()
 
 
 def test_a_schedule_that_cannot_be_set_up(
