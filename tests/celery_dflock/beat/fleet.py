@@ -75,6 +75,8 @@ class Fleet:
             scheduled.RECORD: str(self.record),
             scheduled.LOCK_TTL: str(ttl),
             scheduled.PREFIX: prefix,
+            # Of its own: workers of other tests are at the same broker, and know not its tasks.
+            scheduled.QUEUE: directory.name,
             **env,
         }
         addresses = addresses or [server.address] * size

@@ -22,6 +22,7 @@ RECORD = "BEAT_RECORD"
 INNER = "BEAT_SCHEDULER"
 LOCK_TTL = "BEAT_LOCK_TTL"
 PREFIX = "BEAT_KEY_PREFIX"
+QUEUE = "BEAT_QUEUE"
 DIE = "BEAT_DIE"
 """A file: who finds it before sending removes it and dies."""
 END = "BEAT_END"
@@ -33,6 +34,7 @@ app = Celery("scheduled", broker=broker, set_as_current=False)
 app.conf.update(
     result_backend=broker if "redis" in broker else None,
     dflock_key_prefix=os.environ.get(PREFIX),
+    task_default_queue=os.environ.get(QUEUE, "celery"),
     dflock_beat_scheduler=os.environ.get(INNER),
     dflock_beat_lock_ttl=int(os.environ.get(LOCK_TTL, "3")),
     redbeat_redis_url=broker.replace("redis+socket", "unix"),
