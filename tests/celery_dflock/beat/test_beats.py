@@ -109,6 +109,7 @@ def test_another_one_goes_on(fleet: Fleet, end: Callable[[Beat], None]) -> None:
 
     assert seconds < AT_ONCE
     fleet.wait_sent(1, by=new)
+    fleet.wait_sent(2, start)  # the old one may have sent its last before this began
     assert_each_once(fleet.sent(start))
     fleet.wait(lambda: not old.running or None, "the end of the old leader")
     if end is terminate:
