@@ -21,7 +21,7 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.imports import symbol_by_name
 
-from celery_dflock.keys import encode
+from celery_dflock.keys import is_plain
 from dflockd.address import Address, parse_servers
 from dflockd.errors import InvalidArgumentError
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
@@ -184,7 +184,7 @@ def _checked(
         raise ImproperlyConfigured(
             f"dflock_sharding_strategy is {strategy!r}: give (key, number of servers) -> index"
         )
-    if not isinstance(prefix, str) or encode(prefix) != prefix.replace("%", "%25"):
+    if not isinstance(prefix, str) or not is_plain(prefix):
         raise ImproperlyConfigured(
             f"dflock_key_prefix is {prefix!r}: give text without white space"
         )

@@ -53,7 +53,7 @@ class KeyTemplate(string.Formatter):
             if name not in signature.parameters and not (open_ended and name.isidentifier()):
                 names = ", ".join(signature.parameters) or "none"
                 raise ValueError(f"{{{field}}} names no argument of the task (it has: {names})")
-        if not text or encode(literal) != literal.replace("%", "%25"):
+        if not text or not is_plain(literal):
             raise ValueError("it is empty or contains white space or control characters")
         if len(literal.encode()) > MAX_BYTES:
             raise ValueError(f"its fixed text alone is over {MAX_BYTES} bytes")
@@ -110,6 +110,11 @@ def finish(key: str, prefix: str = "") -> str:
         return data.decode()
     head = data[: MAX_BYTES - DIGEST_DIGITS - 1].decode("utf-8", "ignore")
     return f"{head}~{_digest(key)}"
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text can stand in a key as it is: no white space, no control characters."""
+    return encode(text) == text.replace("%", "%25")
 
 
 def encode(text: str) -> str:

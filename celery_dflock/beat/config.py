@@ -11,7 +11,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery.utils.imports import load_extension_class_names, symbol_by_name
 
 from celery_dflock.config import settings
-from celery_dflock.keys import encode, finish
+from celery_dflock.keys import encode, finish, is_plain
 from celery_dflock.options import MAX_SECONDS
 
 DEFAULT_SCHEDULER = "celery.beat:PersistentScheduler"
@@ -63,7 +63,7 @@ def beat_settings(app: Celery) -> BeatSettings:
         )
     default_key = f"celery-beat:{encode(app.main)}" if app.main else "celery-beat"
     key = conf.get("dflock_beat_lock_key") or default_key
-    if not isinstance(key, str) or encode(key) != key.replace("%", "%25"):
+    if not isinstance(key, str) or not is_plain(key):
         raise ImproperlyConfigured(
             f"dflock_beat_lock_key is {key!r}: give text without white space"
         )

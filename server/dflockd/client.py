@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import time
@@ -18,7 +17,6 @@ from dflockd.hold import Hold
 from dflockd.lock import LockBase, SemaphoreBase, check_lease, check_timeout, check_token
 from dflockd.operations import Grant, Operation
 from dflockd.pool import Route
-from dflockd.renewal import RETRY_PAUSES
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 
 __all__ = ["DistributedLock", "DistributedSemaphore", "ShardingStrategy", "stable_hash_shard"]
@@ -321,11 +319,8 @@ _later: set[asyncio.Future[None]] = set()
 
 async def _release_later(hold: Hold, route: Route) -> None:
     """Give a lock back once its server can be reached again, unless its lease ends before."""
-    for pause in itertools.chain(RETRY_PAUSES, itertools.repeat(RETRY_PAUSES[-1])):
-        left = hold.deadline - time.monotonic()
-        if left <= 0:
-            return
-        await asyncio.sleep(min(pause, left))
+    for pause in hold.pauses():
+        await asyncio.sleep(pause)
         try:
             connection = await AsyncConnection.open(route)
             released = operations.release(hold.target, hold.token)
@@ -441,11 +436,10 @@ class _Keeper:
     async def _rescue(self) -> None:
         hold = self.hold
         logger.info("lock %r: connection to %s broke", hold.target.name, hold.target.server)
-        for pause in itertools.chain(RETRY_PAUSES, itertools.repeat(RETRY_PAUSES[-1])):
-            left = hold.deadline - time.monotonic()
-            if self._ended or left <= 0:
+        for pause in hold.pauses():
+            if self._ended:
                 break
-            await asyncio.sleep(min(pause, left))
+            await asyncio.sleep(pause)
             try:
                 async with asyncio.timeout(max(0.0, hold.deadline - time.monotonic())):
                     connection = await AsyncConnection.open(self._route)

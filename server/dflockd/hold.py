@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from dflockd.operations import Grant, Target
 from dflockd.wire import fence_from_token
 
 JITTER = 0.1
 """Renewals come earlier by up to this share, so that locks taken together do not renew together."""
+
+
+RETRY_PAUSES = (0.0, 0.05, 0.1, 0.2)
+"""Seconds between attempts to reach the server again; the last one repeats."""
 
 
 class Hold:
@@ -69,6 +74,14 @@ class Hold:
         share = self._renew_ratio * (1 - random.random() * JITTER)
         self.renew_at = grant.deadline - grant.lease * (1 - share)
         """Monotonic time at which the next renewal should be sent."""
+
+    def pauses(self) -> Iterator[float]:
+        """Yield the seconds before each attempt to reach the server again, until the lease ends."""
+        for pause in itertools.chain(RETRY_PAUSES, itertools.repeat(RETRY_PAUSES[-1])):
+            left = self.deadline - time.monotonic()
+            if left <= 0:
+                return
+            yield min(pause, left)
 
     def lose(self) -> Callable[[], object] | None:
         """Mark the lock as lost; the first time, return what to call about it."""

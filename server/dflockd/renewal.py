@@ -29,9 +29,6 @@ Most locks are released sooner and so never cost a system call of this thread.
 LONGEST_SLEEP = 86400.0
 """Seconds after which the thread looks up though nothing is due: `epoll` cannot count to a month."""
 
-RETRY_PAUSES = (0.0, 0.05, 0.1, 0.2)
-"""Seconds between attempts to reach the server again; the last one repeats."""
-
 logger = logging.getLogger("dflockd.client")
 
 
@@ -119,11 +116,8 @@ class Renewer:
         ).start()
 
     def _keep_releasing(self, hold: Hold, route: Route) -> None:
-        for pause in itertools.chain(RETRY_PAUSES, itertools.repeat(RETRY_PAUSES[-1])):
-            left = hold.deadline - time.monotonic()
-            if left <= 0:
-                return
-            time.sleep(min(pause, left))
+        for pause in hold.pauses():
+            time.sleep(pause)
             try:
                 connection = Connection.open(*route)
                 run(release(hold.target, hold.token), connection)
@@ -286,8 +280,8 @@ class Renewer:
         hold = watch.hold
         # The other idle connections to that server are most likely dead as well.
         self._pool.clear(watch.route)
-        for pause in itertools.chain(RETRY_PAUSES, itertools.repeat(RETRY_PAUSES[-1])):
-            time.sleep(min(pause, max(0.0, hold.deadline - time.monotonic())))
+        for pause in hold.pauses():
+            time.sleep(pause)
             if watch.ended or time.monotonic() >= hold.deadline:
                 return  # its deadline is in the heap: `_step` says so
             try:

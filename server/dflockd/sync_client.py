@@ -157,15 +157,14 @@ class DistributedLock(LockBase):
                 self._asking = Connection.open(*self._route)
             lease = lease_ttl_s or hold.lease
             detached = run(operations.detach(self._target, hold.token, lease), self._asking)
-            if detached:
-                self._hold = self._watch = None
-                self._settle(None)
+            if not detached:
+                self._let_go()
+                return None
+            self._hold = self._watch = None
+            self._settle(None)
         except BaseException:
             self._let_go()
             raise
-        if not detached:
-            self._let_go()
-            return None
         return hold.token.decode()
 
     def adopt(self, token: str) -> bool:

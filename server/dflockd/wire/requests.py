@@ -279,12 +279,10 @@ def encode_request(request: Request) -> bytes:
             return b"l\n%b\n%b\n" % (key, _numbers(timeout, lease))
         case Acquire(_, key, limit, timeout, lease):
             return b"sl\n%b\n%b\n" % (key, _numbers(timeout, limit, lease))
-        case Renew(space, key, token, lease):
+        case Renew(space, key, token, lease) | Detach(space, key, token, lease):
+            command = b"n" if type(request) is Renew else b"detach"
             tail = b" %d" % lease if lease is not None else b""
-            return b"%bn\n%b\n%b%b\n" % (_PREFIXES[space], key, token, tail)
-        case Detach(space, key, token, lease):
-            tail = b" %d" % lease if lease is not None else b""
-            return b"%bdetach\n%b\n%b%b\n" % (_PREFIXES[space], key, token, tail)
+            return b"%b%b\n%b\n%b%b\n" % (_PREFIXES[space], command, key, token, tail)
         case Release(space, key, token):
             return b"%br\n%b\n%b\n" % (_PREFIXES[space], key, token)
         case Enqueue(Space.LOCK, key, _, lease):
