@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from dflockd.process import close_idle_connections
+from tests.dflockd.client_support import Client, client_named
 from tests.dflockd.raw_server import ServerProcess, StartServer
 
 
@@ -38,3 +40,30 @@ def server(uvloop: bool) -> Iterator[ServerProcess]:
     server = ServerProcess("--read-timeout", "1", uvloop=uvloop)
     yield server
     server.end()
+
+
+@pytest.fixture
+def start() -> Iterator[StartServer]:
+    """Start servers, on uvloop alone; they end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*flags: str, **options: Any) -> ServerProcess:
+            server = ServerProcess(*flags, **options)
+            stack.callback(server.end)
+            return server
+
+        yield start
+
+
+@pytest.fixture(scope="module", params=["sync", "asyncio"])
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    """Each of the two clients in turn."""
+    with client_named(request.param) as client:
+        yield client
+
+
+@pytest.fixture
+def no_idle_connections() -> Iterator[None]:
+    """Close the connections that a test has left in the pool."""
+    yield
+    close_idle_connections()

@@ -34,13 +34,9 @@ from tests.dflockd.client_support import (
 )
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
 
+pytestmark = pytest.mark.usefixtures("no_idle_connections")
+
 SECRET = "open-sesame-0123456789"
-
-
-@pytest.fixture(scope="module", params=["sync", "asyncio"])
-def client(request: pytest.FixtureRequest) -> Iterator[Client]:
-    with client_named(request.param) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -52,28 +48,8 @@ def server() -> Iterator[ServerProcess]:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., ServerProcess]]:
-    """Start servers that end with the test."""
-    servers: list[ServerProcess] = []
-
-    def start(*flags: str, **options: Any) -> ServerProcess:
-        servers.append(ServerProcess(*flags, **options))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.end()
-
-
-@pytest.fixture
 def key(request: pytest.FixtureRequest) -> str:
     return request.node.name.replace("[", "-").rstrip("]")
-
-
-@pytest.fixture(autouse=True)
-def _no_idle_connections() -> Iterator[None]:
-    yield
-    close_idle_connections()
 
 
 # Taking and giving back.

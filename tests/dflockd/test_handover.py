@@ -10,14 +10,10 @@ import pytest
 
 from dflockd import aio, errors
 from dflockd.process import close_idle_connections
-from tests.dflockd.client_support import Client, client_named, is_free, soon, stats, until, waiters
+from tests.dflockd.client_support import Client, is_free, soon, stats, until, waiters
 from tests.dflockd.raw_server import ServerProcess
 
-
-@pytest.fixture(scope="module", params=["sync", "asyncio"])
-def client(request: pytest.FixtureRequest) -> Iterator[Client]:
-    with client_named(request.param) as client:
-        yield client
+pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +27,6 @@ def server() -> Iterator[ServerProcess]:
 def key(request: pytest.FixtureRequest) -> str:
     """A key that only this test uses, and gives back."""
     return str(request.node.originalname)
-
-
-@pytest.fixture(autouse=True)
-def _no_idle_connections() -> Iterator[None]:
-    yield
-    close_idle_connections()
 
 
 async def test_detached_lock_outlives_its_connection(
@@ -206,19 +196,6 @@ async def test_server_gone(client: Client, start: Callable[..., ServerProcess], 
     assert not lock.held
     with pytest.raises(errors.UnreachableError):
         await lock.adopt("0" * 32)
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., ServerProcess]]:
-    servers: list[ServerProcess] = []
-
-    def start(*flags: str, **options: Any) -> ServerProcess:
-        servers.append(ServerProcess(*flags, **options))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.end()
 
 
 def _forget_idle(client: Client) -> None:

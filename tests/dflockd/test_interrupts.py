@@ -22,10 +22,12 @@ from typing import Any
 
 import pytest
 
-from dflockd import client, connection, errors, operations, process, sync_client
+from dflockd import client, connection, errors, operations, sync_client
 from dflockd.renewal import Renewer, Watch
 from tests.dflockd.client_support import Calls, Proxy, is_free, soon, stats, until, waiters
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually, granted
+
+pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +45,6 @@ def key(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def options(server: ServerProcess) -> dict[str, Any]:
     return {"servers": [("127.0.0.1", server.port)]}
-
-
-@pytest.fixture(autouse=True)
-def _no_idle_connections() -> Iterator[None]:
-    yield
-    process.close_idle_connections()
 
 
 # A signal's exception.

@@ -23,7 +23,6 @@ from dflockd.connection import Connection
 from dflockd.hold import Hold
 from dflockd.operations import Grant, Target
 from dflockd.pool import Pool, Route
-from dflockd.process import close_idle_connections
 from dflockd.renewal import Renewer, Watch
 from dflockd.wire import Space
 from tests.dflockd.client_support import (
@@ -40,34 +39,16 @@ from tests.dflockd.client_support import (
 )
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
 
+pytestmark = pytest.mark.usefixtures("no_idle_connections")
+
 SLACK = 0.3
 """Seconds by which something may be late."""
-
-
-@pytest.fixture(scope="module", params=["sync", "asyncio"])
-def client(request: pytest.FixtureRequest) -> Iterator[Client]:
-    with client_named(request.param) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
 def clients() -> Iterator[list[Client]]:
     with client_named("sync") as blocking, client_named("asyncio") as not_blocking:
         yield [blocking, not_blocking]
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., ServerProcess]]:
-    """Start servers that end with the test."""
-    servers: list[ServerProcess] = []
-
-    def start(*flags: str, **options: Any) -> ServerProcess:
-        servers.append(ServerProcess(*flags, **options))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.end()
 
 
 @pytest.fixture
@@ -103,12 +84,6 @@ def through() -> Iterator[Callable[[ServerProcess], Proxy]]:
     yield through
     for proxy in proxies:
         proxy.close()
-
-
-@pytest.fixture(autouse=True)
-def _no_idle_connections() -> Iterator[None]:
-    yield
-    close_idle_connections()
 
 
 class Held:
