@@ -13,6 +13,7 @@ from dflockd.wire import (
     MAX_SECONDS,
     Enqueued,
     Granted,
+    Moved,
     Recovering,
     Renewed,
     Reply,
@@ -49,6 +50,8 @@ LINES: list[tuple[Reply, bytes]] = [
     (Status.LEASE_EXPIRED, b"error_lease_expired\n"),
     (Status.DRAINING, b"error_draining\n"),
     (Recovering(29_870), b"error_recovering 29870\n"),
+    (Moved(8191, 7, b"10.0.0.1:6388"), b"error_moved 8191 7 10.0.0.1:6388\n"),
+    (Moved(0, 0, b"[::1]:1", b"0af3"), b"error_moved 0 0 [::1]:1 0af3\n"),
 ]
 
 ERRORS = [status for status in Status if status.value.startswith(b"error")]
@@ -86,6 +89,20 @@ def test_every_request_may_be_answered_that_the_server_recovers(
     for line in (b"", b" ", b" -1", b" 1.5", b" 1 2", b" 1s", b" 99999999999", b"  1", b"_1"):
         with pytest.raises(UnexpectedReplyError):
             parse(b"error_recovering" + line)
+
+
+@pytest.mark.parametrize(("parse", "_taken"), PARSERS)
+def test_every_request_may_be_answered_that_the_key_is_elsewhere(
+    parse: Callable[[bytes], Reply], _taken: set[bytes]
+) -> None:
+    assert parse(b"error_moved 5 9 h:1") == Moved(5, 9, b"h:1")
+    assert parse(b"error_moved 5 9 h:1 a0") == Moved(5, 9, b"h:1", b"a0")
+    for line in (b"", b" 1", b" 1 2", b" 1 2 ", b" 1 2 h:1 ", b" -1 2 h:1", b" x 2 h:1"):
+        with pytest.raises(UnexpectedReplyError):
+            parse(b"error_moved" + line)
+    for line in (b" 1 2  h:1", b" 1 2 h:1 a b", b" 1 2 h:1 \xff", b" 1234567890 2 h:1"):
+        with pytest.raises(UnexpectedReplyError):
+            parse(b"error_moved" + line)
 
 
 @pytest.mark.parametrize(("parse", "_taken"), PARSERS)

@@ -29,6 +29,8 @@ from dflockd.wire import (
     Renew,
     Request,
     RequestReader,
+    Resume,
+    Shards,
     Space,
     StableRef,
     Stats,
@@ -73,6 +75,8 @@ FRAMES: list[tuple[bytes, Request]] = [
     (b"sdetach\nk\nabc\n", Detach(SEMAPHORE, b"k", b"abc", None)),
     (b"evict\nk\n18446744073709551615\n", Evict(LOCK, b"k", 2**64 - 1)),
     (b"sevict\nk\n1\n", Evict(SEMAPHORE, b"k", 1)),
+    (b"shards\n_\n_\n", Shards()),
+    (b"resume\n_\n0123456789abcdef\n", Resume(b"0123456789abcdef")),
 ]
 
 # Read as well, because some client sends it, but never sent from here.
@@ -321,6 +325,8 @@ requests_ = st.one_of(
     st.sampled_from([Stats(), Ping(), Barrier()]),
     st.builds(Inspect, spaces, keys),
     st.builds(Evict, spaces, keys, st.integers(0, 2**64 - 1)),
+    st.builds(Shards),
+    st.builds(Resume, st.from_regex(rb"[0-9A-Za-z]{1,64}", fullmatch=True)),
     st.text(max_size=60).filter(str.isprintable).map(lambda label: Label(label.encode())),
 )
 

@@ -17,6 +17,9 @@ MAX_SECRET = 64 * 1024
 MAX_REF = 64
 """Longest ref of ``stable-ref``, in bytes."""
 
+MAX_PLACE = 64
+"""Longest name of a place in a queue, in bytes."""
+
 MAX_SECONDS = 9_223_372_036
 """Largest timeout or lease that any published server accepts: 2**63 nanoseconds, in seconds."""
 
@@ -139,6 +142,19 @@ class Evict(NamedTuple):
     fence: int
 
 
+class Shards(NamedTuple):
+    """``shards``: which server of a cluster has which shard, as JSON. An extension of this server."""
+
+
+class Resume(NamedTuple):
+    """``resume``: the next `Acquire` or `Enqueue` takes up a place that a `Moved` has named.
+
+    An extension of this server.
+    """
+
+    place: bytes
+
+
 class Malformed(NamedTuple):
     """Three lines that are no request: answered ``error``, and the connection lives on."""
 
@@ -160,6 +176,8 @@ Request: TypeAlias = (
     | Inspect
     | Detach
     | Evict
+    | Shards
+    | Resume
     | Malformed
 )
 
@@ -182,9 +200,27 @@ class Status(Enum):
 
 
 class Recovering(NamedTuple):
-    """``error_recovering <ms>``: no grants yet, for holders that the server forgot may be running."""
+    """``error_recovering <ms>``: not now, for holders that the server forgot may be running.
+
+    Or a shard is being handed over, or its server is cut off from the others. Ask the same server
+    again, not much later than this.
+    """
 
     milliseconds: int
+
+
+class Moved(NamedTuple):
+    """``error_moved <shard> <epoch> <server>[ <place>]``: another server is in charge of the key.
+
+    The epoch grows each time that the shard changes hands: of two such replies the one with the
+    smaller epoch is out of date. Who was waiting keeps its place in the queue if it names it there
+    within a moment (`Resume`).
+    """
+
+    shard: int
+    epoch: int
+    server: bytes
+    place: bytes = b""
 
 
 class Granted(NamedTuple):
@@ -208,12 +244,12 @@ class Renewed(NamedTuple):
 
 
 class Report(NamedTuple):
-    """``ok <json>``: the answer to `Stats` and `Inspect`, one line of JSON."""
+    """``ok <json>``: the answer to `Stats`, `Inspect` and `Shards`, one line of JSON."""
 
     json: bytes
 
 
-Refusal: TypeAlias = Status | Recovering
+Refusal: TypeAlias = Status | Recovering | Moved
 """What any request can be answered with."""
 
 Reply: TypeAlias = Refusal | Granted | Enqueued | Renewed | Report

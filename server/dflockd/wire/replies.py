@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from dflockd.wire.messages import (
     MAX_SECONDS,
     Enqueued,
     Granted,
+    Moved,
     Recovering,
     Refusal,
     Renewed,
@@ -19,6 +22,7 @@ MAX_REPLY = 1 << 20
 
 _STATUS_LINES = {status: status.value + b"\n" for status in Status}
 _RECOVERING = b"error_recovering "
+_MOVED = re.compile(rb"error_moved ([0-9]{1,9}) ([0-9]{1,9}) ([!-~]{1,255})(?: ([0-9A-Za-z]+))?")
 _STATUSES = {status.value: status for status in Status}
 
 
@@ -40,6 +44,9 @@ def encode_reply(reply: Reply) -> bytes:
         return b"ok %b\n" % reply
     if type(reply) is Recovering:
         return b"%b%d\n" % (_RECOVERING, *reply)
+    if type(reply) is Moved:
+        tail = b" " + reply.place if reply.place else b""
+        return b"error_moved %d %d %b%b\n" % (reply.shard, reply.epoch, reply.server, tail)
     raise AssertionError(f"no such reply: {reply!r}")
 
 
@@ -108,7 +115,7 @@ def parse_done(line: bytes) -> Refusal:
 
 
 def parse_report(line: bytes) -> Report | Refusal:
-    """Read the answer to `Stats` and `Inspect`; the JSON itself is not looked at."""
+    """Read the answer to `Stats`, `Inspect` and `Shards`; the JSON itself is not looked at."""
     if line.startswith(b"ok {"):
         return Report(line[3:])
     return _status(line, Status.OK, Status.QUEUED, Status.TIMEOUT)
@@ -118,6 +125,8 @@ def _status(line: bytes, *unfit: Status) -> Refusal:
     status = _STATUSES.get(line)
     if status is None and line.startswith(_RECOVERING):
         return Recovering(_number(line.removeprefix(_RECOVERING), 0, "milliseconds"))
+    if status is None and (moved := _MOVED.fullmatch(line)):
+        return Moved(int(moved[1]), int(moved[2]), moved[3], moved[4] or b"")
     if status is None or status in unfit:
         raise UnexpectedReplyError(f"unexpected reply {line[:80]!r}")
     return status

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dflockd.wire.messages import (
     MAX_LIMIT,
     MAX_LINE,
+    MAX_PLACE,
     MAX_REF,
     MAX_SECONDS,
     MAX_SECRET,
@@ -24,6 +25,8 @@ from dflockd.wire.messages import (
     Release,
     Renew,
     Request,
+    Resume,
+    Shards,
     Space,
     StableRef,
     Stats,
@@ -33,6 +36,7 @@ from dflockd.wire.tokens import MAX_FENCE
 
 _forbidden_in_key = re.compile(rb"[\0\t\r\n ]").search
 _printable_ascii = re.compile(rb"[!-~]{1,%d}" % MAX_REF).fullmatch
+_is_place = re.compile(rb"[0-9A-Za-z]{1,%d}" % MAX_PLACE).fullmatch
 
 
 class FrameTooLongError(Exception):
@@ -243,6 +247,12 @@ def _evict(space: Space) -> Callable[[bytes, bytes], Request]:
     return parse
 
 
+def _resume(_key: bytes, place: bytes) -> Request:
+    if not _is_place(place):
+        raise _MalformedError(f"a place is 1 to {MAX_PLACE} letters and digits")
+    return Resume(place)
+
+
 _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"l": _acquire_lock,
     b"r": _release(Space.LOCK),
@@ -266,6 +276,8 @@ _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"sdetach": _renew(Space.SEMAPHORE, Detach),
     b"evict": _evict(Space.LOCK),
     b"sevict": _evict(Space.SEMAPHORE),
+    b"shards": lambda _key, _argument: Shards(),
+    b"resume": _resume,
 }
 
 
@@ -307,6 +319,10 @@ def encode_request(request: Request) -> bytes:
             return b"%bi\n%b\n_\n" % (_PREFIXES[space], key)
         case Evict(space, key, fence):
             return b"%bevict\n%b\n%d\n" % (_PREFIXES[space], key, fence)
+        case Shards():
+            return b"shards\n_\n_\n"
+        case Resume(place):
+            return b"resume\n_\n%b\n" % place
         case Malformed():
             raise ValueError("a malformed request cannot be sent")
 
