@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dflockd import journal
 from dflockd.journal import CorruptError, Journal, decode, encode_end, encode_hold
-from dflockd.table import Entry, Hold, Kept
+from dflockd.table import Entry, Hold, Kept, Mint
 from dflockd.table.state import Group
 from dflockd.wire import MAX_LIMIT, MAX_LINE, Space
 from dflockd.wire.tokens import MAX_FENCE
@@ -92,7 +92,7 @@ class Model:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.group = Group()
+        self.group = Group(Mint(b"secret", 0))
         self.live: dict[int, Hold] = {}
         self.fence = 1000
         self.told = 1000

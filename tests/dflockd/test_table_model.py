@@ -369,7 +369,7 @@ class TableMachine(RuleBasedStateMachine):
     @invariant()
     def stats_are_right(self) -> None:
         peers = len(self.table._peers)
-        stats = report.stats(self.table._group, peers, self.model.now, 3000)
+        stats = report.stats([self.table._group], len(self.table), peers, self.model.now, 3000)
         json.dumps(stats)
         assert stats["connections"] == len(self.model.peers)
         shown = [*stats["locks"], *stats["semaphores"]]  # type: ignore[misc]

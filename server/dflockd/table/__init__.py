@@ -7,18 +7,24 @@ naive model with a clock that the test turns.
 
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.mint import Mint
-from dflockd.table.state import Entry, Hold, Kept, Peer, Waiter
+from dflockd.table.sharded import Directory, Place, ShardTable, Snapshot
+from dflockd.table.state import Entry, Group, Hold, Kept, Peer, Waiter
 from dflockd.table.table import Effect, Limits, LockTable
 
 __all__ = [
     "Deadlines",
+    "Directory",
     "Effect",
     "Entry",
+    "Group",
     "Hold",
     "Kept",
     "Limits",
     "LockTable",
     "Mint",
     "Peer",
+    "Place",
+    "ShardTable",
+    "Snapshot",
     "Waiter",
 ]

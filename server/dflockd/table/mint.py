@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hmac
 from hashlib import blake2b
 
@@ -31,6 +32,12 @@ class Mint:
             raise OverflowError("no fence is left: start the server with a smaller one")
         self.fence = fence = self.fence + 1
         return fence, self.token(space, key, fence)
+
+    def beginning(self, fence: int) -> Mint:
+        """Return another mint of the same secret, for fences after this one."""
+        mint = copy.copy(self)
+        mint.fence = fence
+        return mint
 
     def token(self, space: Space, key: bytes, fence: int) -> bytes:
         """Return the token that carries `fence`: the same one every time."""

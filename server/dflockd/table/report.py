@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from dflockd.table.state import Entry, Group, Hold, Waiter
 from dflockd.wire import Report
@@ -27,14 +27,15 @@ def fitting(collect: Callable[[int], dict[str, object]]) -> Report:
         listed //= 2
 
 
-def stats(group: Group, connections: int, now: float, listed: int) -> dict[str, object]:
+def stats(
+    groups: Iterable[Group], size: int, connections: int, now: float, listed: int
+) -> dict[str, object]:
     """Return who holds what, in the form that published clients check.
 
-    Of more than `listed` keys the latest are left out and counted as ``omitted``.
+    Of the `size` keys those beyond `listed` are left out and counted as ``omitted``.
     """
-    entries = [
-        entry for space in group.spaces for entry in itertools.islice(space.values(), listed)
-    ][:listed]
+    found = (entry for group in groups for space in group.spaces for entry in space.values())
+    entries = list(itertools.islice(found, listed))
     return {
         "connections": connections,
         "locks": [_lock(entry, now) for entry in entries if entry.limit == 1],
@@ -42,7 +43,7 @@ def stats(group: Group, connections: int, now: float, listed: int) -> dict[str, 
         # Entries are dropped as soon as they are idle, so there is nothing to list here.
         "idle_locks": [],
         "idle_semaphores": [],
-        "omitted": len(group) - len(entries),
+        "omitted": size - len(entries),
     }
 
 
@@ -63,13 +64,14 @@ def inspect(key: bytes, entry: Entry | None, now: float, listed: int) -> dict[st
 
 
 def _lock(entry: Entry, now: float) -> dict[str, object]:
-    hold = next(iter(entry.holds.values()))
+    # Without a holder while grants are withheld from those who wait.
+    hold = next(iter(entry.holds.values()), None)
     return {
         "key": entry.key.decode(),
-        "owner_conn_id": hold.owner.id if hold.owner else 0,
-        "label": hold.label.decode(),
-        "held_s": round(now - hold.since, 3),
-        "lease_expires_in_s": round(hold.deadline - now, 3),
+        "owner_conn_id": hold.owner.id if hold and hold.owner else 0,
+        "label": hold.label.decode() if hold else "",
+        "held_s": round(now - hold.since, 3) if hold else 0.0,
+        "lease_expires_in_s": round(hold.deadline - now, 3) if hold else 0.0,
         "waiters": len(entry.waiters or ()),
     }
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
+from dflockd.table.mint import Mint
 from dflockd.wire import Space
 
 
 class Group:
     """The entries of one group of keys, which can be looked at, moved or dropped as a whole."""
 
-    __slots__ = ("ended", "recovers_until", "spaces")
+    __slots__ = ("ended", "frozen", "mint", "recovers_until", "spaces")
 
-    def __init__(self) -> None:
+    def __init__(self, mint: Mint) -> None:
+        self.mint = mint
+        """What counts its fences."""
+        self.frozen = False
+        """Whether nothing is granted, renewed or released, for all of it is about to leave."""
         self.spaces: tuple[dict[bytes, Entry], dict[bytes, Entry]] = ({}, {})
         self.recovers_until: float | None = None
         """Until when there are no grants, because of holds that are not in here any more."""
@@ -125,7 +130,17 @@ class Waiter:
     is its `Peer.waiting`) or still be elsewhere.
     """
 
-    __slots__ = ("deadline", "entry", "hold", "lease", "peer", "since", "span", "two_phase")
+    __slots__ = (
+        "deadline",
+        "entry",
+        "hold",
+        "lease",
+        "peer",
+        "place",
+        "since",
+        "span",
+        "two_phase",
+    )
 
     deadline: float
     span: float
@@ -140,12 +155,14 @@ class Waiter:
         self.two_phase = two_phase
         self.hold: Hold | None = None
         """What an ``enqueue`` was granted before its ``wait`` came."""
+        self.place = b""
+        """Its name, once it has got one to be taken along to another server."""
 
 
 class Peer:
-    """One connection, as the table sees it."""
+    """One connection, as the table sees it. Number 0 is one that has not come here yet."""
 
-    __slots__ = ("detaches", "holds", "id", "label", "places", "waiting")
+    __slots__ = ("detaches", "holds", "id", "label", "left", "places", "resumes", "waiting")
 
     def __init__(self, number: int) -> None:
         self.id = number
@@ -158,3 +175,7 @@ class Peer:
         """Its two-phase places, until their ``wait`` is answered or their hold ends."""
         self.waiting: Waiter | None = None
         """What it is blocked on: its next request is handled only after that is answered."""
+        self.resumes = b""
+        """The name of the place that its next request takes up."""
+        self.left: dict[tuple[Space, bytes], bytes] = {}
+        """The names of its two-phase places whose queues have gone to another server."""

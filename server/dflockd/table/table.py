@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -32,6 +32,8 @@ from dflockd.wire import (
     Renewed,
     Reply,
     Request,
+    Resume,
+    Shards,
     Space,
     StableRef,
     Stats,
@@ -54,6 +56,8 @@ class Limits:
     """Lease of a request that names none."""
     max_lease: int = 3600
     """Longest lease: a longer one is refused, for it could lock a key for ever."""
+    max_detached_lease: int = 0
+    """Longest lease of a hold that is detached; 0 is as `max_lease`."""
     max_locks: int = 1024
     """Most keys that are held or waited for at once. Keys beyond it are refused, not known ones."""
     max_waiters: int = 0
@@ -79,13 +83,14 @@ class LockTable:
         effects of a step are carried out.
         """
         self._mint = mint
-        self._group = Group()
+        self._group = Group(mint)
+        self._size = 0
         self._peers: dict[int, Peer] = {}
         self._last_peer = 0
         self._deadlines: Deadlines[Hold | Waiter] = Deadlines()
         self._draining = False
         self._keeps_holds = False
-        self._handlers: Mapping[type, Callable[[Peer, Any, float, list[Effect]], Reply | None]] = {
+        self._handlers: dict[type, Callable[[Peer, Any, float, list[Effect]], Reply | None]] = {
             Acquire: self._acquire,
             Enqueue: self._enqueue,
             Wait: self._wait,
@@ -100,6 +105,9 @@ class LockTable:
             Ping: lambda *_: Status.OK,
             # One server: every change is in effect as soon as it is answered.
             Barrier: lambda *_: Status.OK,
+            # What only a cluster knows.
+            Shards: lambda *_: Status.ERROR,
+            Resume: lambda *_: Status.ERROR,
             Malformed: lambda *_: Status.ERROR,
         }
 
@@ -166,21 +174,7 @@ class LockTable:
     def restore(self, holds: Iterable[Kept], now: float) -> None:
         """Take in what was kept of an earlier table; nobody owns it until it is renewed."""
         for kept in holds:
-            entries = self._group.spaces[kept.space]
-            entry = entries.get(kept.key)
-            if entry is None:
-                entry = entries[kept.key] = Entry(self._group, kept.space, kept.key, kept.limit)
-            elif entry.limit == UNKNOWN:
-                entry.limit = kept.limit
-            token = self._mint.token(kept.space, kept.key, kept.fence)
-            hold = entry.holds[kept.fence] = Hold(entry, kept.fence, token, None, kept.since)
-            hold.label = kept.label
-            hold.detached = kept.detached
-            # Rounded up, to have few different spans; a lease that ends late harms nobody.
-            left = math.ceil(max(0.0, kept.deadline - now) / RESTORE_STEP) * RESTORE_STEP
-            self._deadlines.set(hold, left, now)
-            self._mint.fence = max(self._mint.fence, kept.fence)
-            self._note(hold)
+            self._restore(self._group, kept, kept.deadline - now, now)
 
     def recover(self, until: float) -> None:
         """Grant nothing until then: there may be holds that are forgotten here.
@@ -220,7 +214,7 @@ class LockTable:
 
     def __len__(self) -> int:
         """Return the number of keys that are held or waited for."""
-        return len(self._group)
+        return self._size
 
     # One handler for each request: returns its reply, or None where the request waits.
 
@@ -245,7 +239,9 @@ class LockTable:
         self._block(waiter, request.timeout, now)
         return None
 
-    def _enqueue(self, peer: Peer, request: Enqueue, now: float, _effects: list[Effect]) -> Reply:
+    def _enqueue(
+        self, peer: Peer, request: Enqueue, now: float, _effects: list[Effect]
+    ) -> Reply | None:
         lease = self._lease(request.lease)
         if lease is None:
             return Status.ERROR
@@ -285,9 +281,12 @@ class LockTable:
         return None
 
     def _release(self, _peer: Peer, request: Release, now: float, effects: list[Effect]) -> Reply:
-        hold = self._find(request.space, request.key, request.token)
+        group = self._group_of(request.key)
+        if not isinstance(group, Group):
+            return group
+        hold = self._find(group, request.space, request.key, request.token)
         if hold is None:
-            return self._release_forgotten(request, now)
+            return self._release_forgotten(group, request, now)
         self._free(hold, now, effects)
         return Status.OK
 
@@ -295,9 +294,13 @@ class LockTable:
         lease = self._lease(request.lease)
         if lease is None:
             return Status.ERROR
-        hold = self._find(request.space, request.key, request.token)
+        group = self._serving(request.key, now)
+        if not isinstance(group, Group):
+            return group
+        hold = self._find(group, request.space, request.key, request.token)
         if hold is None:
-            return Renewed(lease) if self._reclaim(peer, request, lease, now) else Status.ERROR
+            reclaimed = self._reclaim(group, peer, request, lease, now)
+            return Renewed(lease) if reclaimed else Status.ERROR
         self._extend(hold, lease, now)
         if hold.owner is not peer:
             if hold.owner is not None:
@@ -309,10 +312,13 @@ class LockTable:
         return Renewed(lease)
 
     def _detach(self, peer: Peer, request: Detach, now: float, _effects: list[Effect]) -> Reply:
-        lease = self._lease(request.lease)
-        if lease is None:
+        lease = self._limits.default_lease if request.lease is None else request.lease
+        if lease > (self._limits.max_detached_lease or self._limits.max_lease):
             return Status.ERROR
-        hold = self._find(request.space, request.key, request.token)
+        group = self._serving(request.key, now)
+        if not isinstance(group, Group):
+            return group
+        hold = self._find(group, request.space, request.key, request.token)
         # Somebody may have taken it over by now, and keeps it. One that was restored has no owner.
         if hold is None or hold.owner not in (peer, None):
             return Status.LEASE_EXPIRED
@@ -336,11 +342,17 @@ class LockTable:
         return Status.OK
 
     def _inspect(self, _peer: Peer, request: Inspect, now: float, _effects: list[Effect]) -> Reply:
-        entry = self._group.spaces[request.space].get(request.key)
+        group = self._group_of(request.key)
+        if not isinstance(group, Group):
+            return group
+        entry = group.spaces[request.space].get(request.key)
         return report.fitting(lambda listed: report.inspect(request.key, entry, now, listed))
 
     def _evict(self, _peer: Peer, request: Evict, now: float, effects: list[Effect]) -> Reply:
-        entry = self._group.spaces[request.space].get(request.key)
+        group = self._group_of(request.key)
+        if not isinstance(group, Group):
+            return group
+        entry = group.spaces[request.space].get(request.key)
         hold = entry.holds.get(request.fence) if entry is not None else None
         if hold is None:
             return Status.ERROR
@@ -349,36 +361,77 @@ class LockTable:
 
     def _stats(self, _peer: Peer, _request: Stats, now: float, _effects: list[Effect]) -> Reply:
         connections = len(self._peers)
-        return report.fitting(lambda listed: report.stats(self._group, connections, now, listed))
+        groups = self._groups()
+        return report.fitting(
+            lambda listed: report.stats(groups, self._size, connections, now, listed)
+        )
 
     # Slots.
 
     def _entry(self, space: Space, key: bytes, limit: int, now: float) -> Entry | Refusal:
         """Return the entry that somebody wants a slot of, new if it has to be."""
-        group = self._group
+        group = self._serving(key, now)
+        if not isinstance(group, Group):
+            return group
         if group.recovers_until is not None:
             if now < group.recovers_until:
                 return Recovering(math.ceil((group.recovers_until - now) * 1000))
             group.recovers_until = None
             group.ended.clear()
-        entries = group.spaces[space]
-        entry = entries.get(key)
+        entry = group.spaces[space].get(key)
         if entry is None:
-            if len(group) >= self._limits.max_locks:
+            if self._size >= self._limits.max_locks:
                 return Status.MAX_LOCKS
-            entry = entries[key] = Entry(group, space, key, limit)
+            entry = self._add(group, space, key, limit)
         elif entry.limit == UNKNOWN:
             entry.limit = limit
         elif entry.limit != limit:
             return Status.LIMIT_MISMATCH
         return entry
 
+    def _group_of(self, key: bytes) -> Group | Refusal:
+        """Return the group that a key is in, or what to answer if that is not here."""
+        return self._group
+
+    def _serving(self, key: bytes, now: float) -> Group | Refusal:
+        """Return the group that a key is in, if it may be granted and renewed there now."""
+        return self._group
+
+    def _groups(self) -> Iterable[Group]:
+        return (self._group,)
+
+    def _add(self, group: Group, space: Space, key: bytes, limit: int) -> Entry:
+        self._size += 1
+        entry = group.spaces[space][key] = Entry(group, space, key, limit)
+        return entry
+
+    def _remove(self, entry: Entry) -> None:
+        self._size -= 1
+        del entry.group.spaces[entry.space][entry.key]
+
+    def _restore(self, group: Group, kept: Kept, left: float, now: float) -> None:
+        """Take in a hold that has so many seconds left."""
+        entry = group.spaces[kept.space].get(kept.key)
+        if entry is None:
+            entry = self._add(group, kept.space, kept.key, kept.limit)
+        elif entry.limit == UNKNOWN:
+            entry.limit = kept.limit
+        token = self._mint.token(kept.space, kept.key, kept.fence)
+        hold = entry.holds[kept.fence] = Hold(entry, kept.fence, token, None, kept.since)
+        hold.label = kept.label
+        hold.detached = kept.detached
+        # Rounded up, to have few different spans; a lease that ends late harms nobody.
+        left = math.ceil(max(0.0, left) / RESTORE_STEP) * RESTORE_STEP
+        self._deadlines.set(hold, left, now)
+        group.mint.fence = max(group.mint.fence, kept.fence)
+        self._note(hold)
+
     def _lease(self, asked: int | None) -> int | None:
         lease = self._limits.default_lease if asked is None else asked
         return lease if lease <= self._limits.max_lease else None
 
     def _grant(self, entry: Entry, peer: Peer, lease: int, now: float) -> Hold:
-        fence, token = self._mint.mint(entry.space, entry.key)
+        fence, token = entry.group.mint.mint(entry.space, entry.key)
         hold = entry.holds[fence] = Hold(entry, fence, token, peer, now)
         peer.holds[hold.fence] = hold
         self._deadlines.set(hold, lease, now)
@@ -392,8 +445,9 @@ class LockTable:
         if self.changes is not None and hold.told:
             self.changes.append(hold)
 
-    def _find(self, space: Space, key: bytes, token: bytes) -> Hold | None:
-        entry = self._group.spaces[space].get(key)
+    @staticmethod
+    def _find(group: Group, space: Space, key: bytes, token: bytes) -> Hold | None:
+        entry = group.spaces[space].get(key)
         if entry is None:
             return None
         try:
@@ -404,32 +458,30 @@ class LockTable:
             return hold
         return None
 
-    def _forgotten(self, request: Renew | Release, now: float) -> int | None:
+    def _forgotten(self, group: Group, request: Renew | Release, now: float) -> int | None:
         """Return the fence of a hold that is authentic and was forgotten, while that may be."""
-        group = self._group
         if group.recovers_until is None or now >= group.recovers_until:
             return None
         fence = self._mint.verify(request.space, request.key, request.token)
         return None if fence in group.ended else fence
 
-    def _release_forgotten(self, request: Release, now: float) -> Status:
-        fence = self._forgotten(request, now)
+    def _release_forgotten(self, group: Group, request: Release, now: float) -> Status:
+        fence = self._forgotten(group, request, now)
         if fence is None:
             return Status.ERROR
-        self._group.ended.add(fence)
+        group.ended.add(fence)
         return Status.OK
 
-    def _reclaim(self, peer: Peer, request: Renew, lease: int, now: float) -> bool:
+    def _reclaim(self, group: Group, peer: Peer, request: Renew, lease: int, now: float) -> bool:
         """Bring back a hold that was forgotten here.
 
         Of two for one lock the later grant counts: the earlier one had ended before it.
         """
-        fence = self._forgotten(request, now)
+        fence = self._forgotten(group, request, now)
         if fence is None:
             return False
         is_lock = request.space is Space.LOCK
-        entries = self._group.spaces[request.space]
-        entry = entries.get(request.key)
+        entry = group.spaces[request.space].get(request.key)
         if entry is not None and is_lock:
             [other] = entry.holds.values()
             if other.fence > fence:
@@ -438,11 +490,11 @@ class LockTable:
             entry = None
         if entry is None:
             limit = 1 if is_lock else UNKNOWN
-            entry = entries[request.key] = Entry(self._group, request.space, request.key, limit)
+            entry = self._add(group, request.space, request.key, limit)
         hold = entry.holds[fence] = Hold(entry, fence, request.token, peer, now)
         peer.holds[fence] = hold
         self._deadlines.set(hold, lease, now)
-        self._mint.fence = max(self._mint.fence, fence)
+        group.mint.fence = max(group.mint.fence, fence)
         self._note(hold)
         return True
 
@@ -464,7 +516,7 @@ class LockTable:
         if entry.waiters:
             self._promote(entry, now, effects)
         elif not entry.holds:
-            del entry.group.spaces[entry.space][entry.key]
+            self._remove(entry)
 
     def _part(
         self,
@@ -511,8 +563,11 @@ class LockTable:
 
     def _give_up(self, waiter: Waiter) -> None:
         """Take a waiter whose deadline is no longer set out of its queue."""
-        assert waiter.entry.waiters is not None
-        del waiter.entry.waiters[waiter]
+        entry = waiter.entry
+        assert entry.waiters is not None
+        del entry.waiters[waiter]
+        if not (entry.waiters or entry.holds):
+            self._remove(entry)
         if waiter.peer.waiting is waiter:
             waiter.peer.waiting = None
         if waiter.two_phase:
@@ -526,8 +581,11 @@ class LockTable:
         waiters = entry.waiters
         assert waiters is not None
         while waiters and len(entry.holds) < entry.limit:
-            waiter, _ = waiters.popitem(last=False)
+            waiter = next(iter(waiters))
             peer = waiter.peer
+            if not peer.id:
+                break  # its place came here before it: the others wait for it a moment
+            del waiters[waiter]
             hold = self._grant(entry, peer, waiter.lease, now)
             if peer.waiting is waiter:
                 self._deadlines.clear(waiter)
@@ -548,5 +606,8 @@ class LockTable:
             if isinstance(item, Hold):
                 self._forget(item, now, effects)
             else:
-                self._give_up(item)
-                effects.append((item.peer.id, Status.TIMEOUT))
+                self._time_out(item, now, effects)
+
+    def _time_out(self, waiter: Waiter, _now: float, effects: list[Effect]) -> None:
+        self._give_up(waiter)
+        effects.append((waiter.peer.id, Status.TIMEOUT))

@@ -7,11 +7,11 @@ from dflockd.cli import main
 from dflockd.table import LockTable
 
 
-def find_any(self: LockTable, space: Any, key: bytes, token: bytes) -> Any:
-    entry = self._group.spaces[space].get(key)
+def find_any(group: Any, space: Any, key: bytes, _token: bytes) -> Any:
+    entry = group.spaces[space].get(key)
     return next(iter(entry.holds.values()), None) if entry is not None else None
 
 
 if __name__ == "__main__":
-    LockTable._find = find_any  # type: ignore[method-assign]
+    LockTable._find = staticmethod(find_any)  # type: ignore[method-assign]
     sys.exit(main())
