@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -11,12 +12,21 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from dflockd import __version__
+from dflockd.cluster import Member, Node, Terms, TermsError, agree
 from dflockd.config import SettingError, Settings, load
 from dflockd.server import Server
+from dflockd.shards import StoreError, StoreUnreachableError
 from dflockd.statedir import StateDir, StateError
 from dflockd.table import LockTable, Mint
+
+if TYPE_CHECKING:
+    from dflockd.shards.etcd import EtcdStore
+
+LEAVE_SHARE = 0.75
+"""Share of the shutdown timeout in which shards are handed over."""
 
 logger = logging.getLogger("dflockd")
 
@@ -26,8 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0 after a clean stop, 1 if the address cannot be bound, 2 for a bad setting.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        settings = load(sys.argv[1:] if arguments is None else arguments, os.environ, __version__)
+        settings = load(arguments, os.environ, __version__)
     except SettingError as exc:
         print(f"dflockd: {exc}", file=sys.stderr)
         return 2
@@ -35,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         level=settings["log_level"], format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(settings))
+        serve = _serve if settings["cluster"] is None else _serve_shards
+        return runner.run(serve(settings))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -48,10 +60,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 async def _serve(settings: Settings) -> int:
-    stopped = asyncio.Event()
-    _on_signals(stopped)
-    for warning in settings.warnings:
-        logger.warning("%s", warning)
+    stopped = _begin(settings)
     limits = settings.limits()
     # Fences also grow over a restart: they start at the time, in nanoseconds.
     fence, secret, state = time.time_ns(), secrets.token_bytes(32), None
@@ -66,16 +75,8 @@ async def _serve(settings: Settings) -> int:
         logger.error("%s", exc)
         return 1
     server = Server(table, settings.server_options(), state)
-    try:
-        await server.start()
-    except (OSError, UnicodeError) as exc:
-        where = f"{settings['host']}:{settings['port']}"
-        logger.error("cannot listen on %s: %s: choose another --host or --port", where, exc)
+    if not await _listen(server, settings, _kept(state)):
         return 1
-    loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
-    logger.info("dflockd %s, %s: %s", __version__, loop, _kept(state))
-    for address in server.addresses:
-        logger.info("listening on %s", address)
     await stopped.wait()
     await server.stop()
     if state is not None:
@@ -86,6 +87,83 @@ async def _serve(settings: Settings) -> int:
             return 1
     logger.info("stopped")
     return 0
+
+
+async def _serve_shards(settings: Settings) -> int:
+    """Serve as one of a cluster."""
+    try:
+        from dflockd.shards.etcd import EtcdStore
+    except ImportError as exc:
+        logger.error("--cluster: %s", exc)
+        return 1
+    stopped = _begin(settings)
+    store, terms = EtcdStore(settings["cluster"]), settings.terms()
+    try:
+        secret = await _agreed(store, settings["cluster_prefix"], terms, stopped)
+    except (TermsError, StoreError) as exc:
+        logger.error("--cluster-prefix %s: %s", settings["cluster_prefix"], exc)
+        return 1
+    if secret is None:
+        return 0
+    node = Node(
+        settings["advertise"],
+        settings.limits(),
+        secret,
+        terms,
+        prefix=settings["cluster_prefix"],
+        balances=settings["cluster_rebalance"],
+        wall=time.time_ns,
+    )
+    server = Server(node.table, settings.server_options())
+    if not await _listen(server, settings, f"{node.address} in {settings['cluster_prefix']}"):
+        return 1
+    member = Member(node, store, server.carry_out)
+    member.start()
+    await stopped.wait()
+    patience = settings["shutdown_timeout"] * LEAVE_SHARE or None
+    if not await member.stop(patience):
+        logger.warning("not every shard was handed over: their next servers wait for holders")
+    await server.stop()
+    logger.info("stopped")
+    return 0
+
+
+async def _agreed(
+    store: EtcdStore, prefix: str, terms: Terms, stopped: asyncio.Event
+) -> bytes | None:
+    """Return the secret of the cluster, once its store can be reached; ``None`` if stopped before."""
+    while not stopped.is_set():
+        try:
+            return await agree(store, prefix, terms)
+        except StoreUnreachableError as exc:
+            logger.warning("%s: trying again", exc)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopped.wait(), 1)
+    await store.close()
+    return None
+
+
+def _begin(settings: Settings) -> asyncio.Event:
+    """Return what is set once the process is to stop."""
+    stopped = asyncio.Event()
+    _on_signals(stopped)
+    for warning in settings.warnings:
+        logger.warning("%s", warning)
+    return stopped
+
+
+async def _listen(server: Server, settings: Settings, what: str) -> bool:
+    try:
+        await server.start()
+    except (OSError, UnicodeError) as exc:
+        where = f"{settings['host']}:{settings['port']}"
+        logger.error("cannot listen on %s: %s: choose another --host or --port", where, exc)
+        return False
+    loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
+    logger.info("dflockd %s, %s: %s", __version__, loop, what)
+    for address in server.addresses:
+        logger.info("listening on %s", address)
+    return True
 
 
 def _kept(state: StateDir | None) -> str:

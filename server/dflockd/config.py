@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dflockd.address import parse_server
+from dflockd.cluster.terms import MAX_LEASE, PROMISE, Terms
 from dflockd.server import ServerOptions
+from dflockd.shards import PREFIX as PREFIX_IN_STORE
 from dflockd.table import Limits
 from dflockd.wire import MAX_SECONDS, MAX_SECRET
 
@@ -93,6 +97,25 @@ _SECONDS_OR_NEVER = _number(0, MAX_SECONDS)
 _COUNT = _number(1, 1_000_000_000)
 _COUNT_OR_ANY = _number(0, 1_000_000_000)
 _FILE = _text("the path of a file")
+
+
+def _read_cluster(text: str) -> tuple[str, ...]:
+    scheme, found, rest = text.partition("://")
+    endpoints = tuple(rest.rstrip("/").split(","))
+    if not found or scheme != "etcd" or any(not re.fullmatch(r"[^\s/@]+", e) for e in endpoints):
+        raise ValueError
+    return endpoints
+
+
+def _read_address(text: str) -> str:
+    address = parse_server(text)
+    if address.unix_path is not None:
+        raise ValueError
+    return str(address)
+
+
+_CLUSTER = Kind("etcd://host:2379, more of them behind commas", _read_cluster)
+_ADDRESS = Kind("host:port", _read_address)
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("--host", "DFLOCKD_HOST", "0.0.0.0", _text("a host name or address"), "Bind address"),
@@ -220,6 +243,49 @@ SETTINGS: tuple[Setting, ...] = (
         "Keep what is held in this directory, so that a restart loses no lock",
     ),
     Setting(
+        "--cluster",
+        "DFLOCKD_CLUSTER",
+        None,
+        _CLUSTER,
+        "Share the keys with other servers, over the etcd that all of them use",
+    ),
+    Setting(
+        "--advertise",
+        "DFLOCKD_ADVERTISE",
+        None,
+        _ADDRESS,
+        "Where clients and the other servers of the cluster reach this one",
+    ),
+    Setting(
+        "--cluster-prefix",
+        "DFLOCKD_CLUSTER_PREFIX",
+        PREFIX_IN_STORE,
+        _text("the beginning of keys in etcd"),
+        "What the keys of the cluster in etcd begin with",
+    ),
+    Setting(
+        "--cluster-promise",
+        "DFLOCKD_CLUSTER_PROMISE_S",
+        PROMISE,
+        _number(2, 3600),
+        "How long a server of a cluster goes on without etcd, before the others take over (seconds)",
+    ),
+    Setting(
+        "--cluster-max-lease-ttl",
+        "DFLOCKD_CLUSTER_MAX_LEASE_TTL_S",
+        MAX_LEASE,
+        _SECONDS,
+        "Longest lease of a lock in a cluster, detached ones aside (seconds): so long, and a promise, "
+        "nothing is granted in the shards of a server that has crashed",
+    ),
+    Setting(
+        "--cluster-rebalance",
+        "DFLOCKD_CLUSTER_REBALANCE",
+        False,
+        _SWITCH,
+        "Move shards by itself until all servers have about equally many",
+    ),
+    Setting(
         "--unix-socket",
         "DFLOCKD_UNIX_SOCKET",
         None,
@@ -253,12 +319,22 @@ class Settings:
         """What the table needs to know."""
         return Limits(
             default_lease=self["default_lease_ttl"],
-            max_lease=self["max_lease_ttl"],
+            max_lease=self._max_lease,
+            max_detached_lease=self["max_lease_ttl"],
             max_locks=self["max_locks"],
             max_waiters=self["max_waiters"],
             auto_release=self["auto_release_on_disconnect"],
             orphan_ttl=self["orphan_ttl"],
         )
+
+    def terms(self) -> Terms:
+        """What the servers of the cluster have to agree upon."""
+        return Terms(promise=self["cluster_promise"], max_lease=self._max_lease)
+
+    @property
+    def _max_lease(self) -> int:
+        longest: int = self["max_lease_ttl"]
+        return longest if self["cluster"] is None else min(longest, self["cluster_max_lease_ttl"])
 
     def server_options(self) -> ServerOptions:
         """What the server needs to know."""
@@ -291,6 +367,7 @@ def load(arguments: Sequence[str], environ: Mapping[str, str], version: str) -> 
             f"--default-lease-ttl is {values['default_lease_ttl']}, over --max-lease-ttl "
             f"{values['max_lease_ttl']}: lower the first or raise the second"
         )
+    _check_cluster(values)
     warnings = _unknown_variables(environ)
     if flags.auth_token is not None:
         warnings.append(
@@ -304,6 +381,28 @@ def load(arguments: Sequence[str], environ: Mapping[str, str], version: str) -> 
             "set --auth-token-file, or --host 127.0.0.1"
         )
     return Settings(values, secret, _tls(values), tuple(warnings))
+
+
+def _check_cluster(values: Mapping[str, Any]) -> None:
+    if values["cluster"] is None:
+        if values["advertise"] is not None:
+            raise SettingError("--advertise is set and --cluster is not: set both, or neither")
+        return
+    if values["advertise"] is None:
+        raise SettingError(
+            "--advertise is not set: a server of a cluster must be told where clients reach it, "
+            "as host:port"
+        )
+    if values["state_dir"] is not None:
+        raise SettingError(
+            "--state-dir and --cluster are both set: the servers of a cluster hand their locks over, "
+            "and holders bring them back after a crash; unset --state-dir"
+        )
+    if values["default_lease_ttl"] > values["cluster_max_lease_ttl"]:
+        raise SettingError(
+            f"--default-lease-ttl is {values['default_lease_ttl']}, over --cluster-max-lease-ttl "
+            f"{values['cluster_max_lease_ttl']}: lower the first or raise the second"
+        )
 
 
 class _Parser(argparse.ArgumentParser):

@@ -115,6 +115,17 @@ class Server:
             for sock in listener.sockets
         ]
 
+    def carry_out(self, effects: list[Effect], idle: set[int]) -> None:
+        """Send what the cluster has brought, and close connections that have nothing here any more.
+
+        Their locks are with another server: so their holders look for it at once.
+        """
+        self._dispatch(effects)
+        for number in idle:
+            session = self.sessions.get(number)
+            if session is not None:
+                session.drain()
+
     async def stop(self) -> None:
         """Drain and end: waiters are sent away, holders may still renew and release for a while.
 

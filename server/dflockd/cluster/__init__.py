@@ -1,0 +1,7 @@
+"""A server as one of a cluster: its shards, and how they come and go without two holders of a lock."""
+
+from dflockd.cluster.member import Member, agree
+from dflockd.cluster.node import Node, Output
+from dflockd.cluster.terms import Terms, TermsError
+
+__all__ = ["Member", "Node", "Output", "Terms", "TermsError", "agree"]

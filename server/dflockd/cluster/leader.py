@@ -1,0 +1,117 @@
+"""The leader's part: it says which server is to have a shard, and no more than that.
+
+Nothing breaks if two servers take themselves for the leader, or none does: a target gives no right to
+anything, and each is written only where nobody has changed the record since.
+"""
+
+from __future__ import annotations
+
+from dflockd.cluster.calls import RETRY, Call, Kind
+from dflockd.cluster.view import SHARDS, View
+from dflockd.shards import (
+    Put,
+    RevisionIs,
+    format_shard_value,
+    rebalance_shard_mapping,
+    update_shard_mapping,
+)
+
+BATCH = 64
+"""Targets that are written in one transaction."""
+
+SETTLE = 2.0
+"""Seconds without a new server before the first mapping is made: so it is made over all of them."""
+
+BALANCE_EVERY = 1.0
+"""Seconds between two rounds of automatic rebalancing."""
+
+
+class Leader:
+    """Gives shards to servers, if the server at `address` is the one to do so.
+
+    Args:
+        view: what is known of the store.
+        address: the server that this is a part of.
+        balances: whether shards are moved until all servers have equally many.
+    """
+
+    def __init__(self, view: View, address: str, *, balances: bool = False) -> None:
+        self._view = view
+        self._address = address
+        self._balances = balances
+        self._joined_at = 0.0
+        self._look_at: float | None = None
+        self._balance_at = 0.0
+        self._targets: dict[int, str] = {}
+        self._calling = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is this server's turn."""
+        return self._view.leader == self._address
+
+    def look(self, at: float) -> None:
+        """Find out by then whether shards need another server."""
+        self._look_at = at if self._look_at is None else min(at, self._look_at)
+
+    def joined(self, now: float) -> None:
+        """Take note that there is a new server."""
+        self._joined_at = now
+        self.look(now)
+
+    def next_deadline(self) -> float | None:
+        """Return when `call` should next be asked for; ``None`` while there is something under way."""
+        if self._calling or self._targets or not self.leads:
+            return None
+        times = [self._look_at] if self._look_at is not None else []
+        if self._balances:
+            times.append(self._balance_at)
+        return min(times, default=None)
+
+    def call(self, now: float) -> Call | None:
+        """Return what is to be written now, if there is anything."""
+        if self._calling or not self.leads:
+            return None
+        if not self._targets:
+            self._decide(now)
+        if not self._targets:
+            return None
+        compares, puts = [], []
+        for shard in list(self._targets)[:BATCH]:
+            record = self._view.records[shard]._replace(target=self._targets.pop(shard))
+            key = self._view.key(SHARDS, shard)
+            compares.append(RevisionIs(key, self._view.revisions[shard]))
+            puts.append(Put(key, format_shard_value(record).encode()))
+        self._calling = True
+        return Call(Kind.ASSIGN, now, compares, puts)
+
+    def answered(self, succeeded: bool | None, now: float) -> None:
+        """Take in how the call ended; ``None`` if nobody knows."""
+        self._calling = False
+        if not succeeded:
+            self._targets.clear()
+            self.look(now if succeeded is False else now + RETRY)
+
+    def _decide(self, now: float) -> None:
+        due = self._look_at is not None and now >= self._look_at
+        balancing = self._balances and now >= self._balance_at
+        candidates = self._view.candidates
+        if not (due or balancing):
+            return
+        self._look_at = None
+        self._balance_at = now + BALANCE_EVERY
+        if not candidates:
+            return
+        mapping = self._view.mapping
+        is_first = not any(record.target for record in mapping.records)
+        if is_first and now < self._joined_at + SETTLE:
+            self._look_at = self._joined_at + SETTLE
+            return
+        decided = update_shard_mapping(mapping, candidates)
+        if decided is mapping and balancing and not any(r.moving for r in mapping.records):
+            decided = rebalance_shard_mapping(mapping, candidates)
+        self._targets = {
+            shard: decided[shard].target
+            for shard in sorted(decided.unsaved)
+            if shard not in self._view.unreadable
+        }

@@ -1,0 +1,89 @@
+"""What is handed over with a shard, as text: times as ages, for clocks of two machines."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dflockd.table import Kept, Place, Snapshot
+from dflockd.wire import Space
+
+
+class BadSnapshotError(ValueError):
+    """What is kept for the next server of a shard cannot be read."""
+
+
+def dump(snapshot: Snapshot, epoch: int, now: float) -> bytes:
+    """Return the text; it says of which epoch it is.
+
+    A lease is handed over in full, so that its holder has time to find the new server; one that
+    nobody is to renew, as far as it is left.
+    """
+    holds = [
+        [
+            *(hold.space, hold.key.decode(), hold.limit, hold.fence),
+            max(0.0, hold.deadline - now) if hold.detached else hold.lease,
+            now - hold.since,
+            hold.label.decode(),
+            int(hold.detached),
+        ]
+        for hold in snapshot.holds
+    ]
+    places = [
+        [
+            *(place.space, place.key.decode(), place.limit, place.name.decode()),
+            place.lease,
+            now - place.since,
+            place.label.decode(),
+        ]
+        for place in snapshot.places
+    ]
+    document = {"epoch": epoch, "holds": holds, "places": places}
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def load(text: bytes, epoch: int, now: float) -> Snapshot:
+    """Read what `dump` wrote.
+
+    Raises:
+        BadSnapshotError: it cannot be read, or is of another epoch.
+    """
+    try:
+        document: dict[str, Any] = json.loads(text)
+        if document["epoch"] != epoch:
+            raise BadSnapshotError(f"it is of epoch {document['epoch']}, not of {epoch}")
+        holds = [_hold(now, *fields) for fields in document["holds"]]
+        places = [_place(now, *fields) for fields in document["places"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise BadSnapshotError(str(exc)) from None
+    return Snapshot(holds, places)
+
+
+def _hold(
+    now: float,
+    space: int,
+    key: str,
+    limit: int,
+    fence: int,
+    lease: float,
+    age: float,
+    label: str,
+    detached: int,
+) -> Kept:
+    return Kept(
+        Space(space),
+        key.encode(),
+        limit,
+        fence,
+        lease,
+        now + lease,
+        now - age,
+        label.encode(),
+        bool(detached),
+    )
+
+
+def _place(
+    now: float, space: int, key: str, limit: int, name: str, lease: int, age: float, label: str
+) -> Place:
+    return Place(Space(space), key.encode(), limit, name.encode(), lease, now - age, label.encode())
