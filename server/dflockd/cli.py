@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import logging
@@ -15,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dflockd import __version__
-from dflockd.cluster import Member, Node, Terms, TermsError, agree
-from dflockd.config import SettingError, Settings, load
+from dflockd.cluster import Member, Node, Terms, TermsError, agree, commands
+from dflockd.config import SettingError, Settings, load, load_cluster
 from dflockd.server import Server
 from dflockd.shards import StoreError, StoreUnreachableError
 from dflockd.statedir import StateDir, StateError
@@ -37,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 after a clean stop, 1 if the address cannot be bound, 2 for a bad setting.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["cluster"]:
+        return _command(arguments[1:])
     try:
         settings = load(arguments, os.environ, __version__)
     except SettingError as exc:
@@ -48,6 +51,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         serve = _serve if settings["cluster"] is None else _serve_shards
         return runner.run(serve(settings))
+
+
+def _command(arguments: Sequence[str]) -> int:
+    """Carry out ``dflockd cluster ...``; return 1 if it failed, 2 if it was not understood."""
+    try:
+        parsed = commands.parse(arguments)
+        endpoints, prefix = load_cluster(parsed, os.environ)
+        asyncio.run(_run(endpoints, prefix, parsed))
+    except (commands.UsageError, SettingError) as exc:
+        print(f"dflockd cluster: {exc}", file=sys.stderr)
+        return 2
+    except (commands.CommandError, ImportError) as exc:
+        print(f"dflockd cluster: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _run(endpoints: Sequence[str], prefix: str, parsed: argparse.Namespace) -> None:
+    from dflockd.shards.etcd import EtcdStore
+
+    await commands.run(EtcdStore(endpoints), prefix, parsed)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -405,6 +405,20 @@ def _check_cluster(values: Mapping[str, Any]) -> None:
         )
 
 
+def load_cluster(
+    flags: argparse.Namespace, environ: Mapping[str, str]
+) -> tuple[tuple[str, ...], str]:
+    """Return the endpoints and the prefix of the cluster that a command is about.
+
+    Raises:
+        SettingError: it is not said, or not in the right form.
+    """
+    values = {s.name: _value(s, flags, environ) for s in SETTINGS if s.name in vars(flags)}
+    if values["cluster"] is None:
+        raise SettingError("--cluster is not set: write --cluster etcd://host:2379")
+    return values["cluster"], values["cluster_prefix"]
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise SettingError(f"{message} (--help lists the flags)")
@@ -414,7 +428,8 @@ def _parser(version: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="dflockd",
         description="A lock server: FIFO locks and semaphores with leases.",
-        epilog="A variable that is set wins over its flag.",
+        epilog="A variable that is set wins over its flag. `dflockd cluster --help`: commands for "
+        "a cluster.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"dflockd {version}")

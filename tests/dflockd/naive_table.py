@@ -256,7 +256,7 @@ class NaiveTable:
     def detach(self, peer: int, name: Name, token: bytes, lease: int | None) -> None:
         hold = self._by_token(name, token)
         span = self._lease(lease)
-        if span > self.limits.max_lease:
+        if span > self.limits.max_detached_lease:
             self._answer(peer, "error")
         elif hold is None or hold.owner not in (peer, None):
             self._answer(peer, "error_lease_expired")

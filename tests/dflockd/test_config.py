@@ -39,6 +39,12 @@ DOCUMENTED: dict[str, tuple[str, Any]] = {
     "--auth-token": ("DFLOCKD_AUTH_TOKEN", None),
     "--auth-token-file": ("DFLOCKD_AUTH_TOKEN_FILE", None),
     "--state-dir": ("DFLOCKD_STATE_DIR", None),
+    "--cluster": ("DFLOCKD_CLUSTER", None),
+    "--advertise": ("DFLOCKD_ADVERTISE", None),
+    "--cluster-prefix": ("DFLOCKD_CLUSTER_PREFIX", "/dflockd"),
+    "--cluster-promise": ("DFLOCKD_CLUSTER_PROMISE_S", 10),
+    "--cluster-max-lease-ttl": ("DFLOCKD_CLUSTER_MAX_LEASE_TTL_S", 60),
+    "--cluster-rebalance": ("DFLOCKD_CLUSTER_REBALANCE", False),
     "--unix-socket": ("DFLOCKD_UNIX_SOCKET", None),
     "--log-level": ("DFLOCKD_LOG_LEVEL", "INFO"),
 }
@@ -107,7 +113,15 @@ def two_values(row: Setting, files: Path) -> tuple[dict[str, str], list[tuple[st
         return others, [(str(path), str(path)) for path in values]
     if type(row.default) is int:
         return {}, [("41", 41), ("42", 42)]
+    cluster = {"DFLOCKD_CLUSTER": "etcd://e", "DFLOCKD_ADVERTISE": "h:1"}
+    if row.variable in cluster:
+        others = {name: value for name, value in cluster.items() if name != row.variable}
+        if row.flag == "--cluster":
+            return others, [("etcd://e", ("e",)), ("etcd://e:2379,f:1", ("e:2379", "f:1"))]
+        return others, [("h:1", "h:1"), ("[::1]:6388", "[::1]:6388")]
     special: dict[str, list[tuple[str, Any]]] = {
+        "--cluster-prefix": [("/a", "/a"), ("/b", "/b")],
+        "--cluster-rebalance": [("0", False), ("yes", True)],
         "--host": [("127.0.0.1", "127.0.0.1"), ("::1", "::1")],
         "--auth-token": [("one", "one"), ("two", "two")],
         "--log-level": [("debug", "DEBUG"), ("ERROR", "ERROR")],
@@ -385,3 +399,42 @@ def test_version() -> None:
     ended = run("--version")
     assert ended.returncode == 0
     assert ended.stdout.startswith("dflockd ")
+
+
+CLUSTER = {"DFLOCKD_CLUSTER": "etcd://e:2379", "DFLOCKD_ADVERTISE": "h:1"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["e:2379", "redis://e", "etcd://", "etcd://e,,f", "etcd://u:p@e", "etcd://e f", "etcd:/e"],
+)
+def test_where_the_cluster_is_must_be_an_etcd(url: str) -> None:
+    with pytest.raises(SettingError, match=r"DFLOCKD_CLUSTER: .*etcd://host:2379"):
+        settings(**CLUSTER | {"DFLOCKD_CLUSTER": url})
+
+
+@pytest.mark.parametrize("address", ["h:0", "unix:/s", "h:x", "a b:1", ":1"])
+def test_an_address_that_nobody_could_reach_is_refused(address: str) -> None:
+    with pytest.raises(SettingError, match=r"DFLOCKD_ADVERTISE: .* is not host:port"):
+        settings(**CLUSTER | {"DFLOCKD_ADVERTISE": address})
+
+
+@pytest.mark.parametrize(
+    ("environ", "error"),
+    [
+        ({"DFLOCKD_CLUSTER": "etcd://e"}, "--advertise is not set"),
+        ({"DFLOCKD_ADVERTISE": "h:1"}, "--cluster is not"),
+        (CLUSTER | {"DFLOCKD_STATE_DIR": "d"}, "--state-dir and --cluster are both set"),
+        (CLUSTER | {"DFLOCKD_CLUSTER_MAX_LEASE_TTL_S": "9"}, "--default-lease-ttl is 33, over"),
+    ],
+)
+def test_what_does_not_go_with_a_cluster(environ: dict[str, str], error: str) -> None:
+    with pytest.raises(SettingError, match=error):
+        settings(**environ)
+
+
+def test_leases_in_a_cluster_are_short_unless_they_are_detached() -> None:
+    limits = settings(**CLUSTER).limits()
+    assert (limits.max_lease, limits.max_detached_lease) == (60, 3600)
+    shorter = settings(**CLUSTER, DFLOCKD_MAX_LEASE_TTL_S="40")
+    assert (shorter.limits().max_lease, shorter.terms().max_lease) == (40, 40)

@@ -49,6 +49,7 @@ limits = st.builds(
     Limits,
     default_lease=st.sampled_from([3, 10]),
     max_lease=st.sampled_from([10, 20]),
+    max_detached_lease=st.sampled_from([5, 20]),
     max_locks=st.sampled_from([1, 2, 3, 100, 100, 100]),
     max_waiters=st.sampled_from([0, 0, 0, 1, 2]),
     auto_release=st.booleans(),

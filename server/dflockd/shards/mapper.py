@@ -243,6 +243,7 @@ class Cluster:
         self.mapper = ShardMapper(store, prefix=prefix, num_shards=num_shards)
         self._store = store
         self._nodes = f"{prefix.rstrip('/')}/nodes/"
+        self._leaving = f"{prefix.rstrip('/')}/leaving/"
         self.registration = Registration(
             store, f"{self._nodes}{address}", uuid.uuid4().hex, ttl=ttl
         )
@@ -251,6 +252,16 @@ class Cluster:
         """Return the nodes that are alive, in their order; there may be none."""
         loaded = await self._store.get_prefix(self._nodes)
         return sorted(key.removeprefix(self._nodes) for key in loaded.records)
+
+    async def get_leavers(self) -> list[str]:
+        """Return those of them that want to have no shards any more."""
+        loaded = await self._store.get_prefix(self._leaving)
+        return sorted(key.removeprefix(self._leaving) for key in loaded.records)
+
+    async def get_candidates(self) -> list[str]:
+        """Return the nodes that may be given shards."""
+        leavers = await self.get_leavers()
+        return [node for node in await self.get_nodes() if node not in leavers]
 
     async def is_leader(self) -> bool:
         """Whether this node is the smallest that is alive."""
@@ -270,7 +281,7 @@ class Cluster:
 
     async def update_shard_mapping(self) -> None:
         """Give the shards of nodes that are not alive to those that are. Raises the same errors."""
-        mapping = await self.mapper.update_shard_mapping(await self.get_nodes())
+        mapping = await self.mapper.update_shard_mapping(await self.get_candidates())
         await self.mapper.store_shard_mapping(mapping)
 
     async def rebalance_shard_mapping(self, *, threshold: float = 0.0) -> int:
@@ -287,25 +298,32 @@ class Cluster:
         """
         mapping = await self.mapper.load_shard_mapping()
         balanced = pure.rebalance_shard_mapping(
-            mapping, await self.get_nodes(), threshold=threshold, batch=mapping.num_shards
+            mapping, await self.get_candidates(), threshold=threshold, batch=mapping.num_shards
         )
         await self.mapper.store_shard_mapping(balanced)
         return len(balanced.unsaved)
 
     async def move_shard(self, shard_id: int, node: str) -> None:
-        """Have a shard, pinned or not, served by another node.
+        """Have a shard, pinned or not, served by another node. Raises as `move_shards` does."""
+        await self.move_shards([shard_id], node)
+
+    async def move_shards(self, shard_ids: Iterable[int], node: str) -> int:
+        """Have shards, pinned or not, served by another node; return how many were not before.
 
         Raises:
             InvalidArgumentError: there is no such shard, or the node is not alive.
             StoreError, ShardConflictError: it was not stored.
         """
-        nodes = await self.get_nodes()
+        nodes = await self.get_candidates()
         if node not in nodes:
             raise InvalidArgumentError(
                 f"node {node!r} is not alive: {', '.join(nodes) or 'none'} of {self._nodes} are"
             )
-        mapping = (await self.mapper.load_shard_mapping()).move(shard_id, node)
+        mapping = await self.mapper.load_shard_mapping()
+        for shard_id in shard_ids:
+            mapping = mapping.move(shard_id, node)
         await self.mapper.store_shard_mapping(mapping)
+        return len(mapping.unsaved)
 
     async def get_current_node_for_object(self, object_id: str | bytes) -> str:
         """Return where to ask for a key. See `ShardMapper`."""

@@ -56,8 +56,8 @@ class Limits:
     """Lease of a request that names none."""
     max_lease: int = 3600
     """Longest lease: a longer one is refused, for it could lock a key for ever."""
-    max_detached_lease: int = 0
-    """Longest lease of a hold that is detached; 0 is as `max_lease`."""
+    max_detached_lease: int = 3600
+    """Longest lease of a hold that is detached."""
     max_locks: int = 1024
     """Most keys that are held or waited for at once. Keys beyond it are refused, not known ones."""
     max_waiters: int = 0
@@ -313,7 +313,7 @@ class LockTable:
 
     def _detach(self, peer: Peer, request: Detach, now: float, _effects: list[Effect]) -> Reply:
         lease = self._limits.default_lease if request.lease is None else request.lease
-        if lease > (self._limits.max_detached_lease or self._limits.max_lease):
+        if lease > self._limits.max_detached_lease:
             return Status.ERROR
         group = self._serving(request.key, now)
         if not isinstance(group, Group):

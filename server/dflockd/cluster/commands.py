@@ -1,0 +1,188 @@
+"""The command ``dflockd cluster``: look at the shards of a cluster, and say where they are to be."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NoReturn, TypeAlias
+
+from dflockd.errors import InvalidArgumentError
+from dflockd.shards import NUM_SHARDS, Cluster, ShardMapping, Store, StoreError, get_shard_id
+
+MOVE_PATIENCE = 60.0
+"""Seconds that a move is waited for."""
+
+POLL = 0.2
+"""Seconds between two looks at a move."""
+
+Command: TypeAlias = Callable[[Cluster, argparse.Namespace], Awaitable[None]]
+
+
+class UsageError(ValueError):
+    """The arguments are wrong; the text is one line."""
+
+
+class CommandError(Exception):
+    """It was not done, or not all of it; the text is one line."""
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed arguments of ``dflockd cluster``, those after ``cluster``.
+
+    Raises:
+        UsageError: they are wrong.
+    """
+    parser = _Parser(prog="dflockd cluster", description=__doc__)
+    parser.add_argument("--cluster", metavar="URL", help="etcd://host:2379[,...] [DFLOCKD_CLUSTER]")
+    parser.add_argument(
+        "--cluster-prefix", metavar="TEXT", help="prefix of its keys [DFLOCKD_CLUSTER_PREFIX]"
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, command: Command, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(command=command)
+        return added
+
+    status = add("status", _status, "Show the servers and how many shards each has")
+    status.add_argument("--json", action="store_true", help="as JSON, shards one by one")
+    rebalance = add("rebalance", _rebalance, "Give all servers equally many shards")
+    rebalance.add_argument(
+        "--threshold",
+        type=float,
+        default=0.0,
+        help="leave them alone if they differ by no more than this share of the mean (default 0)",
+    )
+    for name, command, text in (
+        ("pin", _pin, "Keep shards where they are, whatever is balanced"),
+        ("unpin", _pin, "Let shards be moved again"),
+        ("move", _move, "Have shards served by another server"),
+    ):
+        added = add(name, command, text)
+        added.set_defaults(name=name)
+        added.add_argument(
+            "shards", metavar="SHARD", nargs="+", help="7, 0-99, or key:NAME for the shard of a key"
+        )
+        if name == "move":
+            added.add_argument("--to", metavar="HOST:PORT", required=True, help="the server")
+    return parser.parse_args(arguments)
+
+
+async def run(store: Store, prefix: str, parsed: argparse.Namespace) -> None:
+    """Carry out a command that was parsed.
+
+    Raises:
+        CommandError: it was not done, or not all of it.
+    """
+    try:
+        await parsed.command(Cluster(store, "dflockd-cluster-command", prefix=prefix), parsed)
+    except (StoreError, InvalidArgumentError) as exc:
+        raise CommandError(str(exc)) from exc
+    finally:
+        await store.close()
+
+
+async def _status(cluster: Cluster, parsed: argparse.Namespace) -> None:
+    mapping, nodes = await cluster.mapper.load_shard_mapping(), await cluster.get_nodes()
+    leavers = await cluster.get_leavers()
+    serving = Counter(record.current for record in mapping.records if record.current)
+    targets = mapping.counts()
+    if parsed.json:
+        print(json.dumps(_document(mapping, nodes, leavers)))
+        return
+    names = sorted({*nodes, *serving, *targets})
+    rows = [("server", "serves", "is to serve", "")]
+    for name in names:
+        notes = ["leader"] * (name == min(nodes, default="")) + ["leaving"] * (name in leavers)
+        notes += ["gone"] * (name not in nodes)
+        rows.append((name, str(serving[name]), str(targets[name]), ", ".join(notes)))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for server, serves, is_to, notes_ in rows:
+        line = f"{server:<{widths[0]}}  {serves:>{widths[1]}}  {is_to:>{widths[2]}}  {notes_}"
+        print(line.rstrip())
+    print(
+        f"{mapping.num_shards} shards: {serving.total()} served, "
+        f"{sum(r.moving for r in mapping.records)} moving, "
+        f"{sum(not r.current for r in mapping.records)} without a server, "
+        f"{sum(r.pinned for r in mapping.records)} pinned"
+    )
+    if stranded := mapping.stranded(nodes):
+        print(
+            f"{len(stranded)} shards are pinned to servers that are gone, the first of them "
+            f"{stranded[0]}: start those servers, or unpin or move the shards"
+        )
+
+
+def _document(
+    mapping: ShardMapping, nodes: Sequence[str], leavers: Sequence[str]
+) -> Mapping[str, object]:
+    return {
+        "servers": nodes,
+        "leader": min(nodes, default=None),
+        "leaving": leavers,
+        "shards": [
+            {"target": r.target, "current": r.current, "epoch": r.epoch, "pinned": r.pinned}
+            for r in mapping.records
+        ],
+    }
+
+
+async def _rebalance(cluster: Cluster, parsed: argparse.Namespace) -> None:
+    started = time.monotonic()
+    moved = await cluster.rebalance_shard_mapping(threshold=parsed.threshold)
+    await _moved(cluster, moved, started)
+
+
+async def _move(cluster: Cluster, parsed: argparse.Namespace) -> None:
+    started = time.monotonic()
+    moved = await cluster.move_shards(_shards(parsed.shards), parsed.to)
+    await _moved(cluster, moved, started)
+
+
+async def _pin(cluster: Cluster, parsed: argparse.Namespace) -> None:
+    shards = _shards(parsed.shards)
+    mapping = await cluster.mapper.load_shard_mapping()
+    for shard in shards:
+        mapping = mapping.pin(shard) if parsed.name == "pin" else mapping.unpin(shard)
+    await cluster.mapper.store_shard_mapping(mapping)
+    print(f"{len(mapping.unsaved)} shards {parsed.name}ned")
+
+
+async def _moved(cluster: Cluster, moved: int, started: float) -> None:
+    """Wait until every shard is where it is to be."""
+    while time.monotonic() < started + MOVE_PATIENCE:
+        nodes = set(await cluster.get_nodes())
+        mapping = await cluster.mapper.load_shard_mapping()
+        left = sum(r.current != r.target and r.target in nodes for r in mapping.records)
+        if not left:
+            print(f"{moved} shards moved in {time.monotonic() - started:.1f} s")
+            return
+        await asyncio.sleep(POLL)
+    raise CommandError(
+        f"{left} shards are not yet where they are to be, after {MOVE_PATIENCE:g} s: "
+        "see dflockd cluster status"
+    )
+
+
+def _shards(texts: Sequence[str]) -> list[int]:
+    shards: list[int] = []
+    for text in texts:
+        first, dash, last = text.partition("-")
+        if text.startswith("key:"):
+            shards.append(get_shard_id(text.removeprefix("key:")))
+        elif first.isdigit() and (last.isdigit() if dash else True):
+            shards += range(int(first), int(last or first) + 1)
+        else:
+            raise UsageError(f"shard {text!r} is none: write 7, 0-99 or key:NAME")
+        if shards and shards[-1] >= NUM_SHARDS:
+            raise UsageError(f"shard {text!r} does not exist: they are 0 to {NUM_SHARDS - 1}")
+    return shards
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (--help tells more)")
