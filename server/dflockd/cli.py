@@ -141,7 +141,8 @@ async def _serve_shards(settings: Settings) -> int:
     server = Server(node.table, settings.server_options())
     if not await _listen(server, settings, f"{node.address} in {settings['cluster_prefix']}"):
         return 1
-    member = Member(node, store, server.carry_out)
+    name = f"etcd {', '.join(store.endpoints)}"
+    member = Member(node, store, server.carry_out, name=name)
     member.start()
     await stopped.wait()
     patience = settings["shutdown_timeout"] * LEAVE_SHARE or None

@@ -19,6 +19,7 @@ class Kind(Enum):
     ENLIST = "enlist"
     HEARTBEAT = "heartbeat"
     ANNOUNCE = "announce"
+    CONFIRM = "confirm"
     CLAIM = "claim"
     RELEASE = "release"
     CLEAR = "clear"
@@ -32,6 +33,8 @@ class Stage(Enum):
     SERVING = "serving"
     LEAVING = "leaving"
     """Frozen: it is being handed over, or has been, for all that is known."""
+    SUSPENDED = "suspended"
+    """Frozen: the server was taken for dead, and the shard may be another's."""
 
 
 @dataclass(eq=False)

@@ -20,7 +20,11 @@ BATCH = 64
 """Targets that are written in one transaction."""
 
 SETTLE = 2.0
-"""Seconds without a new server before the first mapping is made: so it is made over all of them."""
+"""Seconds after a server has come or gone before its shards are given away, or the first mapping made.
+
+When the store was away for long it takes all servers for dead at once. Each of them goes on with its
+locks if it is back before its shards are given to another.
+"""
 
 BALANCE_EVERY = 1.0
 """Seconds between two rounds of automatic rebalancing."""
@@ -57,7 +61,12 @@ class Leader:
     def joined(self, now: float) -> None:
         """Take note that there is a new server."""
         self._joined_at = now
-        self.look(now)
+        self.look(now + SETTLE)
+
+    def settle(self, now: float) -> None:
+        """Give the others time to show themselves: this server has only just come in."""
+        self._joined_at = now
+        self._look_at = now + SETTLE
 
     def next_deadline(self) -> float | None:
         """Return when `call` should next be asked for; ``None`` while there is something under way."""

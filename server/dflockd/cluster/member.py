@@ -62,6 +62,7 @@ class Member:
         node: what it decides.
         store: what it shares with the others; it is closed with this.
         carry_out: what to do with effects, and with peers whose connections are to be closed.
+        name: how people know the store.
     """
 
     def __init__(
@@ -69,8 +70,11 @@ class Member:
         node: Node,
         store: Store,
         carry_out: Callable[[list[Effect], set[int]], None],
+        *,
+        name: str,
     ) -> None:
         self.node = node
+        self._name = name
         self._store = store
         self._carry_out = carry_out
         self._tasks: set[asyncio.Task[None]] = set()
@@ -189,11 +193,11 @@ class Member:
         lapsed = not self.is_serving()
         if lapsed and not self._lapsed:
             logger.error(
-                "no word from the store for %d s: no lock is granted or renewed until it answers",
-                self.node.terms.promise,
+                "%s has not answered for %d s: no lock is granted or renewed until it does",
+                *(self._name, self.node.terms.promise),
             )
         elif self._lapsed and not lapsed:
-            logger.info("the store answers: locks are granted and renewed")
+            logger.info("%s answers: locks are granted and renewed", self._name)
         self._lapsed = lapsed
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from dflockd.cluster import snapshot as snapshots
 from dflockd.cluster.calls import RETRY, Call, Kind, Stage, Tenure
-from dflockd.cluster.leader import Leader
+from dflockd.cluster.leader import SETTLE, Leader
 from dflockd.cluster.terms import Terms
 from dflockd.cluster.view import HANDED_OVER, LEAVING, MAX_EPOCH, NODES, SHARDS, View
 from dflockd.shards import (
@@ -130,9 +130,11 @@ class Node:
         self._tenures: dict[int, Tenure] = {}
         self._under_way = 0
         # What is to be done, first come, first served; a shard is in one of them at most.
+        self._confirms: dict[int, None] = {}
         self._claims: dict[int, None] = {}
         self._releases: dict[int, None] = {}
         self._clears: dict[int, None] = {}
+        self._queues = (self._confirms, self._claims, self._releases, self._clears)
         self._retries: dict[int, None] = {}
         self._retry_at: float | None = None
 
@@ -143,7 +145,7 @@ class Node:
         for key, record, revision in self.view.differences(loaded):
             self.view.see(key, record, revision)
         self._is_loaded = True
-        self.leader.joined(now)
+        self.leader.settle(now)
         self._look_at_all(now)
 
     def changed(self, events: Iterable[Event], now: float) -> None:
@@ -271,6 +273,7 @@ class Node:
         if not self._enlisted:
             self._enlisted = True
             logger.info("%s is in the cluster", self.address)
+            self.leader.settle(now)
             self._look_at_all(now)
 
     def _promise_of(self, call: Call) -> float:
@@ -278,13 +281,23 @@ class Node:
         return call.made + self.terms.promise
 
     def _gone(self, now: float) -> None:
-        """Begin anew: the others take this server for dead, and what it had may be theirs."""
+        """Begin a new life: the others take this server for dead, and what it had may be theirs.
+
+        It may also be nobody's: then the record still says that it is this server's, under the epoch
+        of its own claim, and all its locks are here. Once the new entry is there nobody can claim the
+        shard, so a look at the record after that decides.
+        """
         logger.warning(
-            "%s was taken for dead: %d shards are dropped", self.address, len(self._tenures)
+            "%s was taken for dead: its %d shards are looked at before they are served again",
+            *(self.address, len(self._tenures)),
         )
         for tenure in list(self._tenures.values()):
-            self._forget(tenure)
-        for queue in (self._claims, self._releases, self._clears, self._retries):
+            if tenure.stage is Stage.CLAIMING:
+                self._forget(tenure)
+            else:
+                tenure.stage = Stage.SUSPENDED
+                self.table.groups[tenure.shard].frozen = True
+        for queue in (*self._queues, self._retries):
             queue.clear()
         self._enlisted = self._announcing = False
         self.lease = 0
@@ -307,8 +320,8 @@ class Node:
         elif news == NODES and key.removeprefix(self.view.key(NODES, "")) in self.view.nodes:
             self.leader.joined(now)
         elif news is not None:
-            # Its shards can be taken over now, or have to be by others.
-            self.leader.look(now)
+            # Its shards can be taken over, or are to be. Who says that it leaves is not waited for.
+            self.leader.look(now + (SETTLE if news == NODES else 0))
             self._look_at_all(now)
         return news is not None
 
@@ -319,21 +332,22 @@ class Node:
 
     def _look_at(self, shard: int, now: float) -> None:
         """Find out what is to be done about a shard."""
-        for queue in (self._claims, self._releases, self._clears):
+        for queue in self._queues:
             queue.pop(shard, None)
         if not self._enlisted or shard in self._retries:
             return
         record, tenure = self.view.records[shard], self._tenures.get(shard)
         if tenure is not None and not tenure.calling:
-            if record.current != self.address or self.view.epochs[shard] != tenure.epoch:
+            if not self._is_mine(tenure):
                 self._forget(tenure)
                 tenure = None
+            elif tenure.stage is Stage.SUSPENDED:
+                self._confirms[shard] = None
             elif self._is_to_leave(record):
                 self._releases[shard] = None
             elif tenure.stage is Stage.LEAVING:
                 if self._may_thaw(tenure):
-                    tenure.stage = Stage.SERVING
-                    self._output.effects.extend(self.table.thaw(shard, now))
+                    self._thaw(tenure, now)
                 else:
                     self._releases[shard] = None
         if tenure is None and shard not in self.view.unreadable:
@@ -342,6 +356,12 @@ class Node:
             elif record.current == self.address != record.target:
                 # This server's in an earlier life, of which nothing is known.
                 self._clears[shard] = None
+
+    def _is_mine(self, tenure: Tenure) -> bool:
+        """Whether nobody else has taken the shard over since, for all that is known."""
+        shard = tenure.shard
+        is_here = self.view.records[shard].current == self.address
+        return is_here and self.view.epochs[shard] == tenure.epoch
 
     def _is_to_come(self, record: ShardRecord) -> bool:
         if record.target != self.address or self.leaving:
@@ -362,6 +382,10 @@ class Node:
         # With a newer revision in the store, no release that was sent before can be carried out. An
         # answer that does not come says nothing of the kind.
         return self.view.revisions[tenure.shard] > tenure.compared
+
+    def _thaw(self, tenure: Tenure, now: float) -> None:
+        tenure.stage = Stage.SERVING
+        self._output.effects.extend(self.table.thaw(tenure.shard, now))
 
     def _forget(self, tenure: Tenure) -> None:
         """Drop a shard that is another's by now."""
@@ -389,6 +413,7 @@ class Node:
                 for shard in list(self._tenures):
                     self._look_at(shard, now)
         for queue, send in (
+            (self._confirms, self._confirm),
             (self._clears, self._clear),
             (self._releases, self._release),
             (self._claims, self._claim),
@@ -448,6 +473,17 @@ class Node:
 
     def _handed_over(self, record: Record | None, epoch: int, now: float) -> Snapshot | None:
         return None if record is None else snapshots.load(record.value, epoch, now)
+
+    def _confirm(self, queue: dict[int, None], now: float) -> None:
+        """Find out which shards are still this server's, now that nobody can claim them any more."""
+        tenures = [self._tenures[shard] for shard in _take(queue, BATCH)]
+        compares: list[Compare] = [self._condition]
+        for tenure in tenures:
+            tenure.calling = True
+            key = self.view.key(SHARDS, tenure.shard)
+            compares.append(RevisionIs(key, self.view.revisions[tenure.shard]))
+        self._under_way += 1
+        self._call(Call(Kind.CONFIRM, now, compares, (), tenures))
 
     @property
     def _grace(self) -> float:
@@ -516,9 +552,15 @@ class Node:
     def _succeeded(self, call: Call, outcome: Outcome, now: float) -> None:
         for tenure in call.tenures:
             shard = tenure.shard
+            tenure.calling = False
+            if call.kind is Kind.CONFIRM:
+                # Unless it was taken for dead once more.
+                if self._condition in call.compares and self._is_mine(tenure):
+                    self._thaw(tenure, now)
+                self._look_at(shard, now)
+                continue
             put = Record(format_shard_value(tenure.record).encode(), outcome.revision)
             self.view.see_shard(shard, put, outcome.revision)
-            tenure.calling = False
             if self._tenures.get(shard) is not tenure:
                 continue  # taken for dead meanwhile
             if call.kind is Kind.CLAIM:
@@ -559,7 +601,7 @@ class Node:
         """Look at some shards again in a moment."""
         for shard in shards:
             self._retries[shard] = None
-            for queue in (self._claims, self._releases, self._clears):
+            for queue in self._queues:
                 queue.pop(shard, None)
         if self._retry_at is None:
             self._retry_at = now + RETRY

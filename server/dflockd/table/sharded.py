@@ -209,7 +209,8 @@ class ShardTable(LockTable):
 
     def _serving(self, key: bytes, now: float) -> Group | Refusal:
         group = self._group_of(key)
-        return LAPSED if now >= self._promised and isinstance(group, Group) else group
+        is_here = group is FROZEN or isinstance(group, Group)
+        return LAPSED if is_here and now >= self._promised else group
 
     def _groups(self) -> Iterable[Group]:
         return self.groups.values()
