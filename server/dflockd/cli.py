@@ -12,12 +12,12 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dflockd import __version__
 from dflockd.cluster import Member, Node, Terms, TermsError, agree, commands
-from dflockd.config import SettingError, Settings, load, load_cluster
+from dflockd.config import SettingError, Settings, load, load_cluster, read_etcd_tls
 from dflockd.server import Server
 from dflockd.shards import StoreError, StoreUnreachableError
 from dflockd.statedir import StateDir, StateError
@@ -57,8 +57,8 @@ def _command(arguments: Sequence[str]) -> int:
     """Carry out ``dflockd cluster ...``; return 1 if it failed, 2 if it was not understood."""
     try:
         parsed = commands.parse(arguments)
-        endpoints, prefix = load_cluster(parsed, os.environ)
-        asyncio.run(_run(endpoints, prefix, parsed))
+        where = load_cluster(parsed, os.environ)
+        asyncio.run(_run(where, parsed))
     except (commands.UsageError, SettingError) as exc:
         print(f"dflockd cluster: {exc}", file=sys.stderr)
         return 2
@@ -68,10 +68,20 @@ def _command(arguments: Sequence[str]) -> int:
     return 0
 
 
-async def _run(endpoints: Sequence[str], prefix: str, parsed: argparse.Namespace) -> None:
+async def _run(where: Mapping[str, Any], parsed: argparse.Namespace) -> None:
+    await commands.run(_etcd(where), where["cluster_prefix"], parsed)
+
+
+def _etcd(values: Mapping[str, Any] | Settings) -> EtcdStore:
+    """Return the store of a cluster.
+
+    Raises:
+        ImportError: the extra is not installed.
+        SettingError: what TLS needs cannot be read.
+    """
     from dflockd.shards.etcd import EtcdStore
 
-    await commands.run(EtcdStore(endpoints), prefix, parsed)
+    return EtcdStore(values["cluster"], tls=read_etcd_tls(values))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -116,12 +126,11 @@ async def _serve(settings: Settings) -> int:
 async def _serve_shards(settings: Settings) -> int:
     """Serve as one of a cluster."""
     try:
-        from dflockd.shards.etcd import EtcdStore
-    except ImportError as exc:
+        store = _etcd(settings)
+    except (ImportError, SettingError) as exc:
         logger.error("--cluster: %s", exc)
         return 1
-    stopped = _begin(settings)
-    store, terms = EtcdStore(settings["cluster"]), settings.terms()
+    stopped, terms = _begin(settings), settings.terms()
     try:
         secret = await _agreed(store, settings["cluster_prefix"], terms, stopped)
     except (TermsError, StoreError) as exc:

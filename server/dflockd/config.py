@@ -19,6 +19,7 @@ from dflockd.address import parse_server
 from dflockd.cluster.terms import MAX_LEASE, PROMISE, Terms
 from dflockd.server import ServerOptions
 from dflockd.shards import PREFIX as PREFIX_IN_STORE
+from dflockd.shards.tls import EtcdTls
 from dflockd.table import Limits
 from dflockd.wire import MAX_SECONDS, MAX_SECRET
 
@@ -257,6 +258,21 @@ SETTINGS: tuple[Setting, ...] = (
         "Where clients and the other servers of the cluster reach this one",
     ),
     Setting(
+        "--cluster-ca",
+        "DFLOCKD_CLUSTER_CA",
+        None,
+        _FILE,
+        "Speak TLS with etcd, whose certificate one of these authorities has signed (PEM)",
+    ),
+    Setting(
+        "--cluster-cert",
+        "DFLOCKD_CLUSTER_CERT",
+        None,
+        _FILE,
+        "Certificate to show to etcd (PEM)",
+    ),
+    Setting("--cluster-key", "DFLOCKD_CLUSTER_KEY", None, _FILE, "Its private key (PEM)"),
+    Setting(
         "--cluster-prefix",
         "DFLOCKD_CLUSTER_PREFIX",
         PREFIX_IN_STORE,
@@ -385,8 +401,10 @@ def load(arguments: Sequence[str], environ: Mapping[str, str], version: str) -> 
 
 def _check_cluster(values: Mapping[str, Any]) -> None:
     if values["cluster"] is None:
-        if values["advertise"] is not None:
-            raise SettingError("--advertise is set and --cluster is not: set both, or neither")
+        for name in ("advertise", "cluster_ca", "cluster_cert", "cluster_key"):
+            if values[name] is not None:
+                flag = "--" + name.replace("_", "-")
+                raise SettingError(f"{flag} is set and --cluster is not: set both, or neither")
         return
     if values["advertise"] is None:
         raise SettingError(
@@ -405,10 +423,8 @@ def _check_cluster(values: Mapping[str, Any]) -> None:
         )
 
 
-def load_cluster(
-    flags: argparse.Namespace, environ: Mapping[str, str]
-) -> tuple[tuple[str, ...], str]:
-    """Return the endpoints and the prefix of the cluster that a command is about.
+def load_cluster(flags: argparse.Namespace, environ: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return where the cluster is that a command is about, by the names of the settings.
 
     Raises:
         SettingError: it is not said, or not in the right form.
@@ -416,7 +432,33 @@ def load_cluster(
     values = {s.name: _value(s, flags, environ) for s in SETTINGS if s.name in vars(flags)}
     if values["cluster"] is None:
         raise SettingError("--cluster is not set: write --cluster etcd://host:2379")
-    return values["cluster"], values["cluster_prefix"]
+    return values
+
+
+def read_etcd_tls(values: Mapping[str, Any] | Settings) -> EtcdTls | None:
+    """Return what ``--cluster-ca``, ``-cert`` and ``-key`` name; ``None`` without any of them.
+
+    Raises:
+        SettingError: one of them is missing, or cannot be read.
+    """
+    names = ["cluster_ca", "cluster_cert", "cluster_key"]
+    ca, cert, key = paths = [values[name] for name in names]
+    if not any(paths):
+        return None
+    if ca is None or (cert is None) != (key is None):
+        missing = names[0] if ca is None else names[1] if cert is None else names[2]
+        raise SettingError(
+            f"--{missing.replace('_', '-')} is not set: TLS with etcd needs --cluster-ca, and "
+            "--cluster-cert and --cluster-key both or neither"
+        )
+    contents: list[Any] = []
+    for name, path in zip(names, paths, strict=True):
+        try:
+            contents.append(Path(path).read_bytes() if path is not None else None)
+        except OSError as exc:
+            flag = "--" + name.replace("_", "-")
+            raise SettingError(f"{flag}: {path!r} cannot be read: {exc.strerror}") from None
+    return EtcdTls(*contents)
 
 
 class _Parser(argparse.ArgumentParser):

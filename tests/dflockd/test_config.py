@@ -12,8 +12,17 @@ from typing import Any
 
 import pytest
 
-from dflockd.config import PREFIX, SETTINGS, Setting, SettingError, Settings, load
+from dflockd.config import (
+    PREFIX,
+    SETTINGS,
+    Setting,
+    SettingError,
+    Settings,
+    load,
+    read_etcd_tls,
+)
 from dflockd.server import ServerOptions
+from dflockd.shards.tls import EtcdTls
 from dflockd.table import Limits
 
 # The names, variables and defaults that users rely on; the first nine are as old as dflockd.
@@ -41,6 +50,9 @@ DOCUMENTED: dict[str, tuple[str, Any]] = {
     "--state-dir": ("DFLOCKD_STATE_DIR", None),
     "--cluster": ("DFLOCKD_CLUSTER", None),
     "--advertise": ("DFLOCKD_ADVERTISE", None),
+    "--cluster-ca": ("DFLOCKD_CLUSTER_CA", None),
+    "--cluster-cert": ("DFLOCKD_CLUSTER_CERT", None),
+    "--cluster-key": ("DFLOCKD_CLUSTER_KEY", None),
     "--cluster-prefix": ("DFLOCKD_CLUSTER_PREFIX", "/dflockd"),
     "--cluster-promise": ("DFLOCKD_CLUSTER_PROMISE_S", 10),
     "--cluster-max-lease-ttl": ("DFLOCKD_CLUSTER_MAX_LEASE_TTL_S", 60),
@@ -99,6 +111,7 @@ def two_values(row: Setting, files: Path) -> tuple[dict[str, str], list[tuple[st
         shutil.copy(files / original, copy)
         copies.append(copy)
     cert, key, secret = copies
+    cluster = {"DFLOCKD_CLUSTER": "etcd://e", "DFLOCKD_ADVERTISE": "h:1"}
     paths: dict[str, tuple[dict[str, str], list[Path]]] = {
         "--tls-cert": (tls, [files / "cert", cert]),
         "--tls-key": (tls, [files / "key", key]),
@@ -106,6 +119,9 @@ def two_values(row: Setting, files: Path) -> tuple[dict[str, str], list[tuple[st
         "--auth-token-file": ({}, [files / "secret", secret]),
         "--state-dir": ({}, [files / "d1", files / "d2"]),
         "--unix-socket": ({}, [files / "s1", files / "s2"]),
+        "--cluster-ca": (cluster, [files / "cert", cert]),
+        "--cluster-cert": (cluster, [files / "cert", cert]),
+        "--cluster-key": (cluster, [files / "key", key]),
     }
     if row.flag in paths:
         others, values = paths[row.flag]
@@ -113,7 +129,6 @@ def two_values(row: Setting, files: Path) -> tuple[dict[str, str], list[tuple[st
         return others, [(str(path), str(path)) for path in values]
     if type(row.default) is int:
         return {}, [("41", 41), ("42", 42)]
-    cluster = {"DFLOCKD_CLUSTER": "etcd://e", "DFLOCKD_ADVERTISE": "h:1"}
     if row.variable in cluster:
         others = {name: value for name, value in cluster.items() if name != row.variable}
         if row.flag == "--cluster":
@@ -438,3 +453,22 @@ def test_leases_in_a_cluster_are_short_unless_they_are_detached() -> None:
     assert (limits.max_lease, limits.max_detached_lease) == (60, 3600)
     shorter = settings(**CLUSTER, DFLOCKD_MAX_LEASE_TTL_S="40")
     assert (shorter.limits().max_lease, shorter.terms().max_lease) == (40, 40)
+
+
+def test_tls_with_etcd_needs_all_of_it(files: Path) -> None:
+    cert, key = str(files / "cert"), str(files / "key")
+    given = settings(**CLUSTER)
+    assert read_etcd_tls(given) is None
+    given = settings(**CLUSTER, DFLOCKD_CLUSTER_CA=cert)
+    assert read_etcd_tls(given) == EtcdTls((files / "cert").read_bytes(), None, None)
+    for names, missing in (
+        ({"DFLOCKD_CLUSTER_CERT": cert, "DFLOCKD_CLUSTER_KEY": key}, "--cluster-ca"),
+        ({"DFLOCKD_CLUSTER_CA": cert, "DFLOCKD_CLUSTER_CERT": cert}, "--cluster-key"),
+        ({"DFLOCKD_CLUSTER_CA": cert, "DFLOCKD_CLUSTER_KEY": key}, "--cluster-cert"),
+    ):
+        with pytest.raises(SettingError, match=f"{missing} is not set"):
+            read_etcd_tls(settings(**CLUSTER, **names))
+    with pytest.raises(SettingError, match=r"--cluster-ca: '/nowhere' cannot be read"):
+        read_etcd_tls(settings(**CLUSTER, DFLOCKD_CLUSTER_CA="/nowhere"))
+    with pytest.raises(SettingError, match="--cluster-ca is set and --cluster is not"):
+        settings(DFLOCKD_CLUSTER_CA=cert)

@@ -41,6 +41,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--cluster-prefix", metavar="TEXT", help="prefix of its keys [DFLOCKD_CLUSTER_PREFIX]"
     )
+    for name, text in (
+        ("ca", "authorities of etcd's certificate"),
+        ("cert", "certificate to show to etcd"),
+        ("key", "its private key"),
+    ):
+        variable = f"DFLOCKD_CLUSTER_{name.upper()}"
+        parser.add_argument(f"--cluster-{name}", metavar="FILE", help=f"{text} (PEM) [{variable}]")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def add(name: str, command: Command, text: str) -> argparse.ArgumentParser:

@@ -35,6 +35,7 @@ from dflockd.shards.store import (
     check_ttl,
     check_txn,
 )
+from dflockd.shards.tls import EtcdTls
 
 try:
     import grpc
@@ -77,9 +78,13 @@ _REFUSALS = {
 class _Member:
     """One endpoint and a connection to it."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, tls: EtcdTls | None) -> None:
         self.endpoint = endpoint
-        self.channel = rpc.insecure_channel(endpoint, options=_OPTIONS)
+        if tls is None:
+            self.channel = rpc.insecure_channel(endpoint, options=_OPTIONS)
+        else:
+            credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
+            self.channel = rpc.secure_channel(endpoint, credentials, options=_OPTIONS)
         self.kv = rpc.KVStub(self.channel)
         self.leases = rpc.LeaseStub(self.channel)
         self.watches = rpc.WatchStub(self.channel)
@@ -107,12 +112,15 @@ class EtcdStore:
         endpoints: ``host:port`` or ``host`` (then port 2379) of the members of one etcd cluster.
         timeout: seconds that a call may take, over all endpoints. A watch that is silent for so
             long is asked for a sign of life, and ends if there is none for as long again.
+        tls: how to speak TLS; ``None`` does not.
 
     Raises:
         InvalidArgumentError: no endpoints, or no time.
     """
 
-    def __init__(self, endpoints: Sequence[str], *, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self, endpoints: Sequence[str], *, timeout: float = TIMEOUT, tls: EtcdTls | None = None
+    ) -> None:
         if isinstance(endpoints, str) or not endpoints or not all(endpoints):
             raise InvalidArgumentError(
                 f"endpoints is {endpoints!r}: give a list, such as ['127.0.0.1:{DEFAULT_PORT}']"
@@ -121,6 +129,7 @@ class EtcdStore:
             raise InvalidArgumentError(f"timeout is {timeout!r}: give seconds, more than 0")
         self.endpoints = tuple(e if ":" in e else f"{e}:{DEFAULT_PORT}" for e in endpoints)
         self._timeout = timeout
+        self._tls = tls
         self._members: list[_Member] = []
         """In the order in which they are tried."""
         self._closing: set[asyncio.Task[None]] = set()
@@ -152,7 +161,7 @@ class EtcdStore:
         key, end = _range(prefix)
         create = rpc.WatchCreateRequest(key=key, range_end=end, start_revision=from_revision)
         # A connection of its own: that of the calls is given up when one of them is not answered.
-        member = _Member((await self._connected(self._timeout)).endpoint)
+        member = _Member((await self._connected(self._timeout)).endpoint, self._tls)
         try:
             async with contextlib.aclosing(self._responses(member, create)) as responses:
                 async for response in responses:
@@ -227,7 +236,7 @@ class EtcdStore:
     async def _connected(self, timeout: float) -> _Member:
         """Return the first endpoint that has a connection, or else the first to get one."""
         if not self._members:
-            self._members = [_Member(endpoint) for endpoint in self.endpoints]
+            self._members = [_Member(endpoint, self._tls) for endpoint in self.endpoints]
         if self._members[0].ready:
             return self._members[0]
         deadline = time.monotonic() + timeout
@@ -251,7 +260,7 @@ class EtcdStore:
         """Put an endpoint last, and connect anew: only one that is alive will have a connection."""
         if member in self._members:
             self._members.remove(member)
-            self._members.append(_Member(member.endpoint))
+            self._members.append(_Member(member.endpoint, self._tls))
             self._give_up(member)
 
     def _give_up(self, member: _Member) -> None:

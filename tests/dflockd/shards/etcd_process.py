@@ -12,11 +12,12 @@ from pathlib import Path
 
 from examples.demo.stage import Process, StageError
 
-SERVING = "serving client traffic insecurely"
-
 
 class Etcd(Process):
     """etcd on a free port, which it keeps when it is restarted, as it keeps its data."""
+
+    scheme = "http"
+    serving = "serving client traffic insecurely"
 
     def __init__(self, directory: str | Path, name: str = "etcd") -> None:
         super().__init__(directory, name)
@@ -38,7 +39,7 @@ class Etcd(Process):
         os.kill(self.pid, signal.SIGCONT)
 
     def _command(self) -> Sequence[str]:
-        here, anywhere = f"http://{self.endpoint}", "http://127.0.0.1:0"
+        here, anywhere = f"{self.scheme}://{self.endpoint}", "http://127.0.0.1:0"
         options = {
             "--name": self.name,
             "--data-dir": str(self.directory.resolve() / f"{self.name}.data"),
@@ -55,7 +56,7 @@ class Etcd(Process):
         return [etcd_executable(), *words, "--unsafe-no-fsync"]
 
     def _after_start(self) -> None:
-        line = json.loads(self.wait_log(SERVING))
+        line = json.loads(self.wait_log(self.serving))
         self.port = int(line["address"].rpartition(":")[2])
 
 
