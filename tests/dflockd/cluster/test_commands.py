@@ -1,0 +1,215 @@
+"""`dflockd cluster` against a real etcd, in which the records of the servers are written by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from dflockd.shards import (
+    Cluster,
+    Put,
+    RevisionIs,
+    ShardMapping,
+    Store,
+    follow,
+    format_shard_value,
+    parse_shard_value,
+)
+from dflockd.shards.etcd import EtcdStore
+from tests.dflockd.shards.etcd_process import Etcd
+
+_numbers = itertools.count()
+
+NODES = ["10.0.0.1:6388", "10.0.0.2:6388", "10.0.0.3:6388"]
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with Etcd(tmp_path_factory.mktemp("etcd")) as process:
+        yield process
+
+
+@pytest.fixture
+async def store(etcd: Etcd) -> AsyncIterator[Store]:
+    store = EtcdStore([etcd.endpoint], timeout=10)
+    yield store
+    await store.close()
+
+
+class Servers:
+    """Servers that have registered, and take over whatever is given to them."""
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self.store = store
+        self.prefix = prefix
+        self.clusters = {node: Cluster(store, node, prefix=prefix, ttl=60) for node in NODES}
+
+    async def start(self, *nodes: str) -> None:
+        for node in nodes:
+            assert await self.clusters[node].registration.register()
+
+    async def serve(self) -> None:
+        """Do what real servers do about targets, without any locks, until cancelled."""
+        async for news in follow(self.store, f"{self.prefix}/shard/"):
+            changed = news if isinstance(news, list) else []
+            for event in changed:
+                assert event.record is not None
+                record = parse_shard_value(event.record.value)
+                if record.current != record.target:
+                    taken = format_shard_value(record._replace(current=record.target)).encode()
+                    await self.store.txn(
+                        [RevisionIs(event.key, event.revision)], [Put(event.key, taken)]
+                    )
+
+    async def mapping(self) -> ShardMapping:
+        return await self.clusters[NODES[0]].mapper.load_shard_mapping()
+
+
+@pytest.fixture
+async def servers(store: Store) -> AsyncIterator[Servers]:
+    """Two that serve all shards, and a third that has just come."""
+    servers = Servers(store, f"/commands-{next(_numbers)}")
+    await servers.start(*NODES)
+    mapper = servers.clusters[NODES[0]].mapper
+    mapping = await mapper.create_shard_mapping(NODES[:2])
+    served = {s: r._replace(current=r.target) for s, r in enumerate(mapping.records)}
+    await mapper.store_shard_mapping(mapping.with_records(served))
+    serving = asyncio.ensure_future(servers.serve())
+    yield servers
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+
+
+async def command(
+    etcd: Etcd, servers: Servers, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    return await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "dflockd", "cluster", *arguments],
+        env={
+            **os.environ,
+            "DFLOCKD_CLUSTER": f"etcd://{etcd.endpoint}",
+            "DFLOCKD_CLUSTER_PREFIX": servers.prefix,
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+async def output(etcd: Etcd, servers: Servers, *arguments: str) -> str:
+    done = await command(etcd, servers, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+async def test_status(etcd: Etcd, servers: Servers, store: Store) -> None:
+    await store.txn([], [Put(f"{servers.prefix}/leaving/{NODES[1]}", b"x")])
+    text = await output(etcd, servers, "status")
+    *rows, last = text.splitlines()
+    assert last == "8192 shards: 8192 served, 0 moving, 0 without a server, 0 pinned"
+    assert [row.split() for row in rows] == [
+        ["server", "serves", "is", "to", "serve"],
+        [NODES[0], "4096", "4096", "leader"],
+        [NODES[1], "4096", "4096", "leaving"],
+        [NODES[2], "0", "0"],
+    ]
+
+
+async def test_status_names_shards_that_nobody_will_serve(etcd: Etcd, servers: Servers) -> None:
+    cluster = servers.clusters[NODES[1]]
+    await cluster.mapper.pin_shard(1)  # the second node's
+    await cluster.registration.end()
+    text = await output(etcd, servers, "status")
+    assert f"{NODES[1]}    4096         4096  gone" in text
+    assert "1 shards are pinned to servers that are gone, the first of them 1: start" in text
+
+
+async def test_status_for_scripts(etcd: Etcd, servers: Servers) -> None:
+    found = json.loads(await output(etcd, servers, "status", "--json"))
+    assert found["servers"] == NODES
+    assert found["leader"] == NODES[0]
+    assert len(found["shards"]) == 8192
+    assert found["shards"][3] == {
+        "target": NODES[1],
+        "current": NODES[1],
+        "epoch": 0,
+        "pinned": False,
+    }
+
+
+async def test_rebalance_waits_until_the_servers_have_moved_them(
+    etcd: Etcd, servers: Servers
+) -> None:
+    text = await output(etcd, servers, "rebalance")
+    assert text.startswith("2730 shards moved in ")
+    assert dict((await servers.mapping()).counts()) == dict(
+        zip(NODES, (2731, 2731, 2730), strict=True)
+    )
+    assert (await output(etcd, servers, "rebalance")).startswith("0 shards moved in ")
+
+
+async def test_pinned_shards_stay_unless_they_are_moved_by_name(
+    etcd: Etcd, servers: Servers
+) -> None:
+    assert await output(etcd, servers, "pin", "0-9", "key:object-123") == "11 shards pinned\n"
+    mapping = await servers.mapping()
+    assert [s for s, r in enumerate(mapping.records) if r.pinned] == [*range(10), 3531]
+    assert await output(etcd, servers, "unpin", "9") == "1 shards unpinned\n"
+
+    text = await output(etcd, servers, "move", "key:object-123", "--to", NODES[2])
+    assert text.startswith("1 shards moved in ")
+    assert format_shard_value((await servers.mapping())[3531]) == f"{NODES[2]},{NODES[2]},f=pinned"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "error"),
+    [
+        (["move", "1", "--to", "10.0.0.9:1"], 1, "node '10.0.0.9:1' is not alive: 10.0.0.1:6388, "),
+        (["move", "1"], 2, "the following arguments are required: --to"),
+        (["pin", "8192"], 2, "shard '8192' does not exist: they are 0 to 8191"),
+        (["pin", "x"], 2, "shard 'x' is none: write 7, 0-99 or key:NAME"),
+        (["pin", "9-"], 2, "shard '9-' is none"),
+        (["frobnicate"], 2, "invalid choice: 'frobnicate'"),
+        ([], 2, "the following arguments are required: COMMAND"),
+    ],
+)
+async def test_what_is_refused_changes_nothing(
+    etcd: Etcd, servers: Servers, arguments: list[str], status: int, error: str
+) -> None:
+    before = await servers.mapping()
+    done = await command(etcd, servers, *arguments)
+    assert (done.returncode, done.stdout) == (status, "")
+    [line] = done.stderr.splitlines()
+    assert line.startswith("dflockd cluster: ")
+    assert error in line
+    assert await servers.mapping() == before
+
+
+def test_without_a_cluster() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dflockd", "cluster", "status"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "--cluster is not set: write --cluster etcd://host:2379" in done.stderr
+    down = subprocess.run(
+        [sys.executable, "-m", "dflockd", "cluster", "--cluster", "etcd://127.0.0.1:1", "status"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert down.returncode == 1
+    assert "no connection to etcd at 127.0.0.1:1 within 2 s" in down.stderr
