@@ -182,7 +182,8 @@ class Member:
         if self._timer is not None:
             self._timer.cancel()
         now = time.monotonic()
-        deadline = self.node.next_deadline()
+        # It may be endless, which a timer cannot be.
+        deadline = min(self.node.next_deadline(), now + self.node.terms.promise)
         if not self._lapsed:
             deadline = min(deadline, self.node.promised)
         self._timer = self._loop.call_later(max(0.0, deadline - now), self._due)
