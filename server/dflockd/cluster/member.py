@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import time
 import uuid
@@ -204,4 +205,13 @@ class Member:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            # Half of a server would keep its shards and not know what becomes of them. The others
+            # know what to do about one that is dead.
+            logger.critical("ending: unexpected error", exc_info=exc)
+            logging.shutdown()
+            os._exit(1)
