@@ -8,7 +8,7 @@ STAMP := $(VENV)/.stamp
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types soak chaos bench format clean
+.PHONY: help demo test lint types soak chaos smoke bench format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,9 @@ soak: $(STAMP) ## run the soak tests (minutes)
 
 chaos: $(STAMP) ## run real processes under faults, and judge the history (ARGS='--help')
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+smoke: $(STAMP) ## build the images and run the containers; needs Docker (ARGS='-k beat')
+	@$(BIN)/python -m tests.smoke $(ARGS)
 
 bench: $(STAMP) ## run the benchmarks
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-bench.txt
@@ -65,5 +68,5 @@ $(STAMP): pyproject.toml server/pyproject.toml requirements-dev.txt
 	@echo "Installing requirements-dev.txt into $(VENV) (a minute the first time) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@echo "Installing dflockd-py and celery-dflock, editable ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e 'server[uvloop]' -e .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e 'server[http,uvloop]' -e .
 	@touch $@

@@ -24,6 +24,8 @@ from dflockd.statedir import StateDir, StateError
 from dflockd.table import LockTable, Mint
 
 if TYPE_CHECKING:
+    from dflockd.http import HttpServer
+    from dflockd.journal import Journal
     from dflockd.shards.etcd import EtcdStore
 
 LEAVE_SHARE = 0.75
@@ -40,8 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["cluster"]:
         return _command(arguments[1:])
+    if arguments[:1] == ["top"]:
+        return _top(arguments[1:])
     try:
         settings = load(arguments, os.environ, __version__)
+        _check_extra(settings)
     except SettingError as exc:
         print(f"dflockd: {exc}", file=sys.stderr)
         return 2
@@ -66,6 +71,19 @@ def _command(arguments: Sequence[str]) -> int:
         print(f"dflockd cluster: {exc}", file=sys.stderr)
         return 1
     return 0
+
+
+def _top(arguments: Sequence[str]) -> int:
+    """Carry out ``dflockd top``."""
+    try:
+        from dflockd.top.command import main as top
+    except ModuleNotFoundError as exc:
+        print(
+            f"dflockd top needs {exc.name}, which is not installed: pip install 'dflockd-py[top]'",
+            file=sys.stderr,
+        )
+        return 1
+    return top(arguments)
 
 
 async def _run(where: Mapping[str, Any], parsed: argparse.Namespace) -> None:
@@ -109,10 +127,13 @@ async def _serve(settings: Settings) -> int:
         logger.error("%s", exc)
         return 1
     server = Server(table, settings.server_options(), state)
-    if not await _listen(server, settings, _kept(state)):
+    http = _http(server, settings, journal=state.journal if state is not None else None)
+    if not await _listen(server, http, settings, _kept(state)):
         return 1
     await stopped.wait()
     await server.stop()
+    if http is not None:
+        await http.stop()
     if state is not None:
         try:
             state.close(time.monotonic())
@@ -148,7 +169,8 @@ async def _serve_shards(settings: Settings) -> int:
         wall=time.time_ns,
     )
     server = Server(node.table, settings.server_options())
-    if not await _listen(server, settings, f"{node.address} in {settings['cluster_prefix']}"):
+    http = _http(server, settings, cluster=node)
+    if not await _listen(server, http, settings, f"{node.address} in {settings['cluster_prefix']}"):
         return 1
     name = f"etcd {', '.join(store.endpoints)}"
     member = Member(node, store, server.carry_out, name=name)
@@ -158,6 +180,8 @@ async def _serve_shards(settings: Settings) -> int:
     if not await member.stop(patience):
         logger.warning("not every shard was handed over: their next servers wait for holders")
     await server.stop()
+    if http is not None:
+        await http.stop()
     logger.info("stopped")
     return 0
 
@@ -186,7 +210,34 @@ def _begin(settings: Settings) -> asyncio.Event:
     return stopped
 
 
-async def _listen(server: Server, settings: Settings, what: str) -> bool:
+def _check_extra(settings: Settings) -> None:
+    if settings["http_port"] is None:
+        return
+    try:
+        import dflockd.http  # noqa: F401
+    except ModuleNotFoundError as exc:
+        raise SettingError(
+            f"--http-port needs {exc.name}, which is not installed: pip install 'dflockd-py[http]'"
+        ) from None
+
+
+def _http(
+    server: Server,
+    settings: Settings,
+    *,
+    journal: Journal | None = None,
+    cluster: Node | None = None,
+) -> HttpServer | None:
+    """Return what is to show the server over HTTP, if anything is."""
+    if settings["http_port"] is None:
+        return None
+    from dflockd.http import HttpOptions, HttpServer
+
+    options = HttpOptions(host=settings["http_host"], port=settings["http_port"], tls=settings.tls)
+    return HttpServer(server, options, journal=journal, cluster=cluster)
+
+
+async def _listen(server: Server, http: HttpServer | None, settings: Settings, what: str) -> bool:
     try:
         await server.start()
     except (OSError, UnicodeError) as exc:
@@ -197,6 +248,19 @@ async def _listen(server: Server, settings: Settings, what: str) -> bool:
     logger.info("dflockd %s, %s: %s", __version__, loop, what)
     for address in server.addresses:
         logger.info("listening on %s", address)
+    return http is None or await _show(http, settings)
+
+
+async def _show(http: HttpServer, settings: Settings) -> bool:
+    try:
+        await http.start()
+    except (OSError, UnicodeError) as exc:
+        where = f"{settings['http_host']}:{settings['http_port']}"
+        logger.error(
+            "cannot listen on %s: %s: choose another --http-host or --http-port", where, exc
+        )
+        return False
+    logger.info("health, metrics and the live page: %s", " ".join(http.urls))
     return True
 
 

@@ -309,6 +309,20 @@ SETTINGS: tuple[Setting, ...] = (
         "Unix socket to listen on as well",
     ),
     Setting(
+        "--http-host",
+        "DFLOCKD_HTTP_HOST",
+        "127.0.0.1",
+        _text("a host name or address"),
+        "Bind address of health, metrics and the live page",
+    ),
+    Setting(
+        "--http-port",
+        "DFLOCKD_HTTP_PORT",
+        None,
+        _number(0, 65535),
+        "Port of health, metrics and the live page, which there are none of without it",
+    ),
+    Setting(
         "--log-level",
         "DFLOCKD_LOG_LEVEL",
         "INFO",
@@ -396,6 +410,11 @@ def load(arguments: Sequence[str], environ: Mapping[str, str], version: str) -> 
             f"anybody who reaches {values['host']} can take and release locks: "
             "set --auth-token-file, or --host 127.0.0.1"
         )
+    if secret is None and values["http_port"] is not None and not _is_loopback(values["http_host"]):
+        warnings.append(
+            f"anybody who reaches {values['http_host']} can see who holds what: "
+            "set --auth-token-file, or --http-host 127.0.0.1"
+        )
     return Settings(values, secret, _tls(values), tuple(warnings))
 
 
@@ -435,6 +454,17 @@ def load_cluster(flags: argparse.Namespace, environ: Mapping[str, str]) -> Mappi
     return values
 
 
+def load_token(flags: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
+    """Return the shared secret for a client: of a variable, or of the file that was named.
+
+    Raises:
+        SettingError: it cannot be read, or is said twice.
+    """
+    flags = argparse.Namespace(auth_token=None, auth_token_file=flags.auth_token_file)
+    secret = _secret({s.name: _value(s, flags, environ) for s in SETTINGS if s.name in vars(flags)})
+    return secret.decode(errors="surrogateescape") if secret is not None else None
+
+
 def read_etcd_tls(values: Mapping[str, Any] | Settings) -> EtcdTls | None:
     """Return what ``--cluster-ca``, ``-cert`` and ``-key`` name; ``None`` without any of them.
 
@@ -471,7 +501,7 @@ def _parser(version: str) -> argparse.ArgumentParser:
         prog="dflockd",
         description="A lock server: FIFO locks and semaphores with leases.",
         epilog="A variable that is set wins over its flag. `dflockd cluster --help`: commands for "
-        "a cluster.",
+        "a cluster. `dflockd top --help`: a live view of who holds what.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"dflockd {version}")

@@ -130,6 +130,16 @@ class Journal:
         self._map: mmap.mmap | None = None
         self._position = 0
 
+    @property
+    def segments(self) -> int:
+        """How many files it has."""
+        return self._number - self._oldest + 1
+
+    @property
+    def live_size(self) -> int:
+        """Bytes of it that count: the latest record of each hold."""
+        return self._live_bytes
+
     # What an earlier process has left.
 
     @property

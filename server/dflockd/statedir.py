@@ -110,8 +110,8 @@ class StateDir:
         try:
             if generation == 1:
                 self._save()  # a journal without a state file would be refused
-            self._journal = Journal(self._path, generation)
-            self._journal.start(table.changes, table.fence)
+            self.journal = Journal(self._path, generation)
+            self.journal.start(table.changes, table.fence)
             # Until here all is as the last process left it, and from here on it is this one's.
             self._save(
                 generation=generation,
@@ -121,7 +121,7 @@ class StateDir:
                 longest_lease=math.ceil(max(leases)),
                 fence=table.fence + RESERVED,
             )
-            self._journal.drop_others()
+            self.journal.drop_others()
         except OSError as exc:
             raise self._unusable(exc) from exc
         table.changes.clear()
@@ -139,7 +139,7 @@ class StateDir:
         if longest > self._state["longest_lease"]:
             # Rarely: twice the time, so that leases which grow little by little cost little.
             self._save(longest_lease=max(longest, min(2 * longest, self._limits.max_lease)))
-        self._journal.record(changes, fence)
+        self.journal.record(changes, fence)
 
     def close(self, now: float) -> None:
         """Note that everything is there, even if the machine is stopped next.
@@ -147,7 +147,7 @@ class StateDir:
         Raises:
             OSError: it is not.
         """
-        self._journal.close()
+        self.journal.close()
         self._save(clean=True, stopped=now)
         os.close(self._lock)
 

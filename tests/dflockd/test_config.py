@@ -58,6 +58,8 @@ DOCUMENTED: dict[str, tuple[str, Any]] = {
     "--cluster-max-lease-ttl": ("DFLOCKD_CLUSTER_MAX_LEASE_TTL_S", 60),
     "--cluster-rebalance": ("DFLOCKD_CLUSTER_REBALANCE", False),
     "--unix-socket": ("DFLOCKD_UNIX_SOCKET", None),
+    "--http-host": ("DFLOCKD_HTTP_HOST", "127.0.0.1"),
+    "--http-port": ("DFLOCKD_HTTP_PORT", None),
     "--log-level": ("DFLOCKD_LOG_LEVEL", "INFO"),
 }
 
@@ -138,6 +140,8 @@ def two_values(row: Setting, files: Path) -> tuple[dict[str, str], list[tuple[st
         "--cluster-prefix": [("/a", "/a"), ("/b", "/b")],
         "--cluster-rebalance": [("0", False), ("yes", True)],
         "--host": [("127.0.0.1", "127.0.0.1"), ("::1", "::1")],
+        "--http-host": [("127.0.0.2", "127.0.0.2"), ("::1", "::1")],
+        "--http-port": [("41", 41), ("42", 42)],
         "--auth-token": [("one", "one"), ("two", "two")],
         "--log-level": [("debug", "DEBUG"), ("ERROR", "ERROR")],
         "--auto-release-on-disconnect": [("0", False), ("yes", True)],

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from dflockd.server.session import Session
 from dflockd.table import Effect, Hold, LockTable
-from dflockd.wire import Evict, Request, Status, encode_reply
+from dflockd.wire import Evict, Reply, Request, Space, Status, encode_reply
 
 BACKLOG = 1024
 
@@ -70,6 +70,10 @@ class Server:
         self.keeper = keeper
         self.sessions: dict[int, Session] = {}
         self.draining = False
+        self.turned_away = 0
+        """Connections that were refused: too many, or too late."""
+        self.unauthorized = 0
+        """Connections that had not got the shared secret."""
         self._listeners: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
         self._wakes = 0.0
@@ -149,6 +153,15 @@ class Server:
             await self._all_gone()
         if self._timer is not None:
             self._timer.cancel()
+
+    def evict(self, space: Space, key: bytes, fence: int, who: str) -> Reply:
+        """End a hold on the word of an operator, and return what its table says to that."""
+        logger.warning("%s evicts the holder of %r with fence %d", who, key, fence)
+        operator = self.table.connect()
+        effects = self.table.handle(operator, Evict(space, key, fence), _now())
+        effects += self.table.disconnect(operator, _now(), clean=True)
+        self._dispatch([effect for effect in effects if effect[0] != operator.id])
+        return next(reply for number, reply in effects if number == operator.id)
 
     # What sessions call.
 

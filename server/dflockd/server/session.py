@@ -65,6 +65,7 @@ class Session(asyncio.Protocol):
         self._server.sessions[self.peer.id] = self
         limit = self._server.options.max_connections
         if self._server.draining or (limit and len(self._server.sessions) > limit):
+            self._server.turned_away += 1
             logger.warning("connection refused: %s", "draining" if self._server.draining else limit)
             self._end()
             return
@@ -186,6 +187,7 @@ class Session(asyncio.Protocol):
 
     def _refuse(self) -> None:
         # The pause slows down guessing; what else the peer has sent is not looked at.
+        self._server.unauthorized += 1
         logger.warning("connection %d: wrong or missing auth token", self.peer.id)
         self._trusted = False
         self._stalled = True

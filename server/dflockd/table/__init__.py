@@ -5,6 +5,7 @@ service is decided here, in one synchronous step for each event, so that it can 
 naive model with a clock that the test turns.
 """
 
+from dflockd.table.counts import Counts, Histogram
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.mint import Mint
 from dflockd.table.sharded import Directory, Place, ShardTable, Snapshot
@@ -12,11 +13,13 @@ from dflockd.table.state import Entry, Group, Hold, Kept, Peer, Waiter
 from dflockd.table.table import Effect, Limits, LockTable
 
 __all__ = [
+    "Counts",
     "Deadlines",
     "Directory",
     "Effect",
     "Entry",
     "Group",
+    "Histogram",
     "Hold",
     "Kept",
     "Limits",

@@ -80,10 +80,15 @@ class ShardTable(LockTable):
         limits: how much it gives.
         mint: what makes tokens, and knows those of the other servers of the cluster.
         directory: which key is in which shard, and which shard is where.
+        stretch: how many times as long as they are said to be leases are here: the clock of a holder
+            may run slower than this one's, and that of the shard's next server faster.
     """
 
-    def __init__(self, limits: Limits, mint: Mint, directory: Directory) -> None:
+    def __init__(
+        self, limits: Limits, mint: Mint, directory: Directory, *, stretch: float = 1
+    ) -> None:
         super().__init__(limits, mint)
+        self._stretch = stretch
         self.groups: dict[int, Group] = {}
         """What is here, by shard."""
         self._directory = directory
@@ -103,20 +108,35 @@ class ShardTable(LockTable):
         lapsed, self._promised = now >= self._promised, max(self._promised, until)
         return self._give_withheld(now) if lapsed else []
 
-    def open(self, shard: int, fence: int, *, recovers_until: float | None = None) -> None:
-        """Begin to serve a shard, with fences beyond `fence`; see `LockTable.recover` for the rest."""
+    def open(
+        self,
+        shard: int,
+        fence: int,
+        *,
+        opens_at: float | None = None,
+        recovers_until: float | None = None,
+    ) -> None:
+        """Begin to serve a shard, with fences beyond `fence`.
+
+        Args:
+            shard: the shard.
+            fence: no lock of it has been granted with a larger one.
+            opens_at: until when another server may serve it.
+            recovers_until: see `LockTable.recover`.
+        """
         group = self.groups[shard] = Group(self._mint.beginning(fence))
+        group.opens_at = opens_at
         group.recovers_until = recovers_until
 
-    def load(self, shard: int, snapshot: Snapshot, stretch: float, now: float) -> None:
-        """Take in what another server had of the shard: all leases begin anew, stretched.
+    def load(self, shard: int, snapshot: Snapshot, now: float) -> None:
+        """Take in what another server had of the shard: all leases begin anew.
 
-        Their holders may have renewed in the last moment before, on clocks that run slower than
-        this one. The holds belong to nobody until they are renewed.
+        Their holders may have renewed in the last moment before. The holds belong to nobody until
+        they are renewed.
         """
         group = self.groups[shard]
         for kept in snapshot.holds:
-            self._restore(group, kept, kept.lease * stretch, now)
+            self._restore(group, kept, kept.lease, now)
         for place in snapshot.places:
             entry = group.spaces[place.space].get(place.key)
             if entry is None:
@@ -134,14 +154,14 @@ class ShardTable(LockTable):
         group.frozen = True
         snapshot = Snapshot([], [])
         for entry in _entries(group):
-            waiting = list(entry.waiters or ())
+            first = []
             for hold in entry.holds.values():
                 if hold.told:
                     snapshot.holds.append(hold.kept())
                 elif hold.place is not None:
-                    # Nobody knows of this grant: its place is still the first in the queue.
-                    waiting.insert(0, hold.place)
-            for waiter in waiting:
+                    # Nobody knows of this grant: its place is still ahead of all who wait.
+                    first.append(hold.place)
+            for waiter in (*first, *(entry.waiters or ())):
                 if waiter.peer.id:
                     waiter.place = group.mint.mint(entry.space, entry.key)[1]
                 snapshot.places.append(
@@ -162,6 +182,23 @@ class ShardTable(LockTable):
         self.groups[shard].frozen = False
         return self._give_withheld(now)
 
+    def send_away(self) -> list[Effect]:
+        """Answer all who wait: another server may have replaced this one long ago.
+
+        Places by enqueue stay, for those who come back.
+        """
+        effects: list[Effect] = []
+        for peer in self._peers.values():
+            waiter = peer.waiting
+            if waiter is not None:
+                if waiter.two_phase:
+                    self._deadlines.clear(waiter)
+                    peer.waiting = None
+                else:
+                    self._leave(waiter)
+                effects.append((peer.id, LAPSED))
+        return effects
+
     def drop(self, shard: int, reply: Refusal) -> tuple[list[Effect], set[int]]:
         """Forget a shard; who waits is sent away with `reply`, and its place if there is one.
 
@@ -171,10 +208,11 @@ class ShardTable(LockTable):
         effects: list[Effect] = []
         owners: dict[int, Peer] = {}
         for entry in list(_entries(self.groups.pop(shard))):
+            self.counts.dropped += len(entry.holds)
             for hold in list(entry.holds.values()):
                 self._deadlines.clear(hold)
                 if hold.owner is not None:
-                    del hold.owner.holds[hold.fence]
+                    del hold.owner.holds[hold]
                     owners[hold.owner.id] = hold.owner
                 if hold.place is not None:
                     self._forget_place(hold.place)
@@ -198,6 +236,10 @@ class ShardTable(LockTable):
         }
         return effects, idle
 
+    def each_group(self) -> Iterable[Group]:
+        """Return all that is in the table."""
+        return self.groups.values()
+
     # What the table asks itself.
 
     def _group_of(self, key: bytes) -> Group | Refusal:
@@ -210,10 +252,13 @@ class ShardTable(LockTable):
     def _serving(self, key: bytes, now: float) -> Group | Refusal:
         group = self._group_of(key)
         is_here = group is FROZEN or isinstance(group, Group)
-        return LAPSED if is_here and now >= self._promised else group
-
-    def _groups(self) -> Iterable[Group]:
-        return self.groups.values()
+        if is_here and now >= self._promised:
+            return LAPSED
+        if isinstance(group, Group) and group.opens_at is not None:
+            if now < group.opens_at:
+                return Recovering(math.ceil((group.opens_at - now) * 1000))
+            group.opens_at = None
+        return group
 
     def _remove(self, entry: Entry) -> None:
         self._withheld.pop(entry, None)
@@ -279,9 +324,12 @@ class ShardTable(LockTable):
         if waiter is None or waiter.entry is not entry:
             return super()._join(entry, peer, lease, now, two_phase=two_phase)
         self._taking = None
+        waiter.lease = lease
+        return self._taken_up(waiter, peer, two_phase=two_phase)
+
+    def _taken_up(self, waiter: Waiter, peer: Peer, *, two_phase: bool) -> Waiter:
         self._deadlines.clear(waiter)
         waiter.peer = peer
-        waiter.lease = lease
         waiter.two_phase = two_phase
         return waiter
 
@@ -299,10 +347,19 @@ class ShardTable(LockTable):
         place = peer.places.get(name)
         if place is None:
             group = self._group_of(request.key)
+            if isinstance(group, Recovering):
+                return group
             left = peer.left.pop(name, b"")
             if not isinstance(group, Group):
                 return _naming(group, left)
-        elif place.hold is not None:
+            if left in self._absent:
+                # Its shard has been elsewhere, and is here again.
+                waiter = peer.places[name] = self._taken_up(
+                    self._absent.pop(left), peer, two_phase=True
+                )
+                if len(waiter.entry.holds) < waiter.entry.limit:
+                    self._promote(waiter.entry, now, effects)
+        else:
             serving = self._serving(request.key, now)
             if not isinstance(serving, Group):
                 return serving

@@ -12,13 +12,15 @@ from dflockd.wire import Space
 class Group:
     """The entries of one group of keys, which can be looked at, moved or dropped as a whole."""
 
-    __slots__ = ("ended", "frozen", "mint", "recovers_until", "spaces")
+    __slots__ = ("ended", "frozen", "mint", "opens_at", "recovers_until", "spaces")
 
     def __init__(self, mint: Mint) -> None:
         self.mint = mint
         """What counts its fences."""
         self.frozen = False
         """Whether nothing is granted, renewed or released, for all of it is about to leave."""
+        self.opens_at: float | None = None
+        """Until when nothing is granted or renewed, because somebody else may still do so."""
         self.spaces: tuple[dict[bytes, Entry], dict[bytes, Entry]] = ({}, {})
         self.recovers_until: float | None = None
         """Until when there are no grants, because of holds that are not in here any more."""
@@ -169,8 +171,8 @@ class Peer:
         self.label = b""
         self.detaches = False
         """Its end leaves its holds to their leases: it has declared a ``stable-ref``."""
-        self.holds: dict[int, Hold] = {}
-        """By fence."""
+        self.holds: dict[Hold, None] = {}
+        """In the order in which it got them. Fences would not do: those of two shards can be equal."""
         self.places: dict[tuple[Space, bytes], Waiter] = {}
         """Its two-phase places, until their ``wait`` is answered or their hold ends."""
         self.waiting: Waiter | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from dflockd.table import report
+from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.mint import Mint
 from dflockd.table.state import UNKNOWN, Entry, Group, Hold, Kept, Peer, Waiter
@@ -74,8 +75,13 @@ class LockTable:
     Every method takes the time, on a clock that never goes back, and returns the effects in order.
     """
 
+    _stretch: float = 1
+    """How many times as long as they are said to be leases are here."""
+
     def __init__(self, limits: Limits, mint: Mint, *, kept: bool = False) -> None:
-        self._limits = limits
+        self.limits = limits
+        self.counts = Counts()
+        """What has happened here."""
         self.changes: list[Hold] | None = [] if kept else None
         """The holds that the steps since it was last emptied have begun, extended or ended.
 
@@ -167,7 +173,7 @@ class LockTable:
                 place.hold.place = None
         peer.places.clear()
         self._expire(now, effects)
-        for hold in list(peer.holds.values()):
+        for hold in list(peer.holds):
             self._part(hold, peer, now, effects, clean=clean, silent=silent)
         return effects
 
@@ -216,6 +222,15 @@ class LockTable:
         """Return the number of keys that are held or waited for."""
         return self._size
 
+    def find(self, space: Space, key: bytes) -> Entry | Refusal | None:
+        """Return a key that is held or waited for, or what to answer if it is not for this table."""
+        group = self._group_of(key)
+        return group.spaces[space].get(key) if isinstance(group, Group) else group
+
+    def each_group(self) -> Iterable[Group]:
+        """Return all that is in the table."""
+        return (self._group,)
+
     # One handler for each request: returns its reply, or None where the request waits.
 
     def _acquire(
@@ -232,8 +247,10 @@ class LockTable:
             self._note(hold)
             return Granted(hold.token, lease)
         if self._is_full(entry):
+            self.counts.full += 1
             return Status.MAX_WAITERS
         if request.timeout == 0:
+            self.counts.busy += 1
             return Status.TIMEOUT
         waiter = self._join(entry, peer, lease, now, two_phase=False)
         self._block(waiter, request.timeout, now)
@@ -259,6 +276,7 @@ class LockTable:
             peer.places[name] = place
             return Enqueued(hold.token, lease)
         if self._is_full(entry):
+            self.counts.full += 1
             return Status.MAX_WAITERS
         peer.places[name] = self._join(entry, peer, lease, now, two_phase=True)
         return Status.QUEUED
@@ -275,6 +293,7 @@ class LockTable:
             self._extend(hold, place.lease, now)
             return Granted(hold.token, place.lease)
         if request.timeout == 0:
+            self.counts.timed_out += 1
             self._leave(place)
             return Status.TIMEOUT
         self._block(place, request.timeout, now)
@@ -287,6 +306,7 @@ class LockTable:
         hold = self._find(group, request.space, request.key, request.token)
         if hold is None:
             return self._release_forgotten(group, request, now)
+        self.counts.released += 1
         self._free(hold, now, effects)
         return Status.OK
 
@@ -299,21 +319,24 @@ class LockTable:
             return group
         hold = self._find(group, request.space, request.key, request.token)
         if hold is None:
-            reclaimed = self._reclaim(group, peer, request, lease, now)
-            return Renewed(lease) if reclaimed else Status.ERROR
+            if self._reclaim(group, peer, request, lease, now):
+                return Renewed(lease)
+            self.counts.unknown += 1
+            return Status.ERROR
+        self.counts.renewed.add(1 - (hold.deadline - now) / hold.span)
         self._extend(hold, lease, now)
         if hold.owner is not peer:
             if hold.owner is not None:
-                del hold.owner.holds[hold.fence]
+                del hold.owner.holds[hold]
             hold.owner = peer
             hold.detached = False
             hold.label = peer.label or hold.label
-            peer.holds[hold.fence] = hold
+            peer.holds[hold] = None
         return Renewed(lease)
 
     def _detach(self, peer: Peer, request: Detach, now: float, _effects: list[Effect]) -> Reply:
-        lease = self._limits.default_lease if request.lease is None else request.lease
-        if lease > self._limits.max_detached_lease:
+        lease = self.limits.default_lease if request.lease is None else request.lease
+        if lease > self.limits.max_detached_lease:
             return Status.ERROR
         group = self._serving(request.key, now)
         if not isinstance(group, Group):
@@ -323,7 +346,7 @@ class LockTable:
         if hold is None or hold.owner not in (peer, None):
             return Status.LEASE_EXPIRED
         if hold.owner is peer:
-            del peer.holds[hold.fence]
+            del peer.holds[hold]
         hold.owner = None
         hold.detached = True
         self._extend(hold, lease, now)
@@ -356,12 +379,13 @@ class LockTable:
         hold = entry.holds.get(request.fence) if entry is not None else None
         if hold is None:
             return Status.ERROR
+        self.counts.evicted += 1
         self._free(hold, now, effects)
         return Status.OK
 
     def _stats(self, _peer: Peer, _request: Stats, now: float, _effects: list[Effect]) -> Reply:
         connections = len(self._peers)
-        groups = self._groups()
+        groups = self.each_group()
         return report.fitting(
             lambda listed: report.stats(groups, self._size, connections, now, listed)
         )
@@ -380,7 +404,8 @@ class LockTable:
             group.ended.clear()
         entry = group.spaces[space].get(key)
         if entry is None:
-            if self._size >= self._limits.max_locks:
+            if self._size >= self.limits.max_locks:
+                self.counts.full += 1
                 return Status.MAX_LOCKS
             entry = self._add(group, space, key, limit)
         elif entry.limit == UNKNOWN:
@@ -396,9 +421,6 @@ class LockTable:
     def _serving(self, key: bytes, now: float) -> Group | Refusal:
         """Return the group that a key is in, if it may be granted and renewed there now."""
         return self._group
-
-    def _groups(self) -> Iterable[Group]:
-        return (self._group,)
 
     def _add(self, group: Group, space: Space, key: bytes, limit: int) -> Entry:
         self._size += 1
@@ -424,21 +446,23 @@ class LockTable:
         left = math.ceil(max(0.0, left) / RESTORE_STEP) * RESTORE_STEP
         self._deadlines.set(hold, left, now)
         group.mint.fence = max(group.mint.fence, kept.fence)
+        self.counts.returned += 1
         self._note(hold)
 
     def _lease(self, asked: int | None) -> int | None:
-        lease = self._limits.default_lease if asked is None else asked
-        return lease if lease <= self._limits.max_lease else None
+        lease = self.limits.default_lease if asked is None else asked
+        return lease if lease <= self.limits.max_lease else None
 
     def _grant(self, entry: Entry, peer: Peer, lease: int, now: float) -> Hold:
         fence, token = entry.group.mint.mint(entry.space, entry.key)
         hold = entry.holds[fence] = Hold(entry, fence, token, peer, now)
-        peer.holds[hold.fence] = hold
-        self._deadlines.set(hold, lease, now)
+        peer.holds[hold] = None
+        self._deadlines.set(hold, lease * self._stretch, now)
+        self.counts.granted += 1
         return hold
 
     def _extend(self, hold: Hold, span: float, now: float) -> None:
-        self._deadlines.reset(hold, span, now)
+        self._deadlines.reset(hold, span * self._stretch, now)
         self._note(hold)
 
     def _note(self, hold: Hold) -> None:
@@ -486,15 +510,17 @@ class LockTable:
             [other] = entry.holds.values()
             if other.fence > fence:
                 return False
+            self.counts.superseded += 1
             self._free(other, now, [])
             entry = None
         if entry is None:
             limit = 1 if is_lock else UNKNOWN
             entry = self._add(group, request.space, request.key, limit)
         hold = entry.holds[fence] = Hold(entry, fence, request.token, peer, now)
-        peer.holds[fence] = hold
-        self._deadlines.set(hold, lease, now)
+        peer.holds[hold] = None
+        self._deadlines.set(hold, lease * self._stretch, now)
         group.mint.fence = max(group.mint.fence, fence)
+        self.counts.returned += 1
         self._note(hold)
         return True
 
@@ -506,11 +532,12 @@ class LockTable:
         """End a hold whose deadline is no longer set, and give its slot to the next."""
         entry = hold.entry
         del entry.holds[hold.fence]
+        self.counts.held.add(now - hold.since)
         self._note(hold)
         if entry.group.recovers_until is not None:
             entry.group.ended.add(hold.fence)
         if hold.owner is not None:
-            del hold.owner.holds[hold.fence]
+            del hold.owner.holds[hold]
         if hold.place is not None:
             self._forget_place(hold.place)
         if entry.waiters:
@@ -529,8 +556,8 @@ class LockTable:
         silent: bool,
     ) -> None:
         """Say what becomes of a hold whose owner has ended."""
-        if self._limits.auto_release and not (peer.detaches or self._keeps_holds or silent):
-            patience = 0 if clean else self._limits.orphan_ttl
+        if self.limits.auto_release and not (peer.detaches or self._keeps_holds or silent):
+            patience = 0 if clean else self.limits.orphan_ttl
             if not patience:
                 self._free(hold, now, effects)
                 return
@@ -541,7 +568,7 @@ class LockTable:
     # Places in the queue.
 
     def _is_full(self, entry: Entry) -> bool:
-        most = self._limits.max_waiters
+        most = self.limits.max_waiters
         return bool(most and entry.waiters and len(entry.waiters) >= most)
 
     def _join(self, entry: Entry, peer: Peer, lease: int, now: float, *, two_phase: bool) -> Waiter:
@@ -549,6 +576,7 @@ class LockTable:
         if entry.waiters is None:
             entry.waiters = OrderedDict()
         entry.waiters[waiter] = None
+        self.counts.queued += 1
         return waiter
 
     def _block(self, waiter: Waiter, timeout: int, now: float) -> None:
@@ -566,6 +594,7 @@ class LockTable:
         entry = waiter.entry
         assert entry.waiters is not None
         del entry.waiters[waiter]
+        self.counts.gave_up += 1
         if not (entry.waiters or entry.holds):
             self._remove(entry)
         if waiter.peer.waiting is waiter:
@@ -587,6 +616,7 @@ class LockTable:
                 break  # its place came here before it: the others wait for it a moment
             del waiters[waiter]
             hold = self._grant(entry, peer, waiter.lease, now)
+            self.counts.waited.add(now - waiter.since)
             if peer.waiting is waiter:
                 self._deadlines.clear(waiter)
                 peer.waiting = None
@@ -604,10 +634,15 @@ class LockTable:
     def _expire(self, now: float, effects: list[Effect]) -> None:
         while (item := self._deadlines.pop(now)) is not None:
             if isinstance(item, Hold):
+                if item.detached:
+                    self.counts.lapsed += 1
+                else:
+                    self.counts.expired += 1
                 self._forget(item, now, effects)
             else:
                 self._time_out(item, now, effects)
 
     def _time_out(self, waiter: Waiter, _now: float, effects: list[Effect]) -> None:
+        self.counts.timed_out += 1
         self._give_up(waiter)
         effects.append((waiter.peer.id, Status.TIMEOUT))

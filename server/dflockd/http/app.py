@@ -1,0 +1,266 @@
+"""The HTTP server: what is asked for, answered from the table by way of `view` and `metrics`."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from dflockd import __version__
+from dflockd.http import view
+from dflockd.http.guard import WHO, add_headers, guard
+from dflockd.http.health import Cluster, look, probes_of
+from dflockd.http.metrics import Exposition, LoopLag, ServerCollector
+from dflockd.journal import Journal
+from dflockd.server import Server
+from dflockd.table import Entry
+from dflockd.wire import MAX_SECRET, Moved, Space, Status
+
+MAX_ROWS = 500
+"""Keys of one answer; more are had one after the other."""
+
+MAX_OFFSET = 10_000
+"""Keys that can be passed over: whoever looks for one beyond has a search."""
+
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpOptions:
+    """Where it listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 lets the system choose."""
+    tls: ssl.SSLContext | None = None
+
+
+class HttpServer:
+    """Shows one lock server over HTTP, in the same event loop.
+
+    Args:
+        server: what is shown. Its shared secret, if it has one, is asked for here too.
+        options: where.
+        journal: where it keeps its holds, if it does.
+        cluster: the cluster it is in, if it is.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        options: HttpOptions,
+        *,
+        journal: Journal | None = None,
+        cluster: Cluster | None = None,
+    ) -> None:
+        self._server = server
+        self._options = options
+        self._probes = probes_of(server, cluster)
+        self._journal = journal
+        self._cluster = cluster
+
+    async def start(self) -> None:
+        """Listen. The lock server has been started.
+
+        Raises:
+            OSError: the address cannot be bound; nothing is listening then.
+        """
+        self._started = time.monotonic()
+        self._lag = LoopLag(self._server.loop)
+        self._exposition = Exposition(
+            ServerCollector(self._server, self._probes, self._lag, self._journal, self._cluster)
+        )
+        app = web.Application(
+            middlewares=[guard(self._server.options.auth_secret, self._options.host)],
+            client_max_size=1024,
+        )
+        app.on_response_prepare.append(add_headers)
+        app.add_routes(self._routes())
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            keepalive_timeout=75,
+            # The longest secret, in base64.
+            max_field_size=MAX_SECRET * 4 // 3 + 1024,
+            shutdown_timeout=1,
+        )
+        await self._runner.setup()
+        site = web.TCPSite(
+            self._runner, self._options.host, self._options.port, ssl_context=self._options.tls
+        )
+        try:
+            await site.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    @property
+    def urls(self) -> list[str]:
+        """Where it answers."""
+        scheme = "https" if self._options.tls else "http"
+        names = (address[:2] for address in self._runner.addresses)
+        return [
+            f"{scheme}://[{host}]:{port}/" if ":" in host else f"{scheme}://{host}:{port}/"
+            for host, port in names
+        ]
+
+    async def stop(self) -> None:
+        """End, and close what is open."""
+        self._lag.stop()
+        await self._runner.cleanup()
+
+    def _routes(self) -> list[web.RouteDef]:
+        key = "/api/locks/{key:.+}"
+        return [
+            web.get("/healthz", self._health),
+            web.get("/readyz", self._readiness),
+            web.get("/metrics", self._metrics),
+            web.get("/api/stats", self._stats),
+            web.get("/api/shards", self._shards),
+            web.get("/api/locks", self._list),
+            # A key of dots alone cannot stand in the path: browsers take it for a way upwards.
+            web.get("/api/lock", self._show),
+            web.get(key, self._show),
+            web.delete("/api/lock", self._release),
+            web.delete(key, self._release),
+            *self._page(),
+        ]
+
+    def _page(self) -> list[web.RouteDef]:
+        routes = []
+        for file in sorted(files("dflockd.http").joinpath("page").iterdir(), key=lambda f: f.name):
+            kind = _TYPES[file.name.rpartition(".")[2]]
+            path = "/" if file.name == "index.html" else f"/{file.name}"
+            routes.append(web.get(path, _static(file.read_text("utf-8"), kind)))
+        return routes
+
+    # Health.
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readiness(self, _request: web.Request) -> web.Response:
+        ready, checks = look(self._probes)
+        body = {"ready": ready, "checks": [check._asdict() for check in checks]}
+        return web.json_response(body, status=200 if ready else 503)
+
+    # Numbers.
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        response = web.Response(body=await self._exposition.text())
+        response.headers["Content-Type"] = CONTENT_TYPE_PLAIN_0_0_4
+        return response
+
+    async def _stats(self, _request: web.Request) -> web.Response:
+        server, table = self._server, self._server.table
+        counts = table.counts
+        cluster = self._cluster
+        ready, checks = look(self._probes)
+        return web.json_response(
+            {
+                "version": __version__,
+                "uptime_s": round(time.monotonic() - self._started, 3),
+                "addresses": server.addresses,
+                "ready": ready,
+                "checks": [check._asdict() for check in checks],
+                "keys": len(table),
+                "max_keys": table.limits.max_locks,
+                "holds": counts.holding,
+                "waiters": counts.waiting,
+                "connections": len(server.sessions),
+                "totals": {
+                    "grants": counts.granted,
+                    "released": counts.released,
+                    "disconnected": counts.parted,
+                    "expired": counts.expired,
+                    "evicted": counts.evicted,
+                    "timeouts": counts.timed_out,
+                    "renewed": len(counts.renewed),
+                    "unknown_renewals": counts.unknown,
+                },
+                "can_release": server.options.auth_secret is not None,
+                "cluster": cluster and {"address": cluster.address, "shards": cluster.counts()},
+            }
+        )
+
+    async def _shards(self, _request: web.Request) -> web.Response:
+        if self._cluster is None:
+            return _refused(404, "this server is in no cluster")
+        return web.Response(body=self._cluster.report().json, content_type="application/json")
+
+    # Locks.
+
+    async def _list(self, request: web.Request) -> web.Response:
+        query = request.query
+        try:
+            limit = _number(query.get("limit", "100"), 1, MAX_ROWS)
+            offset = _number(query.get("offset", "0"), 0, MAX_OFFSET)
+        except ValueError as exc:
+            return _refused(400, f"limit or offset: {exc}")
+        sort = query.get("sort", "waiters")
+        if sort not in view.SORTS:
+            return _refused(400, f"sort: {sort!r} is not one of {', '.join(view.SORTS)}")
+        table = self._server.table
+        found, matched = await view.search(table, query.get("search", ""), sort, offset + limit)
+        now = time.monotonic()
+        rows = [view.row(entry, now) for entry in found[offset:] if entry.holds or entry.waiters]
+        return web.json_response({"total": len(table), "matched": matched, "locks": rows})
+
+    async def _show(self, request: web.Request) -> web.Response:
+        space, key = _named(request)
+        found = self._server.table.find(space, key)
+        if isinstance(found, Moved):
+            return _refused(404, f"its shard is on {found.server.decode()}")
+        entry = found if isinstance(found, Entry) else None
+        return web.json_response(view.detail(space, key, entry, time.monotonic()))
+
+    async def _release(self, request: web.Request) -> web.Response:
+        if self._server.options.auth_secret is None:
+            return _refused(
+                403, "a server without --auth-token-file lets nobody release the locks of others"
+            )
+        space, key = _named(request)
+        try:
+            fence = _number(request.query.get("fence", ""), 0, (1 << 64) - 1)
+        except ValueError as exc:
+            return _refused(400, f"fence, of the holder to end: {exc}")
+        if self._server.evict(space, key, fence, request[WHO]) is not Status.OK:
+            return _refused(409, "not held with this fence, or not for this server to say now")
+        return web.json_response({"released": str(fence)})
+
+
+def _static(text: str, kind: str) -> Callable[[web.Request], Any]:
+    async def send(_request: web.Request) -> web.Response:
+        return web.Response(text=text, content_type=kind)
+
+    return send
+
+
+def _named(request: web.Request) -> tuple[Space, bytes]:
+    """Return which key a request is about: a lock's, unless it says ``space=semaphore``."""
+    key = request.match_info.get("key") or request.query.get("key", "")
+    space = view.SPACES.get(request.query.get("space", "lock"))
+    if space is None or not key:
+        raise web.HTTPBadRequest(
+            text='{"error": "a key is needed, and its space: lock or semaphore"}',
+            content_type="application/json",
+        )
+    return space, key.encode(errors="surrogateescape")
+
+
+def _number(text: str, lowest: int, highest: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+        raise ValueError(f"{text!r} is not a whole number")
+    if not lowest <= int(text) <= highest:
+        raise ValueError(f"{text} is not from {lowest} to {highest}")
+    return int(text)
+
+
+def _refused(status: int, why: str) -> web.Response:
+    return web.json_response({"error": why}, status=status)

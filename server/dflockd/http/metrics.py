@@ -1,0 +1,251 @@
+"""The metrics, as Prometheus reads them. What each means is in docs/metrics.md.
+
+Nothing is counted here: the table and the server count, in integers, and this reads them when it is
+asked. No label takes its values from users: a thousand keys are one number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from dflockd import __version__
+from dflockd.http.health import Cluster, Probe, look
+from dflockd.journal import SEGMENT, Journal
+from dflockd.server import Server
+from dflockd.table import Histogram
+
+STAGES = ("claiming", "serving", "leaving")
+"""What a server of a cluster does with a shard."""
+
+LAG_INTERVAL = 0.25
+"""Seconds from one look at the clock to the next, by which the lag of the event loop is measured."""
+
+LAGS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+"""Bounds for that lag, in seconds."""
+
+
+class LoopLag:
+    """How late the event loop comes to what it was to do: what a request waits before it is seen."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.seen = Histogram(LAGS)
+        self._loop = loop
+        self._wake()
+
+    def _wake(self) -> None:
+        self._due = time.monotonic() + LAG_INTERVAL
+        self._timer = self._loop.call_later(LAG_INTERVAL, self._look)
+
+    def _look(self) -> None:
+        self.seen.add(max(0.0, time.monotonic() - self._due))
+        self._wake()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+
+class ServerCollector(Collector):
+    """The metrics of one server; several can live in one process, each with its own registry."""
+
+    def __init__(
+        self,
+        server: Server,
+        probes: Sequence[Probe],
+        lag: LoopLag,
+        journal: Journal | None,
+        cluster: Cluster | None,
+    ) -> None:
+        self._server = server
+        self._probes = probes
+        self._lag = lag
+        self._journal = journal
+        self._cluster = cluster
+
+    def describe(self) -> Iterable[Metric]:
+        """Say nothing: to register a collector is no reason to collect."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Read every metric as it is now."""
+        yield from self._state()
+        yield from self._grants()
+        yield from self._ends()
+        yield from self._renewals()
+        yield from self._network()
+        if self._journal is not None:
+            yield from self._disk(self._journal)
+        if self._cluster is not None:
+            yield from self._shards(self._cluster)
+        loop = type(self._server.loop).__module__.partition(".")[0]
+        yield InfoMetricFamily(
+            "dflockd_build",
+            "What runs.",
+            {"version": __version__, "python": platform.python_version(), "loop": loop},
+        )
+
+    def _state(self) -> Iterator[Metric]:
+        table = self._server.table
+        yield _gauge("dflockd_keys", "Keys that are held or waited for.", len(table))
+        yield _gauge(
+            "dflockd_keys_limit", "Keys that may be (--max-locks).", table.limits.max_locks
+        )
+        yield _gauge("dflockd_holds", "Slots that are held.", table.counts.holding)
+        yield _gauge("dflockd_waiters", "Requests that wait in a queue.", table.counts.waiting)
+        ready, checks = look(self._probes)
+        yield _gauge("dflockd_ready", "1 while locks are granted, as /readyz says.", int(ready))
+        family = GaugeMetricFamily(
+            "dflockd_check", "1 while a condition of that holds.", labels=["check"]
+        )
+        for check in checks:
+            family.add_metric([check.name], int(check.ok))
+        yield family
+
+    def _grants(self) -> Iterator[Metric]:
+        counts = self._server.table.counts
+        yield _counter("dflockd_grants", "Slots that were given out.", counts.granted)
+        # Who did not have to wait is in no bucket of the table's: that is what it does most.
+        waited = Histogram(counts.waited.bounds)
+        waited.counts = counts.waited.counts.copy()
+        waited.counts[0] += counts.granted - len(counts.waited)
+        waited.sum = counts.waited.sum
+        yield _histogram("dflockd_wait_seconds", "From the request to the grant.", waited)
+        yield _counters(
+            "dflockd_refusals",
+            "Requests for a slot that were refused at once.",
+            "reason",
+            {"busy": counts.busy, "limit": counts.full},
+        )
+        yield _counters(
+            "dflockd_waits_abandoned",
+            "Waits that ended without a grant.",
+            "reason",
+            {"timeout": counts.timed_out, "disconnect": counts.left},
+        )
+
+    def _ends(self) -> Iterator[Metric]:
+        counts = self._server.table.counts
+        yield _counters(
+            "dflockd_holds_ended",
+            "Holds that have ended.",
+            "reason",
+            {
+                "release": counts.released,
+                "disconnect": counts.parted,
+                "expiry": counts.expired,
+                "lapse": counts.lapsed,
+                "eviction": counts.evicted,
+                "superseded": counts.superseded,
+            },
+        )
+        yield _histogram("dflockd_hold_seconds", "From the grant to the end.", counts.held)
+        yield _counter(
+            "dflockd_holds_returned", "Holds taken over from another table.", counts.returned
+        )
+
+    def _renewals(self) -> Iterator[Metric]:
+        counts = self._server.table.counts
+        yield _counters(
+            "dflockd_renewals",
+            "Requests to renew a lease.",
+            "result",
+            {"ok": len(counts.renewed), "unknown": counts.unknown},
+        )
+        yield _histogram(
+            "dflockd_renewal_lease_used_ratio",
+            "Share of its lease that was over when a hold was renewed.",
+            counts.renewed,
+        )
+
+    def _network(self) -> Iterator[Metric]:
+        server = self._server
+        yield _gauge("dflockd_connections", "Clients that are connected.", len(server.sessions))
+        yield _counter(
+            "dflockd_connections_refused", "Clients that were turned away.", server.turned_away
+        )
+        yield _counter(
+            "dflockd_auth_failures", "Clients without the right auth token.", server.unauthorized
+        )
+        yield _histogram(
+            "dflockd_event_loop_lag_seconds",
+            "How late the event loop comes to what is due.",
+            self._lag.seen,
+        )
+
+    def _disk(self, journal: Journal) -> Iterator[Metric]:
+        size = journal.segments * SEGMENT
+        yield _gauge("dflockd_journal_bytes", "Bytes of the journal on disk.", size)
+        yield _gauge("dflockd_journal_live_bytes", "Bytes of it that count.", journal.live_size)
+        yield _gauge("dflockd_journal_segments", "Files of the journal.", journal.segments)
+
+    def _shards(self, cluster: Cluster) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "dflockd_shards", "Shards of this server, by what it does with them.", labels=["stage"]
+        )
+        counts = cluster.counts()
+        for stage in STAGES:
+            family.add_metric([stage], counts.get(stage, 0))
+        yield family
+        now = time.monotonic()
+        recovering = sum(
+            1
+            for group in self._server.table.each_group()
+            if group.recovers_until is not None and group.recovers_until > now
+        )
+        yield _gauge(
+            "dflockd_shards_recovering", "Shards that wait for the holders of before.", recovering
+        )
+
+
+class Exposition:
+    """What Prometheus is answered: the metrics of a server, then those of its process."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._server = CollectorRegistry()
+        self._server.register(collector)
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        GCCollector(registry=self._process)
+
+    async def text(self) -> bytes:
+        """Return them in Prometheus' text format."""
+        # Open files are counted one by one, which takes milliseconds with thousands of clients.
+        process = await asyncio.to_thread(generate_latest, self._process)
+        return generate_latest(self._server) + process
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value)
+
+
+def _counters(name: str, text: str, label: str, values: dict[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for word, value in values.items():
+        family.add_metric([word], value)
+    return family
+
+
+def _histogram(name: str, text: str, values: Histogram) -> Metric:
+    buckets, below = [], 0
+    bounds = [*(str(float(bound)) for bound in values.bounds), "+Inf"]
+    for bound, number in zip(bounds, values.counts, strict=True):
+        below += number
+        buckets.append((bound, below))
+    return HistogramMetricFamily(name, text, buckets, values.sum)

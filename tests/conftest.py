@@ -1,0 +1,3 @@
+"""The containers have a suite of their own: `make smoke`."""
+
+collect_ignore = ["smoke"]

@@ -1,0 +1,289 @@
+"""Who holds what and who waits, as JSON; and the release of a lock by an operator."""
+
+from __future__ import annotations
+
+import json
+import signal
+from urllib.parse import quote, urlencode
+
+import pytest
+
+from tests.dflockd.http.http_site import SECRET, Answer, Site, StartSite, basic, bearer
+from tests.dflockd.raw_server import RawClient, eventually
+
+HOSTILE = [
+    "..",
+    ".",
+    "a/b",
+    "a%2Fb",
+    "../../etc/passwd",
+    "?key=x&space=lock",
+    "#",
+    "<script>alert(1)</script>",
+    "'\"&lt;",
+    "\N{LOCK}\N{RIGHT-TO-LEFT OVERRIDE}",
+    "x" * 256,
+]
+
+
+def labelled(site: Site, label: str) -> RawClient:
+    client = site.server.connect()
+    if "Authorization" in site.headers:
+        assert client.ask("auth", "_", SECRET) == "ok"
+    assert client.ask("label", "_", label) == "ok"
+    return client
+
+
+def waiting(site: Site, key: str, number: int) -> bool:
+    return len(site.lock(key)["waiters"]) == number
+
+
+def test_a_lock_with_its_holder_and_its_queue(site: Site) -> None:
+    holder = labelled(site, "tasks.sync[1] host pid 7")
+    token = holder.lock("queue", "0 20")
+    for number in (1, 2):
+        labelled(site, f"waiter {number}").request("l", "queue", "30")
+        eventually(lambda number=number: waiting(site, "queue", number))  # type: ignore[misc]
+
+    shown = site.lock("queue")
+
+    assert (shown["key"], shown["space"], shown["limit"]) == ("queue", "lock", 1)
+    (held,) = shown["holders"]
+    assert held["label"] == "tasks.sync[1] host pid 7"
+    assert held["fence"] == str(int(token[:16], 16)), "text, or browsers would round it"
+    assert 0 <= held["held_s"] < 15
+    assert held["lease_s"] == 20
+    assert 19 - held["held_s"] < held["lease_left_s"] <= 20
+    assert [waiter["label"] for waiter in shown["waiters"]] == ["waiter 1", "waiter 2"]
+    assert shown["waiters"][0]["waited_s"] >= shown["waiters"][1]["waited_s"] >= 0
+    (row,) = site.json("/api/locks", search="QUEUE")["locks"]
+    assert (row["key"], row["holders"], row["waiters"]) == ("queue", 1, 2)
+    assert row["holder"]["fence"] == held["fence"]
+
+
+def test_a_renewal_shows_as_a_fuller_lease(site: Site) -> None:
+    holder = site.server.connect()
+    token = holder.lock("renewed", "0 5")
+    before = site.lock("renewed")["holders"][0]["lease_left_s"]
+    assert holder.ask("n", "renewed", f"{token} 60") == "ok 60"
+    after = site.lock("renewed")["holders"][0]
+    assert before <= 5 < 50 < after["lease_left_s"] <= 60 == after["lease_s"]
+
+
+def test_a_semaphore_is_not_the_lock_of_its_name(site: Site) -> None:
+    client = site.server.connect()
+    client.lock("both")
+    for _ in range(2):
+        assert site.server.connect().ask("sl", "both", "0 3").startswith("ok ")
+    assert len(site.lock("both")["holders"]) == 1
+    semaphore = site.lock("both", space="semaphore")
+    assert (semaphore["limit"], len(semaphore["holders"])) == (3, 2)
+    found = site.json("/api/locks", search="both", sort="key")["locks"]
+    assert [(row["space"], row["holders"], row["limit"]) for row in found] == [
+        ("lock", 1, 1),
+        ("semaphore", 2, 3),
+    ]
+
+
+@pytest.mark.parametrize("key", HOSTILE)
+def test_any_key_can_be_asked_for(site: Site, key: str) -> None:
+    label = key if key.isprintable() else "<b>"
+    labelled(site, label).lock(key)
+    assert site.json("/api/lock", key=key)["key"] == key
+    (held,) = site.lock(key)["holders"]
+    assert held["label"] == label
+    found = site.json("/api/locks", search=key, limit=500)["locks"]
+    assert key in [row["key"] for row in found]
+
+
+def test_what_nobody_holds(site: Site) -> None:
+    assert site.lock("nobody") == {
+        "key": "nobody",
+        "space": "lock",
+        "limit": None,
+        "holders": [],
+        "waiters": [],
+        "omitted_holders": 0,
+        "omitted_waiters": 0,
+    }
+
+
+def test_order_search_and_paging(start_site: StartSite) -> None:
+    site = start_site("--max-locks", "2000")
+    client = site.server.connect()
+    names = [f"many:{number:04}" for number in range(700)]
+    for name in names:
+        client.lock(name, "0 100")
+    waiter = site.server.connect()
+    waiter.request("l", "many:0500", "30")
+    eventually(lambda: waiting(site, "many:0500", 1))
+    labelled(site, "by a Task of its own").lock("last")
+
+    def keys(**query: object) -> list[str]:
+        return [row["key"] for row in site.json("/api/locks", **query)["locks"]]
+
+    whole = site.json("/api/locks", sort="key", limit=3)
+    assert (whole["total"], whole["matched"], len(whole["locks"])) == (701, 701, 3)
+    assert keys(sort="key", limit=500) == ["last", *names[:499]]
+    assert keys(sort="key", limit=500, offset=500) == names[499:]
+    assert keys(sort="age", limit=2) == names[:2]
+    assert keys(limit=2) == ["many:0500", "many:0000"], "the longest queue, then the oldest"
+    assert keys(search="MANY:069", sort="key") == names[690:]
+    assert keys(search="a task of") == ["last"], "who holds it can be searched for, too"
+    assert site.json("/api/locks", search="no such") == {"total": 701, "matched": 0, "locks": []}
+
+
+@pytest.mark.parametrize(
+    ("query", "complaint"),
+    [
+        ({"limit": "0"}, "0 is not from 1 to 500"),
+        ({"limit": "501"}, "501 is not from 1 to 500"),
+        ({"limit": "many"}, "'many' is not a whole number"),
+        ({"offset": "-1"}, "'-1' is not a whole number"),
+        ({"offset": "10001"}, "10001 is not from 0 to 10000"),
+        ({"sort": "luck"}, "'luck' is not one of waiters, age, key"),
+    ],
+)
+def test_a_bad_question_is_refused(site: Site, query: dict[str, str], complaint: str) -> None:
+    answer = site.ask(f"/api/locks?{urlencode(query)}")
+    assert answer.status == 400
+    assert complaint in answer.json["error"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/lock", "/api/lock?key=", "/api/locks/", "/api/locks/x?space=mutex"]
+)
+def test_a_key_and_its_space_must_be_said(site: Site, path: str) -> None:
+    assert site.ask(path).status in (400, 404)
+
+
+@pytest.mark.parametrize("key", ["%FF", "%00", "%ed%a0%80", "x" * 4000])
+def test_what_can_be_no_key_is_held_by_nobody(site: Site, key: str) -> None:
+    for path in (f"/api/locks/{key}", f"/api/lock?key={key}", f"/api/locks?search={key}"):
+        answer = site.ask(path)
+        assert answer.status == 200
+        assert not answer.json.get("holders")
+        assert not answer.json.get("locks")
+
+
+def test_totals(start_site: StartSite) -> None:
+    site = start_site()
+    client = site.server.connect()
+    token = client.lock("one")
+    client.lock("two")
+    assert client.ask("n", "one", token).startswith("ok ")
+    waiter = site.server.connect()
+    waiter.request("l", "two", "30")
+    eventually(lambda: waiting(site, "two", 1))
+    assert client.ask("r", "one", token) == "ok"
+
+    stats = site.json("/api/stats")
+
+    assert (stats["keys"], stats["holds"], stats["waiters"]) == (1, 1, 1)
+    assert (stats["connections"], stats["max_keys"]) == (2, 1024)
+    assert stats["totals"]["grants"] == 2
+    assert (stats["totals"]["released"], stats["totals"]["renewed"]) == (1, 1)
+    assert stats["ready"] is True
+    assert stats["uptime_s"] > 0
+
+
+def evict(site: Site, key: str, fence: object, **headers: str) -> Answer:
+    return site.ask(f"/api/locks/{quote(key, safe='')}?fence={fence}", "DELETE", headers)
+
+
+def test_nobody_releases_the_locks_of_others_on_a_server_without_a_token(site: Site) -> None:
+    holder = site.server.connect()
+    token = holder.lock("theirs")
+    answer = evict(site, "theirs", int(token[:16], 16))
+    assert answer.status == 403
+    assert "--auth-token-file" in answer.json["error"]
+    assert site.json("/api/stats")["can_release"] is False
+    assert holder.ask("r", "theirs", token) == "ok"
+
+
+def test_an_operator_releases_a_lock(closed_site: Site) -> None:
+    site = closed_site
+    holder = labelled(site, "stuck")
+    token = holder.lock("stuck:1")
+    waiter = labelled(site, "next")
+    waiter.request("l", "stuck:1", "30")
+    eventually(lambda: waiting(site, "stuck:1", 1))
+    fence = site.lock("stuck:1")["holders"][0]["fence"]
+    assert site.json("/api/stats")["can_release"] is True
+
+    answer = evict(site, "stuck:1", fence, **basic("ann\nforged line"))
+
+    assert (answer.status, answer.json) == (200, {"released": fence})
+    assert waiter.line().startswith("ok "), "the next one has it at once"
+    assert holder.ask("n", "stuck:1", token) == "error", "and the holder learns that it is lost"
+    clients = json.loads(holder.ask("stats").removeprefix("ok "))["connections"]
+    assert clients == site.json("/api/stats")["connections"], "an operator is no client"
+    line = site.server.wait_for_log("evicts the holder of ")
+    assert line == f"b'stuck:1' with fence {fence}"
+    assert any(r"'ann\nforged line' at 127.0.0.1 evicts" in line for line in site.server.log)
+
+
+def test_only_the_holder_that_was_meant_is_released(closed_site: Site) -> None:
+    site = closed_site
+    holder = labelled(site, "new")
+    token = holder.lock("again")
+    fence = int(token[:16], 16)
+    assert evict(site, "again", fence - 1).status == 409
+    assert evict(site, "again", "").status == 400
+    assert evict(site, "again", "1e9").status == 400
+    assert evict(site, "never", fence).status == 409
+    assert holder.ask("n", "again", token).startswith("ok ")
+
+
+def test_nothing_shown_is_secret(closed_site: Site) -> None:
+    """Neither the shared secret nor a token, with which anybody could renew and release."""
+    site = closed_site
+    holder = labelled(site, "somebody")
+    tokens = [holder.lock("secret:1"), holder.lock("secret:2")]
+    labelled(site, "else").request("l", "secret:1", "30")
+    eventually(lambda: waiting(site, "secret:1", 1))
+    paths = ["/", "/page.js", "/metrics", "/api/stats", "/api/locks", "/api/locks/secret:1"]
+    paths += ["/healthz", "/readyz", "/api/shards", "/nowhere"]
+    for path in paths:
+        answer = site.ask(path)
+        everything = answer.body + str(answer.headers)
+        assert SECRET not in everything, path
+        for token in tokens:
+            # The half of it that cannot be guessed; the other is the fence.
+            assert token[16:] not in everything, path
+    log = "\n".join(site.server.log)
+    assert SECRET not in log
+    assert not any(token[16:] in log for token in tokens)
+
+
+def test_a_cluster_is_not_pretended(site: Site) -> None:
+    assert site.ask("/api/shards").status == 404
+    assert site.json("/api/stats")["cluster"] is None
+
+
+def test_what_is_shown_ends_with_the_server(start_site: StartSite) -> None:
+    site = start_site()
+    site.json("/api/stats")
+    site.server.signal(signal.SIGTERM)
+    assert site.server.wait() == 0
+    with pytest.raises(OSError, match=r"refused|reset"):
+        site.ask("/healthz")
+
+
+def test_answers_are_json(site: Site) -> None:
+    for path in ("/api/stats", "/api/locks", "/api/locks/x", "/api/lock", "/api/shards", "/readyz"):
+        answer = site.ask(path)
+        assert answer.headers["Content-Type"] == "application/json; charset=utf-8", path
+        json.loads(answer.body)
+
+
+def test_on_asyncio_alone(start_site: StartSite) -> None:
+    site = start_site(uvloop=False)
+    site.server.connect().lock("plain")
+    assert site.lock("plain")["key"] == "plain"
+    assert site.metric("dflockd_grants_total") == 1
+    assert site.metric("dflockd_connections") == 1
+
+
+def test_the_token_is_needed_for_every_character(closed_site: Site) -> None:
+    assert closed_site.ask("/api/stats", headers=bearer(SECRET[:-1])).status == 401

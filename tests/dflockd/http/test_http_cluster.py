@@ -1,0 +1,85 @@
+"""What is seen of a cluster from one of its servers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from dflockd.shards import NUM_SHARDS
+from tests.dflockd.cluster.stage import ClusterServer, ClusterStage
+from tests.dflockd.raw_server import PATIENCE, eventually
+from tests.dflockd.shards.etcd_process import Etcd
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
+    directory = tmp_path_factory.mktemp("seen")
+    flags = ("--http-port", "0", "--default-lease-ttl", "3")
+    with (
+        Etcd(directory) as etcd,
+        ClusterStage(directory, etcd, *flags, number=2, promise=2, max_lease=3) as stage,
+    ):
+        stage.wait_settled()
+        yield stage
+
+
+def ask(server: ClusterServer, path: str) -> Any:
+    url = server.wait_log("live page: ").rpartition("live page: ")[2].strip()
+    with urlopen(url + path, timeout=PATIENCE) as answer:
+        text = answer.read().decode()
+    return text if path == "metrics" else json.loads(text)
+
+
+def test_the_map_is_the_one_of_the_protocol(cluster: ClusterStage) -> None:
+    one, two = cluster.servers
+    eventually(lambda: ask(one, "api/shards") == one.report())
+    assert ask(two, "api/shards")["servers"] == sorted([one.address, two.address])
+
+
+def test_what_this_server_has(cluster: ClusterStage) -> None:
+    report = cluster.servers[0].report()
+    has = Counter(report["servers"][number] for number in report["shards"])
+    for server in cluster.servers:
+        shown = ask(server, "api/stats")["cluster"]
+        assert shown == {"address": server.address, "shards": {"serving": has[server.address]}}
+        assert f'dflockd_shards{{stage="serving"}} {has[server.address]:.1f}' in ask(
+            server, "metrics"
+        )
+    assert has.total() == NUM_SHARDS
+
+
+def test_a_key_is_shown_where_its_shard_is(cluster: ClusterStage) -> None:
+    one, two = cluster.servers
+    key = cluster.key_at(one)
+    cluster.connect(one).lock(key)
+    (row,) = ask(one, "api/locks")["locks"]
+    assert row["key"] == key
+    assert len(ask(one, f"api/locks/{key}")["holders"]) == 1
+    with pytest.raises(OSError, match="404") as refused:
+        ask(two, f"api/locks/{key}")
+    assert json.load(refused.value) == {"error": f"its shard is on {one.address}"}  # type: ignore[arg-type]
+    refused.value.close()  # type: ignore[attr-defined]
+
+
+def test_without_the_store_it_is_not_ready(cluster: ClusterStage) -> None:
+    server = cluster.servers[0]
+    assert ask(server, "readyz")["ready"] is True
+    cluster.etcd.pause()
+    try:
+
+        def lapsed() -> bool:
+            checks = {check["name"]: check for check in ask(server, "api/stats")["checks"]}
+            return not checks["store_answers"]["ok"]
+
+        eventually(lapsed)
+        with pytest.raises(OSError, match="503") as refused:
+            ask(server, "readyz")
+        refused.value.close()  # type: ignore[attr-defined]
+    finally:
+        cluster.etcd.resume()
+    eventually(lambda: ask(server, "api/stats")["ready"])

@@ -1,0 +1,198 @@
+"""Who gets in, and what browsers may be led to do."""
+
+from __future__ import annotations
+
+import base64
+import re
+import socket
+import ssl
+import subprocess
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.dflockd.http.http_site import SECRET, Site, StartSite, basic, bearer
+from tests.dflockd.raw_server import PATIENCE
+
+CLOSED = [
+    "/",
+    "/page.js",
+    "/page.css",
+    "/theme.js",
+    "/icon.svg",
+    "/metrics",
+    "/api/stats",
+    "/api/locks",
+    "/api/locks/key",
+    "/api/lock?key=key",
+    "/api/shards",
+    "/no/such/path",
+]
+
+
+@pytest.mark.parametrize("path", CLOSED)
+def test_without_the_token_there_is_nothing_to_see(closed_site: Site, path: str) -> None:
+    for wrong in ({}, bearer("wrong"), basic("ann", "wrong"), {"Authorization": SECRET}):
+        answer = closed_site.ask(path, headers={"Authorization": "", **wrong})
+        assert answer.status == 401, wrong
+        assert answer.headers["WWW-Authenticate"] == 'Basic realm="dflockd", charset="UTF-8"'
+        assert answer.body.startswith("401: the auth token is needed")
+    missing = path in ("/no/such/path", "/api/shards")
+    assert closed_site.ask(path).status == (404 if missing else 200)
+
+
+def test_health_needs_no_token(closed_site: Site) -> None:
+    for path in ("/healthz", "/readyz"):
+        assert closed_site.ask(path, headers={"Authorization": ""}).status == 200
+
+
+def test_the_list_of_what_is_closed_is_whole(closed_site: Site) -> None:
+    """Every file of the page is in it."""
+    import dflockd.http
+
+    page = Path(dflockd.http.__file__).parent / "page"
+    files = {"/" if file.name == "index.html" else f"/{file.name}" for file in page.iterdir()}
+    assert files <= set(CLOSED)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "Basic",
+        "Basic !!!",
+        "Basic " + base64.b64encode(b"no colon").decode(),
+        "Basic " + base64.b64encode(b"\xff\xfe:\xff").decode(),
+        "Bearer",
+        "Digest x",
+        f"Bearer {SECRET}x",
+        "Bearer \xff",
+    ],
+)
+def test_malformed_credentials_are_refused(closed_site: Site, value: str) -> None:
+    assert closed_site.ask("/api/stats", headers={"Authorization": value}).status == 401
+
+
+def test_both_ways_to_say_the_token(closed_site: Site) -> None:
+    for headers in (bearer(), basic("ann"), basic(""), {"Authorization": f"bearer {SECRET}"}):
+        assert closed_site.ask("/api/stats", headers=headers).status == 200
+
+
+@pytest.mark.parametrize("secret", ["with:colon", "\N{SNOWMAN} and space"])
+def test_secrets_of_any_text(start_site: StartSite, tmp_path: Path, secret: str) -> None:
+    (tmp_path / "token").write_text(secret)
+    site = start_site("--auth-token-file", str(tmp_path / "token"))
+    assert site.ask("/api/stats", headers=basic("ann", secret)).status == 200
+
+
+def test_a_wrong_token_is_logged_without_it(closed_site: Site) -> None:
+    closed_site.ask("/api/locks/x%0aforged", headers=bearer("wrong guess"))
+    closed_site.server.wait_for_log(r"127.0.0.1: wrong auth token for '/api/locks/x\nforged'")
+    assert "wrong guess" not in "\n".join(closed_site.server.log)
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:80", "localhost", "[::1]:9", "dflockd", "10.0.0.7", "x.localhost"]
+)
+def test_names_of_ones_own(site: Site, host: str) -> None:
+    assert site.ask("/api/stats", headers={"Host": host}).status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["rebound.example", "127.0.0.1.nip.io", "localhost.evil.example", "a.b:80", "[x"]
+)
+def test_a_name_that_others_own_leads_nowhere(site: Site, host: str) -> None:
+    """A page of that name would have the rights of this server's own (DNS rebinding)."""
+    for path in ("/", "/api/locks", "/metrics"):
+        assert site.ask(path, headers={"Host": host}).status in (400, 421)
+    if "[" not in host:
+        assert site.ask("/healthz", headers={"Host": host}).status == 200
+
+
+def test_behind_a_token_any_name_will_do(closed_site: Site) -> None:
+    assert closed_site.ask("/api/stats", headers={"Host": "locks.example.com"}).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+    ],
+)
+def test_a_page_of_another_site_changes_nothing(closed_site: Site, headers: dict[str, str]) -> None:
+    holder = closed_site.server.connect()
+    holder.ask("auth", "_", SECRET)
+    token = holder.lock("theirs")
+    path = f"/api/locks/theirs?fence={int(token[:16], 16)}"
+    assert closed_site.ask(path, "DELETE", headers).status == 403
+    assert holder.ask("r", "theirs", token) == "ok"
+
+
+def test_forms_change_nothing(closed_site: Site) -> None:
+    for method in ("POST", "PUT", "PATCH"):
+        assert closed_site.ask("/api/locks/x?fence=1", method).status == 405
+
+
+@pytest.mark.parametrize("path", ["/", "/api/stats", "/metrics", "/nowhere", "/healthz"])
+def test_what_browsers_are_told(site: Site, closed_site: Site, path: str) -> None:
+    for answer in (site.ask(path), closed_site.ask(path, headers={"Authorization": ""})):
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Cache-Control"] == "no-store"
+        assert answer.headers["Server"] == "dflockd"
+        assert "Access-Control-Allow-Origin" not in answer.headers
+        assert "Set-Cookie" not in answer.headers
+
+
+def test_the_page_stands_alone() -> None:
+    """It works where there is no internet, and its policy allows nothing inline."""
+    import dflockd.http
+
+    page = Path(dflockd.http.__file__).parent / "page"
+    for file in page.iterdir():
+        text = file.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?:|@import|innerHTML|outerHTML|AdjacentHTML|eval\(", text), file
+        assert not re.search(r"<style|<script>|<[^>]+\s(style|on\w+)=", text), file
+
+
+def test_it_is_https_where_the_wire_is_tls(start_site: StartSite, tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = subprocess.run(
+        [
+            *(
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+            ),
+            *("-nodes", "-days", "1", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)),
+        ],
+        capture_output=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    site = start_site("--tls-cert", str(cert), "--tls-key", str(key))
+    assert site.url.startswith("https://127.0.0.1:")
+    context = ssl.create_default_context(cafile=str(cert))
+    with urllib.request.urlopen(site.url + "healthz", context=context, timeout=15) as answer:
+        assert answer.read() == b"ok\n"
+
+
+def test_a_request_that_names_no_host(site: Site) -> None:
+    """No browser sends one; probes of old do."""
+    where = urlsplit(site.url)
+    with socket.create_connection((where.hostname, where.port), PATIENCE) as connection:
+        connection.sendall(b"GET /api/stats HTTP/1.0\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.0 200 OK\r\n")

@@ -1,0 +1,329 @@
+"""The page in a real browser: it shows what real workers do, and does what it is told."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from dflockd.shards import get_shard_id
+from examples.demo.stage import Redis, StageError, Worker, redis_executable
+from tests.dflockd.cluster.stage import ClusterStage
+from tests.dflockd.http.http_site import SECRET, Site, StartSite
+from tests.dflockd.raw_server import PATIENCE, RawClient, ServerProcess, eventually
+from tests.dflockd.shards.etcd_process import Etcd
+
+playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: no browser test")
+
+from playwright.sync_api import Browser, Locator, Page, expect  # noqa: E402
+
+expect.set_options(timeout=PATIENCE * 1000)
+
+OpenPage = Callable[..., Page]
+T = TypeVar("T")
+
+
+def chromium(api: playwright.Playwright) -> str | None:
+    """Return a browser of this machine, or Playwright's own if it has one here."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if found := shutil.which(name):
+            return found
+    own = api.chromium.executable_path
+    return own if Path(own).exists() else None
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with playwright.sync_playwright() as api:
+        path = chromium(api)
+        if path is None:
+            pytest.skip("no chromium on PATH")
+        # Its sandbox needs rights that containers seldom have; it sees nothing but this page.
+        started = api.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[OpenPage]:
+    """Open the page of a site; what the browser complains of fails the test."""
+    contexts, complaints = [], []
+
+    def open_(where: Site | str, **options: object) -> Page:
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on(
+            "console",
+            lambda said: (
+                complaints.append(said.text) if said.type in ("error", "warning") else None
+            ),
+        )
+        page.goto(where if isinstance(where, str) else where.url)
+        expect(page.locator("#state")).to_have_attribute("data-state", "ready")
+        return page
+
+    open_.complaints = complaints  # type: ignore[attr-defined]
+    yield open_
+    for context in contexts:
+        context.close()
+    assert not complaints
+
+
+def row_of(page: Page, key: str) -> Locator:
+    return page.locator(
+        "tr.key:not(.gone)", has=page.locator("code", has_text=re.compile(f"^{re.escape(key)}$"))
+    )
+
+
+def apart(work: Callable[..., T], *args: object) -> T:
+    """Do what needs an event loop of its own: Playwright has one running here."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work, *args).result()
+
+
+def seconds_left(row: Locator) -> float:
+    return float(row.locator(".lease span").inner_text().removesuffix(" s"))
+
+
+def test_a_lock_appears_is_renewed_changes_hands_and_goes(
+    start_site: StartSite, open_page: OpenPage, tmp_path: Path
+) -> None:
+    try:
+        redis_executable()
+    except StageError as exc:
+        pytest.skip(str(exc))
+    from tests.dflockd.http.shown_tasks import sync
+
+    site = start_site()
+    page = open_page(site)
+    expect(page.locator("#empty")).to_have_text("Nothing is held, and nobody waits.")
+    gates = [tmp_path / "first", tmp_path / "second"]
+    with Redis(tmp_path) as redis:
+        env = {"SHOWN_BROKER_URL": redis.url, "DFLOCK_SERVERS": f"127.0.0.1:{site.server.port}"}
+        with Worker(tmp_path, app="tests.dflockd.http.shown_tasks", env=env) as worker:
+            worker.wait_ready()
+            with sync.app.connection_for_write(redis.url) as connection:
+                ids = []
+                for gate in gates:
+                    sent = sync.apply_async(
+                        ("account:7", str(gate)), connection=connection, ignore_result=True
+                    )
+                    ids.append(sent.id)
+                    # Else the second could be the first.
+                    holders = len(ids)
+                    eventually(
+                        lambda holders=holders: (
+                            sum(  # type: ignore[misc]
+                                site.json("/api/stats")[name] for name in ("holds", "waiters")
+                            )
+                            == holders
+                        )
+                    )
+
+            row = row_of(page, "account:7")
+            expect(row.locator(".who b")).to_have_text("shop.sync")
+            expect(row.locator(".who small")).to_have_text(
+                re.compile(rf"{ids[0][:8]} · {re.escape(socket.gethostname())} · pid \d+")
+            )
+            expect(row.locator(".waiting")).to_have_text("1")
+            expect(page.locator("#holds")).to_have_text("1")
+
+            row.locator(".toggle").click()
+            waiter = page.locator("tr.detail ol li")
+            expect(waiter).to_have_count(1)
+            expect(waiter).to_contain_text(ids[1])
+
+            # The lease drains, and a renewal fills it again.
+            drained = seconds_left(row)
+            eventually(lambda: seconds_left(row) < 1.5 or seconds_left(row) < drained)
+            low = seconds_left(row)
+            eventually(lambda: seconds_left(row) > low)
+
+            gates[0].touch()
+            expect(row.locator(".who small")).to_contain_text(ids[1][:8])
+            expect(row.locator(".waiting")).to_have_text("0")
+            expect(page.locator("tr.detail ul li")).to_contain_text(ids[1])
+
+            gates[1].touch()
+            expect(row).to_have_count(0)
+            expect(page.locator("#empty")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "<img/src=x/onerror=document.title='pwned'>",
+        "</code><script>document.title='pwned'</script>",
+        "..",
+        "a/b?c=d&e#f%2F",
+    ],
+)
+def test_a_key_is_text_whatever_it_says(site: Site, open_page: OpenPage, key: str) -> None:
+    client = site.server.connect()
+    client.ask("label", "_", f"{key} <b onclick='x'>bold</b>")
+    client.lock(key)
+    page = open_page(site)
+    row = row_of(page, key)
+    expect(row.locator(".who b")).to_have_text(f"{key} <b onclick='x'>bold</b>")
+    row.locator(".toggle").click()
+    expect(page.locator("tr.detail ul li")).to_contain_text("fence ")
+    assert "pwned" not in page.title()
+    assert page.locator("main img, main script, main b b").count() == 0
+
+
+def test_an_operator_releases_a_lock(closed_site: Site, open_page: OpenPage) -> None:
+    def client(label: str) -> RawClient:
+        client = closed_site.server.connect()
+        client.ask("auth", "_", SECRET)
+        client.ask("label", "_", label)
+        return client
+
+    stuck, following = client("stuck"), client("next")
+    token = stuck.lock("page:stuck")
+    following.request("l", "page:stuck", "60")
+    page = open_page(closed_site, http_credentials={"username": "ann", "password": SECRET})
+    row_of(page, "page:stuck").locator(".toggle").click()
+
+    page.get_by_role("button", name="Release…").click()
+    expect(page.locator("dialog")).to_contain_text("page:stuck")
+    page.get_by_role("button", name="Keep it").click()
+    assert stuck.ask("n", "page:stuck", token).startswith("ok ")
+    page.get_by_role("button", name="Release…").click()
+    page.get_by_role("button", name="Release", exact=True).click()
+
+    expect(row_of(page, "page:stuck").locator(".who b")).to_have_text("next")
+    assert following.line().startswith("ok ")
+    closed_site.server.wait_for_log("'ann' at 127.0.0.1 evicts the holder of b'page:stuck'")
+
+
+def test_on_a_server_without_a_token_there_is_no_button(site: Site, open_page: OpenPage) -> None:
+    site.server.connect().lock("no:button")
+    page = open_page(site)
+    row_of(page, "no:button").locator(".toggle").click()
+    expect(page.locator("tr.detail ul li")).to_have_count(1)
+    expect(page.get_by_role("button", name="Release…")).to_have_count(0)
+
+
+def test_many_keys_search_order_and_the_keyboard(
+    start_site: StartSite, open_page: OpenPage
+) -> None:
+    site = start_site("--max-locks", "2000")
+    client = site.server.connect()
+    for number in range(1000):
+        client.lock(f"many:{number:03}", "0 300")
+    page = open_page(site)
+    expect(page.locator("#count")).to_have_text("100 of 1,000 keys")
+    expect(page.locator("tr.key")).to_have_count(100)
+    page.locator("#more").click()
+    expect(page.locator("tr.key")).to_have_count(200)
+
+    page.keyboard.press("/")
+    page.keyboard.type("MANY:99")
+    expect(page.locator("#count")).to_have_text("10 keys")
+    expect(page.locator("tr.key")).to_have_count(10)
+    assert "search=MANY" in page.url
+    page.keyboard.press("ArrowDown")
+    expect(page.locator(".toggle").first).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.locator("tr.detail")).to_have_count(1)
+    expect(page.locator(".toggle").nth(1)).to_have_attribute("aria-expanded", "true")
+    page.keyboard.press("Escape")
+    expect(page.locator("tr.detail")).to_have_count(0)
+
+    page.locator("#search").fill("no such key")
+    expect(page.locator("#empty")).to_have_text("Nobody holds a key with “no such key” in it.")
+    page.locator("#search").fill("")
+    page.locator("#sort").select_option("key")
+    expect(page.locator("tr.key code").first).to_have_text("many:000")
+    page.reload()
+    expect(page.locator("#sort")).to_have_value("key")
+
+
+def test_themes(site: Site, open_page: OpenPage) -> None:
+    page = open_page(site, color_scheme="dark")
+
+    def ground() -> str:
+        return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    dark = ground()
+    page.locator("#theme").click()
+    expect(page.locator("#theme")).to_have_text("Theme: light")
+    light = ground()
+    assert light != dark
+    page.reload()
+    assert ground() == light
+    page.locator("#theme").click()
+    assert ground() == dark
+
+
+@pytest.mark.parametrize("width", [320, 390, 768])
+def test_nothing_is_cut_off_on_a_small_screen(site: Site, open_page: OpenPage, width: int) -> None:
+    client = site.server.connect()
+    client.ask("label", "_", f"a.task.with.a.long.name[{'0' * 36}] {'host.' * 20} pid 1")
+    client.lock(f"long:{width}:" + "x" * 240)
+    page = open_page(site, viewport={"width": width, "height": 800})
+    page.locator(".toggle", has_text=f"long:{width}:").click()
+    expect(page.locator("tr.detail ul li")).to_have_count(1)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_page_says_when_the_server_is_gone_and_goes_on_when_it_is_back(
+    start_site: StartSite, open_page: OpenPage
+) -> None:
+    site = start_site()
+    site.server.connect().lock("before")
+    page = open_page(site)
+    expect(row_of(page, "before")).to_have_count(1)
+
+    site.server.process.kill()
+    site.server.wait()
+
+    expect(page.locator("#notice")).to_contain_text("The server does not answer.")
+    expect(page.locator("#state")).to_have_attribute("data-state", "unknown")
+    port = site.url.rstrip("/").rpartition(":")[2]
+    again: ServerProcess = start_site("--http-port", port).server
+    again.connect().lock("after")
+    expect(row_of(page, "after")).to_have_count(1)
+    expect(page.locator("#notice")).to_be_hidden()
+    # What it could not reach was to be expected.
+    complaints = open_page.complaints  # type: ignore[attr-defined]
+    assert all(
+        "ERR_CONNECTION" in complaint or "Failed to fetch" in complaint for complaint in complaints
+    )
+    complaints.clear()
+
+
+def test_a_cluster_and_a_key_whose_shard_moves_away(open_page: OpenPage, tmp_path: Path) -> None:
+    flags = ("--http-port", "0", "--default-lease-ttl", "30")
+    with (
+        Etcd(tmp_path) as etcd,
+        ClusterStage(tmp_path, etcd, *flags, number=2, promise=2, max_lease=30) as cluster,
+    ):
+        apart(cluster.wait_settled)
+        one, two = cluster.servers
+        key = apart(cluster.key_at, one)
+        cluster.connect(one).lock(key)
+        url = one.wait_log("live page: ").rpartition("live page: ")[2].strip()
+        page = open_page(url)
+        expect(page.locator("#shards-text")).to_contain_text("8,192 on 2 servers")
+        expect(page.locator("#owners li")).to_have_count(2)
+        expect(page.locator("#owners li", has_text="this server")).to_contain_text(one.address)
+        row_of(page, key).locator(".toggle").click()
+        expect(page.locator("tr.detail ul li")).to_have_count(1)
+
+        apart(cluster.move, [get_shard_id(key)], two)
+
+        expect(row_of(page, key)).to_have_count(0)
+        expect(page.locator("#notice")).to_be_hidden()
+        complaints = open_page.complaints  # type: ignore[attr-defined]
+        assert all("404" in complaint for complaint in complaints)
+        complaints.clear()

@@ -1,0 +1,143 @@
+"""The counts of a table agree with what is in it, whatever happens."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from dflockd.table import Histogram, Limits, LockTable, Mint, Peer, ShardTable
+from dflockd.wire import (
+    Acquire,
+    Detach,
+    Enqueue,
+    Evict,
+    Moved,
+    Refusal,
+    Release,
+    Renew,
+    Report,
+    Request,
+    Space,
+    Wait,
+)
+
+KEYS = [b"a", b"b", b"c"]
+
+
+def test_a_bound_belongs_to_its_bucket() -> None:
+    histogram = Histogram((1, 2))
+    for value in (0.5, 1, 1.5, 2, 3):
+        histogram.add(value)
+    assert histogram.counts == [2, 2, 1]
+    assert len(histogram) == 5
+    assert histogram.sum == 8
+
+
+def some_request(dice: random.Random, table: LockTable) -> Request:
+    space, key = dice.choice(list(Space)), dice.choice(KEYS)
+    limit = 1 if space is Space.LOCK else 2
+    entries = [e for group in table.each_group() for e in group.spaces[space].values()]
+    held = [hold for entry in entries for hold in entry.holds.values()]
+    token = dice.choice(held).token if held and dice.random() < 0.9 else b"0" * 32
+    fence = dice.choice(held).fence if held else 1
+    entry_key = next((h.entry.key for h in held if h.token == token or h.fence == fence), key)
+    return dice.choice(
+        [
+            Acquire(space, key, limit, dice.choice([0, 1, 3]), dice.choice([1, 2, 5])),
+            Enqueue(space, key, limit, dice.choice([1, 5])),
+            Wait(space, key, dice.choice([0, 2])),
+            Release(space, entry_key, token),
+            Renew(space, entry_key, token, 3),
+            Detach(space, entry_key, token, 4),
+            Evict(space, entry_key, fence),
+        ]
+    )
+
+
+def agree(table: LockTable) -> None:
+    entries = [e for g in table.each_group() for space in g.spaces for e in space.values()]
+    assert table.counts.holding == sum(len(entry.holds) for entry in entries)
+    assert table.counts.waiting == sum(len(entry.waiters or ()) for entry in entries)
+
+
+def step(dice: random.Random, table: LockTable, peers: list[Peer], now: float) -> None:
+    peer = dice.choice(peers)
+    if dice.random() < 0.03:
+        table.disconnect(peer, now, clean=dice.random() < 0.5)
+        peers.remove(peer)
+        peers.append(table.connect())
+    elif peer.waiting is not None:
+        table.advance(now)
+    else:
+        table.handle(peer, some_request(dice, table), now)
+
+
+def test_what_is_counted_is_what_is_there() -> None:
+    everything: Counter[str] = Counter()
+    for seed in range(20):
+        dice = random.Random(seed)
+        limits = Limits(max_locks=4, max_waiters=3, orphan_ttl=dice.choice([0, 1]))
+        table = LockTable(limits, Mint(b"secret", 1))
+        now = 1000.0
+        peers = [table.connect() for _ in range(6)]
+        for _ in range(600):
+            now += dice.choice([0, 0.01, 0.3])
+            step(dice, table, peers, now)
+            agree(table)
+        counts = table.counts
+        for name in ("parted", "left", "released", "expired", "evicted", "timed_out", "busy"):
+            everything[name] += getattr(counts, name)
+        everything["waited"] += len(counts.waited)
+        everything["renewed"] += len(counts.renewed)
+        everything["unknown"] += counts.unknown
+        everything["full"] += counts.full
+        assert len(counts.held) == sum(counts.held.counts)
+
+        table.drain(now)
+        table.advance(now + 100)
+        assert (counts.holding, counts.waiting) == (0, 0)
+    assert min(everything.values()) > 20, everything
+
+
+class Everywhere:
+    """Three shards, by the first letter of a key."""
+
+    def shard_of(self, key: bytes) -> int:
+        return KEYS.index(key)
+
+    def refer(self, shard: int) -> Refusal:
+        return Moved(shard, 1, b"elsewhere:6388")
+
+    def report(self) -> Report:
+        return Report(b"{}")
+
+
+def test_shards_take_their_numbers_along() -> None:
+    dice = random.Random(7)
+    tables = [ShardTable(Limits(), Mint(b"secret", 1), Everywhere()) for _ in range(2)]
+    now = 1000.0
+    for table in tables:
+        table.promise(now + 1e6, now)
+    owners, epoch = dict.fromkeys(range(3), 0), 1
+    for shard in owners:
+        tables[0].open(shard, epoch << 40)
+    everyone = [[table.connect() for _ in range(6)] for table in tables]
+    handed_over = 0
+    for _ in range(3000):
+        now += dice.choice([0, 0.01, 0.3])
+        table, peers = dice.choice(list(zip(tables, everyone, strict=True)))
+        step(dice, table, peers, now)
+        if dice.random() < 0.02:
+            shard = dice.choice(list(owners))
+            old, new = tables[owners[shard]], tables[1 - owners[shard]]
+            snapshot = old.freeze(shard)
+            old.drop(shard, Moved(shard, 1, b"elsewhere:6388"))
+            owners[shard] = 1 - owners[shard]
+            epoch += 1
+            new.open(shard, epoch << 40)
+            new.load(shard, snapshot, now)
+            handed_over += len(snapshot.holds) + len(snapshot.places)
+        for table in tables:
+            agree(table)
+    assert handed_over > 20
+    assert all(table.counts.dropped and table.counts.returned for table in tables)
