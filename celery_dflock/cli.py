@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -13,9 +14,9 @@ from celery.bin.base import CeleryCommand
 import celery_dflock.control  # noqa: F401 - `celery inspect` shall know of its command
 from celery_dflock.config import Settings, settings
 from dflockd import admin
-from dflockd.address import Address
+from dflockd.admin import printable
 from dflockd.errors import DflockdError
-from dflockd.sharding import server_index
+from dflockd.sync_client import DistributedLock, DistributedSemaphore
 
 R = TypeVar("R")
 
@@ -38,7 +39,7 @@ def status(ctx: click.Context, as_json: bool) -> None:
     from celery_dflock.beat.status import beat_status  # every celery command loads this module
 
     app_settings = _settings(ctx)
-    rows = [_status(app_settings, server) for server in app_settings.servers]
+    rows = _of_all_servers(app_settings, _status)
     beat = beat_status(ctx.obj.app) if app_settings.enabled else None
     if beat is not None:
         rows.append(beat)
@@ -50,16 +51,29 @@ def status(ctx: click.Context, as_json: bool) -> None:
     sys.exit(any("error" in row for row in rows))
 
 
-def _status(app_settings: Settings, server: Address) -> dict[str, Any]:
+def _of_all_servers(
+    app_settings: Settings, row_of: Callable[[Settings, str], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Make a row of what each server says, with the reason as ``error`` where one does not."""
     try:
-        seconds = _ask(admin.ping, app_settings, server)
-        stats = _ask(admin.stats, app_settings, server)
+        servers = _servers(app_settings)
     except click.ClickException as exc:
-        return {"server": str(server), "error": exc.message}
+        return [{"server": str(app_settings.servers), "error": exc.message}]
+    rows = []
+    for server in servers:
+        try:
+            rows.append({"server": server, **row_of(app_settings, server)})
+        except click.ClickException as exc:
+            rows.append({"server": server, "error": exc.message})
+    return rows
+
+
+def _status(app_settings: Settings, server: str) -> dict[str, Any]:
+    answer = _ping(app_settings, server)
+    stats = _ask(admin.stats, app_settings, server)
     entries = [*stats["locks"], *stats["semaphores"]]
     return {
-        "server": str(server),
-        "ping_ms": round(seconds * 1000, 2),
+        **answer,
         "connections": stats["connections"],
         "keys": len(entries) + stats.get("omitted", 0),
         "waiters": sum(entry["waiters"] for entry in entries),
@@ -84,13 +98,7 @@ def _status_line(row: dict[str, Any]) -> str:
 @click.pass_context
 def ping(ctx: click.Context, as_json: bool) -> None:
     """Say how long each lock server takes to answer; the exit status is 1 if one does not."""
-    app_settings, rows = _settings(ctx), []
-    for server in app_settings.servers:
-        try:
-            milliseconds = round(_ask(admin.ping, app_settings, server) * 1000, 2)
-            rows.append({"server": str(server), "ping_ms": milliseconds})
-        except click.ClickException as exc:
-            rows.append({"server": str(server), "error": exc.message})
+    rows = _of_all_servers(_settings(ctx), _ping)
     if as_json:
         _print_json(rows)
     else:
@@ -100,35 +108,62 @@ def ping(ctx: click.Context, as_json: bool) -> None:
     sys.exit(any("error" in row for row in rows))
 
 
+def _ping(app_settings: Settings, server: str) -> dict[str, Any]:
+    return {"ping_ms": round(_ask(admin.ping, app_settings, server) * 1000, 2)}
+
+
 @dflock.command(cls=CeleryCommand)
 @as_json
+@click.option(
+    "--watch",
+    is_flag=False,
+    flag_value=2.0,
+    type=click.FloatRange(0.2, 3600),
+    metavar="[SECONDS]",
+    help="Show them until q or Ctrl-C, asking every 2 or so many seconds; needs the extra `top`.",
+)
 @click.pass_context
-def locks(ctx: click.Context, as_json: bool) -> None:
+def locks(ctx: click.Context, as_json: bool, watch: float | None) -> None:
     """List the keys that are held: by whom, for how long, and how many wait."""
     app_settings = _settings(ctx)
-    rows = [row for server in app_settings.servers for row in _held(app_settings, server)]
+    if watch is not None:
+        if as_json:
+            raise click.UsageError("--json and --watch: choose one of them")
+        _watch(app_settings, watch)
+        return
+    rows = [row for server in _servers(app_settings) for row in _held(app_settings, server)]
     if as_json:
         _print_json(rows)
         return
     for row in rows:
         click.echo(
-            f"{row['key']}  {_name(row)}  held {row['held_s']:.0f} s, "
+            f"{printable(row['key'])}  {_name(row)}  held {row['held_s']:.0f} s, "
             f"lease ends in {row['lease_expires_in_s']:.0f} s, {row['waiters']} waiting"
         )
     if not rows:
         click.echo("no key is held")
 
 
-def _held(app_settings: Settings, server: Address) -> Iterator[dict[str, Any]]:
+def _watch(app_settings: Settings, interval: float) -> None:
+    try:
+        from dflockd.top import watch
+    except ModuleNotFoundError as exc:
+        raise click.ClickException(
+            f"--watch needs {exc.name}, which is not installed: pip install 'celery-dflock[top]'"
+        ) from None
+    _in_words(partial(watch, app_settings.servers, interval, **app_settings.credentials()))
+
+
+def _held(app_settings: Settings, server: str) -> Iterator[dict[str, Any]]:
     stats = _ask(admin.stats, app_settings, server)
     for lock in stats["locks"]:
         fields = ("key", "label", "held_s", "lease_expires_in_s", "waiters")
-        yield {"server": str(server), **{field: lock[field] for field in fields}}
+        yield {"server": server, **{field: lock[field] for field in fields}}
     for semaphore in stats["semaphores"]:
-        report = _inspect(app_settings, server, semaphore["key"], semaphore=True)
+        report = _inspect(app_settings, semaphore["key"], semaphore=True)
         for holder in report["holders"]:
             waiting = semaphore["waiters"]
-            yield {"server": str(server), "key": report["key"], **holder, "waiters": waiting}
+            yield {"server": server, "key": report["key"], **holder, "waiters": waiting}
     if stats.get("omitted"):
         click.echo(f"{server} holds {stats['omitted']} more keys than it lists", err=True)
 
@@ -150,19 +185,21 @@ def waiters(ctx: click.Context, key: str | None, as_json: bool) -> None:
         _print_json(rows)
         return
     for row in rows:
-        click.echo(f"{row['key']}  {row['place']}. {_name(row)}  for {row['waited_s']:.0f} s")
+        click.echo(
+            f"{printable(row['key'])}  {row['place']}. {_name(row)}  for {row['waited_s']:.0f} s"
+        )
     if not rows:
         click.echo("nobody waits")
 
 
 def _waited_for(app_settings: Settings) -> Iterator[dict[str, Any]]:
-    for server in app_settings.servers:
+    for server in _servers(app_settings):
         stats = _ask(admin.stats, app_settings, server)
         for kind in ("locks", "semaphores"):
             for entry in stats[kind]:
                 if entry["waiters"]:
                     semaphore = kind == "semaphores"
-                    yield _inspect(app_settings, server, entry["key"], semaphore=semaphore)
+                    yield _inspect(app_settings, entry["key"], semaphore=semaphore)
 
 
 @dflock.command(cls=CeleryCommand)
@@ -182,15 +219,8 @@ def release(ctx: click.Context, key: str, yes: bool, as_json: bool) -> None:
             if not yes:
                 text = f"End the hold of {key} by {_name(holder)}, {holder['held_s']:.0f} s?"
                 click.confirm(text, abort=True, err=True)
-            evicted = _ask(
-                admin.evict,
-                app_settings,
-                report["server"],
-                key,
-                holder["fence"],
-                semaphore=report["semaphore"],
-            )
-            if evicted:
+            lock = _lock(app_settings, key, semaphore=report["semaphore"])
+            if _in_words(partial(lock.evict, holder["fence"])):
                 ended.append({"key": key, **holder})
     if as_json:
         _print_json(ended)
@@ -213,31 +243,41 @@ def serve(arguments: tuple[str, ...]) -> None:
 
 def _of_key(app_settings: Settings, key: str) -> list[dict[str, Any]]:
     """What the server in charge of a key says of it, as a lock and as a semaphore."""
-    servers = app_settings.servers
-    server = servers[server_index(app_settings.sharding_strategy, key, len(servers))]
-    return [_inspect(app_settings, server, key, semaphore=kind) for kind in (False, True)]
+    return [_inspect(app_settings, key, semaphore=kind) for kind in (False, True)]
 
 
-def _inspect(
-    app_settings: Settings, server: Address, key: str, *, semaphore: bool
-) -> dict[str, Any]:
-    report = _ask(admin.inspect, app_settings, server, key, semaphore=semaphore)
-    return {"server": server, "semaphore": semaphore, **report}
+def _inspect(app_settings: Settings, key: str, *, semaphore: bool) -> dict[str, Any]:
+    report = _in_words(_lock(app_settings, key, semaphore=semaphore).inspect)
+    return {"semaphore": semaphore, **report}
+
+
+def _lock(app_settings: Settings, key: str, *, semaphore: bool) -> DistributedLock:
+    options = app_settings.connection_options()
+    # The limit does not matter for a question.
+    make = partial(DistributedSemaphore, limit=1) if semaphore else DistributedLock
+    return _in_words(partial(make, key, **options))
+
+
+def _servers(app_settings: Settings) -> list[str]:
+    return _in_words(partial(admin.members, app_settings.servers, **app_settings.credentials()))
 
 
 def _name(row: dict[str, Any]) -> str:
-    return row["label"] or "somebody"
+    return printable(row["label"]) or "somebody"
 
 
 def _settings(ctx: click.Context) -> Settings:
     return settings(ctx.obj.app)
 
 
-def _ask(
-    question: Callable[..., R], app_settings: Settings, server: Address, *args: Any, **options: Any
-) -> R:
+def _ask(question: Callable[..., R], app_settings: Settings, server: str) -> R:
+    return _in_words(partial(question, server, **app_settings.credentials()))
+
+
+def _in_words(question: Callable[[], R]) -> R:
+    """Ask, and let an error be one line of text."""
     try:
-        return question(server, *args, **app_settings.credentials(), **options)
+        return question()
     except DflockdError as exc:
         raise click.ClickException(str(exc)) from exc
 

@@ -22,7 +22,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery.utils.imports import symbol_by_name
 
 from celery_dflock.keys import is_plain
-from dflockd.address import Address, parse_servers
+from dflockd.address import CLUSTER_PREFIX, Seeds, Servers, parse_servers
 from dflockd.errors import InvalidArgumentError
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.sync_client import DistributedLock
@@ -35,6 +35,8 @@ NAMES = (
     "dflock_key_prefix",
     "dflock_unavailable",
     "dflock_enabled",
+    "dflock_wait",
+    "dflock_max_parked",
 )
 """The settings; for their meaning see `Settings`."""
 
@@ -46,6 +48,12 @@ UNAVAILABLE = ("requeue", "fail", "run")
 
 SSL_FILES = ("ca_certs", "certfile", "keyfile")
 """What ``dflock_use_ssl`` can name."""
+
+WAIT = ("slot", "consumer")
+"""Where a task waits for its lock; see `Settings.wait`."""
+
+MAX_PARKED = 500
+"""Default of `Settings.max_parked`: half of the 1024 files that a process can often have open."""
 
 DEFAULT_SERVER = "127.0.0.1:6388"
 
@@ -63,8 +71,10 @@ class Settings:
 
     Attributes:
         servers: ``dflock_servers``, else the variable ``DFLOCK_SERVERS`` (comma-separated), else
-            one server on this host. A list, or text with commas; the same order everywhere.
-        sharding_strategy: ``dflock_sharding_strategy``: a callable or its dotted name.
+            one server on this host. A list, or text with commas; the same order everywhere. Or
+            some servers of a cluster: ``cluster://host:port,...``.
+        sharding_strategy: ``dflock_sharding_strategy``: a callable or its dotted name; not with a
+            cluster.
         auth_token: ``dflock_auth_token``, else the variable ``DFLOCK_AUTH_TOKEN``.
         ssl_context: made of ``dflock_use_ssl``: ``True`` for TLS with the authorities of this
             system, or a dict of ``ca_certs``, ``certfile`` and ``keyfile``, paths as in Celery's
@@ -72,19 +82,30 @@ class Settings:
         key_prefix: ``dflock_key_prefix``: in front of every key, to keep applications apart.
         unavailable: ``dflock_unavailable``: ``requeue``, ``fail``, or ``run`` without a lock.
         enabled: ``dflock_enabled``: ``False`` for tests that want no locks at all.
+        wait: ``dflock_wait``: where tasks wait for their locks that do not say so themselves:
+            ``slot``, in a process of the worker's pool, or ``consumer``; see docs/waiting.md.
+        max_parked: ``dflock_max_parked``: how many tasks that wait in the consumer of one worker are
+            made up for by a larger prefetch count. Each is a message in memory and a connection.
     """
 
-    servers: tuple[Address, ...]
+    servers: Servers
     sharding_strategy: ShardingStrategy
     auth_token: str | None
     ssl_context: ssl.SSLContext | None
     key_prefix: str
     unavailable: str
     enabled: bool
+    wait: str
+    max_parked: int
 
     def __repr__(self) -> str:
         """Without the token."""
         return f"<dflock settings: {', '.join(map(str, self.servers))}>"
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether the servers are a cluster, in which locks go from one to another."""
+        return isinstance(self.servers, Seeds)
 
     def connection_options(self) -> dict[str, Any]:
         """Return what every lock object of the app is made with."""
@@ -150,14 +171,20 @@ def _raw(conf: Mapping[str, Any]) -> tuple[Any, ...]:
         conf.get("dflock_key_prefix") or "",
         conf.get("dflock_unavailable") or "requeue",
         _enabled(conf),
+        conf.get("dflock_wait") or "slot",
+        _given(conf, "dflock_max_parked", MAX_PARKED),
     )
 
 
 def _enabled(conf: Mapping[str, Any]) -> Any:
     if switched_off:
         return False
-    enabled = conf.get("dflock_enabled")
-    return True if enabled is None else enabled
+    return _given(conf, "dflock_enabled", True)
+
+
+def _given(conf: Mapping[str, Any], name: str, default: Any) -> Any:
+    value = conf.get(name)
+    return default if value is None else value
 
 
 def _checked(
@@ -168,12 +195,11 @@ def _checked(
     prefix: Any,
     unavailable: Any,
     enabled: Any,
+    wait: Any,
+    max_parked: Any,
 ) -> Settings:
-    listed = [s.strip() for s in servers.split(",")] if isinstance(servers, str) else servers
-    if not isinstance(listed, list | tuple):
-        raise ImproperlyConfigured(f"dflock_servers is {servers!r}: give a list of 'host:port'")
     try:
-        addresses = parse_servers([tuple(s) if isinstance(s, list) else s for s in listed])
+        addresses = _servers(servers)
     except InvalidArgumentError as exc:
         raise ImproperlyConfigured(f"dflock_servers: {exc}") from None
     try:
@@ -183,6 +209,11 @@ def _checked(
     if not callable(strategy):
         raise ImproperlyConfigured(
             f"dflock_sharding_strategy is {strategy!r}: give (key, number of servers) -> index"
+        )
+    if isinstance(addresses, Seeds) and strategy is not stable_hash_shard:
+        raise ImproperlyConfigured(
+            f"dflock_sharding_strategy is set with dflock_servers {addresses}: "
+            "leave it out, a cluster has its own"
         )
     if not isinstance(prefix, str) or not is_plain(prefix):
         raise ImproperlyConfigured(
@@ -194,13 +225,37 @@ def _checked(
         )
     if not isinstance(enabled, bool):
         raise ImproperlyConfigured(f"dflock_enabled is {enabled!r}: give True or False")
+    if wait not in WAIT:
+        raise ImproperlyConfigured(f"dflock_wait is {wait!r}: give one of {', '.join(WAIT)}")
+    if not isinstance(max_parked, int) or isinstance(max_parked, bool) or max_parked < 0:
+        raise ImproperlyConfigured(
+            f"dflock_max_parked is {max_parked!r}: give a whole number from 0"
+        )
     try:
         DistributedLock("-", servers=addresses, auth_token=auth_token)
     except InvalidArgumentError as exc:
         raise ImproperlyConfigured(f"dflock_auth_token: {exc}") from None
     return Settings(
-        addresses, strategy, auth_token, _ssl_context(use_ssl), prefix, unavailable, enabled
+        servers=addresses,
+        sharding_strategy=strategy,
+        auth_token=auth_token,
+        ssl_context=_ssl_context(use_ssl),
+        key_prefix=prefix,
+        unavailable=unavailable,
+        enabled=enabled,
+        wait=wait,
+        max_parked=max_parked,
     )
+
+
+def _servers(servers: Any) -> Servers:
+    if isinstance(servers, str):
+        if servers.strip().startswith(CLUSTER_PREFIX):
+            return parse_servers(servers.strip())
+        servers = [server.strip() for server in servers.split(",")]
+    if not isinstance(servers, list | tuple):
+        raise ImproperlyConfigured(f"dflock_servers is {servers!r}: give a list of 'host:port'")
+    return parse_servers([tuple(s) if isinstance(s, list) else s for s in servers])
 
 
 def _ssl_context(use_ssl: Any) -> ssl.SSLContext | None:

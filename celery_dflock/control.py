@@ -1,7 +1,8 @@
 """``celery -A proj inspect dflock``: which locks the tasks of each worker hold or wait for.
 
 In a prefork pool it is the children who hold them, and the main process is who answers. It knows
-what its children run, makes the keys of these tasks as they do, and asks the lock servers.
+what its children run and who waits in itself, makes the keys of these tasks as they do, and asks the
+lock servers.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -39,6 +40,11 @@ class _Question(NamedTuple):
     task: str
     id: str
 
+    @property
+    def label(self) -> str:
+        """What it is labelled with. Copies on other hosts, and other runs, have labels of their own."""
+        return f"{self.task}[{self.id}] {gethostname()} "
+
 
 @inspect_command(name="dflock")
 def held_and_awaited(state: Any, **_: Any) -> list[Row]:
@@ -47,7 +53,11 @@ def held_and_awaited(state: Any, **_: Any) -> list[Row]:
     if not app_settings.enabled:
         return []
     deadline = time.monotonic() + PATIENCE
-    requests = list(state.tset(worker_state.active_requests))
+    parked = getattr(state.consumer, "dflock_parked", None)
+    requests = [
+        *state.tset(worker_state.active_requests),
+        *(parked.requests if parked is not None else ()),
+    ]
     questions: dict[str, list[_Question]] = defaultdict(list)
     rows: list[Row] = []
 
@@ -85,26 +95,29 @@ def _questions(request: Any, app_settings: Settings) -> Iterator[_Question]:
 
 
 def _ask(questions: Sequence[_Question], rows: list[Row]) -> None:
-    """Ask one server, and stop at its first failure."""
-    for lock, task, task_id in questions:
+    """Ask one server, once about each key, and stop at its first failure."""
+    by_key: dict[tuple[str, type], list[_Question]] = defaultdict(list)
+    for question in questions:
+        by_key[question.lock.key, type(question.lock)].append(question)
+    for (key, _), about_key in by_key.items():
+        lock = about_key[0].lock
         try:
             report = lock.inspect()
         except DflockdError as exc:
             rows.append({"server": lock.server, "error": str(exc)})
             return
-        # Its copies on other hosts, and other runs, have labels of their own.
-        label = f"{task}[{task_id}] {gethostname()} "
-        common = {"key": lock.key, "task": task, "id": task_id}
-        for holder in report["holders"]:
-            if holder["label"].startswith(label):
-                fields = ("fence", "held_s", "lease_expires_in_s")
-                rows.append(
-                    {**common, "state": "holds", **{field: holder[field] for field in fields}}
-                )
-        for place, waiter in enumerate(report["waiters"], 1):
-            if waiter["label"].startswith(label):
-                waited = waiter["waited_s"]
-                rows.append({**common, "state": "waits", "place": place, "waited_s": waited})
+        for state, entries in (("holds", report["holders"]), ("waits", report["waiters"])):
+            for place, entry in enumerate(entries, 1):
+                for question in about_key:
+                    if entry["label"].startswith(question.label):
+                        row = {"key": key, "task": question.task, "id": question.id, "state": state}
+                        rows.append({**row, **_details(state, place, entry)})
+
+
+def _details(state: str, place: int, entry: Mapping[str, Any]) -> Row:
+    if state == "waits":
+        return {"place": place, "waited_s": entry["waited_s"]}
+    return {field: entry[field] for field in ("fence", "held_s", "lease_expires_in_s")}
 
 
 def _run(jobs: Sequence[Callable[[], None]], deadline: float) -> list[bool]:

@@ -23,7 +23,7 @@ from celery.utils.time import maybe_make_aware
 from celery_dflock import policy
 from celery_dflock.config import Settings
 from celery_dflock.keys import encode, finish
-from celery_dflock.locks import MOMENT, process_label
+from celery_dflock.locks import MOMENT, process_label, try_once
 from celery_dflock.signals import task_deduplicated
 from dflockd import errors
 from dflockd.sync_client import DistributedSemaphore
@@ -186,7 +186,7 @@ def _is_among(marks: DistributedSemaphore, run: str) -> bool:
 
 def _leave(mark: DistributedSemaphore, name: str) -> None:
     try:
-        if mark.acquire():
+        if try_once(mark):
             mark.detach(DONE_TTL)
         else:
             logger.warning("a copy of task %s would run again: %d are remembered", name, DONE_LIMIT)

@@ -29,6 +29,9 @@ RESTART_PATIENCE = 5.0
 RESTART_PAUSES = (0.0, 0.05, 0.1, 0.2, 0.5)
 """Seconds between attempts to reach it; the last one repeats."""
 
+HAND_OVER_PATIENCE = 1.0
+"""Seconds that who tries a lock once waits for its shard to get from one server to another."""
+
 _RESTARTS = (errors.UnreachableError, errors.DrainingError)
 
 logger = logging.getLogger("celery_dflock")
@@ -72,6 +75,7 @@ class LocksBase(Generic[L]):
         self.timeout = timeout
         self._on_wait = on_wait
         self._on_lost = on_lost
+        self._follows = settings.is_cluster
         options = {**settings.connection_options(), "label": label, "on_lost": self._lost}
         self._locks: list[L] = [self._make(key, limit, ttl, options) for key in keys]
 
@@ -179,19 +183,22 @@ class Locks(LocksBase[DistributedLock]):
             if not granted:
                 self.release()
                 return lock.key
-            if self.timeout is not None:
-                remaining = max(0.0, self.timeout - (time.monotonic() - started))
+            remaining = _left(self.timeout, started)
         return None
 
     def _grant(self, lock: DistributedLock) -> bool:
         if lock.acquire_timeout_s == 0:
-            return lock.acquire()
+            return try_once(lock)
+        begun = time.monotonic()
         # One round trip where the lock is free, as above. Where it is not, the place in the queue
         # is there first: nobody overtakes while others are told of the wait.
         if lock.enqueue() == "acquired":
             return True
         if self._on_wait is not None:
             self._on_wait(lock.key, cache(lambda: describe_holder(lock, self.run)))
+        if self._follows:
+            # In a cluster the lock looks for its server by itself, and has begun to before.
+            return lock.wait(_left(lock.acquire_timeout_s, begun))
         started = time.monotonic()
         try:
             return lock.wait()
@@ -207,14 +214,25 @@ class Locks(LocksBase[DistributedLock]):
         timeout, patience = lock.acquire_timeout_s, time.monotonic() + RESTART_PATIENCE
         for pause in chain(RESTART_PAUSES, repeat(RESTART_PAUSES[-1])):
             time.sleep(pause)
-            if timeout is not None:
-                lock.acquire_timeout_s = max(0.0, timeout - (time.monotonic() - started))
+            lock.acquire_timeout_s = _left(timeout, started)
             try:
                 return lock.acquire()
             except _RESTARTS:
                 if lock.acquire_timeout_s == 0 or time.monotonic() >= patience:
                     raise
         raise AssertionError("there is always another pause")
+
+    def adopt(self, token: str) -> bool:
+        """Take over the lock of the only key, by its token; ``False`` if it is held no more.
+
+        Raises:
+            LockUnavailableError: its server could not be asked.
+        """
+        [lock] = self._locks
+        try:
+            return lock.adopt(token)
+        except errors.RemoteError as exc:
+            raise LockUnavailableError(lock.key, str(exc)) from exc
 
     def release(self) -> None:
         """Give back what is held, in the opposite order; nothing happens to what is not."""
@@ -235,6 +253,26 @@ class Locks(LocksBase[DistributedLock]):
             if lock.key == key:
                 return describe_holder(lock, self.run)
         return None
+
+
+def try_once(lock: DistributedLock) -> bool:
+    """Take a lock if it is free, with `acquire_timeout_s` 0.
+
+    Nobody can say so in the milliseconds in which a cluster hands its shard over: these are waited
+    for.
+    """
+    until = time.monotonic() + HAND_OVER_PATIENCE
+    while True:
+        try:
+            return lock.acquire()
+        except errors.RecoveringError as exc:
+            if time.monotonic() + exc.retry_s > until:
+                raise
+            time.sleep(exc.retry_s)
+
+
+def _left(timeout: float | None, started: float) -> float | None:
+    return None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
 
 
 def describe_holder(lock: DistributedLock, wanted: str = "") -> str | None:

@@ -224,9 +224,9 @@ class _Asked:
         self.name = keys.finish(keys.encode(key), settings.key_prefix)
         options = settings.connection_options()
         lock = DistributedLock(self.name, **options)
-        self.server = lock.server
         # The limit does not matter for a question.
         reports = [lock.inspect(), DistributedSemaphore(self.name, 1, **options).inspect()]
+        self.server = lock.server  # now it is known in a cluster as well
         self.holders = [entry for report in reports for entry in report["holders"]]
         self.waiters = [entry for report in reports for entry in report["waiters"]]
 

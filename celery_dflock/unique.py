@@ -32,10 +32,10 @@ from celery.utils.time import maybe_make_aware
 from celery_dflock import keys, policy
 from celery_dflock.config import Settings, settings
 from celery_dflock.exceptions import DuplicateTaskError
-from celery_dflock.locks import MOMENT, describe, process_label
+from celery_dflock.locks import MOMENT, describe, process_label, try_once
 from celery_dflock.options import MAX_LIMIT, LockOptions
 from celery_dflock.signals import task_deduplicated
-from dflockd import admin, errors
+from dflockd import errors
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 
 ATTEMPTS = 50
@@ -175,7 +175,7 @@ def _take(
         RemoteError: the server cannot say.
     """
     for _ in range(ATTEMPTS):
-        if lock.acquire():
+        if try_once(lock):
             return None
         first = _first(lock)
         if first is None:
@@ -183,7 +183,7 @@ def _take(
         if options.duplicate != "replace":
             return first
         mark = _mark(first.task_id, app_settings, label)
-        if _oust(lock, mark, task, first, app_settings):
+        if _oust(lock, mark, task, first):
             handed_over.append((mark, options.unique_ttl))
     raise errors.LockTimeoutError(
         f"lock {lock.key!r} on {lock.server} goes from one to another all the time",
@@ -214,12 +214,11 @@ def _oust(
     mark: DistributedSemaphore,
     task: Task,
     first: _First,
-    app_settings: Settings,
 ) -> bool:
     """End the hold of an earlier task, which is marked before; ``False`` if it has ended by itself."""
-    mark.acquire()
+    try_once(mark)
     try:
-        ousted = admin.evict(lock.server, lock.key, first.fence, **app_settings.credentials())
+        ousted = lock.evict(first.fence)
     except BaseException:
         mark.release()
         raise
@@ -390,8 +389,7 @@ class Carried:
             newer = _first(mark)
             if newer is None:
                 return None
-            credentials = self._settings.credentials()
-            admin.evict(mark.server, mark.key, newer.fence, **credentials, semaphore=True)
+            mark.evict(newer.fence)
         except errors.RemoteError as exc:
             self._warn(exc)
             return None

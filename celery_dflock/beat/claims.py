@@ -11,8 +11,8 @@ from urllib.parse import unquote
 from celery_dflock.config import Settings
 from celery_dflock.firing import Firing
 from celery_dflock.keys import encode
-from celery_dflock.locks import MOMENT
-from dflockd import admin, errors
+from celery_dflock.locks import MOMENT, try_once
+from dflockd import errors
 from dflockd.sync_client import DistributedSemaphore
 
 CLAIM_TTL = 3600
@@ -44,10 +44,10 @@ class Claims:
         """
         claim = self._claim(_label(firing))
         try:
-            if not claim.acquire():
+            if not try_once(claim):
                 # Our own that could not be confirmed; or that of a beat that does not lead any more.
                 self.clear()
-                claim.acquire()
+                try_once(claim)
             self._token = claim.detach(CLAIM_TTL)
         except errors.RefusedError as exc:
             logger.warning("beat: firing %s is sent unclaimed: %s", firing, exc)
@@ -86,14 +86,9 @@ class Claims:
         Raises:
             RemoteError: the server could not be asked.
         """
+        claim = self._claim("")
         for holder in self._holders():
-            admin.evict(
-                self._claim("").server,
-                self._key,
-                holder["fence"],
-                **self._settings.credentials(),
-                semaphore=True,
-            )
+            claim.evict(holder["fence"])
 
     def _holders(self) -> list[dict[str, Any]]:
         holders: list[dict[str, Any]] = self._claim("").inspect()["holders"]

@@ -9,6 +9,7 @@ from dflockd.errors import InvalidArgumentError
 
 DEFAULT_PORT = 6388
 UNIX_PREFIX = "unix:"
+CLUSTER_PREFIX = "cluster://"
 
 ServerLike: TypeAlias = "tuple[str, int] | str"
 """``(host, port)``, ``"host:port"``, ``"host"``, ``"[::1]:port"`` or ``"unix:/path"``."""
@@ -38,6 +39,16 @@ class Servers(tuple[Address, ...]):
     __slots__ = ()
 
 
+class Seeds(Servers):
+    """Some servers of a cluster: any of them knows which server has which key."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        """Return ``cluster://host:port,...``."""
+        return CLUSTER_PREFIX + ",".join(map(str, self))
+
+
 def parse_server(server: ServerLike) -> Address:
     """Make an address of what people write.
 
@@ -45,6 +56,10 @@ def parse_server(server: ServerLike) -> Address:
         InvalidArgumentError: it cannot be one.
     """
     if isinstance(server, str):
+        if server.startswith(CLUSTER_PREFIX):
+            raise InvalidArgumentError(
+                f"server {server!r} is a cluster: give it alone, as servers='cluster://host:port,...'"
+            )
         if server.startswith(UNIX_PREFIX):
             host, port = server, 0
         else:
@@ -64,19 +79,33 @@ def parse_server(server: ServerLike) -> Address:
     return Address(host, 0 if is_unix else port)
 
 
-def parse_servers(servers: Sequence[ServerLike]) -> Servers:
+def parse_servers(servers: Sequence[ServerLike] | str) -> Servers:
     """Make addresses of a list of servers, in its order: the order decides where keys live.
+
+    The text ``cluster://host:port,...`` gives `Seeds`; their order means nothing.
 
     Raises:
         InvalidArgumentError: the list is empty, names a server twice, or one of them is malformed.
     """
     if isinstance(servers, Servers):
         return servers
+    if isinstance(servers, str) and servers.startswith(CLUSTER_PREFIX):
+        named = [name.strip() for name in servers.removeprefix(CLUSTER_PREFIX).split(",")]
+        if "" in named:
+            raise InvalidArgumentError(
+                f"servers is {servers!r}: name one or more servers of the cluster, "
+                f"as in {CLUSTER_PREFIX}lock-1:{DEFAULT_PORT},lock-2:{DEFAULT_PORT}"
+            )
+        return _distinct(Seeds(map(parse_server, named)))
     if isinstance(servers, str) or not servers:
         raise InvalidArgumentError(
-            f"servers is {servers!r}: give a list, such as [('127.0.0.1', {DEFAULT_PORT})]"
+            f"servers is {servers!r}: give a list, such as [('127.0.0.1', {DEFAULT_PORT})], "
+            f"or the text '{CLUSTER_PREFIX}host:port,...'"
         )
-    addresses = Servers(parse_server(server) for server in servers)
+    return _distinct(Servers(map(parse_server, servers)))
+
+
+def _distinct(addresses: Servers) -> Servers:
     if len(set(addresses)) < len(addresses):
         listed = ", ".join(map(str, addresses))
         raise InvalidArgumentError(f"servers names one server twice: {listed}")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import ssl
+import time
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from dflockd import operations
-from dflockd.address import ServerLike, parse_server
+from dflockd.address import Seeds, ServerLike, parse_server, parse_servers
 from dflockd.connection import Connection, run
 from dflockd.lock import LockBase
 from dflockd.operations import REPLY_PATIENCE, Exchange, Operation, Target
+from dflockd.pool import Pool, Route
+from dflockd.shardmap import ShardMap, pursue
 from dflockd.wire import (
-    Evict,
     Ping,
     Report,
     Space,
@@ -23,9 +26,40 @@ from dflockd.wire import (
     parse_report,
 )
 
-__all__ = ["evict", "inspect", "ping", "stats"]
+__all__ = ["Inquiry", "evict", "inspect", "members", "ping", "printable", "stats"]
 
 R = TypeVar("R")
+
+
+def members(
+    servers: Sequence[ServerLike] | str,
+    auth_token: str | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+) -> list[str]:
+    """Return all servers, as ``host:port``: those of a list, or those that a cluster has now.
+
+    Args:
+        servers: a list, or the text ``"cluster://host:port,..."``.
+        auth_token: the servers' shared secret.
+        ssl_context: for servers that speak TLS.
+
+    Raises:
+        InvalidArgumentError: the servers or the token cannot be such.
+        UnreachableError: no server of the cluster can be reached.
+        RemoteError: one of them refused; the subclass says why.
+    """
+    seeds = parse_servers(servers)
+    if not isinstance(seeds, Seeds):
+        return list(map(str, seeds))
+    secret = _checked_secret(seeds, auth_token)
+    shards, pool, now = ShardMap(seeds), Pool(), time.monotonic()
+    try:
+        # The way to any key begins with the map.
+        path = pursue(shards, b"-", now, now)
+        pool.follow(path, Route(seeds[0], secret, ssl_context), lambda _: None)
+    finally:
+        pool.clear()
+    return sorted(map(str, shards.servers))
 
 
 def stats(
@@ -50,6 +84,61 @@ def stats(
         RefusedError: it said no; the subclass says why.
     """
     return _ask(_stats(str(parse_server(server))), server, auth_token, ssl_context)
+
+
+class Inquiry:
+    """Questions to one server over one connection, for those who ask again and again.
+
+    Made without a word to the server; it connects when it is first asked, and again if that
+    connection breaks. Used by one thread at a time. For the arguments and errors see `stats`.
+    """
+
+    def __init__(
+        self,
+        server: ServerLike,
+        auth_token: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.server = str(parse_server(server))
+        self._secret = _checked_secret([server], auth_token)
+        self._context = ssl_context
+        self._connection: Connection | None = None
+
+    def stats(self) -> dict[str, Any]:
+        """Ask what the server holds; see `dflockd.admin.stats`."""
+        return self._ask(_stats(self.server))
+
+    def inspect(self, key: str, *, semaphore: bool = False) -> dict[str, Any]:
+        """Ask who holds a key and who waits for it; see `DistributedLock.inspect`."""
+        return self._ask(operations.inspect(_target(self.server, key, semaphore)))
+
+    def shards(self) -> operations.ShardReport:
+        """Ask which server of its cluster has which shard.
+
+        Raises:
+            RefusedError: it is in no cluster.
+        """
+        return self._ask(operations.shards(self.server))
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _ask(self, operation: Operation[R]) -> R:
+        if self._connection is None or self._connection.closed:
+            address = parse_server(self.server)
+            self._connection = Connection.open(address, self._secret, self._context)
+        return operations.raised(run(operations.kept(operation), self._connection))
+
+
+def printable(text: str) -> str:
+    r"""Return a key or a label as it can be shown in a terminal.
+
+    Both are text of anybody's choice. What would move the cursor, colour the rest of the screen or
+    turn the direction of writing is shown as an escape, such as ``\x1b``.
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def ping(
@@ -93,21 +182,13 @@ def evict(
     operators who know that it is stuck. The other arguments and the errors are those of `stats`.
     """
     target = _target(server, key, semaphore)
-    return _ask(_evict(target, fence), server, auth_token, ssl_context)
+    return _ask(operations.evict(target, fence), server, auth_token, ssl_context)
 
 
 def _target(server: ServerLike, key: str, semaphore: bool) -> Target:
     LockBase(key)  # checks it
     space = Space.SEMAPHORE if semaphore else Space.LOCK
     return Target(space, key.encode(), 1, None, str(parse_server(server)))
-
-
-def _evict(target: Target, fence: int) -> Operation[bool]:
-    answer = yield Exchange(encode_request(Evict(target.space, target.key, fence)), REPLY_PATIENCE)
-    status = parse_done(answer.line)
-    if status in (Status.OK, Status.ERROR):
-        return status is Status.OK
-    raise operations.refused(status, target)
 
 
 def _stats(server: str) -> Operation[dict[str, Any]]:
@@ -133,10 +214,14 @@ def _ask(
     auth_token: str | None,
     ssl_context: ssl.SSLContext | None,
 ) -> R:
-    LockBase("-", servers=[server], auth_token=auth_token)  # checks both
-    secret = None if auth_token is None else auth_token.encode()
+    secret = _checked_secret([server], auth_token)
     connection = Connection.open(parse_server(server), secret, ssl_context)
     try:
         return run(operation, connection)
     finally:
         connection.close()
+
+
+def _checked_secret(servers: Sequence[ServerLike], auth_token: str | None) -> bytes | None:
+    LockBase("-", servers=servers, auth_token=auth_token)  # checks both
+    return None if auth_token is None else auth_token.encode()

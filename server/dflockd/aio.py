@@ -9,13 +9,16 @@ import socket
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from typing import Protocol, TypeVar, cast
 
 from dflockd import errors
+from dflockd.address import Address
 from dflockd.connection import CONNECT_TIMEOUT, CONNECTIONS, reason, tune
-from dflockd.operations import Answer, Operation, authenticate
+from dflockd.operations import Answer, Operation, authenticate, shards
 from dflockd.pool import MAX_IDLE, Route
+from dflockd.shardmap import Ask, Load, Outcome, Path
 from dflockd.wire import ReplyReader, UnexpectedReplyError
 
 R = TypeVar("R")
@@ -34,6 +37,8 @@ class AsyncConnection(asyncio.Protocol):
     A task that is cancelled between a request and its reply must `close` it, for the same reasons
     as with a blocking `Connection`.
     """
+
+    address: Address
 
     def __init__(self) -> None:
         self.closed = False
@@ -56,6 +61,7 @@ class AsyncConnection(asyncio.Protocol):
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 connection = await _connect(route)
+                connection.address = route.address
                 if route.auth_secret is not None:
                     await run(authenticate(route.auth_secret, server), connection, server)
         except BaseException as exc:
@@ -218,6 +224,38 @@ class AsyncPool:
             idle.append(connection)
         else:
             connection.close()
+
+    async def ask(self, route: Route, operation: Callable[[], Operation[R]]) -> R:
+        """Run an operation that leaves nothing behind; again, if its connection has died here."""
+        connection = await self.take(route)
+        server = str(route.address)
+        try:
+            result = await run(operation(), connection, server)
+        except errors.UnreachableError:
+            if not connection.pooled:
+                raise
+            connection = await AsyncConnection.open(route)
+            result = await run(operation(), connection, server)
+        self.give(route, connection)
+        return result
+
+    async def follow(self, path: Path, route: Route, attempt: Callable[[Ask], Awaitable[R]]) -> R:
+        """Walk a path until an attempt succeeds; see `dflockd.pool.Pool.follow`."""
+        step = next(path)
+        while True:
+            report = None
+            try:
+                if isinstance(step, Ask):
+                    return await attempt(step)
+                if isinstance(step, Load):
+                    there = route._replace(address=step.server)
+                    report = await self.ask(there, partial(shards, str(step.server)))
+                else:
+                    await asyncio.sleep(step.seconds)
+            except errors.RemoteError as exc:
+                step = path.send(Outcome(time.monotonic(), error=exc))
+            else:
+                step = path.send(Outcome(time.monotonic(), report=report))
 
     def clear(self) -> None:
         """Close the idle connections."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -14,10 +15,19 @@ from typing import Any, Self, TypeVar
 from dflockd import aio, errors, operations
 from dflockd.aio import AsyncConnection
 from dflockd.hold import Hold
-from dflockd.lock import LockBase, SemaphoreBase, check_lease, check_timeout, check_token
-from dflockd.operations import Grant, Operation
+from dflockd.lock import (
+    ANSWER_PATIENCE,
+    RELEASE_PATIENCE,
+    LockBase,
+    SemaphoreBase,
+    check_lease,
+    check_timeout,
+    check_token,
+)
+from dflockd.operations import Detour, Grant, Operation, Progress, Target
 from dflockd.pool import Route
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
+from dflockd.shardmap import PASSING, Ask, ShardMap
 
 __all__ = ["DistributedLock", "DistributedSemaphore", "ShardingStrategy", "stable_hash_shard"]
 
@@ -44,11 +54,13 @@ class DistributedLock(LockBase):
 
         Raises:
             AlreadyHeldError: this object holds the lock or has a place in its queue.
-            UnreachableError: no server there, or the connection broke while waiting.
-            RefusedError: the server said no; the subclass says why.
+            UnreachableError: no server there, or the connection broke while waiting; in a cluster,
+                no server of it can be reached.
+            RefusedError: the server said no; the subclass says why. In a cluster a `MovedError`,
+                `RecoveringError` or `DrainingError` is followed until the time is over.
         """
         await self._check_free()
-        grant, connection = await self._begin(operations.acquire)
+        grant, connection = await self._begin(operations.acquire, self.acquire_timeout_s)
         if grant is None:
             aio.pool().give(self._route, connection)
             return False
@@ -63,7 +75,9 @@ class DistributedLock(LockBase):
             lease of a grant that comes meanwhile ends.
         """
         await self._check_free()
-        grant, connection = await self._begin(lambda target, _: operations.enqueue(target))
+        grant, connection = await self._begin(
+            lambda target, _: operations.enqueue(target), self.acquire_timeout_s
+        )
         if grant is None:
             self._place = _Place(connection)
             return "queued"
@@ -88,7 +102,13 @@ class DistributedLock(LockBase):
             raise self._not_enqueued()
         connection = place.take()
         timeout = self.acquire_timeout_s if timeout_s is None else timeout_s
-        grant = await aio.run(operations.wait(self._target, timeout), connection, self.server)
+        if self._shards is None:
+            waiting = operations.wait(self._target, timeout)
+            grant = await aio.run(waiting, connection, self._target.server)
+        else:
+            grant, connection = await self._follow(
+                self._shards, operations.acquire, timeout, connection
+            )
         if grant is None:
             aio.pool().give(self._route, connection)
             return False
@@ -109,10 +129,13 @@ class DistributedLock(LockBase):
         if keeper is None or not keeper.hold.held:
             return False
         hold = keeper.hold
+        lease = lease_ttl_s or hold.lease
         try:
-            connection = await keeper.stop() or await AsyncConnection.open(self._route)
-            operation = operations.renew(self._target, hold.token, lease_ttl_s or hold.lease)
-            grant = await aio.run(operation, connection, self.server)
+            grant, connection = await self._tell(
+                lambda target: operations.renew(target, hold.token, lease),
+                await keeper.stop(waits=True),
+                hold.left,
+            )
         except BaseException:
             keeper.abandon()
             self._lose(hold)
@@ -122,6 +145,7 @@ class DistributedLock(LockBase):
             self._lose(hold)
             return False
         hold.renewed(grant)
+        hold.target = self._target_anew
         self._keeper = _Keeper(hold, connection, self._route)
         return True
 
@@ -145,10 +169,13 @@ class DistributedLock(LockBase):
             return None
         self._keeper = self._hold = None
         hold = keeper.hold
+        lease = lease_ttl_s or hold.lease
         try:
-            connection = await keeper.stop() or await AsyncConnection.open(self._route)
-            operation = operations.detach(self._target, hold.token, lease_ttl_s or hold.lease)
-            detached = await aio.run(operation, connection, self.server)
+            detached, connection = await self._tell(
+                lambda target: operations.detach(target, hold.token, lease),
+                await keeper.stop(waits=True),
+                hold.left,
+            )
         except BaseException:
             keeper.abandon()
             raise
@@ -174,7 +201,7 @@ class DistributedLock(LockBase):
         secret = check_token(token, self.key)
         await self._check_free()
         grant, connection = await self._begin(
-            lambda target, _: operations.renew(target, secret, target.lease)
+            lambda target, _: operations.renew(target, secret, target.lease), ANSWER_PATIENCE
         )
         if grant is None:
             aio.pool().give(self._route, connection)
@@ -200,7 +227,7 @@ class DistributedLock(LockBase):
             return await self._give_back(keeper)
         except errors.RemoteError as exc:
             logger.warning("lock %r could not be released in order: %s", self.key, exc)
-            if isinstance(exc, errors.UnreachableError | errors.DrainingError):
+            if isinstance(exc, PASSING):
                 later = asyncio.ensure_future(_release_later(keeper.hold, self._route))
                 _later.add(later)
                 later.add_done_callback(_later.discard)
@@ -220,9 +247,18 @@ class DistributedLock(LockBase):
         Raises:
             RemoteError: the server could not be asked, or is too old to know.
         """
-        report, connection = await self._begin(lambda target, _: operations.inspect(target))
-        aio.pool().give(self._route, connection)
-        return report
+        return await self._question(operations.inspect)
+
+    async def evict(self, fence: int) -> bool:
+        """End the hold with this fence without its token; ``False`` if it has ended already.
+
+        Somebody else gets the lock at once, and the former holder goes on until its next renewal:
+        for those who know that it is stuck.
+
+        Raises:
+            RemoteError: the server could not be asked, or is too old to know.
+        """
+        return await self._question(lambda target: operations.evict(target, fence))
 
     async def __aenter__(self) -> Self:
         """Acquire.
@@ -251,11 +287,63 @@ class DistributedLock(LockBase):
             await self.release()  # it was lost
 
     async def _begin(
-        self, operation: Callable[[operations.Target, float | None], Operation[R]]
+        self, operation: Callable[[Target, float | None], Operation[R]], timeout: float | None
+    ) -> tuple[R, AsyncConnection]:
+        """Run an operation at the server in charge; return the connection to it as well."""
+        if self._shards is None:
+            return await self._ask(operation, timeout, None)
+        return await self._follow(self._shards, operation, timeout, None)
+
+    async def _follow(
+        self,
+        shards: ShardMap,
+        operation: Callable[[Target, float | None], Operation[R]],
+        timeout: float | None,
+        connection: AsyncConnection | None,
+    ) -> tuple[R, AsyncConnection]:
+        """Run an operation wherever in the cluster its key is.
+
+        A connection that is given has a place in the queue: as long as it has, that is waited for.
+        """
+        pool, progress, is_queued = aio.pool(), Progress(), connection is not None
+        path = self._path(shards, timeout, connection)
+
+        async def attempt(step: Ask) -> R:
+            nonlocal connection, is_queued
+            if connection is not None and (connection.closed or connection.address != step.server):
+                pool.give(self._route._replace(address=connection.address), connection)
+                connection, is_queued = None, False
+            self._go_to(step.server)
+            was_queued = is_queued
+            answer, connection = await self._ask(going_on, step.timeout, connection)
+            is_queued = was_queued and isinstance(answer, errors.RecoveringError)
+            return operations.raised(answer)
+
+        def going_on(target: Target, timeout: float | None) -> Operation[R | Detour]:
+            nonlocal is_queued
+            begin: Callable[..., Operation[Any]] = operations.wait if is_queued else operation
+            is_queued = False
+            return operations.kept(begin(target._replace(progress=progress), timeout))
+
+        try:
+            answer = await pool.follow(path, self._route, attempt)
+        except BaseException:
+            if connection is not None:
+                connection.close()
+            raise
+        assert connection is not None
+        return answer, connection
+
+    async def _ask(
+        self,
+        operation: Callable[[Target, float | None], Operation[R]],
+        timeout: float | None,
+        connection: AsyncConnection | None,
     ) -> tuple[R, AsyncConnection]:
         """Run an operation on a connection of the pool, or on a new one if that has died there."""
-        timeout, started = self.acquire_timeout_s, time.monotonic()
-        connection = await aio.pool().take(self._route)
+        started = time.monotonic()
+        if connection is None:
+            connection = await aio.pool().take(self._route)
         try:
             return await self._run(operation, connection, timeout), connection
         except errors.UnreachableError:
@@ -269,12 +357,60 @@ class DistributedLock(LockBase):
 
     async def _run(
         self,
-        operation: Callable[[operations.Target, float | None], Operation[R]],
+        operation: Callable[[Target, float | None], Operation[R]],
         connection: AsyncConnection,
         timeout: float | None,
     ) -> R:
         target = self._target_on(connection)
-        return await aio.run(operation(target, timeout), connection, self.server)
+        return await aio.run(operation(target, timeout), connection, target.server)
+
+    async def _tell(
+        self,
+        operation: Callable[[Target], Operation[R]],
+        connection: AsyncConnection | None,
+        timeout: float,
+    ) -> tuple[R, AsyncConnection]:
+        """Run an operation about what is held, on its connection or, if that broke, on a new one."""
+        if self._shards is None:
+            connection = connection or await AsyncConnection.open(self._route)
+            target = self._target
+            return await aio.run(operation(target), connection, target.server), connection
+        path = self._path(self._shards, timeout, connection)
+        # Its server may have the lock after all, and would free it with this connection.
+        stood_on = connection
+
+        async def attempt(step: Ask) -> tuple[R, AsyncConnection]:
+            nonlocal connection
+            route = self._go_to(step.server)
+            if connection is None or connection.closed or connection.address != step.server:
+                if connection is not None and connection is not stood_on:
+                    connection.close()
+                connection = await AsyncConnection.open(route)
+            told = operations.kept(operation(self._target))
+            return operations.raised(await aio.run(told, connection, str(step.server))), connection
+
+        try:
+            return await aio.pool().follow(path, self._route, attempt)
+        except BaseException:
+            if connection is not None:
+                connection.close()
+            raise
+        finally:
+            if stood_on is not None and stood_on is not connection:
+                stood_on.close()
+
+    async def _question(self, operation: Callable[[Target], Operation[R]]) -> R:
+        """Run an operation that leaves nothing behind, whatever else this object is doing."""
+        pool, target = aio.pool(), self._target
+        if self._shards is None:
+            return await pool.ask(self._route, lambda: operation(target))
+
+        async def attempt(step: Ask) -> R:
+            route = self._route._replace(address=step.server)
+            return await pool.ask(route, lambda: operation(target.at(step.server)))
+
+        path = self._path(self._shards, ANSWER_PATIENCE)
+        return await pool.follow(path, self._route, attempt)
 
     async def _give_back(self, keeper: _Keeper) -> bool:
         hold = keeper.hold
@@ -286,10 +422,16 @@ class DistributedLock(LockBase):
             logger.warning("lock %r on %s was lost before its release", self.key, self.server)
             return False
         released = None
-        if connection is not None:
+        if self._shards is not None:
+            released, connection = await self._tell(
+                lambda target: operations.release(target, hold.token),
+                connection,
+                min(hold.left, RELEASE_PATIENCE),
+            )
+        elif connection is not None:
             operation = operations.release(self._target, hold.token)
             try:
-                released = await aio.run(operation, connection, self.server)
+                released = await aio.run(operation, connection, self._target.server)
             except errors.UnreachableError as exc:
                 if isinstance(exc.__cause__, TimeoutError):
                     raise
@@ -297,12 +439,14 @@ class DistributedLock(LockBase):
             # It broke. The server may wait for a renewal, all the lease long: say that none comes.
             connection = await AsyncConnection.open(self._route)
             operation = operations.release(self._target, hold.token)
-            released = await aio.run(operation, connection, self.server)
+            released = await aio.run(operation, connection, self._target.server)
         aio.pool().give(self._route, connection)
         return released
 
     def _take_up(self, grant: Grant, connection: AsyncConnection) -> None:
-        self._hold = Hold(self._target_anew, grant, self._renew_ratio, self._lost_callback())
+        self._hold = Hold(
+            self._target_anew, grant, self._renew_ratio, self._lost_callback(), self._shards
+        )
         self._keeper = _Keeper(self._hold, connection, self._route)
 
 
@@ -319,16 +463,16 @@ _later: set[asyncio.Future[None]] = set()
 
 async def _release_later(hold: Hold, route: Route) -> None:
     """Give a lock back once its server can be reached again, unless its lease ends before."""
-    for pause in hold.pauses():
-        await asyncio.sleep(pause)
-        try:
-            connection = await AsyncConnection.open(route)
-            released = operations.release(hold.target, hold.token)
-            await aio.run(released, connection, hold.target.server)
-        except errors.RemoteError:
-            continue
-        aio.pool().give(route, connection)
-        return
+
+    async def attempt(step: Ask) -> None:
+        there = route._replace(address=step.server)
+        connection = await AsyncConnection.open(there)
+        releasing = operations.release(hold.target.at(step.server), hold.token)
+        await aio.run(releasing, connection, str(step.server))
+        aio.pool().give(there, connection)
+
+    with contextlib.suppress(errors.RemoteError):  # its lease has ended
+        await aio.pool().follow(hold.path_from(route.address), route, attempt)
 
 
 class _Place:
@@ -363,16 +507,21 @@ class _Keeper:
         self._adopt(connection)
         self._schedule()
 
-    async def stop(self) -> AsyncConnection | None:
-        """Stop renewing; return the connection, or ``None`` if it has broken."""
+    async def stop(self, *, waits: bool = False) -> AsyncConnection | None:
+        """Stop renewing; return the connection, or ``None`` if it has broken.
+
+        Args:
+            waits: until a server is reached again, or the lease is over. To give that up halfway is
+                to end a connection that the hold may have just come to belong to.
+        """
         self._ended = True
         self._cancel_timer()
         task, self._task = self._task, None
         if task is not None:
-            if self._connection is None:
+            if self._connection is None and not waits:
                 task.cancel()
             else:
-                # A renewal is under way: its reply comes before that to the release.
+                # A renewal is under way: its reply comes before that to the next request.
                 await asyncio.wait([task])
         connection, self._connection = self._connection, None
         if connection is None or connection.closed:
@@ -422,40 +571,85 @@ class _Keeper:
             await self._rescue()
             return
         try:
-            async with asyncio.timeout(max(0.0, hold.deadline - time.monotonic())):
-                target = hold.target._replace(label=None)
-                grant = await aio.run(self._renewal(target), connection, target.server)
+            async with asyncio.timeout(hold.left):
+                grant = await self._ask_to_renew(connection)
         except TimeoutError:
             self._lost("its lease ended unrenewed")
-        except errors.RemoteError:
+        except errors.RemoteError as exc:
             self._connection = None
-            await self._rescue()
+            # It may be for this server alone to say when: the hold may stand on this connection.
+            is_to_stay = isinstance(exc, errors.RecoveringError)
+            await self._rescue(connection if is_to_stay else None, exc)
         else:
             self._renewed(grant)
 
-    async def _rescue(self) -> None:
+    async def _ask_to_renew(self, connection: AsyncConnection) -> Grant | None:
+        target = self.hold.target._replace(label=None)
+        renewal = aio.run(operations.kept(self._renewal(target)), connection, target.server)
+        if not self.hold.may_move:
+            return operations.raised(await renewal)
+        doubt = self._loop.create_task(self._doubt(connection))
+        try:
+            return operations.raised(await renewal)
+        finally:
+            doubt.cancel()
+
+    async def _doubt(self, connection: AsyncConnection) -> None:
+        """End a connection on which no answer comes, once another server has the lock's shard."""
+
+        async def found(_: Ask) -> None:
+            logger.info("lock %r: another server has its shard", self.hold.target.name)
+
+        await asyncio.sleep(self.hold.silence)
+        with contextlib.suppress(errors.RemoteError):
+            path = self.hold.doubts(connection.address)
+            await aio.pool().follow(path, self._route, found)
+            connection.close()
+
+    async def _rescue(
+        self, connection: AsyncConnection | None = None, why: BaseException | None = None
+    ) -> None:
+        """Reach the server in charge again, on a connection if one is given, and renew."""
+        if self._ended:
+            return
         hold = self.hold
         logger.info("lock %r: connection to %s broke", hold.target.name, hold.target.server)
-        for pause in hold.pauses():
-            if self._ended:
-                break
-            await asyncio.sleep(pause)
-            try:
-                async with asyncio.timeout(max(0.0, hold.deadline - time.monotonic())):
-                    connection = await AsyncConnection.open(self._route)
-                    grant = await aio.run(
-                        self._renewal(hold.target), connection, hold.target.server
-                    )
-            except errors.RemoteError:
-                continue
-            except TimeoutError:
-                break
-            connection.label = hold.target.label or b""
-            self._finalizer.detach()
-            self._adopt(connection)
-            self._renewed(grant)
+        # Its server may have the lock after all, and would free it with this connection.
+        stood_on = connection
+
+        async def attempt(step: Ask) -> Grant | None:
+            nonlocal connection
+            if connection is None or connection.closed or connection.address != step.server:
+                if connection is not None and connection is not stood_on:
+                    connection.close()
+                connection = None
+                self._route = self._route._replace(address=step.server)
+                hold.target = hold.target.at(step.server)
+                connection = await AsyncConnection.open(self._route)
+            renewal = operations.kept(self._renewal(hold.target))
+            return operations.raised(await aio.run(renewal, connection, hold.target.server))
+
+        try:
+            async with asyncio.timeout(hold.left):
+                path = hold.path_from(self._route.address, why)
+                grant = await aio.pool().follow(path, self._route, attempt)
+        except (errors.RemoteError, TimeoutError):
+            if connection is not None:
+                connection.close()
+            self._lost("its lease ended unrenewed")
             return
-        self._lost("its lease ended unrenewed")
+        except BaseException:
+            if connection is not None:
+                connection.close()
+            raise
+        assert connection is not None
+        connection.label = hold.target.label or b""
+        if connection is stood_on:
+            self._finalizer.detach()
+        else:
+            self._finalizer()
+        self._adopt(connection)
+        self._renewed(grant)
 
     def _renewal(self, target: operations.Target) -> Operation[Grant | None]:
         return operations.renew(target, self.hold.token, self.hold.lease)

@@ -18,7 +18,8 @@
     │       ├── LimitMismatchError
     │       ├── LeaseExpiredError
     │       ├── DrainingError
-    │       └── RecoveringError
+    │       ├── RecoveringError
+    │       └── MovedError
     ├── LockTimeoutError         (TimeoutError) ``with`` was not granted the lock in time
     └── AcquireCancelledError    another thread called ``cancel()``
 
@@ -46,7 +47,7 @@ class DflockdError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle with the attributes."""
-        return _restore, (type(self), str(self), self.key, self.server)
+        return _restore, (type(self), str(self), self.key, self.server), self.__dict__
 
 
 def _restore(
@@ -116,7 +117,44 @@ class DrainingError(RefusedError):
 
 
 class RecoveringError(RefusedError):
-    """The server has lost its state and gives holders time to renew before it grants again."""
+    """Not now: the server gives holders that it may not know time to renew before it grants again.
+
+    Or the key is being handed from one server of a cluster to another.
+
+    Attributes:
+        retry_s: seconds after which it is worth asking the same server again.
+    """
+
+    def __init__(self, message: str, *, retry_s: float = 0.0, **about: str | None) -> None:
+        super().__init__(message, **about)
+        self.retry_s = retry_s
+
+
+class MovedError(RefusedError):
+    """Another server of the cluster is in charge of the key.
+
+    Attributes:
+        shard: the key's.
+        epoch: it grows each time that the shard gets another server.
+        to: that server, as ``host:port``.
+        place: names the place in the queue that a waiter had, to be taken up there; or empty.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        shard: int = 0,
+        epoch: int = 0,
+        to: str = "",
+        place: str = "",
+        **about: str | None,
+    ) -> None:
+        super().__init__(message, **about)
+        self.shard = shard
+        self.epoch = epoch
+        self.to = to
+        self.place = place
 
 
 class LockTimeoutError(DflockdError, TimeoutError):

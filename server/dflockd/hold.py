@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
+from dflockd import errors
+from dflockd.address import Address
 from dflockd.operations import Grant, Target
+from dflockd.shardmap import Path, ShardMap, doubt, insist, pursue
 from dflockd.wire import fence_from_token
 
 JITTER = 0.1
 """Renewals come earlier by up to this share, so that locks taken together do not renew together."""
 
 
-RETRY_PAUSES = (0.0, 0.05, 0.1, 0.2)
-"""Seconds between attempts to reach the server again; the last one repeats."""
+SILENCE = 1.0
+"""Seconds without an answer to a renewal after which, in a cluster, the other servers are asked."""
 
 
 class Hold:
@@ -31,6 +33,7 @@ class Hold:
         "_lost",
         "_on_lost",
         "_renew_ratio",
+        "_shards",
         "deadline",
         "lease",
         "pid",
@@ -45,8 +48,10 @@ class Hold:
         grant: Grant,
         renew_ratio: float,
         on_lost: Callable[[], object] | None,
+        shards: ShardMap | None = None,
     ) -> None:
         self.target = target
+        self._shards = shards
         self.token = grant.token
         self.pid = os.getpid()
         self._renew_ratio = renew_ratio
@@ -58,6 +63,11 @@ class Hold:
     def held(self) -> bool:
         """Whether the lock is certainly still ours. After a fork it is the parent's."""
         return not self._lost and time.monotonic() < self.deadline and self.pid == os.getpid()
+
+    @property
+    def left(self) -> float:
+        """Seconds until the lease ends."""
+        return max(0.0, self.deadline - time.monotonic())
 
     @property
     def fence(self) -> int | None:
@@ -75,13 +85,39 @@ class Hold:
         self.renew_at = grant.deadline - grant.lease * (1 - share)
         """Monotonic time at which the next renewal should be sent."""
 
-    def pauses(self) -> Iterator[float]:
-        """Yield the seconds before each attempt to reach the server again, until the lease ends."""
-        for pause in itertools.chain(RETRY_PAUSES, itertools.repeat(RETRY_PAUSES[-1])):
-            left = self.deadline - time.monotonic()
-            if left <= 0:
-                return
-            yield min(pause, left)
+    def path_from(self, server: Address, refusal: BaseException | None = None) -> Path:
+        """Return how to reach the server in charge again, until the lease ends.
+
+        That is this one; in a cluster another may have taken its place.
+
+        Args:
+            server: the last that was asked.
+            refusal: what it said, if it did.
+        """
+        now = time.monotonic()
+        if self._shards is None:
+            return insist(server, self.deadline, now)
+        key = self.target.key
+        if isinstance(refusal, errors.RefusedError):
+            return pursue(
+                self._shards, key, self.deadline, now, first=server, refusal=refusal, insists=True
+            )
+        return pursue(self._shards, key, self.deadline, now, insists=True)
+
+    @property
+    def silence(self) -> float:
+        """Seconds that an answer may take before the others are asked."""
+        return min(SILENCE, self.left / 2)
+
+    @property
+    def may_move(self) -> bool:
+        """Whether another server may take its server's place: it is a cluster."""
+        return self._shards is not None
+
+    def doubts(self, server: Address) -> Path:
+        """Return how to learn, in a cluster, that a server that says nothing is in charge no more."""
+        assert self._shards is not None
+        return doubt(self._shards, self.target.key, server, self.deadline, time.monotonic())
 
     def lose(self) -> Callable[[], object] | None:
         """Mark the lock as lost; the first time, return what to call about it."""

@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import logging
 import ssl
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from dflockd import errors
-from dflockd.address import DEFAULT_PORT, ServerLike, parse_servers
+from dflockd.address import DEFAULT_PORT, Address, Seeds, ServerLike, parse_servers
 from dflockd.hold import Hold
 from dflockd.operations import Target
 from dflockd.pool import Route
 from dflockd.sharding import ShardingStrategy, server_index, stable_hash_shard
+from dflockd.shardmap import Path, ShardMap, pursue, shard_map
 from dflockd.wire import MAX_LIMIT, MAX_LINE, MAX_SECONDS, MAX_SECRET, Space, key_problem
 
 logger = logging.getLogger("dflockd.client")
 
 DEFAULT_SERVERS: tuple[ServerLike, ...] = (("127.0.0.1", DEFAULT_PORT),)
 
+ANSWER_PATIENCE = 5.0
+"""Seconds for a cluster to answer what is no waiting for a lock: a shard may be on its way."""
+
+RELEASE_PATIENCE = 1.0
+"""Seconds that a release waits for its shard, in a cluster, before it is left to the background."""
+
 
 class Labelled(Protocol):
     """A connection, as far as its label goes."""
 
     label: bytes
+
+
+class Connected(Protocol):
+    """A connection, as far as its other end goes."""
+
+    address: Address
+    closed: bool
 
 
 class LockBase:
@@ -34,8 +49,11 @@ class LockBase:
         key: the name of the lock; at most 256 bytes of UTF-8 without white space.
         acquire_timeout_s: seconds to wait for the lock; 0 tries once, ``None`` waits for ever.
         lease_ttl_s: lease in whole seconds; ``None`` is the server's default (33 unless configured).
-        servers: the servers as ``(host, port)`` tuples, or ``"host:port"`` or ``"unix:/path"``.
-        sharding_strategy: ``(key, number of servers) -> index``; where the key lives.
+        servers: the servers as ``(host, port)`` tuples, or ``"host:port"`` or ``"unix:/path"``. Or
+            the text ``"cluster://host:port,..."``, some servers of a cluster: each of them knows
+            where every key lives, and the lock follows it when it moves.
+        sharding_strategy: ``(key, number of servers) -> index``; where the key lives. Not with a
+            cluster.
         renew_ratio: the lock is renewed once this share of its lease has passed.
         auth_token: shared secret of the servers.
         ssl_context: for servers that speak TLS.
@@ -50,13 +68,15 @@ class LockBase:
     """
 
     _space = Space.LOCK
+    _shards: ShardMap | None = None
+    """Which server of the cluster has which shard; ``None`` without a cluster."""
 
     def __init__(
         self,
         key: str,
         acquire_timeout_s: float | None = 10,
         lease_ttl_s: int | None = None,
-        servers: Sequence[ServerLike] = DEFAULT_SERVERS,
+        servers: Sequence[ServerLike] | str = DEFAULT_SERVERS,
         sharding_strategy: ShardingStrategy = stable_hash_shard,
         renew_ratio: float = 0.5,
         *,
@@ -74,7 +94,15 @@ class LockBase:
                 key=key,
             )
         addresses = parse_servers(servers)
-        index = server_index(sharding_strategy, key, len(addresses))
+        if isinstance(addresses, Seeds):
+            index, server = 0, str(addresses)
+            if sharding_strategy is not stable_hash_shard:
+                raise errors.InvalidArgumentError(
+                    f"sharding_strategy is given with {server}: leave it out, a cluster has its own"
+                )
+        else:
+            index = server_index(sharding_strategy, key, len(addresses))
+            server = str(addresses[index])
         self.key = key
         self.acquire_timeout_s = acquire_timeout_s
         self.lease_ttl_s = lease_ttl_s
@@ -82,19 +110,27 @@ class LockBase:
         self._label = _label(label)
         self._on_lost = on_lost
         self._route = Route(addresses[index], _secret(auth_token), ssl_context)
-        self._target = Target(self._space, key.encode(), self._limit(), lease_ttl_s, self.server)
+        self._target = Target(self._space, key.encode(), self._limit(), lease_ttl_s, server)
         self._labelling = self._target._replace(label=self._label)
         # For a new connection, which has no label yet.
         self._target_anew = self._labelling if self._label else self._target
         self._hold: Hold | None = None
+        if isinstance(addresses, Seeds):
+            self._shards = shard_map(addresses, self._route.auth_secret, ssl_context)
 
     def _limit(self) -> int:
         return 1
 
     @property
     def server(self) -> str:
-        """The server in charge of the key, as ``host:port``."""
-        return str(self._route.address)
+        """The server in charge of the key, as ``host:port``.
+
+        In a cluster it is as far as known, and before anybody was asked the cluster itself.
+        """
+        if self._shards is None:
+            return self._target.server
+        asked = self._target if self._hold is None else self._hold.target
+        return str(self._shards.owner_of(asked.key) or asked.server)
 
     @property
     def held(self) -> bool:
@@ -124,6 +160,30 @@ class LockBase:
         state = "held" if self.held else "not held"
         return f"<{type(self).__name__} {self.key!r} on {self.server}, {state}>"
 
+    def _go_to(self, server: Address) -> Route:
+        """Turn to a server of the cluster."""
+        if self._target.server != str(server):
+            self._route = self._route._replace(address=server)
+            self._labelling = self._labelling.at(server)
+            self._target_anew = self._target_anew.at(server)
+            self._target = self._target.at(server)
+        return self._route
+
+    def _path(
+        self, shards: ShardMap, timeout: float | None, first: Connected | None = None
+    ) -> Path:
+        """Return how to come to the server in charge, in a cluster.
+
+        Args:
+            shards: the map of the cluster.
+            timeout: seconds; ``None`` for no end.
+            first: where to begin, if that is not closed.
+        """
+        now = time.monotonic()
+        until = None if timeout is None else now + timeout
+        server = None if first is None or first.closed else first.address
+        return pursue(shards, self._target.key, until, now, first=server)
+
     def _target_on(self, connection: Labelled) -> Target:
         """Return what to ask for on a connection that may have another lock's label."""
         if connection.label == self._label:
@@ -146,22 +206,23 @@ class LockBase:
 
     def _lose(self, hold: Hold) -> None:
         callback = hold.lose()
-        logger.warning("lock %r on %s is lost", self.key, self.server)
+        logger.warning("lock %r on %s is lost", self.key, hold.target.server)
         if callback is not None:
             callback()
 
     def _timed_out(self) -> errors.LockTimeoutError:
         return errors.LockTimeoutError(
-            f"lock {self.key!r} on {self.server} was not granted within {self.acquire_timeout_s} s",
+            f"lock {self.key!r} on {self._target.server} was not granted within "
+            f"{self.acquire_timeout_s} s",
             key=self.key,
-            server=self.server,
+            server=self._target.server,
         )
 
     def _cancelled(self) -> errors.AcquireCancelledError:
         return errors.AcquireCancelledError(
-            f"waiting for lock {self.key!r} on {self.server} was cancelled",
+            f"waiting for lock {self.key!r} on {self._target.server} was cancelled",
             key=self.key,
-            server=self.server,
+            server=self._target.server,
         )
 
     def _already_held(self) -> errors.AlreadyHeldError:
@@ -169,14 +230,14 @@ class LockBase:
             f"lock {self.key!r} is already held or waited for by this object: "
             "release it first, or make another object",
             key=self.key,
-            server=self.server,
+            server=self._target.server,
         )
 
     def _not_enqueued(self) -> errors.NotEnqueuedError:
         return errors.NotEnqueuedError(
             f"lock {self.key!r}: wait() needs a place in the queue: call enqueue() first",
             key=self.key,
-            server=self.server,
+            server=self._target.server,
         )
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from dflockd import errors
+from dflockd.address import Address, parse_server
 from dflockd.wire import (
     MAX_SECONDS,
     Acquire,
@@ -20,14 +22,18 @@ from dflockd.wire import (
     Detach,
     Enqueue,
     Enqueued,
+    Evict,
     Granted,
     Inspect,
     Label,
+    Moved,
     Recovering,
     Release,
     Renew,
     Renewed,
     Report,
+    Resume,
+    Shards,
     Space,
     Status,
     UnexpectedReplyError,
@@ -42,6 +48,9 @@ from dflockd.wire import (
 
 REPLY_PATIENCE = 10.0
 """Seconds that a server may take over a reply beyond the time it was asked to wait."""
+
+SHARDS_PATIENCE = 5.0
+"""Seconds that a server may take to say where the shards are: the others know as well."""
 
 CONFIRM_SHARE = 0.25
 """A wait that took more than this share of the lease is followed by a renewal; see `_confirmed`."""
@@ -67,6 +76,16 @@ class Answer(NamedTuple):
     received: float
 
 
+@dataclass(slots=True)
+class Progress:
+    """How far a waiter has come: it goes with it from one server of a cluster to the next."""
+
+    place: bytes = b""
+    """The place in the queue that the last server has named."""
+    granted: Granted | None = None
+    """A grant that was not confirmed yet when the lock's shard moved."""
+
+
 class Target(NamedTuple):
     """What an operation is about."""
 
@@ -77,11 +96,17 @@ class Target(NamedTuple):
     server: str
     label: bytes | None = None
     """What the connection is to be labelled before the request; ``None`` leaves it as it is."""
+    progress: Progress | None = None
+    """Of a waiter that may have to go on at another server."""
 
     @property
     def name(self) -> str:
         """The key as text."""
         return self.key.decode()
+
+    def at(self, server: Address) -> Target:
+        """Return the same, asked of this server."""
+        return self._replace(server=str(server))
 
 
 def about_server(server: str) -> Target:
@@ -108,10 +133,13 @@ def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
     """Wait up to `timeout` seconds for a slot (``None``: as long as it takes); ``None`` without."""
     start: float | None = None
     remaining = timeout
+    grant = (yield from _confirmed_elsewhere(target)) if target.progress is not None else None
+    if grant is not None:
+        return grant
     while True:
         seconds, exchange = _waiting(remaining)
         request = Acquire(target.space, target.key, target.limit, seconds, target.lease)
-        answer = yield _labelled(exchange(encode_request(request)), target)
+        answer = yield _with_ahead(exchange(encode_request(request)), target)
         reply = _read(parse_granted, answer, target)
         if reply is Status.TIMEOUT:
             return None
@@ -130,8 +158,11 @@ def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
 
 def enqueue(target: Target) -> Operation[Grant | None]:
     """Take a place in the queue; return the grant if a slot was free."""
+    grant = (yield from _confirmed_elsewhere(target)) if target.progress is not None else None
+    if grant is not None:
+        return grant
     request = Enqueue(target.space, target.key, target.limit, target.lease)
-    answer = yield _labelled(Exchange(encode_request(request), REPLY_PATIENCE), target)
+    answer = yield _with_ahead(Exchange(encode_request(request), REPLY_PATIENCE), target)
     reply = _read(parse_enqueued, answer, target)
     if reply is Status.QUEUED:
         return None
@@ -158,7 +189,7 @@ def renew(target: Target, token: bytes, lease: int | None) -> Operation[Grant | 
     It belongs to this connection from now on, whichever it was granted on.
     """
     exchange = Exchange(renewal_request(target, token, lease), REPLY_PATIENCE)
-    return read_renewal(target, token, (yield _labelled(exchange, target)))
+    return read_renewal(target, token, (yield _with_ahead(exchange, target)))
 
 
 def detach(target: Target, token: bytes, lease: int) -> Operation[bool]:
@@ -220,7 +251,7 @@ def authenticate(secret: bytes, server: str) -> Operation[None]:
 def inspect(target: Target) -> Operation[dict[str, Any]]:
     """Ask who holds the key and who waits for it."""
     request = encode_request(Inspect(target.space, target.key))
-    answer = yield _labelled(Exchange(request, REPLY_PATIENCE), target)
+    answer = yield _with_ahead(Exchange(request, REPLY_PATIENCE), target)
     reply = _read(parse_report, answer, target)
     if not isinstance(reply, Report):
         raise refused(reply, target)
@@ -228,12 +259,86 @@ def inspect(target: Target) -> Operation[dict[str, Any]]:
     return report
 
 
-def _labelled(exchange: Exchange, target: Target) -> Exchange:
+def evict(target: Target, fence: int) -> Operation[bool]:
+    """End the hold with this fence without its token; ``False`` if it has ended already."""
+    request = encode_request(Evict(target.space, target.key, fence))
+    answer = yield Exchange(request, REPLY_PATIENCE)
+    reply = _read(parse_done, answer, target)
+    if reply in (Status.OK, Status.ERROR):
+        return reply is Status.OK
+    raise refused(reply, target)
+
+
+class ShardReport(NamedTuple):
+    """Which server of a cluster has which shard, as one of them says."""
+
+    servers: Sequence[Address]
+    """All that live."""
+    shards: Sequence[int]
+    """For each shard the index of its server, -1 if it has none at the moment."""
+    epochs: Sequence[int]
+    """For each shard how new that is; see `dflockd.wire.Moved`."""
+
+
+def shards(server: str) -> Operation[ShardReport]:
+    """Ask a server of a cluster which of them has which shard."""
+    target = about_server(server)
+    answer = yield Exchange(encode_request(Shards()), SHARDS_PATIENCE)
+    reply = _read(parse_report, answer, target)
+    if reply is Status.ERROR:
+        raise errors.RefusedError(
+            f"server {server} is in no cluster: start it with --cluster, "
+            f"or give servers=['{server}'], a list, instead of a text",
+            server=server,
+        )
+    if not isinstance(reply, Report):
+        raise refused(reply, target)
+    try:
+        report = json.loads(reply.json)
+        found = ShardReport(
+            [parse_server(each) for each in report["servers"]], report["shards"], report["epochs"]
+        )
+        if not found.shards or len(found.shards) != len(found.epochs):
+            raise ValueError("not one epoch for each shard")
+        if min(found.shards) < -1 or max(found.shards) >= len(found.servers):
+            raise ValueError("a server that is not listed")
+    except (ValueError, KeyError, TypeError) as exc:
+        raise errors.BadReplyError(
+            f"server {server}: its list of shards cannot be read: {exc}", server=server
+        ) from None
+    return found
+
+
+Detour: TypeAlias = errors.MovedError | errors.RecoveringError
+
+
+def kept(operation: Operation[R]) -> Operation[R | Detour]:
+    """Return these two errors instead of raising them, for those who go on with the connection.
+
+    They come with an answer in order, whereas an exception leaves a connection of no more use.
+    """
+    try:
+        return (yield from operation)
+    except (errors.MovedError, errors.RecoveringError) as exc:
+        return exc
+
+
+def raised(answer: R | Detour) -> R:
+    """Raise what `kept` has kept."""
+    if isinstance(answer, Detour):
+        raise answer
+    return answer
+
+
+def _with_ahead(exchange: Exchange, target: Target) -> Exchange:
     # In one piece, so that it costs no round trip. An older server answers error, which is fine.
-    if target.label is None:
+    if target.label is None and target.progress is None:
         return exchange
-    request = encode_request(Label(target.label)) + exchange.request
-    return exchange._replace(request=request, ahead=1)
+    ahead = [] if target.label is None else [encode_request(Label(target.label))]
+    if target.progress is not None and target.progress.place:
+        ahead.append(encode_request(Resume(target.progress.place)))
+    request = b"".join([*ahead, exchange.request])
+    return exchange._replace(request=request, ahead=len(ahead))
 
 
 def _waiting(timeout: float | None) -> tuple[int, Callable[[bytes], Exchange]]:
@@ -259,11 +364,26 @@ def _confirmed(target: Target, granted: Granted, answer: Answer) -> Operation[Gr
     """
     if answer.received - answer.sent <= granted.lease * CONFIRM_SHARE:
         return Grant(granted.token, granted.lease, answer.sent + granted.lease)
+    if target.progress is not None:
+        target.progress.granted = granted
+    return (yield from _confirmation(target, granted))
+
+
+def _confirmed_elsewhere(target: Target) -> Operation[Grant | None]:
+    """Return the grant of another server that was about to be confirmed, if it still is one."""
+    if target.progress is None or target.progress.granted is None:
+        return None
+    return (yield from _confirmation(target, target.progress.granted))
+
+
+def _confirmation(target: Target, granted: Granted) -> Operation[Grant | None]:
     while True:
         request = renewal_request(target, granted.token, granted.lease)
         answer = yield Exchange(request, REPLY_PATIENCE)
         grant = read_renewal(target, granted.token, answer)
         if grant is None or answer.received < grant.deadline:
+            if target.progress is not None:
+                target.progress.granted = None
             return grant
 
 
@@ -302,11 +422,38 @@ def refused(reply: object, target: Target) -> errors.RefusedError:
     if isinstance(reply, Status) and reply in _REFUSALS:
         cls, text = _REFUSALS[reply]
     elif isinstance(reply, Recovering):
-        cls = errors.RecoveringError
-        text = (
-            f"the server waits for holders to renew: try again in {reply.milliseconds / 1000:g} s"
+        retry_s = reply.milliseconds / 1000
+        return errors.RecoveringError(
+            f"{_about(target)}: the server waits for holders to renew: try again in {retry_s:g} s",
+            retry_s=retry_s,
+            key=target.name or None,
+            server=target.server,
         )
+    elif isinstance(reply, Moved):
+        return _moved(reply, target)
     return cls(f"{_about(target)}: {text}", key=target.name or None, server=target.server)
+
+
+def _moved(reply: Moved, target: Target) -> errors.RefusedError:
+    if target.progress is not None and reply.place:
+        target.progress.place = reply.place
+    to = reply.server.decode()
+    try:
+        parse_server(to)
+    except errors.InvalidArgumentError as exc:
+        raise errors.BadReplyError(
+            f"{_about(target)}: it is said to be elsewhere: {exc}", server=target.server
+        ) from None
+    return errors.MovedError(
+        f"{_about(target)}: its shard {reply.shard} is at {to} now, "
+        "where clients go that have servers='cluster://...'",
+        shard=reply.shard,
+        epoch=reply.epoch,
+        to=to,
+        place=reply.place.decode(),
+        key=target.name or None,
+        server=target.server,
+    )
 
 
 def _about(target: Target) -> str:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import ssl
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from dflockd import errors
 from dflockd.address import Address
 from dflockd.connection import Connection, run
-from dflockd.operations import Operation
+from dflockd.operations import Operation, shards
+from dflockd.shardmap import Ask, Load, Outcome, Path
 
 R = TypeVar("R")
 
@@ -80,6 +83,41 @@ class Pool:
             result = run(operation(), connection)
         self.give(route, connection)
         return result
+
+    def follow(
+        self,
+        path: Path,
+        route: Route,
+        attempt: Callable[[Ask], R],
+        pause: Callable[[float], object] | None = None,
+    ) -> R:
+        """Walk a path until an attempt succeeds.
+
+        Args:
+            path: its servers are reached as `route` says, but for the address.
+            route: see there.
+            attempt: asks the server that the path has come to.
+            pause: waits for so many seconds; ``time.sleep`` unless given.
+
+        Raises:
+            RemoteError: the path has come to its end.
+        """
+        step = next(path)
+        while True:
+            report = None
+            try:
+                if isinstance(step, Ask):
+                    return attempt(step)
+                if isinstance(step, Load):
+                    there = route._replace(address=step.server)
+                    report = self.ask(there, partial(shards, str(step.server)))
+                else:
+                    # Looked up now: gevent and eventlet replace what is in `time`.
+                    (pause or time.sleep)(step.seconds)
+            except errors.RemoteError as exc:
+                step = path.send(Outcome(time.monotonic(), error=exc))
+            else:
+                step = path.send(Outcome(time.monotonic(), report=report))
 
     def clear(self, route: Route | None = None) -> None:
         """Close the idle connections, all or those of one route: their server has gone away."""

@@ -16,8 +16,18 @@ from dflockd import errors
 from dflockd.connection import Connection, run
 from dflockd.green import make_selector, select_green
 from dflockd.hold import Hold
-from dflockd.operations import Answer, Grant, read_renewal, release, renew, renewal_request
+from dflockd.operations import (
+    Answer,
+    Grant,
+    kept,
+    raised,
+    read_renewal,
+    release,
+    renew,
+    renewal_request,
+)
 from dflockd.pool import Pool, Route
+from dflockd.shardmap import Ask
 from dflockd.wire import UnexpectedReplyError
 
 ADOPT_AFTER = 0.1
@@ -32,17 +42,23 @@ LONGEST_SLEEP = 86400.0
 logger = logging.getLogger("dflockd.client")
 
 
+class _OverError(Exception):
+    """Nobody waits for the end of a rescue any more."""
+
+
 class Watch:
     """The renewal thread's view of one held lock. Its fields belong to `Renewer`'s mutex."""
 
     __slots__ = (
         "__weakref__",
         "connection",
+        "doubted",
         "ended",
         "hold",
         "order",
         "registered",
         "rescued",
+        "rescuer",
         "route",
         "sent",
     )
@@ -57,8 +73,12 @@ class Watch:
         """The descriptor that the selector knows, or -1."""
         self.sent = 0.0
         """When the renewal left that is not answered yet, or 0."""
+        self.doubted = 0.0
+        """When the renewal left whose server a thread asks the others about."""
         self.rescued = False
         """Whether a rescue thread is at work on it, for its connection broke."""
+        self.rescuer: threading.Thread | None = None
+        """The latest of these threads."""
         self.ended = False
         """Released, lost or abandoned: whoever comes across it forgets it."""
 
@@ -100,8 +120,16 @@ class Renewer:
                 self._wake()
         return watch
 
-    def unwatch(self, watch: Watch) -> Connection | None:
-        """Stop looking after a lock and return its connection, or ``None`` if that has broken."""
+    def unwatch(self, watch: Watch, *, waits: bool = False) -> Connection | None:
+        """Stop looking after a lock and return its connection, or ``None`` if that has broken.
+
+        Args:
+            watch: of the lock.
+            waits: until a server is reached again, or the lease is over. To give that up halfway is
+                to end a connection that the hold may have just come to belong to.
+        """
+        if waits and watch.rescuer is not None:
+            watch.rescuer.join(watch.hold.left)
         with self._mutex:
             watch.ended = True
             self._unregister(watch)
@@ -116,15 +144,14 @@ class Renewer:
         ).start()
 
     def _keep_releasing(self, hold: Hold, route: Route) -> None:
-        for pause in hold.pauses():
-            time.sleep(pause)
-            try:
-                connection = Connection.open(*route)
-                run(release(hold.target, hold.token), connection)
-            except errors.RemoteError:
-                continue
-            self._pool.give(route, connection)
-            return
+        def attempt(step: Ask) -> None:
+            there = route._replace(address=step.server)
+            connection = Connection.open(*there)
+            run(release(hold.target.at(step.server), hold.token), connection)
+            self._pool.give(there, connection)
+
+        with contextlib.suppress(errors.RemoteError):  # its lease has ended
+            self._pool.follow(hold.path_from(route.address), route, attempt)
 
     # The thread.
 
@@ -199,6 +226,8 @@ class Renewer:
         if watch.registered < 0:
             self._register(watch)
         if watch.sent or now < hold.renew_at:
+            if watch.sent and hold.may_move:
+                self._doubt(watch)
             self._schedule(watch, hold.deadline if watch.sent else hold.renew_at)
             return None
         try:
@@ -207,7 +236,7 @@ class Renewer:
             watch.connection.send(request)
         except OSError as exc:
             self._rescue(watch, exc)
-        self._schedule(watch, hold.deadline)
+        self._schedule(watch, now + hold.silence if hold.may_move else hold.deadline)
         return None
 
     def _readable(self, key: selectors.SelectorKey) -> None:
@@ -262,47 +291,94 @@ class Renewer:
         logger.warning("lock %r on %s is lost: %s", target.name, target.server, why)
         return callback
 
-    # A broken connection.
+    # A broken connection, or a refusal.
 
     def _rescue(self, watch: Watch, exc: BaseException) -> None:
-        """Have another thread reach the server again: connecting can take its time."""
+        """Have another thread reach the server in charge again: connecting can take its time."""
         target = watch.hold.target
         logger.info("lock %r: connection to %s broke (%s)", target.name, target.server, exc)
         self._unregister(watch)
-        watch.connection.close()
+        if not isinstance(exc, errors.RecoveringError):
+            watch.connection.close()
+        # Else it is for this server alone to say when: the hold may stand on this connection.
         watch.sent = 0.0
         watch.rescued = True
+        watch.rescuer = threading.Thread(
+            target=self._try_again, args=(watch, exc), name="dflockd-rescue", daemon=True
+        )
+        watch.rescuer.start()
+
+    def _try_again(self, watch: Watch, why: BaseException) -> None:
+        hold, route, connection = watch.hold, watch.route, watch.connection
+        # Its server may have the lock after all, and would free it with this connection.
+        stood_on = connection
+        if connection.closed:
+            # The other idle connections to that server are most likely dead as well.
+            self._pool.clear(route)
+
+        def attempt(step: Ask) -> Grant | None:
+            nonlocal route, connection
+            if watch.ended or time.monotonic() >= hold.deadline:
+                raise _OverError
+            if connection.closed or connection.address != step.server:
+                if connection is not stood_on:
+                    connection.close()
+                route = route._replace(address=step.server)
+                connection = Connection.open(*route)
+            operation = renew(hold.target.at(step.server), hold.token, hold.lease)
+            grant = raised(run(kept(operation), connection))
+            connection.label = hold.target.label or b""
+            return grant
+
+        try:
+            grant = self._pool.follow(hold.path_from(route.address, why), route, attempt)
+        except (_OverError, errors.RemoteError):
+            connection.close()
+            return  # its deadline is in the heap: `_step` says so
+        finally:
+            if connection is not stood_on:
+                stood_on.close()
+        with self._mutex:
+            if watch.ended:
+                connection.close()
+                return
+            watch.route, watch.connection = route, connection
+            hold.target = hold.target.at(route.address)
+            watch.rescued = False
+            callback = self._renewed(watch, grant)
+            if not watch.ended:
+                self._schedule(watch, time.monotonic())
+                self._wakes_at = float("-inf")
+                self._wake()
+        _call(callback, hold)
+
+    # A server that says nothing.
+
+    def _doubt(self, watch: Watch) -> None:
+        if watch.doubted == watch.sent:
+            return
+        watch.doubted = watch.sent
         threading.Thread(
-            target=self._try_again, args=(watch,), name="dflockd-rescue", daemon=True
+            target=self._ask_others, args=(watch, watch.sent), name="dflockd-doubt", daemon=True
         ).start()
 
-    def _try_again(self, watch: Watch) -> None:
-        hold = watch.hold
-        # The other idle connections to that server are most likely dead as well.
-        self._pool.clear(watch.route)
-        for pause in hold.pauses():
-            time.sleep(pause)
-            if watch.ended or time.monotonic() >= hold.deadline:
-                return  # its deadline is in the heap: `_step` says so
-            try:
-                connection = Connection.open(*watch.route)
-                grant = run(renew(hold.target, hold.token, hold.lease), connection)
-                connection.label = hold.target.label or b""
-            except errors.RemoteError:
-                continue
-            with self._mutex:
-                if watch.ended:
-                    connection.close()
-                    return
-                watch.connection = connection
-                watch.rescued = False
-                callback = self._renewed(watch, grant)
-                if not watch.ended:
-                    self._schedule(watch, time.monotonic())
-                    self._wakes_at = float("-inf")
-                    self._wake()
-            _call(callback, hold)
+    def _ask_others(self, watch: Watch, sent: float) -> None:
+        def check(_: object) -> None:
+            if watch.ended or watch.sent != sent:
+                raise _OverError  # it has answered
+
+        def pause(seconds: float) -> None:
+            time.sleep(seconds)
+            check(None)
+
+        server = watch.route.address
+        try:
+            self._pool.follow(watch.hold.doubts(server), watch.route, check, pause)
+        except (_OverError, errors.RemoteError):
             return
+        with self._mutex:
+            if not watch.ended and watch.sent == sent:
+                self._rescue(watch, TimeoutError("no answer, and another server has its shard"))
 
     # Bookkeeping; the mutex is held.
 

@@ -12,15 +12,27 @@ from typing import Any, Self, TypeVar
 from dflockd import errors, operations
 from dflockd.connection import Connection, run
 from dflockd.hold import Hold
-from dflockd.lock import LockBase, SemaphoreBase, check_lease, check_timeout, check_token
-from dflockd.operations import Grant, Operation
+from dflockd.lock import (
+    ANSWER_PATIENCE,
+    RELEASE_PATIENCE,
+    LockBase,
+    SemaphoreBase,
+    check_lease,
+    check_timeout,
+    check_token,
+)
+from dflockd.operations import Detour, Grant, Operation, Progress, Target
 from dflockd.process import current
 from dflockd.renewal import Watch
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
+from dflockd.shardmap import PASSING, Ask, ShardMap
 
 __all__ = ["DistributedLock", "DistributedSemaphore", "ShardingStrategy", "stable_hash_shard"]
 
 R = TypeVar("R")
+
+CANCEL_CHECK = 0.05
+"""Seconds between looks at whether a pause has been cancelled."""
 
 logger = logging.getLogger("dflockd.client")
 
@@ -39,6 +51,8 @@ class DistributedLock(LockBase):
     _queued: Connection | None = None
     _asking: Connection | None = None
     """The connection of the request under way. Whoever is interrupted closes it: see `_let_go`."""
+    _telling: Connection | None = None
+    """The same, for a request about what is held: `cancel` does not end it."""
     _is_cancelled = False
 
     def acquire(self) -> bool:
@@ -46,8 +60,10 @@ class DistributedLock(LockBase):
 
         Raises:
             AlreadyHeldError: this object holds the lock or has a place in its queue.
-            UnreachableError: no server there, or the connection broke while waiting.
-            RefusedError: the server said no; the subclass says why.
+            UnreachableError: no server there, or the connection broke while waiting; in a cluster,
+                no server of it can be reached.
+            RefusedError: the server said no; the subclass says why. In a cluster a `MovedError`,
+                `RecoveringError` or `DrainingError` is followed until the time is over.
             AcquireCancelledError: another thread called `cancel`.
         """
         self._check_free()
@@ -62,7 +78,9 @@ class DistributedLock(LockBase):
         """
         self._check_free()
         try:
-            grant = self._begin(lambda target, _: operations.enqueue(target))
+            grant = self._begin(
+                lambda target, _: operations.enqueue(target), self.acquire_timeout_s
+            )
             if grant is not None:
                 self._take_up(grant)
                 return "acquired"
@@ -91,7 +109,11 @@ class DistributedLock(LockBase):
         timeout = self.acquire_timeout_s if timeout_s is None else timeout_s
         try:
             self._asking, self._queued = self._queued, None
-            return self._settle(self._run(operations.wait(self._target, timeout), self._asking))
+            if self._shards is None:
+                grant = self._run(operations.wait(self._target, timeout), self._asking)
+            else:
+                grant = self._follow(self._shards, operations.acquire, timeout, self._asking)
+            return self._settle(grant)
         except BaseException:
             self._let_go()
             raise
@@ -112,17 +134,19 @@ class DistributedLock(LockBase):
             return False
         hold = watch.hold
         try:
-            connection = current().renewer.unwatch(watch)
-            if connection is None:
-                # It broke, and who tried to reach the server again has just been stopped.
-                connection = Connection.open(*self._route)
-            operation = operations.renew(self._target, hold.token, lease_ttl_s or hold.lease)
-            grant = run(operation, connection)
+            connection = current().renewer.unwatch(watch, waits=True)
+            lease = lease_ttl_s or hold.lease
+            grant, connection = self._tell(
+                lambda target: operations.renew(target, hold.token, lease), connection, hold.left
+            )
             if grant is not None and hold.held:
                 hold.renewed(grant)
+                hold.target = self._target_anew
                 self._watch = current().renewer.watch(hold, connection, self._route)
+                self._telling = None
                 return True
             connection.close()
+            self._telling = None
         except BaseException:
             watch.abandon()
             self._let_go()
@@ -152,20 +176,17 @@ class DistributedLock(LockBase):
             return None
         hold = watch.hold
         try:
-            self._asking = current().renewer.unwatch(watch)
-            if self._asking is None:
-                self._asking = Connection.open(*self._route)
+            connection = current().renewer.unwatch(watch, waits=True)
             lease = lease_ttl_s or hold.lease
-            detached = run(operations.detach(self._target, hold.token, lease), self._asking)
-            if not detached:
-                self._let_go()
-                return None
-            self._hold = self._watch = None
+            detached, self._asking = self._tell(
+                lambda target: operations.detach(target, hold.token, lease), connection, hold.left
+            )
+            self._hold = self._watch = self._telling = None
             self._settle(None)
         except BaseException:
             self._let_go()
             raise
-        return hold.token.decode()
+        return hold.token.decode() if detached else None
 
     def adopt(self, token: str) -> bool:
         """Take over a lock that is held, by its token; ``False`` if it is held no more.
@@ -183,7 +204,9 @@ class DistributedLock(LockBase):
         secret = check_token(token, self.key)
         self._check_free()
         try:
-            grant = self._begin(lambda target, _: operations.renew(target, secret, target.lease))
+            grant = self._begin(
+                lambda target, _: operations.renew(target, secret, target.lease), ANSWER_PATIENCE
+            )
             return self._settle(grant)
         except BaseException:
             self._let_go()
@@ -224,7 +247,18 @@ class DistributedLock(LockBase):
         Raises:
             RemoteError: the server could not be asked, or is too old to know.
         """
-        return current().pool.ask(self._route, lambda: operations.inspect(self._target))
+        return self._question(operations.inspect)
+
+    def evict(self, fence: int) -> bool:
+        """End the hold with this fence without its token; ``False`` if it has ended already.
+
+        Somebody else gets the lock at once, and the former holder goes on until its next renewal:
+        for those who know that it is stuck.
+
+        Raises:
+            RemoteError: the server could not be asked, or is too old to know.
+        """
+        return self._question(lambda target: operations.evict(target, fence))
 
     def cancel(self) -> None:
         """Make an `acquire` or `wait` of this lock in another thread raise `AcquireCancelledError`.
@@ -271,15 +305,74 @@ class DistributedLock(LockBase):
 
     def _acquire(self) -> bool:
         try:
-            return self._settle(self._begin(operations.acquire))
+            return self._settle(self._begin(operations.acquire, self.acquire_timeout_s))
         except BaseException:
             self._let_go()
             raise
 
-    def _begin(self, operation: Callable[[operations.Target, float | None], Operation[R]]) -> R:
+    def _begin(
+        self, operation: Callable[[Target, float | None], Operation[R]], timeout: float | None
+    ) -> R:
+        """Run an operation at the server in charge; `_asking` is then the connection to it."""
+        if self._shards is None:
+            return self._ask(operation, timeout, None)
+        return self._follow(self._shards, operation, timeout, None)
+
+    def _follow(
+        self,
+        shards: ShardMap,
+        operation: Callable[[Target, float | None], Operation[R]],
+        timeout: float | None,
+        connection: Connection | None,
+    ) -> R:
+        """Run an operation wherever in the cluster its key is.
+
+        A connection that is given has a place in the queue: as long as it has, that is waited for.
+        """
+        pool, progress, is_queued = current().pool, Progress(), connection is not None
+
+        def attempt(step: Ask) -> R:
+            nonlocal is_queued
+            connection = self._asking
+            if connection is not None and (connection.closed or connection.address != step.server):
+                self._asking, is_queued = None, False
+                pool.give(self._route._replace(address=connection.address), connection)
+                connection = None
+            self._go_to(step.server)
+            was_queued = is_queued
+            answer = self._ask(going_on, step.timeout, connection)
+            is_queued = was_queued and isinstance(answer, errors.RecoveringError)
+            return operations.raised(answer)
+
+        def going_on(target: Target, timeout: float | None) -> Operation[R | Detour]:
+            nonlocal is_queued
+            begin: Callable[..., Operation[Any]] = operations.wait if is_queued else operation
+            is_queued = False
+            return operations.kept(begin(target._replace(progress=progress), timeout))
+
+        self._asking = connection
+        return pool.follow(
+            self._path(shards, timeout, connection), self._route, attempt, self._pause
+        )
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._is_cancelled and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, CANCEL_CHECK))
+        if self._is_cancelled:
+            raise self._cancelled()
+
+    def _ask(
+        self,
+        operation: Callable[[Target, float | None], Operation[R]],
+        timeout: float | None,
+        connection: Connection | None,
+    ) -> R:
         """Run an operation on a connection of the pool, or on a new one if that has died there."""
-        timeout, started = self.acquire_timeout_s, time.monotonic()
-        self._asking = connection = current().pool.take(self._route)
+        started = time.monotonic()
+        if connection is None:
+            connection = current().pool.take(self._route)
+        self._asking = connection
         try:
             return self._run(operation(self._target_on(connection), timeout), connection)
         except errors.UnreachableError:
@@ -302,6 +395,50 @@ class DistributedLock(LockBase):
                 raise self._cancelled() from None
             raise
 
+    def _tell(
+        self,
+        operation: Callable[[Target], Operation[R]],
+        connection: Connection | None,
+        timeout: float,
+    ) -> tuple[R, Connection]:
+        """Run an operation about what is held, on its connection or, if that broke, on a new one.
+
+        `_telling` is then the connection, as long as the caller stands on it.
+        """
+        if self._shards is None:
+            self._telling = connection or Connection.open(*self._route)
+            return run(operation(self._target), self._telling), self._telling
+        # Its server may have the lock after all, and would free it with this connection.
+        self._telling = stood_on = connection
+
+        def attempt(step: Ask) -> tuple[R, Connection]:
+            route, connection = self._go_to(step.server), self._telling
+            if connection is None or connection.closed or connection.address != step.server:
+                if connection is not None and connection is not stood_on:
+                    connection.close()
+                self._telling = connection = Connection.open(*route)
+            told = operations.kept(operation(self._target))
+            return operations.raised(run(told, connection)), connection
+
+        path = self._path(self._shards, timeout, connection)
+        try:
+            return current().pool.follow(path, self._route, attempt)
+        finally:
+            if stood_on is not None and stood_on is not self._telling:
+                stood_on.close()
+
+    def _question(self, operation: Callable[[Target], Operation[R]]) -> R:
+        """Run an operation that leaves nothing behind, whatever else this object is doing."""
+        pool, target = current().pool, self._target
+        if self._shards is None:
+            return pool.ask(self._route, lambda: operation(target))
+
+        def attempt(step: Ask) -> R:
+            route = self._route._replace(address=step.server)
+            return pool.ask(route, lambda: operation(target.at(step.server)))
+
+        return pool.follow(self._path(self._shards, ANSWER_PATIENCE), self._route, attempt)
+
     def _settle(self, grant: Grant | None) -> bool:
         """Do what follows from the end of a wait: hold the lock, or give the connection away."""
         if grant is not None:
@@ -315,7 +452,9 @@ class DistributedLock(LockBase):
 
     def _take_up(self, grant: Grant) -> None:
         assert self._asking is not None
-        hold = Hold(self._target_anew, grant, self._renew_ratio, self._lost_callback())
+        hold = Hold(
+            self._target_anew, grant, self._renew_ratio, self._lost_callback(), self._shards
+        )
         self._watch = current().renewer.watch(hold, self._asking, self._route)
         self._hold = hold
         self._end_request()
@@ -335,12 +474,12 @@ class DistributedLock(LockBase):
         open, and the lock held, for as long as somebody keeps the traceback.
         """
         self._hold = None
-        for connection in (self._asking, self._queued):
+        for connection in (self._asking, self._queued, self._telling):
             if connection is not None:
                 connection.close()
         if self._watch is not None:
             self._watch.abandon()
-        self._asking = self._queued = self._watch = None
+        self._asking = self._queued = self._telling = self._watch = None
 
     def _give_back(self, watch: Watch) -> tuple[bool, Connection | None]:
         """Release a hold; return whether it was one, and the connection if that can be reused."""
@@ -351,6 +490,15 @@ class DistributedLock(LockBase):
             logger.warning("lock %r on %s was lost before its release", self.key, self.server)
             return False, None
         try:
+            if self._shards is not None:
+                patience = min(hold.left, RELEASE_PATIENCE)
+                released, connection = self._tell(
+                    lambda target: operations.release(target, hold.token),
+                    connection,
+                    patience,
+                )
+                self._telling = None
+                return released, connection
             if connection is not None:
                 try:
                     return run(operations.release(self._target, hold.token), connection), connection
@@ -362,7 +510,10 @@ class DistributedLock(LockBase):
             return run(operations.release(self._target, hold.token), connection), connection
         except errors.RemoteError as exc:
             logger.warning("lock %r could not be released in order: %s", self.key, exc)
-            if isinstance(exc, errors.UnreachableError | errors.DrainingError):
+            if self._telling is not None:
+                self._telling.close()
+                self._telling = None
+            if isinstance(exc, PASSING):
                 current().renewer.release_later(hold, self._route)
             return False, None
 

@@ -15,9 +15,10 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
 from celery_dflock.cli import dflock
-from dflockd.sync_client import DistributedSemaphore
+from dflockd.sync_client import DistributedLock, DistributedSemaphore
 from examples.demo.stage import ROOT, LockServer
 from tests.celery_dflock.cluster import Waiter
+from tests.dflockd.terminal import Terminal
 
 BOUND = 30
 
@@ -105,6 +106,30 @@ def test_locks_and_waiters(run: Run, server: LockServer) -> None:
         assert len(run("locks").stdout.splitlines()) == 2
     assert run("locks").stdout == "no key is held\n"
     assert run("waiters").stdout == "nobody waits\n"
+
+
+def test_watch(server: LockServer) -> None:
+    command = ("-m", "celery", "-A", "examples.skip", "dflock", "locks", "--watch", "0.2")
+    with (
+        semaphore(server, "watched", "the holder"),
+        Terminal([sys.executable, *command], env={"DFLOCK_SERVERS": server.address}) as terminal,
+    ):
+        terminal.wait_line("watched", "1 of 2: the holder")
+        terminal.type("q")
+        assert terminal.wait_end() == 0
+        assert terminal.attributes() == terminal.before
+
+
+def test_watch_refuses(run: Run) -> None:
+    both, never = run("locks", "--watch", "--json"), run("locks", "--watch", "0")
+    assert (both.exit_code, never.exit_code) == (2, 2)
+    assert "--json and --watch: choose one of them" in both.stderr
+    assert "0.2<=x<=3600" in never.stderr
+
+
+def test_a_key_that_would_command_the_terminal(run: Run, server: LockServer) -> None:
+    with DistributedLock("evil:\x1b[2J", 0, servers=[server.address], label="me"):
+        assert run("locks").stdout.startswith(r"evil:\x1b[2J  me  held ")
 
 
 def test_release_asks_and_lets_the_next_in(run: Run, server: LockServer) -> None:

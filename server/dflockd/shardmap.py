@@ -1,0 +1,351 @@
+"""Which server of a cluster is in charge of a key, and where to ask next when one refuses.
+
+Pure: nothing here connects, sleeps or reads a clock. A `Path` says what to do next and is told what
+came of it and what time it is; `follow` functions beside the pools walk it, one blocking, one for
+asyncio. (Redis Cluster's clients follow such redirections as well: its specification, "MOVED
+redirection"; here a whole shard moves at once, so there is no ASK.)
+"""
+
+from __future__ import annotations
+
+import random
+import ssl
+from collections.abc import Generator, Iterator
+from functools import lru_cache
+from itertools import chain, repeat
+from typing import Any, NamedTuple, Never, TypeAlias
+
+from dflockd import errors
+from dflockd.address import Address, Seeds, parse_server
+from dflockd.operations import ShardReport
+
+RETRY_PAUSES = (0.0, 0.05, 0.1, 0.2)
+"""Seconds between attempts to reach a server again; the last one repeats."""
+
+MAX_HOPS = 5
+"""From server to server in a row without a pause: two that are not of one mind may go on for long."""
+
+SHORTEST_RETRY, LONGEST_RETRY = 0.01, 0.5
+"""Bounds in seconds of the pause that a server asks for: it may be ready, or gone, before."""
+
+JITTER = 0.25
+"""Pauses are longer by up to this share, so that those who were refused together do not come so."""
+
+RECHECK = 4
+"""After so many answers in a row that it is not ready, others are asked whether it still is the one:
+a server that is cut off from them does not know."""
+
+RELOAD_EVERY = 0.5
+"""Seconds for which one map is good enough for all of a process that look for a lost server."""
+
+SETTLED = 1.0
+"""Seconds after which an answer has nothing to do with the refusals before it."""
+
+PASSING = (
+    errors.UnreachableError,
+    errors.DrainingError,
+    errors.RecoveringError,
+    errors.MovedError,
+)
+"""Errors that have to do with where and when something was asked, not with what."""
+
+
+@lru_cache(maxsize=4096)
+def _shard_of(key: bytes, num_shards: int) -> int:
+    # Here, for the package brings asyncio along: half of the import time of the blocking client.
+    from dflockd.shards.ids import get_shard_id
+
+    return get_shard_id(key, num_shards)
+
+
+class ShardMap:
+    """What a process knows of one cluster: which server has which shard, and since which epoch.
+
+    Plain data, so that it survives a fork, and without a lock: of two threads that change it at once
+    one may undo what the other has learned, which costs that shard's next request a detour.
+
+    Attributes:
+        seeds: where it begins.
+        servers: all servers, as far as known.
+        loaded_at: monotonic time of the latest `update`, ``-inf`` before the first.
+    """
+
+    def __init__(self, seeds: Seeds) -> None:
+        self.seeds = seeds
+        self.servers: tuple[Address, ...] = ()
+        self.loaded_at = float("-inf")
+        self._owners: list[Address | None] = []
+        self._epochs: list[int] = []
+        self._source: Address = seeds[0]
+
+    def owner_of(self, key: bytes) -> Address | None:
+        """Return the server in charge of a key; ``None`` if that is not known, or nobody is."""
+        owners = self._owners
+        return owners[_shard_of(key, len(owners))] if owners else None
+
+    def whom_to_ask(self, key: bytes) -> Address:
+        """Return the server in charge, or else one that will know when there is one."""
+        return self.owner_of(key) or self._source
+
+    def learn(self, moved: errors.MovedError) -> bool:
+        """Take in that a shard has moved; ``False`` if something newer is known already."""
+        if moved.shard < len(self._owners):
+            if moved.epoch < self._epochs[moved.shard]:
+                return False
+            self._owners[moved.shard] = parse_server(moved.to)
+            self._epochs[moved.shard] = moved.epoch
+        return True
+
+    def update(self, report: ShardReport, source: Address, now: float) -> None:
+        """Take in what a server says about all shards, but where something newer is known."""
+        owners = [report.servers[index] if index >= 0 else None for index in report.shards]
+        epochs = list(report.epochs)
+        if len(owners) == len(self._owners):
+            known = zip(self._owners, self._epochs, strict=True)
+            for shard, (owner, epoch) in enumerate(known):
+                if epoch > epochs[shard] and owner in report.servers:
+                    owners[shard], epochs[shard] = owner, epoch
+        self._owners, self._epochs = owners, epochs
+        self.servers, self._source, self.loaded_at = tuple(report.servers), source, now
+
+    def sources(self, suspects: set[Address]) -> list[Address]:
+        """Return whom to ask about all shards, in this order; who is suspect comes last."""
+        seeds = [seed for seed in self.seeds if seed not in self.servers]
+        listed = random.sample(self.servers, len(self.servers)) + random.sample(seeds, len(seeds))
+        return sorted(listed, key=suspects.__contains__)
+
+
+_maps: dict[tuple[Any, ...], ShardMap] = {}
+
+
+def shard_map(seeds: Seeds, secret: bytes | None, tls: ssl.SSLContext | None) -> ShardMap:
+    """Return the map that all locks of this process share that reach a cluster in the same way."""
+    return _maps.setdefault((seeds, secret, tls), ShardMap(seeds))
+
+
+class Ask(NamedTuple):
+    """Ask this server about the key, with so many seconds left to wait (``None``: no end)."""
+
+    server: Address
+    timeout: float | None
+
+
+class Load(NamedTuple):
+    """Ask this server which has which shard."""
+
+    server: Address
+
+
+class Pause(NamedTuple):
+    """Wait."""
+
+    seconds: float
+
+
+class Outcome(NamedTuple):
+    """What came of a step, when. An `Ask` that succeeds is the end of the path instead."""
+
+    now: float
+    error: errors.RemoteError | None = None
+    report: ShardReport | None = None
+
+
+Step: TypeAlias = Ask | Load | Pause
+Path: TypeAlias = Generator[Step, Outcome, Never]
+"""The steps to an answer. It raises the last error when there is nothing else to be done."""
+
+_Part: TypeAlias = Generator[Step, Outcome, None]
+
+
+def insist(server: Address, until: float, now: float) -> Path:
+    """Ask one server again and again until its answer comes, or the time is over."""
+    for pause in _pauses():
+        outcome = yield Pause(min(pause, max(0.0, until - now)))
+        outcome = yield Ask(server, None)
+        assert outcome.error is not None
+        now = outcome.now
+        if now >= until:
+            raise outcome.error
+    raise AssertionError("there is always another pause")
+
+
+def pursue(
+    shards: ShardMap,
+    key: bytes,
+    until: float | None,
+    now: float,
+    *,
+    first: Address | None = None,
+    refusal: errors.RefusedError | None = None,
+    insists: bool = False,
+) -> Path:
+    """Ask the server that is in charge of a key, wherever that is by now.
+
+    Who is moved on goes where it is sent. A server that is not ready is asked again. What is known of
+    one that is shutting down or cannot be reached is learned anew from another. At the end of the
+    time the last refusal is raised, for nobody has said that somebody else holds the lock. Without
+    any time hops are made and the map is loaded once, and nothing is waited for.
+
+    Args:
+        shards: the map, which learns.
+        key: what is asked about.
+        until: monotonic time at which it ends; ``None`` for never.
+        now: monotonic time.
+        first: whom to ask first, whatever the map says.
+        refusal: what that server has said already.
+        insists: go on until then even if no server can be reached, or one answers nonsense, and
+            ask nobody any more then: it is about a lease. Else these errors are raised at once.
+    """
+    return _Pursuit(shards, key, until, now, insists).path(first, refusal)
+
+
+def doubt(shards: ShardMap, key: bytes, server: Address, until: float, now: float) -> Path:
+    """Ask the others about a server that says nothing, until they say that it has been replaced.
+
+    Then its successor is to be asked. So a holder learns in time that the machine of its server is
+    gone: nothing on the connection tells.
+    """
+    return _Pursuit(shards, key, until, now, insists=True).doubt(server)
+
+
+class _Pursuit:
+    """The state of `pursue` and `doubt`."""
+
+    def __init__(
+        self, shards: ShardMap, key: bytes, until: float | None, now: float, insists: bool
+    ) -> None:
+        self._map = shards
+        self._key = key
+        self._until = until
+        self._now = now
+        self._insists = insists
+        self._error: errors.RemoteError | None = None
+        """The last refusal."""
+        self._suspects: set[Address] = set()
+        self._reloads = 0
+        self._calm()
+
+    def path(self, server: Address | None, error: errors.RemoteError | None) -> Path:
+        if server is None:
+            if not self._map.servers:
+                yield from self._load()
+            server = self._map.whom_to_ask(self._key)
+        self._server, asked = server, self._now
+        while True:
+            if error is None:
+                if self._insists and self._error is not None:
+                    self._check_time()  # it is a holder, whose lease has ended
+                asked = self._now
+                error = (yield from self._do(Ask(self._server, self._left()))).error
+                assert error is not None
+            self._error = error
+            if self._now - asked > SETTLED:
+                self._calm()
+            if isinstance(error, errors.MovedError) and self._map.learn(error):
+                yield from self._hop(error)
+            elif isinstance(error, errors.RecoveringError):
+                yield from self._stay(error)
+            elif self._insists or isinstance(error, PASSING):
+                yield from self._look_elsewhere(asked)
+            else:
+                raise error
+            error = None
+
+    def doubt(self, server: Address) -> Path:
+        self._suspects.add(server)
+        self._error = errors.UnreachableError(f"lock server {server} says nothing")
+        while True:
+            if self._now - self._map.loaded_at > RELOAD_EVERY:
+                yield from self._ask_around()
+            successor = self._map.owner_of(self._key)
+            if successor not in (server, None):
+                yield from self._do(Ask(successor, self._left()))
+            yield from self._pause(RELOAD_EVERY)
+
+    def _calm(self) -> None:
+        self._hops = self._refusals = 0
+        self._pauses = _pauses()
+
+    def _hop(self, moved: errors.MovedError) -> _Part:
+        self._hops += 1
+        if self._hops > MAX_HOPS:
+            yield from self._pause(next(self._pauses))
+        self._server = parse_server(moved.to)
+
+    def _stay(self, error: errors.RecoveringError) -> _Part:
+        self._refusals += 1
+        yield from self._pause(min(max(error.retry_s, SHORTEST_RETRY), LONGEST_RETRY))
+        if self._refusals % RECHECK == 0 and self._now - self._map.loaded_at > RELOAD_EVERY:
+            self._suspects = {self._server}
+            if (yield from self._ask_around()) is None:
+                self._server = self._map.whom_to_ask(self._key)
+
+    def _look_elsewhere(self, asked: float) -> _Part:
+        self._suspects.add(self._server)
+        # Others of this process may have done so meanwhile.
+        good_since = self._now - RELOAD_EVERY if self._reloads else asked
+        if self._map.loaded_at < good_since:
+            if self._reloads:
+                self._check_time()
+            yield from self._load()
+        server = self._map.whom_to_ask(self._key)
+        if server in self._suspects:
+            yield from self._pause(next(self._pauses))
+            self._suspects.clear()
+        self._server = server
+
+    def _load(self) -> _Part:
+        """Load the map.
+
+        Raises:
+            UnreachableError: no server can be reached.
+            RemoteError: the time is over, or one answered what it will answer again.
+        """
+        while (error := (yield from self._ask_around())) is not None:
+            if isinstance(error, errors.UnreachableError) and not self._insists:
+                raise errors.UnreachableError(
+                    f"no server of {self._map.seeds} can be reached: {error}",
+                    key=self._key.decode(),
+                    server=str(self._map.seeds),
+                ) from error
+            self._error = self._error or error
+            yield from self._pause(next(self._pauses))
+
+    def _ask_around(self) -> Generator[Step, Outcome, errors.RemoteError | None]:
+        """Ask one server after another for the map; return why none could answer."""
+        refusals = []
+        for server in self._map.sources(self._suspects):
+            _, error, report = yield from self._do(Load(server))
+            if report is not None:
+                self._map.update(report, server, self._now)
+                self._reloads += 1
+                return None
+            assert error is not None
+            if not (self._insists or isinstance(error, PASSING)):
+                raise error
+            refusals.append(error)
+        # What one that can be reached has said is worth more.
+        return min(refusals, key=lambda error: isinstance(error, errors.UnreachableError))
+
+    def _pause(self, seconds: float) -> _Part:
+        self._check_time()
+        left = self._left()
+        seconds *= random.uniform(1, 1 + JITTER)
+        yield from self._do(Pause(seconds if left is None else min(seconds, left)))
+
+    def _do(self, step: Step) -> Generator[Step, Outcome, Outcome]:
+        outcome = yield step
+        self._now = outcome.now
+        return outcome
+
+    def _check_time(self) -> None:
+        if self._until is not None and self._now >= self._until:
+            assert self._error is not None
+            raise self._error
+
+    def _left(self) -> float | None:
+        return None if self._until is None else max(0.0, self._until - self._now)
+
+
+def _pauses() -> Iterator[float]:
+    return chain(RETRY_PAUSES, repeat(RETRY_PAUSES[-1]))

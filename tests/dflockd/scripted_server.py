@@ -1,0 +1,211 @@
+"""Lock servers that answer what a test tells them to, and write down what they were asked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+from dflockd.address import Address
+from dflockd.shards import get_shard_id
+from dflockd.wire import (
+    Acquire,
+    Auth,
+    Granted,
+    Label,
+    Moved,
+    Release,
+    Renew,
+    Renewed,
+    Reply,
+    Report,
+    Request,
+    RequestReader,
+    Resume,
+    Shards,
+    Status,
+    encode_reply,
+    format_token,
+)
+
+NUM_SHARDS = 64
+
+
+class End:
+    """Instead of a reply: the connection ends."""
+
+
+class Silence:
+    """Instead of a reply: none comes."""
+
+
+Answer: TypeAlias = "Reply | type[End] | type[Silence] | Callable[[Request], Answer]"
+
+
+class ScriptedServer:
+    """One server. `script` says what is answered: the next answer to each kind of request.
+
+    The last answer to a kind repeats. Without any: grants, renewals and releases succeed.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self.port: int = self._listener.getsockname()[1]
+        self.address = Address("127.0.0.1", self.port)
+        self.requests: list[tuple[int, Request]] = []
+        """The number of the connection, and what came on it."""
+        self.ended: list[int] = []
+        """The numbers of the connections that clients have ended."""
+        self.accepted = 0
+        self._script: dict[type, list[Answer]] = {}
+        self._changed = threading.Condition()
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def __str__(self) -> str:
+        return str(self.address)
+
+    def script(self, kind: type, *answers: Answer) -> None:
+        """Answer requests of a kind so from now on."""
+        self._script[kind] = list(answers)
+
+    def asked(self, *kinds: type) -> list[Any]:
+        """Return the requests of these kinds; without kinds, all but labels, auth and shards."""
+        with self._changed:
+            return [
+                r
+                for _, r in self.requests
+                if (isinstance(r, kinds) if kinds else not isinstance(r, Label | Auth | Shards))
+            ]
+
+    def wait_asked(self, kind: type, number: int = 1) -> None:
+        """Wait until so many requests of a kind have come."""
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: sum(isinstance(r, kind) for _, r in self.requests) >= number, 15
+            ), f"{self} was not asked {number} times for {kind.__name__}: {self.requests}"
+
+    def cut(self) -> None:
+        """End all connections."""
+        sockets, self._sockets = self._sockets, []
+        for sock in sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def stop(self) -> None:
+        """End all connections, and accept no other."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join(15)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sockets.append(sock)
+            self.accepted += 1
+            thread = threading.Thread(target=self._serve, args=(sock, self.accepted), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, sock: socket.socket, number: int) -> None:
+        reader = RequestReader()
+        with sock, contextlib.suppress(OSError):
+            while data := sock.recv(65536):
+                reader.receive(data)
+                while (request := reader.next_request()) is not None:
+                    answer = self._answer(number, request)
+                    if answer is End:
+                        return
+                    if answer is not Silence:
+                        sock.sendall(encode_reply(answer))
+        self.ended.append(number)
+
+    def _answer(self, number: int, request: Request) -> Any:
+        with self._changed:
+            self.requests.append((number, request))
+            self._changed.notify_all()
+            answers = self._script.get(type(request)) or [_DEFAULTS[type(request)]]
+            answer: Any = answers.pop(0) if len(answers) > 1 else answers[0]
+        while callable(answer) and not isinstance(answer, type):
+            answer = answer(request)
+        return answer
+
+
+_fences = iter(range(1, 1 << 40))
+
+
+def grant(request: Any) -> Granted:
+    """Grant what is asked for."""
+    return Granted(format_token(next(_fences), b"scripted"), request.lease or 33)
+
+
+def renewed(request: Any) -> Renewed:
+    return Renewed(request.lease or 33)
+
+
+_DEFAULTS: dict[type, Any] = {
+    Acquire: grant,
+    Renew: renewed,
+    Release: Status.OK,
+    Label: Status.OK,
+    Auth: Status.OK,
+    Resume: Status.OK,
+    Shards: Status.ERROR,
+}
+
+
+class ScriptedCluster:
+    """Some of them, which agree on which of them has which shard."""
+
+    def __init__(self, number: int = 2) -> None:
+        self.servers = [ScriptedServer() for _ in range(number)]
+        self.epoch = 7
+        self.is_at(0)
+
+    @property
+    def seeds(self) -> str:
+        return "cluster://" + ",".join(map(str, self.servers))
+
+    def report(
+        self, owner: int | None, epoch: int, servers: Iterable[ScriptedServer] | None = None
+    ) -> Report:
+        """What `shards` is answered where one server has all shards."""
+        listed = list(self.servers if servers is None else servers)
+        index = -1 if owner is None else listed.index(self.servers[owner])
+        document = {
+            "num_shards": NUM_SHARDS,
+            "servers": list(map(str, listed)),
+            "shards": [index] * NUM_SHARDS,
+            "epochs": [epoch] * NUM_SHARDS,
+        }
+        return Report(json.dumps(document).encode())
+
+    def is_at(self, owner: int | None, epoch: int | None = None) -> None:
+        """Let all servers report that this one has all shards."""
+        self.epoch = self.epoch if epoch is None else epoch
+        for server in self.servers:
+            server.script(Shards, self.report(owner, self.epoch))
+
+    def moved(self, key: str, to: int, epoch: int | None = None, place: str = "") -> Moved:
+        """The refusal that sends clients to another server."""
+        shard, epoch = get_shard_id(key, NUM_SHARDS), self.epoch if epoch is None else epoch
+        return Moved(shard, epoch, str(self.servers[to]).encode(), place.encode())
+
+    def loads(self) -> int:
+        """How often the map was asked for."""
+        return sum(len(server.asked(Shards)) for server in self.servers)
+
+    def stop(self) -> None:
+        for server in self.servers:
+            server.stop()

@@ -1,0 +1,405 @@
+"""The map of a cluster, and the path to the server in charge: pure, with times that are made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflockd import errors, shardmap
+from dflockd.address import Address, Seeds, parse_servers
+from dflockd.operations import ShardReport
+from dflockd.shardmap import (
+    LONGEST_RETRY,
+    MAX_HOPS,
+    Ask,
+    Load,
+    Outcome,
+    Path,
+    Pause,
+    ShardMap,
+    Step,
+    insist,
+    pursue,
+)
+from dflockd.shards import get_shard_id
+
+NUM_SHARDS = 16
+A, B, C = (Address(name, 6388) for name in "abc")
+KEY = b"account:7"
+SHARD = get_shard_id(KEY, NUM_SHARDS)
+NOW = 1000.0
+
+
+def seeds(*addresses: Address) -> Seeds:
+    parsed = parse_servers("cluster://" + ",".join(map(str, addresses)))
+    assert isinstance(parsed, Seeds)
+    return parsed
+
+
+def report(owner: Address | None, epoch: int = 7, servers: tuple[Address, ...] = (A, B, C)) -> Any:
+    index = -1 if owner is None else servers.index(owner)
+    return ShardReport(servers, [index] * NUM_SHARDS, [epoch] * NUM_SHARDS)
+
+
+def known(owner: Address | None = A, epoch: int = 7, at: float = NOW - 100) -> ShardMap:
+    shards = ShardMap(seeds(A, B, C))
+    shards.update(report(owner, epoch), A, at)
+    return shards
+
+
+def moved(to: Address, epoch: int = 8) -> errors.MovedError:
+    return errors.MovedError("moved", shard=SHARD, epoch=epoch, to=str(to))
+
+
+def recovering(retry_s: float = 0.1) -> errors.RecoveringError:
+    return errors.RecoveringError("recovering", retry_s=retry_s)
+
+
+GONE = errors.UnreachableError("gone")
+DRAINING = errors.DrainingError("draining")
+
+
+# The map.
+
+
+def test_nothing_is_known_at_first() -> None:
+    shards = ShardMap(seeds(A, B))
+    assert shards.owner_of(KEY) is None
+    assert shards.servers == ()
+    assert shards.learn(moved(B)), "it is followed, and nothing is written down yet"
+    assert shards.owner_of(KEY) is None
+
+
+def test_epochs_decide() -> None:
+    shards = known(A, 7)
+    assert not shards.learn(moved(B, 6))
+    assert shards.owner_of(KEY) == A
+    assert shards.learn(moved(B, 7)), "the same epoch: it is about to change"
+    assert shards.owner_of(KEY) == B
+    assert shards.learn(moved(C, 9))
+    shards.update(report(A, 8), B, NOW)
+    assert shards.owner_of(KEY) == C, "who told that did not know the latest"
+    shards.update(report(B, 9), B, NOW)
+    assert shards.owner_of(KEY) == B
+
+
+def test_a_server_that_is_gone_is_forgotten_whatever_its_epoch() -> None:
+    shards = known(C, 9)
+    shards.update(report(A, 7, (A, B)), A, NOW)
+    assert shards.owner_of(KEY) == A
+    assert shards.servers == (A, B)
+
+
+def test_a_shard_without_a_server() -> None:
+    shards = known(None)
+    assert shards.owner_of(KEY) is None
+    assert shards.whom_to_ask(KEY) == A, "who told so"
+
+
+def test_another_cluster_with_other_shards() -> None:
+    shards = known(A, 9)
+    shards.update(ShardReport([B], [0] * 4, [1] * 4), B, NOW)
+    assert shards.owner_of(KEY) == B
+
+
+def test_whom_to_ask_for_the_map() -> None:
+    shards = ShardMap(seeds(A, B))
+    assert set(shards.sources(set())) == {A, B}
+    assert {shards.sources(set())[0] for _ in range(50)} == {A, B}, "they are shuffled"
+    shards.update(report(B, 7, (B, C)), B, NOW)
+    for _ in range(20):
+        sources = shards.sources({C})
+        assert sources[0] == B
+        assert sources[1:] == [A, C], "seeds after servers, a suspect last"
+
+
+def test_one_map_for_one_way_to_reach_a_cluster() -> None:
+    one = shardmap.shard_map(seeds(A, B), b"secret", None)
+    assert shardmap.shard_map(seeds(A, B), b"secret", None) is one
+    assert shardmap.shard_map(seeds(A, B), None, None) is not one
+    assert shardmap.shard_map(seeds(A, C), b"secret", None) is not one
+
+
+# The path.
+
+
+class Walk:
+    """A path that is walked by hand."""
+
+    def __init__(self, path: Path, now: float = NOW) -> None:
+        self.now = now
+        self._path = path
+        self.step: Step = next(path)
+
+    def __call__(
+        self,
+        error: errors.RemoteError | None = None,
+        *,
+        report: ShardReport | None = None,
+        after: float = 0.0,
+    ) -> Step:
+        """Say what came of the step, and return the next."""
+        self.now += after or (self.step.seconds if isinstance(self.step, Pause) else 0.0)
+        self.step = self._path.send(Outcome(self.now, error, report))
+        return self.step
+
+
+def walk(shards: ShardMap, timeout: float | None = 10, **options: Any) -> Walk:
+    until = None if timeout is None else NOW + timeout
+    return Walk(pursue(shards, KEY, until, NOW, **options))
+
+
+def test_the_owner_is_asked() -> None:
+    assert walk(known(B)).step == Ask(B, 10)
+    assert walk(known(B), None).step == Ask(B, None)
+    assert walk(known(B), first=C).step == Ask(C, 10)
+
+
+def test_the_map_is_loaded_first() -> None:
+    to = walk(ShardMap(seeds(A, B)))
+    assert isinstance(to.step, Load)
+    first = to.step.server
+    step = to(GONE, after=1)
+    assert isinstance(step, Load)
+    assert {first, step.server} == {A, B}
+    assert to(report=report(C), after=1) == Ask(C, 8)
+
+
+def test_no_server_can_be_reached() -> None:
+    to = walk(ShardMap(seeds(A, B)))
+    to(GONE)
+    with pytest.raises(errors.UnreachableError, match="no server of cluster://a:6388,b:6388"):
+        to(GONE)
+
+
+def test_one_that_is_not_ready_counts_as_reached() -> None:
+    to = walk(ShardMap(seeds(A, B)))
+    to(DRAINING)
+    assert isinstance(to(GONE), Pause)
+    assert isinstance(to(), Load)
+
+
+def test_moved_is_followed() -> None:
+    shards = known(A)
+    to = walk(shards)
+    assert to(moved(B), after=3) == Ask(B, 7)
+    assert shards.owner_of(KEY) == B
+
+
+def test_moved_of_the_past_is_not_followed() -> None:
+    to = walk(known(A, 9))
+    assert isinstance(to(moved(B, 8), after=0.1), Load)
+    assert to.step.server != A  # type: ignore[union-attr]
+    assert isinstance(to(report=report(A, 9)), Pause)
+    assert to() == Ask(A, pytest.approx(9.9))
+
+
+def test_hops_come_to_a_pause() -> None:
+    to = walk(known(A))
+    for number in range(MAX_HOPS):
+        assert isinstance(to(moved((B, A)[number % 2])), Ask)
+    pauses = []
+    for number in range(4):
+        step = to(moved((B, A)[number % 2]))
+        assert isinstance(step, Pause)
+        pauses.append(step.seconds)
+        assert isinstance(to(), Ask)
+    assert pauses[0] == 0
+    assert 0.05 <= pauses[1] < pauses[2] < pauses[3] <= 0.25
+    # A long wait has ended: it begins anew.
+    assert isinstance(to(moved(B), after=2), Ask)
+
+
+def test_recovering_is_asked_again() -> None:
+    to = walk(known(A))
+    step = to(recovering(0.2))
+    assert isinstance(step, Pause)
+    assert 0.2 <= step.seconds <= 0.25
+    step = to()
+    assert isinstance(step, Ask)
+    assert step.server == A
+    for _ in range(2):
+        step = to(recovering(30))
+        assert isinstance(step, Pause)
+        assert LONGEST_RETRY <= step.seconds <= LONGEST_RETRY * 1.25
+        to()
+
+
+def test_recovering_for_long_is_rechecked_elsewhere() -> None:
+    to = walk(known(A), None)
+    loads = []
+    for _ in range(20):
+        to(recovering(0.5))
+        if isinstance(to(), Load):
+            loads.append(to.step)
+            to(GONE)
+            to(report=report(A))
+        assert isinstance(to.step, Ask)
+        assert to.step.server == A
+    assert len(loads) == 5
+    assert A not in {step.server for step in loads}  # type: ignore[union-attr]
+
+
+def test_nobody_else_knows_of_it_either() -> None:
+    to = walk(known(A), None)
+    for _ in range(4):
+        to(recovering(0.5))
+        to()
+    assert isinstance(to.step, Load)
+    to(GONE)
+    to(GONE)
+    assert to(GONE) == Ask(A, None), "it can be reached: it is asked again"
+
+
+@pytest.mark.parametrize("error", [GONE, DRAINING])
+def test_another_one_knows(error: errors.RemoteError) -> None:
+    to = walk(known(A))
+    step = to(error, after=0.5)
+    assert isinstance(step, Load)
+    assert step.server in (B, C)
+    assert to(report=report(C, 8)) == Ask(C, 9.5)
+
+
+def test_others_of_the_process_have_asked_meanwhile() -> None:
+    shards = known(A)
+    to = walk(shards, None)
+    shards.update(report(B, 8), C, NOW + 5)
+    assert to(GONE, after=10) == Ask(B, None)
+
+
+def test_without_time() -> None:
+    to = walk(known(A), 0)
+    assert to(moved(B)) == Ask(B, 0)
+    with pytest.raises(errors.RecoveringError):
+        to(recovering())
+    to = walk(known(A), 0)
+    assert isinstance(to(DRAINING), Load)
+    assert to(report=report(B, 8)) == Ask(B, 0)
+    with pytest.raises(errors.UnreachableError):
+        to(GONE)
+    to = walk(known(A), 0)
+    assert isinstance(to(DRAINING), Load)
+    with pytest.raises(errors.DrainingError):
+        to(report=report(A))
+
+
+def test_the_last_refusal_is_raised() -> None:
+    to = walk(known(A), 1)
+    assert isinstance(to(GONE, after=0.5), Load)
+    to(report=report(B, 8))
+    step = to(recovering(10), after=0.3)
+    assert step == Pause(pytest.approx(0.2))
+    assert to() == Ask(B, 0), "once more at the end"
+    with pytest.raises(errors.RecoveringError):
+        to(recovering(10))
+
+
+def test_other_errors_are_raised() -> None:
+    for error in (errors.MaxLocksError("full"), errors.BadReplyError("what?")):
+        with pytest.raises(type(error)):
+            walk(known(A))(error)
+        to = walk(ShardMap(seeds(A, B)))
+        with pytest.raises(type(error)):
+            to(error)
+
+
+def test_a_holder_insists() -> None:
+    to = walk(known(A), 5, first=A, insists=True)
+    while True:
+        try:
+            to(GONE, after=0.0 if isinstance(to.step, Pause) else 0.01)
+        except errors.RemoteError:
+            break
+    assert NOW + 5 <= to.now < NOW + 5.1
+
+
+def test_a_holder_asks_nobody_once_its_lease_has_ended() -> None:
+    to = walk(known(A), 1, insists=True)
+    assert isinstance(to(recovering(0.4), after=0.9), Pause)
+    with pytest.raises(errors.RecoveringError):
+        to()
+
+
+def test_a_refusal_that_has_come_already() -> None:
+    options = {"first": A, "insists": True}
+    assert walk(known(A), 5, refusal=moved(B), **options).step == Ask(B, 5)
+    to = walk(known(A), 5, refusal=recovering(0.2), **options)
+    assert isinstance(to.step, Pause)
+    assert to.step.seconds >= 0.2
+    assert to() == Ask(A, pytest.approx(4.8, abs=0.06))
+    to = walk(known(A), 5, refusal=DRAINING, **options)
+    assert isinstance(to.step, Load)
+    assert to.step.server != A
+
+
+def test_insist_on_one_server() -> None:
+    to = Walk(insist(A, NOW + 1, NOW))
+    full = errors.MaxLocksError("full")
+    pauses = []
+    while to.now < NOW + 1:
+        assert isinstance(to.step, Pause)
+        pauses.append(round(to.step.seconds, 2))
+        assert to() == Ask(A, None)
+        if to.now < NOW + 1:
+            to(full)
+    with pytest.raises(errors.MaxLocksError):
+        to(full)
+    assert pauses == [0.0, 0.05, 0.1, 0.2, 0.2, 0.2, 0.2, 0.05]
+    assert to.now == pytest.approx(NOW + 1)
+
+
+# Whatever comes.
+
+ADDRESSES = st.sampled_from([A, B, C, Address("d", 1)])
+REFUSALS = st.one_of(
+    st.builds(moved, ADDRESSES, st.integers(5, 12)),
+    st.builds(recovering, st.floats(0, 30)),
+    st.just(DRAINING),
+    st.just(GONE),
+)
+REPORTS = st.builds(report, st.sampled_from([A, B, C, None]), st.integers(5, 12))
+NO_REPORTS = st.sampled_from([GONE, DRAINING, recovering()])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.sampled_from([0.0, 0.7, 2.0]), st.booleans(), st.booleans())
+def test_whatever_comes(data: st.DataObject, timeout: float, loaded: bool, insists: bool) -> None:
+    """It ends when the time is over, pauses in time, and hops in a row have a bound."""
+    shards = known(A) if loaded else ShardMap(seeds(A, B, C))
+    to = walk(shards, timeout, insists=insists)
+    until = NOW + timeout
+    hops = asks_after = loads_after = 0
+    raised = last = None
+    while raised is None:
+        step, is_over = to.step, to.now >= until
+        error, found = None, None
+        took = data.draw(st.sampled_from([0.01, 0.1]))
+        if isinstance(step, Pause):
+            assert not is_over
+            assert 0 <= step.seconds <= until - to.now + 1e-6
+            hops, took = 0, 0.0
+        elif isinstance(step, Load):
+            loads_after += is_over
+            found = data.draw(st.none() | REPORTS)
+            error = None if found else data.draw(NO_REPORTS)
+        else:
+            assert step.timeout == pytest.approx(max(0.0, until - to.now))
+            asks_after += is_over
+            assert not (is_over and insists and last), "a lease that has ended is not renewed"
+            error = last = data.draw(REFUSALS)
+            hops = hops + 1 if isinstance(error, errors.MovedError) else 0
+            assert hops <= MAX_HOPS + 1
+        try:
+            to(error, report=found, after=took)
+        except errors.RemoteError as exc:
+            raised = exc
+    if to.now < until:
+        assert "no server of cluster://" in str(raised)
+        assert not insists
+    elif last is not None:
+        assert raised is last or "no server of cluster://" in str(raised)
+    assert asks_after <= MAX_HOPS + 5
+    assert loads_after <= 8
