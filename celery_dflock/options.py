@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from celery import Task
 from celery.exceptions import ImproperlyConfigured
 
+from celery_dflock.config import WAIT
 from celery_dflock.exceptions import LockKeyError, LockNotAcquiredError
 from celery_dflock.keys import (
     KeyFunction,
@@ -25,6 +26,21 @@ CONFLICT = ("requeue", "skip", "fail")
 LOST = ("raise", "warn")
 UNIQUE = ("until_executing", "until_executed", "until_expired")
 DUPLICATE = ("coalesce", "raise", "skip", "replace")
+
+
+class Unchosen(int):
+    """A number that is there because nobody has chosen one."""
+
+
+SLOT_TIMEOUT = Unchosen(5)
+"""Seconds to wait in a worker slot."""
+
+QUEUE_TIMEOUT = 1500
+"""Seconds to wait in the consumer, where nobody has chosen a number.
+
+The message is not acknowledged meanwhile. Redis delivers it again after an hour, RabbitMQ closes the
+channel after half an hour, if their own defaults stand.
+"""
 
 MAX_SECONDS = 9_223_372_036
 """The longest time that can be said to a lock server; for no end at all there is ``None``."""
@@ -74,6 +90,11 @@ class LockOptions:
     limit: int
     ttl: int
     timeout: float | None
+    """Seconds to wait in a worker slot."""
+    queue_timeout: float | None
+    """Seconds to wait in the consumer."""
+    wait: str | None
+    """Where to wait; ``None`` is for the app to say."""
     conflict: str | ConflictFunction
     requeue: Backoff
     lost: str | LostFunction
@@ -108,14 +129,16 @@ class LockOptions:
 
     @classmethod
     def _checked(cls, values: _Values) -> LockOptions:
-        signature = _signature(values.task)
+        signature, timeout = _signature(values.task), _timeout(values)
         if values["lock_unique"] == "until_expired" and values["lock_duplicate"] == "replace":
             raise values.bad("lock_duplicate", "another with until_expired: each would be sent")
         return cls(
             keys=_keys(values, signature),
             limit=values.whole("lock_limit", MAX_LIMIT),
             ttl=values.whole("lock_ttl", MAX_SECONDS),
-            timeout=_timeout(values),
+            timeout=timeout,
+            queue_timeout=QUEUE_TIMEOUT if isinstance(timeout, Unchosen) else timeout,
+            wait=None if values["lock_wait"] is None else values.word("lock_wait", WAIT),
             conflict=values.choice("lock_conflict", CONFLICT),
             requeue=_backoff(values),
             lost=values.choice("lock_lost", LOST),
@@ -170,6 +193,7 @@ OPTIONS = (
     "lock_limit",
     "lock_ttl",
     "lock_timeout",
+    "lock_wait",
     "lock_conflict",
     "lock_requeue",
     "lock_lost",

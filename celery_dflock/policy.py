@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypedDict
 
 from celery import Task, states
 from celery.app.task import Context
@@ -27,7 +27,25 @@ RESULT_PATIENCE = 0.2
 UNIQUE = "unique"
 """The place in the header for the lock that keeps others like this task from being sent."""
 
+HANDED = "dflock_handed"
+"""The place in a request for what the consumer of this worker hands to the process that runs it."""
+
 logger = logging.getLogger("celery_dflock")
+
+
+class Handed(TypedDict, total=False):
+    """What came of a task's waiting in the consumer; see `celery_dflock.parked`.
+
+    With a token the lock is held. With `error` it could not be asked for. A copy has found its own
+    message in its way. With none of these it was not granted in time.
+    """
+
+    key: str
+    token: str
+    error: str
+    is_copy: bool
+    waited: float
+    """Seconds."""
 
 
 class Skipped(dict[str, Any]):
@@ -87,6 +105,19 @@ def attempts(request: Context) -> dict[str, Any]:
 def options_of_call(request: Context) -> dict[str, Any]:
     """Return the options that this call names itself."""
     return {name: value for name, value in _uncounted(request).items() if name != UNIQUE}
+
+
+def take_handed(request: Context) -> Handed | None:
+    """Take out of a request what the consumer has put there: nobody else is to come across it."""
+    if request.headers:
+        request.headers.pop(HANDED, None)
+    handed: Handed | None = vars(request).pop(HANDED, None)
+    return handed
+
+
+def has_lost_place(handed: Handed) -> bool:
+    """Whether a lock was granted: if it is held by another now, the time to wait is not over."""
+    return "token" in handed
 
 
 def unique_of(request: Context) -> dict[str, str] | None:
@@ -170,9 +201,9 @@ class CopyRequeued(Ignore):
     """A copy was sent again. It is not the end of the task, whose other run goes on."""
 
 
-def run_name(task: Task) -> str:
-    """Return what every run of this task's message calls itself, copies included."""
-    return f"{task.name}[{task.request.id}] "
+def run_name(task: Task, request: Any = None) -> str:
+    """Return what every run of a message calls itself, copies included; by default the current one."""
+    return f"{task.name}[{(request or task.request).id}] "
 
 
 def is_known_copy(request: Context) -> bool:

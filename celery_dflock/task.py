@@ -25,7 +25,7 @@ from celery_dflock.exceptions import (
 from celery_dflock.interrupt import Interruptible
 from celery_dflock.lifecycle import shutdown
 from celery_dflock.locks import HeldLock, Locks, process_label
-from celery_dflock.options import LockOptions
+from celery_dflock.options import SLOT_TIMEOUT, LockOptions
 from celery_dflock.signals import (
     lock_acquired,
     lock_conflict,
@@ -95,7 +95,11 @@ class LockedTask(Task):
         lock_limit: how many may hold the key at once; the same for all users of the key.
         lock_ttl: lease in seconds. It bounds how long the lock outlives a worker that is cut off.
         lock_timeout: seconds to wait for the lock in the worker, first come, first served; 0 tries
-            once, ``None`` has no end.
+            once, ``None`` has no end. Of a task that waits in the consumer, where the default is
+            1500, it bounds the time there.
+        lock_wait: where it waits: ``"slot"``, in a process of the worker's pool, which does nothing
+            else meanwhile; or ``"consumer"``, where hundreds can wait. By default the app's
+            ``dflock_wait``, that is in the slot. See docs/waiting.md.
         lock_conflict: what happens if it is not granted in time: ``"requeue"`` sends the task again
             with a pause, ``"skip"`` ends it with a `Skipped` result, ``"fail"`` with
             `LockNotAcquiredError`. Or a function ``(task, error)`` that returns one of these words
@@ -124,13 +128,17 @@ class LockedTask(Task):
     lock_key: ClassVar[LockKey] = None
     lock_limit: ClassVar[int] = 1
     lock_ttl: ClassVar[int] = 30
-    lock_timeout: ClassVar[float | None] = 5
+    lock_timeout: ClassVar[float | None] = SLOT_TIMEOUT
+    lock_wait: ClassVar[str | None] = None
     lock_conflict: ClassVar[str | Callable[..., Any]] = "requeue"
     lock_requeue: ClassVar[dict[str, float]] = {}
     lock_lost: ClassVar[str | Callable[..., Any]] = "raise"
     lock_unique: ClassVar[str | None] = None
     lock_unique_ttl: ClassVar[int] = 3600
     lock_duplicate: ClassVar[str] = "coalesce"
+
+    # Celery asks for it in the worker, where requests are received.
+    Strategy = "celery_dflock.strategy:default"
 
     _lock_options: ClassVar[LockOptions]
 
@@ -208,6 +216,7 @@ class LockedTask(Task):
         app_settings: Settings,
     ) -> Any:
         request, run = self.request, policy.run_name(self)
+        handed = policy.take_handed(request)
         lost = _Loss(self, options)
         locks = Locks(
             [
@@ -228,19 +237,22 @@ class LockedTask(Task):
             with unique.carried(self, options, app_settings) as carried:
                 started = time.monotonic()
                 try:
-                    self._acquire(locks)
+                    self._acquire(locks, handed)
                 except LockUnavailableError as error:
                     if app_settings.unavailable != "run":
                         return self._unavailable(error, app_settings, options)
                     logger.warning("task %s[%s] runs unlocked: %s", self.name, request.id, error)
                     return body(*args, **kwargs)
                 except LockNotAcquiredError as error:
+                    if handed and policy.has_lost_place(handed):
+                        policy.requeue(self, error, options.requeue)
                     return self._conflict(error, options)
                 policy.drop_ended_copy(self, locks.keys[0])
                 with firing.once(self, locks.keys[0], app_settings):
                     if carried is not None:
                         carried.begin(options)
-                    held = TaskLock(locks, time.monotonic() - started, current_lock())
+                    waited = time.monotonic() - started + (handed or {}).get("waited", 0.0)
+                    held = TaskLock(locks, waited, current_lock())
                     return self._run(held, lost, body, args, kwargs)
         finally:
             locks.release()
@@ -266,13 +278,16 @@ class LockedTask(Task):
             return options.timeout
         return max(options.timeout, RETRY_PATIENCE)
 
-    def _acquire(self, locks: Locks) -> None:
-        """Wait for the locks.
+    def _acquire(self, locks: Locks, handed: policy.Handed | None) -> None:
+        """Wait for the locks, unless that has been done in the consumer.
 
         Raises:
             LockNotAcquiredError: one was not granted in time.
             LockUnavailableError: no server could be asked.
         """
+        if handed is not None and handed["key"] == locks.keys[0]:
+            self._take_handed(locks, handed)
+            return
         outer = current_lock()
         while outer is not None:
             for key in set(outer.keys).intersection(locks.keys) if outer.held else ():
@@ -293,6 +308,24 @@ class LockedTask(Task):
             seconds = locks.timeout
             why = f"after {seconds} s (lock_timeout) still held" if seconds else "it is held"
             raise LockNotAcquiredError(refused, why, locks.holder(refused))
+
+    def _take_handed(self, locks: Locks, handed: policy.Handed) -> None:
+        """Do what follows from the wait in the consumer."""
+        key, waited = handed["key"], handed["waited"]
+        if "error" in handed:
+            raise LockUnavailableError(key, handed["error"])
+        if handed.get("is_copy"):
+            raise LockNotAcquiredError(key, "it is held", locks.run)
+        if "token" not in handed:
+            why = f"after {waited:.0f} s (lock_timeout) in the consumer still held"
+            raise LockNotAcquiredError(key, why, locks.holder(key))
+        if locks.adopt(handed["token"]):
+            return
+        locks.timeout = 0
+        refused = locks.acquire()
+        if refused is not None:
+            why = "the lock that was handed over by the consumer was lost, and it is held"
+            raise LockNotAcquiredError(key, why, locks.holder(key))
 
     def _waits(self, key: str, holder: Callable[[], str | None]) -> None:
         if logger.isEnabledFor(logging.INFO):
@@ -407,7 +440,8 @@ class _Loss:
 
 
 @signals.worker_init.connect(dispatch_uid="celery_dflock.worker")
-def _begin_worker(**_: Any) -> None:
-    """Load what only workers need: their events, and their answer to ``celery inspect dflock``."""
+def _begin_worker(sender: Any, **_: Any) -> None:
+    """Load what only workers need: their events, their answers, and where their tasks wait."""
     import_module("celery_dflock.events")
     import_module("celery_dflock.control")
+    sender.app.steps["consumer"].add(import_module("celery_dflock.parked").Step)

@@ -25,6 +25,8 @@ from celery_dflock.signals import lock_lost, task_deduplicated, task_requeued, t
 # The environment variables that tell a worker where everything is; also DFLOCK_SERVERS.
 BROKER = "JOBS_BROKER_URL"
 RECORD = "JOBS_RECORD"
+WAIT = "JOBS_WAIT"
+MAX_PARKED = "JOBS_MAX_PARKED"
 VISIBILITY = "JOBS_VISIBILITY"
 """Seconds after which Redis delivers again what a worker has not acknowledged."""
 
@@ -42,6 +44,8 @@ def configure(env: Mapping[str, str]) -> None:
         broker_connection_retry_on_startup=True,
         broker_transport_options={"priority_steps": [0, 3, 6, 9]},
         result_extended=True,
+        dflock_wait=env.get(WAIT, "slot"),
+        dflock_max_parked=int(env.get(MAX_PARKED, "500")),
     )
     if VISIBILITY in env:
         app.conf.broker_transport_options |= {
@@ -258,6 +262,23 @@ late_patient = acked_late("late_patient", lock_timeout=60)
 late_by_twos = acked_late("late_by_twos", lock_limit=2)
 late_untold = acked_late("late_untold", ignore_result=True)
 
+# Tasks that wait in the consumer.
+
+parked = job("parked", lock_wait="consumer", lock_timeout=60)
+parked_short = job("parked_short", lock_wait="consumer", lock_timeout=1, lock_conflict="skip")
+parked_again = job(
+    "parked_again", lock_wait="consumer", lock_timeout=1, lock_requeue={"base": 0.05, "cap": 0.05}
+)
+parked_by_twos = job("parked_by_twos", lock_wait="consumer", lock_timeout=60, lock_limit=2)
+parked_lease = job("parked_lease", lock_wait="consumer", lock_timeout=60, lock_ttl=1)
+parked_late = acked_late("parked_late", lock_wait="consumer", lock_timeout=60)
+parked_two_keys = job(
+    "parked_two_keys", lock_wait="consumer", lock_timeout=60, lock_key=["{key}:b", "{key}:a"]
+)
+parked_strict = job("parked_strict", lock_wait="consumer", lock_timeout=60, lock_conflict="fail")
+parked_slowly = job("parked_slowly", lock_wait="consumer", lock_timeout=60, rate_limit="5/s")
+
+
 told = job(
     "told",
     lock_ttl=1,
@@ -280,8 +301,10 @@ def note_asked(task: Task, kwargs: Mapping[str, Any], **_: Any) -> None:
 
 
 @task_requeued.connect
-def note_requeued(sender: Task, key: str, countdown: float, attempt: int, **_: Any) -> None:
-    note("requeued", sender, key=key, countdown=countdown, attempt=attempt)
+def note_requeued(
+    sender: Task, key: str, reason: str, countdown: float, attempt: int, **_: Any
+) -> None:
+    note("requeued", sender, key=key, reason=reason, countdown=countdown, attempt=attempt)
 
 
 @task_deduplicated.connect

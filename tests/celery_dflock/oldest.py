@@ -81,11 +81,24 @@ def fail() -> None:
     assert len(events(what="asked", key="fail")) == 1, "it was retried"
 
 
+def parked() -> None:
+    with held("parked"):
+        sent = [jobs.parked.delay(key="parked") for _ in range(5)]
+        other = jobs.parked.apply_async((), {"key": "parked-other"}, countdown=0.2)
+        assert other.get(timeout=PATIENCE) == other.id
+        assert not events(what="start", key="parked")
+    assert [r.get(timeout=PATIENCE) for r in sent] == [r.id for r in sent]
+    assert [e["id"] for e in events(what="start", key="parked")] == [r.id for r in sent]
+    slow = [jobs.parked_slowly.delay(key="parked-slowly") for _ in range(3)]
+    assert [r.get(timeout=PATIENCE) for r in slow] == [r.id for r in slow]
+
+
 SCENARIOS: dict[str, Callable[[], None]] = {
     "turns": turns,
     "requeue": requeue,
     "skip": skip,
     "fail": fail,
+    "parked": parked,
 }
 
 

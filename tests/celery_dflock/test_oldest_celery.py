@@ -70,7 +70,7 @@ def test_scenarios(python: str, tmp_path: Path) -> None:
         redis_executable()
     except StageError as error:
         pytest.skip(str(error))
-    scenarios = ["turns", "requeue", "skip", "fail"]
+    scenarios = ["turns", "requeue", "skip", "fail", "parked"]
     with Redis(tmp_path) as redis, LockServer(tmp_path) as locks:
         env = {
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "server")]),

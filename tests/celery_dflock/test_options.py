@@ -48,6 +48,7 @@ def refusal(**options: Any) -> str:
         ("lock_timeout", float("inf"), "seconds from 0, or None"),
         ("lock_timeout", 10**12, "seconds from 0, or None"),
         ("lock_timeout", False, "seconds from 0, or None"),
+        ("lock_wait", "consumers", "one of slot, consumer (did you mean consumer?)"),
         ("lock_unique", "until_done", "one of until_executing, until_executed, until_expired"),
         ("lock_unique", "until_execute", "(did you mean until_executed?)"),
         ("lock_unique", True, "one of until_executing, until_executed, until_expired"),
@@ -146,6 +147,13 @@ def test_good_options() -> None:
     assert bind("fraction", lock_timeout=0.5)._lock_options.timeout == 0.5
 
 
+def test_the_time_to_wait_that_nobody_has_chosen_depends_on_where() -> None:
+    unchosen = bind("unchosen", lock_wait="consumer")._lock_options
+    assert (unchosen.timeout, unchosen.queue_timeout) == (5, 1500)
+    chosen = bind("chosen", lock_wait="consumer", lock_timeout=5)._lock_options
+    assert (chosen.timeout, chosen.queue_timeout) == (5, 5)
+
+
 def test_annotations_are_checked_too() -> None:
     annotated = Celery("annotated", set_as_current=False)
     annotated.conf.task_annotations = {"annotated": {"lock_ttl": "long"}}
@@ -228,6 +236,8 @@ def test_arguments_that_make_no_json() -> None:
         ("dflock_servers", ["one", "one:6388"], "names one server twice"),
         ("dflock_unavailable", "skip", "'skip': give one of requeue, fail, run"),
         ("dflock_enabled", "no", "'no': give True or False"),
+        ("dflock_wait", "queue", "'queue': give one of slot, consumer"),
+        ("dflock_max_parked", -1, "-1: give a whole number from 0"),
         ("dflock_key_prefix", "my app:", "'my app:': give text without white space"),
         ("dflock_key_prefix", "a\nb", "give text without white space"),
         ("dflock_key_prefix", 5, "5: give text"),

@@ -1,0 +1,426 @@
+"""Tasks that wait for their locks in the consumer, and take up no slot of the worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery, chain, chord
+from celery.result import AsyncResult
+
+from celery_dflock import Skipped
+from examples.demo.stage import LockServer, Redis, Worker
+from tests.celery_dflock import jobs
+from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster
+
+SLOTS = 2
+
+
+@pytest.fixture(scope="module")
+def server(cluster: Cluster) -> Iterator[LockServer]:
+    with LockServer(cluster.directory, name="parking-locks") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def worker(cluster: Cluster) -> Iterator[Worker]:
+    with cluster.worker("parking") as worker:
+        worker.wait_ready()
+        yield worker
+
+
+def ids(sent: list[AsyncResult]) -> list[str]:
+    return [each.id for each in sent]
+
+
+def turns(cluster: Cluster, key: str, sent: list[AsyncResult]) -> list[int]:
+    """In which order they ran: 0, 1, 2, ... is that in which they were sent."""
+    order = ids(sent)
+    return [order.index(each) for each in started(cluster, key)]
+
+
+def started(cluster: Cluster, key: str) -> list[str]:
+    return [event["id"] for event in cluster.events(what="start", key=key)]
+
+
+def wait_started(cluster: Cluster, key: str, number: int) -> None:
+    cluster.wait(lambda: len(started(cluster, key)) >= number or None, f"{number} tasks on {key}")
+
+
+def prefetch_count(worker: Worker) -> int:
+    [stats] = jobs.app.control.inspect([f"{worker.name}@{os.uname().nodename}"]).stats().values()
+    return int(stats["prefetch_count"])
+
+
+def test_those_who_wait_take_no_slot_and_run_in_order(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    """More of them than slots, and than the worker would prefetch."""
+    number = 5 * SLOTS
+    before = prefetch_count(worker)
+    with cluster.lock(key):
+        sent = [cluster.send(jobs.parked, key, queue=worker.name) for _ in range(number)]
+        cluster.wait_waiters(key, number)
+        others = [
+            cluster.send(jobs.patient, f"{key}-{n}", queue=worker.name) for n in range(number)
+        ]
+        assert [each.get(timeout=PATIENCE) for each in others] == ids(others)
+        assert prefetch_count(worker) == before + number
+        assert not started(cluster, key)
+    assert [each.get(timeout=PATIENCE) for each in sent] == ids(sent)
+    assert turns(cluster, key, sent) == list(range(len(sent)))
+    starts = cluster.events(what="start", key=key)
+    assert starts == sorted(starts, key=lambda event: event["at"])
+    assert all(event["waited"] > 0 for event in starts)
+    assert all(event["held"] for event in cluster.events(what="end", key=key))
+    cluster.wait_free(key)
+    assert prefetch_count(worker) == before
+
+
+def test_inspect_lists_them(cluster: Cluster, worker: Worker, key: str) -> None:
+    with cluster.lock(key):
+        sent = []
+        for number in (1, 2):
+            sent.append(cluster.send(jobs.parked, key, queue=worker.name))
+            cluster.wait_waiters(key, number)
+        [rows] = jobs.app.control.broadcast(
+            "dflock", reply=True, destination=[f"{worker.name}@{os.uname().nodename}"], timeout=5
+        )
+    [answer] = rows.values()
+    ours = [row for row in answer if row.get("key") == key]
+    assert [(row["id"], row["state"], row["place"]) for row in ours] == [
+        (each.id, "waits", place) for place, each in enumerate(sent, 1)
+    ]
+    assert [each.get(timeout=PATIENCE) for each in sent] == ids(sent)
+
+
+def test_a_child_that_dies_frees_the_lock_at_once(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    with cluster.lock(key):
+        dying = cluster.send(jobs.parked, key, then="exit", queue=worker.name)
+        cluster.wait_waiters(key, 1)
+        after = cluster.send(jobs.parked, key, queue=worker.name)
+        cluster.wait_waiters(key, 2)
+    assert after.get(timeout=PATIENCE) == after.id
+    end, start = cluster.wait_event("start", dying), cluster.wait_event("start", after)
+    assert start["at"] - end["at"] < PROMPT
+
+
+def test_time_limits_do_not_count_the_wait(cluster: Cluster, worker: Worker, key: str) -> None:
+    with cluster.lock(key):
+        sent = cluster.send(jobs.parked, key, queue=worker.name, soft_time_limit=1, time_limit=2)
+        cluster.wait_waiters(key, 1)
+        received = time.monotonic()
+        cluster.wait(lambda: time.monotonic() > received + 2.2 or None, "the time limits")
+    assert sent.get(timeout=PATIENCE) == sent.id
+
+
+def test_after_its_time_the_conflict_decides(cluster: Cluster, worker: Worker, key: str) -> None:
+    with cluster.lock(key):
+        skipped = cluster.send(jobs.parked_short, key, queue=worker.name)
+        again = cluster.send(jobs.parked_again, key, queue=worker.name)
+        result = Skipped.of(skipped.get(timeout=PATIENCE))
+        assert result is not None
+        assert (result.key, result.task_id) == (key, skipped.id)
+        requeued = cluster.wait_event("requeued", again)
+        assert requeued["attempt"] == 1
+        cluster.wait_waiters(key, 1)
+    assert again.get(timeout=PATIENCE) == again.id
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+def test_who_will_not_run_leaves_the_queue(
+    cluster: Cluster, worker: Worker, key: str, how: str
+) -> None:
+    expires = {"expires": 1} if how == "expired" else {}
+    with cluster.lock(key):
+        gone = cluster.send(jobs.parked, key, queue=worker.name, **expires)
+        cluster.wait_waiters(key, 1)
+        after = cluster.send(jobs.parked, key, queue=worker.name)
+        cluster.wait_waiters(key, 2)
+        if how == "revoked":
+            jobs.app.control.revoke(gone.id)
+        cluster.wait_waiters(key, 1)
+        cluster.wait(lambda: gone.state == "REVOKED" or None, "the state")
+    assert after.get(timeout=PATIENCE) == after.id
+    assert started(cluster, key) == [after.id]
+
+
+def test_a_grant_waits_for_a_slot_and_is_given_back_if_revoked(
+    cluster: Cluster, worker: Worker, key: str, tmp_path: Path
+) -> None:
+    """The lock is renewed meanwhile, longer than its lease."""
+    gate = tmp_path / "gate"
+    busy = [
+        cluster.send(jobs.plain, f"{key}-busy", gate=str(gate), queue=worker.name)
+        for _ in range(SLOTS)
+    ]
+    wait_started(cluster, f"{key}-busy", SLOTS)
+    granted_at = time.monotonic()
+    first, second = (
+        cluster.send(jobs.parked_lease, key, seconds=1.2, queue=worker.name) for _ in range(2)
+    )
+    cluster.wait_waiters(key, 1)  # the second; the first holds the lock
+    lease_is_over = granted_at + 2.5 * jobs.parked_lease.lock_ttl
+    cluster.wait(lambda: time.monotonic() > lease_is_over or None, "the lease")
+    cluster.wait_waiters(key, 1)
+
+    jobs.app.control.revoke(first.id)
+    gate.touch()
+    assert second.get(timeout=PATIENCE) == second.id
+    assert started(cluster, key) == [second.id]
+    assert cluster.wait_event("end", second)["held"]
+    assert [each.get(timeout=PATIENCE) for each in busy] == ids(busy)
+    cluster.wait_free(key)
+    assert "is lost" not in worker.log_text(), "the consumer thought that it was still its lock"
+
+
+def test_a_grant_that_is_lost_on_its_way_is_asked_for_again(
+    cluster: Cluster, worker: Worker, key: str, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    busy = [
+        cluster.send(jobs.plain, f"{key}-busy", gate=str(gate), queue=worker.name)
+        for _ in range(SLOTS)
+    ]
+    wait_started(cluster, f"{key}-busy", SLOTS)
+    sent = cluster.send(jobs.parked_strict, key, queue=worker.name)
+    cluster.wait_waiters(key, 0)
+    other = cluster.lock(key)
+    [holder] = other.inspect()["holders"]
+    assert other.evict(holder["fence"])
+    with other:
+        gate.touch()
+        assert "was lost" in cluster.wait_event("requeued", sent)["reason"]
+        cluster.wait_waiters(key, 1)
+        assert not started(cluster, key)
+    assert sent.get(timeout=PATIENCE) == sent.id
+    assert [each.get(timeout=PATIENCE) for each in busy] == ids(busy)
+
+
+def test_eta_and_rate_limit_come_first(cluster: Cluster, worker: Worker, key: str) -> None:
+    with cluster.lock(key):
+        later = cluster.send(jobs.parked, key, queue=worker.name, countdown=1)
+        cluster.wait(
+            lambda: f"parked[{later.id}] received" in worker.log_text() or None, "its arrival"
+        )
+        sooner = cluster.send(jobs.parked, key, queue=worker.name)
+        cluster.wait_waiters(key, 1)
+        worker.wait_log(f"parked[{later.id}] waits for lock {key!r} in the consumer")
+    assert [each.get(timeout=PATIENCE) for each in (sooner, later)] == [sooner.id, later.id]
+    assert started(cluster, key) == [sooner.id, later.id]
+
+    with cluster.lock(key):
+        slow = [cluster.send(jobs.parked_slowly, key, queue=worker.name) for _ in range(4)]
+        worker.wait_log(f"parked_slowly[{slow[0].id}] waits for lock {key!r} in the consumer")
+    assert [each.get(timeout=PATIENCE) for each in slow] == ids(slow)
+
+
+def test_a_retry_waits_again(cluster: Cluster, worker: Worker, key: str) -> None:
+    with cluster.lock(key):
+        retried = cluster.send(jobs.parked, key, then="retry once", queue=worker.name)
+        cluster.wait_waiters(key, 1)
+        other = cluster.send(jobs.parked, key, queue=worker.name)
+        cluster.wait_waiters(key, 2)
+    assert retried.get(timeout=PATIENCE) == 1
+    assert other.get(timeout=PATIENCE) == other.id
+    retries = [event["retries"] for event in cluster.events(what="start", key=key, id=retried.id)]
+    assert retries == [0, 1]
+    assert not cluster.events(what="requeued", key=key)
+
+
+def test_semaphores_wait_so_and_several_keys_do_not(
+    cluster: Cluster, worker: Worker, key: str, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    sent = [
+        cluster.send(jobs.parked_by_twos, key, gate=str(gate), queue=worker.name) for _ in range(2)
+    ]
+    wait_started(cluster, key, 2)
+    third = cluster.send(jobs.parked_by_twos, key, queue=worker.name)
+    cluster.wait(
+        lambda: f"parked_by_twos[{third.id}] waits" in worker.log_text() or None, "its wait"
+    )
+    gate.touch()
+    assert [each.get(timeout=PATIENCE) for each in (*sent, third)] == ids([*sent, third])
+
+    with cluster.lock(f"{key}:b"):
+        both = cluster.send(jobs.parked_two_keys, key, queue=worker.name)
+        cluster.wait_event("asked", both)
+    assert both.get(timeout=PATIENCE) == both.id
+
+
+def test_one_call_can_ask_for_it(cluster: Cluster, worker: Worker, key: str) -> None:
+    """And what keeps others like it from being sent goes along."""
+    options = {"queue": worker.name, "headers": {"dflock": {"lock_wait": "consumer"}}}
+    with cluster.lock(key):
+        sent = cluster.send(jobs.unique_patient, key, **options)
+        worker.wait_log(f"unique_patient[{sent.id}] waits for lock {key!r} in the consumer")
+        assert cluster.send(jobs.unique_patient, key, **options).id == sent.id
+    assert sent.get(timeout=PATIENCE) == sent.id
+    again = cluster.send(jobs.unique_patient, key, **options)
+    assert again.id != sent.id
+    assert again.get(timeout=PATIENCE) == again.id
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.timeout(600)
+def test_chords_and_chains(cluster: Cluster, worker: Worker, key: str, rounds: int) -> None:
+    options: dict[str, Any] = {"queue": worker.name}
+    step = jobs.parked.si(key=key).set(**options)
+    for _ in range(rounds):
+        members = [step.clone() for _ in range(4)]
+        body = jobs.collect.s(key=key).set(**options)
+        results = chord(members)(body).get(timeout=PATIENCE)
+        assert len(set(results)) == 4
+        assert chain(step.clone(), step.clone(), step.clone())().get(timeout=PATIENCE)
+
+
+def test_an_app_can_ask_for_it_and_bound_it(cluster: Cluster, key: str) -> None:
+    env = {jobs.WAIT: "consumer", jobs.MAX_PARKED: "3"}
+    with cluster.worker("bounded", env=env) as worker, cluster.lock(key):
+        worker.wait_ready()
+        for _ in range(10):
+            cluster.send(jobs.patient, key, queue=worker.name)
+        cluster.wait_waiters(key, SLOTS + 3)
+        assert prefetch_count(worker) == SLOTS + 3
+
+
+@pytest.mark.parametrize(
+    "how", [signal.SIGTERM, pytest.param(signal.SIGQUIT, marks=pytest.mark.soak), signal.SIGKILL]
+)
+def test_a_worker_that_ends(cluster: Cluster, key: str, how: signal.Signals) -> None:
+    """Its tasks go to another at once, in their order. After a kill Redis keeps them for a while.
+
+    One can come late: that which the worker was about to receive again, for it listens until its end.
+    """
+    queue = f"ending-{how.name}".lower()
+    held = cluster.lock(key)
+    with cluster.worker(queue) as worker, held:
+        worker.wait_ready()
+        sent = [cluster.send(jobs.parked, key, queue=queue) for _ in range(6)]
+        cluster.wait_waiters(key, 6)
+        os.kill(worker.pid, how)
+        cluster.wait_waiters(key, 0)
+        cluster.wait(lambda: not worker.running or None, "the end of the worker")
+        if how is signal.SIGKILL:
+            return
+        assert "6 tasks that waited in the consumer" in worker.log_text()
+        with cluster.worker(f"{queue}-next", queues=queue):
+            cluster.wait_waiters(key, 6)
+            assert not started(cluster, key)
+            held.release()
+            assert [each.get(timeout=PATIENCE) for each in sent] == ids(sent)
+    order = turns(cluster, key, sent)
+    assert sorted(order) == list(range(6))
+    assert any(order[:n] + order[n + 1 :] == sorted(order[:n] + order[n + 1 :]) for n in range(6))
+
+
+def test_a_broker_connection_that_breaks(cluster: Cluster, key: str, tmp_path: Path) -> None:
+    """The places are left, the messages come again, and each runs once."""
+    held = cluster.lock(key)
+    with Redis(tmp_path, name="frail") as frail, Celery(broker=frail.url) as sender:
+        env = {jobs.BROKER: frail.url}
+        with cluster.worker("cut-off", env=env) as worker, held:
+            worker.wait_ready()
+            sent = [
+                sender.send_task("parked", kwargs={"key": key}, queue="cut-off") for _ in range(4)
+            ]
+            cluster.wait_waiters(key, 4)
+            with redis.Redis(unix_socket_path=str(frail.socket)) as client:
+                client.client_kill_filter(_type="normal", skipme=True)
+            worker.wait_log("4 tasks that waited in the consumer")
+            cluster.wait_waiters(key, 4)
+            held.release()
+            wait_started(cluster, key, 4)
+            cluster.wait_free(key)
+    assert sorted(started(cluster, key)) == sorted(ids(sent))
+
+
+def test_a_worker_that_is_stopped_queues_again(cluster: Cluster, key: str) -> None:
+    """Its grant ends with the lease, and somebody else has the lock when it goes on."""
+    held, other = cluster.lock(key), cluster.lock(key, timeout=PATIENCE)
+    with cluster.worker("stopped") as worker, held:
+        worker.wait_ready()
+        sent = cluster.send(jobs.parked_lease, key, queue="stopped")
+        cluster.wait_waiters(key, 1)
+        os.kill(worker.pid, signal.SIGSTOP)
+        try:
+            held.release()
+            assert other.acquire()
+        finally:
+            os.kill(worker.pid, signal.SIGCONT)
+        cluster.wait_waiters(key, 1)
+        assert not started(cluster, key)
+        other.release()
+        assert sent.get(timeout=PATIENCE) == sent.id
+    assert started(cluster, key) == [sent.id]
+
+
+@pytest.mark.parametrize("away", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_a_lock_server_that_ends(
+    cluster: Cluster, server: LockServer, key: str, away: bool
+) -> None:
+    """Restarted, it is waited at again in the order of before. Else the tasks are sent again."""
+    held = cluster.lock(key, server)
+    name = f"restarting-{away}".lower()
+    with cluster.worker(name, servers=server.address) as worker, held:
+        worker.wait_ready()
+        sent = [cluster.send(jobs.parked, key, queue=name) for _ in range(5)]
+        cluster.wait_waiters(key, 5, server)
+        server.kill()
+        if away:
+            for each in sent:
+                cluster.wait_event("requeued", each)
+        server.start()
+        assert [each.get(timeout=PATIENCE) for each in sent] == ids(sent)
+    if not away:
+        assert turns(cluster, key, sent) == list(range(len(sent)))
+        assert not cluster.events(what="requeued", key=key)
+
+
+def test_a_copy_does_not_run_beside_its_message_or_after_it(cluster: Cluster, key: str) -> None:
+    """The message waits for longer than the broker waits for its acknowledgement."""
+    held = cluster.lock(key)
+    with (
+        cluster.worker("forgotten", env={jobs.VISIBILITY: "1"}) as worker,
+        held,
+    ):
+        worker.wait_ready()
+        sent = cluster.send(jobs.parked_late, key, queue="forgotten")
+        cluster.wait_waiters(key, 1)
+        worker.wait_log("was delivered again while it runs")
+        cluster.wait_waiters(key, 1)
+        held.release()
+        assert sent.get(timeout=PATIENCE) == sent.id
+        cluster.wait_event("deduplicated", sent)
+    assert started(cluster, key) == [sent.id]
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        "threads",
+        "gevent",
+        *(pytest.param(pool, marks=pytest.mark.soak) for pool in ("solo", "eventlet")),
+    ],
+)
+def test_other_pools(cluster: Cluster, key: str, pool: str) -> None:
+    name = f"parking-{pool}"
+    with cluster.worker(name, pool=pool) as worker:
+        worker.wait_ready()
+        with cluster.lock(key):
+            sent = [cluster.send(jobs.parked, key, queue=name) for _ in range(5)]
+            cluster.wait_waiters(key, 5)
+            other = cluster.send(jobs.patient, f"{key}-other", queue=name)
+            assert other.get(timeout=PATIENCE) == other.id
+        assert [each.get(timeout=PATIENCE) for each in sent] == ids(sent)
+        cluster.wait_free(key)
+    assert turns(cluster, key, sent) == list(range(len(sent)))
