@@ -1,0 +1,256 @@
+"""What servers hold, asked of all of them at once and again and again."""
+
+from __future__ import annotations
+
+import heapq
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from dflockd.address import Seeds, Servers
+from dflockd.admin import Inquiry
+from dflockd.errors import DflockdError, MovedError, RecoveringError
+
+DEPTH = 100
+"""Keys of each server that are looked at closely: more than fit a screen."""
+
+T = TypeVar("T")
+
+Rank: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A key, as its server described it; times in seconds.
+
+    Attributes:
+        limit: of a semaphore, else 1.
+        holders: how many hold it.
+        label: of who has held it longest.
+        held_s: for how long, ``inf`` while that is not known.
+        lease_s: its lease when it was last granted or renewed; 0 while that is not known.
+        left_s: what was left of it.
+    """
+
+    server: str
+    key: str
+    limit: int
+    holders: int
+    waiters: int
+    label: str = ""
+    held_s: float = inf
+    lease_s: float = 0.0
+    left_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one server said, or why it did not.
+
+    Attributes:
+        asked_at: monotonic time.
+        rows: the first keys in the order that was asked for.
+        keys: how many it has.
+        waiters: how many wait for those that it lists.
+        error: one line; the rest is empty then.
+    """
+
+    server: str
+    asked_at: float
+    rows: Sequence[Row] = ()
+    keys: int = 0
+    waiters: int = 0
+    connections: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """How many shards each server of a cluster has; `unserved` have none at the moment."""
+
+    servers: Mapping[str, int]
+    unserved: int = 0
+    error: str = ""
+
+
+SORTS: dict[str, Callable[[Row], Rank]] = {
+    "waiters": lambda row: (-row.waiters, -row.held_s, row.key, row.limit),
+    "age": lambda row: (-row.held_s, row.key, row.limit),
+    "key": lambda row: (row.key, row.limit),
+}
+"""In what order keys can be listed: the longest queue, the oldest holder, or their names first."""
+
+
+def ask(inquiry: Inquiry, sort: Callable[[], str], depth: int = DEPTH) -> Report:
+    """Ask one server for its first keys in this order."""
+    now = time.monotonic()
+    try:
+        stats = inquiry.stats()
+        found = list(_listed(inquiry.server, stats))
+        first = heapq.nsmallest(depth, found, SORTS[sort()])
+        return Report(
+            inquiry.server,
+            now,
+            [close for row in first if (close := _looked_at(inquiry, row)) is not None],
+            len(found) + stats.get("omitted", 0),
+            sum(row.waiters for row in found),
+            stats["connections"],
+        )
+    except DflockdError as exc:
+        return Report(inquiry.server, now, error=str(exc))
+    except (KeyError, TypeError, ValueError) as exc:
+        error = f"lock server {inquiry.server}: what it says cannot be read: {exc!r}"
+        return Report(inquiry.server, now, error=error)
+
+
+def _listed(server: str, stats: Mapping[str, Any]) -> Iterator[Row]:
+    for lock in stats["locks"]:
+        held = lock["held_s"]
+        yield Row(server, lock["key"], 1, 1, lock["waiters"], lock["label"], held)
+    for each in stats["semaphores"]:
+        yield Row(server, each["key"], each["limit"], each["holders"], each["waiters"])
+
+
+def _looked_at(inquiry: Inquiry, row: Row) -> Row | None:
+    """Return the row with its oldest holder; ``None`` if the key is free, or not here, by now."""
+    try:
+        report = inquiry.inspect(row.key, semaphore=row.limit != 1)
+    except (MovedError, RecoveringError):
+        return None
+    holders, waiters = report["holders"], len(report["waiters"])
+    if not holders:
+        # Without a holder while grants are withheld from those who wait.
+        return replace(row, holders=0, waiters=waiters, label="", held_s=0.0) if waiters else None
+    oldest = max(holders, key=lambda holder: holder["held_s"])
+    return replace(
+        row,
+        holders=len(holders) + (row.holders - len(holders) if report["omitted"] else 0),
+        waiters=row.waiters if report["omitted"] else waiters,
+        label=oldest["label"],
+        held_s=oldest["held_s"],
+        lease_s=oldest["lease_s"],
+        left_s=oldest["lease_expires_in_s"],
+    )
+
+
+class Survey:
+    """All servers, each asked by a thread of its own, so that none waits for one that is away.
+
+    Args:
+        servers: a list, or some servers of a cluster; its others are found, also later.
+        interval: seconds from an answer to the next question.
+        sort: one of `SORTS`, for what to look at closely; can be changed.
+        auth_token: the servers' shared secret.
+        ssl_context: for servers that speak TLS.
+
+    Raises:
+        InvalidArgumentError: the token cannot be one.
+    """
+
+    def __init__(
+        self,
+        servers: Servers,
+        interval: float,
+        sort: str = "waiters",
+        auth_token: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.sort = sort
+        self._interval = interval
+        self._inquiry = partial(Inquiry, auth_token=auth_token, ssl_context=ssl_context)
+        self._asked: dict[str, _Repeated[Report]] = {}
+        self._seeds = list(map(str, servers))
+        self._roster: _Repeated[Shards] | None = None
+        self._inquiry(self._seeds[0])  # checks the token
+        if isinstance(servers, Seeds):
+            self._roster = _Repeated(self._find, interval)
+        else:
+            self._follow(self._seeds)
+
+    def close(self) -> None:
+        """Ask nobody any more."""
+        self._follow([])
+        if self._roster is not None:
+            self._roster.stop()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until everybody has answered once, but no longer than so many seconds."""
+        until = time.monotonic() + seconds
+        if self._roster is not None:
+            self._roster.answered.wait(seconds)
+            self.shards()
+        for asked in self._asked.values():
+            asked.answered.wait(max(0.0, until - time.monotonic()))
+
+    def shards(self) -> Shards | None:
+        """Return who is in the cluster; ``None`` without one, or while that is not known."""
+        shards = self._roster.latest if self._roster is not None else None
+        if shards is not None and shards.servers:
+            self._follow(list(shards.servers))
+        return shards
+
+    def reports(self) -> list[Report]:
+        """Return what each server said last, those that never said anything aside."""
+        found = (asked.latest for asked in self._asked.values())
+        return [report for report in found if report is not None]
+
+    def _follow(self, servers: Sequence[str]) -> None:
+        for gone in self._asked.keys() - set(servers):
+            self._asked.pop(gone).stop()
+        for server in servers:
+            if server not in self._asked:
+                inquiry = self._inquiry(server)
+                work = partial(ask, inquiry, lambda: self.sort)
+                self._asked[server] = _Repeated(work, self._interval, inquiry.close)
+
+    def _find(self) -> Shards:
+        """Ask which servers there are; whoever of them answers first knows."""
+        error = ""
+        for server in dict.fromkeys([*self._asked, *self._seeds]):
+            inquiry = self._inquiry(server)
+            try:
+                report = inquiry.shards()
+            except DflockdError as exc:
+                error = error or str(exc)
+                continue
+            finally:
+                inquiry.close()
+            counts = Counter(report.shards)
+            each = {str(address): counts[index] for index, address in enumerate(report.servers)}
+            return Shards(each, counts[-1])
+        return Shards({}, error=error)
+
+
+class _Repeated(Generic[T]):
+    """Something that is done again and again on a thread of its own, and what came of it last."""
+
+    def __init__(
+        self,
+        work: Callable[[], T],
+        interval: float,
+        at_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.latest: T | None = None
+        self.answered = threading.Event()
+        self._stopped = threading.Event()
+        # The end of the process does not wait for a server that is away.
+        self._thread = threading.Thread(
+            target=self._run, args=(work, interval, at_end), name="dflockd-top", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self, work: Callable[[], T], interval: float, at_end: Callable[[], None]) -> None:
+        while not self._stopped.is_set():
+            self.latest = work()
+            self.answered.set()
+            self._stopped.wait(interval)
+        at_end()
