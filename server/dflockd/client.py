@@ -201,7 +201,7 @@ class DistributedLock(LockBase):
         secret = check_token(token, self.key)
         await self._check_free()
         grant, connection = await self._begin(
-            lambda target, _: operations.renew(target, secret, target.lease), ANSWER_PATIENCE
+            lambda target, _: operations.confirm(target, secret, target.lease), ANSWER_PATIENCE
         )
         if grant is None:
             aio.pool().give(self._route, connection)

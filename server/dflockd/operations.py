@@ -19,6 +19,7 @@ from dflockd.wire import (
     MAX_SECONDS,
     Acquire,
     Auth,
+    Confirm,
     Detach,
     Enqueue,
     Enqueued,
@@ -192,6 +193,16 @@ def renew(target: Target, token: bytes, lease: int | None) -> Operation[Grant | 
     return read_renewal(target, token, (yield _with_ahead(exchange, target)))
 
 
+def confirm(target: Target, token: bytes, lease: int | None) -> Operation[Grant | None]:
+    """Start the lease anew of a slot that may be held no more; ``None`` if it is not.
+
+    As `renew`, but it never brings back what a server has forgotten: for those who have not renewed
+    it themselves all the time, so that others may have come after it.
+    """
+    exchange = Exchange(_confirmation_request(target, token, lease), REPLY_PATIENCE)
+    return read_renewal(target, token, (yield _with_ahead(exchange, target)))
+
+
 def detach(target: Target, token: bytes, lease: int) -> Operation[bool]:
     """Start the lease anew and let the hold outlive this connection, whose it is no more.
 
@@ -210,6 +221,10 @@ def detach(target: Target, token: bytes, lease: int) -> Operation[bool]:
 def renewal_request(target: Target, token: bytes, lease: int | None) -> bytes:
     """Return the bytes of a renewal, for those who wait for its answer in their own way."""
     return encode_request(Renew(target.space, target.key, token, lease))
+
+
+def _confirmation_request(target: Target, token: bytes, lease: int | None) -> bytes:
+    return encode_request(Confirm(target.space, target.key, token, lease))
 
 
 def read_renewal(target: Target, token: bytes, answer: Answer) -> Grant | None:
@@ -377,8 +392,11 @@ def _confirmed_elsewhere(target: Target) -> Operation[Grant | None]:
 
 
 def _confirmation(target: Target, granted: Granted) -> Operation[Grant | None]:
+    # Published servers do not know the better request. They bring nothing back either.
+    is_in_cluster = target.progress is not None
+    make_request = _confirmation_request if is_in_cluster else renewal_request
     while True:
-        request = renewal_request(target, granted.token, granted.lease)
+        request = make_request(target, granted.token, granted.lease)
         answer = yield Exchange(request, REPLY_PATIENCE)
         grant = read_renewal(target, granted.token, answer)
         if grant is None or answer.received < grant.deadline:

@@ -205,7 +205,7 @@ class DistributedLock(LockBase):
         self._check_free()
         try:
             grant = self._begin(
-                lambda target, _: operations.renew(target, secret, target.lease), ANSWER_PATIENCE
+                lambda target, _: operations.confirm(target, secret, target.lease), ANSWER_PATIENCE
             )
             return self._settle(grant)
         except BaseException:

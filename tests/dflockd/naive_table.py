@@ -239,10 +239,15 @@ class NaiveTable:
             self._answer(peer, "ok")
             self._end(hold)
 
-    def renew(self, peer: int, name: Name, token: bytes, lease: int | None) -> None:
+    def confirm(self, peer: int, name: Name, token: bytes, lease: int | None) -> None:
+        self.renew(peer, name, token, lease, brings_back=False)
+
+    def renew(
+        self, peer: int, name: Name, token: bytes, lease: int | None, *, brings_back: bool = True
+    ) -> None:
         hold = self._by_token(name, token)
         span = self._lease(lease)
-        if hold is None and span <= self.limits.max_lease:
+        if hold is None and span <= self.limits.max_lease and brings_back:
             hold = self._brought_back(name, token)
         if hold is None or span > self.limits.max_lease:
             self._answer(peer, "error")

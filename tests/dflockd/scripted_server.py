@@ -14,6 +14,7 @@ from dflockd.shards import get_shard_id
 from dflockd.wire import (
     Acquire,
     Auth,
+    Confirm,
     Granted,
     Label,
     Moved,
@@ -157,6 +158,7 @@ def renewed(request: Any) -> Renewed:
 _DEFAULTS: dict[type, Any] = {
     Acquire: grant,
     Renew: renewed,
+    Confirm: renewed,
     Release: Status.OK,
     Label: Status.OK,
     Auth: Status.OK,

@@ -19,6 +19,7 @@ from dflockd import errors, sync_client
 from dflockd.shards import get_shard_id
 from dflockd.wire import (
     Acquire,
+    Confirm,
     Detach,
     Enqueue,
     Evict,
@@ -343,11 +344,11 @@ async def test_a_grant_that_moves_before_it_is_confirmed(
         return grant(request)
 
     first.script(Acquire, late)
-    first.script(Renew, cluster.moved(KEY, 1))
+    first.script(Confirm, cluster.moved(KEY, 1))
     lock = make(lease_ttl_s=1)
     assert await lock.acquire() is True
     assert lock.server == str(second)
-    assert first.asked(Renew)[0].token == second.asked(Renew)[0].token == lock.token.encode()
+    assert first.asked(Confirm)[0].token == second.asked(Confirm)[0].token == lock.token.encode()
     assert second.asked(Acquire) == []
     assert await lock.release() is True
 
@@ -713,14 +714,14 @@ async def test_detach_and_adopt_follow(make: Callable[..., Any], cluster: Script
     first, second = cluster.servers
     first.script(Detach, Recovering(20), cluster.moved(KEY, 1, epoch=8))
     second.script(Detach, Renewed(60))
-    second.script(Renew, cluster.moved(KEY, 0, epoch=9))
+    second.script(Confirm, cluster.moved(KEY, 0, epoch=9))
     lock = make(acquire_timeout_s=0)
     await lock.acquire()
     token = lock.token
     assert await lock.detach(60) == token
     assert not lock.held
     other = make(acquire_timeout_s=0)
-    first.script(Renew, Recovering(20), Renewed(33))
+    first.script(Confirm, Recovering(20), Renewed(33))
     assert await other.adopt(token) is True
     assert other.held
     assert await other.release() is True

@@ -21,6 +21,7 @@ from dflockd.table import Effect, Kept, Limits, LockTable, Mint, Peer, report
 from dflockd.wire import (
     Acquire,
     Barrier,
+    Confirm,
     Detach,
     Enqueue,
     Enqueued,
@@ -144,7 +145,7 @@ class TableMachine(RuleBasedStateMachine):
         if peer is None:
             return
         self.model.advance()
-        if self.model.draining and method not in ("release", "renew"):
+        if self.model.draining and method not in ("release", "renew", "confirm"):
             self.model.say(peer.id, "error_draining")
         else:
             getattr(self.model, method)(peer.id, *arguments)
@@ -210,10 +211,11 @@ class TableMachine(RuleBasedStateMachine):
         name, token = self.live_token(which)
         self.ask(choice, Release(Space(name[0]), name[1], token), "release", name, token)
 
-    @rule(choice=numbers, which=numbers, lease=leases)
-    def renew(self, choice: int, which: int, lease: int | None) -> None:
+    @rule(choice=numbers, which=numbers, lease=leases, confirms=st.booleans())
+    def renew(self, choice: int, which: int, lease: int | None, confirms: bool) -> None:
         name, token = self.live_token(which)
-        self.ask(choice, Renew(Space(name[0]), name[1], token, lease), "renew", name, token, lease)
+        request = (Confirm if confirms else Renew)(Space(name[0]), name[1], token, lease)
+        self.ask(choice, request, "confirm" if confirms else "renew", name, token, lease)
 
     @rule(choice=numbers, which=numbers, lease=leases)
     def detach(self, choice: int, which: int, lease: int | None) -> None:
@@ -232,6 +234,12 @@ class TableMachine(RuleBasedStateMachine):
         else:
             request = Renew(Space(name[0]), name[1], token, None)
             self.ask(choice, request, "renew", name, token, None)
+
+    @rule(choice=numbers, which=numbers)
+    def confirm_what_may_be_forgotten(self, choice: int, which: int) -> None:
+        name, token = self.seen[which % len(self.seen)] if self.seen else ((0, b"a"), b"0" * 32)
+        request = Confirm(Space(name[0]), name[1], token, None)
+        self.ask(choice, request, "confirm", name, token, None)
 
     @rule(choice=numbers, which=numbers, lease=leases, release=st.booleans())
     def old_token(self, choice: int, which: int, lease: int | None, release: bool) -> None:
@@ -390,7 +398,7 @@ class TableMachine(RuleBasedStateMachine):
             for choice in range(len(self.peers)):
                 self.acquire(choice, (0, b"a"), 0, 5, None)
                 self.enqueue(choice, (1, b"a"), 0, None)
-                self.renew(choice, choice, None)
+                self.renew(choice, choice, None, choice % 2 == 0)
                 self.release(choice, choice)
             self.state_is_the_same()
         while self.peers:

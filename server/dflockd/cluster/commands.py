@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NoReturn, TypeAlias
 
-from dflockd.errors import InvalidArgumentError
-from dflockd.shards import NUM_SHARDS, Cluster, ShardMapping, Store, StoreError, get_shard_id
+from dflockd.errors import InvalidArgumentError, RemoteError
+from dflockd.shards import NUM_SHARDS, Cluster, ShardMapping, Store, get_shard_id
 
 MOVE_PATIENCE = 60.0
 """Seconds that a move is waited for."""
@@ -87,7 +87,7 @@ async def run(store: Store, prefix: str, parsed: argparse.Namespace) -> None:
     """
     try:
         await parsed.command(Cluster(store, "dflockd-cluster-command", prefix=prefix), parsed)
-    except (StoreError, InvalidArgumentError) as exc:
+    except (RemoteError, InvalidArgumentError) as exc:
         raise CommandError(str(exc)) from exc
     finally:
         await store.close()

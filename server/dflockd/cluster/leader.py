@@ -79,7 +79,12 @@ class Leader:
 
     def call(self, now: float) -> Call | None:
         """Return what is to be written now, if there is anything."""
-        if self._calling or not self.leads:
+        if not self.leads:
+            # Whoever does has looked, and whoever is to must wait for others to show themselves.
+            self._look_at = None
+            self._targets.clear()
+            return None
+        if self._calling:
             return None
         if not self._targets:
             self._decide(now)

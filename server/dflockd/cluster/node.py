@@ -16,6 +16,7 @@ section 8.4.2, on reclaims.)
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
@@ -50,6 +51,12 @@ BATCH = 40
 MAX_CALLS = 4
 """Transactions about shards that are under way at once. A large move is spread out by this, and each
 shard is out of service only while its own transactions are under way."""
+
+MAX_HANDED = 2 * BATCH
+"""Shards that were handed over and not taken yet, before others follow: none is to wait for long."""
+
+HANDED_PATIENCE = 0.5
+"""Seconds for which a shard that was handed over is waited for to be taken."""
 
 MAX_SNAPSHOT = 1_000_000
 """Bytes that are handed over in one transaction: etcd takes 1.5 MiB."""
@@ -109,7 +116,7 @@ class Node:
     ) -> None:
         self.address = address
         self.terms = terms
-        self.table = ShardTable(limits, Mint(secret, 0), self)
+        self.table = ShardTable(limits, Mint(secret, 0), self, stretch=terms.stretch)
         self.view = View(prefix, terms.num_shards)
         self.leader = Leader(self.view, address, balances=balances)
         self.lease = 0
@@ -127,6 +134,12 @@ class Node:
         self._next_beat = 0.0
         self._announcing = False
         self._leave_until: float | None = None
+        self._sends_away = False
+        # When the others' signs of life came in, the latest of each since everything was loaded.
+        self._loaded_at = 0.0
+        self._heard: dict[str, float] = {}
+        self._seen_until = 0
+        self._unheard: dict[int, tuple[Tenure, int]] = {}
         self._tenures: dict[int, Tenure] = {}
         self._under_way = 0
         # What is to be done, first come, first served; a shard is in one of them at most.
@@ -137,6 +150,8 @@ class Node:
         self._queues = (self._confirms, self._claims, self._releases, self._clears)
         self._retries: dict[int, None] = {}
         self._retry_at: float | None = None
+        self._handed: dict[int, float] = {}
+        """When shards were handed over that nobody has taken yet, oldest first."""
 
     # What comes in.
 
@@ -145,13 +160,21 @@ class Node:
         for key, record, revision in self.view.differences(loaded):
             self.view.see(key, record, revision)
         self._is_loaded = True
+        self._loaded_at = now
+        self._heard.clear()
+        self._seen_until = loaded.revision
+        self._open_heard()
         self.leader.settle(now)
         self._look_at_all(now)
 
     def changed(self, events: Iterable[Event], now: float) -> None:
         """Take in what has changed in the store since."""
         for event in events:
+            if event.record is not None and event.record.value != self._condition.value:
+                self._hear(event.key, now)
             self._see(event.key, event.record, event.revision, now)
+            self._seen_until = event.revision
+        self._open_heard()
         self._work(now)
 
     def enlist(self, incarnation: str, lease: int, now: float) -> None:
@@ -204,10 +227,18 @@ class Node:
 
     def next_deadline(self) -> float:
         """Return when `advance` should next be called."""
-        times = [self._next_beat, self._retry_at, self._leave_until]
+        times = [self._retry_at]
+        if self._sends_away:
+            times.append(self._hopeless_at)
+        if not (self.wants_lease or self._beating):
+            times.append(self._next_beat)
         if self._enlisted and self._is_loaded:
-            times.append(self.leader.next_deadline())
-        return min(time for time in times if time is not None)
+            times.append(self._leave_until)
+            if self._under_way < MAX_CALLS:
+                times.append(self.leader.next_deadline())
+                if self._releases and self._handed:
+                    times.append(next(iter(self._handed.values())) + HANDED_PATIENCE)
+        return min((time for time in times if time is not None), default=math.inf)
 
     def may_serve(self, now: float) -> bool:
         """Whether its promise lasts, so that locks are granted."""
@@ -232,6 +263,11 @@ class Node:
         return self.view.report()
 
     # Signs of life.
+
+    @property
+    def _hopeless_at(self) -> float:
+        # All locks that were held here have ended by then, so nobody waits for them any more.
+        return self.promised + self.terms.max_lease * self.terms.stretch
 
     def _beat(self, now: float) -> None:
         if self.wants_lease or self._beating or now < self._next_beat:
@@ -269,6 +305,7 @@ class Node:
 
     def _alive(self, call: Call, now: float) -> None:
         self.promised = max(self.promised, self._promise_of(call))
+        self._sends_away = True
         self._output.effects.extend(self.table.promise(self.promised, now))
         if not self._enlisted:
             self._enlisted = True
@@ -312,9 +349,15 @@ class Node:
 
     # What follows from what the store says.
 
+    def _hear(self, key: str, now: float) -> None:
+        if key.startswith(self.view.key(NODES, "")):
+            self._heard[key] = now
+
     def _see(self, key: str, record: Record | None, revision: int, now: float) -> bool:
         news = self.view.see(key, record, revision)
         if isinstance(news, int):
+            if self.view.records[news].target not in self.view.candidates:
+                self.leader.look(now + SETTLE)
             self._retries.pop(news, None)
             self._look_at(news, now)
         elif news == NODES and key.removeprefix(self.view.key(NODES, "")) in self.view.nodes:
@@ -403,6 +446,9 @@ class Node:
             for shard in shards:
                 self._look_at(shard, now)
         self._beat(now)
+        if self._sends_away and now >= self._hopeless_at:
+            self._sends_away = False
+            self._output.effects.extend(self.table.send_away())
         if not (self._enlisted and self._is_loaded):
             return
         if self.leaving:
@@ -415,11 +461,12 @@ class Node:
         for queue, send in (
             (self._confirms, self._confirm),
             (self._clears, self._clear),
-            (self._releases, self._release),
             (self._claims, self._claim),
         ):
             while queue and self._under_way < MAX_CALLS:
                 send(queue, now)
+        while self._releases and self._under_way < MAX_CALLS and self._are_taken(now):
+            self._release(self._releases, now)
         if self._under_way < MAX_CALLS and (call := self.leader.call(now)):
             self._under_way += 1
             self._call(call)
@@ -433,7 +480,7 @@ class Node:
         tenures = []
         for shard in _take(queue, BATCH):
             record, revision = self.view.records[shard], self.view.revisions[shard]
-            epoch = max(self.view.epochs[shard] + 1, self._wall() >> EPOCH_SHIFT)
+            epoch = self._next_epoch(shard)
             if epoch > MAX_EPOCH:
                 logger.error("%s has had its last epoch", self.view.key(SHARDS, shard))
                 continue
@@ -450,11 +497,14 @@ class Node:
             self._under_way += 1
             self._call(Call(Kind.CLAIM, now, compares, operations, tenures))
 
+    def _next_epoch(self, shard: int) -> int:
+        return max(self.view.epochs[shard] + 1, self._wall() >> EPOCH_SHIFT)
+
     def _are_gone(self, nodes: set[str]) -> list[Compare]:
         others = sorted(nodes - {"", self.address})
         return [RevisionIs(self.view.key(NODES, node), 0) for node in others]
 
-    def _begin(self, tenure: Tenure, handed_over: Record | None, now: float) -> None:
+    def _begin(self, tenure: Tenure, handed_over: Record | None, revision: int, now: float) -> None:
         """Serve a shard whose claim has been carried out."""
         shard, former = tenure.shard, tenure.former
         tenure.stage, fence = Stage.SERVING, tenure.epoch << EPOCH_SHIFT
@@ -467,9 +517,36 @@ class Node:
             else:
                 self.table.open(shard, fence)
                 if snapshot is not None:
-                    self.table.load(shard, snapshot, self.terms.stretch, now)
+                    self.table.load(shard, snapshot, now)
                 return
-        self.table.open(shard, fence, recovers_until=now + self._grace)
+        # Before no former server can serve it any more, holders may not come back: one of them would
+        # not renew there any longer, and its lock could be granted there once more.
+        opens_at = now + self._silence
+        self.table.open(shard, fence, opens_at=opens_at, recovers_until=now + self._grace)
+        if former.current:
+            self._unheard[shard] = tenure, revision
+            self._open_heard()
+
+    @property
+    def _silence(self) -> float:
+        return self.terms.promise * self.terms.stretch
+
+    def _open_heard(self) -> None:
+        """Find out how soon shards can be opened.
+
+        Once everything up to a claim has come in, so have all signs of life of the former server, and
+        its last promise is no newer than the last of them.
+        """
+        for shard, (tenure, revision) in list(self._unheard.items()):
+            if self._tenures.get(shard) is not tenure:
+                del self._unheard[shard]
+            elif revision <= self._seen_until:
+                del self._unheard[shard]
+                name = self.view.key(NODES, tenure.former.current)
+                heard = self._heard.get(name, self._loaded_at)
+                group = self.table.groups[shard]
+                if group.opens_at is not None:
+                    group.opens_at = min(group.opens_at, heard + self._silence)
 
     def _handed_over(self, record: Record | None, epoch: int, now: float) -> Snapshot | None:
         return None if record is None else snapshots.load(record.value, epoch, now)
@@ -517,6 +594,13 @@ class Node:
         self._under_way += 1
         self._call(Call(Kind.RELEASE, now, compares, operations, tenures))
 
+    def _are_taken(self, now: float) -> bool:
+        """Whether those who take shards over keep up with this server."""
+        for shard, since in list(self._handed.items()):
+            if self.view.records[shard].current or now >= since + HANDED_PATIENCE:
+                del self._handed[shard]
+        return len(self._handed) < MAX_HANDED
+
     def _freeze(self, tenure: Tenure, now: float) -> None:
         shard = tenure.shard
         tenure.stage = Stage.LEAVING
@@ -561,13 +645,14 @@ class Node:
                 continue
             put = Record(format_shard_value(tenure.record).encode(), outcome.revision)
             self.view.see_shard(shard, put, outcome.revision)
-            if self._tenures.get(shard) is not tenure:
-                continue  # taken for dead meanwhile
-            if call.kind is Kind.CLAIM:
+            is_here = self._tenures.get(shard) is tenure  # not taken for dead meanwhile
+            if is_here and call.kind is Kind.CLAIM:
                 key = self.view.key(HANDED_OVER, shard)
-                self._begin(tenure, outcome.records.get(key), now)
-            else:
+                self._begin(tenure, outcome.records.get(key), outcome.revision, now)
+            elif is_here:
                 self._forget(tenure)
+                if tenure.record.target in self.view.nodes:
+                    self._handed[shard] = now
             self._look_at(shard, now)
         if not call.tenures:
             for put_ in call.operations:
@@ -590,6 +675,8 @@ class Node:
             for compare in call.compares:
                 record = outcome.records.get(compare.key)
                 revision = record.revision if record is not None else outcome.revision
+                if compare is not self._condition:
+                    self._hear(compare.key, now)
                 has_learned |= self._see(compare.key, record, revision, now)
             if has_learned:
                 for shard in shards:

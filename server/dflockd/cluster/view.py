@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
+from dflockd.errors import InvalidArgumentError
 from dflockd.shards import (
     BadShardValueError,
     Loaded,
@@ -14,6 +15,7 @@ from dflockd.shards import (
     ShardRecord,
     parse_shard_value,
 )
+from dflockd.shards.mapping import sort_nodes
 from dflockd.wire import Moved, Recovering, Refusal, Report
 
 MAX_EPOCH = (1 << 24) - 1
@@ -69,7 +71,11 @@ class View:
             is_one = shard < len(self.records) and str(shard) == name
             return shard if is_one and self.see_shard(shard, record, revision) else None
         names = {NODES: self.nodes, LEAVING: self.leavers}.get(folder)
-        if names is None or revision <= self._seen.get(key, 0):
+        if (
+            names is None
+            or not (name in names or _is_address(name))
+            or revision <= self._seen.get(key, 0)
+        ):
             return None
         self._seen[key] = revision
         known = names.get(name)
@@ -119,9 +125,9 @@ class View:
         return min(self.nodes, default=None)
 
     @property
-    def candidates(self) -> list[str]:
+    def candidates(self) -> Set[str]:
         """The servers that may be given shards."""
-        return [node for node in self.nodes if node not in self.leavers]
+        return self.nodes.keys() - self.leavers.keys() if self.leavers else self.nodes.keys()
 
     def refer(self, shard: int, asked: str) -> Refusal:
         """Return what the server `asked`, which has not got a shard, is to answer about it."""
@@ -143,6 +149,15 @@ class View:
             "epochs": self.epochs,
         }
         return Report(json.dumps(document, separators=(",", ":")).encode())
+
+
+def _is_address(name: str) -> bool:
+    """Whether a shard's record can name it. Anything else is no server of this cluster."""
+    try:
+        sort_nodes([name])
+    except InvalidArgumentError:
+        return False
+    return True
 
 
 def _parse(value: bytes) -> ShardRecord:

@@ -17,6 +17,7 @@ from dflockd.table.state import UNKNOWN, Entry, Group, Hold, Kept, Peer, Waiter
 from dflockd.wire import (
     Acquire,
     Barrier,
+    Confirm,
     Detach,
     Enqueue,
     Enqueued,
@@ -102,6 +103,7 @@ class LockTable:
             Wait: self._wait,
             Release: self._release,
             Renew: self._renew,
+            Confirm: self._confirm,
             Detach: self._detach,
             Stats: self._stats,
             StableRef: self._stable_ref,
@@ -133,7 +135,7 @@ class LockTable:
         """
         effects: list[Effect] = []
         self._expire(now, effects)
-        if self._draining and type(request) is not Release and type(request) is not Renew:
+        if self._draining and type(request) not in (Release, Renew, Confirm):
             effects.append((peer.id, Status.DRAINING))
             return effects
         # What frees a slot adds the grants that follow from it behind its own reply.
@@ -323,6 +325,25 @@ class LockTable:
                 return Renewed(lease)
             self.counts.unknown += 1
             return Status.ERROR
+        self._renew_hold(hold, peer, lease, now)
+        return Renewed(lease)
+
+    def _confirm(self, peer: Peer, request: Confirm, now: float, _effects: list[Effect]) -> Reply:
+        lease = self._lease(request.lease)
+        if lease is None:
+            return Status.ERROR
+        group = self._serving(request.key, now)
+        if not isinstance(group, Group):
+            return group
+        hold = self._find(group, request.space, request.key, request.token)
+        if hold is None:
+            self.counts.unknown += 1
+            return Status.ERROR
+        self._renew_hold(hold, peer, lease, now)
+        return Renewed(lease)
+
+    def _renew_hold(self, hold: Hold, peer: Peer, lease: int, now: float) -> None:
+        """Start a lease anew; from now on the hold is the peer's."""
         self.counts.renewed.add(1 - (hold.deadline - now) / hold.span)
         self._extend(hold, lease, now)
         if hold.owner is not peer:
@@ -332,7 +353,6 @@ class LockTable:
             hold.detached = False
             hold.label = peer.label or hold.label
             peer.holds[hold] = None
-        return Renewed(lease)
 
     def _detach(self, peer: Peer, request: Detach, now: float, _effects: list[Effect]) -> Reply:
         lease = self.limits.default_lease if request.lease is None else request.lease

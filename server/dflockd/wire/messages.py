@@ -131,6 +131,19 @@ class Detach(NamedTuple):
     lease: int | None
 
 
+class Confirm(NamedTuple):
+    """``confirm`` and ``sconfirm``: as `Renew`, but what the server has forgotten stays so.
+
+    For those who do not know whether the lease has ended since: a `Renew` of theirs could bring a
+    hold back that others have come after. An extension of this server.
+    """
+
+    space: Space
+    key: bytes
+    token: bytes
+    lease: int | None
+
+
 class Evict(NamedTuple):
     """``evict`` and ``sevict``: end the hold with this fence without its token, for operators.
 
@@ -175,6 +188,7 @@ Request: TypeAlias = (
     | Label
     | Inspect
     | Detach
+    | Confirm
     | Evict
     | Shards
     | Resume

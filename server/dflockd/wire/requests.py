@@ -15,6 +15,7 @@ from dflockd.wire.messages import (
     Acquire,
     Auth,
     Barrier,
+    Confirm,
     Detach,
     Enqueue,
     Evict,
@@ -205,7 +206,7 @@ def _release(space: Space) -> Callable[[bytes, bytes], Request]:
 
 
 def _renew(
-    space: Space, message: type[Renew | Detach] = Renew
+    space: Space, message: type[Renew | Detach | Confirm] = Renew
 ) -> Callable[[bytes, bytes], Request]:
     def parse(key: bytes, argument: bytes) -> Request:
         fields = _fields(argument, 1, 2)
@@ -274,6 +275,8 @@ _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"si": _inspect(Space.SEMAPHORE),
     b"detach": _renew(Space.LOCK, Detach),
     b"sdetach": _renew(Space.SEMAPHORE, Detach),
+    b"confirm": _renew(Space.LOCK, Confirm),
+    b"sconfirm": _renew(Space.SEMAPHORE, Confirm),
     b"evict": _evict(Space.LOCK),
     b"sevict": _evict(Space.SEMAPHORE),
     b"shards": lambda _key, _argument: Shards(),
@@ -291,10 +294,12 @@ def encode_request(request: Request) -> bytes:
             return b"l\n%b\n%b\n" % (key, _numbers(timeout, lease))
         case Acquire(_, key, limit, timeout, lease):
             return b"sl\n%b\n%b\n" % (key, _numbers(timeout, limit, lease))
-        case Renew(space, key, token, lease) | Detach(space, key, token, lease):
-            command = b"n" if type(request) is Renew else b"detach"
-            tail = b" %d" % lease if lease is not None else b""
-            return b"%b%b\n%b\n%b%b\n" % (_PREFIXES[space], command, key, token, tail)
+        case Renew(space, key, token, lease):
+            return _renewal(b"n", space, key, token, lease)
+        case Detach(space, key, token, lease):
+            return _renewal(b"detach", space, key, token, lease)
+        case Confirm(space, key, token, lease):
+            return _renewal(b"confirm", space, key, token, lease)
         case Release(space, key, token):
             return b"%br\n%b\n%b\n" % (_PREFIXES[space], key, token)
         case Enqueue(Space.LOCK, key, _, lease):
@@ -328,6 +333,11 @@ def encode_request(request: Request) -> bytes:
 
 
 _PREFIXES = {Space.LOCK: b"", Space.SEMAPHORE: b"s"}
+
+
+def _renewal(command: bytes, space: Space, key: bytes, token: bytes, lease: int | None) -> bytes:
+    tail = b" %d" % lease if lease is not None else b""
+    return b"%b%b\n%b\n%b%b\n" % (_PREFIXES[space], command, key, token, tail)
 
 
 def _numbers(*numbers: int | None) -> bytes:

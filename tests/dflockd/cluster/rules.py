@@ -1,0 +1,208 @@
+"""The rules of a cluster, each taken out of the code in turn: what a simulation must find out."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dflockd.cluster import snapshot as snapshots
+from dflockd.cluster.calls import Call, Kind, Tenure
+from dflockd.cluster.node import Node
+from dflockd.cluster.terms import MARGIN
+from dflockd.shards import Outcome, Put, Record, RevisionIs, ShardRecord
+from dflockd.shards.values import format_shard_value
+from dflockd.table import Effect, ShardTable, Snapshot
+from dflockd.table.state import Entry, Group, Peer
+from dflockd.wire import Renew, Reply
+from tests.dflockd.cluster.simulation import Rules
+
+
+@contextmanager
+def promised_for_ever(table: ShardTable) -> Iterator[None]:
+    promised, table._promised = table._promised, math.inf
+    try:
+        yield
+    finally:
+        table._promised = promised
+
+
+class GrantsForEver(ShardTable):
+    def _entry(self, *args: Any) -> Any:
+        with promised_for_ever(self):
+            return super()._entry(*args)
+
+    def _promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
+        with promised_for_ever(self):
+            super()._promote(entry, now, effects)
+
+
+class RenewsForEver(ShardTable):
+    def _renew(self, *args: Any) -> Reply:
+        with promised_for_ever(self):
+            return super()._renew(*args)
+
+
+class PromisesFromTheAnswer(Node):
+    def _promise_of(self, call: Call) -> float:
+        return self.now + self.terms.promise
+
+    def _beaten(self, call: Call, outcome: Outcome | None, now: float) -> None:
+        self.now = now
+        super()._beaten(call, outcome, now)
+
+
+def without(kind: Kind, is_left_out: Callable[[Node, Any], bool]) -> type[Node]:
+    """Return a node whose transactions of a kind go without some of their conditions."""
+
+    class WithoutCondition(Node):
+        def _call(self, call: Call) -> None:
+            if call.kind is kind:
+                call.compares = [c for c in call.compares if not is_left_out(self, c)]
+            super()._call(call)
+
+    return WithoutCondition
+
+
+def is_own_entry(node: Node, compare: Any) -> bool:
+    return bool(compare == node._condition)
+
+
+def is_shard(node: Node, compare: Any) -> bool:
+    return isinstance(compare, RevisionIs) and "/shard/" in compare.key
+
+
+def is_other_entry(node: Node, compare: Any) -> bool:
+    return isinstance(compare, RevisionIs) and "/nodes/" in compare.key
+
+
+class DoesNotFreeze(ShardTable):
+    def freeze(self, shard: int) -> Snapshot:
+        snapshot = super().freeze(shard)
+        self.groups[shard].frozen = False
+        return snapshot
+
+
+class ThawsAtOnce(Node):
+    def _may_thaw(self, tenure: Tenure) -> bool:
+        return True
+
+
+class NoGrace(Node):
+    _grace = 0.0  # type: ignore[assignment]
+
+
+class GraceWithoutThePromise(Node):
+    @property
+    def _grace(self) -> float:
+        return self.terms.max_lease * self.terms.stretch + MARGIN
+
+
+class DropsSnapshots(Node):
+    def _handed_over(self, record: Record | None, epoch: int, now: float) -> Snapshot | None:
+        return None
+
+
+class TakesAnySnapshot(Node):
+    def _handed_over(self, record: Record | None, epoch: int, now: float) -> Snapshot | None:
+        if record is None:
+            return None
+        return snapshots.load(record.value, json.loads(record.value)["epoch"], now)
+
+
+class KeepsClean(Node):
+    """The flag has its epoch, so it does no harm by itself: that is ignored here as well."""
+
+    def _call(self, call: Call) -> None:
+        if call.kind is Kind.CLAIM:
+            for tenure in call.tenures:
+                if tenure.former.clean is not None:
+                    tenure.record = tenure.record.with_clean(tenure.former.clean)
+            puts = {t.shard: format_shard_value(t.record).encode() for t in call.tenures}
+            call.operations = [
+                op._replace(value=puts[int(op.key.rpartition("/")[2])])
+                if isinstance(op, Put)
+                else op
+                for op in call.operations
+            ]
+        super()._call(call)
+
+    def _begin(self, tenure: Tenure, *args: Any) -> None:
+        if tenure.former.clean is not None:
+            tenure.former = tenure.former._replace(current="").with_clean(tenure.former.epoch)
+        super()._begin(tenure, *args)
+
+
+class ResumesByAddress(Node):
+    def _begin(self, tenure: Tenure, *args: Any) -> None:
+        if tenure.former.current == self.address:
+            tenure.former = ShardRecord()
+        super()._begin(tenure, *args)
+
+
+class KeepsEpoch(Node):
+    def _next_epoch(self, shard: int) -> int:
+        return self.view.epochs[shard] or 1
+
+
+class DoesNotStretch(Node):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.table._stretch = 1
+
+
+class LowerFenceWins(ShardTable):
+    def _reclaim(self, group: Group, peer: Peer, request: Renew, lease: int, now: float) -> bool:
+        entry = group.spaces[request.space].get(request.key)
+        fence = self._forgotten(group, request, now)
+        if entry is not None and fence is not None and not request.space:
+            for hold in list(entry.holds.values()):
+                self._free(hold, now, [])
+        return super()._reclaim(group, peer, request, lease, now)
+
+
+class NoSilence(Node):
+    _silence = 0.0  # type: ignore[assignment]
+
+
+class HearsTooSoon(Node):
+    def _open_heard(self) -> None:
+        self._seen_until = 1 << 62
+        super()._open_heard()
+
+
+class ForgetsPlaces(ShardTable):
+    """Places that came with their shard are not kept."""
+
+    def load(self, shard: int, snapshot: Snapshot, now: float) -> None:
+        super().load(shard, snapshot._replace(places=[]), now)
+
+
+BROKEN: dict[str, Rules] = {
+    "grants without a promise": Rules(table=GrantsForEver),
+    "renewals without a promise": Rules(table=RenewsForEver),
+    "promise counted from the answer": Rules(node=PromisesFromTheAnswer),
+    "heartbeat whatever the entry": Rules(node=without(Kind.HEARTBEAT, is_own_entry)),
+    "no freeze before the release": Rules(table=DoesNotFreeze),
+    "thaw without a newer revision": Rules(node=ThawsAtOnce),
+    "no grace": Rules(node=NoGrace),
+    "grace without the promise": Rules(node=GraceWithoutThePromise),
+    "snapshot dropped": Rules(node=DropsSnapshots),
+    "snapshot of any epoch": Rules(node=TakesAnySnapshot),
+    "clean for ever": Rules(node=KeepsClean),
+    "resumed by address": Rules(node=ResumesByAddress),
+    "claim while the former server lives": Rules(node=without(Kind.CLAIM, is_other_entry)),
+    "claim whatever the record": Rules(node=without(Kind.CLAIM, is_shard)),
+    "release whatever the record": Rules(node=without(Kind.RELEASE, is_shard)),
+    "confirmed whatever the record": Rules(node=without(Kind.CONFIRM, is_shard)),
+    "epoch not increased": Rules(node=KeepsEpoch),
+    "leases not stretched": Rules(node=DoesNotStretch),
+    "lower fence wins": Rules(table=LowerFenceWins),
+    "reclaim while the former server serves": Rules(node=NoSilence),
+    "signs of life not waited for": Rules(node=HearsTooSoon),
+    "lease counted from the answer": Rules(counts_from_answer=True),
+    "grant confirmed by a renewal": Rules(confirms_by_renewal=True),
+    "places not kept": Rules(table=ForgetsPlaces),
+}

@@ -1,0 +1,312 @@
+"""A client that keeps to the rules for clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dflockd.shards import get_shard_id
+from dflockd.wire import (
+    Acquire,
+    Confirm,
+    Enqueue,
+    Enqueued,
+    Granted,
+    Moved,
+    Recovering,
+    Release,
+    Renew,
+    Renewed,
+    Reply,
+    Request,
+    Resume,
+    Status,
+    Wait,
+    fence_from_token,
+)
+from tests.dflockd.cluster.simulation.machines import (
+    PATIENCE,
+    SERVERS,
+    Clock,
+    Connection,
+    Key,
+    Process,
+)
+
+if TYPE_CHECKING:
+    from tests.dflockd.cluster.simulation.world import World
+
+
+class Answer(NamedTuple):
+    """A reply, with the local times at which the request left and it came."""
+
+    reply: Reply
+    sent: float
+    received: float
+
+
+Life = Generator[float, "tuple[Connection, Reply | None] | None", Any]
+"""Waits until a local time; resumed with what came before, or with ``None`` at that time."""
+
+
+class Client(Process):
+    """Takes locks, keeps them for a while and gives them back, by the rules for clients."""
+
+    def __init__(
+        self, world: World, name: str, clock: Clock, errand: Callable[[Client], Life] | None = None
+    ) -> None:
+        super().__init__(world, name, clock)
+        self.now = 0.0
+        self.done = False
+        self.owners: dict[int, tuple[str, int]] = {}
+        self._connection: Connection | None = None
+        self._old: list[Connection] = []
+        self._life = (errand or Client._live)(self)
+        self._until = math.inf
+        world.after(0, self.receive, self._begin)
+
+    # How it is driven.
+
+    def _begin(self, now: float) -> None:
+        self.now = now
+        self._until = next(self._life)
+        self.wake_at(self._until)
+
+    def heard(self, now: float, connection: Connection, reply: Reply | None) -> None:
+        if reply is None and connection is self._connection:
+            self._connection = None
+            connection.closed = True
+        self._resume(now, (connection, reply))
+
+    def due(self, now: float) -> None:
+        if now >= self._until:
+            self._resume(now, None)
+        elif self._until < math.inf:
+            self.wake_at(self._until)
+
+    def _resume(self, now: float, event: tuple[Connection, Reply | None] | None) -> None:
+        self.now = now
+        try:
+            self._until = self._life.send(event)
+        except StopIteration:
+            self._until = math.inf
+            self.done = True
+        else:
+            self.wake_at(self._until)
+
+    def kill(self) -> None:
+        super().kill()
+        self.world.forget(self)
+        for connection in [*self._old, *filter(None, [self._connection])]:
+            connection.close(clean=False)
+
+    # What it does.
+
+    def _live(self) -> Life:
+        rng = self.world.random
+        leases = [lease for lease in (1, 2, 3, 4, 8) if lease <= self.world.terms.max_lease]
+        while not self.world.calm:
+            yield from self._sleep(rng.uniform(0, 1))
+            key = rng.choice(self.world.keys)
+            yield from self._use(key, rng.choice((0, 1, 3, 8)), rng.choice(leases))
+        for key in self.world.keys:
+            # The last round: everyone gets everything once more.
+            while not (yield from self._use(key, 30, 2)):
+                yield from self._sleep(0.1)
+
+    def _sleep(self, seconds: float) -> Life:
+        until = self.now + seconds
+        while self.now < until:
+            yield until
+
+    def _use(self, key: Key, timeout: float, lease: int) -> Life:
+        """Take a lock once; return whether it was granted."""
+        rng = self.world.random
+        take = self._enqueue if rng.random() < 0.3 else self.acquire
+        hold = rng.choice((0.1, 0.5, 3, 9) if not self.world.calm else (0.2,))
+        return (yield from self.use(take, key, timeout, lease, hold))
+
+    def use(
+        self,
+        take: Callable[[Key, float, int], Life],
+        key: Key,
+        timeout: float,
+        lease: int,
+        hold: float,
+    ) -> Life:
+        """Take a lock in some way and keep it for so long; return whether it was granted."""
+        answer = yield from take(key, timeout, lease)
+        if answer is None:
+            self._hang_up()
+            return False
+        token = answer.reply.token
+        if answer.received - answer.sent > lease * 0.25:
+            answer = yield from self._confirm(key, token, lease)
+            if answer is None or not isinstance(answer.reply, Renewed):
+                self._hang_up()
+                return False
+        deadline = self._deadline(answer, lease)
+        if self.now >= deadline:
+            self._hang_up()
+            return False
+        self.world.believe(self, key, fence_from_token(token), self.clock.true(deadline))
+        yield from self._hold(key, token, lease, answer.sent, deadline, self.now + hold)
+        self._hang_up()
+        return True
+
+    def _confirm(self, key: Key, token: bytes, lease: int) -> Life:
+        """Find out whether a grant that took its time still counts."""
+        request = Renew if self.world.rules.confirms_by_renewal else Confirm
+        return (yield from self._ask_on(key, request(*key[:2], token, lease), self.now + lease))
+
+    def _hold(
+        self, key: Key, token: bytes, lease: int, sent: float, deadline: float, until: float
+    ) -> Life:
+        while True:
+            yield from self._sleep(min(until, sent + lease / 2) - self.now)
+            if self.now >= deadline:
+                self.world.log(self.name, "knows that its lease of %s has ended", key.name)
+                self.world.counts["leases ended"] += 1
+                self.world.forget(self)
+                return
+            if self.now >= until:
+                break
+            answer = yield from self._ask_on(key, Renew(*key[:2], token, lease), deadline)
+            if answer is None or self.now >= deadline:
+                self.world.counts["leases ended"] += 1
+                self.world.forget(self)
+                return
+            if not isinstance(answer.reply, Renewed):
+                raise self.world.violation(
+                    f"{self.name} renewed {key.name.decode()} in time, and was told {answer.reply}"
+                )
+            sent, deadline = answer.sent, self._deadline(answer, lease)
+            if self.now >= deadline:
+                continue
+            self.world.counts["renewals"] += 1
+            self.world.believe(self, key, fence_from_token(token), self.clock.true(deadline))
+        self.world.forget(self)
+        self.world.log(self.name, "releases %s", key.name)
+        yield from self._ask_on(key, Release(*key[:2], token), deadline)
+
+    def _deadline(self, answer: Answer, lease: int) -> float:
+        from_answer = self.world.rules.counts_from_answer
+        return (answer.received if from_answer else answer.sent) + lease
+
+    def acquire(self, key: Key, timeout: float, lease: int) -> Life:
+        until, progress = self.now + timeout, [b""]
+
+        def requests() -> list[Request]:
+            left = max(0, math.ceil(until - self.now))
+            return _resuming(progress[0], Acquire(*key, left, lease))
+
+        answer = yield from self._pursue(key, requests, until, progress)
+        return answer if answer is not None and isinstance(answer.reply, Granted) else None
+
+    def _enqueue(self, key: Key, timeout: float, lease: int) -> Life:
+        until, progress = self.now + timeout, [b""]
+
+        def requests() -> list[Request]:
+            return _resuming(progress[0], Enqueue(*key, lease))
+
+        while True:
+            answer = yield from self._pursue(key, requests, until, progress)
+            if answer is None or answer.reply is Status.ALREADY_ENQUEUED:
+                return None
+            if isinstance(answer.reply, Enqueued):
+                return answer
+            yield from self._sleep(self.world.random.choice((0, 0.3)))
+            connection = self._connection
+            if connection is None or answer.reply is not Status.QUEUED:
+                return None
+            while True:
+                left = max(0, math.ceil(until - self.now))
+                answer = yield from self._ask(connection, [Wait(*key[:2], left)], left + PATIENCE)
+                if answer is None or not isinstance(answer.reply, Recovering) or not left:
+                    break
+                yield from self._sleep(0.1)
+            if answer is None or not isinstance(answer.reply, Moved):
+                return answer if answer is not None and isinstance(answer.reply, Granted) else None
+            progress[0] = answer.reply.place
+            self._learn(answer.reply)
+
+    def _ask_on(self, key: Key, request: Request, until: float) -> Life:
+        return (yield from self._pursue(key, lambda: [request], until, [b""]))
+
+    def _pursue(
+        self, key: Key, requests: Callable[[], list[Request]], until: float, place: list[bytes]
+    ) -> Life:
+        """Ask whoever is in charge; return the answer, or ``None`` when there was none in time."""
+        refusals = 0
+        while True:
+            asked = requests()
+            waits = asked[-1].timeout if isinstance(asked[-1], Acquire) else 0
+            answer = yield from self._ask(self._connect(key), asked, waits + PATIENCE)
+            if answer is None:
+                self.owners.pop(self._shard(key), None)
+                if self._connection is not None:
+                    self._old.append(self._connection)
+                    self._connection = None
+            elif isinstance(answer.reply, Moved):
+                self.world.counts["moved"] += 1
+                place[0] = answer.reply.place or place[0]
+                if self._learn(answer.reply) and refusals < 5:
+                    refusals += 1
+                    if self.now < until:
+                        continue
+            elif isinstance(answer.reply, Recovering):
+                self.world.counts["told to wait"] += 1
+                refusals += 1
+                if refusals % 4 == 0:
+                    self.owners.pop(self._shard(key), None)
+            else:
+                return answer
+            if self.now >= until:
+                return None
+            yield from self._sleep(min(self.world.random.uniform(0.05, 0.2), until - self.now))
+
+    def _ask(self, connection: Connection, requests: list[Request], patience: float) -> Life:
+        sent = self.now
+        self.outbox.append((connection.send, (requests,)))
+        while self.now < sent + patience:
+            event = yield sent + patience
+            if event is not None and event[0] is connection:
+                return Answer(event[1], sent, self.now) if event[1] is not None else None
+        return None
+
+    def _shard(self, key: Key) -> int:
+        return get_shard_id(key.name, self.world.terms.num_shards)
+
+    def _learn(self, moved: Moved) -> bool:
+        server, epoch = moved.server.decode(), moved.epoch
+        if epoch < self.owners.get(moved.shard, ("", 0))[1]:
+            return False
+        self.owners[moved.shard] = server, epoch
+        return True
+
+    def _connect(self, key: Key) -> Connection:
+        shard = self._shard(key)
+        if shard not in self.owners:
+            # Any server knows, or seems to.
+            record = self.world.random.choice(self.world.running()).node.view.records[shard]
+            self.owners[shard] = (record.node or self.world.random.choice(SERVERS)), 0
+        server = self.world.servers[self.owners[shard][0]]
+        if self._connection is None or self._connection.server is not server:
+            if self._connection is not None:
+                self._old.append(self._connection)
+            self._connection = Connection(self, server)
+            if not server.alive:
+                self._connection.broken = True
+        return self._connection
+
+    def _hang_up(self) -> None:
+        self.world.forget(self)
+        for connection in [*self._old, *filter(None, [self._connection])]:
+            self.outbox.append((connection.close, ()))
+        self._old.clear()
+        self._connection = None
+
+
+def _resuming(place: bytes, request: Request) -> list[Request]:
+    return [Resume(place), request] if place else [request]

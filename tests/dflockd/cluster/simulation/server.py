@@ -1,0 +1,348 @@
+"""A server: a real node and its table, and around them what runs them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from dflockd.cluster import node as node_module
+from dflockd.cluster.calls import RETRY, Call, Kind
+from dflockd.shards import Outcome, get_shard_id
+from dflockd.shards.errors import LeaseGoneError
+from dflockd.table import Effect, Limits
+from dflockd.table.sharded import PLACE_PATIENCE
+from dflockd.table.state import Group, Peer, Waiter
+from dflockd.wire import (
+    Acquire,
+    Enqueue,
+    Enqueued,
+    Granted,
+    Moved,
+    Recovering,
+    Renewed,
+    Request,
+    Resume,
+    Status,
+    Wait,
+)
+from tests.dflockd.cluster.simulation.machines import (
+    PREFIX,
+    SECRET,
+    WALL,
+    Clock,
+    Connection,
+    Key,
+    Process,
+)
+from tests.dflockd.cluster.simulation.store import Watch
+
+if TYPE_CHECKING:
+    from tests.dflockd.cluster.simulation.world import World
+
+
+class ServerProcess(Process):
+    """One life of a server: what `Member` and `Server` do around a node and its table."""
+
+    def __init__(self, world: World, address: str, clock: Clock, life: int) -> None:
+        super().__init__(world, f"{address[:2]}.{life}", clock)
+        self.address = address
+        self.sessions: dict[int, Connection] = {}
+        self.tickets: dict[Waiter, int] = {}
+        self.kept: dict[bytes, float] = {}
+        """Until when places that came here are kept for those who had them."""
+        self.watch = Watch(self)
+        self._judged = False
+        """Whether this step may have begun what only one server may do."""
+        self._waits_for_lease = False
+        self._left_by: float | None = None
+        self._lives_at = -math.inf
+        self._loads_at = -math.inf
+        with mock.patch.object(node_module, "ShardTable", world.rules.table):
+            self.node = world.rules.node(
+                address,
+                Limits(default_lease=2, max_lease=world.terms.max_lease),
+                SECRET,
+                world.terms,
+                prefix=PREFIX,
+                balances=world.balances,
+                wall=lambda: WALL,
+            )
+        self.table = self.node.table
+        self._observe()
+        world.after(0, self.receive, self.due)
+
+    # What it is told.
+
+    def due(self, now: float) -> None:
+        self.node.advance(now)
+        if self.node.next_deadline() <= now:
+            raise self.world.violation(f"{self.name} spins: nothing is done about a deadline")
+        self._dispatch(self.table.advance(now))
+        if now >= self._loads_at:
+            self._loads_at = now + 2.0
+            if self.watch.next == 0 or self.watch.cut:
+                self.watch = Watch(self)
+                self.outbox.append((self.world.etcd.load, (self.watch,)))
+        if now >= self._lives_at:
+            self._live(now)
+
+    def _live(self, now: float) -> None:
+        node, etcd = self.node, self.world.etcd
+        self._lives_at = now + self.world.terms.promise / 3
+        if node.wants_lease:
+            if not self._waits_for_lease:
+                self._waits_for_lease = True
+                ttl, space = self.world.terms.promise, etcd.space
+                grant = lambda: space.grant(ttl, self.world.time)  # noqa: E731
+                self.outbox.append((etcd.call, (self, grant, self._leased)))
+        elif node.lease and self.address not in etcd.no_keep_alives:
+            lease = node.lease
+
+            def keep() -> None:
+                try:
+                    etcd.space.keep_alive(lease, self.world.time)
+                except LeaseGoneError:
+                    return
+
+            self.outbox.append((etcd.call, (self, keep, lambda *_: None)))
+
+    def _leased(self, now: float, lease: Any) -> None:
+        self._waits_for_lease = False
+        self._lives_at = now + (self.world.terms.promise / 3 if lease else RETRY)
+        if lease is not None:
+            self.node.enlist(f"{self.name}/{lease.id}", lease.id, now)
+
+    def loaded(self, now: float, watch: Watch, loaded: Any) -> None:
+        if watch is self.watch:
+            self.node.loaded(loaded, now)
+
+    def changed(self, now: float, watch: Watch, events: Any) -> None:
+        if watch is self.watch:
+            self.node.changed(events, now)
+
+    def lose_watch(self, now: float, seconds: float) -> None:
+        """Hear nothing for some time, and load everything then."""
+        self.watch = Watch(self)
+        self._loads_at = now + seconds
+
+    def answered(self, now: float, call: Call, outcome: Outcome | None) -> None:
+        if outcome is None:
+            self.world.counts[f"{call.kind.value} unknown"] += 1
+            self.world.log(self.name, "%s: no answer", call.kind.value)
+        elif call.kind is not Kind.HEARTBEAT or not outcome.succeeded:
+            done = "done" if outcome.succeeded else "refused"
+            self.world.counts[f"{call.kind.value} {done}"] += 1
+            shards = [tenure.shard for tenure in call.tenures] + list(call.shards)
+            self.world.log(self.name, "%s %s: %s", call.kind.value, shards, done)
+        self.node.answered(call, outcome, now)
+        self._judged = True
+
+    def leave(self, now: float) -> None:
+        if self.node.lease and self._left_by is None:
+            self.world.log(self.name, "is drained")
+            self.world.counts["drains"] += 1
+            self.node.leave(now)
+            self._left_by = now + 7.0
+
+    def handle(self, now: float, connection: Connection, requests: list[Request]) -> None:
+        if connection.ended:
+            return
+        if connection.peer is None:
+            connection.peer = self.table.connect()
+            self.sessions[connection.peer.id] = connection
+        resumed, kept_until = b"", -math.inf
+        for request in requests:
+            absent = set(self.table._absent)
+            effects = self.table.handle(connection.peer, request, now)
+            if isinstance(request, Resume):
+                resumed, kept_until = request.place, self.kept.pop(request.place, kept_until)
+            elif isinstance(request, Acquire | Enqueue):
+                taken = resumed in absent - self.table._absent.keys()
+                self._note_place(connection, request, resumed if taken else b"")
+                if now < kept_until and not taken and not _is_refused(connection.peer, effects):
+                    raise self.world.violation(f"{connection.client.name} has lost its place")
+            elif isinstance(request, Wait):
+                self._note_return(connection)
+            if not isinstance(request, Resume):
+                self._dispatch(effects)
+
+    def part(self, now: float, connection: Connection, clean: bool) -> None:
+        self._disconnect(now, connection, clean=clean, silent=False)
+
+    def silent(self, now: float, connection: Connection) -> None:
+        self._disconnect(now, connection, clean=False, silent=True)
+
+    def _disconnect(self, now: float, connection: Connection, *, clean: bool, silent: bool) -> None:
+        peer = connection.peer
+        connection.ended = True
+        if peer is not None and self.sessions.pop(peer.id, None) is not None:
+            self._dispatch(self.table.disconnect(peer, now, clean=clean, silent=silent))
+
+    # What it does.
+
+    def stepped(self, now: float) -> None:
+        effects, idle, calls = self.node.output()
+        self._dispatch(effects)
+        for number in idle:
+            connection = self.sessions.get(number)
+            if connection is not None and connection.peer and not connection.peer.holds:
+                self._disconnect(now, connection, clean=False, silent=False)
+                connection.ended = False
+                self.outbox.append((connection.end, ()))
+        for call in calls:
+            self.outbox.append((self._transact, (call,)))
+        for time in (self.node.next_deadline(), self._lives_at, self._loads_at):
+            self.wake_at(time)
+        if (deadline := self.table.next_deadline()) is not None:
+            self.wake_at(deadline)
+        if self._judged:
+            self._judged = False
+            self.world.judge_servers(self)
+        if self._left_by is not None and (self.node.has_left or now >= self._left_by):
+            self.outbox.append((self.world.end_server, (self,)))
+            self._left_by = math.inf
+
+    def _transact(self, call: Call) -> None:
+        etcd = self.world.etcd
+        answer = lambda now, outcome: self.answered(now, call, outcome)  # noqa: E731
+        held_up = etcd.held_up.pop(call.kind, 0)
+        etcd.call(self, lambda: etcd.txn(call), answer, held_up)
+
+    def _dispatch(self, effects: Iterable[Effect]) -> None:
+        for number, reply in effects:
+            connection = self.sessions.get(number)
+            if connection is not None:
+                if isinstance(reply, Granted | Enqueued | Renewed):
+                    self._judged = True
+                if isinstance(reply, Granted | Enqueued):
+                    self._judge_order(connection)
+                self.outbox.append((connection.reply, (reply,)))
+
+    def kill(self) -> None:
+        super().kill()
+        for connection in self.sessions.values():
+            connection.end()
+
+    # What is watched from outside.
+
+    def _observe(self) -> None:
+        """Count what happens, and remember who was in a queue before whom."""
+        world, table, node = self.world, self.table, self.node
+
+        def wrap(owner: object, name: str, note: Callable[..., None]) -> None:
+            inner = getattr(owner, name)
+
+            def noted(*args: Any, **kwargs: Any) -> Any:
+                result = inner(*args, **kwargs)
+                note(result, *args, **kwargs)
+                return result
+
+            setattr(owner, name, noted)
+
+        def opened(_: object, shard: int, fence: int, **until: float | None) -> None:
+            graced = until.get("recovers_until") is not None
+            world.counts["claims with grace" if graced else "claims without grace"] += 1
+            world.log(self.name, "opens shard %d, epoch %d%s", *(shard, (fence >> 40) % 10_000),
+                      ", with grace" if graced else "")  # fmt: skip
+
+        def loaded(_: object, shard: int, snapshot: Any, *args: float) -> None:
+            world.counts["snapshots"] += 1
+            (now,) = args
+            self.kept |= {place.name: now + PLACE_PATIENCE for place in snapshot.places}
+            world.log(self.name, "takes in %d holds, %d places of shard %d",
+                      len(snapshot.holds), len(snapshot.places), shard)  # fmt: skip
+
+        def froze(_: object, shard: int) -> None:
+            world.counts["freezes"] += 1
+            world.log(self.name, "freezes shard %d", shard)
+            for entry in _entries(table.groups[shard]):
+                waiters = list(entry.waiters or ())
+                waiters += [hold.place for hold in entry.holds.values() if hold.place]
+                for waiter in waiters:
+                    if waiter.place and waiter in self.tickets:
+                        world.places[waiter.place] = self.tickets[waiter]
+
+        def thawed(_: object, shard: int, *args: object) -> None:
+            world.counts["thaws"] += 1
+            world.log(self.name, "thaws shard %d", shard)
+
+        def dropped(_: object, shard: int, *args: object) -> None:
+            world.log(self.name, "drops shard %d", shard)
+
+        def reclaimed(done: bool, *args: object) -> None:
+            world.counts["reclaims"] += done
+
+        def gone(_: object, *args: object) -> None:
+            world.counts["taken for dead"] += 1
+            world.log(self.name, "learns that it was taken for dead")
+
+        for name, note in (("open", opened), ("load", loaded), ("freeze", froze),
+                           ("thaw", thawed), ("drop", dropped), ("_reclaim", reclaimed)):  # fmt: skip
+            wrap(table, name, note)
+        wrap(node, "_gone", gone)
+
+    def _note_place(self, connection: Connection, request: Acquire | Enqueue, place: bytes) -> None:
+        peer = connection.peer
+        assert peer is not None
+        connection.key = Key(request.space, request.key, request.limit)
+        waiter = peer.waiting or peer.places.get((request.space, request.key))
+        number = next(self.world.numbers)
+        if place:
+            number = self.world.places[place]
+            self.world.counts["places resumed"] += 1
+        connection.ticket = number
+        if waiter is not None:
+            self.world.log(self.name, "%s is number %d for %s",
+                           connection.client.name, number, request.key)  # fmt: skip
+            self.tickets[waiter] = number
+
+    def _note_return(self, connection: Connection) -> None:
+        """Somebody may wait again for a place whose shard has been elsewhere meanwhile."""
+        waiter = connection.peer.waiting if connection.peer is not None else None
+        if waiter is not None and waiter not in self.tickets:
+            self.tickets[waiter] = self.world.places[waiter.place]
+
+    def _judge_order(self, connection: Connection) -> None:
+        key = connection.key
+        assert key is not None
+        shard = get_shard_id(key.name, self.world.terms.num_shards)
+        group = self.table.groups.get(shard)
+        entry = group.spaces[key.space].get(key.name) if group is not None else None
+        for waiter in (entry.waiters or ()) if entry is not None else ():
+            ticket = self.tickets.get(waiter) or self.world.places.get(waiter.place, math.inf)
+            if ticket < connection.ticket:
+                raise self.world.violation(
+                    f"{self.name}: {connection.client.name}, number {connection.ticket}, was granted "
+                    f"{key.name.decode()} before number {ticket}"
+                )
+
+    def able(self) -> set[int]:
+        """Return the shards that it might grant or renew locks of, if it were asked now."""
+        now = self.clock.read()
+        if not (self.alive and self.node.may_serve(now)):
+            return set()
+        return {shard for shard in self.table.groups if self._is_open(shard, now)}
+
+    def grants(self) -> set[int]:
+        """Return the shards that it grants locks of."""
+        now, groups = self.clock.read(), self.table.groups
+        return {shard for shard in self.able() if (groups[shard].recovers_until or 0) <= now}
+
+    def _is_open(self, shard: int, now: float) -> bool:
+        key = b"shard#%d/" % shard
+        return isinstance(self.table._serving(key, now), Group)
+
+
+def _is_refused(peer: Peer, effects: list[Effect]) -> bool:
+    replies = [reply for number, reply in effects if number == peer.id]
+    return any(
+        isinstance(reply, Status | Recovering | Moved)
+        for reply in replies
+        if reply is not Status.QUEUED
+    )
+
+
+def _entries(group: Group) -> Iterable[Any]:
+    return (entry for space in group.spaces for entry in space.values())

@@ -1,0 +1,409 @@
+"""Everything together: time, chance, faults, and the judge."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dflockd.cluster.calls import Kind
+from dflockd.cluster.terms import Terms
+from dflockd.shards import Delete
+from dflockd.shards.errors import LeaseGoneError
+from dflockd.wire import (
+    Space,
+)
+from tests.dflockd.cluster.simulation.client import Client, Life
+from tests.dflockd.cluster.simulation.machines import (
+    CALM,
+    FINALE,
+    KEYS,
+    PREFIX,
+    SERVERS,
+    Clock,
+    Key,
+    Process,
+    Rules,
+    ViolationError,
+)
+from tests.dflockd.cluster.simulation.server import ServerProcess
+from tests.dflockd.cluster.simulation.store import Etcd
+
+
+class World:
+    """Everything there is, and the judge of it.
+
+    Args:
+        seed: decides everything.
+        rules: what takes part.
+        story: what goes wrong, and when; without it, chance says so.
+    """
+
+    def __init__(
+        self, seed: int, rules: Rules | None = None, story: Callable[[World], None] | None = None
+    ) -> None:
+        self.seed = seed
+        self.rules = rules or Rules()
+        self.random = rng = random.Random(seed)
+        self.time = 0.0
+        self.calm = False
+        self._is_over = False
+        self.counts: Counter[str] = Counter()
+        self.granted: dict[str, float] = {}
+        """When each client was last granted a lock."""
+        self.numbers = itertools.count(1)
+        self.places: dict[bytes, int] = {}
+        self._events: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
+        self._order = itertools.count()
+        self._trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=250)
+        self._beliefs: dict[Client, tuple[Key, int, float]] = {}
+        self._fences: dict[Key, int] = {}
+        self._cut: set[frozenset[str]] = set()
+        self.terms = Terms(num_shards=rng.randint(2, 4), promise=2, max_lease=rng.choice((3, 8)))
+        self.keys = rng.choice((KEYS, KEYS[:1], KEYS[1:], KEYS[:2]))
+        self.balances = rng.random() < 0.3
+        self.losses = rng.choice((0, 0.01, 0.05))
+        self.stalls = rng.choice((0, 0, 0.0005, 0.002))
+        self.slow = rng.choice((0.01, 0.05, 0.2))
+        self.watch_lag = rng.choice((1, 1, 5, 20))
+        self.etcd = Etcd(self)
+        self._lives = itertools.count(1)
+        if story is not None:
+            self.terms = Terms(num_shards=2, promise=2, max_lease=8)
+            self.keys = KEYS
+            self.balances = False
+            self.losses = self.stalls = self.slow = 0
+            self.watch_lag = 1
+        self.clocks = {
+            name: Clock(self, rng.uniform(0.99, 1.01), rng.uniform(0, 1000))
+            for name in (*SERVERS, *(f"c{number}" for number in range(1, 6)))
+        }
+        self.servers = {
+            address: ServerProcess(self, address, self.clocks[address], next(self._lives))
+            for address in SERVERS
+        }
+        names = [name for name in self.clocks if name.startswith("c")]
+        self.clients = {}
+        if story is None:
+            self.clients = {name: Client(self, name, self.clocks[name]) for name in names}
+        self.after(0.25, self._tick)
+        (story or _trouble)(self)
+        self.at(CALM, self._calm_down)
+
+    # Time.
+
+    def at(self, time: float, call: Callable[..., Any], *args: Any) -> None:
+        heapq.heappush(self._events, (time, next(self._order), call, args))
+
+    def after(self, seconds: float, call: Callable[..., Any], *args: Any) -> None:
+        self.at(self.time + seconds, call, *args)
+
+    def run(self, until: float = CALM + FINALE) -> World:
+        """Let everything happen.
+
+        Raises:
+            ViolationError: something did that must not.
+        """
+        while self._events and self._events[0][0] <= until:
+            self.time, _, call, args = heapq.heappop(self._events)
+            try:
+                call(*args)
+            except ViolationError:
+                raise
+            except Exception as exc:
+                raise self.violation(f"{type(exc).__name__}: {exc}") from exc
+            if self._is_over:
+                break
+        if self.calm and not self._is_over:
+            raise self.violation(f"in the end: {self._unrest()}")
+        self.counts["milliseconds"] = int(self.time * 1000)
+        return self
+
+    def _tick(self) -> None:
+        self.etcd.tick()
+        if self.calm:
+            self._is_over = not self._unrest()
+        self.after(0.25, self._tick)
+
+    # Chance.
+
+    def chance(self, share: float) -> bool:
+        return share > 0 and not self.calm and self.random.random() < share
+
+    def delay(self) -> float:
+        if self.chance(self.slow):
+            return self.random.uniform(0.1, 2.0)
+        return self.random.expovariate(100)
+
+    def long_pause(self) -> float:
+        return self.random.choice((0.5, 2, 4, 8, 12)) * self.random.uniform(0.8, 1.2)
+
+    def is_lost(self, client: str, server: str) -> bool:
+        return frozenset((client, server)) in self._cut or self.chance(self.losses / 10)
+
+    # What stories have clients do.
+
+    def visit(
+        self,
+        name: str,
+        at: float,
+        *,
+        lease: int,
+        hold: float,
+        timeout: float = 30,
+        via: str = SERVERS[0],
+    ) -> None:
+        """Have a client take the first lock at some time, and keep it for so long."""
+
+        def errand(client: Client) -> Life:
+            client.owners[0] = via, 0
+            yield from client.use(client.acquire, KEYS[0], timeout, lease, hold)
+
+        def come() -> None:
+            self.clients[name] = Client(self, name, self.clocks[name], errand)
+
+        self.at(at, come)
+
+    def when(self, condition: Callable[[], bool], act: Callable[..., Any], *args: Any) -> None:
+        """Do something once a condition holds."""
+        if condition():
+            act(*args)
+        else:
+            self.after(0.01, self.when, condition, act, *args)
+
+    # Faults; also for stories.
+
+    def stop(self, name: str, seconds: float) -> None:
+        process = self.servers.get(name) or self.clients[name]
+        process.stop(seconds)
+
+    def crash(self, name: str, back_after: float = 1.0) -> None:
+        self.counts["crashes"] += 1
+        process = self.servers.get(name) or self.clients[name]
+        self.log(process.name, "is killed")
+        process.kill()
+        self.after(back_after, self._start, name, process)
+
+    def _start(self, name: str, former: Process) -> None:
+        if (self.servers.get(name) or self.clients[name]) is not former:
+            return
+        if isinstance(former, ServerProcess):
+            process = ServerProcess(self, name, former.clock, next(self._lives))
+            self.servers[name] = process
+            self.log(process.name, "starts")
+        else:
+            self.clients[name] = Client(self, name, former.clock)
+
+    def end_server(self, process: ServerProcess) -> None:
+        """A server that was drained ends."""
+        if process.alive:
+            left = process.node.has_left
+            self.counts["clean ends" if left else "ends that were not clean"] += 1
+            self.log(process.name, "ends")
+            lease = process.node.lease
+            process.kill()
+            self.after(self.delay(), self.revoke, lease)
+            self.after(self.random.uniform(0.5, 4), self._start, process.address, process)
+
+    def drain(self, name: str) -> None:
+        process = self.servers[name]
+        process.receive(process.leave)
+
+    def revoke(self, lease: int) -> None:
+        try:
+            self.etcd.space.revoke(lease)
+        except LeaseGoneError:
+            return
+        self.etcd.changed()
+
+    def take_for_dead(self, name: str) -> None:
+        """End a server's lease before its time."""
+        self.counts["early ends of leases"] += 1
+        self.log(name, "its lease ends early")
+        self.revoke(self.servers[name].node.lease)
+
+    def delete_entry(self, name: str) -> None:
+        """Delete a server's entry by hand."""
+        self.counts["entries deleted"] += 1
+        self.log(name, "its entry is deleted")
+        self.etcd.space.txn([], [Delete(f"{PREFIX}/nodes/{name}")])
+        self.etcd.changed()
+
+    def cut_store(self, names: Iterable[str], seconds: float) -> None:
+        names = set(names)
+        self.counts["cuts from the store"] += 1
+        self.log("etcd", "is cut off from %s for %.1f s", sorted(names), seconds)
+        self.etcd.cut |= names
+        self.after(seconds, self.etcd.cut.difference_update, names)
+
+    def cut(self, client: str, server: str, seconds: float) -> None:
+        pair = frozenset((client, server))
+        self._cut.add(pair)
+        self.after(seconds, self._cut.discard, pair)
+
+    def stop_store(self, seconds: float) -> None:
+        self.counts["store stopped"] += 1
+        self.log("etcd", "is away for %.1f s", seconds)
+        self.etcd.is_up = False
+        self.after(seconds, self._start_store)
+
+    def _start_store(self) -> None:
+        self.etcd.is_up = True
+        for watch in self.etcd.watches:
+            watch.cut = True
+
+    def interrupt(self, name: str) -> None:
+        process = self.servers[name]
+        self.counts["watches interrupted"] += 1
+        process.receive(process.lose_watch, self.random.uniform(0, 1))
+
+    def hold_up(self, kind: Kind, seconds: float) -> None:
+        """Have the next call of a kind take so long that nobody waits for it any more."""
+        self.etcd.held_up[kind] = seconds
+
+    def blind(self, name: str, seconds: float) -> None:
+        """Have a server hear nothing from the store, while its calls go through."""
+        process = self.servers[name]
+        self.counts["watches silent"] += 1
+        self.log(process.name, "hears nothing for %.1f s", seconds)
+        process.receive(process.lose_watch, seconds)
+
+    def lose_keep_alives(self, name: str, seconds: float) -> None:
+        self.counts["keep-alives lost"] += 1
+        self.etcd.no_keep_alives.add(name)
+        self.after(seconds, self.etcd.no_keep_alives.discard, name)
+
+    def move(self, shard: int, server: str) -> None:
+        self.counts["moves"] += 1
+        self.log("etcd", "shard %d is to be at %s", shard, server)
+        self.etcd.edit(shard, lambda record: record._replace(target=server))
+
+    def pin(self, shard: int, *, pinned: bool = True) -> None:
+        self.etcd.edit(
+            shard,
+            lambda r: r.with_flag("pinned") if pinned else r.without_flag("pinned"),
+        )
+
+    def _calm_down(self) -> None:
+        self.log("", "faults are over")
+        self.calm = True
+        self.etcd.is_up = True
+        self.etcd.cut.clear()
+        self.etcd.no_keep_alives.clear()
+        self._cut.clear()
+        for shard in range(self.terms.num_shards):
+            self.pin(shard, pinned=False)
+        for name, process in [*self.servers.items(), *self.clients.items()]:
+            process.go_on()
+            if not process.alive:
+                self._start(name, process)
+
+    def running(self) -> list[ServerProcess]:
+        return list(self.servers.values())
+
+    # The judge.
+
+    def believe(self, client: Client, key: Key, fence: int, until: float) -> None:
+        """A client takes itself for a holder until then, unless it says that it is not any more."""
+        if until <= self.time:
+            return  # it was stopped since it looked at its clock, and looks again before it acts
+        former = self._beliefs.get(client)
+        self._beliefs[client] = key, fence, until
+        holders = [
+            other for other, (k, _, end) in self._beliefs.items() if k == key and end > self.time
+        ]
+        if len(holders) > key.limit:
+            others = " and ".join(sorted(other.name for other in holders))
+            raise self.violation(f"{others} hold {key.name.decode()} at a time")
+        if former is None or former[:2] != (key, fence):
+            self.counts["grants"] += 1
+            self.granted[client.name] = self.time
+            self.log(client.name, "holds %s, fence ...%x", key.name, fence & 0xFFFFFFFFFFFFF)
+            if key.space is Space.LOCK and fence <= self._fences.get(key, 0):
+                raise self.violation(f"fence {fence:x} of {key.name.decode()} has not grown")
+            self._fences[key] = max(fence, self._fences.get(key, 0))
+
+    def forget(self, client: Client) -> None:
+        self._beliefs.pop(client, None)
+
+    def judge_servers(self, process: ServerProcess) -> None:
+        """No two servers may serve one shard at a time."""
+        able = process.able()
+        for other in self.running():
+            if able and other is not process and (both := able & other.able()):
+                raise self.violation(f"{process.name} and {other.name} both serve shards {both}")
+
+    def _unrest(self) -> str:
+        """Return what is still to come once the faults are over."""
+        for client in self.clients.values():
+            if not client.done:
+                return f"{client.name} got no lock"
+        for process in self.running():
+            counts = process.node.counts()
+            if counts.total() != counts["serving"]:
+                return f"{process.name} has not come to rest: {dict(counts)}"
+        served = sorted(shard for process in self.running() for shard in process.grants())
+        if served != list(range(self.terms.num_shards)):
+            return f"only the shards {served} are served"
+        return ""
+
+    def log(self, who: str, text: str, *args: Any) -> None:
+        self._trace.append((self.time, who, text, args))
+
+    def timeline(self) -> str:
+        return "\n".join(
+            f"{time:8.3f}  {who:5} {text % args if args else text}"
+            for time, who, text, args in self._trace
+        )
+
+    def violation(self, what: str) -> ViolationError:
+        return ViolationError(
+            f"{what}\n\n{self.timeline()}\n{self.time:8.3f}  {what}\n\n"
+            f"replay: python -m tests.dflockd.cluster.simulation {self.seed}"
+        )
+
+
+def _trouble(world: World) -> None:
+    """Have a lot go wrong."""
+    rng = world.random
+    shards = range(world.terms.num_shards)
+
+    def server() -> str:
+        return rng.choice(SERVERS)
+
+    def client() -> str:
+        return rng.choice(list(world.clients))
+
+    def bounce() -> None:
+        shard = rng.choice(shards[:2])
+        for number in range(rng.randint(2, 6)):
+            world.after(number * rng.uniform(0.01, 0.5), world.move, shard, server())
+
+    faults: list[Callable[[], None]] = [
+        lambda: world.crash(server(), rng.choice((0.1, 1, 6, 12))),
+        lambda: world.crash(client(), rng.uniform(0.1, 3)),
+        lambda: world.stop(server(), world.long_pause()),
+        lambda: world.stop(client(), world.long_pause()),
+        lambda: world.cut_store([server()], rng.uniform(1, 20)),
+        lambda: world.cut_store([server()], rng.uniform(8, 20)),
+        lambda: world.cut_store(SERVERS, rng.uniform(1, 8)),
+        lambda: world.stop_store(rng.uniform(1, 8)),
+        lambda: world.take_for_dead(server()),
+        lambda: world.delete_entry(server()),
+        lambda: world.lose_keep_alives(server(), rng.uniform(3, 8)),
+        lambda: world.interrupt(server()),
+        lambda: world.blind(server(), rng.uniform(2, 12)),
+        lambda: world.cut(client(), server(), rng.uniform(1, 8)),
+        lambda: world.drain(server()),
+        lambda: world.move(rng.choice(shards), server()),
+        lambda: world.pin(rng.choice(shards), pinned=rng.random() < 0.5),
+        bounce,
+        bounce,
+    ]
+    # A few kinds at a time: with all of them each is rare. (Groce et al., "Swarm testing", 2012.)
+    chosen = rng.sample(faults, rng.randint(2, 6))
+    for _ in range(rng.randint(3, 20)):
+        world.at(rng.uniform(4, CALM - 3), rng.choice(chosen))

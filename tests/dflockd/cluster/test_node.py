@@ -1,0 +1,422 @@
+"""A node over a store that answers at once: batches, records that are odd, drains, conditions."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+
+import pytest
+
+from dflockd.cluster import node as nodes
+from dflockd.cluster.calls import Call, Kind
+from dflockd.cluster.leader import SETTLE
+from dflockd.cluster.node import BATCH, LEAVE_PATIENCE, MAX_CALLS, Node
+from dflockd.cluster.terms import Terms
+from dflockd.cluster.view import MAX_EPOCH
+from dflockd.shards import Delete, Event, Loaded, Outcome, Put, RevisionIs, ShardRecord, ValueIs
+from dflockd.shards.memory import KeySpace
+from dflockd.shards.values import format_shard_value, parse_shard_value
+from dflockd.table import Limits, Peer
+from dflockd.wire import (
+    Acquire,
+    Granted,
+    Moved,
+    Recovering,
+    Renew,
+    Renewed,
+    Reply,
+    Request,
+    Space,
+    Status,
+    fence_from_token,
+)
+
+KEY = b"shard#0/a"
+WALL = 1_700_000_000 * 10**9
+
+
+class Cluster:
+    """Nodes and their store. Nothing takes time but what `pass_` lets pass."""
+
+    def __init__(self, *addresses: str, num_shards: int = 4, wall: int = WALL) -> None:
+        self.store = KeySpace(history=1 << 20)
+        self.terms = Terms(num_shards=num_shards, promise=3, max_lease=4)
+        self.now = 1000.0
+        self.nodes: dict[str, Node] = {}
+        self.calls: list[Call] = []
+        self.most_under_way = 0
+        self._wall = wall
+        self._told: dict[str, int] = {}
+        for address in addresses:
+            self.start(address)
+        self.pass_(SETTLE + 0.1)
+
+    def start(self, address: str) -> Node:
+        node = self.nodes[address] = Node(
+            address,
+            Limits(default_lease=4, max_lease=4, max_locks=1 << 20),
+            b"secret",
+            self.terms,
+            prefix="/p",
+            wall=lambda: self._wall,
+        )
+        loaded = self.store.load("/p/")
+        self._told[address] = loaded.revision
+        node.loaded(loaded, self.now)
+        assert node.next_deadline() > self.now
+        node.enlist(f"{address} at {self.now}", self.store.grant(3, self.now).id, self.now)
+        self.settle()
+        return node
+
+    def kill(self, address: str) -> None:
+        """End a server, and its lease with it."""
+        self.store.revoke(self.nodes.pop(address).lease)
+        self.settle()
+
+    def settle(self) -> None:
+        """Deliver everything there is."""
+        busy = True
+        while busy:
+            busy = False
+            for address, node in list(self.nodes.items()):
+                changes = self.store.since("/p/", self._told[address] + 1)
+                self._told[address] = self.store.revision
+                for events in changes:
+                    node.changed(events, self.now)
+                effects, _, calls = node.output()
+                assert effects == [] or changes or calls
+                self.most_under_way = max(self.most_under_way, len(calls))
+                for call in calls:
+                    self.calls.append(call)
+                    node.answered(call, self.store.txn(call.compares, call.operations), self.now)
+                busy = busy or bool(changes or calls)
+
+    def pass_(self, seconds: float, step: float = 0.25) -> None:
+        """Let time pass; all that live keep their leases."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + step)
+            for node in self.nodes.values():
+                self.store.keep_alive(node.lease, self.now)
+                node.advance(self.now)
+                assert node.next_deadline() > self.now
+            self.settle()
+
+    def record(self, shard: int) -> ShardRecord:
+        return parse_shard_value(
+            self.store.load(f"/p/shard/{shard}").records[f"/p/shard/{shard}"].value
+        )
+
+    def write(self, shard: int, record: ShardRecord | str) -> None:
+        text = record if isinstance(record, str) else format_shard_value(record)
+        self.store.txn([], [Put(f"/p/shard/{shard}", text.encode())])
+        self.settle()
+
+    def move(self, shard: int, address: str) -> None:
+        self.write(shard, self.record(shard)._replace(target=address))
+
+    def serving(self) -> dict[str, set[int]]:
+        return {
+            address: {s for s, group in node.table.groups.items() if not group.frozen}
+            for address, node in self.nodes.items()
+        }
+
+    def ask(self, address: str, request: Request, peer: Peer | None = None) -> Reply:
+        table = self.nodes[address].table
+        ((_, reply),) = table.handle(peer or table.connect(), request, self.now)
+        return reply
+
+    def take(self, address: str, key: bytes = KEY, peer: Peer | None = None) -> bytes:
+        reply = self.ask(address, Acquire(Space.LOCK, key, 1, 0, 4), peer)
+        assert isinstance(reply, Granted)
+        return reply.token
+
+    def renew(self, address: str, token: bytes, key: bytes = KEY) -> Reply:
+        return self.ask(address, Renew(Space.LOCK, key, token, 4))
+
+
+def of_kind(calls: Iterable[Call], kind: Kind) -> list[Call]:
+    return [call for call in calls if call.kind is kind]
+
+
+def test_a_cluster_of_8192_shards_is_shared_out_and_handed_over_in_batches() -> None:
+    cluster = Cluster("a:1", "b:1", num_shards=8192)
+    cluster.pass_(1)
+    assert [len(shards) for shards in cluster.serving().values()] == [4096, 4096]
+    tokens = {
+        key: cluster.take("a:1", key) for key in (b"shard#%d/x" % s for s in range(0, 400, 2))
+    }
+    cluster.nodes["a:1"].leave(cluster.now)
+    cluster.pass_(60, step=1.0)
+    assert cluster.nodes["a:1"].has_left
+    assert len(cluster.serving()["b:1"]) == 8192
+    for call in cluster.calls:
+        assert len(call.tenures) <= BATCH
+        assert max(len(call.compares), len(call.operations)) <= 128
+    assert cluster.most_under_way <= MAX_CALLS + 2  # a heartbeat and an announcement beside them
+    held = [group.spaces[0] for group in cluster.nodes["b:1"].table.groups.values()]
+    assert sum(map(len, held)) <= len(tokens)
+    assert not cluster.store.load("/p.handoff/").records
+
+
+def test_a_lock_goes_with_its_shard_at_once() -> None:
+    cluster = Cluster("a:1", "b:1")
+    token = cluster.take("a:1")
+    cluster.move(0, "b:1")
+    reply = cluster.renew("a:1", token)
+    assert isinstance(reply, Moved)
+    assert reply.server == b"b:1"
+    assert cluster.renew("b:1", token) == Renewed(4)
+    assert cluster.ask("b:1", Acquire(Space.LOCK, KEY, 1, 0, 4)) is Status.TIMEOUT
+    assert "clean" not in str(cluster.record(0))
+    assert fence_from_token(cluster.take("b:1", b"shard#0/b")) > fence_from_token(token)
+
+
+def test_more_locks_than_fit_into_one_transaction_go_in_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nodes, "MAX_SNAPSHOT", 300)
+    cluster = Cluster("a:1", "b:1", num_shards=8)
+    tokens = {}
+    for shard in range(0, 8, 2):
+        for number in range(5):
+            key = b"shard#%d/%d" % (shard, number)
+            tokens[key] = cluster.take("a:1", key)
+    del cluster.calls[:]
+    cluster.nodes["a:1"].leave(cluster.now)
+    cluster.settle()
+    releases = of_kind(cluster.calls, Kind.RELEASE)
+    assert len(releases) == 4
+    assert all(cluster.renew("b:1", token, key) == Renewed(4) for key, token in tokens.items())
+
+
+def test_a_shard_with_too_many_locks_is_recovered_by_their_holders(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(nodes, "MAX_SNAPSHOT", 50)
+    cluster = Cluster("a:1", "b:1")
+    token = cluster.take("a:1")
+    cluster.move(0, "b:1")
+    assert "shard 0 has too many locks to hand them over" in caplog.text
+    assert isinstance(cluster.ask("b:1", Acquire(Space.LOCK, KEY, 1, 0, 4)), Recovering)
+    cluster.pass_(3.2)
+    assert cluster.renew("b:1", token) == Renewed(4)
+    cluster.pass_(5.5)
+    assert isinstance(cluster.ask("b:1", Acquire(Space.LOCK, b"shard#0/b", 1, 0, 4)), Granted)
+
+
+def test_after_a_crash_holders_come_back_and_others_wait() -> None:
+    cluster = Cluster("a:1", "b:1")
+    token = cluster.take("a:1")
+    cluster.kill("a:1")
+    cluster.pass_(SETTLE + 1.2)
+    assert cluster.record(0)[:2] == ("b:1", "b:1")
+    assert cluster.renew("b:1", token) == Renewed(4)
+    assert isinstance(cluster.ask("b:1", Acquire(Space.LOCK, b"shard#0/b", 1, 0, 4)), Recovering)
+    cluster.pass_(cluster.terms.grace)
+    assert isinstance(cluster.ask("b:1", Acquire(Space.LOCK, b"shard#0/b", 1, 0, 4)), Granted)
+
+
+def test_what_transactions_require() -> None:
+    cluster = Cluster("a:1", "b:1")
+    cluster.kill("a:1")
+    cluster.pass_(SETTLE + 1)
+    b = cluster.nodes["b:1"]
+    entry = ValueIs("/p/nodes/b:1", cluster.store.load("/p/nodes/").records["/p/nodes/b:1"].value)
+    claims = of_kind(cluster.calls, Kind.CLAIM)
+    assert all(entry in call.compares for call in claims if call.tenures[0].record.current == "b:1")
+    taken_over = claims[-1]
+    assert RevisionIs("/p/nodes/a:1", 0) in taken_over.compares
+    for tenure in taken_over.tenures:
+        assert RevisionIs(f"/p/shard/{tenure.shard}", tenure.compared) in taken_over.compares
+        assert tenure.record.epoch == tenure.former.epoch + 1
+        assert tenure.record.clean is None
+    b.leave(cluster.now)
+    cluster.pass_(LEAVE_PATIENCE)
+    (release,) = of_kind(cluster.calls, Kind.RELEASE)
+    assert entry in release.compares
+    for tenure in release.tenures:
+        assert RevisionIs(f"/p/shard/{tenure.shard}", tenure.compared) in release.compares
+    for call in of_kind(cluster.calls, Kind.HEARTBEAT):
+        assert isinstance(call.compares[0], ValueIs)
+
+
+def test_a_claim_takes_what_was_handed_over_away() -> None:
+    cluster = Cluster("a:1", "b:1")
+    cluster.take("a:1")
+    cluster.move(0, "b:1")
+    (claim,) = [c for c in of_kind(cluster.calls, Kind.CLAIM) if c.tenures[0].former.clean]
+    assert Delete("/p.handoff/0") in claim.operations
+    assert claim.tenures[0].record.clean is None
+    assert cluster.record(0).clean is None
+
+
+def test_what_another_epoch_handed_over_is_not_believed(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster("a:1", "b:1")
+    token = cluster.take("a:1")
+    node = cluster.nodes.pop("b:1")
+    cluster.move(0, "b:1")
+    (key,) = cluster.store.load("/p.handoff/").records
+    text = cluster.store.load(key).records[key].value
+    old = text.replace(b'"epoch":%d' % cluster.record(0).epoch, b'"epoch":1')
+    cluster.store.txn([], [Put(key, old)])
+    cluster.nodes["b:1"] = node
+    cluster.settle()
+    assert "it is of epoch 1" in caplog.text
+    assert isinstance(cluster.ask("b:1", Acquire(Space.LOCK, KEY, 1, 0, 4)), Recovering)
+    cluster.pass_(3.2)
+    assert cluster.renew("b:1", token) == Renewed(4)
+
+
+@pytest.mark.parametrize("text", ["b:1,a:1,f=e:x", "a:1,a:1,f=e:99999999"])
+def test_a_record_that_cannot_be_read_is_left_alone_and_its_shard_dropped(text: str) -> None:
+    cluster = Cluster("a:1", "b:1")
+    cluster.write(0, text)
+    cluster.pass_(SETTLE + 1)
+    assert cluster.store.load("/p/shard/0").records["/p/shard/0"].value.decode() == text
+    assert cluster.serving() == {"a:1": {2}, "b:1": {1, 3}}
+    cluster.write(0, "b:1,,f=e:5000")
+    assert cluster.serving()["b:1"] == {0, 1, 3}
+    assert cluster.record(0).epoch > 5000
+
+
+def test_a_shard_has_no_epoch_after_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster("a:1")
+    cluster.write(0, ShardRecord("a:1", "", (f"e:{MAX_EPOCH}",)))
+    cluster.write(1, ShardRecord("a:1", "", (f"e:{MAX_EPOCH - 1}",)))
+    assert "/p/shard/0 has had its last epoch" in caplog.text
+    assert cluster.serving() == {"a:1": {1, 2, 3}}
+    cluster.pass_(cluster.terms.grace)
+    token = cluster.take("a:1", b"shard#1/a")
+    assert fence_from_token(token) >> 40 == MAX_EPOCH
+
+
+def test_a_pinned_shard_waits_for_its_server_or_for_somebody_to_move_it() -> None:
+    cluster = Cluster("a:1", "b:1")
+    cluster.write(0, cluster.record(0).with_flag("pinned"))
+    cluster.kill("a:1")
+    cluster.pass_(SETTLE + 1)
+    assert cluster.serving() == {"b:1": {1, 2, 3}}
+    assert cluster.ask("b:1", Acquire(Space.LOCK, KEY, 1, 0, 4)) == Recovering(100)
+    cluster.write(0, cluster.record(0).without_flag("pinned"))
+    cluster.pass_(SETTLE + 1)
+    assert cluster.serving() == {"b:1": {0, 1, 2, 3}}
+
+
+def test_a_shard_that_is_moved_to_nobody_gets_another_server() -> None:
+    cluster = Cluster("a:1", "b:1")
+    cluster.move(0, "gone:1")
+    cluster.pass_(SETTLE + 1)
+    assert cluster.record(0).current in ("a:1", "b:1")
+
+
+def test_the_last_server_hands_over_to_whoever_comes_next() -> None:
+    cluster = Cluster("a:1")
+    token = cluster.take("a:1")
+    cluster.nodes["a:1"].leave(cluster.now)
+    cluster.settle()
+    assert cluster.nodes["a:1"].has_left
+    cluster.kill("a:1")
+    cluster.now += 100
+    cluster.start("a:1")
+    assert cluster.serving() == {"a:1": {0, 1, 2, 3}}
+    assert cluster.renew("a:1", token) == Renewed(4)
+    assert isinstance(cluster.ask("a:1", Acquire(Space.LOCK, b"shard#0/b", 1, 0, 4)), Granted)
+
+
+def test_a_server_that_leaves_gives_its_shards_to_the_others() -> None:
+    cluster = Cluster("a:1", "b:1", "c:1", num_shards=9)
+    token = cluster.take("a:1")
+    cluster.write(3, cluster.record(3).with_flag("pinned"))
+    cluster.nodes["a:1"].leave(cluster.now)
+    cluster.settle()
+    assert cluster.nodes["a:1"].has_left
+    assert cluster.record(3)[:2] == ("a:1", "")
+    assert cluster.record(3).clean == cluster.record(3).epoch
+    home = cluster.record(0).current
+    assert home in ("b:1", "c:1")
+    assert cluster.renew(home, token) == Renewed(4)
+
+
+def test_two_servers_that_both_lead_do_no_harm() -> None:
+    cluster = Cluster("a:1", "b:1")
+    cluster.start("c:1")
+    b = cluster.nodes["b:1"]
+    b.view.see("/p/nodes/a:1", None, 1 << 40)  # it takes itself for the first
+    b.leader.look(cluster.now)
+    token = cluster.take("a:1")
+    cluster.pass_(3 * SETTLE)
+    served = [shard for shards in cluster.serving().values() for shard in shards]
+    assert sorted(served) == [0, 1, 2, 3]
+    homes = [node for node in cluster.nodes if 0 in cluster.serving()[node]]
+    assert cluster.renew(homes[0], token) in (Renewed(4), Status.ERROR)
+
+
+def test_the_address_alone_gives_no_right_to_anything() -> None:
+    cluster = Cluster("a:1")
+    token = cluster.take("a:1")
+    cluster.kill("a:1")
+    cluster.start("a:1")
+    assert isinstance(cluster.ask("a:1", Acquire(Space.LOCK, KEY, 1, 0, 4)), Recovering)
+    cluster.pass_(3.2)
+    assert cluster.renew("a:1", token) == Renewed(4)
+
+
+def test_a_server_that_was_taken_for_dead_goes_on_with_what_nobody_took() -> None:
+    cluster = Cluster("a:1", "b:1", num_shards=4)
+    tokens = [cluster.take("a:1", b"shard#%d/a" % shard) for shard in (0, 2)]
+    a = cluster.nodes["a:1"]
+    cluster.store.revoke(a.lease)
+    cluster.move(2, "b:1")
+    cluster.now += 1.2
+    a.advance(cluster.now)
+    cluster.settle()
+    assert a.wants_lease
+    assert a.next_deadline() > cluster.now
+    assert isinstance(cluster.renew("a:1", tokens[0]), Recovering)
+    a.enlist("again", cluster.store.grant(3, cluster.now).id, cluster.now)
+    cluster.settle()
+    assert cluster.renew("a:1", tokens[0]) == Renewed(4)
+    assert isinstance(cluster.renew("a:1", tokens[1], b"shard#2/a"), Moved)
+
+
+def test_without_a_lease_or_an_answer_there_is_nothing_to_wake_up_for() -> None:
+    node = Node("a:1", Limits(), b"s", Terms(), prefix="/p", wall=lambda: WALL)
+    assert node.next_deadline() == math.inf
+    node.loaded(Loaded({}, 1), 0)
+    assert node.next_deadline() == math.inf
+    node.enlist("x", 1, 0)
+    (call,) = node.output().calls
+    assert node.next_deadline() == math.inf
+    node.answered(call, None, 2)
+    assert 2 < node.next_deadline() < 3
+    node.advance(3)
+    (call,) = node.output().calls
+    node.answered(call, Outcome(True, 5, {}), 3)
+    # Its leases begin when they are asked for, not when they are given.
+    assert node.promised == call.made + node.terms.promise
+
+
+def test_strange_keys_do_not_stop_a_node(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    cluster = Cluster("a:1")
+    for key in ("nodes/", "nodes/a,b", "nodes/ x", "shard/4", "shard/00", "leaving/", "other"):
+        cluster.store.txn([], [Put(f"/p/{key}", b"\xff")])
+    cluster.start("b:1")
+    cluster.kill("b:1")
+    cluster.pass_(SETTLE + 1)
+    assert cluster.serving() == {"a:1": {0, 1, 2, 3}}
+
+
+def test_events_in_pieces_or_again_change_nothing() -> None:
+    cluster = Cluster("a:1", "b:1")
+    token = cluster.take("a:1")
+    everything = [event for events in cluster.store.since("/p/", 1) for event in events]
+    for node in cluster.nodes.values():
+        for event in reversed(everything):
+            assert isinstance(event, Event)
+            node.changed([event], cluster.now)
+    cluster.settle()
+    assert cluster.renew("a:1", token) == Renewed(4)
+    assert cluster.serving() == {"a:1": {0, 2}, "b:1": {1, 3}}

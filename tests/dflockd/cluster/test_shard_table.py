@@ -1,0 +1,502 @@
+"""A table whose shards come and go: what goes with them, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflockd.table import Effect, Kept, Limits, Mint, Peer, ShardTable, Snapshot
+from dflockd.table.sharded import FROZEN, LAPSED, PLACE_PATIENCE
+from dflockd.wire import (
+    Acquire,
+    Detach,
+    Enqueue,
+    Enqueued,
+    Granted,
+    Moved,
+    Recovering,
+    Refusal,
+    Release,
+    Renew,
+    Renewed,
+    Reply,
+    Report,
+    Request,
+    Resume,
+    Space,
+    Status,
+    Wait,
+    fence_from_token,
+)
+
+LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
+AWAY = Moved(1, 7, b"other:1")
+FOR_LONG = 1e9
+
+
+class Two:
+    """Keys that begin with ``1`` are in shard 1, all others in shard 0."""
+
+    def shard_of(self, key: bytes) -> int:
+        return int(key.startswith(b"1"))
+
+    def refer(self, shard: int) -> Refusal:
+        return AWAY
+
+    def report(self) -> Report:
+        return Report(b"{}")
+
+
+def table_of(promise: float = FOR_LONG, *shards: int, **limits: int) -> ShardTable:
+    table = ShardTable(Limits(**limits), Mint(b"secret", 0), Two())
+    table.promise(promise, 0)
+    for shard in shards or (0, 1):
+        table.open(shard, 1 << 40)
+    return table
+
+
+def ask(table: ShardTable, peer: Peer, request: Request, now: float = 0) -> Reply | None:
+    replies = [reply for number, reply in table.handle(peer, request, now) if number == peer.id]
+    return replies[-1] if replies else None
+
+
+def take(table: ShardTable, peer: Peer, key: bytes, lease: int = 10, now: float = 0) -> bytes:
+    reply = ask(table, peer, Acquire(LOCK, key, 1, 0, lease), now)
+    assert isinstance(reply, Granted)
+    return reply.token
+
+
+def wait_for(table: ShardTable, key: bytes, *, timeout: int = 60, now: float = 0) -> Peer:
+    peer = table.connect()
+    assert ask(table, peer, Acquire(LOCK, key, 1, timeout, 10), now) is None
+    return peer
+
+
+def hand_over(old: ShardTable, new: ShardTable, shard: int, now: float = 0) -> list[Effect]:
+    snapshot = old.freeze(shard)
+    effects, _ = old.drop(shard, AWAY)
+    new.open(shard, 2 << 40)
+    new.load(shard, snapshot, now)
+    return effects
+
+
+def places_of(effects: list[Effect]) -> dict[int, bytes]:
+    found = {}
+    for number, reply in effects:
+        assert isinstance(reply, Moved)
+        found[number] = reply.place
+    return found
+
+
+def resume(
+    table: ShardTable, place: bytes, key: bytes, now: float = 0
+) -> tuple[Peer, list[Effect]]:
+    peer = table.connect()
+    assert ask(table, peer, Resume(place), now) is Status.OK
+    return peer, table.handle(peer, Acquire(LOCK, key, 1, 60, 10), now)
+
+
+def assert_empty(table: ShardTable) -> None:
+    assert len(table) == 0
+    assert not table._withheld
+    assert not table._absent
+    assert table._taking is None
+    assert len(table._deadlines) == 0
+    assert all(not any(group.spaces) for group in table.groups.values())
+    for peer in table._peers.values():
+        assert (peer.holds, peer.places, peer.waiting) == ({}, {}, None)
+
+
+def forget_all(table: ShardTable) -> None:
+    for peer in list(table._peers.values()):
+        table.disconnect(peer, 1e6, clean=True)
+    table.advance(2e6)
+    assert not table._peers
+    assert_empty(table)
+
+
+# Shards that are here, or not.
+
+
+def test_a_shard_that_is_not_here_is_referred_to_its_server() -> None:
+    table = table_of(FOR_LONG, 0)
+    peer = table.connect()
+    for request in (
+        Acquire(LOCK, b"1", 1, 0, None),
+        Enqueue(LOCK, b"1", 1, None),
+        Renew(LOCK, b"1", b"0" * 32, None),
+        Release(LOCK, b"1", b"0" * 32),
+        Detach(LOCK, b"1", b"0" * 32, None),
+        Wait(LOCK, b"1", 0),
+    ):
+        assert ask(table, peer, request) == AWAY
+    assert_empty(table)
+
+
+def test_nothing_is_granted_or_renewed_without_a_promise_and_everything_due_with_the_next() -> None:
+    table = table_of(5)
+    holder = table.connect()
+    token = take(table, holder, b"a", lease=20)
+    waiter, other = wait_for(table, b"a"), table.connect()
+    assert ask(table, holder, Renew(LOCK, b"a", token, 20), 5) is LAPSED
+    assert ask(table, other, Acquire(LOCK, b"b", 1, 9, 10), 5) is LAPSED
+    assert ask(table, other, Enqueue(LOCK, b"b", 1, 10), 5) is LAPSED
+    assert table.handle(holder, Release(LOCK, b"a", token), 6) == [(holder.id, Status.OK)]
+    # A promise that has passed already when it is heard of is none.
+    assert table.promise(6.5, 7) == []
+    ((number, reply),) = table.promise(12, 8)
+    assert number == waiter.id
+    assert isinstance(reply, Granted)
+    assert table.promise(13, 9) == []
+    forget_all(table)
+
+
+def test_a_grant_by_enqueue_is_taken_up_only_within_a_promise() -> None:
+    table = table_of(5)
+    peer = table.connect()
+    assert isinstance(ask(table, peer, Enqueue(LOCK, b"a", 1, 10)), Enqueued)
+    assert ask(table, peer, Wait(LOCK, b"a", 5), 6) is LAPSED
+    table.promise(20, 7)
+    assert isinstance(ask(table, peer, Wait(LOCK, b"a", 5), 8), Granted)
+
+
+def test_withheld_grants_are_forgotten_with_those_who_waited() -> None:
+    table = table_of(5)
+    holder = table.connect()
+    token = take(table, holder, b"a", lease=20)
+    waiter = wait_for(table, b"a", timeout=3)
+    ask(table, holder, Release(LOCK, b"a", token), 2.9)
+    assert ask(table, waiter, Release(LOCK, b"a", token), 2.95) is Status.ERROR  # its grant is out
+    table = table_of(1)
+    token = take(table, holder := table.connect(), b"a", lease=20)
+    waiter = wait_for(table, b"a", timeout=3)
+    ask(table, holder, Release(LOCK, b"a", token), 2)
+    assert table._withheld
+    assert table.advance(3) == [(waiter.id, Status.TIMEOUT)]
+    assert_empty(table)
+    assert table.promise(10, 4) == []
+
+
+def test_who_waits_is_sent_away_and_a_place_by_enqueue_stays() -> None:
+    table = table_of(5)
+    token = take(table, table.connect(), b"a", lease=60)
+    waiter, placed = wait_for(table, b"a"), table.connect()
+    assert ask(table, placed, Enqueue(LOCK, b"a", 1, 10)) is Status.QUEUED
+    assert ask(table, placed, Wait(LOCK, b"a", 60), 1) is None
+    assert table.send_away() == [(waiter.id, LAPSED), (placed.id, LAPSED)]
+    assert ask(table, placed, Wait(LOCK, b"a", 60), 6) is LAPSED
+    table.promise(20, 7)
+    assert ask(table, placed, Wait(LOCK, b"a", 60), 8) is None
+    effects = table.handle(table.connect(), Release(LOCK, b"a", token), 9)
+    assert [number for number, _ in effects[1:]] == [placed.id]
+    forget_all(table)
+
+
+def test_while_frozen_nothing_changes_and_thawed_it_goes_on() -> None:
+    table = table_of()
+    holder = table.connect()
+    token = take(table, holder, b"a", lease=10)
+    waiter = wait_for(table, b"a")
+    table.freeze(0)
+    for request in (
+        Renew(LOCK, b"a", token, 10),
+        Release(LOCK, b"a", token),
+        Acquire(LOCK, b"b", 1, 0, 10),
+    ):
+        assert ask(table, holder, request, 1) is FROZEN
+    assert isinstance(ask(table, holder, Acquire(LOCK, b"1", 1, 0, 10), 1), Granted)
+    assert table.advance(11) == []  # the lease has ended, and the grant waits
+    ((number, reply),) = table.thaw(0, 12)
+    assert (number, type(reply)) == (waiter.id, Granted)
+
+
+def test_a_shard_opens_when_its_former_server_must_have_stopped_and_grants_after_the_grace() -> (
+    None
+):
+    old, new = table_of(), table_of(FOR_LONG, 1)
+    token = take(old, old.connect(), b"a")
+    new.open(0, 2 << 40, opens_at=3.0, recovers_until=12.0)
+    peer = new.connect()
+    assert ask(new, peer, Renew(LOCK, b"a", token, 10), 2) == Recovering(1000)
+    assert ask(new, peer, Acquire(LOCK, b"b", 1, 0, 10), 2) == Recovering(1000)
+    assert ask(new, peer, Renew(LOCK, b"a", token, 20), 3) == Renewed(20)
+    assert ask(new, peer, Acquire(LOCK, b"b", 1, 0, 10), 11) == Recovering(1000)
+    assert isinstance(ask(new, peer, Acquire(LOCK, b"b", 1, 0, 10), 12), Granted)
+    assert ask(new, new.connect(), Acquire(LOCK, b"a", 1, 0, 10), 13) is Status.TIMEOUT
+    forget_all(new)
+
+
+def test_of_two_that_come_back_the_later_grant_counts() -> None:
+    old, new = table_of(), table_of(FOR_LONG, 1)
+    peer = old.connect()
+    first = take(old, peer, b"a")
+    ask(old, peer, Release(LOCK, b"a", first))
+    second = take(old, peer, b"a")
+    new.open(0, 2 << 40, opens_at=0.0, recovers_until=12.0)
+    one, other = new.connect(), new.connect()
+    assert ask(new, one, Renew(LOCK, b"a", first, 10)) == Renewed(10)
+    assert ask(new, other, Renew(LOCK, b"a", second, 10)) == Renewed(10)
+    assert ask(new, one, Renew(LOCK, b"a", first, 10)) is Status.ERROR
+    assert not one.holds
+
+
+def test_leases_are_longer_than_they_are_said_to_be() -> None:
+    table = ShardTable(Limits(), Mint(b"secret", 0), Two(), stretch=1.5)
+    table.promise(FOR_LONG, 0)
+    table.open(0, 0)
+    holder = table.connect()
+    token = take(table, holder, b"a", lease=10)
+    assert table.next_deadline() == 15
+    assert ask(table, holder, Renew(LOCK, b"a", token, 4), 1) == Renewed(4)
+    assert table.next_deadline() == 7
+
+
+# What goes with a shard.
+
+
+def test_a_hold_goes_with_its_shard_and_its_lease_begins_anew() -> None:
+    old, new = table_of(), table_of(FOR_LONG, 1)
+    holder = old.connect()
+    token = take(old, holder, b"a", lease=10)
+    snapshot = old.freeze(0)
+    assert old.drop(0, AWAY) == ([], {holder.id})
+    assert_empty(old)
+    new.open(0, 2 << 40)
+    new.load(0, snapshot, 100)
+    peer = new.connect()
+    assert ask(new, peer, Acquire(LOCK, b"a", 1, 0, 10), 109.9) is Status.TIMEOUT
+    assert ask(new, peer, Renew(LOCK, b"a", token, 10), 109.9) == Renewed(10)
+    assert ask(new, peer, Release(LOCK, b"a", token), 110) is Status.OK
+    again = take(new, peer, b"a", now=110)
+    assert fence_from_token(again) > max(fence_from_token(token), 2 << 40)
+    forget_all(new)
+
+
+def test_a_peer_with_something_else_here_is_kept() -> None:
+    table = table_of()
+    holder, waiter, placed = table.connect(), table.connect(), table.connect()
+    take(table, holder, b"a")
+    take(table, holder, b"1a")
+    take(table, waiter, b"b")
+    ask(table, waiter, Acquire(LOCK, b"1a", 1, 9, 10))
+    take(table, placed, b"c")
+    ask(table, placed, Enqueue(LOCK, b"1a", 1, 10))
+    table.freeze(0)
+    assert table.drop(0, AWAY) == ([], set())
+    assert len(holder.holds) == 1
+
+
+def test_places_keep_their_order_and_newcomers_stand_behind() -> None:
+    old, new = table_of(), table_of(FOR_LONG, 1)
+    holder = old.connect()
+    token = take(old, holder, b"a", lease=10)
+    waiters = [wait_for(old, b"a") for _ in range(3)]
+    places = places_of(hand_over(old, new, 0))
+    assert list(places) == [waiter.id for waiter in waiters]
+    assert_empty(old)
+    newcomer = wait_for(new, b"a")
+    third, _ = resume(new, places[waiters[2].id], b"a", 0.1)
+    first, _ = resume(new, places[waiters[0].id], b"a", 0.2)
+    ((_, done), (number, granted)) = new.handle(newcomer_free(new), Release(LOCK, b"a", token), 0.3)
+    assert done is Status.OK
+    assert number == first.id
+    # The second has not come yet: it is waited for, and then not any more.
+    assert isinstance(granted, Granted)
+    assert new.handle(newcomer_free(new), Release(LOCK, b"a", granted.token), 0.4)[1:] == []
+    assert new.advance(PLACE_PATIENCE - 0.1) == []
+    ((number, granted),) = new.advance(PLACE_PATIENCE)
+    assert number == third.id
+    assert isinstance(granted, Granted)
+    effects = new.handle(newcomer_free(new), Release(LOCK, b"a", granted.token), 3)
+    assert [number for number, _ in effects[1:]] == [newcomer.id]
+    forget_all(new)
+
+
+def newcomer_free(table: ShardTable) -> Peer:
+    return table.connect()
+
+
+def test_a_place_that_comes_when_it_is_its_turn_is_granted_at_once() -> None:
+    old, new = table_of(), table_of(FOR_LONG, 1)
+    token = take(old, old.connect(), b"a", lease=10)
+    waiter = wait_for(old, b"a")
+    places = places_of(hand_over(old, new, 0))
+    new.handle(new.connect(), Release(LOCK, b"a", token), 0.1)
+    behind = wait_for(new, b"a", now=0.1)
+    peer, effects = resume(new, places[waiter.id], b"a", 0.2)
+    assert [(number, type(reply)) for number, reply in effects] == [(peer.id, Granted)]
+    assert behind.waiting is not None
+    forget_all(new)
+
+
+def test_a_place_is_taken_up_once_and_for_its_own_key_only() -> None:
+    old, new = table_of(), table_of(FOR_LONG, 1)
+    take(old, old.connect(), b"a", lease=10)
+    waiter = wait_for(old, b"a")
+    place = places_of(hand_over(old, new, 0))[waiter.id]
+    stranger = new.connect()
+    ask(new, stranger, Resume(place))
+    assert isinstance(ask(new, stranger, Acquire(LOCK, b"b", 1, 5, 10)), Granted)
+    assert list(new._absent) == [place]
+    first, _ = resume(new, place, b"a")
+    second, _ = resume(new, place, b"a")
+    entry = new.groups[0].spaces[0][b"a"]
+    assert [waiting.peer for waiting in entry.waiters or ()] == [first, second]
+    assert not new._absent
+    forget_all(new)
+
+
+def test_a_place_that_was_refused_for_now_is_still_there() -> None:
+    old, new = table_of(), table_of(5, 1)
+    take(old, old.connect(), b"a", lease=10)
+    waiter = wait_for(old, b"a")
+    place = places_of(hand_over(old, new, 0, 5))[waiter.id]
+    peer, effects = resume(new, place, b"a", 5)
+    assert effects == [(peer.id, LAPSED)]
+    new.promise(20, 6)
+    ask(new, peer, Resume(place), 6)
+    assert ask(new, peer, Acquire(LOCK, b"a", 1, 9, 10), 6) is None
+    assert not new._absent
+
+
+def test_places_that_nobody_had_come_for_move_on_under_their_names() -> None:
+    first, second, third = table_of(), table_of(FOR_LONG, 1), table_of(FOR_LONG, 1)
+    take(first, first.connect(), b"a", lease=10)
+    waiters = [wait_for(first, b"a") for _ in range(2)]
+    places = places_of(hand_over(first, second, 0))
+    assert hand_over(second, third, 0) == []
+    assert_empty(second)
+    peers = [resume(third, places[waiter.id], b"a")[0] for waiter in reversed(waiters)]
+    entry = third.groups[0].spaces[0][b"a"]
+    assert [waiting.peer for waiting in entry.waiters or ()] == peers[::-1]
+
+
+def test_places_by_enqueue_move_also_before_and_after_they_were_granted() -> None:
+    old, new = table_of(), table_of(FOR_LONG, 1)
+    holder, granted, queued = old.connect(), old.connect(), old.connect()
+    token = take(old, holder, b"a")
+    for peer in (granted, queued):
+        assert ask(old, peer, Enqueue(LOCK, b"a", 1, 10)) is Status.QUEUED
+    ask(old, holder, Release(LOCK, b"a", token))  # granted to the first, who does not know yet
+    assert hand_over(old, new, 0) == []
+    assert_empty(old)
+    moved = [ask(old, peer, Wait(LOCK, b"a", 5)) for peer in (granted, queued)]
+    places = [reply.place for reply in moved if isinstance(reply, Moved)]
+    assert len(set(places)) == 2
+    there = [new.connect(), new.connect()]
+    for peer, place in reversed(list(zip(there, places, strict=True))):
+        ask(new, peer, Resume(place))
+        assert ask(new, peer, Enqueue(LOCK, b"a", 1, 10)) is Status.QUEUED
+    assert isinstance(ask(new, there[0], Wait(LOCK, b"a", 5)), Granted)
+    assert ask(new, there[1], Wait(LOCK, b"a", 5)) is None
+    assert (granted.left, queued.left) == ({}, {})
+    forget_all(new)
+    forget_all(old)
+
+
+def test_semaphore_grants_that_nobody_was_told_of_move_in_their_order() -> None:
+    old, new = table_of(), table_of(FOR_LONG, 1)
+    holder = old.connect()
+    tokens = []
+    for _ in range(2):
+        reply = ask(old, holder, Acquire(SEMAPHORE, b"s", 2, 0, 10))
+        assert isinstance(reply, Granted)
+        tokens.append(reply.token)
+    peers = [old.connect() for _ in range(3)]
+    for peer in peers:
+        assert ask(old, peer, Enqueue(SEMAPHORE, b"s", 2, 10)) is Status.QUEUED
+    for token in tokens:
+        ask(old, holder, Release(SEMAPHORE, b"s", token))
+    snapshot = old.freeze(0)
+    assert snapshot.holds == []
+    old.drop(0, AWAY)
+    left = [peer.left[SEMAPHORE, b"s"] for peer in peers]
+    assert [place.name for place in snapshot.places] == left
+    assert_empty(old)
+    new.open(0, 2 << 40)
+    new.load(0, snapshot, 0)
+    newcomer = new.connect()
+    assert ask(new, newcomer, Acquire(SEMAPHORE, b"s", 2, 5, 10)) is None
+    assert [n for n, _ in new.advance(PLACE_PATIENCE)] == [newcomer.id]
+    forget_all(new)
+
+
+def test_a_wait_keeps_its_place_while_nobody_has_the_shard() -> None:
+    class Nobody(Two):
+        def refer(self, shard: int) -> Refusal:
+            return Recovering(100)
+
+    table = ShardTable(Limits(), Mint(b"secret", 0), Nobody())
+    table.promise(FOR_LONG, 0)
+    table.open(0, 0)
+    take(table, table.connect(), b"a")
+    peer = table.connect()
+    ask(table, peer, Enqueue(LOCK, b"a", 1, 10))
+    table.freeze(0)
+    table.drop(0, AWAY)
+    assert ask(table, peer, Wait(LOCK, b"a", 5)) == Recovering(100)
+    table._directory = Two()
+    reply = ask(table, peer, Wait(LOCK, b"a", 5))
+    assert isinstance(reply, Moved)
+    assert reply.place
+
+
+def test_a_wait_goes_on_when_its_shard_has_come_back() -> None:
+    here, there = table_of(), table_of(FOR_LONG, 1)
+    holder = here.connect()
+    token = take(here, holder, b"a")
+    peer = here.connect()
+    ask(here, peer, Enqueue(LOCK, b"a", 1, 10))
+    hand_over(here, there, 0)
+    hand_over(there, here, 0)
+    assert ask(here, peer, Wait(LOCK, b"a", 5)) is None
+    ((_, done), (number, reply)) = here.handle(here.connect(), Release(LOCK, b"a", token), 1)
+    assert (done, number, type(reply)) == (Status.OK, peer.id, Granted)
+    forget_all(here)
+
+
+def test_a_detached_hold_goes_for_as_long_as_it_is_left() -> None:
+    old, new = table_of(), table_of(FOR_LONG, 1)
+    peer = old.connect()
+    token = take(old, peer, b"a")
+    assert ask(old, peer, Detach(LOCK, b"a", token, 30)) == Renewed(30)
+    snapshot = old.freeze(0)
+    (hold,) = snapshot.holds
+    assert hold.detached
+    assert old.drop(0, AWAY) == ([], set())
+    new.open(0, 2 << 40)
+    new.load(0, Snapshot([hold._replace(lease=12.0)], []), 0)
+    assert ask(new, new.connect(), Acquire(LOCK, b"a", 1, 0, 10), 11.9) is Status.TIMEOUT
+    assert isinstance(ask(new, new.connect(), Acquire(LOCK, b"a", 1, 0, 10), 12.1), Granted)
+
+
+def test_max_locks_counts_over_all_shards_and_what_comes_with_one_always_fits() -> None:
+    table = table_of(max_locks=2)
+    peer = table.connect()
+    take(table, peer, b"a")
+    take(table, peer, b"1a")
+    assert ask(table, peer, Acquire(LOCK, b"1b", 1, 0, 10)) is Status.MAX_LOCKS
+    table.freeze(1)
+    table.drop(1, AWAY)
+    table.open(1, 2 << 40)
+    holds = [Kept(LOCK, b"1%d" % n, 1, n, 10, 10, 0, b"") for n in range(3)]
+    table.load(1, Snapshot(holds, []), 0)
+    assert len(table) == 4
+    assert ask(table, peer, Acquire(LOCK, b"b", 1, 0, 10)) is Status.MAX_LOCKS
+    forget_all(table)
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_the_end_of_a_connection_in_a_frozen_shard_spoils_nothing(silent: bool) -> None:
+    old, new = table_of(), table_of(FOR_LONG, 1)
+    holder = old.connect()
+    token = take(old, holder, b"a")
+    waiter = wait_for(old, b"a")
+    snapshot = old.freeze(0)
+    assert old.disconnect(holder, 1, clean=not silent, silent=silent) == []
+    assert old.disconnect(waiter, 1, clean=True) == []
+    old.drop(0, AWAY)
+    assert_empty(old)
+    new.open(0, 2 << 40)
+    new.load(0, snapshot, 1)
+    assert ask(new, new.connect(), Renew(LOCK, b"a", token, 10), 2) == Renewed(10)
+    forget_all(new)

@@ -1,0 +1,289 @@
+"""What a server knows of the store, the terms, the leader's decisions, and what is handed over."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflockd.cluster import snapshot as snapshots
+from dflockd.cluster.leader import BATCH, SETTLE, Leader
+from dflockd.cluster.terms import Terms, TermsError
+from dflockd.cluster.view import NOT_YET, View
+from dflockd.shards import Loaded, Put, Record, format_shard_value, parse_shard_value
+from dflockd.shards.memory import KeySpace
+from dflockd.shards.values import ShardRecord
+from dflockd.table import Kept, Place, Snapshot
+from dflockd.wire import Moved, Space
+
+
+def view_of(num_shards: int = 4, **nodes: int) -> View:
+    view = View("/p", num_shards)
+    for name, revision in nodes.items():
+        view.see(f"/p/nodes/{name}:1", Record(name.encode(), revision), revision)
+    return view
+
+
+def see_shard(view: View, shard: int, text: str, revision: int) -> object:
+    return view.see(f"/p/shard/{shard}", Record(text.encode(), revision), revision)
+
+
+def lead(view: View, leader: Leader, now: float, revision: int) -> int:
+    """Carry out what the leader wants, until it wants nothing; return how many calls that took."""
+    calls = 0
+    while (call := leader.call(now)) is not None:
+        calls += 1
+        assert len(call.operations) <= BATCH
+        for put in call.operations:
+            assert isinstance(put, Put)
+            view.see(put.key, Record(put.value, revision + calls), revision + calls)
+        leader.answered(True, now)
+    return calls
+
+
+# The view.
+
+changes = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from(["a:1,", "b:1,a:1,f=e:3", "", None])), max_size=20
+)
+
+
+@given(changes=changes, order=st.randoms(use_true_random=False), repeats=st.integers(0, 5))
+def test_whatever_comes_late_or_twice_the_newest_is_known(changes, order, repeats):  # type: ignore[no-untyped-def]
+    told = [(shard, text, revision) for revision, (shard, text) in enumerate(changes, start=1)]
+    in_order, mixed = view_of(), view_of()
+    shuffled = told + told[:repeats]
+    order.shuffle(shuffled)
+    for view, events in ((in_order, told), (mixed, shuffled)):
+        for shard, text, revision in events:
+            record = None if text is None else Record(text.encode(), revision)
+            view.see(f"/p/shard/{shard}", record, revision)
+    assert mixed.records == in_order.records
+    assert mixed.revisions == in_order.revisions
+
+
+def test_what_is_not_newer_is_no_news() -> None:
+    view = view_of(a=5)
+    assert see_shard(view, 0, "a:1,", 7) == 0
+    assert see_shard(view, 0, "b:1,", 7) is None
+    assert see_shard(view, 0, "b:1,", 6) is None
+    assert view.see("/p/nodes/a:1", None, 4) is None
+    assert view.see("/p/nodes/a:1", Record(b"a", 8), 8) is None
+    assert view.see("/p/nodes/a:1", Record(b"another", 9), 9) == "nodes"
+    assert view.records[0].target == "a:1"
+
+
+def test_a_load_tells_what_has_vanished() -> None:
+    view = view_of(a=5, b=6)
+    see_shard(view, 1, "a:1,a:1", 7)
+    loaded = Loaded({"/p/nodes/b:1": Record(b"b", 6)}, 10)
+    for key, record, revision in view.differences(loaded):
+        view.see(key, record, revision)
+    assert list(view.nodes) == ["b:1"]
+    assert view.records[1] == ShardRecord()
+    assert see_shard(view, 1, "a:1,a:1", 8) is None
+
+
+@pytest.mark.parametrize("text", ["a:1,a:1,f=e:x", "a:1,a:1,f=e:16777216", "a:1,a:1,f=clean:1_0"])
+def test_a_record_that_cannot_be_read_is_left_alone(text: str) -> None:
+    view = view_of(a=1)
+    assert see_shard(view, 0, text, 2) == 0
+    assert view.unreadable == {0}
+    assert see_shard(view, 0, "a:1,a:1,f=e:16777215", 3) == 0
+    assert view.unreadable == set()
+
+
+@pytest.mark.parametrize(
+    "key", ["shard/4", "shard/01", "shard/-1", "shard/x", "shard/", "nodes/", "nodes/a,b", "x/0"]
+)
+def test_keys_that_mean_nothing_are_ignored(key: str) -> None:
+    view = view_of(a=1)
+    assert view.see(f"/p/{key}", Record(b"a:1,", 9), 9) is None
+    assert view.leader == "a:1"
+
+
+def test_it_refers_to_the_server_that_has_a_shard_or_is_to_have_it() -> None:
+    view = view_of(a=1, b=2)
+    see_shard(view, 0, "b:1,a:1,f=e:3", 3)
+    assert view.refer(0, "c:1") == Moved(0, 3, b"a:1")
+    assert view.refer(0, "a:1") is NOT_YET
+    see_shard(view, 0, "b:1,,f=e:3", 4)
+    assert view.refer(0, "a:1") == Moved(0, 3, b"b:1")
+    assert view.refer(0, "b:1") is NOT_YET
+    see_shard(view, 0, "gone:1,gone:1,f=e:3", 5)
+    assert view.refer(0, "a:1") is NOT_YET
+    assert json.loads(view.report().json) == {
+        "num_shards": 4,
+        "servers": ["a:1", "b:1"],
+        "shards": [-1, -1, -1, -1],
+        "epochs": [3, 0, 0, 0],
+    }
+
+
+# The leader.
+
+
+def test_the_first_mapping_waits_for_servers_that_are_still_to_come() -> None:
+    view = view_of(8, a=1)
+    leader = Leader(view, "a:1")
+    leader.joined(0)
+    assert leader.call(SETTLE - 0.1) is None
+    view.see("/p/nodes/b:1", Record(b"b", 2), 2)
+    leader.joined(1.5)
+    assert leader.call(SETTLE + 0.1) is None
+    assert leader.next_deadline() == 1.5 + SETTLE
+    assert lead(view, leader, 1.5 + SETTLE, 10) == 1
+    assert [record.target for record in view.records] == ["a:1", "b:1"] * 4
+    assert leader.next_deadline() is None
+
+
+def test_only_the_smallest_address_leads_but_two_do_no_harm() -> None:
+    store = KeySpace()
+    views = [view_of(4, a=1, b=2), view_of(4, b=2)]  # the second has not heard of the first
+    calls = []
+    for view, address in zip(views, ("a:1", "b:1"), strict=True):
+        leader = Leader(view, address)
+        leader.joined(0)
+        calls.append(leader.call(SETTLE))
+    assert all(calls)
+    outcomes = [store.txn(call.compares, call.operations) for call in calls if call]
+    assert [outcome.succeeded for outcome in outcomes] == [True, False]
+    follower = Leader(views[0], "b:1")
+    follower.joined(0)
+    assert follower.call(SETTLE) is None
+
+
+def test_shards_of_servers_that_are_gone_or_leave_go_to_the_others_and_pinned_ones_stay() -> None:
+    view = view_of(200, a=1, b=2, c=3)
+    leader = Leader(view, "a:1")
+    leader.joined(0)
+    assert lead(view, leader, SETTLE, 10) == -(-200 // BATCH)
+    see_shard(view, 2, format_shard_value(view.records[2].with_flag("pinned")), 50)
+    view.see("/p/nodes/c:1", None, 51)
+    view.see("/p/leaving/b:1", Record(b"b", 52), 52)
+    leader.look(100)
+    lead(view, leader, 100, 60)
+    assert {record.target for shard, record in enumerate(view.records) if shard != 2} == {"a:1"}
+    assert view.records[2].target == "c:1"
+
+
+def test_with_nobody_to_take_shards_they_stay() -> None:
+    view = view_of(a=1)
+    view.see("/p/leaving/a:1", Record(b"a", 2), 2)
+    leader = Leader(view, "a:1", balances=True)
+    leader.joined(0)
+    assert leader.call(SETTLE) is None
+
+
+def test_balancing_is_only_done_where_it_was_asked_for() -> None:
+    for balances in (False, True):
+        view = view_of(100, a=1, b=2)
+        for shard in range(100):
+            see_shard(view, shard, "a:1,a:1,f=e:1", 10 + shard)
+        leader = Leader(view, "a:1", balances=balances)
+        leader.joined(0)
+        for second in range(200):
+            lead(view, leader, 10.0 + second, 1000 + 100 * second)
+            for shard, record in enumerate(view.records):
+                moved = format_shard_value(record._replace(current=record.target))
+                see_shard(view, shard, moved, 1050 + 100 * second)
+        moved_shards = sum(record.target == "b:1" for record in view.records)
+        assert (moved_shards >= 40) is balances
+
+
+def test_what_nobody_knows_the_end_of_is_decided_again() -> None:
+    view = view_of(a=1)
+    leader = Leader(view, "a:1")
+    leader.joined(0)
+    assert leader.call(SETTLE) is not None
+    assert leader.call(SETTLE) is None
+    leader.answered(None, SETTLE)
+    again = leader.next_deadline()
+    assert again is not None
+    assert again > SETTLE
+    assert leader.call(again) is not None
+
+
+# The terms.
+
+
+def test_terms_agree_with_themselves_and_with_nothing_else() -> None:
+    terms = Terms(num_shards=64, promise=3, max_lease=4)
+    terms.check(terms.dump())
+    with pytest.raises(TermsError, match="max_lease is 4 here and 60 in the cluster"):
+        terms.check(Terms(num_shards=64, promise=3).dump())
+    for broken in (b"", b"[]", b"\xff", b"{}", b'{"num_shards": 64}', b"null"):
+        with pytest.raises(TermsError, match="cannot be read"):
+            terms.check(broken)
+
+
+@given(promise=st.integers(1, 100), lease=st.integers(1, 10_000), drift=st.floats(-0.01, 0.01))
+def test_a_grace_outlasts_every_lease_from_before(promise: int, lease: int, drift: float) -> None:
+    terms = Terms(promise=promise, max_lease=lease)
+    # All on true clocks: the longest that a former server and a holder may take, the shortest grace.
+    assert terms.grace / 1.01 > (promise + lease) / 0.99
+    assert lease * terms.stretch / 1.01 > lease / (1 - abs(drift))
+
+
+# What is handed over.
+
+texts = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zs", "Zl", "Zp")), min_size=1)
+keys = texts.map(str.encode)
+times = st.floats(0, 1e6).map(lambda t: round(t, 3))
+kept = st.builds(
+    Kept,
+    space=st.sampled_from(Space),
+    key=keys,
+    limit=st.integers(0, 5),
+    fence=st.integers(0, (1 << 64) - 1),
+    lease=st.floats(0.1, 60),
+    deadline=st.floats(2000, 2060),
+    since=st.floats(0, 2000),
+    label=texts.map(str.encode),
+    detached=st.booleans(),
+)
+places = st.builds(
+    Place,
+    space=st.sampled_from(Space),
+    key=keys,
+    limit=st.integers(1, 5),
+    name=st.just(b"abc123"),
+    lease=st.integers(1, 60),
+    since=st.floats(0, 2000),
+    label=texts.map(str.encode),
+)
+
+
+@given(holds=st.lists(kept), waiting=st.lists(places), ahead=st.floats(-5000, 5000))
+def test_a_snapshot_is_read_as_it_was_written_by_another_clock(holds, waiting, ahead):  # type: ignore[no-untyped-def]
+    now, there = 2000.0, 2000.0 + ahead
+    text = snapshots.dump(Snapshot(holds, waiting), 7, now)
+    loaded = snapshots.load(text, 7, there)
+    for before, after in zip(holds, loaded.holds, strict=True):
+        lease = before.deadline - now if before.detached else before.lease
+        assert after.lease == pytest.approx(lease, abs=1e-6)
+        assert after.since - there == pytest.approx(before.since - now, abs=1e-6)
+        same = ("space", "key", "limit", "fence", "label", "detached")
+        assert all(getattr(before, name) == getattr(after, name) for name in same)
+    assert [p._replace(since=0) for p in loaded.places] == [p._replace(since=0) for p in waiting]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"", b"{}", b"[]", b"null", b"\xff", b'{"epoch":7}'),
+        b'{"epoch":7,"holds":[[1]],"places":[]}',
+        b'{"epoch":7,"holds":[],"places":7}',
+        b'{"epoch":6,"holds":[],"places":[]}',
+    ],
+)
+def test_a_snapshot_that_is_none_or_of_another_epoch_is_refused(text: bytes) -> None:
+    with pytest.raises(snapshots.BadSnapshotError):
+        snapshots.load(text, 7, 0.0)
+
+
+def test_what_a_leader_writes_can_be_read() -> None:
+    record = ShardRecord("a:1", "b:1", ("pinned", "e:3", "other"))
+    assert parse_shard_value(format_shard_value(record)) == record
