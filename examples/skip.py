@@ -13,7 +13,7 @@ from celery import Celery
 from celery_dflock import LockedTask, Skipped
 
 app = Celery("examples.skip", config_source="examples.celeryconfig")
-app.conf.beat_schedule = {"report": {"task": "examples.skip.report", "schedule": 30.0}}
+app.conf.beat_schedule = {"report": {"task": "examples.skip.report", "schedule": 10.0}}
 
 
 # The name is given because run as a script this module is called __main__.
