@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import socket
 import time
 from types import SimpleNamespace
 
 from dflockd.sharding import stable_hash_shard
+from dflockd.shards import get_shard_id
 from dflockd.wire import fence_from_token
 
 PATIENCE = 15.0
 """Seconds to wait for an answer without a client's help."""
 
+CLUSTER = "cluster://"
+HOPS = 5
+"""From server to server of a cluster, at most."""
+
 
 class Bare:
     """A lock taken with nothing but the protocol: neither renewed nor watched, as old clients do."""
 
-    def __init__(self, key: str, lease: int, servers: list[str]) -> None:
+    def __init__(self, key: str, lease: int, servers: str | list[str]) -> None:
         self.key = key
         self._lease = lease
-        host, _, port = servers[stable_hash_shard(key, len(servers))].rpartition(":")
-        self._address = (host, int(port))
+        self._seeds = servers.removeprefix(CLUSTER).split(",") if isinstance(servers, str) else []
+        self._address = ("", 0)
+        if isinstance(servers, list):
+            self._address = _parse(servers[stable_hash_shard(key, len(servers))])
         self._token = ""
         self._sock: socket.socket | None = None
         self._hold: SimpleNamespace | None = None
@@ -35,11 +44,18 @@ class Bare:
 
     def acquire(self, timeout: int) -> bool:
         """Wait for it; an OSError if the connection breaks."""
-        self._sock = socket.create_connection(self._address, PATIENCE)
-        sent = time.monotonic()
-        status, *rest = self._ask(f"l\n{self.key}\n{timeout} {self._lease}\n").split(" ")
+        if self._seeds:
+            self._locate()
+        for _ in range(HOPS):
+            self._sock = socket.create_connection(self._address, PATIENCE)
+            sent = time.monotonic()
+            status, *rest = self._ask(f"l\n{self.key}\n{timeout} {self._lease}\n").split(" ")
+            if status != "error_moved":
+                break
+            self.close()
+            self._address = _parse(rest[2])
         if status != "ok":
-            self._sock.close()
+            self.close()
             return False
         self._token = rest[0]
         self._hold = SimpleNamespace(deadline=sent + self._lease)
@@ -58,12 +74,27 @@ class Bare:
                     return self._ask(request) == "ok"
             except OSError:
                 self.close()
+            if self._seeds:
+                self._locate()
             self._sock = socket.create_connection(self._address, PATIENCE)
             return self._ask(request) == "ok"
         except OSError:
             return False
         finally:
             self.close()
+
+    def _locate(self) -> None:
+        """Ask which server has the key; an OSError if nobody knows."""
+        for seed in self._seeds:
+            with contextlib.suppress(OSError):
+                self._sock = socket.create_connection(_parse(seed), PATIENCE)
+                report = json.loads(self._ask("shards\n_\n_\n").partition(" ")[2] or "null")
+                self.close()
+                number = report["shards"][get_shard_id(self.key)] if report else -1
+                if number >= 0:
+                    self._address = _parse(report["servers"][number])
+                    return
+        raise ConnectionError(f"no server of {self._seeds} knows where {self.key} is")
 
     def close(self) -> None:
         if self._sock is not None:
@@ -78,3 +109,8 @@ class Bare:
                 raise ConnectionResetError("the connection has ended")
             line += data
         return line.decode().rstrip()
+
+
+def _parse(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)

@@ -18,6 +18,10 @@ UNACKNOWLEDGED = 2_000_000_000
 """Nanoseconds that Celery may take to acknowledge a task after its end."""
 
 
+IN_CONSUMER = "in the consumer"
+"""The detail of those who ask where a worker that ends leaves them to the broker."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """Something that must not be.
@@ -98,6 +102,10 @@ class Story:
         # A worker that ends does not listen to its children to the last.
         is_late = stopping is not None and stopping < event.at + UNACKNOWLEDGED
         return not is_killed and not is_late
+
+    def is_of_a_stopped(self, event: Event) -> bool:
+        """Whether the worker of an event was told to end at some time."""
+        return event.group in self._stopping
 
     def epoch(self, at: int) -> int:
         """Which stretch between two breaks a time is in."""
@@ -302,6 +310,8 @@ def lost_waiters(story: Story) -> Iterator[Finding]:
         if asked is None or attempt.keys() & {"granted", "gave_up"}:
             continue
         if story.death(asked) is not None:
+            continue
+        if asked.detail == IN_CONSUMER and story.is_of_a_stopped(asked):
             continue
         text = f"{who} asked for {asked.key} and was neither granted it, nor refused, nor timed out"
         yield Finding("lost waiter", asked.key, asked.at, text, tuple(attempt.values()))

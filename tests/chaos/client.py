@@ -18,7 +18,7 @@ from typing import Any
 
 from dflockd import errors
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
-from tests.chaos.bare import Bare
+from tests.chaos.bare import CLUSTER, Bare
 from tests.chaos.history import Recorder, now
 from tests.chaos.options import HISTORY, key_names
 from tests.chaos.resource import FencedResource
@@ -35,7 +35,9 @@ class User:
 
     def __init__(self, options: argparse.Namespace, recorder: Recorder, number: int) -> None:
         self._options = options
-        self._servers = options.servers.split(",")
+        self._servers: str | list[str] = options.servers
+        if not options.servers.startswith(CLUSTER):
+            self._servers = options.servers.split(",")
         self._recorder = recorder
         self._resource = FencedResource(options.directory, recorder)
         self._chance = random.Random(f"{options.seed}/{number}")
@@ -43,6 +45,8 @@ class User:
         self._doings = (
             [self.at_once] * 3 + [self.two_phase] * 5 + [self.semaphore] * 2 + [self.rude]
         )
+        if self._servers == options.servers:
+            self._doings.append(self.bare)
 
     def run(self) -> None:
         while not stopping.is_set():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import signal
@@ -15,15 +16,18 @@ from typing import Any
 import psutil
 from celery import Celery
 
+from dflockd.table.sharded import PLACE_PATIENCE
 from examples.demo.stage import Process, Redis, StageError, Worker
 from tests.chaos import jobs, timeline
 from tests.chaos.checker import check
-from tests.chaos.faults import Fault, schedule
+from tests.chaos.cluster import ClusterOfServers
+from tests.chaos.faults import UNSETTLING, Fault, recovery, schedule
 from tests.chaos.history import Recorder, now, read
 from tests.chaos.network import Link, Network
 from tests.chaos.options import HISTORY, Options, key_names
 from tests.chaos.outcome import Outcome
 from tests.chaos.processes import Client, Finished, Server, stop_for
+from tests.dflockd.shards.etcd_process import Etcd
 
 QUIET = 120.0
 """Seconds that everything may take to come to its end once the faults are over."""
@@ -40,6 +44,17 @@ STARTS = 5
 
 BACKLOG = 30
 """Tasks under way at most."""
+
+MOVING = ("cluster-move", "cluster-rebalance", "cluster-join", "server-restart")
+DELAYING = ("client-stop", "worker-stop", "link-delay", "link-refuse", "link-cut")
+MOVED = PLACE_PATIENCE + 2
+"""Seconds in which shards have moved and those who wait have followed, or lost their places."""
+
+UNSETTLED_STEP = 0.25
+"""Seconds between the breaks that are noted while that can be so."""
+
+LAPSED = "no lock is granted or renewed until it does"
+"""What a server says that is cut off from etcd, as it should be."""
 
 
 def run(options: Options) -> Outcome:
@@ -73,21 +88,16 @@ class _Stage:
         self._over = threading.Event()
         opened.callback(self._over.set)
         self._targets: dict[str, Any] = {}
+        self._moved_at = self._late_until = 0.0
 
-        servers = [
-            self._add(f"server-{number}", opened.enter_context(Server(options, number)))
-            for number in range(options.servers)
-        ]
         network = Network()
         opened.callback(network.close)
-        # Half of the users go through one link to each server, the others through another.
-        ways = []
-        for half in range(2):
-            links = [network.link(server.port) for server in servers]
-            for link in links:
-                opened.callback(link.close)
-                self._add(f"link-{half * len(servers) + links.index(link)}", link)
-            ways.append(",".join(f"127.0.0.1:{link.port}" for link in links))
+        self._cluster: ClusterOfServers | None = None
+        if options.terms is None:
+            ways = self._lone_servers(network, opened)
+        else:
+            self._cluster = ClusterOfServers(options, options.terms, network, opened)
+            ways = self._clustered_servers(self._cluster)
         self._workers: list[Worker] = []
         if options.workers:
             redis = opened.enter_context(Redis(options.directory))
@@ -105,6 +115,32 @@ class _Stage:
             for number in range(options.clients)
         ]
 
+    def _lone_servers(self, network: Network, opened: contextlib.ExitStack) -> list[str]:
+        """Start servers that know nothing of each other; return the two ways to them."""
+        options = self._options
+        servers = [
+            self._add(f"server-{number}", opened.enter_context(Server(options, number)))
+            for number in range(options.servers)
+        ]
+        # Half of the users go through one link to each server, the others through another.
+        ways = []
+        for half in range(2):
+            links = [network.link(server.port) for server in servers]
+            for link in links:
+                opened.callback(link.close)
+                self._add(f"link-{half * len(servers) + links.index(link)}", link)
+            ways.append(",".join(f"127.0.0.1:{link.port}" for link in links))
+        return ways
+
+    def _clustered_servers(self, cluster: ClusterOfServers) -> list[str]:
+        for number, server in enumerate(cluster.servers):
+            self._add(f"server-{number}", server)
+            self._add(f"link-{number}", cluster.links[number])
+            self._add(f"tie-{number}", cluster.ties[number])
+        self._add("etcd-0", cluster.etcd)
+        self._add("cluster-0", cluster)
+        return [cluster.address] * 2
+
     def _add(self, name: str, target: Any) -> Any:
         self._targets[name] = target
         return target
@@ -115,6 +151,7 @@ class _Stage:
             jobs.BROKER: broker,
             jobs.DIRECTORY: str(options.directory),
             jobs.LEASE: str(options.lease),
+            jobs.WAIT: options.wait,
             "DFLOCK_SERVERS": servers,
         }
         name = f"worker-{number}"
@@ -142,6 +179,7 @@ class _Stage:
             options.seconds,
             options.pace,
             options.lease,
+            options.terms,
         )
         began = time.monotonic()
         threads = [
@@ -171,12 +209,40 @@ class _Stage:
         for fault in faults:
             if self._over.wait(max(0.0, began + fault.at - time.monotonic())):
                 return
+            target = self._targets[fault.target]
             self._recorder.note(
                 "fault",
                 detail=f"{fault.name} {fault.target}",
                 until=now() + round(fault.seconds * 1e9),
+                group=target.pid if isinstance(target, Process) else 0,
             )
-            getattr(self, f"_{fault.name.replace('-', '_')}")(self._targets[fault.target], fault)
+            self._unsettle(fault)
+            getattr(self, f"_{fault.name.replace('-', '_')}")(target, fault)
+
+    def _unsettle(self, fault: Fault) -> None:
+        """Note when places in queues of a cluster can be lost.
+
+        They do not outlive a server that the others take for dead. They move with their shards, but
+        not if who waits cannot be there in time.
+        """
+        terms = self._options.terms
+        if terms is None:
+            return
+        if fault.name in MOVING:
+            self._moved_at = time.monotonic()
+        is_late = fault.name in DELAYING
+        if (is_late and time.monotonic() < self._moved_at + MOVED) or (
+            fault.name in MOVING and time.monotonic() < self._late_until
+        ):
+            self._recorder.note("broken", detail=fault.target)
+        if is_late:
+            self._late_until = max(self._late_until, time.monotonic() + fault.seconds)
+        if fault.name not in UNSETTLING:
+            return
+        began = now()
+        for step in range(math.ceil((fault.seconds + recovery(terms)) / UNSETTLED_STEP)):
+            at = began + round(step * UNSETTLED_STEP * 1e9)
+            self._recorder.note("broken", at=at, detail=fault.target)
 
     def _send(self, until: float) -> None:
         chance = random.Random(f"{self._options.seed}/tasks")
@@ -232,6 +298,14 @@ class _Stage:
 
     def _server_stop(self, server: Server, fault: Fault) -> None:
         stop_for(server, fault.seconds)
+
+    def _etcd_stop(self, etcd: Etcd, fault: Fault) -> None:
+        stop_for(etcd, fault.seconds)
+
+    def _etcd_restart(self, etcd: Etcd, fault: Fault) -> None:
+        etcd.stop()
+        time.sleep(fault.seconds)
+        etcd.start()
 
     def _client_kill(self, client: Process, fault: Fault) -> None:
         with self._death(group=client.pid):
@@ -307,6 +381,33 @@ class _Stage:
         link.pass_on()
         self._recorder.note("broken", detail=fault.target)
 
+    def _tie_cut(self, tie: Link, _fault: Fault) -> None:
+        tie.cut()
+
+    def _tie_delay(self, tie: Link, fault: Fault) -> None:
+        self._link_delay(tie, fault)
+
+    def _tie_refuse(self, tie: Link, fault: Fault) -> None:
+        tie.refuse()
+        time.sleep(fault.seconds)
+        tie.pass_on()
+
+    def _cluster_move(self, cluster: ClusterOfServers, fault: Fault) -> None:
+        cluster.move_some(random.Random(fault.choice))
+
+    def _cluster_rebalance(self, cluster: ClusterOfServers, _fault: Fault) -> None:
+        cluster.rebalance()
+
+    def _cluster_join(self, cluster: ClusterOfServers, fault: Fault) -> None:
+        """One more, which gets its share and hands it over again."""
+        cluster.spare.start()
+        self._over.wait(fault.seconds / 4)
+        self._unsettle(fault)
+        cluster.rebalance()
+        self._over.wait(fault.seconds)
+        self._unsettle(fault)
+        cluster.spare.stop()
+
     # When it is over.
 
     def settle(self) -> None:
@@ -325,17 +426,20 @@ class _Stage:
                 time.sleep(0.1)
         for worker in self._workers:
             self._end(worker)
-        for name in self._server_names():
-            self._targets[name].stop(QUIET)
+        for server in self._servers():
+            if server.running:
+                server.stop(QUIET)
 
     def complaints(self) -> list[str]:
         """Who did not end, and lines of the servers' logs that tell of a fault of theirs."""
         return self._complaints + [
-            f"{self._targets[name].log}: {line}"
-            for name in self._server_names()
-            for line in self._targets[name].log.read_text(errors="replace").splitlines()
-            if "Traceback" in line or " ERROR " in line
+            f"{server.log}: {line}"
+            for server in self._servers()
+            if server.log.exists()
+            for line in server.log.read_text(errors="replace").splitlines()
+            if "Traceback" in line or (" ERROR " in line and LAPSED not in line)
         ]
 
-    def _server_names(self) -> list[str]:
-        return [name for name in self._targets if name.startswith("server-")]
+    def _servers(self) -> list[Server]:
+        named = [target for name, target in self._targets.items() if name.startswith("server-")]
+        return named if self._cluster is None else [*named, self._cluster.spare]

@@ -6,11 +6,17 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dflockd.cluster import Terms
+from dflockd.cluster.leader import SETTLE
+
 KINDS = {
     "server": ("kill", "restart", "stop", "step", "shift"),
     "worker": ("kill", "child", "restart", "stop"),
     "client": ("kill", "restart", "stop"),
     "link": ("cut", "delay", "refuse"),
+    "etcd": ("stop", "restart"),
+    "tie": ("cut", "delay", "refuse"),
+    "cluster": ("move", "rebalance", "join"),
 }
 """What can happen to what.
 
@@ -19,14 +25,32 @@ step: kill, and a new start with another wall clock. shift: kill, and a new star
 monotonic clock, in a time namespace: only root may do that, and not on every machine. child:
 SIGKILL for one process of a worker's pool. cut: all connections are reset. delay: nothing is passed
 on for a while. refuse: cut, and no new connections for a while.
+
+In a cluster, a tie is the link between a server and etcd. move: some of the keys' shards get another
+server. rebalance: all servers get equally many. join: there is one server more for a while.
 """
 
 ALL_FAULTS = tuple(f"{target}-{kind}" for target, kinds in KINDS.items() for kind in kinds)
 FAULTS = tuple(name for name in ALL_FAULTS if name != "server-shift")
 """What every machine lets one do."""
 
-SLOW_START = 4.0
-"""A worker takes seconds to start: its faults are so many times rarer."""
+RARER = {"worker": 4.0, "etcd": 4.0}
+"""How many times rarer some faults are: a worker takes seconds to start, and etcd is everybody's."""
+
+UNSETTLING = frozenset(
+    {
+        *("server-kill", "server-step", "server-shift", "server-stop"),
+        *("etcd-stop", "etcd-restart", "tie-cut", "tie-delay", "tie-refuse"),
+    }
+)
+"""Faults after which shards of a cluster may be taken over that were not handed over."""
+
+COSTLY = ("server", "tie", "etcd", "link")
+CROWDED = 0.5
+"""In a cluster, what it takes to recover from a crash, times this, is between two faults of these."""
+
+LONGEST_SILENCE = 3.0
+"""Seconds for each of a promise that etcd is silent at most: holders can do nothing meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +73,7 @@ class Fault:
 
     @property
     def name(self) -> str:
-        return f"{self.target.partition('-')[0]}-{self.kind}"
+        return f"{_sort(self.target)}-{self.kind}"
 
 
 def schedule(
@@ -59,6 +83,7 @@ def schedule(
     seconds: float,
     pace: float,
     lease: float,
+    terms: Terms | None = None,
 ) -> dict[str, list[Fault]]:
     """The faults of each target, one after the other.
 
@@ -69,35 +94,63 @@ def schedule(
         seconds: how long the run is.
         pace: seconds between two faults of one target, on average.
         lease: seconds; what lasts is shorter than that, or longer.
+        terms: those of the cluster, if it is one: its servers have time to recover between two faults.
     """
-    return {t: list(_faults_of(seed, t, kinds, seconds, pace, lease)) for t in targets}
+    paces = {target: pace * RARER.get(_sort(target), 1) for target in targets}
+    if terms is not None and UNSETTLING & set(kinds):
+        costly = [t for t in targets if _sort(t) in COSTLY and _possible(t, kinds)]
+        # Or else all keys would be waiting for former holders most of the time.
+        slow = recovery(terms) * CROWDED * len(costly)
+        paces |= {target: max(slow, paces[target]) for target in costly}
+    return {t: list(_faults_of(seed, t, kinds, seconds, paces[t], lease, terms)) for t in targets}
+
+
+def _sort(target: str) -> str:
+    return target.partition("-")[0]
+
+
+def _possible(target: str, kinds: Sequence[str]) -> list[str]:
+    sort = _sort(target)
+    return [kind for kind in KINDS[sort] if f"{sort}-{kind}" in kinds]
+
+
+def recovery(terms: Terms) -> float:
+    """Seconds from the crash of a server of a cluster until all of its keys are granted again."""
+    return terms.promise + SETTLE + terms.grace + 1
 
 
 def _faults_of(
-    seed: int, target: str, kinds: Sequence[str], seconds: float, pace: float, lease: float
+    seed: int,
+    target: str,
+    kinds: Sequence[str],
+    seconds: float,
+    pace: float,
+    lease: float,
+    terms: Terms | None,
 ) -> list[Fault]:
     chance = random.Random(f"{seed}/{target}")
-    sort = target.partition("-")[0]
-    possible = [kind for kind in KINDS[sort] if f"{sort}-{kind}" in kinds]
+    sort, possible = _sort(target), _possible(target, kinds)
     if not possible:
         return []
-    if sort == "worker":
-        pace *= SLOW_START
     found = []
     at = pace * chance.uniform(0.3, 1)
     while at < seconds:
         kind = chance.choice(possible)
-        lasts = _duration(chance, kind, lease)
+        lasts = _duration(chance, sort, kind, lease, terms)
         found.append(Fault(at, target, kind, lasts, chance.random()))
         at += lasts + pace * chance.uniform(0.5, 1.5)
     return found
 
 
-def _duration(chance: random.Random, kind: str, lease: float) -> float:
-    if kind in ("cut", "child"):
+def _duration(
+    chance: random.Random, sort: str, kind: str, lease: float, terms: Terms | None
+) -> float:
+    if kind in ("cut", "child", "move", "rebalance"):
         return 0.0
     if kind in ("kill", "restart", "step", "shift"):
         return chance.random() * 0.3
+    if sort == "etcd" and terms is not None:
+        return chance.random() * LONGEST_SILENCE * terms.promise
     if chance.random() < 0.5:
         return chance.random() * lease / 2
     return lease * (1.1 + chance.random() * 0.7)

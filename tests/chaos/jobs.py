@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task
-from celery.signals import task_failure, task_postrun, task_prerun, task_success
+from celery.signals import (
+    task_failure,
+    task_postrun,
+    task_prerun,
+    task_received,
+    task_success,
+)
 
 from celery_dflock import LockedTask, LockLostError, current_lock
 from celery_dflock.signals import (
@@ -19,6 +25,7 @@ from celery_dflock.signals import (
     lock_waiting,
     task_requeued,
 )
+from tests.chaos.checker import IN_CONSUMER
 from tests.chaos.history import Recorder
 from tests.chaos.options import HISTORY
 from tests.chaos.resource import FencedResource
@@ -29,7 +36,8 @@ from tests.chaos.section import work as section
 BROKER = "CHAOS_BROKER_URL"
 DIRECTORY = "CHAOS_DIRECTORY"
 LEASE = "CHAOS_LEASE"
-VISIBILITY = 20.0
+WAIT = "CHAOS_WAIT"
+VISIBILITY = max(20.0, 4 * float(os.environ.get(LEASE, "0")))
 """Seconds after which Redis delivers again what a dead worker has not acknowledged.
 
 What a worker that is only stopped has not acknowledged as well: longer than a stop and the waits.
@@ -59,6 +67,8 @@ def configure(env: Mapping[str, str]) -> None:
 
 configure(os.environ)
 
+waits_in_consumer = os.environ.get(WAIT) == "consumer"
+
 
 @app.task(
     bind=True,
@@ -66,7 +76,8 @@ configure(os.environ)
     name="work",
     lock_key="{key}",
     lock_ttl=int(os.environ.get(LEASE, "10")),
-    lock_timeout=3,
+    lock_wait="consumer" if waits_in_consumer else "slot",
+    lock_timeout=10 if waits_in_consumer else 3,
     lock_requeue={"base": 0.1, "cap": 1.0},
     # Lost while it runs, it begins anew.
     autoretry_for=(LockLostError,),
@@ -110,9 +121,12 @@ def recorder() -> Recorder:
 def name(request: Any) -> str:
     """The name of this run of a task: each has one of its own."""
     if not hasattr(request, "chaos_name"):
-        request.chaos_name = f"task {request.id[:8]} in {os.getpid()}.{next(_runs)}"
-        request.chaos_granted = False
+        request.chaos_name = new_name(request)
     return str(request.chaos_name)
+
+
+def new_name(request: Any) -> str:
+    return f"task {request.id[:8]} in {os.getpid()}.{next(_runs)}"
 
 
 def note(what: Any, request: Any, key: str, **more: Any) -> None:
@@ -124,13 +138,22 @@ def note(what: Any, request: Any, key: str, **more: Any) -> None:
 
 @task_prerun.connect
 def note_asked(task: Task, kwargs: Mapping[str, Any], **_: Any) -> None:
-    if task.app.main == app.main:
+    if task.app.main == app.main and not waits_in_consumer:
         note("asked", task.request, kwargs["key"])
+
+
+@task_received.connect
+def note_asked_in_consumer(request: Any, **_: Any) -> None:
+    if request.task.app.main == app.main and waits_in_consumer:
+        # It travels to the process that runs the task. A retry that brings it along gets another.
+        who = request.request_dict["chaos_name"] = new_name(request)
+        key = request.kwargs["key"]
+        recorder().note("asked", who=who, key=key, task=request.id, detail=IN_CONSUMER)
 
 
 @task_postrun.connect
 def note_gave_up(task: Task, kwargs: Mapping[str, Any], state: Any, **_: Any) -> None:
-    if task.app.main == app.main and not task.request.chaos_granted:
+    if task.app.main == app.main and not getattr(task.request, "chaos_granted", False):
         note("gave_up", task.request, kwargs["key"], detail=str(state))
 
 

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflockd.cluster import Terms
 from tests.chaos.faults import FAULTS
 
 HISTORY = "history.jsonl"
 """The name of the history in the directory of a run."""
+
+CLUSTER_PROMISE = 2
+CLUSTER_LEASE = 14
+"""Seconds. Renewed at its half, a lease lasts until the shard of a killed server has another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +34,8 @@ class Options:
         state_dir: gives every server a state directory in it.
         server: the server's command after ``python -m``.
         heedless: whether clients ignore the ends of their leases.
+        wait: where tasks wait for their locks, see `LockedTask.lock_wait`.
+        promise: that of the servers of a cluster; ``None`` if they are none.
     """
 
     directory: Path
@@ -48,6 +55,13 @@ class Options:
     state_dir: Path | None = None
     server: str = "dflockd"
     heedless: bool = False
+    wait: str = "slot"
+    promise: int | None = None
+
+    @property
+    def terms(self) -> Terms | None:
+        """The terms of the cluster, if it is one."""
+        return None if self.promise is None else Terms(promise=self.promise, max_lease=self.lease)
 
 
 def key_names(number: int) -> list[str]:

@@ -10,6 +10,7 @@ from dflockd.sharding import stable_hash_shard
 from tests.chaos import timeline
 from tests.chaos.checker import Finding, first_grants, over_restarts, undelivered
 from tests.chaos.history import Event
+from tests.chaos.losses import Loss, losses
 from tests.chaos.options import Options
 
 
@@ -33,27 +34,62 @@ class Outcome:
     def _server_of(self, key: str) -> str:
         return f"server-{stable_hash_shard(key, self.options.servers)}"
 
+    @property
+    def losses(self) -> list[Loss]:
+        """The locks that holders of a cluster have lost."""
+        terms = self.options.terms
+        return losses(self.events, terms, self.options.lease) if terms is not None else []
+
+    @property
+    def unexplained(self) -> list[str]:
+        """Losses of holders who had a server to ask in time, as far as one can tell."""
+        return [
+            f"{loss.event.who} lost {loss.event.key} at {loss.event.at}, with {loss.free:.1f} s to "
+            f"renew it; around it: {', '.join(loss.reasons) or 'nothing'}"
+            for loss in self.losses
+            if not loss.is_explained
+        ]
+
+    def _losses(self) -> list[str]:
+        causes = Counter(
+            " + ".join(sorted({reason.split()[0] for reason in loss.reasons}))
+            for loss in self.losses
+            if loss.is_explained
+        )
+        found = [f"    {number} for {cause}" for cause, number in causes.most_common()]
+        return [*found, *(f"    UNEXPLAINED: {text}" for text in self.unexplained)]
+
     def report(self) -> str:
         """All figures, and the first finding with its picture."""
         options = self.options
         kinds = Counter(e.detail.split()[0] for e in self.events if e.what == "fault")
         found = Counter(finding.kind for finding in self.findings)
-        times = first_grants(self.events, self._server_of)
+        is_cluster = options.terms is not None
+        times = [] if is_cluster else first_grants(self.events, self._server_of)
         lines = [
             f"seed {options.seed}, {options.seconds:g} s, {options.servers} servers, "
             f"{options.workers} workers, {options.clients} clients, {options.keys} keys, "
             f"leases of {options.lease} s, "
-            f"{'with' if options.state_dir else 'without'} state directory",
+            + (
+                f"a cluster, promise of {options.promise} s"
+                if is_cluster
+                else f"{'with' if options.state_dir else 'without'} state directory"
+            ),
             f"  faults                   {kinds.total()}",
             *(f"    {kind:22} {number}" for kind, number in sorted(kinds.items())),
             f"  critical sections        {self.count('begin')}",
-            f"  held over a restart      {over_restarts(self.events, self._server_of)}",
+            *(
+                []
+                if is_cluster
+                else [f"  held over a restart      {over_restarts(self.events, self._server_of)}"]
+            ),
             f"  grants                   {self.count('granted')}",
             f"  tasks sent               {self.count('sent')}",
             f"  tasks lost by the broker {len(undelivered(self.events))}",
             f"  tasks run                {self.count('started')}",
             f"  tasks requeued           {self.count('requeued')}",
             f"  locks lost by holders    {self.count('lost')}",
+            *self._losses(),
             f"  writes accepted          {self.count('accepted')}",
             f"  stale writes refused     {self.count('refused')}",
         ]

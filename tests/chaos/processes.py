@@ -17,19 +17,29 @@ from tests.chaos.options import Options
 class Server(LockServer):
     """A lock server that can be given other clocks."""
 
-    def __init__(self, options: Options, number: int) -> None:
+    def __init__(self, options: Options, number: int, *more: str, port: int = 0) -> None:
         # A connection that breaks does not end the leases of its locks.
-        args = [*("--orphan-ttl", "60"), *("--shutdown-timeout", "1")]
+        args = [*more, *("--orphan-ttl", "60")]
+        # Shards are handed over in it, and there can be thousands.
+        args += ["--shutdown-timeout", "1" if options.promise is None else "8"]
         args += ["--default-lease-ttl", str(options.lease)]
         if options.state_dir is not None:
             options.state_dir.mkdir(parents=True, exist_ok=True)
             args += ["--state-dir", str(options.state_dir.resolve() / f"server-{number}")]
-        super().__init__(options.directory, *args, name=f"server-{number}")
+        super().__init__(options.directory, *args, name=f"server-{number}", port=port)
         self._module = options.server
+        self._has_port = bool(port)
         self.step = 0.0
         """Seconds by which its wall clock is wrong at its next start."""
         self.shift = 0
         """The same for its monotonic clock."""
+
+    def _after_start(self) -> None:
+        if self._has_port:
+            # One of a cluster listens once it has heard of etcd: that may be away.
+            self.wait_log(" dflockd: ")
+        else:
+            super()._after_start()
 
     def _command(self) -> Sequence[str]:
         words = list(super()._command())

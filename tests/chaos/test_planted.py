@@ -36,7 +36,17 @@ PLANTED: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
-    changes, wanted = PLANTED[name]
+    find(*PLANTED[name], tmp_path)
+
+
+@pytest.mark.soak
+def test_a_fault_planted_in_a_cluster_is_found(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"server": "tests.chaos.planted.hasty", "faults": ["server-kill"]}
+    times = {"promise": 2, "lease": 8, "work": 6, "seconds": 30}
+    find({**changes, **times, "servers": 3}, {"overlap", "lost within its lease"}, tmp_path)
+
+
+def find(changes: dict[str, Any], wanted: set[str], tmp_path: Path) -> None:
     common = {"seconds": 2, "workers": 0, "keys": 3, "long": 0}
     found: set[str] = set()
     for seed in SEEDS:

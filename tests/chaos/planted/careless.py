@@ -13,5 +13,5 @@ def find_any(group: Any, space: Any, key: bytes, _token: bytes) -> Any:
 
 
 if __name__ == "__main__":
-    LockTable._find = staticmethod(find_any)  # type: ignore[method-assign]
+    LockTable._find = staticmethod(find_any)  # type: ignore[assignment, method-assign]
     sys.exit(main())

@@ -1,0 +1,433 @@
+"""Three real servers over a real etcd: how they share the shards, and keep the locks."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dflockd.shards import get_shard_id
+from examples.demo.stage import wait_until
+from tests.dflockd.cluster.stage import ClusterServer, ClusterStage, Mapping, free_port
+from tests.dflockd.raw_server import PATIENCE, RawClient, granted
+from tests.dflockd.shards.etcd_process import Etcd
+
+PROMISE = 2
+LEASE = 9
+"""Long enough for a shard whose server has crashed to get another one meanwhile."""
+
+TIMES = ("--default-lease-ttl", str(LEASE))
+
+LAPSED = "no lock is granted or renewed until it does"
+"""The line with which a server says that its promise has ended."""
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with Etcd(tmp_path_factory.mktemp("etcd")) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def stage(etcd: Etcd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
+    directory = tmp_path_factory.mktemp("cluster")
+    with ClusterStage(directory, etcd, *TIMES, promise=PROMISE, max_lease=LEASE) as stage:
+        stage.wait_settled()
+        yield stage
+
+
+@pytest.fixture(scope="module")
+def beginning(stage: ClusterStage) -> dict[int, bytes]:
+    """What etcd has of the shards before any of them has moved."""
+    return stage.mapping.values()
+
+
+@pytest.fixture
+def cluster(stage: ClusterStage, beginning: dict[int, bytes]) -> ClusterStage:
+    """The cluster with all of its servers."""
+    stage.start()
+    stage.wait_settled()
+    return stage
+
+
+class Holder:
+    """Who holds a lock, with the protocol alone: renews it, wherever its shard goes."""
+
+    def __init__(self, cluster: ClusterStage, key: str) -> None:
+        self._cluster = cluster
+        self.key = key
+        self.deadline = time.monotonic() + PATIENCE + LEASE
+        self._client: RawClient | None
+        self._client, line = cluster.follow("l", key, f"0 {LEASE}")
+        self.token = granted(line)
+        assert self._client is not None
+        host, port = self._client.sock.getpeername()
+        self.server = cluster.at(f"{host}:{port}")
+        self.keep()
+
+    def renew(self) -> str:
+        """Ask once; the status of the answer, empty if there was none."""
+        sent = time.monotonic()
+        try:
+            if self._client is None:
+                self._client = self._cluster.connect(self.server)
+            line = self._client.ask("n", self.key, f"{self.token} {LEASE}")
+        except OSError:
+            line = ""
+        status, *fields = line.split() or [""]
+        if status == "ok":
+            self.deadline = sent + LEASE
+        elif status == "error_moved":
+            self.go_to(self._cluster.at(fields[2]))
+        elif not status:
+            self.go_to(self._cluster.any)
+        return status
+
+    def go_to(self, server: ClusterServer) -> None:
+        """Ask there from now on."""
+        self.server, self._client = server, None
+
+    def keep(self) -> None:
+        """Renew, and again until that is answered."""
+        wait_until(lambda: self.try_to_keep() == "ok" or None, PATIENCE, lambda: self.key)
+
+    def try_to_keep(self) -> str:
+        """Renew; nothing must have come in between."""
+        status = self.renew()
+        assert status != "error", f"{self.key} was lost"
+        assert time.monotonic() < self.deadline, f"the lease of {self.key} has ended: {status!r}"
+        return status
+
+    def release(self) -> str:
+        assert self._client is not None
+        return self._client.ask("r", self.key, self.token)
+
+
+def ask_once(cluster: ClusterStage, key: str) -> str:
+    """The status of an attempt to get a lock without waiting; empty if nobody answered."""
+    return cluster.follow("l", key, f"0 {LEASE}", timeout=0)[1].partition(" ")[0]
+
+
+def fence(token: str) -> int:
+    return int(token[:16], 16)
+
+
+# How the shards are shared.
+
+
+def test_three_servers_share_the_shards_round_robin(
+    stage: ClusterStage, beginning: dict[int, bytes]
+) -> None:
+    first, second, third = (server.address for server in _sorted(stage))
+    owners = {shard: _read(value)[1] for shard, value in beginning.items()}
+    for number, owner in enumerate((first, second, third)):
+        assert [s for s in sorted(owners) if owners[s] == owner] == list(range(number, 8192, 3))
+    assert [list(owners.values()).count(owner) for owner in (first, second, third)] == [
+        2731,
+        2731,
+        2730,
+    ]
+
+
+def test_what_is_in_etcd_has_the_documented_format(
+    stage: ClusterStage, beginning: dict[int, bytes]
+) -> None:
+    assert sorted(beginning) == list(range(8192))
+    addresses = {server.address for server in stage.servers}
+    for value in beginning.values():
+        target, current, flags = _read(value)
+        assert target == current
+        assert target in addresses
+        assert re.fullmatch(r"[^,]+,[^,]*(,f=[^,]+)*", value.decode())
+        assert [flag.partition(":")[0] for flag in flags] == ["e"]
+
+
+def _read(value: bytes) -> tuple[str, str, list[str]]:
+    """Target, current and flags, as the format is described."""
+    parts = [part.strip() for part in value.decode().split(",")]
+    flags = [part.removeprefix("f=") for part in parts if part.startswith("f=")]
+    target, current = [part for part in parts if not part.startswith("f=")]
+    return target, current, flags
+
+
+def _sorted(stage: ClusterStage) -> list[ClusterServer]:
+    return sorted(stage.servers, key=lambda server: server.address)
+
+
+def test_every_server_knows_where_all_shards_are(cluster: ClusterStage) -> None:
+    records = cluster.mapping.records()
+
+    def probe() -> bool | None:
+        for server in cluster.servers:
+            report = server.report()
+            assert report["num_shards"] == 8192
+            owners = [report["servers"][number] for number in report["shards"]]
+            if owners != [records[shard].current for shard in range(8192)]:
+                return None
+        return True
+
+    wait_until(probe, PATIENCE, lambda: "they do not agree")
+
+
+# How locks move.
+
+
+def test_a_lock_goes_with_its_shard(cluster: ClusterStage) -> None:
+    there, here, _ = cluster.servers
+    holder = Holder(cluster, cluster.key_at(there))
+    cluster.move([get_shard_id(holder.key)], here)
+    assert holder.renew() in ("error_moved", "")
+    assert ask_once(cluster, holder.key) == "timeout"
+    holder.go_to(here)
+    assert holder.renew() == "ok"
+    assert holder.release() == "ok"
+    _, line = cluster.follow("l", holder.key, f"0 {LEASE}")
+    assert fence(granted(line)) > fence(holder.token)
+
+
+def test_a_drained_server_hands_over_holders_and_waiters_in_their_order(
+    cluster: ClusterStage,
+) -> None:
+    leaving = cluster.servers[0]
+    holder = Holder(cluster, cluster.key_at(leaving))
+    pinned = Holder(cluster, cluster.key_at(leaving))
+    cluster.mapping.pin(get_shard_id(pinned.key))
+    waiters = [cluster.connect(leaving) for _ in range(3)]
+    for number, waiter in enumerate(waiters, 1):
+        waiter.request("l", holder.key, f"20 {LEASE}")
+        wait_for_waiters(cluster, leaving, holder.key, number)
+
+    leaving.stop()
+    places = []
+    for waiter in waiters:
+        status, shard, _, address, place = waiter.line().split()
+        assert (status, int(shard)) == ("error_moved", get_shard_id(holder.key))
+        places.append((address, place))
+    resumed = []
+    for address, place in reversed(places):
+        client = cluster.connect(cluster.at(address))
+        client.send(f"resume\n_\n{place}\nl\n{holder.key}\n20 {LEASE}\n".encode())
+        assert client.line() == "ok"
+        resumed.insert(0, client)
+    assert ask_once(cluster, holder.key) == "timeout"
+    holder.keep()
+    fences = [fence(holder.token)]
+    assert holder.release() == "ok"
+    for client in resumed:
+        token = granted(client.line())
+        fences.append(fence(token))
+        assert client.ask("r", holder.key, token) == "ok"
+    assert fences == sorted(fences)
+    assert "handed over" not in leaving.log_text(), "all of it was"
+
+    # A pinned shard waits for its server, and its lock with it.
+    assert cluster.mapping.records()[get_shard_id(pinned.key)].target == leaving.address
+    assert ask_once(cluster, pinned.key) == "error_recovering"
+    cluster.start()
+    pinned.go_to(leaving)
+    pinned.keep()
+    assert pinned.release() == "ok"
+
+
+def wait_for_waiters(cluster: ClusterStage, server: ClusterServer, key: str, number: int) -> None:
+    client = cluster.connect(server)
+
+    def probe() -> bool | None:
+        report = client.ask("i", key)
+        return report.count('"waited_s"') == number or None
+
+    wait_until(probe, PATIENCE, lambda: client.ask("i", key))
+
+
+def test_after_a_crash_holders_reclaim_and_nobody_else_gets_in_early(
+    cluster: ClusterStage,
+) -> None:
+    killed, restarted, _ = cluster.servers
+    # Without the thousands of shards that they have: a few are taken over in no time.
+    for server in (killed, restarted):
+        server.stop()
+    cluster.start()
+    holders = [Holder(cluster, cluster.key_at(server)) for server in (killed, restarted)]
+    # Its holder does not come back, and may think to hold it until the lease ends.
+    silent = Holder(cluster, cluster.key_at(killed))
+    free = cluster.key_at(restarted)
+    for server in (killed, restarted):
+        server.kill()
+    wanted = {silent.key: "ok", free: "ok"} | {holder.key: "timeout" for holder in holders}
+    answers: dict[str, set[str]] = {key: set() for key in wanted}
+    open_ones = set(wanted)
+
+    def probe() -> bool | None:
+        for key in list(open_ones):
+            for holder in holders:
+                holder.try_to_keep()
+            _, line = cluster.follow("l", key, f"0 {LEASE}", timeout=0)
+            answer = line.partition(" ")[0]
+            answers[key].add(answer)
+            if answer == wanted[key]:
+                open_ones.discard(key)
+                if key == silent.key:
+                    assert time.monotonic() >= silent.deadline
+                    assert fence(granted(line)) > fence(silent.token)
+        return not open_ones or None
+
+    with ThreadPoolExecutor() as pool:
+        # On its address, with nothing of its old life.
+        started = pool.submit(restarted.start)
+        wait_until(probe, 3 * PATIENCE, lambda: f"not as it should be: {answers}")
+        started.result()
+    for key, seen in answers.items():
+        assert seen - {""} == {"error_recovering", wanted[key]}
+    for holder in holders:
+        holder.keep()
+        assert holder.release() == "ok"
+        _, line = cluster.follow("l", holder.key, f"0 {LEASE}")
+        assert fence(granted(line)) > fence(holder.token)
+
+
+def test_one_connection_holds_locks_of_several_shards(cluster: ClusterStage) -> None:
+    server = cluster.servers[2]
+    client = cluster.connect(server)
+    keys = [cluster.key_at(server) for _ in range(5)]
+    assert len({get_shard_id(key) for key in keys}) == len(keys)
+    for key in keys:
+        wait_until(
+            lambda key=key: client.ask("l", key, f"0 {LEASE}").startswith("ok") or None,
+            PATIENCE,
+            lambda: "it is not granted",
+        )
+    client.close()
+    for key in keys:
+        assert cluster.follow("l", key, f"5 {LEASE}")[1].startswith("ok")
+
+
+# etcd.
+
+
+def test_holders_keep_their_locks_while_etcd_is_restarted(
+    cluster: ClusterStage, etcd: Etcd
+) -> None:
+    holders = [Holder(cluster, cluster.key_at(server)) for server in cluster.servers]
+    etcd.stop()
+    etcd.start()
+    for holder in holders:
+        holder.keep()
+        assert ask_once(cluster, holder.key) == "timeout"
+        assert holder.release() == "ok"
+
+
+class Early(ClusterServer):
+    """A server that is started before its etcd."""
+
+    def _after_start(self) -> None:
+        self.wait_log("trying again")
+
+
+def test_a_server_waits_for_etcd_and_grants_nothing_once_that_is_gone(tmp_path: Path) -> None:
+    etcd = Etcd(tmp_path)
+    etcd.port = free_port()
+    times = ("--cluster-promise", str(PROMISE), "--shutdown-timeout", "1")
+    url = f"etcd://{etcd.endpoint}"
+    with Early(tmp_path, "--cluster", url, *times, name="early") as server, etcd:
+        server.wait_joined()
+        mapping = Mapping(lambda: etcd.endpoint)
+        wait_until(
+            lambda: mapping.counts()[server.address] == 8192 or None, PATIENCE, server.log_text
+        )
+        client = server.connect()
+        token = client.lock("a", f"0 {LEASE}")
+        etcd.pause()
+        silent = time.monotonic()
+        wait_until(lambda: _is_refused(client, "b") or None, PATIENCE, lambda: "it still grants")
+        assert time.monotonic() < silent + PROMISE + 1
+        assert client.ask("n", "a", token).startswith("error_recovering")
+        client.close()
+        server.wait_log(LAPSED)
+        # It hands nothing over, and ends all the same.
+        server.stop()
+
+
+# Servers that cannot be part of it.
+
+
+def test_other_terms_than_those_of_the_cluster_refuse_to_start(
+    cluster: ClusterStage, tmp_path: Path
+) -> None:
+    other = ClusterServer(
+        tmp_path, *cluster.arguments(), "--cluster-promise", "3", name="other-terms"
+    )
+    line = _complaint(other)
+    assert "promise is 3 here and 2 in the cluster" in line
+    assert "--cluster-prefix /dflockd" in line
+
+
+def _complaint(server: ClusterServer) -> str:
+    """The one line with which a server refuses to start."""
+    with pytest.raises(Exception, match="ended before it logged"):
+        server.start()
+    [line] = server.log_text().splitlines()
+    assert not server.running
+    return line
+
+
+def test_of_two_servers_with_one_address_the_second_waits_for_the_end_of_the_first(
+    cluster: ClusterStage, tmp_path: Path
+) -> None:
+    first = cluster.servers[0]
+    holder = Holder(cluster, cluster.key_at(first))
+    second = ClusterServer(
+        tmp_path, *cluster.arguments(), "--advertise", first.address, name="second"
+    )
+    try:
+        second.start()
+        client = second.connect()
+        assert client.ask("l", holder.key, f"0 {LEASE}").startswith(
+            ("error_recovering", "error_moved")
+        )
+        holder.keep()
+        assert "is in the cluster" not in second.log_text()
+        first.stop()
+        second.wait_log(f"{first.address} is in the cluster")
+    finally:
+        second.kill()
+        client.close()
+
+
+def test_while_etcd_is_silent_grants_stop_with_the_promise_and_go_on_with_it(
+    cluster: ClusterStage, etcd: Etcd
+) -> None:
+    holders = [Holder(cluster, cluster.key_at(server)) for server in cluster.servers]
+    free = [cluster.key_at(server) for server in cluster.servers]
+    before = [server.log_text().count(LAPSED) for server in cluster.servers]
+    paused = time.monotonic()
+    etcd.pause()
+    try:
+        for server, key in zip(cluster.servers, free, strict=True):
+            client = cluster.connect(server)
+            wait_until(
+                lambda client=client, key=key: _is_refused(client, key) or None,
+                PATIENCE,
+                lambda: "it still grants",
+            )
+        assert time.monotonic() - paused < PROMISE + 1, "it must not take longer than the promise"
+        assert {holder.renew() for holder in holders} == {"error_recovering"}
+        for server, count in zip(cluster.servers, before, strict=True):
+            assert server.log_text().count(LAPSED) == count + 1
+    finally:
+        etcd.resume()
+    for holder in holders:
+        holder.keep()
+        assert holder.release() == "ok"
+
+
+def _is_refused(client: RawClient, key: str) -> bool:
+    line = client.ask("l", key, f"0 {LEASE}")
+    if not line.startswith("ok"):
+        assert line.startswith("error_recovering"), line
+        return True
+    assert client.ask("r", key, line.split()[1]) in ("ok", "error_recovering")
+    return False
