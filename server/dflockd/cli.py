@@ -177,9 +177,12 @@ async def _serve_shards(settings: Settings) -> int:
     member.start()
     await stopped.wait()
     patience = settings["shutdown_timeout"] * LEAVE_SHARE or None
-    if not await member.stop(patience):
+    if await member.stop(patience):
+        await server.stop()
+    else:
+        # Nobody can renew or release here any more.
         logger.warning("not every shard was handed over: their next servers wait for holders")
-    await server.stop()
+        await server.stop(0)
     if http is not None:
         await http.stop()
     logger.info("stopped")

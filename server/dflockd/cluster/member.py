@@ -82,6 +82,7 @@ class Member:
         self._timer: asyncio.TimerHandle | None = None
         self._stepped = asyncio.Event()
         self._lapsed = True
+        self._has_complained = False
 
     def start(self) -> None:
         """Begin; in a running event loop."""
@@ -151,19 +152,25 @@ class Member:
                 # The node finds out by itself: its next heartbeat fails.
                 await asyncio.sleep(RETRY)
             except StoreError as exc:
-                logger.warning("%s", exc)
+                self._complain("lease", exc)
                 await asyncio.sleep(RETRY)
 
     async def _send(self, call: Call) -> None:
         outcome: Outcome | None = None
         try:
             outcome = await self._store.txn(call.compares, call.operations)
+            self._has_complained = False
         except LeaseGoneError:
             outcome = Outcome(False, 0, {})
         except StoreError as exc:
-            logger.warning("%s: %s", call.kind.value, exc)
+            self._complain(call.kind.value, exc)
         self.node.answered(call, outcome, time.monotonic())
         self._step()
+
+    def _complain(self, what: str, exc: StoreError) -> None:
+        # Once, until the store answers again: each call fails while it is away.
+        logger.log(logging.DEBUG if self._has_complained else logging.WARNING, "%s: %s", what, exc)
+        self._has_complained = True
 
     def _due(self) -> None:
         self._timer = None

@@ -130,6 +130,8 @@ class Node:
         self._me = self.view.key(NODES, address)
         self._condition = ValueIs(self._me, b"")
         self._enlisted = False
+        self._is_there = False
+        self._is_taken = False
         self._beating = False
         self._next_beat = 0.0
         self._announcing = False
@@ -275,7 +277,7 @@ class Node:
         self._beating = True
         self._next_beat = now + self.terms.promise / 3
         put = Put(self._me, self._condition.value, self.lease)
-        if self._enlisted:
+        if self._enlisted or self._is_there:
             # A lease that is kept alive would not do: an etcd member that was cut off has been known
             # to confirm that (etcd-io/etcd, issue 15247).
             self._call(Call(Kind.HEARTBEAT, now, [self._condition], [put]))
@@ -299,16 +301,27 @@ class Node:
             if there is None:
                 self._gone(now)  # the lease has ended before
             elif (there.value, there.lease) == (put.value, put.lease):
-                self._alive(call, now)  # it is there from an attempt whose answer was lost
+                # It is there from an attempt whose answer was lost. No promise follows: the others
+                # have seen nothing now, and reckon with the signs of life that they have seen.
+                self._is_there = True
+                self._next_beat = now
             else:
-                self._next_beat = now + RETRY  # another's, until its lease ends
+                # An earlier process's, until its lease ends; or somebody else advertises this address.
+                if not self._is_taken:
+                    logger.warning(
+                        "%s is in the cluster already: waiting for that server to be gone, up to %d s "
+                        "if it has ended; no two servers may --advertise one address",
+                        *(self.address, self.terms.promise),
+                    )
+                self._is_taken = True
+                self._next_beat = now + RETRY
 
     def _alive(self, call: Call, now: float) -> None:
         self.promised = max(self.promised, self._promise_of(call))
         self._sends_away = True
         self._output.effects.extend(self.table.promise(self.promised, now))
         if not self._enlisted:
-            self._enlisted = True
+            self._enlisted, self._is_taken = True, False
             logger.info("%s is in the cluster", self.address)
             self.leader.settle(now)
             self._look_at_all(now)
@@ -336,7 +349,7 @@ class Node:
                 self.table.groups[tenure.shard].frozen = True
         for queue in (*self._queues, self._retries):
             queue.clear()
-        self._enlisted = self._announcing = False
+        self._enlisted = self._is_there = self._announcing = False
         self.lease = 0
         self.wants_lease = True
 

@@ -130,11 +130,11 @@ class Server:
             if session is not None:
                 session.drain()
 
-    async def stop(self) -> None:
+    async def stop(self, patience: float | None = None) -> None:
         """Drain and end: waiters are sent away, holders may still renew and release for a while.
 
-        Returns once every connection is closed, at the latest after `shutdown_timeout`. With a
-        keeper nobody is waited for: what is held is kept.
+        Returns once every connection is closed, at the latest after `patience` seconds, without one
+        after `shutdown_timeout`. With a keeper nobody is waited for: what is held is kept.
         """
         self.draining = True
         self._close_listeners()
@@ -144,7 +144,9 @@ class Server:
         if holders:
             logger.info("draining: waiting for %d connections that hold locks", holders)
         try:
-            async with asyncio.timeout(self.options.shutdown_timeout or None):
+            async with asyncio.timeout(
+                self.options.shutdown_timeout or None if patience is None else patience
+            ):
                 await self._all_gone()
         except TimeoutError:
             logger.warning("draining: %d connections still open, closed", len(self.sessions))

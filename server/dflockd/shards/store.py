@@ -207,7 +207,9 @@ async def follow(store: Store, prefix: str) -> AsyncGenerator[Loaded | list[Even
         except StoreError as exc:
             pause = RELOAD_PAUSES[min(failures, len(RELOAD_PAUSES) - 1)]
             failures += 1
-            logger.warning("cannot follow %s, loading it again in %g s: %s", prefix, pause, exc)
+            # Once: what is away for long is told of by whoever needs it.
+            level = logging.DEBUG if failures > 1 else logging.WARNING
+            logger.log(level, "cannot follow %s, loading it again: %s", prefix, exc)
             await asyncio.sleep(pause)
 
 

@@ -45,6 +45,15 @@ class RenewsForEver(ShardTable):
             return super()._renew(*args)
 
 
+class PromisesUnseen(Node):
+    """Takes an entry that is found, from an attempt whose answer was lost, for a sign of life."""
+
+    def _beaten(self, call: Call, outcome: Outcome | None, now: float) -> None:
+        super()._beaten(call, outcome, now)
+        if call.kind is Kind.ENLIST and self._is_there and not self._enlisted:
+            self._alive(call, now)
+
+
 class PromisesFromTheAnswer(Node):
     def _promise_of(self, call: Call) -> float:
         return self.now + self.terms.promise
@@ -188,6 +197,7 @@ BROKEN: dict[str, Rules] = {
     "no freeze before the release": Rules(table=DoesNotFreeze),
     "thaw without a newer revision": Rules(node=ThawsAtOnce),
     "no grace": Rules(node=NoGrace),
+    "promise that nobody sees": Rules(node=PromisesUnseen),
     "grace without the promise": Rules(node=GraceWithoutThePromise),
     "snapshot dropped": Rules(node=DropsSnapshots),
     "snapshot of any epoch": Rules(node=TakesAnySnapshot),

@@ -56,6 +56,7 @@ INTERESTING = {
 # Rules whose absence chance finds soon, and a schedule to begin with.
 FOUND_BY_CHANCE = {
     "promise counted from the answer": 28,
+    "promise that nobody sees": 1_008_703,
     "no freeze before the release": 13,
     "no grace": 24,
     "snapshot dropped": 0,
