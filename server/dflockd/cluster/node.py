@@ -350,6 +350,7 @@ class Node:
         for queue in (*self._queues, self._retries):
             queue.clear()
         self._enlisted = self._is_there = self._announcing = False
+        self._condition = ValueIs(self._me, b"")  # answers that are under way are of another life
         self.lease = 0
         self.wants_lease = True
 

@@ -51,7 +51,17 @@ class PromisesUnseen(Node):
     def _beaten(self, call: Call, outcome: Outcome | None, now: float) -> None:
         super()._beaten(call, outcome, now)
         if call.kind is Kind.ENLIST and self._is_there and not self._enlisted:
+            self._next_beat = call.made + self.terms.promise / 3
             self._alive(call, now)
+
+
+class RemembersItsLife(Node):
+    """Takes answers to calls that it made before it was taken for dead as if it had not been."""
+
+    def _gone(self, now: float) -> None:
+        condition = self._condition
+        super()._gone(now)
+        self._condition = condition
 
 
 class PromisesFromTheAnswer(Node):
@@ -198,6 +208,7 @@ BROKEN: dict[str, Rules] = {
     "thaw without a newer revision": Rules(node=ThawsAtOnce),
     "no grace": Rules(node=NoGrace),
     "promise that nobody sees": Rules(node=PromisesUnseen),
+    "confirmed in an earlier life": Rules(node=RemembersItsLife),
     "grace without the promise": Rules(node=GraceWithoutThePromise),
     "snapshot dropped": Rules(node=DropsSnapshots),
     "snapshot of any epoch": Rules(node=TakesAnySnapshot),
