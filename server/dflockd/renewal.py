@@ -339,10 +339,11 @@ class Renewer:
             if connection is not stood_on:
                 stood_on.close()
         with self._mutex:
+            watch.route, watch.connection = route, connection
+            # Only now: who abandons it takes no mutex, marks it, and closes what is there.
             if watch.ended:
                 connection.close()
                 return
-            watch.route, watch.connection = route, connection
             hold.target = hold.target.at(route.address)
             watch.rescued = False
             callback = self._renewed(watch, grant)

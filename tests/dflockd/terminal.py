@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -47,6 +48,8 @@ class Terminal:
         self.output = b""
         # The size is that of the terminal, whatever variables say.
         plain = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
+        # It is ignored where the tests run in the background, and would be by the command as well.
+        ours = signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
             command,
             stdin=self._slave,
@@ -56,6 +59,7 @@ class Terminal:
             env={**plain, "TERM": "xterm-256color", **(env or {})},
             start_new_session=True,
         )
+        signal.signal(signal.SIGINT, ours)
 
     def __enter__(self) -> Self:
         return self

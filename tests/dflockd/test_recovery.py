@@ -524,3 +524,4 @@ async def test_detached_holds_do_not_make_the_wait_after_a_crash_longer(
     assert site.file["longest_lease"] == 33
     # What reached the journal is there; nobody has to renew it.
     assert "q" in {lock["key"] for lock in stats(site.server)["locks"]}
+    await running.release()

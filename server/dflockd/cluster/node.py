@@ -309,7 +309,7 @@ class Node:
                 # An earlier process's, until its lease ends; or somebody else advertises this address.
                 if not self._is_taken:
                     logger.warning(
-                        "%s is in the cluster already: waiting for that server to be gone, up to %d s "
+                        "another server is known as %s: waiting for it to be gone, up to %d s "
                         "if it has ended; no two servers may --advertise one address",
                         *(self.address, self.terms.promise),
                     )

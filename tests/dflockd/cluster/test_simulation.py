@@ -16,7 +16,7 @@ from tests.dflockd.cluster.rules import BROKEN
 from tests.dflockd.cluster.simulation import Rules, ViolationError, World
 from tests.dflockd.cluster.stories import STORIES, waits_where_nobody_comes
 
-SCHEDULES = 240
+SCHEDULES = 120
 SOAK = 10_000
 
 # What has to happen for a schedule to say anything, in about so many of them.
