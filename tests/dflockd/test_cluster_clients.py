@@ -565,6 +565,7 @@ async def test_a_held_lock_whose_server_falls_silent(
     assert await lock.release() is True
 
 
+@pytest.mark.soak
 async def test_a_slow_server_is_waited_for(
     make: Callable[..., Any], cluster: ScriptedCluster
 ) -> None:
@@ -898,6 +899,7 @@ async def test_a_lock_and_its_queue_move(client: Client, stage: ClusterStage) ->
     assert lost.times == []
 
 
+@pytest.mark.soak
 async def test_a_server_is_stopped_then_another_killed(stage: ClusterStage) -> None:
     """Locks of both clients outlive both, and who waits meanwhile is not told that all is well."""
     stopped, _, killed = stage.servers
