@@ -53,6 +53,16 @@ def wait_started(cluster: Cluster, key: str, number: int) -> None:
     cluster.wait(lambda: len(started(cluster, key)) >= number or None, f"{number} tasks on {key}")
 
 
+def keep_busy(cluster: Cluster, worker: Worker, key: str, gate: Path) -> list[Any]:
+    """Have all slots of a worker taken until the gate is there."""
+    busy = [
+        cluster.send(jobs.plain, f"{key}-busy", gate=str(gate), queue=worker.name)
+        for _ in range(SLOTS)
+    ]
+    wait_started(cluster, f"{key}-busy", SLOTS)
+    return busy
+
+
 def prefetch_count(worker: Worker) -> int:
     [stats] = jobs.app.control.inspect([f"{worker.name}@{os.uname().nodename}"]).stats().values()
     return int(stats["prefetch_count"])
@@ -158,11 +168,7 @@ def test_a_grant_waits_for_a_slot_and_is_given_back_if_revoked(
 ) -> None:
     """The lock is renewed meanwhile, longer than its lease."""
     gate = tmp_path / "gate"
-    busy = [
-        cluster.send(jobs.plain, f"{key}-busy", gate=str(gate), queue=worker.name)
-        for _ in range(SLOTS)
-    ]
-    wait_started(cluster, f"{key}-busy", SLOTS)
+    busy = keep_busy(cluster, worker, key, gate)
     granted_at = time.monotonic()
     first, second = (
         cluster.send(jobs.parked_lease, key, seconds=1.2, queue=worker.name) for _ in range(2)
@@ -186,11 +192,7 @@ def test_a_grant_that_is_lost_on_its_way_is_asked_for_again(
     cluster: Cluster, worker: Worker, key: str, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    busy = [
-        cluster.send(jobs.plain, f"{key}-busy", gate=str(gate), queue=worker.name)
-        for _ in range(SLOTS)
-    ]
-    wait_started(cluster, f"{key}-busy", SLOTS)
+    busy = keep_busy(cluster, worker, key, gate)
     sent = cluster.send(jobs.parked_strict, key, queue=worker.name)
     cluster.wait_waiters(key, 0)
     other = cluster.lock(key)

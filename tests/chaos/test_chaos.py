@@ -8,74 +8,60 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.chaos.driver import QUIET, run
 from tests.chaos.options import CLUSTER_LEASE, CLUSTER_PROMISE, Options
+from tests.chaos.outcome import Outcome
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "60"))
 SEED = int(os.environ.get("CHAOS_SEED") or time.time_ns() % 1_000_000)
+
+
+def judged(tmp_path: Path, **options: Any) -> Outcome:
+    """Run real processes under faults, and expect that nothing is found."""
+    print(f"CHAOS_SEED={SEED}")
+    outcome = run(Options(directory=tmp_path / "run", seed=SEED, seconds=SECONDS, **options))
+    print(outcome.report())
+    assert not outcome.findings
+    assert not outcome.complaints
+    assert outcome.count("begin") > SECONDS
+    return outcome
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 4 * QUIET)
 @pytest.mark.parametrize("servers", [1, 2])
 def test_nothing_is_lost_and_nobody_overlaps(servers: int, tmp_path: Path) -> None:
-    print(f"CHAOS_SEED={SEED}")
-    outcome = run(
-        Options(
-            directory=tmp_path / "run",
-            seed=SEED,
-            seconds=SECONDS,
-            servers=servers,
-            state_dir=tmp_path / "state",
-        )
+    outcome = judged(
+        tmp_path,
+        servers=servers,
+        state_dir=tmp_path / "state",
     )
-    print(outcome.report())
-    assert not outcome.findings
-    assert not outcome.complaints
-    assert outcome.count("begin") > SECONDS
     assert outcome.count("fault") > SECONDS / 10
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 5 * QUIET)
 def test_a_cluster_loses_nothing_either(tmp_path: Path) -> None:
-    print(f"CHAOS_SEED={SEED}")
-    outcome = run(
-        Options(
-            directory=tmp_path / "run",
-            seed=SEED,
-            seconds=SECONDS,
-            servers=3,
-            workers=1,
-            lease=CLUSTER_LEASE,
-            promise=CLUSTER_PROMISE,
-        )
+    outcome = judged(
+        tmp_path,
+        servers=3,
+        workers=1,
+        lease=CLUSTER_LEASE,
+        promise=CLUSTER_PROMISE,
     )
-    print(outcome.report())
-    assert not outcome.findings
-    assert not outcome.complaints
     assert not outcome.unexplained
-    assert outcome.count("begin") > SECONDS
     assert outcome.count("fault") > SECONDS / 10
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 4 * QUIET)
 def test_nothing_is_lost_by_waiting_in_the_consumer(tmp_path: Path) -> None:
-    print(f"CHAOS_SEED={SEED}")
-    outcome = run(
-        Options(
-            directory=tmp_path / "run",
-            seed=SEED,
-            seconds=SECONDS,
-            state_dir=tmp_path / "state",
-            wait="consumer",
-        )
+    judged(
+        tmp_path,
+        state_dir=tmp_path / "state",
+        wait="consumer",
     )
-    print(outcome.report())
-    assert not outcome.findings
-    assert not outcome.complaints
-    assert outcome.count("begin") > SECONDS

@@ -27,9 +27,6 @@ class Group:
         self.ended: set[int] = set()
         """The fences of what has ended since: nobody can bring that back."""
 
-    def __len__(self) -> int:
-        return len(self.spaces[0]) + len(self.spaces[1])
-
 
 UNKNOWN = 0
 """The limit of a semaphore whose holders have come back, and nobody else yet."""

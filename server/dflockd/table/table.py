@@ -103,7 +103,7 @@ class LockTable:
             Wait: self._wait,
             Release: self._release,
             Renew: self._renew,
-            Confirm: self._confirm,
+            Confirm: self._renew,
             Detach: self._detach,
             Stats: self._stats,
             StableRef: self._stable_ref,
@@ -312,7 +312,9 @@ class LockTable:
         self._free(hold, now, effects)
         return Status.OK
 
-    def _renew(self, peer: Peer, request: Renew, now: float, _effects: list[Effect]) -> Reply:
+    def _renew(
+        self, peer: Peer, request: Renew | Confirm, now: float, _effects: list[Effect]
+    ) -> Reply:
         lease = self._lease(request.lease)
         if lease is None:
             return Status.ERROR
@@ -321,29 +323,10 @@ class LockTable:
             return group
         hold = self._find(group, request.space, request.key, request.token)
         if hold is None:
-            if self._reclaim(group, peer, request, lease, now):
+            if type(request) is Renew and self._reclaim(group, peer, request, lease, now):
                 return Renewed(lease)
             self.counts.unknown += 1
             return Status.ERROR
-        self._renew_hold(hold, peer, lease, now)
-        return Renewed(lease)
-
-    def _confirm(self, peer: Peer, request: Confirm, now: float, _effects: list[Effect]) -> Reply:
-        lease = self._lease(request.lease)
-        if lease is None:
-            return Status.ERROR
-        group = self._serving(request.key, now)
-        if not isinstance(group, Group):
-            return group
-        hold = self._find(group, request.space, request.key, request.token)
-        if hold is None:
-            self.counts.unknown += 1
-            return Status.ERROR
-        self._renew_hold(hold, peer, lease, now)
-        return Renewed(lease)
-
-    def _renew_hold(self, hold: Hold, peer: Peer, lease: int, now: float) -> None:
-        """Start a lease anew; from now on the hold is the peer's."""
         self.counts.renewed.add(1 - (hold.deadline - now) / hold.span)
         self._extend(hold, lease, now)
         if hold.owner is not peer:
@@ -353,6 +336,7 @@ class LockTable:
             hold.detached = False
             hold.label = peer.label or hold.label
             peer.holds[hold] = None
+        return Renewed(lease)
 
     def _detach(self, peer: Peer, request: Detach, now: float, _effects: list[Effect]) -> Reply:
         lease = self.limits.default_lease if request.lease is None else request.lease
