@@ -45,6 +45,10 @@ except ImportError as exc:
         f"the etcd store needs aetcd: pip install 'dflockd-py[etcd]' ({exc})"
     ) from exc
 
+# Else gRPC ends its thread when the last channel is gone, and blocks until that has ended, which can
+# be never: https://github.com/grpc/grpc/issues/22365
+grpc.aio.init_grpc_aio()
+
 DEFAULT_PORT = 2379
 TIMEOUT = 2.0
 """Seconds that a call may take, over all endpoints."""
@@ -230,6 +234,12 @@ class EtcdStore:
                 if not isinstance(silent, StoreUnreachableError):
                     raise silent from exc
                 self._replace(member)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # Not this task: its connection was given up when another call was not answered.
+                silent = _silent(member, "the connection was given up")
         assert silent is not None
         raise silent
 

@@ -133,6 +133,26 @@ async def test_a_silent_etcd_does_not_hang_a_call(own_etcd):
         await eventually(put, store, "/a")
 
 
+async def test_a_call_whose_connection_is_given_up_fails_and_does_not_vanish(own_etcd):
+    store = EtcdStore([own_etcd.endpoint], timeout=BOUND)
+    async with asyncio.timeout(BOUND):
+        await store.txn([], [Put("/a", b"1")])
+        own_etcd.pause()
+        call = asyncio.ensure_future(store.txn([], [Put("/a", b"2")]))
+        await asyncio.sleep(0)  # it is under way
+        [member] = store._members
+        await member.channel.close()  # as where another call was not answered
+        with pytest.raises(StoreUnreachableError, match="given up"):
+            await call
+        call = asyncio.ensure_future(store.txn([], [Put("/a", b"3")]))
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    own_etcd.resume()
+    await store.close()
+
+
 async def test_a_watch_of_an_etcd_that_fell_silent_ends_and_what_was_missed_is_loaded(own_etcd):
     async with (
         store_at(own_etcd) as store,
