@@ -7,15 +7,24 @@ somebody sees is told its token from outside.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dflockd.table import Kept, Limits
-from dflockd.table.table import RESTORE_STEP
+from dflockd.table.table import KEPT_LATE, SPAN_STEP
 
 Name = tuple[int, bytes]
 """Namespace and key."""
+
+
+class Absence(NamedTuple):
+    """When somebody is expected back, for how long a slot is held, when it is all over."""
+
+    due: float
+    hold: float
+    until: float
 
 
 @dataclass(eq=False)
@@ -26,6 +35,11 @@ class Place:
     peer: int
     lease: int
     two_phase: bool
+    number: int = 0
+    keep: tuple[int, int] | None = None
+    absence: Absence | None = None
+    has_slot: bool = False
+    ticket: bytes | None = None
     deadline: float | None = None
     span: float = 0
     since: int = 0
@@ -60,6 +74,8 @@ class Peer:
     """A connection."""
 
     detaches: bool = False
+    keep: tuple[int, int] | None = None
+    resumes: bytes | None = None
     waiting: Place | None = None
     places: list[Place] = field(default_factory=list)
 
@@ -71,6 +87,7 @@ class Answer(NamedTuple):
     kind: str
     hold: Hold | None = None
     lease: int | None = None
+    place: Place | None = None
 
 
 class NaiveTable:
@@ -81,7 +98,12 @@ class NaiveTable:
         self.now = 0.0
         self.peers: dict[int, Peer] = {}
         self.keys: dict[Name, Key] = {}
-        self.grants = 0
+        self.away: list[Place] = []
+        """The places that nobody is at, in a queue or passed by others."""
+        self.grants = self.arrivals = 0
+        self.kept = self.forgotten = 0
+        self.seen: Counter[str] = Counter()
+        """What has happened to places that were kept, to see that a history is worth its time."""
         self.draining = False
         self.answers: list[Answer] = []
         self.authentic: Callable[[Name, bytes], int | None] = lambda *_: None
@@ -96,9 +118,15 @@ class NaiveTable:
     def holds(self) -> list[Hold]:
         return [hold for key in self.keys.values() for hold in key.holds]
 
-    def deadlines(self) -> list[float]:
+    def timed(self) -> list[Hold | Place]:
         waiting = [peer.waiting for peer in self.peers.values() if peer.waiting]
-        return [x.deadline for x in [*self.holds(), *waiting] if x.deadline is not None]
+        return [*self.holds(), *waiting, *self.away]
+
+    def deadlines(self) -> list[float]:
+        return [x.deadline for x in self.timed() if x.deadline is not None]
+
+    def is_in_line(self, place: Place) -> bool:
+        return place.name in self.keys and place in self.keys[place.name].queue
 
     # Events.
 
@@ -111,10 +139,9 @@ class NaiveTable:
 
     def advance(self) -> None:
         while True:
-            waiting = [peer.waiting for peer in self.peers.values() if peer.waiting]
             due = [
                 (x.deadline, x.span, x.since, x)
-                for x in [*self.holds(), *waiting]
+                for x in self.timed()
                 if x.deadline is not None and x.deadline <= self.now
             ]
             if not due:
@@ -123,9 +150,10 @@ class NaiveTable:
             first = min(due, key=lambda row: row[:3])[3]
             if isinstance(first, Hold):
                 self._end(first)
+            elif first.absence:
+                self._end_absence(first, first.absence)
             else:
-                self._leave(first)
-                self.answers.append(Answer(first.peer, "timeout"))
+                self._end_wait(first)
 
     def disconnect(self, number: int, *, clean: bool, silent: bool) -> None:
         peer = self.peers.pop(number)
@@ -161,7 +189,8 @@ class NaiveTable:
     def crash(self, kept: Iterable[Kept], recovers_until: float) -> None:
         """Go on with nothing but some of the holds whose tokens are known to somebody."""
         known = {self._fence(hold): hold for hold in self.holds() if hold.token}
-        self.peers, self.keys, self.ended = {}, {}, set()
+        self.peers, self.keys, self.away, self.ended = {}, {}, [], set()
+        self.kept = self.forgotten = 0
         self.recovers_until = recovers_until
         for record in kept:
             hold = known[record.fence]
@@ -169,16 +198,21 @@ class NaiveTable:
             key.limit = key.limit or record.limit
             key.holds.append(hold)
             hold.owner = None
-            left = max(0.0, record.deadline - self.now)
-            self._set(hold, math.ceil(left / RESTORE_STEP) * RESTORE_STEP)
+            self._set(hold, _rounded(record.deadline - self.now))
 
     def acquire(self, peer: int, name: Name, limit: int, timeout: int, lease: int | None) -> None:
+        kept = self._taken_up(peer, name)
         answer = self._refusal(name, limit, lease)
         key = self.keys.get(name)
         span = self._lease(lease)
         if answer:
             self._answer(peer, answer)
-        elif key is None or (len(key.holds) < key.limit and not key.queue):
+        elif kept:
+            self._come_back(kept, peer, limit, span, two_phase=False)
+            self.peers[peer].waiting = kept
+            self._set(kept, timeout)
+            self._serve(name)
+        elif key is None or self._free_slots(key) > 0:
             self.keys.setdefault(name, Key(limit))
             self._answer(peer, "granted", self._grant(name, peer, span), span)
         elif self._full(key):
@@ -186,12 +220,13 @@ class NaiveTable:
         elif timeout == 0:
             self._answer(peer, "timeout")
         else:
-            place = Place(name, peer, span, two_phase=False)
+            place = Place(name, peer, span, two_phase=False, number=self._arrival())
             key.queue.append(place)
             self.peers[peer].waiting = place
             self._set(place, timeout)
 
     def enqueue(self, peer: int, name: Name, limit: int, lease: int | None) -> None:
+        kept = self._taken_up(peer, name)
         answer = self._refusal(name, limit, lease)
         key = self.keys.get(name)
         span = self._lease(lease)
@@ -200,8 +235,14 @@ class NaiveTable:
         if answer:
             self._answer(peer, answer)
             return
-        place = Place(name, peer, span, two_phase=True)
-        if key is None or (len(key.holds) < key.limit and not key.queue):
+        if kept:
+            self._come_back(kept, peer, limit, span, two_phase=True)
+            self.peers[peer].places.append(kept)
+            self._serve(name)
+            self._answer(peer, "acquired" if kept.hold else "queued", kept.hold, span)
+            return
+        place = Place(name, peer, span, two_phase=True, number=self._arrival())
+        if key is None or self._free_slots(key) > 0:
             self.keys.setdefault(name, Key(limit))
             place.hold = self._grant(name, peer, span)
             self._answer(peer, "acquired", place.hold, span)
@@ -213,7 +254,19 @@ class NaiveTable:
             self._answer(peer, "queued")
         self.peers[peer].places.append(place)
 
+    def keep(self, peer: int, away: int, hold: int) -> None:
+        if away > self.limits.max_lease * 1000 or hold > self.limits.max_lease * 1000:
+            self._answer(peer, "error")
+        else:
+            self.peers[peer].keep = (away, hold)
+            self._answer(peer, "ok")
+
+    def resume(self, peer: int, ticket: bytes) -> None:
+        self.peers[peer].resumes = ticket
+        self._answer(peer, "ok")
+
     def wait(self, peer: int, name: Name, timeout: int) -> None:
+        keep, self.peers[peer].keep = self.peers[peer].keep, None
         place = self._place(peer, name)
         if place is None:
             self._answer(peer, "error_not_enqueued")
@@ -222,9 +275,10 @@ class NaiveTable:
             self._set(place.hold, place.lease)
             self._answer(peer, "granted", place.hold, place.lease)
         elif timeout == 0:
-            self._leave(place)
-            self._answer(peer, "timeout")
+            place.keep = keep
+            self._end_wait(place)
         else:
+            place.keep = keep
             self.peers[peer].waiting = place
             self._set(place, timeout)
 
@@ -343,6 +397,7 @@ class NaiveTable:
 
     def _grant(self, name: Name, peer: int, lease: int) -> Hold:
         self.grants += 1
+        self.seen["granted beside a slot"] += any(p.has_slot for p in self.keys[name].queue)
         now = self._tick()
         hold = Hold(name, self.grants, peer, now, self.now + lease, lease, now)
         self.keys[name].holds.append(hold)
@@ -363,16 +418,114 @@ class NaiveTable:
             self.ended.add(hold.token)
         for peer in self.peers.values():
             peer.places = [place for place in peer.places if place.hold is not hold]
-        while key.queue and len(key.holds) < key.limit:
-            place = key.queue.pop(0)
-            peer = self.peers[place.peer]
-            granted = self._grant(hold.name, place.peer, place.lease)
-            if peer.waiting is place:
-                peer.waiting = None
-                if place in peer.places:
-                    peer.places.remove(place)
-                self._answer(place.peer, "granted", granted, place.lease)
+        self._serve(hold.name)
+
+    def _serve(self, name: Name) -> None:
+        """Go through the queue once, and give each the slot that is left for it, if any."""
+        key = self.keys[name]
+        free = key.limit - len(key.holds)
+        for place in list(key.queue):
+            if free <= 0:
+                break
+            if place.absence is None:
+                key.queue.remove(place)
+                self._give(place)
+                free -= 1
+            elif place.has_slot or self._begin_holding(place, place.absence):
+                free -= 1
             else:
-                place.hold = granted
+                key.queue.remove(place)
+                self.seen["passed"] += 1
         if not key.holds and not key.queue:
-            del self.keys[hold.name]
+            del self.keys[name]
+
+    def _give(self, place: Place) -> None:
+        peer = self.peers[place.peer]
+        granted = self._grant(place.name, place.peer, place.lease)
+        if peer.waiting is place:
+            peer.waiting = None
+            if place in peer.places:
+                peer.places.remove(place)
+            self._answer(place.peer, "granted", granted, place.lease)
+        else:
+            place.hold = granted
+
+    # Places that nobody is at.
+
+    def _arrival(self) -> int:
+        self.arrivals += 1
+        return self.arrivals
+
+    def _free_slots(self, key: Key) -> int:
+        """Slots that a newcomer may have."""
+        return key.limit - len(key.holds) - sum(place.has_slot for place in key.queue)
+
+    def _end_wait(self, place: Place) -> None:
+        number, peer = place.peer, self.peers[place.peer]
+        if place.keep is None:
+            self._leave(place)
+            self._answer(number, "timeout")
+            return
+        if peer.waiting is place:
+            peer.waiting = None
+        peer.places.remove(place)
+        away, hold = place.keep
+        due = self.now + away / 1000
+        place.absence = Absence(due, hold / 1000, due + KEPT_LATE)
+        place.peer, place.two_phase, place.keep = 0, False, None
+        self._set(place, _rounded(place.absence.until - self.now))
+        self.away.append(place)
+        self.kept += 1
+        self.answers.append(Answer(number, "kept", place=place))
+
+    def _begin_holding(self, place: Place, absence: Absence) -> bool:
+        """Keep a slot free for who is expected about now."""
+        if abs(absence.due - self.now) >= absence.hold:
+            return False
+        place.has_slot = True
+        self.seen["held"] += 1
+        self._set(place, min(absence.hold, _rounded(absence.until - self.now)))
+        return True
+
+    def _end_absence(self, place: Place, absence: Absence) -> None:
+        was_in_line = self.is_in_line(place)
+        if was_in_line:
+            self.keys[place.name].queue.remove(place)
+        if place.has_slot and self.now < absence.until:
+            place.has_slot = False
+            self._set(place, _rounded(absence.until - self.now))
+            self.seen["held in vain"] += 1
+        else:
+            self.away.remove(place)
+            self.forgotten += 1
+        if was_in_line:
+            self._serve(place.name)
+
+    def _taken_up(self, peer: int, name: Name) -> Place | None:
+        """The place that this request is for, by the name that was said last."""
+        ticket, self.peers[peer].resumes = self.peers[peer].resumes, None
+        for place in self.away:
+            if ticket and place.ticket == ticket and place.name == name:
+                return place
+        return None
+
+    def _come_back(
+        self, place: Place, peer: int, limit: int, lease: int, *, two_phase: bool
+    ) -> None:
+        """Let somebody be at a place again: before all that came later."""
+        self.seen["back to a slot" if place.has_slot else "back"] += 1
+        self.away.remove(place)
+        place.absence, place.has_slot = None, False
+        place.peer, place.lease, place.two_phase = peer, lease, two_phase
+        self.seen["back to a free key"] += place.name not in self.keys
+        queue = self.keys.setdefault(place.name, Key(limit)).queue
+        if place not in queue:
+            self.seen["back before others"] += any(each.number > place.number for each in queue)
+            self.seen["back behind others"] += any(each.number < place.number for each in queue)
+            queue.append(place)
+        queue.sort(key=lambda each: each.number)
+
+
+def _rounded(seconds: float) -> float:
+    """Up to the next step; what is next to nothing over one does not count."""
+    return math.ceil(max(0.0, seconds) / SPAN_STEP - 1e-5) * SPAN_STEP

@@ -37,6 +37,11 @@ def stats(client: RawClient) -> dict[str, Any]:
     return report
 
 
+def inspect(client: RawClient, key: str) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(client.ask("i", key).removeprefix("ok "))
+    return report
+
+
 def waiters(client: RawClient, key: str) -> int:
     return sum(row["waiters"] for row in stats(client)["locks"] if row["key"] == key)
 
@@ -121,6 +126,67 @@ def test_try_of_a_wait_gives_up_the_place(alice: RawClient, bob: RawClient) -> N
     assert bob.ask("e", "poll", "") == "queued"
     assert bob.ask("w", "poll", 0) == "timeout"
     assert bob.ask("w", "poll", 0) == "error_not_enqueued"
+
+
+def test_keep_and_wait_in_one_piece_are_answered_in_order(
+    server: ServerProcess, alice: RawClient, bob: RawClient
+) -> None:
+    token = alice.lock("away")
+    assert bob.ask("e", "away", "") == "queued"
+    bob.send(b"keep\n_\n60000 60000\nw\naway\n1\nping\n_\n_\n")
+    assert bob.line() == "ok"
+    place = re.fullmatch("timeout ([0-9a-f]{32})", bob.line())
+    assert bob.line() == "ok"
+    assert place is not None
+    bob.close()
+    newcomer = server.connect()
+    assert newcomer.ask("e", "away", "") == "queued"
+    assert [waiter["away"] for waiter in inspect(newcomer, "away")["waiters"]] == [True, False]
+
+    back = server.connect()
+    back.send(f"resume\n_\n{place[1]}\ne\naway\n\n".encode())
+    assert [back.line(), back.line()] == ["ok", "queued"]
+    assert [waiter["away"] for waiter in inspect(newcomer, "away")["waiters"]] == [False, False]
+    assert alice.ask("r", "away", token) == "ok"
+    granted(back.ask("w", "away", 0))
+
+
+def test_a_slot_is_held_for_who_comes_back(
+    server: ServerProcess, alice: RawClient, bob: RawClient
+) -> None:
+    token = alice.lock("held")
+    assert bob.ask("e", "held", "") == "queued"
+    bob.send(b"keep\n_\n0 30000\nw\nheld\n0\n")
+    assert bob.line() == "ok"
+    place = bob.line().removeprefix("timeout ")
+    assert alice.ask("r", "held", token) == "ok"
+    assert alice.ask("l", "held", 0) == "timeout"
+    assert bob.ask("resume", "_", place) == "ok"
+    assert bob.ask("e", "held", "20").startswith("acquired ")
+
+
+def test_a_slot_is_not_held_for_longer_than_was_asked_for(
+    server: ServerProcess, alice: RawClient, bob: RawClient
+) -> None:
+    token = alice.lock("unclaimed")
+    assert bob.ask("e", "unclaimed", "") == "queued"
+    bob.send(b"keep\n_\n0 300\nw\nunclaimed\n0\n")
+    assert bob.line() == "ok"
+    assert bob.line().startswith("timeout ")
+    assert alice.ask("r", "unclaimed", token) == "ok"
+    granted(server.connect().ask("l", "unclaimed", int(PATIENCE) - 1))
+
+
+def test_whoever_says_no_keep_is_never_told_of_a_place(alice: RawClient, bob: RawClient) -> None:
+    alice.lock("published")
+    assert bob.ask("l", "published", 0) == bob.ask("l", "published", 1) == "timeout"
+    for timeout in (0, 1):
+        assert bob.ask("e", "published", "") == "queued"
+        assert bob.ask("w", "published", timeout) == "timeout"
+    # An `l` keeps nothing, whatever was said before it.
+    assert bob.ask("keep", "_", "1000 1000") == "ok"
+    assert bob.ask("l", "published", 1) == "timeout"
+    assert inspect(alice, "published")["waiters"] == []
 
 
 def test_stale_wait_of_0_5_0(server: ServerProcess, alice: RawClient, bob: RawClient) -> None:

@@ -95,6 +95,17 @@ async def test_many_long_replies_do_not_pile_up(server: Server) -> None:
     greedy.abort()
 
 
+async def test_keep_and_wait_of_one_read_are_answered_in_one_write(server: Server) -> None:
+    holder, transport = connect(server), connect(server)
+    holder.session.data_received(b"l\nk\n0\n")
+    transport.session.data_received(b"e\nk\n\nkeep\n_\n1000 1000\nw\nk\n0\n")
+    first, second, third = transport.written.splitlines()
+    assert (first, second) == (b"queued", b"ok")
+    assert third.startswith(b"timeout ")
+    holder.abort()
+    transport.abort()
+
+
 async def test_a_fault_in_one_request_is_answered_and_survived(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

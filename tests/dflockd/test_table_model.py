@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from dflockd.wire import (
     Enqueue,
     Enqueued,
     Granted,
+    Keep,
     Malformed,
     Ping,
     Recovering,
@@ -34,14 +37,16 @@ from dflockd.wire import (
     Renewed,
     Report,
     Request,
+    Resume,
     Space,
     StableRef,
     Stats,
     Status,
+    TimedOut,
     Wait,
     fence_from_token,
 )
-from tests.dflockd.naive_table import Hold, NaiveTable, Name
+from tests.dflockd.naive_table import Hold, NaiveTable, Name, Place
 
 MOST_PEERS = 6
 FIRST_FENCE = 1000
@@ -63,6 +68,8 @@ names = st.sampled_from(
 numbers = st.integers(0, 1000)
 leases = st.sampled_from([None, None, None, 1, 3, 5, 10, 21])
 timeouts = st.sampled_from([0, 1, 3, 5, 10, 20])
+aways = st.sampled_from([0, 0, 1000, 2500, 5000, 20_001])
+held = st.sampled_from([0, 500, 1000, 3000, 3000, 10_000])
 
 
 def limit_of(name: Name, odd: bool) -> int:
@@ -92,6 +99,7 @@ class TableMachine(RuleBasedStateMachine):
         self.peers: dict[int, Peer] = {}
         self.seen: list[tuple[Name, bytes]] = []  # every token that a client has been told
         self.fences: dict[int, int] = {}  # number of the grant -> fence
+        self.tickets: list[tuple[Name, bytes]] = []  # every place that a client may come back to
         for _ in range(4):
             self.connect()
 
@@ -110,6 +118,9 @@ class TableMachine(RuleBasedStateMachine):
                 self.tell(answer.hold, reply.token)
             elif isinstance(reply, Renewed):
                 assert reply.lease == answer.lease
+            elif isinstance(reply, TimedOut):
+                assert answer.place is not None
+                self.tell_place(answer.place, reply.place)
 
     def record(self) -> None:
         """Do with the changes what a journal does."""
@@ -135,6 +146,15 @@ class TableMachine(RuleBasedStateMachine):
         self.fences[hold.number] = fence_from_token(token)
         fences = [self.fences[number] for number in sorted(self.fences)]
         assert all(a < b for a, b in zip([FIRST_FENCE, *fences], fences, strict=False))
+
+    def tell_place(self, place: Place, ticket: bytes) -> None:
+        """A place has one name, and no other has that."""
+        known = [ticket for _, ticket in self.tickets]
+        assert place.ticket == ticket if place.ticket else ticket not in known
+        assert ticket not in [token for _, token in self.seen]
+        place.ticket = ticket
+        self.tickets.append((place.name, ticket))
+        self.last_fence = max(self.last_fence, fence_from_token(ticket))
 
     def idle(self, choice: int) -> Peer | None:
         ready = [peer for peer in self.peers.values() if peer.waiting is None]
@@ -196,6 +216,57 @@ class TableMachine(RuleBasedStateMachine):
             choice = having[choice % len(having)]
             name = list(ready[choice].places)[which % len(ready[choice].places)]
             self.ask(choice, Wait(*name, timeout), "wait", name, timeout)
+
+    @rule(choice=numbers, away=aways, hold=held)
+    def keep(self, choice: int, away: int, hold: int) -> None:
+        self.ask(choice, Keep(away, hold), "keep", away, hold)
+
+    @rule(name=names, which=numbers, timeout=timeouts, away=aways, hold=held)
+    def wait_and_keep(self, name: Name, which: int, timeout: int, away: int, hold: int) -> None:
+        """Somebody with a place, or else with a new one, waits for it, and means to come back."""
+        ready = [peer for peer in self.peers.values() if peer.waiting is None]
+        having = [number for number, peer in enumerate(ready) if peer.places]
+        choice = having[which % len(having)] if having else which
+        if having:
+            name = list(ready[choice].places)[which % len(ready[choice].places)]
+        else:
+            self.enqueue(choice, name, 0, None)
+        self.keep(choice, away, hold)
+        self.wait(choice, name, timeout)
+
+    @rule(name=names, away=aways, hold=held, ways=st.lists(st.booleans(), max_size=5))
+    def all_go_away(self, name: Name, away: int, hold: int, ways: list[bool]) -> None:
+        """Several peers want the same key, and some of them later."""
+        for choice, goes in enumerate(ways):
+            self.enqueue(choice, name, 0, None)
+            if goes:
+                self.keep(choice, away, hold)
+                self.wait(choice, name, 0)
+
+    @rule(choice=numbers, which=numbers, timeout=timeouts, lease=leases, two_phase=st.booleans())
+    def come_back(
+        self, choice: int, which: int, timeout: int, lease: int | None, two_phase: bool
+    ) -> None:
+        """Mostly to a place that is kept; else to one that was some time, or was taken up."""
+        kept = [(place.name, place.ticket) for place in self.model.away]
+        known = kept if kept and which % 8 else self.tickets[-8:]
+        if not known:
+            return
+        name, ticket = known[which % len(known)]
+        assert ticket is not None
+        self.resume(choice, ticket)
+        if two_phase:
+            self.enqueue(choice, name, 0, lease)
+        else:
+            self.acquire(choice, name, 0, timeout, lease)
+
+    @rule(choice=numbers, which=numbers)
+    def say_where_to_come_back(self, choice: int, which: int) -> None:
+        """Whatever is asked for next may be for another key."""
+        self.resume(choice, self.tickets[which % len(self.tickets)][1] if self.tickets else b"a")
+
+    def resume(self, choice: int, ticket: bytes) -> None:
+        self.ask(choice, Resume(ticket), "resume", ticket)
 
     @rule(name=names, timeout=timeouts, lease=leases, ways=st.lists(st.booleans(), max_size=5))
     def rush(self, name: Name, timeout: int, lease: int | None, ways: list[bool]) -> None:
@@ -327,8 +398,12 @@ class TableMachine(RuleBasedStateMachine):
         for entry in self.entries().values():
             is_lock = entry.space is Space.LOCK
             assert len(entry.holds) <= entry.limit or (self.crashed and not is_lock)
-            assert not entry.waiters or len(entry.holds) >= entry.limit > 0
             assert entry.holds or entry.waiters
+            # Whoever waits at a free slot is not there, and the slot is for whoever comes.
+            waiters = list(entry.waiters or ())
+            free = entry.limit - len(entry.holds)
+            assert all(waiter.is_held for waiter in waiters[: max(0, free)])
+            assert not waiters or entry.limit > 0
 
     @invariant()
     def what_is_kept_is_what_somebody_was_told(self) -> None:
@@ -354,8 +429,9 @@ class TableMachine(RuleBasedStateMachine):
                 for hold in entry.holds.values()
             ] == [(hold.owner, hold.deadline, self.has_place(hold)) for hold in key.holds]
             assert [
-                (waiter.peer.id, waiter.lease, waiter.two_phase) for waiter in entry.waiters or ()
-            ] == [(place.peer, place.lease, place.two_phase) for place in key.queue]
+                (waiter.peer.id, waiter.lease, waiter.two_phase, waiter.is_held)
+                for waiter in entry.waiters or ()
+            ] == [(place.peer, place.lease, place.two_phase, place.has_slot) for place in key.queue]
         assert set(table._peers) == set(model.peers) == set(self.peers)
         for number, peer in self.peers.items():
             twin = model.peers[number]
@@ -363,6 +439,19 @@ class TableMachine(RuleBasedStateMachine):
             assert set(peer.places) == {place.name for place in twin.places}
             assert len(peer.holds) == sum(hold.owner == number for hold in model.holds())
         assert len(table._deadlines) == len(model.deadlines())
+        absent = table._group.absent
+        assert {name: waiter.deadline for name, waiter in absent.items()} == {
+            place.ticket: place.deadline for place in model.away
+        }
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        counts, model = self.table.counts, self.model
+        queued = [place for key in model.keys.values() for place in key.queue]
+        passed = [place for place in model.away if place not in queued]
+        assert counts.waiting == len(queued) + len(passed)
+        assert counts.holding == len(model.holds())
+        assert (counts.kept, counts.forgotten) == (model.kept, model.forgotten)
 
     def has_place(self, hold: Hold) -> bool:
         peers = self.model.peers.values()
@@ -385,6 +474,14 @@ class TableMachine(RuleBasedStateMachine):
         assert sorted((row["key"].encode(), row["waiters"]) for row in shown) == sorted(
             (name[1], len(key.queue)) for name, key in self.model.keys.items()
         )
+
+    def check_all(self) -> None:
+        self.next_deadline_is_the_earliest()
+        self.never_more_holders_than_the_limit_and_no_lost_waiter()
+        self.what_is_kept_is_what_somebody_was_told()
+        self.state_is_the_same()
+        self.counts_are_right()
+        self.stats_are_right()
 
     # The end: drained or not, whatever is left ends, and then nothing is left.
 
@@ -409,7 +506,9 @@ class TableMachine(RuleBasedStateMachine):
             self.advance()
             self.state_is_the_same()
         assert not self.model.keys
+        assert not self.model.away
         assert len(self.table) == 0
+        assert not self.table._group.absent
         assert not self.table._peers
         assert not self.table._deadlines._queues
         assert not self.table._deadlines._heads
@@ -420,8 +519,69 @@ def kind_of(reply: object) -> str:
         return reply.value.decode()
     if isinstance(reply, Recovering):
         return f"recovering {reply.milliseconds}"
-    kinds = {Granted: "granted", Enqueued: "acquired", Renewed: "renewed", Report: "stats"}
+    kinds = {
+        Granted: "granted",
+        Enqueued: "acquired",
+        TimedOut: "kept",
+        Renewed: "renewed",
+        Report: "stats",
+    }
     return kinds[type(reply)]
+
+
+def come_and_go(seed: int) -> TableMachine:
+    """A few peers about two keys, with many places that are kept: chance alone makes few."""
+    dice = random.Random(seed)
+    machine = TableMachine()
+    machine.begin(Limits(default_lease=10, max_lease=20, max_waiters=dice.choice([0, 0, 0, 3])))
+    keys = dice.choice([[(0, b"a")], [(1, b"b")], [(0, b"a"), (1, b"a")]])
+    times = dice.choice([[0, 1000, 2500], [0], [2500, 5000]]), dice.choice([[0, 500], [1000, 3000]])
+
+    def number() -> int:
+        return dice.randrange(1000)
+
+    def enter() -> None:
+        machine.enqueue(number(), dice.choice(keys), 0, dice.choice([None, 3]))
+
+    def go() -> None:
+        away, hold = map(dice.choice, times)
+        machine.wait_and_keep(dice.choice(keys), number(), dice.choice([0, 0, 1]), away, hold)
+
+    def return_() -> None:
+        machine.come_back(number(), number(), dice.choice([0, 3, 10]), None, dice.random() < 0.5)
+
+    moves = {
+        enter: 4,
+        go: 6,
+        return_: 4,
+        lambda: machine.acquire(number(), dice.choice(keys), 0, dice.choice([0, 3]), None): 2,
+        lambda: machine.wait_for_a_place(number(), number(), dice.choice([0, 1, 5])): 1,
+        lambda: machine.release(number(), number()): 5,
+        lambda: machine.disconnect(number(), ENDS[0]): 0.3,
+        lambda: machine.time_passes(dice.choice([1, 1, 2, 4]), dice.random() < 0.5): 4,
+        lambda: machine.time_passes_to_a_deadline(number(), dice.random() < 0.5): 2,
+    }
+
+    for move in dice.choices(list(moves), list(moves.values()), k=150):
+        if len(machine.peers) < MOST_PEERS:
+            machine.connect()
+        move()
+        machine.check_all()
+    return machine
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(60), pytest.param(range(60, 10_000), marks=pytest.mark.soak)], ids=len
+)
+@pytest.mark.timeout(900)
+def test_places_are_kept_as_the_model_does(seeds: range) -> None:
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        machine = come_and_go(seed)
+        seen.update(machine.model.seen)
+        machine.teardown()
+    assert len(seen) == 9, seen
+    assert min(seen.values()) > 5, seen
 
 
 def test_table_does_what_the_model_does() -> None:

@@ -20,6 +20,7 @@ from dflockd.wire import (
     ReplyReader,
     Report,
     Status,
+    TimedOut,
     UnexpectedReplyError,
     encode_reply,
     parse_done,
@@ -40,6 +41,7 @@ LINES: list[tuple[Reply, bytes]] = [
     (Status.OK, b"ok\n"),
     (Status.QUEUED, b"queued\n"),
     (Status.TIMEOUT, b"timeout\n"),
+    (TimedOut(b"0af3"), b"timeout 0af3\n"),
     (Status.ERROR, b"error\n"),
     (Status.AUTH, b"error_auth\n"),
     (Status.MAX_LOCKS, b"error_max_locks\n"),
@@ -58,7 +60,7 @@ ERRORS = [status for status in Status if status.value.startswith(b"error")]
 
 # A parser, and what it takes besides errors.
 PARSERS: list[tuple[Callable[[bytes], Reply], set[bytes]]] = [
-    (parse_granted, {b"ok " + TOKEN + b" 33", b"timeout"}),
+    (parse_granted, {b"ok " + TOKEN + b" 33", b"timeout", b"timeout 0af3"}),
     (parse_enqueued, {b"acquired " + TOKEN + b" 1", b"queued"}),
     (parse_renewed, {b"ok 60", b"ok 0"}),
     (parse_report, {b'ok {"connections":0}'}),
@@ -150,6 +152,13 @@ def test_parsers_take_only_what_fits(parse: Callable[[bytes], Reply], taken: set
         b"acquired  33",
         b"acquired " + TOKEN + b" 0",
         b"acquired " + TOKEN,
+        b"timeout ",
+        b"timeout  0af3",
+        b"timeout 0af3 ",
+        b"timeout 0af3 33",
+        b"timeout -",
+        b"timeout \xff",
+        b"timeouts",
         b"ok [1]",
         b"\xff\xfe",
     ],
@@ -223,6 +232,7 @@ leases = st.integers(1, MAX_SECONDS)
 def test_what_is_sent_is_read(token: bytes, lease: int) -> None:
     granted, enqueued, renewed = Granted(token, lease), Enqueued(token, lease), Renewed(lease)
     assert parse_granted(encode_reply(granted)[:-1]) == granted
+    assert parse_granted(encode_reply(TimedOut(token))[:-1]) == TimedOut(token)
     assert parse_enqueued(encode_reply(enqueued)[:-1]) == enqueued
     assert parse_renewed(encode_reply(renewed)[:-1]) == renewed
 

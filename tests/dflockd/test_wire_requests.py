@@ -23,6 +23,7 @@ from dflockd.wire import (
     Evict,
     FrameTooLongError,
     Inspect,
+    Keep,
     Label,
     Malformed,
     Ping,
@@ -80,6 +81,8 @@ FRAMES: list[tuple[bytes, Request]] = [
     (b"sevict\nk\n1\n", Evict(SEMAPHORE, b"k", 1)),
     (b"shards\n_\n_\n", Shards()),
     (b"resume\n_\n0123456789abcdef\n", Resume(b"0123456789abcdef")),
+    (b"keep\n_\n1500 0\n", Keep(1500, 0)),
+    (b"keep\n_\n0 %d\n" % MAX_SECONDS, Keep(0, MAX_SECONDS)),
 ]
 
 # Read as well, because some client sends it, but never sent from here.
@@ -93,6 +96,7 @@ READ_ONLY: list[tuple[bytes, Request]] = [
     (b"auth\n_\n\n", Auth(b"")),
     (b"stable-ref\nr\n\n", StableRef(b"r")),
     ("l\nschlüssel\n0\n".encode(), Acquire(LOCK, "schlüssel".encode(), 1, 0, None)),
+    (b"keep\nanything\n 1  2 \n", Keep(1, 2)),
     (b"l\nk\x01\n0\n", Acquire(LOCK, b"k\x01", 1, 0, None)),
 ]
 
@@ -130,6 +134,13 @@ REFUSED = [
     b"se\nk\n1 2 3\n",
     b"w\nk\n\n",
     b"w\nk\n1 2\n",
+    b"keep\n_\n\n",
+    b"keep\n_\n1\n",
+    b"keep\n_\n1 2 3\n",
+    b"skeep\n_\n1 2\n",
+    b"resume\n_\n\n",
+    b"resume\n_\na b\n",
+    b"resume\n_\n" + b"a" * 65 + b"\n",
     b"stable-ref\n\n_\n",
     b"stable-ref\na b\n_\n",
     b"stable-ref\n\xc3\xa4\n_\n",
@@ -207,6 +218,8 @@ def test_malformed_cannot_be_sent() -> None:
         b"se\nk\n%b\n",
         b"se\nk\n1 %b\n",
         b"w\nk\n%b\n",
+        b"keep\n_\n%b 1\n",
+        b"keep\n_\n1 %b\n",
     ],
 )
 def test_numbers_are_ascii_digits_within_bounds(frame: bytes, number: bytes) -> None:
@@ -329,6 +342,7 @@ requests_ = st.one_of(
     st.builds(Inspect, spaces, keys),
     st.builds(Evict, spaces, keys, st.integers(0, 2**64 - 1)),
     st.builds(Shards),
+    st.builds(Keep, seconds, seconds),
     st.builds(Resume, st.from_regex(rb"[0-9A-Za-z]{1,64}", fullmatch=True)),
     st.text(max_size=60).filter(str.isprintable).map(lambda label: Label(label.encode())),
 )
@@ -336,6 +350,7 @@ requests_ = st.one_of(
 # Bytes that get far into the parser: words of the format, and junk.
 pieces = st.one_of(
     st.sampled_from([b"l", b"sl", b"r", b"n", b"e", b"se", b"w", b"sw", b"auth", b"i", b"label"]),
+    st.sampled_from([b"keep\n_\n", b"resume\n_\n", b"1 2\n"]),
     st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b"\r", b" ", b"\t", b"\0", b"0", b"1", b"33"]),
     st.sampled_from([b"k" * 255, b"k" * 256, b"k" * 257, b"s" * MAX_SECRET]),
     st.binary(max_size=8),

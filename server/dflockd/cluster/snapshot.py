@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dflockd.table import Kept, Place, Snapshot
+from dflockd.table import Absence, Kept, Place, Snapshot
 from dflockd.wire import Space
 
 
@@ -35,6 +35,7 @@ def dump(snapshot: Snapshot, epoch: int, now: float) -> bytes:
             place.lease,
             now - place.since,
             place.label.decode(),
+            _ages(place.absence, now),
         ]
         for place in snapshot.places
     ]
@@ -84,6 +85,31 @@ def _hold(
 
 
 def _place(
-    now: float, space: int, key: str, limit: int, name: str, lease: int, age: float, label: str
+    now: float,
+    space: int,
+    key: str,
+    limit: int,
+    name: str,
+    lease: int,
+    age: float,
+    label: str,
+    absence: list[float] | None,
 ) -> Place:
-    return Place(Space(space), key.encode(), limit, name.encode(), lease, now - age, label.encode())
+    return Place(
+        Space(space),
+        key.encode(),
+        limit,
+        name.encode(),
+        lease,
+        now - age,
+        label.encode(),
+        None if absence is None else _absence(now, *absence),
+    )
+
+
+def _absence(now: float, due: float, hold: float, until: float) -> Absence:
+    return Absence(now + due, hold, now + until)
+
+
+def _ages(absence: Absence | None, now: float) -> tuple[float, float, float] | None:
+    return absence and (absence.due - now, absence.hold, absence.until - now)

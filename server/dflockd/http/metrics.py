@@ -104,7 +104,7 @@ class ServerCollector(Collector):
             "dflockd_keys_limit", "Keys that may be (--max-locks).", table.limits.max_locks
         )
         yield _gauge("dflockd_holds", "Slots that are held.", table.counts.holding)
-        yield _gauge("dflockd_waiters", "Requests that wait in a queue.", table.counts.waiting)
+        yield _gauge("dflockd_waiters", "Places in a queue.", table.counts.waiting)
         ready, checks = look(self._probes)
         yield _gauge("dflockd_ready", "1 while locks are granted, as /readyz says.", int(ready))
         family = GaugeMetricFamily(
@@ -133,7 +133,14 @@ class ServerCollector(Collector):
             "dflockd_waits_abandoned",
             "Waits that ended without a grant.",
             "reason",
-            {"timeout": counts.timed_out, "disconnect": counts.left},
+            {
+                "timeout": counts.timed_out,
+                "forgotten": counts.forgotten,
+                "disconnect": counts.left,
+            },
+        )
+        yield _counter(
+            "dflockd_waits_kept", "Waits that ended, but for their place in the queue.", counts.kept
         )
 
     def _ends(self) -> Iterator[Metric]:

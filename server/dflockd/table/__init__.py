@@ -9,10 +9,11 @@ from dflockd.table.counts import Counts, Histogram
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.mint import Mint
 from dflockd.table.sharded import Directory, Place, ShardTable, Snapshot
-from dflockd.table.state import Entry, Group, Hold, Kept, Peer, Waiter
+from dflockd.table.state import Absence, Entry, Group, Hold, Kept, Peer, Waiter
 from dflockd.table.table import Effect, Limits, LockTable
 
 __all__ = [
+    "Absence",
     "Counts",
     "Deadlines",
     "Directory",

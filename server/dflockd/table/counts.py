@@ -40,10 +40,12 @@ class Counts:
         "dropped",
         "evicted",
         "expired",
+        "forgotten",
         "full",
         "gave_up",
         "granted",
         "held",
+        "kept",
         "lapsed",
         "queued",
         "released",
@@ -87,6 +89,10 @@ class Counts:
         self.gave_up = 0
         """Waits that ended without a grant: for lack of time..."""
         self.timed_out = 0
+        self.forgotten = 0
+        """... because nobody came back to a place that was kept..."""
+        self.kept = 0
+        """Places that were left to be taken up again later."""
 
         # What was refused at once.
         self.busy = 0
@@ -103,7 +109,7 @@ class Counts:
     @property
     def left(self) -> int:
         """... or with their connection, with their shard, or at the end of the server."""
-        return self.gave_up - self.timed_out
+        return self.gave_up - self.timed_out - self.forgotten
 
     @property
     def holding(self) -> int:

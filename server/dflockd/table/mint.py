@@ -33,6 +33,10 @@ class Mint:
         self.fence = fence = self.fence + 1
         return fence, self.token(space, key, fence)
 
+    def place(self, space: Space, key: bytes) -> bytes:
+        """Return a new name for a place in a queue. It is not a token of the key: it proves no hold."""
+        return self.mint(space, b"\0" + key)[1]
+
     def beginning(self, fence: int) -> Mint:
         """Return another mint of the same secret, for fences after this one."""
         mint = copy.copy(self)

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 
 from dflockd.table.mint import Mint
-from dflockd.table.state import Entry, Group, Kept, Peer, Waiter
+from dflockd.table.state import Absence, Entry, Group, Kept, Peer
 from dflockd.table.table import Effect, Limits, LockTable
-from dflockd.wire import (
-    Acquire,
-    Enqueue,
-    Moved,
-    Recovering,
-    Refusal,
-    Reply,
-    Report,
-    Resume,
-    Shards,
-    Space,
-    Status,
-    Wait,
-)
+from dflockd.wire import Moved, Recovering, Refusal, Reply, Report, Shards, Space, Wait
 
 FROZEN = Recovering(20)
 """The answer while a shard is being handed over, which takes about so many milliseconds."""
@@ -32,9 +19,6 @@ LAPSED = Recovering(200)
 
 PLACE_PATIENCE = 2.0
 """Seconds for which a place that came with its shard is kept for whoever had it."""
-
-
-R = TypeVar("R", Acquire, Enqueue)
 
 
 class Directory(Protocol):
@@ -61,6 +45,8 @@ class Place(NamedTuple):
     lease: int
     since: float
     label: bytes
+    absence: Absence | None = None
+    """Where it was kept for somebody already."""
 
 
 class Snapshot(NamedTuple):
@@ -95,10 +81,6 @@ class ShardTable(LockTable):
         self._promised = -math.inf
         self._withheld: dict[Entry, None] = {}
         """Where grants are due that could not be given at the time."""
-        self._absent: dict[bytes, Waiter] = {}
-        """The places that came with their shard and are kept for now, by name."""
-        self._taking: Waiter | None = None
-        self._handlers[Resume] = self._resume
         self._handlers[Shards] = lambda *_: directory.report()
 
     # Shards.
@@ -141,40 +123,43 @@ class ShardTable(LockTable):
             entry = group.spaces[place.space].get(place.key)
             if entry is None:
                 entry = self._add(group, place.space, place.key, place.limit)
-            nobody = Peer(0)
-            nobody.label = place.label
-            waiter = self._join(entry, nobody, place.lease, place.since, two_phase=False)
-            waiter.place = place.name
-            self._absent[place.name] = waiter
-            self._deadlines.set(waiter, PLACE_PATIENCE, now)
+            waiter = self._join(entry, Peer(0), place.lease, place.since, two_phase=False)
+            absence = place.absence or Absence(now, PLACE_PATIENCE, now + PLACE_PATIENCE)
+            self._keep_place(waiter, place.name, place.label, absence, now)
+        for entry in list(_entries(group)):
+            self._promote(entry, now, [])  # grants nothing: nobody is there yet
 
     def freeze(self, shard: int) -> Snapshot:
         """Stop serving a shard for now, and return what there is to hand over."""
         group = self.groups[shard]
         group.frozen = True
         snapshot = Snapshot([], [])
+        # Also those that others have passed, and which are in no queue.
+        waiters = dict.fromkeys(group.absent.values())
         for entry in _entries(group):
-            first = []
             for hold in entry.holds.values():
                 if hold.told:
                     snapshot.holds.append(hold.kept())
                 elif hold.place is not None:
                     # Nobody knows of this grant: its place is still ahead of all who wait.
-                    first.append(hold.place)
-            for waiter in (*first, *(entry.waiters or ())):
-                if waiter.peer.id:
-                    waiter.place = group.mint.mint(entry.space, entry.key)[1]
-                snapshot.places.append(
-                    Place(
-                        entry.space,
-                        entry.key,
-                        entry.limit,
-                        waiter.place,
-                        waiter.lease,
-                        waiter.since,
-                        waiter.peer.label,
-                    )
+                    waiters[hold.place] = None
+            waiters.update(entry.waiters or {})
+        for waiter in sorted(waiters, key=lambda waiter: waiter.number):
+            entry, absence = waiter.entry, waiter.absence
+            if absence is None:
+                waiter.place = group.mint.place(entry.space, entry.key)
+            snapshot.places.append(
+                Place(
+                    entry.space,
+                    entry.key,
+                    entry.limit,
+                    waiter.place,
+                    waiter.lease,
+                    waiter.since,
+                    waiter.peer.label,
+                    absence,
                 )
+            )
         return snapshot
 
     def thaw(self, shard: int, now: float) -> list[Effect]:
@@ -207,7 +192,13 @@ class ShardTable(LockTable):
         """
         effects: list[Effect] = []
         owners: dict[int, Peer] = {}
-        for entry in list(_entries(self.groups.pop(shard))):
+        group = self.groups.pop(shard)
+        self._absent -= len(group.absent)
+        for waiter in group.absent.values():
+            self._deadlines.clear(waiter)
+            if waiter not in (waiter.entry.waiters or ()):
+                self.counts.gave_up += 1  # others had passed it
+        for entry in list(_entries(group)):
             self.counts.dropped += len(entry.holds)
             for hold in list(entry.holds.values()):
                 self._deadlines.clear(hold)
@@ -219,9 +210,6 @@ class ShardTable(LockTable):
                     hold.place.peer.left[entry.space, entry.key] = hold.place.place
             for waiter in list(entry.waiters or ()):
                 peer, is_blocked = waiter.peer, waiter.peer.waiting is waiter
-                if not peer.id:
-                    self._deadlines.clear(waiter)
-                    self._absent.pop(waiter.place, None)
                 self._leave(waiter)
                 if is_blocked:
                     effects.append((peer.id, _naming(reply, waiter.place)))
@@ -277,93 +265,46 @@ class ShardTable(LockTable):
             self._promote(entry, now, effects)
         return effects
 
-    # Places that came with their shard.
-
-    def _resume(
-        self, peer: Peer, request: Resume, _now: float, _effects: list[Effect]
-    ) -> Reply | None:
-        peer.resumes = request.place
-        return Status.OK
-
-    def _acquire(
-        self, peer: Peer, request: Acquire, now: float, effects: list[Effect]
-    ) -> Reply | None:
-        return self._taking_up(super()._acquire, peer, request, now, effects)
-
-    def _enqueue(
-        self, peer: Peer, request: Enqueue, now: float, effects: list[Effect]
-    ) -> Reply | None:
-        return self._taking_up(super()._enqueue, peer, request, now, effects)
-
-    def _taking_up(
-        self,
-        handle: Callable[[Peer, R, float, list[Effect]], Reply | None],
-        peer: Peer,
-        request: R,
-        now: float,
-        effects: list[Effect],
-    ) -> Reply | None:
-        """Handle a request that may be about a place that was had before."""
-        place, peer.resumes = peer.resumes, b""
-        taking = self._taking = self._absent.pop(place, None) if place else None
-        if taking is None:
-            return handle(peer, request, now, effects)
-        reply = handle(peer, request, now, effects)
-        if self._taking is not None:
-            # Refused for now, or about another key.
-            self._taking, self._absent[place] = None, taking
-        elif len(taking.entry.holds) < taking.entry.limit:
-            self._promote(taking.entry, now, effects)
-        return reply
-
-    def _is_full(self, entry: Entry) -> bool:
-        return self._taking is None and super()._is_full(entry)
-
-    def _join(self, entry: Entry, peer: Peer, lease: int, now: float, *, two_phase: bool) -> Waiter:
-        waiter = self._taking
-        if waiter is None or waiter.entry is not entry:
-            return super()._join(entry, peer, lease, now, two_phase=two_phase)
-        self._taking = None
-        waiter.lease = lease
-        return self._taken_up(waiter, peer, two_phase=two_phase)
-
-    def _taken_up(self, waiter: Waiter, peer: Peer, *, two_phase: bool) -> Waiter:
-        self._deadlines.clear(waiter)
-        waiter.peer = peer
-        waiter.two_phase = two_phase
-        return waiter
-
-    def _time_out(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
-        if waiter.peer.id:
-            super()._time_out(waiter, now, effects)
-            return
-        self._absent.pop(waiter.place, None)
-        self._give_up(waiter)
-        if waiter.entry.waiters:
-            self._promote(waiter.entry, now, effects)
-
     def _wait(self, peer: Peer, request: Wait, now: float, effects: list[Effect]) -> Reply | None:
         name = (request.space, request.key)
         place = peer.places.get(name)
         if place is None:
             group = self._group_of(request.key)
             if isinstance(group, Recovering):
-                return group
+                return self._wait_later(peer, group)
             left = peer.left.pop(name, b"")
             if not isinstance(group, Group):
-                return _naming(group, left)
-            if left in self._absent:
-                # Its shard has been elsewhere, and is here again.
-                waiter = peer.places[name] = self._taken_up(
-                    self._absent.pop(left), peer, two_phase=True
-                )
-                if len(waiter.entry.holds) < waiter.entry.limit:
-                    self._promote(waiter.entry, now, effects)
+                return self._wait_later(peer, _naming(group, left))
+            self._return(group, left, peer, name, now, effects)
         else:
             serving = self._serving(request.key, now)
             if not isinstance(serving, Group):
-                return serving
+                return self._wait_later(peer, serving)
         return super()._wait(peer, request, now, effects)
+
+    @staticmethod
+    def _wait_later(peer: Peer, reply: Refusal) -> Refusal:
+        peer.keep = None  # was said for this request only
+        return reply
+
+    def _return(
+        self,
+        group: Group,
+        place: bytes,
+        peer: Peer,
+        name: tuple[Space, bytes],
+        now: float,
+        effects: list[Effect],
+    ) -> None:
+        """Let a peer go on with the place that it had here, if its shard has been elsewhere."""
+        waiter = group.absent.get(place)
+        if waiter is None:
+            return
+        space, key = name
+        entry = group.spaces[space].get(key) or self._add(group, space, key, waiter.entry.limit)
+        self._take_up(waiter, entry, peer, waiter.lease, two_phase=True)
+        peer.places[name] = waiter
+        self._promote(entry, now, effects)
 
 
 def _naming(reply: Refusal, place: bytes) -> Refusal:

@@ -6,13 +6,13 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from dflockd.table.mint import Mint
-from dflockd.wire import Space
+from dflockd.wire import Keep, Space
 
 
 class Group:
     """The entries of one group of keys, which can be looked at, moved or dropped as a whole."""
 
-    __slots__ = ("ended", "frozen", "mint", "opens_at", "recovers_until", "spaces")
+    __slots__ = ("absent", "ended", "frozen", "mint", "opens_at", "recovers_until", "spaces")
 
     def __init__(self, mint: Mint) -> None:
         self.mint = mint
@@ -22,6 +22,8 @@ class Group:
         self.opens_at: float | None = None
         """Until when nothing is granted or renewed, because somebody else may still do so."""
         self.spaces: tuple[dict[bytes, Entry], dict[bytes, Entry]] = ({}, {})
+        self.absent: dict[bytes, Waiter] = {}
+        """The places that are kept for somebody who is not there, by name."""
         self.recovers_until: float | None = None
         """Until when there are no grants, because of holds that are not in here any more."""
         self.ended: set[int] = set()
@@ -61,6 +63,16 @@ class Entry:
         """By fence: the part of a token that is no secret."""
         self.waiters: OrderedDict[Waiter, None] | None = None
         """In the order of their arrival; absent until somebody has had to wait."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a slot is free that is nobody's already.
+
+        Who waits while a slot is free is somebody for whom it is held, or will be given it in the
+        same step or as soon as grants are given again.
+        """
+        taken = len(self.holds)
+        return taken + len(self.waiters) < self.limit if self.waiters else taken < self.limit
 
 
 class Hold:
@@ -122,18 +134,37 @@ class Hold:
         )
 
 
+class Absence(NamedTuple):
+    """That nobody is at a place, and what is done for whoever comes back to it."""
+
+    due: float
+    """When somebody is expected."""
+    hold: float
+    """Seconds for which a slot is held once the place's turn has come."""
+    until: float
+    """When the place is forgotten."""
+
+    def is_worth_holding(self, now: float) -> bool:
+        """Whether to hold a slot: not for somebody who comes when that is over, or not at all."""
+        return abs(self.due - now) < self.hold
+
+
 class Waiter:
     """A place in the queue of an entry.
 
     Taken by a blocked ``acquire``, or by an ``enqueue``: then the peer may already wait for it (it
-    is its `Peer.waiting`) or still be elsewhere.
+    is its `Peer.waiting`) or still be elsewhere. Or nobody is there, and it is kept for a while.
     """
 
     __slots__ = (
+        "absence",
         "deadline",
         "entry",
         "hold",
+        "is_held",
+        "keep",
         "lease",
+        "number",
         "peer",
         "place",
         "since",
@@ -145,9 +176,11 @@ class Waiter:
     span: float
 
     def __init__(
-        self, entry: Entry, peer: Peer, lease: int, since: float, *, two_phase: bool
+        self, entry: Entry, peer: Peer, number: int, lease: int, since: float, *, two_phase: bool
     ) -> None:
         self.entry = entry
+        self.number = number
+        """Grows with every arrival at the table."""
         self.since = since
         self.peer = peer
         self.lease = lease
@@ -155,13 +188,34 @@ class Waiter:
         self.hold: Hold | None = None
         """What an ``enqueue`` was granted before its ``wait`` came."""
         self.place = b""
-        """Its name, once it has got one to be taken along to another server."""
+        """Its name, once it has got one to be taken up by."""
+        self.keep: Keep | None = None
+        """How it is to be kept if the wait for it ends."""
+        self.absence: Absence | None = None
+        """What is done for it while nobody is there."""
+        self.is_held = False
+        """Whether a slot is held for whoever comes back."""
+
+    def is_of(self, entry: Entry) -> bool:
+        """Whether it is in the queue of this key, or was before others passed it."""
+        ours = self.entry
+        return ours is entry or (ours.space, ours.key) == (entry.space, entry.key)
 
 
 class Peer:
-    """One connection, as the table sees it. Number 0 is one that has not come here yet."""
+    """One connection, as the table sees it. Number 0 stands for one that is not here."""
 
-    __slots__ = ("detaches", "holds", "id", "label", "left", "places", "resumes", "waiting")
+    __slots__ = (
+        "detaches",
+        "holds",
+        "id",
+        "keep",
+        "label",
+        "left",
+        "places",
+        "resumes",
+        "waiting",
+    )
 
     def __init__(self, number: int) -> None:
         self.id = number
@@ -176,5 +230,7 @@ class Peer:
         """What it is blocked on: its next request is handled only after that is answered."""
         self.resumes = b""
         """The name of the place that its next request takes up."""
+        self.keep: Keep | None = None
+        """What is to become of its place if its next ``wait`` ends without a grant."""
         self.left: dict[tuple[Space, bytes], bytes] = {}
         """The names of its two-phase places whose queues have gone to another server."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -13,7 +14,7 @@ from dflockd.table import report
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.mint import Mint
-from dflockd.table.state import UNKNOWN, Entry, Group, Hold, Kept, Peer, Waiter
+from dflockd.table.state import UNKNOWN, Absence, Entry, Group, Hold, Kept, Peer, Waiter
 from dflockd.wire import (
     Acquire,
     Barrier,
@@ -24,6 +25,7 @@ from dflockd.wire import (
     Evict,
     Granted,
     Inspect,
+    Keep,
     Label,
     Malformed,
     Ping,
@@ -40,11 +42,18 @@ from dflockd.wire import (
     StableRef,
     Stats,
     Status,
+    TimedOut,
     Wait,
 )
 
-RESTORE_STEP = 0.1
-"""Seconds up to which the lease of a restored hold is rounded."""
+SPAN_STEP = 0.1
+"""Seconds up to which a time that can be any is rounded, so that there are few different ones."""
+
+KEPT_LATE = 60.0
+"""Seconds for which a place is kept after somebody was expected back: workers can be busy."""
+
+MOST_KEPT = 100_000
+"""Places that are kept at once: neither `Limits.max_locks` nor `Limits.max_waiters` bounds them."""
 
 Effect: TypeAlias = tuple[int, Reply]
 """What is to be done after a step: send this reply to the peer with that number."""
@@ -94,6 +103,8 @@ class LockTable:
         self._size = 0
         self._peers: dict[int, Peer] = {}
         self._last_peer = 0
+        self._arrivals = itertools.count()
+        self._absent = 0
         self._deadlines: Deadlines[Hold | Waiter] = Deadlines()
         self._draining = False
         self._keeps_holds = False
@@ -113,9 +124,10 @@ class LockTable:
             Ping: lambda *_: Status.OK,
             # One server: every change is in effect as soon as it is answered.
             Barrier: lambda *_: Status.OK,
+            Resume: self._resume,
+            Keep: self._keep,
             # What only a cluster knows.
             Shards: lambda *_: Status.ERROR,
-            Resume: lambda *_: Status.ERROR,
             Malformed: lambda *_: Status.ERROR,
         }
 
@@ -236,15 +248,22 @@ class LockTable:
     # One handler for each request: returns its reply, or None where the request waits.
 
     def _acquire(
-        self, peer: Peer, request: Acquire, now: float, _effects: list[Effect]
+        self, peer: Peer, request: Acquire, now: float, effects: list[Effect]
     ) -> Reply | None:
+        resumed, peer.resumes = peer.resumes, b""
         lease = self._lease(request.lease)
         if lease is None:
             return Status.ERROR
         entry = self._entry(request.space, request.key, request.limit, now)
         if not isinstance(entry, Entry):
             return entry
-        if len(entry.holds) < entry.limit and not entry.waiters:
+        place = entry.group.absent.get(resumed) if resumed else None
+        if place is not None and place.is_of(entry):
+            self._take_up(place, entry, peer, lease, two_phase=False)
+            self._block(place, request.timeout, now)
+            self._promote(entry, now, effects)
+            return None
+        if entry.has_room:
             hold = self._grant(entry, peer, lease, now)
             self._note(hold)
             return Granted(hold.token, lease)
@@ -259,8 +278,9 @@ class LockTable:
         return None
 
     def _enqueue(
-        self, peer: Peer, request: Enqueue, now: float, _effects: list[Effect]
+        self, peer: Peer, request: Enqueue, now: float, effects: list[Effect]
     ) -> Reply | None:
+        resumed, peer.resumes = peer.resumes, b""
         lease = self._lease(request.lease)
         if lease is None:
             return Status.ERROR
@@ -270,20 +290,29 @@ class LockTable:
         entry = self._entry(request.space, request.key, request.limit, now)
         if not isinstance(entry, Entry):
             return entry
-        if len(entry.holds) < entry.limit and not entry.waiters:
+        place = entry.group.absent.get(resumed) if resumed else None
+        if place is not None and place.is_of(entry):
+            self._take_up(place, entry, peer, lease, two_phase=True)
+            self._promote(entry, now, effects)
+        elif entry.has_room:
             hold = self._grant(entry, peer, lease, now)
-            self._note(hold)
-            hold.place = place = Waiter(entry, peer, lease, now, two_phase=True)
+            number = next(self._arrivals)
+            hold.place = place = Waiter(entry, peer, number, lease, now, two_phase=True)
             place.hold = hold
-            peer.places[name] = place
-            return Enqueued(hold.token, lease)
-        if self._is_full(entry):
+        elif self._is_full(entry):
             self.counts.full += 1
             return Status.MAX_WAITERS
-        peer.places[name] = self._join(entry, peer, lease, now, two_phase=True)
-        return Status.QUEUED
+        else:
+            place = self._join(entry, peer, lease, now, two_phase=True)
+        peer.places[name] = place
+        if place.hold is None:
+            return Status.QUEUED
+        place.hold.told = True
+        self._note(place.hold)
+        return Enqueued(place.hold.token, lease)
 
     def _wait(self, peer: Peer, request: Wait, now: float, _effects: list[Effect]) -> Reply | None:
+        keep, peer.keep = peer.keep, None
         place = peer.places.get((request.space, request.key))
         if place is None:
             return Status.NOT_ENQUEUED
@@ -294,10 +323,9 @@ class LockTable:
             hold.told = True
             self._extend(hold, place.lease, now)
             return Granted(hold.token, place.lease)
+        place.keep = keep
         if request.timeout == 0:
-            self.counts.timed_out += 1
-            self._leave(place)
-            return Status.TIMEOUT
+            return self._end_wait(place, now)
         self._block(place, request.timeout, now)
         return None
 
@@ -366,6 +394,16 @@ class LockTable:
 
     def _label(self, peer: Peer, request: Label, _now: float, _effects: list[Effect]) -> Reply:
         peer.label = request.text
+        return Status.OK
+
+    def _resume(self, peer: Peer, request: Resume, _now: float, _effects: list[Effect]) -> Reply:
+        peer.resumes = request.place
+        return Status.OK
+
+    def _keep(self, peer: Peer, request: Keep, _now: float, _effects: list[Effect]) -> Reply:
+        if max(request.away, request.hold) > self.limits.max_lease * 1000:
+            return Status.ERROR
+        peer.keep = request
         return Status.OK
 
     def _inspect(self, _peer: Peer, request: Inspect, now: float, _effects: list[Effect]) -> Reply:
@@ -446,9 +484,7 @@ class LockTable:
         hold = entry.holds[kept.fence] = Hold(entry, kept.fence, token, None, kept.since)
         hold.label = kept.label
         hold.detached = kept.detached
-        # Rounded up, to have few different spans; a lease that ends late harms nobody.
-        left = math.ceil(max(0.0, left) / RESTORE_STEP) * RESTORE_STEP
-        self._deadlines.set(hold, left, now)
+        self._deadlines.set(hold, _rounded(left), now)  # a lease that ends late harms nobody
         group.mint.fence = max(group.mint.fence, kept.fence)
         self.counts.returned += 1
         self._note(hold)
@@ -576,7 +612,7 @@ class LockTable:
         return bool(most and entry.waiters and len(entry.waiters) >= most)
 
     def _join(self, entry: Entry, peer: Peer, lease: int, now: float, *, two_phase: bool) -> Waiter:
-        waiter = Waiter(entry, peer, lease, now, two_phase=two_phase)
+        waiter = Waiter(entry, peer, next(self._arrivals), lease, now, two_phase=two_phase)
         if entry.waiters is None:
             entry.waiters = OrderedDict()
         entry.waiters[waiter] = None
@@ -586,6 +622,28 @@ class LockTable:
     def _block(self, waiter: Waiter, timeout: int, now: float) -> None:
         waiter.peer.waiting = waiter
         self._deadlines.set(waiter, timeout, now)
+
+    def _end_wait(self, waiter: Waiter, now: float) -> Reply:
+        """Return what the end of a wait for lack of time is answered with.
+
+        The waiter's deadline is not set any more.
+        """
+        if waiter.keep is None or self._absent >= MOST_KEPT:
+            self.counts.timed_out += 1
+            self._give_up(waiter)
+            return Status.TIMEOUT
+        peer, keep = waiter.peer, waiter.keep
+        if peer.waiting is waiter:
+            peer.waiting = None
+        self._forget_place(waiter)
+        # The next server of its shard may know it by the name that it has already.
+        entry = waiter.entry
+        name = waiter.place or entry.group.mint.place(entry.space, entry.key)
+        due = now + keep.away / 1000
+        absence = Absence(due, keep.hold / 1000, due + KEPT_LATE)
+        self._keep_place(waiter, name, peer.label, absence, now)
+        self.counts.kept += 1
+        return TimedOut(name)
 
     def _leave(self, waiter: Waiter) -> None:
         """Take a waiter out of its queue. The slots are taken, so nobody moves up."""
@@ -611,14 +669,10 @@ class LockTable:
 
     def _promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
         """Give free slots to the waiters, first come, first served."""
-        waiters = entry.waiters
-        assert waiters is not None
-        while waiters and len(entry.holds) < entry.limit:
-            waiter = next(iter(waiters))
+        while (waiter := self._next(entry, now)) is not None:
+            assert entry.waiters is not None
+            del entry.waiters[waiter]
             peer = waiter.peer
-            if not peer.id:
-                break  # its place came here before it: the others wait for it a moment
-            del waiters[waiter]
             hold = self._grant(entry, peer, waiter.lease, now)
             self.counts.waited.add(now - waiter.since)
             if peer.waiting is waiter:
@@ -632,6 +686,93 @@ class LockTable:
                 hold.told = False
                 waiter.hold = hold
                 hold.place = waiter
+        if not (entry.waiters or entry.holds):
+            self._remove(entry)
+
+    def _next(self, entry: Entry, now: float) -> Waiter | None:
+        """Return who is to have a slot, if one is free.
+
+        Places that nobody is at have a slot held for a while. If that is over, or not worth it, who
+        is behind them goes first.
+        """
+        free = entry.limit - len(entry.holds)
+        passed = []
+        found = None
+        waiters: dict[Waiter, None] = entry.waiters or {}
+        for waiter in waiters:
+            if free <= 0:
+                break
+            if waiter.absence is None:
+                found = waiter
+                break
+            if self._is_held_for(waiter, waiter.absence, now):
+                free -= 1
+            else:
+                passed.append(waiter)
+        for waiter in passed:
+            del waiters[waiter]
+        return found
+
+    # Places that nobody is at.
+
+    def _keep_place(
+        self, waiter: Waiter, name: bytes, label: bytes, absence: Absence, now: float
+    ) -> None:
+        waiter.peer = Peer(0)
+        waiter.peer.label = label
+        waiter.two_phase = False
+        waiter.keep = None
+        waiter.place = name
+        waiter.absence = absence
+        waiter.entry.group.absent[name] = waiter
+        self._absent += 1
+        self._deadlines.set(waiter, _rounded(absence.until - now), now)
+
+    def _is_held_for(self, waiter: Waiter, absence: Absence, now: float) -> bool:
+        if not waiter.is_held and absence.is_worth_holding(now):
+            waiter.is_held = True
+            self._deadlines.reset(waiter, min(absence.hold, _rounded(absence.until - now)), now)
+        return waiter.is_held
+
+    def _take_up(
+        self, waiter: Waiter, entry: Entry, peer: Peer, lease: int, *, two_phase: bool
+    ) -> None:
+        """Let a peer have a place that was kept."""
+        del entry.group.absent[waiter.place]
+        self._absent -= 1
+        self._deadlines.clear(waiter)
+        waiter.absence, waiter.is_held = None, False
+        waiter.entry = entry  # not the same, if nobody was here meanwhile
+        waiter.peer = peer
+        waiter.lease = lease
+        waiter.two_phase = two_phase
+        if entry.waiters is None:
+            entry.waiters = OrderedDict()
+        if waiter not in entry.waiters:
+            # Others passed it. All that are still ahead of it did the same, and have come back.
+            ahead = list(itertools.takewhile(lambda w: w.number < waiter.number, entry.waiters))
+            entry.waiters[waiter] = None
+            for each in (waiter, *reversed(ahead)):
+                entry.waiters.move_to_end(each, last=False)
+
+    def _end_absence(
+        self, waiter: Waiter, absence: Absence, now: float, effects: list[Effect]
+    ) -> None:
+        """Stop holding a slot for a place, or forget it; its deadline is not set any more."""
+        entry = waiter.entry
+        is_queued = entry.waiters is not None and waiter in entry.waiters
+        if entry.waiters is not None:
+            entry.waiters.pop(waiter, None)
+        if waiter.is_held and now < absence.until:
+            waiter.is_held = False
+            self._deadlines.set(waiter, _rounded(absence.until - now), now)
+        else:
+            del entry.group.absent[waiter.place]
+            self._absent -= 1
+            self.counts.gave_up += 1
+            self.counts.forgotten += 1
+        if is_queued:
+            self._promote(entry, now, effects)
 
     # Time.
 
@@ -646,7 +787,13 @@ class LockTable:
             else:
                 self._time_out(item, now, effects)
 
-    def _time_out(self, waiter: Waiter, _now: float, effects: list[Effect]) -> None:
-        self.counts.timed_out += 1
-        self._give_up(waiter)
-        effects.append((waiter.peer.id, Status.TIMEOUT))
+    def _time_out(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
+        if waiter.absence is None:
+            peer = waiter.peer
+            effects.append((peer.id, self._end_wait(waiter, now)))
+        else:
+            self._end_absence(waiter, waiter.absence, now, effects)
+
+
+def _rounded(seconds: float) -> float:
+    return math.ceil(round(max(0.0, seconds) / SPAN_STEP, 6)) * SPAN_STEP

@@ -22,6 +22,7 @@ from dflockd.wire.messages import (
     Evict,
     Granted,
     Inspect,
+    Keep,
     Label,
     Malformed,
     Moved,
@@ -40,6 +41,7 @@ from dflockd.wire.messages import (
     StableRef,
     Stats,
     Status,
+    TimedOut,
     Wait,
 )
 from dflockd.wire.replies import (
@@ -71,6 +73,7 @@ __all__ = [
     "FrameTooLongError",
     "Granted",
     "Inspect",
+    "Keep",
     "Label",
     "Malformed",
     "Moved",
@@ -91,6 +94,7 @@ __all__ = [
     "StableRef",
     "Stats",
     "Status",
+    "TimedOut",
     "UnexpectedReplyError",
     "Wait",
     "encode_reply",

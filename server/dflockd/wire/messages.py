@@ -160,12 +160,24 @@ class Shards(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """``resume``: the next `Acquire` or `Enqueue` takes up a place that a `Moved` has named.
+    """``resume``: the next `Acquire` or `Enqueue` takes up a place that was kept.
 
-    An extension of this server.
+    Its name comes from a `Moved` or a `TimedOut`. An extension of this server.
     """
 
     place: bytes
+
+
+class Keep(NamedTuple):
+    """``keep``: if the next `Wait` ends without a grant, its place is kept; see `TimedOut`.
+
+    Whoever had it is expected back in `away` milliseconds. When its turn comes within `hold`
+    milliseconds of that, before or after, the slot is held for it for `hold` milliseconds, and goes to
+    the next after that; the place is still ahead of all that came later. An extension of this server.
+    """
+
+    away: int
+    hold: int
 
 
 class Malformed(NamedTuple):
@@ -192,6 +204,7 @@ Request: TypeAlias = (
     | Evict
     | Shards
     | Resume
+    | Keep
     | Malformed
 )
 
@@ -251,6 +264,15 @@ class Enqueued(NamedTuple):
     lease: int
 
 
+class TimedOut(NamedTuple):
+    """``timeout <place>``: the answer to a `Wait` that ended without a grant, after a `Keep`.
+
+    The place in the queue is kept under that name until some time after it was expected back.
+    """
+
+    place: bytes
+
+
 class Renewed(NamedTuple):
     """``ok <seconds>``: the lease that was just set, in full."""
 
@@ -266,4 +288,4 @@ class Report(NamedTuple):
 Refusal: TypeAlias = Status | Recovering | Moved
 """What any request can be answered with."""
 
-Reply: TypeAlias = Refusal | Granted | Enqueued | Renewed | Report
+Reply: TypeAlias = Refusal | Granted | Enqueued | TimedOut | Renewed | Report

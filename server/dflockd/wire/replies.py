@@ -15,6 +15,7 @@ from dflockd.wire.messages import (
     Reply,
     Report,
     Status,
+    TimedOut,
 )
 
 MAX_REPLY = 1 << 20
@@ -22,6 +23,7 @@ MAX_REPLY = 1 << 20
 
 _STATUS_LINES = {status: status.value + b"\n" for status in Status}
 _RECOVERING = b"error_recovering "
+_TIMED_OUT = re.compile(rb"timeout ([0-9A-Za-z]+)")
 _MOVED = re.compile(rb"error_moved ([0-9]{1,9}) ([0-9]{1,9}) ([!-~]{1,255})(?: ([0-9A-Za-z]+))?")
 _STATUSES = {status.value: status for status in Status}
 
@@ -44,6 +46,8 @@ def encode_reply(reply: Reply) -> bytes:
         return b"ok %b\n" % reply
     if type(reply) is Recovering:
         return b"%b%d\n" % (_RECOVERING, *reply)
+    if type(reply) is TimedOut:
+        return b"timeout %b\n" % reply
     if type(reply) is Moved:
         tail = b" " + reply.place if reply.place else b""
         return b"error_moved %d %d %b%b\n" % (reply.shard, reply.epoch, reply.server, tail)
@@ -85,11 +89,13 @@ class ReplyReader:
 # strict: a reply that is only nearly right comes from something that is not a lock server.
 
 
-def parse_granted(line: bytes) -> Granted | Refusal:
+def parse_granted(line: bytes) -> Granted | TimedOut | Refusal:
     """Read the answer to `Acquire` and `Wait`."""
     fields = line.split(b" ")
     if len(fields) == 3 and fields[0] == b"ok":
         return Granted(_token(fields[1]), _seconds(fields[2], 1))
+    if timed_out := _TIMED_OUT.fullmatch(line):
+        return TimedOut(timed_out[1])
     return _status(line, Status.OK, Status.QUEUED)
 
 

@@ -20,6 +20,7 @@ from dflockd.wire.messages import (
     Enqueue,
     Evict,
     Inspect,
+    Keep,
     Label,
     Malformed,
     Ping,
@@ -254,6 +255,11 @@ def _resume(_key: bytes, place: bytes) -> Request:
     return Resume(place)
 
 
+def _keep(_key: bytes, argument: bytes) -> Request:
+    away, hold = _fields(argument, 2, 2)
+    return Keep(_number(away, 0), _number(hold, 0))
+
+
 _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"l": _acquire_lock,
     b"r": _release(Space.LOCK),
@@ -281,6 +287,7 @@ _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"sevict": _evict(Space.SEMAPHORE),
     b"shards": lambda _key, _argument: Shards(),
     b"resume": _resume,
+    b"keep": _keep,
 }
 
 
@@ -328,6 +335,8 @@ def encode_request(request: Request) -> bytes:
             return b"shards\n_\n_\n"
         case Resume(place):
             return b"resume\n_\n%b\n" % place
+        case Keep(away, hold):
+            return b"keep\n_\n%d %d\n" % (away, hold)
         case Malformed():
             raise ValueError("a malformed request cannot be sent")
 

@@ -6,12 +6,14 @@ import pytest
 
 from dflockd.table import Effect, Kept, Limits, Mint, Peer, ShardTable, Snapshot
 from dflockd.table.sharded import FROZEN, LAPSED, PLACE_PATIENCE
+from dflockd.table.table import KEPT_LATE
 from dflockd.wire import (
     Acquire,
     Detach,
     Enqueue,
     Enqueued,
     Granted,
+    Keep,
     Moved,
     Recovering,
     Refusal,
@@ -24,6 +26,7 @@ from dflockd.wire import (
     Resume,
     Space,
     Status,
+    TimedOut,
     Wait,
     fence_from_token,
 )
@@ -98,8 +101,7 @@ def resume(
 def assert_empty(table: ShardTable) -> None:
     assert len(table) == 0
     assert not table._withheld
-    assert not table._absent
-    assert table._taking is None
+    assert not any(group.absent for group in table.each_group())
     assert len(table._deadlines) == 0
     assert all(not any(group.spaces) for group in table.groups.values())
     for peer in table._peers.values():
@@ -336,12 +338,12 @@ def test_a_place_is_taken_up_once_and_for_its_own_key_only() -> None:
     stranger = new.connect()
     ask(new, stranger, Resume(place))
     assert isinstance(ask(new, stranger, Acquire(LOCK, b"b", 1, 5, 10)), Granted)
-    assert list(new._absent) == [place]
+    assert [name for group in new.each_group() for name in group.absent] == [place]
     first, _ = resume(new, place, b"a")
     second, _ = resume(new, place, b"a")
     entry = new.groups[0].spaces[0][b"a"]
     assert [waiting.peer for waiting in entry.waiters or ()] == [first, second]
-    assert not new._absent
+    assert not any(group.absent for group in new.each_group())
     forget_all(new)
 
 
@@ -355,7 +357,7 @@ def test_a_place_that_was_refused_for_now_is_still_there() -> None:
     new.promise(20, 6)
     ask(new, peer, Resume(place), 6)
     assert ask(new, peer, Acquire(LOCK, b"a", 1, 9, 10), 6) is None
-    assert not new._absent
+    assert not any(group.absent for group in new.each_group())
 
 
 def test_places_that_nobody_had_come_for_move_on_under_their_names() -> None:
@@ -383,9 +385,12 @@ def test_places_by_enqueue_move_also_before_and_after_they_were_granted() -> Non
     places = [reply.place for reply in moved if isinstance(reply, Moved)]
     assert len(set(places)) == 2
     there = [new.connect(), new.connect()]
+    replies = {}
     for peer, place in reversed(list(zip(there, places, strict=True))):
         ask(new, peer, Resume(place))
-        assert ask(new, peer, Enqueue(LOCK, b"a", 1, 10)) is Status.QUEUED
+        replies[peer] = ask(new, peer, Enqueue(LOCK, b"a", 1, 10))
+    assert replies[there[1]] is Status.QUEUED
+    assert isinstance(replies[there[0]], Enqueued)
     assert isinstance(ask(new, there[0], Wait(LOCK, b"a", 5)), Granted)
     assert ask(new, there[1], Wait(LOCK, b"a", 5)) is None
     assert (granted.left, queued.left) == ({}, {})
@@ -500,3 +505,181 @@ def test_the_end_of_a_connection_in_a_frozen_shard_spoils_nothing(silent: bool) 
     new.load(0, snapshot, 1)
     assert ask(new, new.connect(), Renew(LOCK, b"a", token, 10), 2) == Renewed(10)
     forget_all(new)
+
+
+# Places that nobody is at.
+
+
+def go_away(
+    table: ShardTable, now: float = 0, *, away: int = 5000, hold: int = 2000, key: bytes = b"a"
+) -> bytes:
+    """Queue for a lock that is held, leave until `away` has passed; return the name of the place."""
+    peer = table.connect()
+    assert ask(table, peer, Enqueue(LOCK, key, 1, 10), now) is Status.QUEUED
+    assert ask(table, peer, Keep(away, hold), now) is Status.OK
+    kept = ask(table, peer, Wait(LOCK, key, 0), now)
+    assert isinstance(kept, TimedOut)
+    table.disconnect(peer, now, clean=True)
+    return kept.place
+
+
+def come_back(table: ShardTable, place: bytes, now: float = 0) -> tuple[Peer, Reply | None]:
+    peer = table.connect()
+    assert ask(table, peer, Resume(place), now) is Status.OK
+    return peer, ask(table, peer, Enqueue(LOCK, b"a", 1, 10), now)
+
+
+def queue_of(table: ShardTable) -> list[bytes | Peer]:
+    """Who is in the queue: the names of places that nobody is at, and peers."""
+    waiters = table.groups[0].spaces[LOCK][b"a"].waiters or ()
+    return [waiter.place if waiter.absence else waiter.peer for waiter in waiters]
+
+
+def test_a_kept_place_goes_with_its_shard_and_is_kept_as_long() -> None:
+    old, new = table_of(), table_of(FOR_LONG, 1)
+    token = take(old, old.connect(), b"a", lease=60)
+    early, late = go_away(old, away=9000, hold=4000), go_away(old, away=9000, hold=0)
+    hand_over(old, new, 0, 3)
+    assert_empty(old)
+    assert queue_of(new) == [early, late]
+    new.handle(new.connect(), Release(LOCK, b"a", token), 6)
+    # Held for the first since then, as it was not yet worth it at the old server.
+    assert ask(new, new.connect(), Acquire(LOCK, b"a", 1, 0, 10), 9.9) is Status.TIMEOUT
+    assert isinstance(ask(new, new.connect(), Acquire(LOCK, b"a", 1, 60, 60), 10), Granted)
+    first, _ = come_back(new, late, 9 + KEPT_LATE - 0.1)
+    assert queue_of(new) == [first]
+    gone, _ = come_back(new, early, 9 + KEPT_LATE)
+    assert queue_of(new) == [first, gone]
+    assert new.counts.forgotten == 1
+    forget_all(new)
+
+
+def test_a_slot_is_held_at_the_next_server_too() -> None:
+    old, new = table_of(), table_of(FOR_LONG, 1)
+    holder = old.connect()
+    token = take(old, holder, b"a")
+    place = go_away(old, away=0, hold=4000)
+    ask(old, holder, Release(LOCK, b"a", token), 1)
+    hand_over(old, new, 0, 2)
+    assert_empty(old)
+    assert ask(new, new.connect(), Acquire(LOCK, b"a", 1, 0, 10), 3) is Status.TIMEOUT
+    _, reply = come_back(new, place, 4)
+    assert isinstance(reply, Enqueued)
+    forget_all(new)
+
+
+def test_a_slot_is_held_at_the_next_server_only_for_so_long() -> None:
+    old, new = table_of(), table_of(FOR_LONG, 1)
+    token = take(old, old.connect(), b"a")
+    go_away(old, away=0, hold=4000)
+    hand_over(old, new, 0, 1)
+    waiter = wait_for(new, b"a", now=1)
+    new.handle(new.connect(), Release(LOCK, b"a", token), 2)
+    assert new.advance(5.9) == []
+    assert [number for number, _ in new.advance(6)] == [waiter.id]
+    forget_all(new)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_who_was_passed_is_ahead_at_the_next_server_again(held: bool) -> None:
+    old, new = table_of(), table_of(FOR_LONG, 1)
+    holder = old.connect()
+    token = take(old, holder, b"a")
+    places = [go_away(old, away=9000, hold=0) for _ in range(2)]
+    if held:
+        waiters = [wait_for(old, b"a"), wait_for(old, b"a")]
+    ask(old, holder, Release(LOCK, b"a", token))
+    moved = places_of(hand_over(old, new, 0))
+    assert_empty(old)
+    assert old.counts.waiting == 0
+    if held:
+        later, _ = resume(new, moved[waiters[1].id], b"a")
+    else:
+        # The key is nobody's. A newcomer may have it at once.
+        assert len(new) == 0
+        assert isinstance(ask(new, new.connect(), Acquire(LOCK, b"a", 1, 0, 60)), Granted)
+        later = wait_for(new, b"a")
+    second, _ = come_back(new, places[1])
+    first, _ = come_back(new, places[0])
+    assert queue_of(new) == [first, second, later]
+    forget_all(new)
+
+
+def test_places_of_all_kinds_keep_their_order_over_two_moves() -> None:
+    first, second, third = table_of(), table_of(FOR_LONG, 1), table_of(FOR_LONG, 1)
+    take(first, first.connect(), b"a", lease=60)
+    blocked = wait_for(first, b"a")
+    away = go_away(first)
+    placed = first.connect()
+    ask(first, placed, Enqueue(LOCK, b"a", 1, 10))
+    moved = places_of(hand_over(first, second, 0))
+    reply = ask(first, placed, Wait(LOCK, b"a", 5))
+    assert isinstance(reply, Moved)
+    there, _ = resume(second, moved[blocked.id], b"a")
+    names = places_of(hand_over(second, third, 0))
+    peers = [come_back(third, place)[0] for place in (reply.place, away, names[there.id])]
+    assert queue_of(third) == peers[::-1]
+    forget_all(third)
+
+
+def test_a_wait_that_ends_while_its_shard_is_frozen_keeps_the_name_that_goes_with_it() -> None:
+    old = table_of()
+    take(old, old.connect(), b"a", lease=60)
+    peer = old.connect()
+    ask(old, peer, Enqueue(LOCK, b"a", 1, 10))
+    ask(old, peer, Keep(5000, 2000))
+    assert ask(old, peer, Wait(LOCK, b"a", 1)) is None
+    snapshot = old.freeze(0)
+    [(_, kept)] = old.advance(1)
+    assert isinstance(kept, TimedOut)
+    assert [place.name for place in snapshot.places] == [kept.place]
+    old.drop(0, AWAY)
+    assert_empty(old)
+    assert old.counts.waiting == 0
+
+
+def test_thawed_it_holds_the_slot_that_it_could_not_hold_while_frozen() -> None:
+    table = table_of()
+    take(table, table.connect(), b"a", lease=5)
+    place = go_away(table, away=5000, hold=4000)
+    behind = wait_for(table, b"a")
+    table.freeze(0)
+    assert table.advance(5) == []  # the lease has ended
+    assert come_back(table, place, 6)[1] is FROZEN
+    assert table.thaw(0, 7) == []
+    assert table.advance(10.9) == []
+    assert [number for number, _ in table.advance(11)] == [behind.id]
+    forget_all(table)
+
+
+def test_a_place_that_is_forgotten_while_frozen_leaves_nothing() -> None:
+    table = table_of()
+    take(table, table.connect(), b"a", lease=5)
+    go_away(table, away=0, hold=4000)
+    table.freeze(0)
+    table.advance(KEPT_LATE)
+    table.thaw(0, KEPT_LATE + 1)
+    assert_empty(table)
+
+
+def test_a_keep_for_a_wait_that_is_refused_is_not_for_the_next_one() -> None:
+    table = table_of(5)
+    for key in (b"a", b"1a"):
+        take(table, table.connect(), key, lease=60)
+    peer = table.connect()
+    for key in (b"a", b"1a"):
+        ask(table, peer, Enqueue(LOCK, key, 1, 10))
+    for request, refusal, now in (
+        (Wait(LOCK, b"a", 0), FROZEN, 1),
+        (Wait(LOCK, b"a0", 0), FROZEN, 1),
+        (Wait(LOCK, b"a", 0), AWAY, 1),
+        (Wait(LOCK, b"1a", 0), LAPSED, 6),
+    ):
+        if refusal is FROZEN:
+            table.freeze(0)
+        elif refusal is AWAY:
+            table.drop(0, AWAY)
+        ask(table, peer, Keep(5000, 2000), now)
+        reply = ask(table, peer, request, now)
+        assert reply is refusal or isinstance(reply, Moved)
+        assert peer.keep is None

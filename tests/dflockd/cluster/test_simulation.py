@@ -103,6 +103,14 @@ def test_a_few_hundred_schedules() -> None:
     judge(sum((run(seed) for seed in range(SCHEDULES)), Counter()), SCHEDULES)
 
 
+def test_schedules_in_which_places_are_kept() -> None:
+    counts = sum(
+        (World(seed, Rules(keeps_places=True)).run().counts for seed in range(40)), Counter()
+    )
+    assert counts["places kept"] > 40
+    assert counts["places resumed"] > 40
+
+
 def test_a_seed_replays_exactly() -> None:
     one, other = World(7).run(), World(7).run()
     assert one.timeline() == other.timeline()

@@ -15,7 +15,7 @@ from dflockd.cluster.view import NOT_YET, View
 from dflockd.shards import Loaded, Put, Record, format_shard_value, parse_shard_value
 from dflockd.shards.memory import KeySpace
 from dflockd.shards.values import ShardRecord
-from dflockd.table import Kept, Place, Snapshot
+from dflockd.table import Absence, Kept, Place, Snapshot
 from dflockd.wire import Moved, Space
 
 
@@ -244,6 +244,9 @@ kept = st.builds(
     label=texts.map(str.encode),
     detached=st.booleans(),
 )
+absences = st.builds(
+    Absence, due=st.floats(1900, 2060), hold=st.floats(0, 60), until=st.floats(1990, 2200)
+)
 places = st.builds(
     Place,
     space=st.sampled_from(Space),
@@ -253,7 +256,12 @@ places = st.builds(
     lease=st.integers(1, 60),
     since=st.floats(0, 2000),
     label=texts.map(str.encode),
+    absence=st.none() | absences,
 )
+
+
+def without_times(place: Place) -> Place:
+    return place._replace(since=0, absence=None)
 
 
 @given(holds=st.lists(kept), waiting=st.lists(places), ahead=st.floats(-5000, 5000))
@@ -267,7 +275,17 @@ def test_a_snapshot_is_read_as_it_was_written_by_another_clock(holds, waiting, a
         assert after.since - there == pytest.approx(before.since - now, abs=1e-6)
         same = ("space", "key", "limit", "fence", "label", "detached")
         assert all(getattr(before, name) == getattr(after, name) for name in same)
-    assert [p._replace(since=0) for p in loaded.places] == [p._replace(since=0) for p in waiting]
+    assert list(map(without_times, loaded.places)) == list(map(without_times, waiting))
+    for place, read in zip(waiting, loaded.places, strict=True):
+        assert read.since - there == pytest.approx(place.since - now, abs=1e-6)
+        if place.absence is None:
+            assert read.absence is None
+        else:
+            due, hold, until = read.absence
+            assert Absence(due - there, hold, until - there) == pytest.approx(
+                Absence(place.absence.due - now, place.absence.hold, place.absence.until - now),
+                abs=1e-6,
+            )
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dflockd.http import HttpOptions, HttpServer
 from dflockd.server import Server, ServerOptions
 from dflockd.table import Limits, LockTable, Mint
+from dflockd.wire import Acquire, Enqueue, Keep, Space, Wait
 from tests.dflockd.http.http_site import SECRET, Site, StartSite, bearer
 from tests.dflockd.raw_server import PATIENCE, eventually
 
@@ -113,6 +114,11 @@ def test_the_life_of_locks_in_numbers(start_site: StartSite) -> None:
     waiter.request("l", "kept", "30")
     eventually(lambda: site.metric("dflockd_waiters") == 1)
     waiter.close()
+    eventually(lambda: site.metric("dflockd_waiters") == 0)
+    away = site.server.connect()
+    assert away.ask("e", "kept", "30") == "queued"
+    assert away.ask("keep", "_", "0 0") == "ok"
+    assert away.ask("w", "kept", "0").startswith("timeout ")
 
     def ended(reason: str) -> float:
         return site.metric("dflockd_holds_ended_total", reason=reason)
@@ -125,8 +131,9 @@ def test_the_life_of_locks_in_numbers(start_site: StartSite) -> None:
     assert site.metric("dflockd_wait_seconds_bucket", le="0.001") >= 6
     assert site.metric("dflockd_hold_seconds_count") == 6
     assert site.metric("dflockd_holds") == site.metric("dflockd_keys") == 1
-    assert site.metric("dflockd_waiters") == 0
+    assert site.metric("dflockd_waiters") == site.metric("dflockd_waits_kept_total") == 1
     assert site.metric("dflockd_waits_abandoned_total", reason="timeout") == 1
+    assert site.metric("dflockd_waits_abandoned_total", reason="forgotten") == 0
     assert site.metric("dflockd_refusals_total", reason="busy") == 1
     assert site.metric("dflockd_refusals_total", reason="limit") == 1
     assert site.metric("dflockd_renewals_total", result="ok") == 1
@@ -154,6 +161,35 @@ def test_connections(start_site: StartSite, secret_file: Path) -> None:
 
 def test_the_lag_of_the_event_loop_is_measured(site: Site) -> None:
     eventually(lambda: site.metric("dflockd_event_loop_lag_seconds_count") > 0)
+
+
+async def test_a_place_that_nobody_came_back_to_is_counted_as_an_abandoned_wait() -> None:
+    import aiohttp
+
+    table = LockTable(Limits(), Mint(b"x", 1))
+    holder, away = table.connect(), table.connect()
+    table.handle(holder, Acquire(Space.LOCK, b"k", 1, 0, 1000), 0)
+    for request in (Enqueue(Space.LOCK, b"k", 1, 5), Keep(0, 0), Wait(Space.LOCK, b"k", 0)):
+        table.handle(away, request, 0)
+    table.advance(100)
+    server = Server(table, ServerOptions(host="127.0.0.1", port=0))
+    await server.start()
+    http = HttpServer(server, HttpOptions())
+    await http.start()
+    try:
+        async with (
+            asyncio.timeout(PATIENCE),
+            aiohttp.ClientSession() as client,
+            client.get(f"{http.urls[0]}metrics") as answer,
+        ):
+            text = await answer.text()
+    finally:
+        await http.stop()
+        await server.stop()
+    assert 'dflockd_waits_abandoned_total{reason="forgotten"} 1.0' in text
+    assert 'dflockd_waits_abandoned_total{reason="disconnect"} 0.0' in text
+    assert "dflockd_waits_kept_total 1.0" in text
+    assert "dflockd_waiters 0.0" in text
 
 
 async def test_two_servers_of_one_process_do_not_share_numbers() -> None:

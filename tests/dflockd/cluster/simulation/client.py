@@ -13,6 +13,7 @@ from dflockd.wire import (
     Enqueue,
     Enqueued,
     Granted,
+    Keep,
     Moved,
     Recovering,
     Release,
@@ -22,6 +23,7 @@ from dflockd.wire import (
     Request,
     Resume,
     Status,
+    TimedOut,
     Wait,
     fence_from_token,
 )
@@ -210,6 +212,7 @@ class Client(Process):
         def requests() -> list[Request]:
             return _resuming(progress[0], Enqueue(*key, lease))
 
+        rng, keeps = self.world.random, self.world.rules.keeps_places
         while True:
             answer = yield from self._pursue(key, requests, until, progress)
             if answer is None or answer.reply is Status.ALREADY_ENQUEUED:
@@ -222,10 +225,18 @@ class Client(Process):
                 return None
             while True:
                 left = max(0, math.ceil(until - self.now))
-                answer = yield from self._ask(connection, [Wait(*key[:2], left)], left + PATIENCE)
+                waiting: list[Request] = [Wait(*key[:2], left)]
+                if keeps:
+                    waiting = [Keep(*rng.choice(((0, 1000), (500, 500), (2000, 100)))),
+                               Wait(*key[:2], min(left, rng.choice((0, 1))))]  # fmt: skip
+                answer = yield from self._ask(connection, waiting, left + PATIENCE)
                 if answer is None or not isinstance(answer.reply, Recovering) or not left:
                     break
                 yield from self._sleep(0.1)
+            if answer is not None and isinstance(answer.reply, TimedOut) and self.now < until:
+                progress[0] = answer.reply.place
+                yield from self._sleep(rng.choice((0, 0.5, 2)))
+                continue
             if answer is None or not isinstance(answer.reply, Moved):
                 return answer if answer is not None and isinstance(answer.reply, Granted) else None
             progress[0] = answer.reply.place

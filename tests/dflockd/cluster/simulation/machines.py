@@ -65,6 +65,8 @@ class Rules:
     """Whether clients count their leases from the answer."""
     confirms_by_renewal: bool = False
     """Whether clients renew a grant that took its time, to find out whether it still counts."""
+    keeps_places: bool = False
+    """Whether clients do something else while they wait, and have their places kept meanwhile."""
 
 
 class Clock:

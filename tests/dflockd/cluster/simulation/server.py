@@ -19,12 +19,14 @@ from dflockd.wire import (
     Enqueue,
     Enqueued,
     Granted,
+    Keep,
     Moved,
     Recovering,
     Renewed,
     Request,
     Resume,
     Status,
+    TimedOut,
     Wait,
 )
 from tests.dflockd.cluster.simulation.machines import (
@@ -50,8 +52,10 @@ class ServerProcess(Process):
         self.address = address
         self.sessions: dict[int, Connection] = {}
         self.tickets: dict[Waiter, int] = {}
-        self.kept: dict[bytes, float] = {}
-        """Until when places that came here are kept for those who had them."""
+        self.came: dict[Waiter, float] = {}
+        """When somebody came to a place, or came back to it."""
+        self.kept: dict[bytes, tuple[int, float]] = {}
+        """The shards of places that are kept for those who had them, and until when."""
         self.watch = Watch(self)
         self._judged = False
         """Whether this step may have begun what only one server may do."""
@@ -146,6 +150,9 @@ class ServerProcess(Process):
             self.node.leave(now)
             self._left_by = now + 7.0
 
+    def _absent(self) -> set[bytes]:
+        return {name for group in self.table.each_group() for name in group.absent}
+
     def handle(self, now: float, connection: Connection, requests: list[Request]) -> None:
         if connection.ended:
             return
@@ -154,18 +161,19 @@ class ServerProcess(Process):
             self.sessions[connection.peer.id] = connection
         resumed, kept_until = b"", -math.inf
         for request in requests:
-            absent = set(self.table._absent)
+            absent = self._absent()
             effects = self.table.handle(connection.peer, request, now)
             if isinstance(request, Resume):
-                resumed, kept_until = request.place, self.kept.pop(request.place, kept_until)
+                resumed = request.place
+                _, kept_until = self.kept.pop(request.place, (0, kept_until))
             elif isinstance(request, Acquire | Enqueue):
-                taken = resumed in absent - self.table._absent.keys()
-                self._note_place(connection, request, resumed if taken else b"")
+                taken = resumed in absent - self._absent()
+                self._note_place(connection, request, resumed if taken else b"", now)
                 if now < kept_until and not taken and not _is_refused(connection.peer, effects):
                     raise self.world.violation(f"{connection.client.name} has lost its place")
             elif isinstance(request, Wait):
                 self._note_return(connection)
-            if not isinstance(request, Resume):
+            if not isinstance(request, Resume | Keep):
                 self._dispatch(effects)
 
     def part(self, now: float, connection: Connection, clean: bool) -> None:
@@ -217,7 +225,9 @@ class ServerProcess(Process):
                 if isinstance(reply, Granted | Enqueued | Renewed):
                     self._judged = True
                 if isinstance(reply, Granted | Enqueued):
-                    self._judge_order(connection)
+                    self._judge_order(connection, reply.token)
+                if isinstance(reply, TimedOut):
+                    self._note_kept(connection, reply.place)
                 self.outbox.append((connection.reply, (reply,)))
 
     def kill(self) -> None:
@@ -250,7 +260,9 @@ class ServerProcess(Process):
         def loaded(_: object, shard: int, snapshot: Any, *args: float) -> None:
             world.counts["snapshots"] += 1
             (now,) = args
-            self.kept |= {place.name: now + PLACE_PATIENCE for place in snapshot.places}
+            for place in snapshot.places:
+                until = place.absence.until if place.absence else now + PLACE_PATIENCE
+                self.kept[place.name] = shard, until
             world.log(self.name, "takes in %d holds, %d places of shard %d",
                       len(snapshot.holds), len(snapshot.places), shard)  # fmt: skip
 
@@ -270,6 +282,8 @@ class ServerProcess(Process):
 
         def dropped(_: object, shard: int, *args: object) -> None:
             world.log(self.name, "drops shard %d", shard)
+            for name in [name for name, (where, _) in self.kept.items() if where == shard]:
+                del self.kept[name]
 
         def reclaimed(done: bool, *args: object) -> None:
             world.counts["reclaims"] += done
@@ -283,7 +297,9 @@ class ServerProcess(Process):
             wrap(table, name, note)
         wrap(node, "_gone", gone)
 
-    def _note_place(self, connection: Connection, request: Acquire | Enqueue, place: bytes) -> None:
+    def _note_place(
+        self, connection: Connection, request: Acquire | Enqueue, place: bytes, now: float
+    ) -> None:
         peer = connection.peer
         assert peer is not None
         connection.key = Key(request.space, request.key, request.limit)
@@ -297,6 +313,15 @@ class ServerProcess(Process):
             self.world.log(self.name, "%s is number %d for %s",
                            connection.client.name, number, request.key)  # fmt: skip
             self.tickets[waiter] = number
+            self.came[waiter] = now
+
+    def _note_kept(self, connection: Connection, place: bytes) -> None:
+        self.world.counts["places kept"] += 1
+        self.world.places[place] = connection.ticket
+        for shard, group in self.table.groups.items():
+            waiter = group.absent.get(place)
+            if waiter is not None and waiter.absence is not None:
+                self.kept[place] = shard, waiter.absence.until
 
     def _note_return(self, connection: Connection) -> None:
         """Somebody may wait again for a place whose shard has been elsewhere meanwhile."""
@@ -304,13 +329,17 @@ class ServerProcess(Process):
         if waiter is not None and waiter not in self.tickets:
             self.tickets[waiter] = self.world.places[waiter.place]
 
-    def _judge_order(self, connection: Connection) -> None:
-        key = connection.key
+    def _judge_order(self, connection: Connection, token: bytes) -> None:
+        key, peer = connection.key, connection.peer
         assert key is not None
+        assert peer is not None
+        (given,) = (hold.since for hold in peer.holds if hold.token == token)
         shard = get_shard_id(key.name, self.world.terms.num_shards)
         group = self.table.groups.get(shard)
         entry = group.spaces[key.space].get(key.name) if group is not None else None
         for waiter in (entry.waiters or ()) if entry is not None else ():
+            if waiter.is_held or self.came.get(waiter, given) > given:
+                continue  # there is a slot for each, or nobody was there when it was given
             ticket = self.tickets.get(waiter) or self.world.places.get(waiter.place, math.inf)
             if ticket < connection.ticket:
                 raise self.world.violation(
