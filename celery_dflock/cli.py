@@ -185,8 +185,10 @@ def waiters(ctx: click.Context, key: str | None, as_json: bool) -> None:
         _print_json(rows)
         return
     for row in rows:
+        where = ", requeued" if row.get("away") else ""  # older servers do not say
         click.echo(
-            f"{printable(row['key'])}  {row['place']}. {_name(row)}  for {row['waited_s']:.0f} s"
+            f"{printable(row['key'])}  {row['place']}. {_name(row)}  "
+            f"for {row['waited_s']:.0f} s{where}"
         )
     if not rows:
         click.echo("nobody waits")

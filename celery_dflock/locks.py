@@ -6,10 +6,10 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from itertools import chain, repeat
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from celery.utils.nodenames import gethostname
 
@@ -18,7 +18,7 @@ from celery_dflock.exceptions import LockLostError, LockUnavailableError
 from celery_dflock.lifecycle import shutdown
 from dflockd import errors
 from dflockd.lock import LockBase
-from dflockd.sync_client import DistributedLock, DistributedSemaphore
+from dflockd.sync_client import DistributedLock, DistributedSemaphore, KeepPlace
 
 MOMENT = 30
 """Lease in seconds of what is held to be detached or released at once."""
@@ -35,6 +35,9 @@ HAND_OVER_PATIENCE = 1.0
 _RESTARTS = (errors.UnreachableError, errors.DrainingError)
 
 logger = logging.getLogger("celery_dflock")
+
+KeepFunction: TypeAlias = Callable[[], KeepPlace | None]
+"""Says how a place is to be kept, once there is something to wait for."""
 
 L = TypeVar("L", bound=LockBase)
 
@@ -161,8 +164,13 @@ class Locks(LocksBase[DistributedLock]):
     _lock_class = DistributedLock
     _semaphore_class = DistributedSemaphore
 
-    def acquire(self) -> str | None:
+    def acquire(self, place: str | None = None, keep: KeepFunction | None = None) -> str | None:
         """Take them all, or none.
+
+        Args:
+            place: of the only key, to be taken up: where its queue was left before.
+            keep: keep the place in the queue of the only key if it is not granted in time; then
+                `place` is its name.
 
         Returns:
             The key that was not granted in time, or ``None`` once all are held.
@@ -176,7 +184,7 @@ class Locks(LocksBase[DistributedLock]):
             lock.acquire_timeout_s = remaining
             try:
                 with shutdown.waiting(lock):
-                    granted = self._grant(lock)
+                    granted = self._grant(lock, place, keep)
             except errors.RemoteError as exc:
                 self.release()
                 raise LockUnavailableError(lock.key, str(exc)) from exc
@@ -186,22 +194,28 @@ class Locks(LocksBase[DistributedLock]):
             remaining = _left(self.timeout, started)
         return None
 
-    def _grant(self, lock: DistributedLock) -> bool:
+    @property
+    def place(self) -> str | None:
+        """The name of the place that was kept for the only key, if it was."""
+        return self._locks[0].place
+
+    def _grant(self, lock: DistributedLock, place: str | None, keep: KeepFunction | None) -> bool:
         if lock.acquire_timeout_s == 0:
-            return try_once(lock)
+            return try_once(lock, place, keep)
         begun = time.monotonic()
         # One round trip where the lock is free, as above. Where it is not, the place in the queue
         # is there first: nobody overtakes while others are told of the wait.
-        if lock.enqueue() == "acquired":
+        if lock.enqueue(place) == "acquired":
             return True
         if self._on_wait is not None:
             self._on_wait(lock.key, cache(lambda: describe_holder(lock, self.run)))
+        keeping = keep and keep()
         if self._follows:
             # In a cluster the lock looks for its server by itself, and has begun to before.
-            return lock.wait(_left(lock.acquire_timeout_s, begun))
+            return lock.wait(_left(lock.acquire_timeout_s, begun), keeping)
         started = time.monotonic()
         try:
-            return lock.wait()
+            return lock.wait(keep=keeping)
         except _RESTARTS as exc:
             logger.info("queueing again for lock %r: %s", lock.key, exc)
             return self._queue_again(lock, started)
@@ -221,6 +235,13 @@ class Locks(LocksBase[DistributedLock]):
                 if lock.acquire_timeout_s == 0 or time.monotonic() >= patience:
                     raise
         raise AssertionError("there is always another pause")
+
+    def leave(self, place: str) -> None:
+        """Give up a place of the only key that was kept, so that nothing is held for it."""
+        [lock] = self._locks
+        with suppress(errors.RemoteError):  # then it ends by itself
+            lock.enqueue(place)
+            lock.release()
 
     def adopt(self, token: str) -> bool:
         """Take over the lock of the only key, by its token; ``False`` if it is held no more.
@@ -255,16 +276,25 @@ class Locks(LocksBase[DistributedLock]):
         return None
 
 
-def try_once(lock: DistributedLock) -> bool:
+def try_once(
+    lock: DistributedLock, place: str | None = None, keep: KeepFunction | None = None
+) -> bool:
     """Take a lock if it is free, with `acquire_timeout_s` 0.
 
     Nobody can say so in the milliseconds in which a cluster hands its shard over: these are waited
-    for.
+    for. For the other arguments see `Locks.acquire`.
     """
     until = time.monotonic() + HAND_OVER_PATIENCE
     while True:
         try:
-            return lock.acquire()
+            if keep is None:
+                return lock.acquire()
+            # As fast where the lock is free. Where it is not, only who has a place can have it kept.
+            return lock.enqueue(place) == "acquired" or lock.wait(0, keep())
+        except errors.MaxWaitersError:
+            if keep is None:
+                raise
+            return False  # it is not free, and no place of its queue is either
         except errors.RecoveringError as exc:
             if time.monotonic() + exc.retry_s > until:
                 raise

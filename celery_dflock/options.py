@@ -63,6 +63,9 @@ class Backoff:
     `cap`: "full jitter". (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter)
     A message with a countdown is held unacknowledged by a worker, so `cap` must stay far below the
     broker's visibility timeout.
+
+    Its place in the queue of its lock is kept during the pause, if ``lock_conflict`` is the word
+    ``"requeue"`` and there is one key; see docs/waiting.md.
     """
 
     base: float = 1.0
@@ -71,6 +74,9 @@ class Backoff:
     """After so long since the first conflict the task fails instead; 0 never."""
     max_attempts: int = 0
     """After so many attempts the task fails instead; 0 never."""
+    hold: float | None = 0.0
+    """So long before and after the end of the pause the lock is kept free for the task, if its turn
+    has come; ``None`` keeps no place at all."""
 
     def pause(self, attempt: int, chance: float) -> float:
         """Return the seconds before attempt number `attempt` + 1; `chance` is from 0 to 1."""
@@ -289,8 +295,11 @@ def _backoff(values: _Values) -> Backoff:
     for name, value in given.items():
         if name not in known:
             raise values.bad("lock_requeue", _one_of(name, known))
+        if value is None and name == "hold":
+            continue
         if not (_is_number(value) and 0 <= value <= MAX_SECONDS):
-            raise values.bad("lock_requeue", f"a number from 0 for {name}")
+            also = " or None" if name == "hold" else ""
+            raise values.bad("lock_requeue", f"a number from 0{also} for {name}")
     return Backoff(**given)
 
 

@@ -57,6 +57,7 @@ class Entry:
         self.token: str | None = None
         """Of the grant, which may be lost since."""
         self.is_copy = False
+        self.ticket: policy.Ticket | None = None
         self.is_over = False
         """Whether nobody is to come back to it."""
         self.raised: Any = None
@@ -78,6 +79,10 @@ class Entry:
             handed["token"] = self.token
         elif self.is_copy:
             handed["is_copy"] = True
+        elif self.ticket is not None and self.lock.place is not None:
+            handed["place"] = self.lock.place
+            if self.ticket.pause is not None:
+                handed["pause"] = self.ticket.pause
         return handed
 
 
@@ -125,11 +130,15 @@ class Parked:
         state.reserved_requests.discard(request)
         self._waiting.add(entry)
         self._raise_prefetch(entry, app_settings.max_parked)
+        options, context = _options(request), entry.context
+        entry.ticket = ticket = policy.Ticket.of(context, options, 1, options.queue_timeout)
         with self._joining:
             entry.place = self._places.join(
                 lock,
-                _options(request).queue_timeout,
-                unless=(lambda: _is_copy(entry)) if policy.is_known_copy(entry.context) else None,
+                options.queue_timeout,
+                place=None if ticket is None else ticket.place,
+                keep=None if ticket is None else ticket.keep(),
+                unless=(lambda: _is_copy(entry)) if policy.is_known_copy(context) else None,
                 queued=lambda: _say_waiting(entry),
                 ended=lambda error: self._ended(entry, error),
             )
@@ -323,7 +332,9 @@ def _is_copy(entry: Entry) -> bool:
     except errors.RemoteError:
         return False
     run = policy.run_name(entry.request.task, entry.request)
-    labels = [each["label"] for each in (*report["holders"], *report["waiters"])]
+    # A place that is kept may be that of the task itself, from its latest attempt.
+    waiters = (each for each in report["waiters"] if not each.get("away"))
+    labels = [each["label"] for each in (*report["holders"], *waiters)]
     entry.is_copy = any(label.startswith(run) for label in labels)
     return entry.is_copy
 

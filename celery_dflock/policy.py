@@ -13,13 +13,14 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, Retry
 
 from celery_dflock.exceptions import LockError, LockNotAcquiredError
-from celery_dflock.options import Backoff
+from celery_dflock.options import Backoff, LockOptions
 from celery_dflock.signals import task_deduplicated, task_requeued, task_skipped
+from dflockd.sync_client import KeepPlace
 
 HEADER = "dflock"
 """The message header of a call's own options, and of the counters of a requeued task: a dict."""
 
-COUNTERS = ("attempt", "since", "retries", "copy", "free")
+COUNTERS = ("attempt", "since", "place", "retries", "copy", "free")
 
 RESULT_PATIENCE = 0.2
 """Seconds between a copy's finding the lock free and its running: a result is stored after that."""
@@ -37,7 +38,8 @@ class Handed(TypedDict, total=False):
     """What came of a task's waiting in the consumer; see `celery_dflock.parked`.
 
     With a token the lock is held. With `error` it could not be asked for. A copy has found its own
-    message in its way. With none of these it was not granted in time.
+    message in its way. With none of these it was not granted in time; then the place that was kept
+    for the task and the pause for which that was done, if it was.
     """
 
     key: str
@@ -46,6 +48,46 @@ class Handed(TypedDict, total=False):
     is_copy: bool
     waited: float
     """Seconds."""
+    place: str
+    pause: float
+
+
+class Ticket:
+    """The place in the queue of its lock that a task has while it is requeued.
+
+    Attributes:
+        place: its name, if there is one to be taken up; then that under which it was kept.
+        pause: seconds until the next attempt, if they have been said to the lock server.
+    """
+
+    def __init__(self, request: Context, backoff: Backoff, timeout: float | None) -> None:
+        self._request = request
+        self._backoff = backoff
+        self._timeout = timeout or 0.0
+        self.place: str | None = attempts(request).get("place")
+        self.pause: float | None = None
+
+    @classmethod
+    def of(
+        cls, request: Context, options: LockOptions, keys: int, timeout: float | None
+    ) -> Ticket | None:
+        """Return that of a task whose place is to be kept; ``None`` for others.
+
+        Who decides with a function, once the wait is over, may decide for something else.
+        """
+        is_kept = options.conflict == "requeue" and options.requeue.hold is not None
+        if not is_kept or keys > 1 or request.is_eager:
+            return None
+        return cls(request, options.requeue, timeout)
+
+    def keep(self) -> KeepPlace | None:
+        """Draw the pause, before a wait of `timeout` seconds; ``None`` if there will be none."""
+        end = time.time() + self._timeout
+        attempt, since = _attempt(attempts(self._request), end)
+        if self._backoff.is_over(attempt, end - since):
+            return None
+        self.pause = _pause(self._backoff, attempt)
+        return KeepPlace(self.pause, self._backoff.hold or 0.0)
 
 
 class Skipped(dict[str, Any]):
@@ -137,11 +179,16 @@ def _header(request: Context) -> Mapping[str, Any]:
     return (request.headers or {}).get(HEADER) or {}
 
 
-def requeue(task: Task, error: LockError, backoff: Backoff) -> NoReturn:
+def requeue(
+    task: Task, error: LockError, backoff: Backoff, ticket: Ticket | None = None
+) -> NoReturn:
     """Send the task again, to run a while later, and end this run of it.
 
     The same task: id, group, chord, chain, headers, priority and queue stay, and no retry is used
     up. Published first, acknowledged after: it can be doubled by a crash, never lost.
+
+    With a ticket it takes along its place in the queue of its lock. Without one it has not got to
+    waiting: if it had a place from before, it will look for it the next time.
 
     Raises:
         Retry: which tells Celery that the task goes on elsewhere.
@@ -153,12 +200,14 @@ def requeue(task: Task, error: LockError, backoff: Backoff) -> NoReturn:
         raise error
     history = attempts(request)
     now = time.time()
-    attempt = int(history.get("attempt", 0)) + 1
-    since = float(history.get("since", now))
+    attempt, since = _attempt(history, now)
     if backoff.is_over(attempt, now - since):
         why = f"gave up after {attempt} attempts in {now - since:.0f} s: {error.reason}"
         raise LockNotAcquiredError(error.key, why) from error
-    countdown = round(backoff.pause(attempt - 1, random.random()), 3)
+    countdown = _pause(backoff, attempt)
+    if ticket is not None:
+        countdown = countdown if ticket.pause is None else ticket.pause
+        history["place"] = ticket.place
     _send_again(task, countdown, {**history, "attempt": attempt, "since": since})
     logger.info(
         "task %s[%s] requeued for %.1f s, attempt %d: %s",
@@ -170,6 +219,15 @@ def requeue(task: Task, error: LockError, backoff: Backoff) -> NoReturn:
     )
     _tell_requeued(task, error, countdown, attempt)
     raise Retry(f"requeued for {countdown} s: {error}", exc=error, when=countdown)
+
+
+def _attempt(history: Mapping[str, Any], now: float) -> tuple[int, float]:
+    """Return the number of this attempt, and since when it has been tried."""
+    return int(history.get("attempt", 0)) + 1, float(history.get("since", now))
+
+
+def _pause(backoff: Backoff, attempt: int) -> float:
+    return round(backoff.pause(attempt - 1, random.random()), 3)
 
 
 def _send_again(task: Task, countdown: float, counters: dict[str, Any]) -> None:
@@ -238,7 +296,7 @@ def requeue_copy(task: Task, error: LockNotAcquiredError, backoff: Backoff) -> N
     if request.is_eager:
         raise error
     number = int(attempts(request).get("copy", 0)) + 1
-    countdown = round(backoff.pause(number - 1, random.random()), 3)
+    countdown = _pause(backoff, number)
     _send_again(task, countdown, {"copy": number})
     logger.log(
         logging.WARNING if number == 1 else logging.INFO,

@@ -96,7 +96,8 @@ class LockedTask(Task):
         lock_ttl: lease in seconds. It bounds how long the lock outlives a worker that is cut off.
         lock_timeout: seconds to wait for the lock in the worker, first come, first served; 0 tries
             once, ``None`` has no end. Of a task that waits in the consumer, where the default is
-            1500, it bounds the time there.
+            1500, it bounds the time there. Rounded up to whole seconds there, and wherever the
+            place is kept (see `lock_requeue`).
         lock_wait: where it waits: ``"slot"``, in a process of the worker's pool, which does nothing
             else meanwhile; or ``"consumer"``, where hundreds can wait. By default the app's
             ``dflock_wait``, that is in the slot. See docs/waiting.md.
@@ -104,7 +105,9 @@ class LockedTask(Task):
             with a pause, ``"skip"`` ends it with a `Skipped` result, ``"fail"`` with
             `LockNotAcquiredError`. Or a function ``(task, error)`` that returns one of these words
             or the result of the task, or raises.
-        lock_requeue: the pauses of ``requeue``; see `celery_dflock.options.Backoff`.
+        lock_requeue: the pauses of ``requeue``, during which the task keeps its place in the queue,
+            and for how long the lock is kept free if its turn comes meanwhile; a dict, see
+            `celery_dflock.options.Backoff`.
         lock_lost: what happens if the lock is lost while the body runs: ``"raise"`` raises
             `LockLostError` in it, ``"warn"`` logs. Or a function ``(task, lock)``, which runs on
             the renewal thread and must not block.
@@ -217,7 +220,7 @@ class LockedTask(Task):
     ) -> Any:
         request, run = self.request, policy.run_name(self)
         handed = policy.take_handed(request)
-        lost = _Loss(self, options)
+        lost, ticket = _Loss(self, options), None
         locks = Locks(
             [
                 keys.finish(key, app_settings.key_prefix)
@@ -237,7 +240,8 @@ class LockedTask(Task):
             with unique.carried(self, options, app_settings) as carried:
                 started = time.monotonic()
                 try:
-                    self._acquire(locks, handed)
+                    ticket = policy.Ticket.of(request, options, len(locks.keys), locks.timeout)
+                    self._acquire(locks, handed, ticket)
                 except LockUnavailableError as error:
                     if app_settings.unavailable != "run":
                         return self._unavailable(error, app_settings, options)
@@ -246,7 +250,7 @@ class LockedTask(Task):
                 except LockNotAcquiredError as error:
                     if handed and policy.has_lost_place(handed):
                         policy.requeue(self, error, options.requeue)
-                    return self._conflict(error, options)
+                    return self._conflict(error, options, locks, ticket)
                 policy.drop_ended_copy(self, locks.keys[0])
                 with firing.once(self, locks.keys[0], app_settings):
                     if carried is not None:
@@ -278,7 +282,9 @@ class LockedTask(Task):
             return options.timeout
         return max(options.timeout, RETRY_PATIENCE)
 
-    def _acquire(self, locks: Locks, handed: policy.Handed | None) -> None:
+    def _acquire(
+        self, locks: Locks, handed: policy.Handed | None, ticket: policy.Ticket | None
+    ) -> None:
         """Wait for the locks, unless that has been done in the consumer.
 
         Raises:
@@ -286,6 +292,8 @@ class LockedTask(Task):
             LockUnavailableError: no server could be asked.
         """
         if handed is not None and handed["key"] == locks.keys[0]:
+            if ticket is not None:
+                ticket.place, ticket.pause = handed.get("place"), handed.get("pause")
             self._take_handed(locks, handed)
             return
         outer = current_lock()
@@ -301,7 +309,11 @@ class LockedTask(Task):
             if holder is not None and holder.startswith(locks.run):
                 raise LockNotAcquiredError(locks.keys[0], "it is held", holder)
         try:
-            refused = locks.acquire()
+            if ticket is None:
+                refused = locks.acquire()
+            else:
+                refused = locks.acquire(ticket.place, ticket.keep)
+                ticket.place = locks.place
         except errors.AcquireCancelledError:
             raise LockNotAcquiredError(locks.keys[0], "the worker is shutting down") from None
         if refused is not None:
@@ -333,12 +345,20 @@ class LockedTask(Task):
             logger.info("task %s waits for lock %r%s", name, key, f", held by {who}" if who else "")
         lock_waiting.send(sender=self, request=self.request, key=key, holder=holder)
 
-    def _conflict(self, error: LockNotAcquiredError, options: LockOptions) -> Any:
+    def _conflict(
+        self,
+        error: LockNotAcquiredError,
+        options: LockOptions,
+        locks: Locks,
+        ticket: policy.Ticket | None,
+    ) -> Any:
         verdict: Any = options.conflict
         if shutdown.begun:
             # A shutdown says nothing about the lock: whatever the policy, the task goes elsewhere.
             verdict = "requeue"
         elif policy.is_copy_of_holder(self, error):
+            if ticket is not None and ticket.place is not None:
+                locks.leave(ticket.place)
             policy.requeue_copy(self, error, options.requeue)
         else:
             lock_conflict.send(
@@ -351,7 +371,7 @@ class LockedTask(Task):
             if callable(verdict):
                 verdict = verdict(self, error)
         if verdict == "requeue":
-            policy.requeue(self, error, options.requeue)
+            policy.requeue(self, error, options.requeue, ticket)
         if verdict == "skip":
             return policy.skip(self, error)
         if verdict == "fail":

@@ -18,6 +18,7 @@ from dflockd.hold import Hold
 from dflockd.lock import (
     ANSWER_PATIENCE,
     RELEASE_PATIENCE,
+    KeepPlace,
     LockBase,
     SemaphoreBase,
     check_lease,
@@ -29,7 +30,13 @@ from dflockd.pool import Route
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.shardmap import PASSING, Ask, ShardMap
 
-__all__ = ["DistributedLock", "DistributedSemaphore", "ShardingStrategy", "stable_hash_shard"]
+__all__ = [
+    "DistributedLock",
+    "DistributedSemaphore",
+    "KeepPlace",
+    "ShardingStrategy",
+    "stable_hash_shard",
+]
 
 R = TypeVar("R")
 
@@ -67,48 +74,62 @@ class DistributedLock(LockBase):
         self._take_up(grant, connection)
         return True
 
-    async def enqueue(self) -> str:
+    async def enqueue(self, place: str | None = None) -> str:
         """Take a place in the queue without waiting.
 
+        Args:
+            place: one that was kept for whoever takes it up: what a `wait` with `KeepPlace` has left
+                in `place`. If it is there no more this is a new one, at the end of the queue.
+
         Returns:
-            ``"acquired"`` if the lock was free, else ``"queued"``: then call `wait`, before the
-            lease of a grant that comes meanwhile ends.
+            ``"acquired"`` if the lock was free, or held for this place, else ``"queued"``: then call
+            `wait`, before the lease of a grant that comes meanwhile ends.
+
+        Raises:
+            InvalidArgumentError: the place can be none.
         """
         await self._check_free()
-        grant, connection = await self._begin(
-            lambda target, _: operations.enqueue(target), self.acquire_timeout_s
-        )
+        grant, connection = await self._begin(self._enqueueing(place), self.acquire_timeout_s)
         if grant is None:
             self._place = _Place(connection)
             return "queued"
         self._take_up(grant, connection)
         return "acquired"
 
-    async def wait(self, timeout_s: float | None = None) -> bool:
+    async def wait(self, timeout_s: float | None = None, keep: KeepPlace | None = None) -> bool:
         """Wait up to `timeout_s` (default `acquire_timeout_s`) for the place of `enqueue` to be served.
 
-        ``False`` if it was not in time; the place is gone then.
+        ``False`` if it was not in time; the place is gone then, unless it is to be kept.
+
+        Args:
+            timeout_s: seconds; rounded up to whole ones if the place is to be kept.
+            keep: keep the place, under the name that is then in `place`, for an `enqueue` to take it
+                up. If this wait ends in another way than ``False``, it is not kept.
 
         Raises:
-            InvalidArgumentError: the time is no number of seconds from 0.
+            InvalidArgumentError: a time is no number of seconds from 0.
             NotEnqueuedError: there is no place.
             LeaseExpiredError: the lock was granted and its lease has ended since.
         """
         check_timeout(timeout_s, self.key, "timeout_s")
         if self.held:
             return True
+        progress = self._progress(keep=keep)
         place, self._place = self._place, None
         if place is None:
             raise self._not_enqueued()
         connection = place.take()
         timeout = self.acquire_timeout_s if timeout_s is None else timeout_s
         if self._shards is None:
-            waiting = operations.wait(self._target, timeout)
+            waiting = operations.wait(self._target._replace(progress=progress), timeout)
             grant = await aio.run(waiting, connection, self._target.server)
         else:
+            # Both begin with the wait for this place.
+            begin = operations.acquire if keep is None else operations.queue
             grant, connection = await self._follow(
-                self._shards, operations.acquire, timeout, connection
+                self._shards, begin, timeout, connection, progress
             )
+        self.place = progress.kept.decode() or None
         if grant is None:
             aio.pool().give(self._route, connection)
             return False
@@ -300,12 +321,14 @@ class DistributedLock(LockBase):
         operation: Callable[[Target, float | None], Operation[R]],
         timeout: float | None,
         connection: AsyncConnection | None,
+        progress: Progress | None = None,
     ) -> tuple[R, AsyncConnection]:
         """Run an operation wherever in the cluster its key is.
 
         A connection that is given has a place in the queue: as long as it has, that is waited for.
         """
-        pool, progress, is_queued = aio.pool(), Progress(), connection is not None
+        pool, is_queued = aio.pool(), connection is not None
+        progress = progress or Progress()
         path = self._path(shards, timeout, connection)
 
         async def attempt(step: Ask) -> R:

@@ -119,12 +119,13 @@ class Connection:
         self._send(request, patience)
         return Answer(self._receive(patience), sent, time.monotonic())
 
-    def send(self, request: bytes) -> None:
-        """Send a request without waiting, for `receive_nowait` to fetch the reply later.
+    def send(self, request: bytes, ahead: int = 0) -> None:
+        """Send a request, with `ahead` others before it, for `receive_nowait` to fetch the reply later.
 
         Raises:
             OSError: the connection broke, or its buffer is full: the server has stopped reading.
         """
+        self._reader.ahead = ahead
         if self._sock.send(request) != len(request):
             raise BlockingIOError("send buffer full")
         self.owed = True

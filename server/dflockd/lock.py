@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
 import ssl
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from dflockd import errors
 from dflockd.address import DEFAULT_PORT, Address, Seeds, ServerLike, parse_servers
 from dflockd.hold import Hold
-from dflockd.operations import Target
+from dflockd.operations import Grant, Operation, Progress, Target, enqueue
 from dflockd.pool import Route
 from dflockd.sharding import ShardingStrategy, server_index, stable_hash_shard
 from dflockd.shardmap import Path, ShardMap, pursue, shard_map
-from dflockd.wire import MAX_LIMIT, MAX_LINE, MAX_SECONDS, MAX_SECRET, Space, key_problem
+from dflockd.wire import MAX_LIMIT, MAX_LINE, MAX_SECONDS, MAX_SECRET, Keep, Space, key_problem
 
 logger = logging.getLogger("dflockd.client")
 
@@ -27,6 +28,21 @@ ANSWER_PATIENCE = 5.0
 
 RELEASE_PATIENCE = 1.0
 """Seconds that a release waits for its shard, in a cluster, before it is left to the background."""
+
+
+class KeepPlace(NamedTuple):
+    """That a place in the queue is to be kept after a wait that ends without a grant.
+
+    Somebody takes it up later, here or in another process: `enqueue` with its name. It is ahead of
+    all who came later, whenever that is. If its turn comes before, others have theirs; but about the
+    time at which it is expected a slot is held for it. It is forgotten a minute after that time, and
+    when a server without a cluster ends.
+    """
+
+    away_s: float
+    """Seconds after which it is expected to be taken up; at most the server's longest lease."""
+    hold_s: float
+    """Seconds before and after that in which a slot may be idle for its sake; 0 holds nothing."""
 
 
 class Labelled(Protocol):
@@ -62,10 +78,16 @@ class LockBase:
         on_lost: called once with this lock if it is lost while held: the lease ended unrenewed, or
             the server no longer knows it. It runs on the renewal thread: it must not block.
 
+    Attributes:
+        place: the name of the place in the queue that a `wait` with `KeepPlace` has left to be taken
+            up; ``None`` if it has not, or the server is too old to know.
+
     Raises:
         InvalidKeyError: the key cannot be sent.
         InvalidArgumentError: another argument is out of its range.
     """
+
+    place: str | None = None
 
     _space = Space.LOCK
     _shards: ShardMap | None = None
@@ -183,6 +205,28 @@ class LockBase:
         until = None if timeout is None else now + timeout
         server = None if first is None or first.closed else first.address
         return pursue(shards, self._target.key, until, now, first=server)
+
+    def _enqueueing(
+        self, place: str | None
+    ) -> Callable[[Target, float | None], Operation[Grant | None]]:
+        """Return the operation of `enqueue`."""
+        self.place = None
+        if place is None:
+            return lambda target, _: enqueue(target)
+        progress = self._progress(place)
+        return lambda target, _: enqueue(target._replace(progress=progress))
+
+    def _progress(self, place: str | None = None, keep: KeepPlace | None = None) -> Progress:
+        """Return what goes along with a waiter.
+
+        Raises:
+            InvalidArgumentError: an argument cannot be sent.
+        """
+        return Progress(
+            b"" if place is None else check_name(place, self.key, "place", "wait() has left"),
+            keep=None if keep is None else _keep_request(keep, self.key),
+            may_move=self._shards is not None,
+        )
 
     def _target_on(self, connection: Labelled) -> Target:
         """Return what to ask for on a connection that may have another lock's label."""
@@ -318,16 +362,35 @@ def check_token(token: str, key: str) -> bytes:
     Raises:
         InvalidArgumentError: it can be none; the text does not show it.
     """
+    return check_name(token, key, "token", "detach() returned")
+
+
+def check_name(name: str, key: str, what: str, source: str) -> bytes:
+    """Return a token, or the name of a place, as it is sent.
+
+    Raises:
+        InvalidArgumentError: it can be none; the text does not show it.
+    """
     try:
-        sent = token.encode("ascii")
+        sent = name.encode("ascii")
     except (AttributeError, UnicodeEncodeError):
         sent = b""
     if not sent.isalnum() or len(sent) > MAX_LINE:
         raise errors.InvalidArgumentError(
-            f"lock {key!r}: what was given as its token is none: give what detach() returned",
-            key=key,
+            f"lock {key!r}: what was given as its {what} is none: give what {source}", key=key
         )
     return sent
+
+
+def _keep_request(keep: KeepPlace, key: str) -> Keep:
+    for name, seconds in zip(keep._fields, keep, strict=True):
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if not is_number or not 0 <= seconds <= MAX_SECONDS:
+            raise errors.InvalidArgumentError(
+                f"{name} is {seconds!r} for lock {key!r}: give seconds from 0", key=key
+            )
+    away, hold = (min(math.ceil(seconds * 1000), MAX_SECONDS) for seconds in keep)
+    return Keep(away, hold)
 
 
 def _secret(auth_token: str | None) -> bytes | None:

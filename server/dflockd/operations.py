@@ -26,6 +26,7 @@ from dflockd.wire import (
     Evict,
     Granted,
     Inspect,
+    Keep,
     Label,
     Moved,
     Recovering,
@@ -37,6 +38,7 @@ from dflockd.wire import (
     Shards,
     Space,
     Status,
+    TimedOut,
     UnexpectedReplyError,
     Wait,
     encode_request,
@@ -85,6 +87,12 @@ class Progress:
     """The place in the queue that the last server has named."""
     granted: Granted | None = None
     """A grant that was not confirmed yet when the lock's shard moved."""
+    keep: Keep | None = None
+    """How the place is to be kept if the wait ends without a grant..."""
+    kept: bytes = b""
+    """... and its name once it is."""
+    may_move: bool = True
+    """Whether it is in a cluster at all."""
 
 
 class Target(NamedTuple):
@@ -98,7 +106,7 @@ class Target(NamedTuple):
     label: bytes | None = None
     """What the connection is to be labelled before the request; ``None`` leaves it as it is."""
     progress: Progress | None = None
-    """Of a waiter that may have to go on at another server."""
+    """Of a waiter that has a place with a name, or may get one."""
 
     @property
     def name(self) -> str:
@@ -173,15 +181,30 @@ def enqueue(target: Target) -> Operation[Grant | None]:
 
 
 def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
-    """Wait up to `timeout` seconds for the grant to an earlier `enqueue` on this connection."""
-    seconds, exchange = _waiting(timeout)
-    answer = yield exchange(encode_request(Wait(target.space, target.key, seconds)))
+    """Wait up to `timeout` seconds for the grant to an earlier `enqueue` on this connection.
+
+    A place that is to be kept must not be cut off, so that the time is rounded up to whole seconds.
+    """
+    progress = target.progress
+    keep = None if progress is None else progress.keep
+    seconds, exchange = _waiting(timeout if keep is None or timeout is None else math.ceil(timeout))
+    waiting = exchange(encode_request(Wait(target.space, target.key, seconds)))
+    answer = yield waiting if keep is None else _behind([encode_request(keep)], waiting)
     reply = _read(parse_granted, answer, target)
     if reply is Status.TIMEOUT:
+        return None
+    if isinstance(reply, TimedOut) and progress is not None:
+        progress.kept = reply.place
         return None
     if not isinstance(reply, Granted):
         raise refused(reply, target)
     return _taken_up((yield from _confirmed(target, reply, answer)), target)
+
+
+def queue(target: Target, timeout: float | None) -> Operation[Grant | None]:
+    """Wait as `acquire` does, but so that the place can be kept."""
+    grant = yield from enqueue(target)
+    return grant if grant is not None else (yield from wait(target, timeout))
 
 
 def renew(target: Target, token: bytes, lease: int | None) -> Operation[Grant | None]:
@@ -352,6 +375,10 @@ def _with_ahead(exchange: Exchange, target: Target) -> Exchange:
     ahead = [] if target.label is None else [encode_request(Label(target.label))]
     if target.progress is not None and target.progress.place:
         ahead.append(encode_request(Resume(target.progress.place)))
+    return _behind(ahead, exchange)
+
+
+def _behind(ahead: Sequence[bytes], exchange: Exchange) -> Exchange:
     request = b"".join([*ahead, exchange.request])
     return exchange._replace(request=request, ahead=len(ahead))
 
@@ -393,7 +420,7 @@ def _confirmed_elsewhere(target: Target) -> Operation[Grant | None]:
 
 def _confirmation(target: Target, granted: Granted) -> Operation[Grant | None]:
     # Published servers do not know the better request. They bring nothing back either.
-    is_in_cluster = target.progress is not None
+    is_in_cluster = target.progress is not None and target.progress.may_move
     make_request = _confirmation_request if is_in_cluster else renewal_request
     while True:
         request = make_request(target, granted.token, granted.lease)

@@ -23,7 +23,8 @@ from functools import partial
 from dflockd import errors, operations
 from dflockd.connection import Connection, reason, run
 from dflockd.green import make_selector, select_green
-from dflockd.operations import Answer, Exchange, Grant, Operation, Progress
+from dflockd.lock import KeepPlace
+from dflockd.operations import Answer, Exchange, Grant, Operation
 from dflockd.shardmap import PASSING
 from dflockd.sync_client import DistributedLock
 from dflockd.wire import UnexpectedReplyError
@@ -58,6 +59,8 @@ class Places:
         lock: DistributedLock,
         timeout_s: float | None,
         *,
+        place: str | None = None,
+        keep: KeepPlace | None = None,
         unless: Callable[[], bool] | None = None,
         queued: Callable[[], object],
         ended: Callable[[errors.RemoteError | None], object],
@@ -70,6 +73,8 @@ class Places:
         Args:
             lock: nobody else's from now on.
             timeout_s: seconds to wait, rounded up to whole ones; ``None`` has no end.
+            place: a place that was kept, to be taken up; see `DistributedLock.enqueue`.
+            keep: keep the place if it is not served in time; ``lock.place`` is then its name.
             unless: asked before, on the thread that waits: ``True`` ends it before it begins.
             queued: called on that thread once there is something to wait for. It must not take
                 long: the lease of a grant that comes meanwhile could end, and others wait as well.
@@ -81,9 +86,10 @@ class Places:
             keeper = self._keepers.get(where)
             if keeper is None:
                 keeper = self._keepers[where] = _Keeper(where)
-            place = Place(keeper, next(self._numbers), lock, timeout_s, unless, queued, ended)
-            keeper.tell(partial(keeper.join, place))
-        return place
+            joining = Place(keeper, next(self._numbers), lock, timeout_s, unless, queued, ended)
+            joining.progress = lock._progress(place, keep)
+            keeper.tell(partial(keeper.join, joining))
+        return joining
 
     def close(self) -> None:
         """End the threads, after what they were told before. Nobody is told of anything any more."""
@@ -133,7 +139,7 @@ class Place:
         self.unless = unless
         self.queued: Callable[[], object] | None = queued
         self.ended = ended
-        self.progress = Progress()
+        self.progress = lock._progress()
         self.connection: Connection | None = None
         """While it waits."""
         self.operation: Operation[Grant | None]
@@ -320,7 +326,7 @@ class _Keeper:
         assert place.connection is not None
         place.sent = time.monotonic()
         place.overdue = math.inf if exchange.patience is None else place.sent + exchange.patience
-        place.connection.send(exchange.request)
+        place.connection.send(exchange.request, exchange.ahead)
 
     def _readable(self, place: Place) -> None:
         connection = place.connection
@@ -333,6 +339,7 @@ class _Keeper:
         except StopIteration as stop:
             self._stop_waiting(place)
             place.lock._asking, place.lock._queued = connection, None
+            place.lock.place = place.progress.kept.decode() or None
             place.lock._settle(stop.value)
             self._end(place)
         except Exception as exc:

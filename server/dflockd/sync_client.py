@@ -15,6 +15,7 @@ from dflockd.hold import Hold
 from dflockd.lock import (
     ANSWER_PATIENCE,
     RELEASE_PATIENCE,
+    KeepPlace,
     LockBase,
     SemaphoreBase,
     check_lease,
@@ -27,7 +28,13 @@ from dflockd.renewal import Watch
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.shardmap import PASSING, Ask, ShardMap
 
-__all__ = ["DistributedLock", "DistributedSemaphore", "ShardingStrategy", "stable_hash_shard"]
+__all__ = [
+    "DistributedLock",
+    "DistributedSemaphore",
+    "KeepPlace",
+    "ShardingStrategy",
+    "stable_hash_shard",
+]
 
 R = TypeVar("R")
 
@@ -69,18 +76,24 @@ class DistributedLock(LockBase):
         self._check_free()
         return self._acquire()
 
-    def enqueue(self) -> str:
+    def enqueue(self, place: str | None = None) -> str:
         """Take a place in the queue without waiting.
 
+        Args:
+            place: one that was kept for whoever takes it up: what a `wait` with `KeepPlace` has left
+                in `place`. If it is there no more this is a new one, at the end of the queue.
+
         Returns:
-            ``"acquired"`` if the lock was free, else ``"queued"``: then call `wait`, before the
-            lease of a grant that comes meanwhile ends.
+            ``"acquired"`` if the lock was free, or held for this place, else ``"queued"``: then call
+            `wait`, before the lease of a grant that comes meanwhile ends.
+
+        Raises:
+            InvalidArgumentError: the place can be none.
         """
         self._check_free()
+        operation = self._enqueueing(place)
         try:
-            grant = self._begin(
-                lambda target, _: operations.enqueue(target), self.acquire_timeout_s
-            )
+            grant = self._begin(operation, self.acquire_timeout_s)
             if grant is not None:
                 self._take_up(grant)
                 return "acquired"
@@ -91,13 +104,18 @@ class DistributedLock(LockBase):
             self._let_go()
             raise
 
-    def wait(self, timeout_s: float | None = None) -> bool:
+    def wait(self, timeout_s: float | None = None, keep: KeepPlace | None = None) -> bool:
         """Wait up to `timeout_s` (default `acquire_timeout_s`) for the place of `enqueue` to be served.
 
-        ``False`` if it was not in time; the place is gone then.
+        ``False`` if it was not in time; the place is gone then, unless it is to be kept.
+
+        Args:
+            timeout_s: seconds; rounded up to whole ones if the place is to be kept.
+            keep: keep the place, under the name that is then in `place`, for an `enqueue` to take it
+                up. If this wait ends in another way than ``False``, it is not kept.
 
         Raises:
-            InvalidArgumentError: the time is no number of seconds from 0.
+            InvalidArgumentError: a time is no number of seconds from 0.
             NotEnqueuedError: there is no place.
             LeaseExpiredError: the lock was granted and its lease has ended since.
         """
@@ -107,12 +125,17 @@ class DistributedLock(LockBase):
         if self._queued is None:
             raise self._not_enqueued()
         timeout = self.acquire_timeout_s if timeout_s is None else timeout_s
+        progress = self._progress(keep=keep)
         try:
             self._asking, self._queued = self._queued, None
             if self._shards is None:
-                grant = self._run(operations.wait(self._target, timeout), self._asking)
+                target = self._target._replace(progress=progress)
+                grant = self._run(operations.wait(target, timeout), self._asking)
             else:
-                grant = self._follow(self._shards, operations.acquire, timeout, self._asking)
+                # Both begin with the wait for this place.
+                begin = operations.acquire if keep is None else operations.queue
+                grant = self._follow(self._shards, begin, timeout, self._asking, progress)
+            self.place = progress.kept.decode() or None
             return self._settle(grant)
         except BaseException:
             self._let_go()
@@ -324,12 +347,14 @@ class DistributedLock(LockBase):
         operation: Callable[[Target, float | None], Operation[R]],
         timeout: float | None,
         connection: Connection | None,
+        progress: Progress | None = None,
     ) -> R:
         """Run an operation wherever in the cluster its key is.
 
         A connection that is given has a place in the queue: as long as it has, that is waited for.
         """
-        pool, progress, is_queued = current().pool, Progress(), connection is not None
+        pool, is_queued = current().pool, connection is not None
+        progress = progress or Progress()
 
         def attempt(step: Ask) -> R:
             nonlocal is_queued

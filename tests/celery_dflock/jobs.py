@@ -279,6 +279,27 @@ parked_strict = job("parked_strict", lock_wait="consumer", lock_timeout=60, lock
 parked_slowly = job("parked_slowly", lock_wait="consumer", lock_timeout=60, rate_limit="5/s")
 
 
+# Tasks that keep their places while they are requeued.
+
+LONG_HOLD = {"base": 0.5, "cap": 0.5, "hold": 10}
+
+ticket = job("ticket", lock_timeout=0, lock_requeue=LONG_HOLD)
+ticket_patient = job("ticket_patient", lock_timeout=0.5, lock_requeue=LONG_HOLD)
+ticket_parked = job("ticket_parked", lock_wait="consumer", lock_timeout=0.5, lock_requeue=LONG_HOLD)
+ticket_by_twos = job("ticket_by_twos", lock_timeout=0, lock_limit=2, lock_requeue=LONG_HOLD)
+ticket_short = job("ticket_short", lock_timeout=0, lock_requeue={**AT_ONCE, "hold": 1})
+ticket_none = job("ticket_none", lock_timeout=0, lock_requeue={**AT_ONCE, "hold": None})
+ticket_decided = job(
+    "ticket_decided",
+    lock_timeout=0,
+    lock_conflict=lambda _task, _error: "requeue",
+    lock_requeue=LONG_HOLD,
+)
+ticket_two_keys = job(
+    "ticket_two_keys", lock_timeout=0, lock_key=["{key}:b", "{key}:a"], lock_requeue=LONG_HOLD
+)
+
+
 told = job(
     "told",
     lock_ttl=1,

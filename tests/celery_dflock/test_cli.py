@@ -15,7 +15,7 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
 from celery_dflock.cli import dflock
-from dflockd.sync_client import DistributedLock, DistributedSemaphore
+from dflockd.sync_client import DistributedLock, DistributedSemaphore, KeepPlace
 from examples.demo.stage import ROOT, LockServer
 from tests.celery_dflock.cluster import Waiter
 from tests.dflockd.terminal import Terminal
@@ -103,6 +103,11 @@ def test_locks_and_waiters(run: Run, server: LockServer) -> None:
         [waiting] = json.loads(run("waiters", "--json").stdout)
         assert (waiting["key"], waiting["place"], waiting["label"]) == ("api", 1, "third")
         assert run("waiters", "api").stdout.startswith("api  1. third  for ")
+        away = semaphore(server, "api", "fourth")
+        assert away.enqueue() == "queued"
+        assert away.wait(0, KeepPlace(30, 0)) is False
+        lines = run("waiters", "api").stdout.splitlines()
+        assert [line.endswith(" s, requeued") for line in lines] == [False, True]
         assert len(run("locks").stdout.splitlines()) == 2
     assert run("locks").stdout == "no key is held\n"
     assert run("waiters").stdout == "nobody waits\n"

@@ -62,6 +62,8 @@ def refusal(**options: Any) -> str:
         ("lock_requeue", {"cap": -1}, "a number from 0 for cap"),
         ("lock_requeue", {"base": "1"}, "a number from 0 for base"),
         ("lock_requeue", {"max_attemps": 1}, "(did you mean max_attempts?)"),
+        ("lock_requeue", {"cap": None}, "a number from 0 for cap"),
+        ("lock_requeue", {"hold": -1}, "a number from 0 or None for hold"),
         ("lock_key", 5, "a template over the arguments or (task, args, kwargs) -> key"),
         ("lock_key", "", "it is empty"),
         ("lock_key", "a\nb:{account}", "contains white space or control characters"),

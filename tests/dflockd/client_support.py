@@ -42,8 +42,8 @@ class InThreads:
     async def release(self) -> bool:
         return await self._call(self.lock.release)
 
-    async def enqueue(self) -> str:
-        return await self._call(self.lock.enqueue)
+    async def enqueue(self, *args: Any) -> str:
+        return await self._call(self.lock.enqueue, *args)
 
     async def wait(self, *args: Any) -> bool:
         return await self._call(self.lock.wait, *args)

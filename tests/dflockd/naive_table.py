@@ -359,7 +359,8 @@ class NaiveTable:
         return None if self.keys[name].limit == limit else "error_limit_mismatch"
 
     def _full(self, key: Key) -> bool:
-        return 0 < self.limits.max_waiters <= len(key.queue)
+        there = [place for place in key.queue if place.absence is None]
+        return 0 < self.limits.max_waiters <= len(there)
 
     def _place(self, peer: int, name: Name) -> Place | None:
         for place in self.peers[peer].places:
@@ -484,7 +485,7 @@ class NaiveTable:
             return False
         place.has_slot = True
         self.seen["held"] += 1
-        self._set(place, min(absence.hold, _rounded(absence.until - self.now)))
+        self._set(place, _rounded(min(absence.due + absence.hold, absence.until) - self.now))
         return True
 
     def _end_absence(self, place: Place, absence: Absence) -> None:

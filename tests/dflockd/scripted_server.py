@@ -16,6 +16,7 @@ from dflockd.wire import (
     Auth,
     Confirm,
     Granted,
+    Keep,
     Label,
     Moved,
     Release,
@@ -163,6 +164,7 @@ _DEFAULTS: dict[type, Any] = {
     Label: Status.OK,
     Auth: Status.OK,
     Resume: Status.OK,
+    Keep: Status.OK,
     Shards: Status.ERROR,
 }
 

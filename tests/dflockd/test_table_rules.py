@@ -582,8 +582,8 @@ def test_who_is_overdue_has_a_slot_held_as_well() -> None:
     table, holder, release = held_table()
     place = go_away(table, away=1000, hold=2000)
     behind = queue_up(table)
-    assert table.handle(holder, release, 2.9) == [(holder.id, Status.OK)]
-    assert isinstance(come_back(table, place, 4.8), Enqueued)
+    assert table.handle(holder, release, 2.0) == [(holder.id, Status.OK)]
+    assert isinstance(come_back(table, place, 2.9), Enqueued)
     assert behind.waiting is not None
 
 
@@ -614,14 +614,14 @@ def test_a_slot_is_held_once_and_for_so_long() -> None:
     place = go_away(table, away=5000, hold=2000)
     behind, last = queue_up(table), queue_up(table)
     reply_to(table, holder, release, 4.0)
-    assert table.advance(5.99) == []
-    [(number, granted)] = table.advance(6.0)
+    assert table.advance(6.99) == []
+    [(number, granted)] = table.advance(7.0)
     assert number == behind.id
     assert isinstance(granted, Granted)
     # When the next slot is free it is held for nobody.
-    effects = table.handle(behind, Release(LOCK, b"k", granted.token), 7.0)
+    effects = table.handle(behind, Release(LOCK, b"k", granted.token), 8.0)
     assert answers(effects)[1:] == [(last.id, Granted)]
-    assert come_back(table, place, 7.5) is Status.QUEUED
+    assert come_back(table, place, 8.5) is Status.QUEUED
 
 
 @pytest.mark.parametrize(("away", "hold"), [(5000, 2000), (0, 0), (5000, 5000)])
@@ -747,15 +747,13 @@ def test_resume_is_for_the_next_request_only_and_a_refusal_spoils_nothing(
 
 
 def test_a_full_queue_takes_back_whoever_was_in_it() -> None:
-    table, holder, release = held_table(max_waiters=2)
-    places = [go_away(table, away=5000, hold=0) for _ in range(2)]
-    newcomer = table.connect()
-    assert reply_to(table, newcomer, Enqueue(LOCK, b"k", 1, None), 0.0) is Status.MAX_WAITERS
-    reply_to(table, holder, release, 1.0)  # both are passed
-    take(table, holder, b"k")
+    table, _, _ = held_table(max_waiters=2)
+    places = [go_away(table, away=5000, hold=0) for _ in range(3)]  # they do not fill it
     for _ in range(2):
-        queue_up(table, 1.0)
-    assert [come_back(table, place, 2.0) for place in places] == [Status.QUEUED] * 2
+        queue_up(table)
+    newcomer = table.connect()
+    assert reply_to(table, newcomer, Enqueue(LOCK, b"k", 1, None)) is Status.MAX_WAITERS
+    assert [come_back(table, place, 2.0) for place in places] == [Status.QUEUED] * 3
 
 
 @pytest.mark.parametrize("timeout", [0, 10])
@@ -818,7 +816,7 @@ def test_nothing_is_left_of_places_that_nobody_comes_back_to() -> None:
             go_away(table, away=away, hold=hold)
     reply_to(table, holder, release, 4.0)
     table.disconnect(holder, 4.0, clean=True)
-    for now in (5.9, 7.9):  # a slot is held for one after another
+    for now in (4.9, 6.9):  # a slot is held for one after another
         table.advance(now)
         assert len(table) == 1
         table.advance(now + 0.1)

@@ -140,12 +140,12 @@ class Absence(NamedTuple):
     due: float
     """When somebody is expected."""
     hold: float
-    """Seconds for which a slot is held once the place's turn has come."""
+    """Seconds before and after that in which a slot is held once the place's turn has come."""
     until: float
     """When the place is forgotten."""
 
     def is_worth_holding(self, now: float) -> bool:
-        """Whether to hold a slot: not for somebody who comes when that is over, or not at all."""
+        """Whether to hold a slot: not for somebody who comes much later, or not at all."""
         return abs(self.due - now) < self.hold
 
 

@@ -609,7 +609,9 @@ class LockTable:
 
     def _is_full(self, entry: Entry) -> bool:
         most = self.limits.max_waiters
-        return bool(most and entry.waiters and len(entry.waiters) >= most)
+        if not (most and entry.waiters and len(entry.waiters) >= most):
+            return False
+        return sum(waiter.absence is None for waiter in entry.waiters) >= most
 
     def _join(self, entry: Entry, peer: Peer, lease: int, now: float, *, two_phase: bool) -> Waiter:
         waiter = Waiter(entry, peer, next(self._arrivals), lease, now, two_phase=two_phase)
@@ -731,7 +733,8 @@ class LockTable:
     def _is_held_for(self, waiter: Waiter, absence: Absence, now: float) -> bool:
         if not waiter.is_held and absence.is_worth_holding(now):
             waiter.is_held = True
-            self._deadlines.reset(waiter, min(absence.hold, _rounded(absence.until - now)), now)
+            end = min(absence.due + absence.hold, absence.until)
+            self._deadlines.reset(waiter, _rounded(end - now), now)
         return waiter.is_held
 
     def _take_up(

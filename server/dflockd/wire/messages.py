@@ -172,8 +172,9 @@ class Keep(NamedTuple):
     """``keep``: if the next `Wait` ends without a grant, its place is kept; see `TimedOut`.
 
     Whoever had it is expected back in `away` milliseconds. When its turn comes within `hold`
-    milliseconds of that, before or after, the slot is held for it for `hold` milliseconds, and goes to
-    the next after that; the place is still ahead of all that came later. An extension of this server.
+    milliseconds of that, before or after, a slot is held for it until so long after. Else, and then,
+    the next has its turn; the place is still ahead of all that came later. An extension of this
+    server.
     """
 
     away: int

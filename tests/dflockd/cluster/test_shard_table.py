@@ -544,8 +544,8 @@ def test_a_kept_place_goes_with_its_shard_and_is_kept_as_long() -> None:
     assert queue_of(new) == [early, late]
     new.handle(new.connect(), Release(LOCK, b"a", token), 6)
     # Held for the first since then, as it was not yet worth it at the old server.
-    assert ask(new, new.connect(), Acquire(LOCK, b"a", 1, 0, 10), 9.9) is Status.TIMEOUT
-    assert isinstance(ask(new, new.connect(), Acquire(LOCK, b"a", 1, 60, 60), 10), Granted)
+    assert ask(new, new.connect(), Acquire(LOCK, b"a", 1, 0, 10), 12.9) is Status.TIMEOUT
+    assert isinstance(ask(new, new.connect(), Acquire(LOCK, b"a", 1, 60, 60), 13), Granted)
     first, _ = come_back(new, late, 9 + KEPT_LATE - 0.1)
     assert queue_of(new) == [first]
     gone, _ = come_back(new, early, 9 + KEPT_LATE)
@@ -575,8 +575,8 @@ def test_a_slot_is_held_at_the_next_server_only_for_so_long() -> None:
     hand_over(old, new, 0, 1)
     waiter = wait_for(new, b"a", now=1)
     new.handle(new.connect(), Release(LOCK, b"a", token), 2)
-    assert new.advance(5.9) == []
-    assert [number for number, _ in new.advance(6)] == [waiter.id]
+    assert new.advance(3.9) == []
+    assert [number for number, _ in new.advance(4)] == [waiter.id]
     forget_all(new)
 
 
@@ -647,8 +647,8 @@ def test_thawed_it_holds_the_slot_that_it_could_not_hold_while_frozen() -> None:
     assert table.advance(5) == []  # the lease has ended
     assert come_back(table, place, 6)[1] is FROZEN
     assert table.thaw(0, 7) == []
-    assert table.advance(10.9) == []
-    assert [number for number, _ in table.advance(11)] == [behind.id]
+    assert table.advance(8.9) == []
+    assert [number for number, _ in table.advance(9)] == [behind.id]
     forget_all(table)
 
 

@@ -1,0 +1,294 @@
+"""Places in a queue that outlive a wait. Every case runs with the blocking client and with asyncio."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from dflockd import errors, sync_client
+from dflockd.places import Places
+from dflockd.process import close_idle_connections
+from dflockd.sync_client import KeepPlace
+from dflockd.wire import Acquire, Enqueue, Keep, Resume, Status, TimedOut, Wait
+from tests.dflockd.client_support import Client, is_free, soon, stats, until
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
+from tests.dflockd.scripted_server import ScriptedCluster, ScriptedServer
+
+pytestmark = pytest.mark.usefixtures("no_idle_connections")
+
+KEPT = KeepPlace(0, 30)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    """Shared by the tests of this module, which use different keys."""
+    server = ServerProcess()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def scripted() -> Iterator[ScriptedServer]:
+    server = ScriptedServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    return request.node.name.replace("[", "-").rstrip("]")
+
+
+async def left(lock: Any, keep: KeepPlace = KEPT, place: str | None = None) -> str:
+    """Queue for a lock that is held, and leave the place at once; return its name."""
+    assert await lock.enqueue(place) == "queued"
+    assert lock.place is None
+    assert await lock.wait(0, keep) is False
+    assert lock.place
+    return str(lock.place)
+
+
+def labels(lock: Any) -> list[str]:
+    """Who waits, in order; who is away is in brackets."""
+    asking = sync_client.DistributedLock(lock.key, servers=[lock.server])
+    waiters = asking.inspect()["waiters"]
+    return [f"({each['label']})" if each["away"] else str(each["label"]) for each in waiters]
+
+
+async def test_its_turn_comes_by_arrival(client: Client, server: ServerProcess, key: str) -> None:
+    holder, first, second = (client.lock(key, server, label=str(n)) for n in range(3))
+    assert await holder.acquire()
+    place = await left(first)
+    assert await second.enqueue() == "queued"
+    assert labels(holder) == ["(1)", "2"]
+    assert await holder.release()
+    assert await client.lock(key, server, acquire_timeout_s=0).acquire() is False, "it is held"
+    # Anybody can take it up.
+    other = client.lock(key, server, label="other")
+    assert await other.enqueue(place) == "acquired"
+    assert other.held
+    assert labels(holder) == ["2"]
+    assert await other.release()
+    assert await soon(second.wait()) is True
+    assert await second.release()
+
+
+async def test_it_can_be_kept_again_and_again(
+    client: Client, server: ServerProcess, key: str
+) -> None:
+    holder, first, second = (client.lock(key, server, label=str(n)) for n in range(3))
+    assert await holder.acquire()
+    place = await left(first)
+    await left(second)
+    for _ in range(3):
+        place = await left(first, place=place)
+        assert labels(holder) == ["(1)", "(2)"]
+    assert await first.enqueue(place) == "queued"
+    assert await holder.release()
+    assert await soon(first.wait(None, KEPT)) is True
+    assert first.place is None
+    assert await first.release()
+    assert await second.enqueue(second.place) == "acquired"
+    assert await second.release()
+
+
+async def test_it_outlives_its_connection(client: Client, server: ServerProcess, key: str) -> None:
+    holder, first = client.lock(key, server), client.lock(key, server)
+    assert await holder.acquire()
+    before = stats(server)["connections"]
+    place = await left(first)
+    again = client.lock(key, server)
+    assert await again.enqueue() == "queued"
+    assert stats(server)["connections"] == before + 1, "the connection can be used for others"
+    await again.release()
+    if client.name == "sync":
+        close_idle_connections()
+        await until(lambda: bool(stats(server)["connections"] == 1))
+    await holder.release()
+    assert await first.enqueue(place) == "acquired"
+    await first.release()
+
+
+async def test_who_does_not_come_is_waited_for_no_longer_than_said(
+    client: Client, server: ServerProcess, key: str
+) -> None:
+    holder, late, far, next_one = (client.lock(key, server) for _ in range(4))
+    assert await holder.acquire()
+    await left(late, KeepPlace(0.5, 1))
+    await left(far, KeepPlace(30, 1))
+    assert await next_one.enqueue() == "queued"
+    await holder.release()
+    released = time.monotonic()
+    assert await soon(next_one.wait()) is True
+    assert 0.9 < time.monotonic() - released < 1 + PATIENCE / 3
+    # Whoever comes late is still ahead of all that came later, and so is who was far away.
+    newcomer = client.lock(key, server)
+    assert await newcomer.enqueue() == "queued"
+    assert await far.enqueue(far.place) == "queued"
+    assert await late.enqueue(late.place) == "queued"
+    for lock in (next_one, late, far, newcomer):
+        assert await soon(lock.wait()) is True
+        await lock.release()
+    assert is_free(server, key)
+
+
+async def test_semaphores_as_well(client: Client, server: ServerProcess, key: str) -> None:
+    one, two, first = (client.semaphore(key, 2, server, acquire_timeout_s=0) for _ in range(3))
+    assert await one.acquire()
+    assert await two.acquire()
+    await left(first)
+    await two.release()
+    assert await two.acquire() is False
+    assert await first.enqueue(first.place) == "acquired"
+    assert (first.held, one.held) == (True, True)
+    await first.release()
+    await one.release()
+
+
+async def test_a_part_of_a_second_is_rounded_up(
+    client: Client, server: ServerProcess, key: str
+) -> None:
+    holder, first = client.lock(key, server), client.lock(key, server)
+    assert await holder.acquire()
+    assert await first.enqueue() == "queued"
+    begun = time.monotonic()
+    assert await soon(first.wait(0.2, KEPT)) is False
+    assert time.monotonic() - begun > 0.9
+    assert first.place
+    await holder.release()
+
+
+async def test_without_keep_there_is_no_place(
+    client: Client, server: ServerProcess, key: str
+) -> None:
+    holder, first = client.lock(key, server), client.lock(key, server)
+    assert await holder.acquire()
+    await left(first)
+    assert await first.enqueue(first.place) == "queued"
+    assert await first.wait(0) is False
+    assert first.place is None
+    await holder.release()
+    assert is_free(server, key)
+
+
+async def test_a_place_that_is_unknown_is_a_new_one(
+    client: Client, server: ServerProcess, key: str
+) -> None:
+    holder, second, first = (client.lock(key, server, label=str(n)) for n in range(3))
+    assert await holder.acquire()
+    assert await first.enqueue() == "queued"
+    assert await second.enqueue("00deadbeef") == "queued"
+    assert labels(holder) == ["2", "1"]
+    for lock in (holder, first, second):
+        await lock.release()
+    free = client.lock(f"{key}-free", server)
+    assert await free.enqueue("00deadbeef") == "acquired"
+    await free.release()
+
+
+@pytest.mark.parametrize("place", ["", "with space", "line\nbreak", "ünlike", 7, "x" * 300])
+async def test_what_cannot_be_a_place(client: Client, server: ServerProcess, place: Any) -> None:
+    lock = client.lock("bad-place", server)
+    with pytest.raises(errors.InvalidArgumentError, match="its place is none"):
+        await lock.enqueue(place)
+    assert await lock.enqueue() == "acquired"
+    await lock.release()
+
+
+@pytest.mark.parametrize("keep", [(-1, 1), (1, float("nan")), ("1", 1), (1, float("inf"))])
+async def test_times_that_are_none(
+    client: Client, server: ServerProcess, key: str, keep: Any
+) -> None:
+    holder, lock = client.lock(key, server), client.lock(key, server)
+    assert await holder.acquire()
+    assert await lock.enqueue() == "queued"
+    with pytest.raises(errors.InvalidArgumentError, match="give seconds from 0"):
+        await lock.wait(0, KeepPlace(*keep))
+    assert await lock.wait(0) is False, "it has had no effect"
+    await holder.release()
+
+
+async def test_longer_than_the_server_keeps_anything(
+    client: Client, server: ServerProcess, key: str
+) -> None:
+    holder, lock = client.lock(key, server), client.lock(key, server)
+    assert await holder.acquire()
+    assert await lock.enqueue() == "queued"
+    assert await lock.wait(0, KeepPlace(1e9, 1)) is False
+    assert lock.place is None
+    await holder.release()
+
+
+async def test_an_older_server(client: Client, scripted: ScriptedServer) -> None:
+    """It answers what it does not know with an error, and is asked the rest on the same connection."""
+    scripted.script(Keep, Status.ERROR)
+    scripted.script(Resume, Status.ERROR)
+    scripted.script(Enqueue, Status.QUEUED)
+    scripted.script(Wait, Status.TIMEOUT)
+    lock = client.lock("older", servers=[str(scripted)])
+    for place in (None, "0123456789"):
+        assert await lock.enqueue(place) == "queued"
+        assert await soon(lock.wait(1, KeepPlace(1.5, 0.25))) is False
+        assert lock.place is None
+    assert scripted.asked(Keep) == [Keep(1500, 250)] * 2
+    assert scripted.asked(Resume) == [Resume(b"0123456789")]
+    assert scripted.accepted == 1
+
+
+async def test_in_a_cluster_it_is_kept_where_the_key_has_gone(client: Client) -> None:
+    cluster, key = ScriptedCluster(), "account:7"
+    first, second = cluster.servers
+    first.script(Enqueue, Status.QUEUED)
+    first.script(Wait, cluster.moved(key, 1, 8, place="7moved7"))
+    second.script(Enqueue, Status.QUEUED)
+    second.script(Wait, TimedOut(b"7kept7"))
+    try:
+        lock = client.lock(key, servers=cluster.seeds, acquire_timeout_s=5)
+        assert await lock.enqueue() == "queued"
+        assert await soon(lock.wait(3, KeepPlace(2, 1))) is False
+        assert lock.place == "7kept7"
+        assert first.asked(Keep) == second.asked(Keep) == [Keep(2000, 1000)]
+        assert second.asked(Resume) == [Resume(b"7moved7")]
+        assert second.asked(Acquire) == [], "who has no place cannot have it kept"
+        assert await lock.enqueue(lock.place) == "queued"
+        assert second.asked(Resume)[1:] == [Resume(b"7kept7")]
+        assert len(second.asked(Enqueue)) == 2
+        await lock.release()
+    finally:
+        cluster.stop()
+
+
+def test_many_places_at_once(server: ServerProcess) -> None:
+    """`Places` keeps them and takes them up as well."""
+    servers, places = [("127.0.0.1", server.port)], Places()
+    ended: Queue[int] = Queue()
+    locks = [sync_client.DistributedLock("many", None, 10, servers) for _ in range(3)]
+
+    def join(number: int, timeout: float, **options: Any) -> None:
+        places.join(
+            locks[number],
+            timeout,
+            queued=lambda: None,
+            ended=lambda _: ended.put(number),
+            **options,
+        )
+
+    with sync_client.DistributedLock("many", servers=servers) as holder:
+        for number in range(3):
+            join(number, 0, keep=KEPT)
+            assert ended.get(timeout=PATIENCE) == number
+        kept = [lock.place for lock in locks]
+        assert len(set(kept)) == 3
+        assert all(kept)
+        for number in (2, 1, 0):
+            join(number, 30, place=kept[number], keep=KEPT)
+        eventually(lambda: not any(waiter["away"] for waiter in holder.inspect()["waiters"]))
+    for number in range(3):
+        assert ended.get(timeout=PATIENCE) == number
+        assert locks[number].held
+        locks[number].release()
+    places.close()
