@@ -36,7 +36,7 @@ chaos: $(STAMP) ## run real processes under faults, and judge the history (ARGS=
 smoke: $(STAMP) ## build the images and run the containers; needs Docker (ARGS='-k beat')
 	@$(BIN)/python -m tests.smoke $(ARGS)
 
-bench: $(STAMP) ## run the benchmarks
+bench: $(STAMP) ## measure everything beside what else there is (ARGS='--help')
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-bench.txt
 	@$(BIN)/python -m benchmarks $(ARGS)
 

@@ -1,12 +1,18 @@
-"""What it costs, against what else people use. Run by `make bench`."""
+"""What it costs, against what else people use: ``make bench``, or ``python -m benchmarks --help``.
 
-from __future__ import annotations
+`loads` has a module for each load, which says what it does and what it compares. `programs` are run
+as processes of their own. `topic` is one row of the results, `bench` and `servers` are what the
+loads share, `record` keeps the figures, `table`, `plots` and `report` show them.
 
-from collections.abc import Callable
-from typing import TypeAlias
+The method is the same for all:
 
-Measure: TypeAlias = Callable[[], float]
-"""One figure of one round."""
+- Everything compared runs in turn, round after round, on one machine in one run. Each round begins
+  with another one, so that what disturbs the machine disturbs all alike.
+- A figure is the median of its rounds. A ratio is taken within a round; what is shown is the median
+  of these ratios, and the least and the most, so that a reader sees how far they can be trusted.
+- Each starts warm: connections are made and something has been done before anything is counted.
+- Where two processes could push each other from core to core, they are tied to one or two cores.
+- CPU time is the kernel's count for the process in nanoseconds, not its ticks.
 
-Measures: TypeAlias = dict[str, Measure]
-"""What is compared in one topic, by name: ours first."""
+Absolute times say something about this machine only.
+"""

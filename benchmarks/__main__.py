@@ -1,164 +1,111 @@
-"""``python -m benchmarks``: measure, and write a table and ``benchmarks/results.json``.
-
-Everything compared runs in turn, round after round, and each round begins with another one, so that
-what disturbs the machine disturbs all alike. Figures are medians over the rounds; ratios are taken
-within a round. Absolute times say something about this machine only.
-"""
+"""``python -m benchmarks``: measure, and write a table, a record, the plots and docs/speed.md."""
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import platform
+import importlib
+import resource
 import signal
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from importlib.metadata import version
 from pathlib import Path
 
-import psutil
-import redis
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks import Measure, Measures, tasks
-from benchmarks.load import Loader
-from dflockd.sync_client import DistributedLock
-from examples.demo import stage
-
-RESULTS = Path(__file__).parent / "results.json"
-COMPARED = ("celery", "redis", "uvloop", "celery-once", "celery-singleton")
-
-
-class BareServer(stage.LockServer):
-    def _command(self) -> list[str]:
-        return [sys.executable, "-m", "benchmarks.bare_server"]
-
-
-def server_cpu(server: stage.Process, port: int, connections: int, turns: int) -> Measure:
-    """Microseconds of the server's CPU for one acquire and release."""
-    process = psutil.Process(server.pid)
-    loader = Loader(port, connections)
-    loader.run(turns // 4)
-
-    def measure() -> float:
-        before = process.cpu_times()
-        loader.run(turns)
-        after = process.cpu_times()
-        used = after.user + after.system - before.user - before.system
-        return float(used) / turns * 1e6
-
-    return measure
-
-
-def with_lock(enter: Callable[[], object], turns: int) -> Measure:
-    """Microseconds for one uncontended acquire and release, seen by the caller."""
-
-    def measure() -> float:
-        started = time.perf_counter()
-        for _ in range(turns):
-            enter()
-        return (time.perf_counter() - started) / turns * 1e6
-
-    measure()
-    return measure
-
-
-@contextmanager
-def stages(turns: int, sent: int) -> Iterator[dict[str, Measures]]:
-    """Start what is compared, and give the measures by topic."""
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        socket = directory / "dflockd.sock"
-        ours = stack.enter_context(stage.LockServer(directory, "--unix-socket", str(socket)))
-        bare = stack.enter_context(BareServer(directory, name="bare"))
-        broker = stack.enter_context(stage.Redis(directory))
-        client = redis.Redis(unix_socket_path=str(broker.socket))
-        servers = [(ours.host, ours.port)]
-
-        def locked() -> None:
-            with DistributedLock("bench", servers=servers):
-                pass
-
-        def redis_locked() -> None:
-            with client.lock("bench", timeout=33):
-                pass
-
-        exchange = Loader(ours.port, 1)
-        topics: dict[str, Measures] = {
-            f"server CPU per acquire + release, {number} connections (us)": {
-                "dflockd": server_cpu(ours, ours.port, number, turns),
-                "a server that does not look": server_cpu(bare, bare.port, number, turns),
-            }
-            for number in (16, 64, 256)
-        }
-        topics["with lock: pass (us)"] = {
-            "DistributedLock": with_lock(locked, turns // 10),
-            "bare socket, same exchange": lambda: exchange.run(turns // 10) / (turns // 10) * 1e6,
-            "redis-py Lock": with_lock(redis_locked, turns // 10),
-        }
-        topics.update(stack.enter_context(tasks.topics(directory, broker, socket, sent)))
-        yield topics
+from benchmarks import record
+from benchmarks.bench import Bench, LeftOutError
+from benchmarks.loads import NAMES
+from benchmarks.record import Rounds
+from benchmarks.table import WIDTH, tables
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--turns", type=int, default=20_000, help="acquires in one round")
-    parser.add_argument("--tasks", type=int, default=1000, help="tasks for one throughput")
-    options = parser.parse_args()
+    options = parse()
     # Whatever ends the benchmarks, the processes that they started end with them.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     console = Console()
-    results: dict[str, dict[str, list[float]]] = {}
-    with stages(options.turns, options.tasks) as topics:
-        for number in range(options.rounds):
-            console.print(f"round {number + 1} of {options.rounds}")
-            for topic, measures in topics.items():
-                for name in turned(list(measures), number):
-                    results.setdefault(topic, {}).setdefault(name, []).append(measures[name]())
-    for topic, figures in results.items():
-        console.print(table(topic, figures))
-    record = {
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{platform.system()} {platform.machine()}, {psutil.cpu_count()} cores",
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in COMPARED},
-        "rounds": options.rounds,
-        "figures": results,
-    }
-    RESULTS.write_text(json.dumps(record, indent=2) + "\n")
-    console.print(f"Written to benchmarks/{RESULTS.name}.")
+    console.width = max(console.width, WIDTH)
+    begun = time.monotonic()
+    machine = record.machine()
+    rounds = Rounds()
+    failed = False
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        bench = Bench(Path(directory), options.quick)
+        for name in options.loads:
+            bench.directory = Path(directory, name)
+            bench.directory.mkdir()
+            try:
+                measure(name, bench, options.rounds, rounds, console)
+            except (RuntimeError, OSError) as exc:
+                failed |= not isinstance(exc, LeftOutError)
+                bench.left_out[name] = str(exc)
+    seconds = time.monotonic() - begun
+    document = record.record(bench, options.rounds, seconds, machine, rounds.summaries())
+    for each in tables(document["topics"]):
+        console.print(each)
+    console.print()
+    for what, why in bench.left_out.items():
+        console.print(f"Left out: {what}: {why}.", markup=False, highlight=False)
+    if failed:
+        console.print("[red]Something failed: nothing is written.[/red]")
+        return 1
+    if options.record:
+        record.write(options.record, document)
+        console.print(f"Written: {options.record}", markup=False, highlight=False)
+    if options.record == record.RESULTS:
+        from benchmarks import report
+
+        for path in report.write(document):
+            console.print(f"Written: {path}", markup=False, highlight=False)
     return 0
 
 
-def turned(names: list[str], number: int) -> list[str]:
-    """The names in their order, beginning with another one in each round."""
-    first = number % len(names)
-    return names[first:] + names[:first]
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure the lock server, its clients and the plugin beside what else there is. "
+        f"A full run writes {record.RESULTS.name}, the plots and the figures of docs/speed.md.",
+        epilog="Variables: DFLOCKD_GO, the binary of a dflockd in Go to compare with; "
+        "DFLOCKD_PYTHON, a Python of 3.13 or newer for the published packages, where none is found.",
+    )
+    parser.add_argument(
+        "loads", nargs="*", metavar="LOAD", help=f"those to run, else all: {', '.join(NAMES)}"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="default 5")
+    parser.add_argument(
+        "--quick", action="store_true", help="see that it runs; the figures mean nothing"
+    )
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="where to write the record of a part or a quick run",
+    )
+    options = parser.parse_args()
+    if unknown := [name for name in options.loads if name not in NAMES]:
+        parser.error(f"no load is called {unknown[0]!r}; there are {', '.join(NAMES)}")
+    if options.rounds < 1:
+        parser.error(f"--rounds is {options.rounds}: at least 1")
+    if not options.loads and not options.quick and options.record is None:
+        options.record = record.RESULTS
+    options.loads = options.loads or list(NAMES)
+    return options
 
 
-def table(topic: str, figures: dict[str, list[float]]) -> Table:
-    """The figures of one topic: the first one is ours, the ratios are ours to theirs."""
-    ours, *_ = figures.values()
-    drawn = Table(title=topic, title_justify="left")
-    for column in ("", "median", "least", "most", "ours / this"):
-        drawn.add_column(column, justify="left" if not column else "right")
-    for name, values in figures.items():
-        ratios = [mine / other for mine, other in zip(ours, values, strict=True) if other]
-        ratio = f"{statistics.median(ratios):.2f}x" if values is not ours and ratios else ""
-        drawn.add_row(
-            name,
-            *(f"{figure:.1f}" for figure in (statistics.median(values), min(values), max(values))),
-            ratio,
-        )
-    return drawn
+def measure(name: str, bench: Bench, number: int, rounds: Rounds, console: Console) -> None:
+    """Run one load, and add its figures."""
+    module = importlib.import_module(f"benchmarks.loads.{name}")
+    begun = time.monotonic()
+    with module.load(bench) as load:
+        for each in range(number):
+            rounds.add(load.topics, load.measure(each))
+    console.print(f"{name}: {number} rounds in {time.monotonic() - begun:.0f} s")
 
 
 if __name__ == "__main__":
+    if sys.platform != "linux":
+        sys.exit("The benchmarks count CPU time and choose cores as Linux does: run them on Linux.")
     sys.exit(main())

@@ -27,32 +27,39 @@ renews a lock or checks in the worker that it is still there: they do less for t
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from celery import Task
 
-from benchmarks import Measure, Measures, jobs
+from benchmarks import servers
+from benchmarks.bench import Bench, turned
+from benchmarks.loads import jobs
+from benchmarks.topic import Figures, Load, Topic
 from examples.demo import stage
 
 OURS = "LockedTask"
 PLAIN = "no lock"
 REDIS = "redis-py Lock in the body"
+ONCE = "celery-once"
+SINGLETON = "celery-singleton"
 WAYS = {
     OURS: jobs.locked,
     PLAIN: jobs.plain,
     "LockedTask with lock_unique": jobs.unique,
     REDIS: jobs.redis_lock,
-    "celery-once": jobs.once,
-    "celery-singleton": jobs.singleton,
+    ONCE: jobs.once,
+    SINGLETON: jobs.singleton,
 }
+WAITING = (OURS, PLAIN, REDIS)
+TASKS = 600
+"""Sent for one throughput."""
 
 FEW_KEYS = 4
 WORK = 0.005
@@ -83,20 +90,7 @@ class Call(NamedTuple):
         return Sample(self.whole, self.sending + float(run["postrun"] - run["prerun"]))
 
 
-class InTurn:
-    """A figure for each name, from one measurement of all; a new one when a name comes again."""
-
-    def __init__(self, measure: Callable[[], dict[str, float]]) -> None:
-        self._measure = measure
-        self._left = measure()
-
-    def __call__(self, name: str) -> float:
-        if name not in self._left:
-            self._left = self._measure()
-        return self._left.pop(name)
-
-
-class Bench:
+class Tasks:
     """The worker, and the tasks that are sent to it."""
 
     def __init__(self, directory: Path, record: Path) -> None:
@@ -127,26 +121,22 @@ class Bench:
         seconds = max(run["postrun"] for run in runs) - min(run["prerun"] for run in runs)
         return len(calls) / float(seconds)
 
-    def latencies(self, number: int) -> dict[str, float]:
-        """Microseconds from sending a task to its result."""
+    def one_by_one(self, number: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Microseconds from sending a task to its result, and what each costs beside `PLAIN`."""
         turns = self._turns(number)
-        return {name: statistics.median(turn[name].whole for turn in turns) * 1e6 for name in WAYS}
-
-    def added(self, number: int) -> dict[str, float]:
-        """Microseconds that a task costs more than without a lock, beside it in the same turn."""
-        turns = self._turns(number)
-        return {
+        whole = {name: statistics.median(turn[name].whole for turn in turns) * 1e6 for name in WAYS}
+        added = {
             name: statistics.median(turn[name].cost - turn[PLAIN].cost for turn in turns) * 1e6
             for name in WAYS
+            if name != PLAIN
         }
+        return whole, added
 
     def _turns(self, number: int) -> list[dict[str, Sample]]:
         """Send one task after the other; who comes first changes from turn to turn."""
-        names = list(WAYS)
-        called: list[dict[str, Call]] = []
-        for turn in range(number):
-            first = turn % len(names)
-            called.append({name: self._call(WAYS[name]) for name in names[first:] + names[:first]})
+        called = [
+            {name: self._call(WAYS[name]) for name in turned(WAYS, turn)} for turn in range(number)
+        ]
         runs = iter(self._runs_of([call.id for calls in called for call in calls.values()]))
         return [{name: call.sample(next(runs)) for name, call in calls.items()} for calls in called]
 
@@ -189,51 +179,67 @@ class Bench:
                     self._runs[run["id"]] = run
 
 
+RATE = Topic(
+    "tasks-per-second", "A worker's tasks per second, a key each", "/s", OURS, more_is_better=True
+)
+FEW = Topic(
+    "tasks-few-keys",
+    f"A worker's tasks of {WORK * 1e3:g} ms per second, {FEW_KEYS} keys",
+    "/s",
+    OURS,
+    more_is_better=True,
+)
+WHOLE = Topic("task-whole", "One task, apply_async().get()", "us", OURS)
+ADDED = Topic(
+    "task-added",
+    "What a lock adds to a task, sending and running",
+    "us",
+    OURS,
+    goals={REDIS: 0.4, ONCE: 0.4, SINGLETON: 0.4},
+)
+HAND_OVER = Topic("task-hand-over", "Hand-over of a key to a task that waits", "ms", OURS)
+
+
 @contextlib.contextmanager
-def topics(
-    directory: Path, redis: stage.Redis, locks_socket: Path, number: int
-) -> Iterator[dict[str, Measures]]:
-    """Start the worker, and give the measures by topic; `number` tasks for a throughput."""
-    record = directory / "runs.jsonl"
-    env = {jobs.SOCKET: str(redis.socket), jobs.RECORD: str(record)}
-    jobs.configure(env)
-    jobs.app.conf.dflock_servers = [f"unix:{locks_socket}"]
-    with stage.Worker(
-        directory,
-        app="benchmarks.jobs",
-        env={**env, "DFLOCK_SERVERS": f"unix:{locks_socket}"},
-    ) as worker:
+def load(bench: Bench) -> Iterator[Load]:
+    with contextlib.ExitStack() as stack:
+        socket = bench.directory / "locks.sock"
+        servers.ours(bench, stack, "--unix-socket", str(socket))
+        redis = stack.enter_context(stage.Redis(bench.directory))
+        record = bench.directory / "runs.jsonl"
+        env = {jobs.SOCKET: str(redis.socket), jobs.RECORD: str(record)}
+        jobs.configure(env)
+        jobs.app.conf.dflock_servers = [f"unix:{socket}"]
+        worker = stage.Worker(
+            bench.directory,
+            app="benchmarks.loads.jobs",
+            env={**env, "DFLOCK_SERVERS": f"unix:{socket}"},
+        )
+        stack.enter_context(worker)
         worker.wait_ready()
-        bench = Bench(directory, record)
-        some = max(number // 20, 5)
-        waiting = {name: WAYS[name] for name in (OURS, PLAIN, REDIS)}
-        latencies = InTurn(functools.partial(bench.latencies, 2 * some))
-        added = InTurn(functools.partial(bench.added, 2 * some))
-        yield {
-            "a worker's tasks per second, a key each (more is better)": {
-                name: warm(functools.partial(bench.per_second, task, number))
-                for name, task in WAYS.items()
-            },
-            f"a worker's tasks of {WORK * 1e3:g} ms per second, {FEW_KEYS} keys (more is better)": {
-                name: warm(functools.partial(bench.per_second_on_few_keys, task, number // 5))
-                for name, task in waiting.items()
-            },
-            "one task, apply_async().get() (us)": {
-                name: functools.partial(latencies, name) for name in WAYS
-            },
-            "what a lock adds to one task, sending and running (us)": {
-                name: functools.partial(added, name) for name in WAYS if name != PLAIN
-            },
-            "hand-over of a key to a task that waits (ms)": {
-                name: warm(functools.partial(bench.hand_over, WAYS[name], some // 4))
-                for name in (OURS, REDIS)
-            },
-        }
+        tasks = Tasks(bench.directory, record)
+
+        def measure(number: int, many: int = max(bench.scaled(TASKS), 20)) -> Figures:
+            rates = {name: tasks.per_second(WAYS[name], many) for name in turned(WAYS, number)}
+            few = {
+                name: tasks.per_second_on_few_keys(WAYS[name], many // 5)
+                for name in turned(WAITING, number)
+            }
+            whole, added = tasks.one_by_one(many // 6)
+            hand_overs = {
+                name: tasks.hand_over(WAYS[name], max(many // 50, 1))
+                for name in turned((OURS, REDIS), number)
+            }
+            return {
+                RATE.key: rates,
+                FEW.key: few,
+                WHOLE.key: whole,
+                ADDED.key: added,
+                HAND_OVER.key: hand_overs,
+            }
+
+        measure(0, many=20)
+        yield Load([RATE, FEW, WHOLE, ADDED, HAND_OVER], measure)
         # It would unsubscribe at a Redis that is gone.
         jobs.app.backend.result_consumer.stop()
         jobs.app.close()
-
-
-def warm(measure: Measure) -> Measure:
-    measure()
-    return measure

@@ -28,7 +28,7 @@ RECORD = "BENCH_RECORD"
 
 LEASE = 30
 
-app = Celery("benchmarks.jobs", set_as_current=False)
+app = Celery("benchmarks.loads.jobs", set_as_current=False)
 
 
 def configure(env: Mapping[str, str]) -> None:

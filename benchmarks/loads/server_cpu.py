@@ -1,0 +1,63 @@
+"""What an acquire and its release cost the server.
+
+CPU time of the server's process, all of it, for the turns that it answered: 16, 64 or 256
+connections, each with a key of its own, each sending its next request when the last is answered.
+The server has one core for itself and the load another. The published server in Python logs each
+request, as it always does; the server that does not look (uvloop, a protocol, fixed answers) is the
+floor: nobody can answer in Python for less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from benchmarks import cpu, servers
+from benchmarks.bench import Bench, turned
+from benchmarks.exchange import Exchange
+from benchmarks.topic import Figures, Load, Topic
+
+CONNECTIONS = (16, 64, 256)
+
+
+def per_turn(server: servers.Server, connections: int, seconds: float) -> float:
+    """Return microseconds of the server's CPU for one acquire and release."""
+    with Exchange([server.port], connections) as exchange:
+        exchange.warm_up(seconds)
+        before = cpu.spent(server.pid)
+        run = exchange.run(seconds)
+        return (cpu.spent(server.pid) - before) / run.turns * 1e6
+
+
+@contextmanager
+def load(bench: Bench) -> Iterator[Load]:
+    topics = {
+        number: Topic(
+            f"server-cpu-{number}",
+            f"Server CPU per acquire + release, {number} connections",
+            "us",
+            servers.OURS,
+            goals={servers.BARE: 1.6, servers.PYTHON: 0.15, servers.GO: 0.9},
+        )
+        for number in CONNECTIONS
+    }
+    with ExitStack() as stack:
+        with cpu.pinned(-1):
+            compared = {
+                servers.OURS: servers.ours(bench, stack),
+                servers.BARE: stack.enter_context(servers.BareServer(bench.directory, name="bare")),
+                **servers.python(bench, stack),
+                **servers.go(bench, stack),
+            }
+
+        def measure(number: int) -> Figures:
+            return {
+                topic.key: {
+                    name: per_turn(compared[name], connections, bench.seconds)
+                    for name in turned(compared, number)
+                }
+                for connections, topic in topics.items()
+            }
+
+        with cpu.pinned(0):
+            yield Load(list(topics.values()), measure)

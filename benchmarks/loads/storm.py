@@ -1,0 +1,89 @@
+"""How long the server is away when 4,000 waiters of one key time out in one second.
+
+4,000 connections ask for a key that is held and are willing to wait for two seconds. While they
+time out, a program on the other core renews a lock of its own without a pause and notes its longest
+round trip; the process with the 4,000 connections sleeps meanwhile and reads the answers later. The
+same program at the same server with nothing to do shows what of that is the machine's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from benchmarks import cpu, servers
+from benchmarks.bench import Bench, LeftOutError, turned
+from benchmarks.child import Child
+from benchmarks.exchange import BACKLOG, connect, settle
+from benchmarks.topic import Figures, Load, Topic
+from examples.demo import stage
+
+WAITERS = 4_000
+PATIENCE = 2
+LIMIT = 20.0
+IDLE = "dflockd, nothing to do"
+
+
+def storm(server: servers.Server, prober: Child, waiters: int) -> float:
+    """Return milliseconds of the longest round trip while so many time out."""
+    with ExitStack() as stack:
+        holder = stack.enter_context(connect(server.port))
+        holder.sendall(b"l\nhot\n10 600\n")
+        holder.recv(128)
+        waiting = []
+        for number in range(waiters):
+            waiting.append(stack.enter_context(connect(server.port)))
+            if number % BACKLOG == 0:
+                settle(waiting[-1])
+        began = time.monotonic()
+        for sock in waiting:
+            sock.sendall(b"l\nhot\n%d\n" % PATIENCE)
+        asked = time.monotonic() - began
+        if asked > PATIENCE / 2:
+            raise LeftOutError(f"this machine takes {asked:.1f} s to send {waiters} requests")
+        longest = float(prober.ask(PATIENCE + 0.5))
+        answers = [sock.recv(64) for sock in waiting]
+        if answers.count(b"timeout\n") < waiters:
+            raise RuntimeError(f"not all of them timed out: {set(answers)}")
+    quiet(server)
+    return longest
+
+
+def quiet(server: servers.Server) -> None:
+    """Wait until the server has done with those that have gone: the next one wants the core."""
+
+    def probe() -> bool | None:
+        before = cpu.spent(server.pid)
+        time.sleep(0.1)
+        return cpu.spent(server.pid) - before < 0.001 or None
+
+    stage.wait_until(probe, 60.0, lambda: f"{server.name} is busy with nothing to do")
+
+
+@contextmanager
+def load(bench: Bench) -> Iterator[Load]:
+    waiters = bench.scaled(WAITERS)
+    topic = Topic(
+        "storm",
+        f"Longest gap while {waiters:,} waiters of one key time out in a second",
+        "ms",
+        servers.OURS,
+        limit=LIMIT,
+    )
+    with ExitStack() as stack:
+        with cpu.pinned(-1):
+            compared = {servers.OURS: servers.ours(bench, stack), **servers.python(bench, stack)}
+        with cpu.pinned(0):
+            probers = {
+                name: stack.enter_context(Child.of("benchmarks.programs.prober", str(server.port)))
+                for name, server in compared.items()
+            }
+
+            def measure(number: int) -> Figures:
+                gaps = {IDLE: float(probers[servers.OURS].ask(PATIENCE + 0.5))}
+                for name in turned(compared, number):
+                    gaps[name] = storm(compared[name], probers[name], waiters)
+                return {topic.key: gaps}
+
+            yield Load([topic], measure)

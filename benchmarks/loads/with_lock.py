@@ -1,0 +1,125 @@
+"""What ``with DistributedLock(...): pass`` takes a program, when nobody else wants the lock.
+
+A blocking client, one lock after the other, a new lock object each time. Clients, lock server and
+Redis are tied to one core, so that what is measured is their work and not when the scheduler wakes
+which of them. Over TCP on loopback for all, and over unix sockets for all that can.
+
+- `bare socket`: the same bytes to the same server and nothing else, the least that it can take.
+- `redis-py Lock`: with a Redis for itself.
+- `dflockd-client`: the published client, against our server. It opens a connection for each lock,
+  and runs on its own, newer Python.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import redis
+
+from benchmarks import cpu, published, servers
+from benchmarks.bench import Bench, LeftOutError, turned
+from benchmarks.child import Child
+from benchmarks.exchange import connect
+from benchmarks.topic import Figures, Load, Topic
+from dflockd.sync_client import DistributedLock
+
+OURS = "DistributedLock"
+BARE = "bare socket, same exchange"
+REDIS = "redis-py Lock"
+CLIENT = "dflockd-client 2.1.1"
+PROGRAM = Path(__file__).parents[1] / "programs" / "published_client.py"
+CHUNK = 20
+"""Turns between two looks at the clock."""
+
+
+def timed(turn: Callable[[], object], seconds: float) -> float:
+    """Return the microseconds of a turn, over so many seconds."""
+    turn()
+    turns = 0
+    started = now = time.perf_counter()
+    while now < started + seconds:
+        for _ in range(CHUNK):
+            turn()
+        turns += CHUNK
+        now = time.perf_counter()
+    return (now - started) / turns * 1e6
+
+
+def with_ours(address: str) -> Callable[[], None]:
+    def turn() -> None:
+        with DistributedLock("bench", servers=[address]):
+            pass
+
+    return turn
+
+
+def with_redis(client: redis.Redis) -> Callable[[], None]:
+    def turn() -> None:
+        with client.lock("bench", timeout=33):
+            pass
+
+    return turn
+
+
+def with_socket(sock: socket.socket) -> Callable[[], None]:
+    def turn() -> None:
+        sock.sendall(b"l\nbench\n10\n")
+        sock.sendall(b"r\nbench\n%b\n" % sock.recv(256).split(b" ", 2)[1])
+        sock.recv(256)
+
+    return turn
+
+
+@contextmanager
+def load(bench: Bench) -> Iterator[Load]:
+    goals = {BARE: 1.5, REDIS: 0.4}
+    tcp = Topic(
+        "with-lock-tcp", "with lock: pass, over TCP", "us", OURS, goals={**goals, CLIENT: 0.2}
+    )
+    unix = Topic("with-lock-unix", "with lock: pass, over unix sockets", "us", OURS, goals=goals)
+    with cpu.pinned(-1), ExitStack() as stack:
+        path = bench.directory / "locks.sock"
+        server = servers.ours(bench, stack, "--unix-socket", str(path))
+        broker = stack.enter_context(servers.TcpRedis(bench.directory))
+        over_tcp = stack.enter_context(connect(server.port))
+        over_unix = stack.enter_context(socket.socket(socket.AF_UNIX))
+        over_unix.connect(str(path))
+        compared: dict[Topic, dict[str, Callable[[float], float]]] = {
+            tcp: {
+                OURS: lambda seconds: timed(with_ours(f"127.0.0.1:{server.port}"), seconds),
+                BARE: lambda seconds: timed(with_socket(over_tcp), seconds),
+                REDIS: lambda seconds: timed(
+                    with_redis(redis.Redis(port=broker.port)),
+                    seconds,
+                ),
+            },
+            unix: {
+                OURS: lambda seconds: timed(with_ours(f"unix:{path}"), seconds),
+                BARE: lambda seconds: timed(with_socket(over_unix), seconds),
+                REDIS: lambda seconds: timed(
+                    with_redis(redis.Redis(unix_socket_path=str(broker.socket))), seconds
+                ),
+            },
+        }
+        try:
+            interpreter = published.environment("dflockd-client==2.1.1")
+        except LeftOutError as exc:
+            bench.left_out[CLIENT] = str(exc)
+        else:
+            client = Child(str(interpreter), str(PROGRAM), str(server.port))
+            stack.enter_context(client)
+            compared[tcp][CLIENT] = lambda seconds: float(client.ask(seconds))
+
+        def measure(number: int) -> Figures:
+            return {
+                topic.key: {
+                    name: measures[name](bench.seconds) for name in turned(measures, number)
+                }
+                for topic, measures in compared.items()
+            }
+
+        yield Load([tcp, unix], measure)

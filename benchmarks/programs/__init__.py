@@ -1,0 +1,1 @@
+"""Programs that the loads run as processes of their own."""

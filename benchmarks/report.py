@@ -1,0 +1,209 @@
+"""``python -m benchmarks.report``: the figures of docs/speed.md and the plots, from the record.
+
+Between its marks the page is rewritten, everything else is left as it is. With ``--check`` nothing
+is written, and the exit status is 1 if the page does not have the figures of the record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import record
+from benchmarks.loads import connections, options, renewals, server_cpu
+from benchmarks.record import Record
+from benchmarks.table import number
+from examples.demo import stage
+
+PAGE = stage.ROOT / "docs" / "speed.md"
+MARKED = re.compile(r"(<!-- begin: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+DAY = 86_400
+NOT_MEASURED = "not measured"
+
+
+class Figures:
+    """The record, asked by topic and name."""
+
+    def __init__(self, document: Record) -> None:
+        self.document = document
+        self.topics: dict[str, Any] = {topic["key"]: topic for topic in document["topics"]}
+
+    def median(self, key: str, name: str | None = None) -> float | None:
+        """Return a median, ours unless named; ``None`` if it was not measured."""
+        topic = self.topics.get(key)
+        if topic is None:
+            return None
+        found: float | None = topic["medians"].get(name or topic["ours"])
+        return found
+
+    def shown(
+        self,
+        key: str,
+        name: str | None = None,
+        show: Callable[[float], str] = number,
+    ) -> str:
+        median = self.median(key, name)
+        return NOT_MEASURED if median is None else show(median)
+
+
+def rows(head: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    """Return a table of Markdown."""
+    head = list(head)
+    table = [head, ["---"] * len(head), *lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in table)
+
+
+def run(figures: Figures) -> str:
+    """When, where and of what."""
+    document, machine = figures.document, figures.document["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    text = (
+        f"Measured on {document['date'][:10]} in {document['seconds'] / 60:.0f} minutes, commit "
+        f"`{document['commit']}`, {document['rounds']} rounds, on {machine['cores']} cores of "
+        f"{machine['processor']} ({machine['system']}) with a load of {machine['load']:.1f} before, "
+        f"Python {document['python']}; {versions}.\n"
+    )
+    for name, why in document["left_out"].items():
+        text += f"\nLeft out: {name}: {why}.\n"
+    return text
+
+
+def goals(figures: Figures) -> str:
+    """Every figure that has a goal."""
+    lines = []
+    for topic in figures.topics.values():
+        name = f"{topic['title']}, {topic['unit']}"
+        ours = number(topic["medians"][topic["ours"]])
+        if limit := topic.get("limit"):
+            lines.append([name, ours, "", "", "", f"≤ {number(limit['goal'])}", mark(limit)])
+        for other, ratio in topic["ratios"].items():
+            if "goal" not in ratio:
+                continue
+            sign = "≥" if topic["more_is_better"] else "≤"
+            spread = f"{number(ratio['least'])} - {number(ratio['most'])}"
+            theirs = number(topic["medians"][other])
+            wanted = f"{sign} {ratio['goal']:g}"
+            median = f"**{number(ratio['median'])}**"
+            lines.append([name, ours, f"{other}: {theirs}", median, spread, wanted, mark(ratio)])
+    head = ["what", "ours", "beside", "ratio", "in the rounds", "goal", ""]
+    return rows(head, lines)
+
+
+def mark(goal: dict[str, Any]) -> str:
+    return "reached" if goal["reached"] else "missed"
+
+
+def sizing(figures: Figures) -> str:
+    """What somebody wants to know who has to choose a machine."""
+    shown, renewed = figures.shown, f"{renewals.HELD:,}"
+
+    def rate(microseconds: float) -> str:
+        return f"{round(1e6 / microseconds, -3):,.0f}"
+
+    def mebibytes(each: int) -> Callable[[float], str]:
+        return lambda size: f"{size * each / (1 << 20):,.0f} MiB"
+
+    def per_day(share: float) -> str:
+        return f"{share:.2g} %; {share / 100 * DAY / 60:,.0f} minutes of CPU a day"
+
+    lines = [
+        [
+            f"locks per second that fill a core of the server, {each} connections",
+            shown(f"server-cpu-{each}", show=rate),
+        ]
+        for each in server_cpu.CONNECTIONS
+    ]
+    lines += [
+        ["the wait for a lock that is free, 1 connection", shown("wait-p50-1") + " µs"],
+        ["from a release to the next holder", shown("hand-off") + " ms"],
+        ["100,000 held locks", shown("lock-memory", show=mebibytes(100_000))],
+        ["10,000 idle connections", shown("connection-memory", show=mebibytes(10_000))],
+        [
+            f"keeping {renewed} locks, leases of {renewals.LEASE} s: of the server's core (*)",
+            shown("renewals-server", show=per_day),
+        ],
+        ["the same, of the program that holds them (*)", shown("renewals-client", show=per_day)],
+    ]
+    return rows(["", "here"], lines)
+
+
+def throughput(figures: Figures) -> str:
+    """Locks per second and waits by connections and servers."""
+    lines = []
+    for each in connections.CONNECTIONS:
+        line = [f"{each:,}"]
+        for name in connections.SERVERS:
+            waits = [
+                figures.shown(
+                    f"wait-{share}-{each}",
+                    name,
+                    lambda us: f"{us / 1000:.2g}" if us < 10_000 else number(us / 1000),
+                )
+                for share in ("p50", "p99")
+            ]
+            line.append(f"{figures.shown(f'throughput-{each}', name)}; {' / '.join(waits)}")
+        lines.append(line)
+    return rows(["connections", *connections.SERVERS], lines)
+
+
+def costs(figures: Figures) -> str:
+    """What the journal, TLS and a secret cost."""
+    lines = []
+    for kind, title, _ in options.KINDS:
+        line = [f"{title}, µs", ""]
+        for name, key in options.OPTIONS.items():
+            topic = figures.topics.get(f"{kind}-{key}")
+            if topic is None:
+                line.append(NOT_MEASURED)
+                continue
+            line[1] = number(topic["medians"][options.NONE])
+            ratio = topic["ratios"][options.NONE]["median"]
+            line.append(f"{number(topic['medians'][name])} ({ratio:.2f}x)")
+        lines.append(line)
+    return rows(["", "none of them", *options.OPTIONS], lines)
+
+
+BLOCKS: dict[str, Callable[[Figures], str]] = {
+    "run": run,
+    "goals": goals,
+    "sizing": sizing,
+    "throughput": throughput,
+    "costs": costs,
+}
+
+
+def page(document: Record) -> str:
+    """Return docs/speed.md with the figures of this record."""
+    figures = Figures(document)
+    return MARKED.sub(
+        lambda found: found[1] + BLOCKS[found[2]](figures) + found[3], PAGE.read_text()
+    )
+
+
+def write(document: Record) -> list[Path]:
+    """Write the page and the plots; return what was written."""
+    from benchmarks import plots
+
+    PAGE.write_text(page(document))
+    return [PAGE, *plots.draw(document)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser.add_argument("record", nargs="?", type=Path, default=record.RESULTS)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    document = record.read(arguments.record)
+    if arguments.check:
+        return int(page(document) != PAGE.read_text())
+    for path in write(document):
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

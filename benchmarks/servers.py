@@ -1,0 +1,112 @@
+"""The servers that are compared, beside our own `stage.LockServer`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeAlias
+
+from benchmarks import published
+from benchmarks.bench import Bench, LeftOutError
+from examples.demo import stage
+
+OURS = "dflockd"
+BARE = "a server that does not look"
+PYTHON = "dflockd 0.5.0 (Python)"
+GO = "dflockd (Go)"
+GO_VARIABLE = "DFLOCKD_GO"
+
+MANY = 1_000_000
+"""Locks that a server may have: the benchmarks are not about its limits."""
+
+
+class BareServer(stage.LockServer):
+    """`benchmarks.programs.bare_server`."""
+
+    def _command(self) -> Sequence[str]:
+        return [sys.executable, "-m", "benchmarks.programs.bare_server"]
+
+
+class Other(stage.Process):
+    """A published dflockd server, of which only the variables are known that all versions read."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, directory: Path, name: str, *command: str) -> None:
+        self.port = free_port()
+        variables = {
+            "DFLOCKD_HOST": self.host,
+            "DFLOCKD_PORT": str(self.port),
+            "DFLOCKD_MAX_LOCKS": str(MANY),
+            # 0.5.0 closes a connection, and ends its holds, that says nothing for so long.
+            "DFLOCKD_READ_TIMEOUT_S": "86400",
+        }
+        super().__init__(directory, name, variables)
+        self._arguments = command
+
+    def _command(self) -> Sequence[str]:
+        return self._arguments
+
+    def _after_start(self) -> None:
+        def probe() -> bool | None:
+            if not self.running:
+                raise stage.StageError(self.with_log(f"{self.name} ended at once"))
+            with contextlib.suppress(OSError):
+                socket.create_connection((self.host, self.port), 1).close()
+                return True
+            return None
+
+        stage.wait_until(probe, stage.WAIT, lambda: self.with_log(f"{self.name} does not listen"))
+
+
+class TcpRedis(stage.Redis):
+    """Redis that listens on loopback as well."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.port = free_port()
+
+    def _command(self) -> Sequence[str]:
+        # What comes last counts.
+        return [*super()._command(), "--bind", "127.0.0.1", "--port", str(self.port)]
+
+
+Server: TypeAlias = stage.LockServer | Other
+
+
+def ours(bench: Bench, stack: ExitStack, *arguments: str, name: str = "dflockd") -> Server:
+    """Start our server."""
+    return stack.enter_context(
+        stage.LockServer(bench.directory, "--max-locks", str(MANY), *arguments, name=name)
+    )
+
+
+def python(bench: Bench, stack: ExitStack) -> dict[str, Server]:
+    """Start the published server in Python, by its name; nothing if it cannot be had."""
+    try:
+        interpreter = published.environment("dflockd==0.5.0")
+    except LeftOutError as exc:
+        bench.left_out[PYTHON] = str(exc)
+        return {}
+    program = str(interpreter.with_name("dflockd"))
+    return {PYTHON: stack.enter_context(Other(bench.directory, "published", program))}
+
+
+def go(bench: Bench, stack: ExitStack) -> dict[str, Server]:
+    """Start the published server in Go, by its name; nothing if it cannot be had."""
+    program = os.environ.get(GO_VARIABLE)
+    if not program:
+        bench.left_out[GO] = f"set {GO_VARIABLE} to the binary of dflockd 1.10"
+        return {}
+    return {GO: stack.enter_context(Other(bench.directory, "go", program))}
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])

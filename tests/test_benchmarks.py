@@ -1,0 +1,163 @@
+"""The benchmarks run, and say what was measured; how fast anything was is not judged here."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from examples.demo import stage
+
+if sys.platform != "linux":
+    pytest.skip("the benchmarks are for Linux", allow_module_level=True)
+
+from benchmarks import cpu, record, report
+from benchmarks.loads import NAMES
+from benchmarks.record import Rounds
+from benchmarks.topic import Topic
+
+BOUND = 90
+# Those that are done soon, and need neither Redis nor anything of PyPI.
+CHEAP = ["held_keys", "two_servers"]
+
+
+def bench(*arguments, bound=BOUND):
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=stage.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=bound,
+        check=False,
+    )
+
+
+def rounds(topic, *figures):
+    kept = Rounds()
+    for each in figures:
+        kept.add([topic], {topic.key: each})
+    [summary] = kept.summaries()
+    return summary
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bench") / "record.json"
+    done = bench(*CHEAP, "--quick", "--rounds", "2", "--record", str(path))
+    assert done.returncode == 0, done.stderr
+    return json.loads(path.read_text()) | {"printed": done.stdout}
+
+
+def test_every_figure_of_every_round_is_in_the_record(document):
+    topics = {topic["key"]: topic for topic in document["topics"]}
+
+    assert {"lock-memory", "growth-cpu", "growth-latency", "two-servers"} <= topics.keys()
+    for topic in topics.values():
+        assert topic["ours"] in topic["figures"]
+        for values in topic["figures"].values():
+            assert len(values) == document["rounds"] == 2
+        for ratio in topic["ratios"].values():
+            assert ratio["least"] <= ratio["median"] <= ratio["most"]
+
+
+def test_the_terminal_shows_figures_and_goals(document):
+    assert "Memory of a held lock, without its connection (B)" in document["printed"]
+    assert ">= 1.7x" in document["printed"]
+
+
+def test_the_page_is_made_from_the_record(document):
+    page = report.page(document)
+
+    [growth] = [topic for topic in document["topics"] if topic["key"] == "growth-cpu"]
+    assert f"**{report.number(growth['ratios']['10 held']['median'])}**" in page
+    assert report.NOT_MEASURED in page  # of the loads that did not run
+    assert document["commit"] in page
+    assert report.MARKED.sub("", page) == report.MARKED.sub("", report.PAGE.read_text())
+
+
+@pytest.mark.skipif(not record.RESULTS.exists(), reason="nothing is recorded here")
+def test_the_page_has_the_figures_of_the_latest_full_run():
+    assert report.page(record.read()) == report.PAGE.read_text(), "run: python -m benchmarks.report"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_every_load_runs(tmp_path):
+    pytest.importorskip("celery_once", reason="requirements-bench.txt is not installed")
+    path = tmp_path / "record.json"
+    done = bench("--quick", "--rounds", "1", "--record", str(path), bound=500)
+
+    assert done.returncode == 0, done.stderr
+    document = json.loads(path.read_text())
+    page = report.page(document)
+    assert report.NOT_MEASURED not in page
+    assert not document["left_out"].keys() & set(NAMES), document["left_out"]
+
+
+def test_cpu_time_is_finer_than_a_clock_tick():
+    seen = {cpu.spent(os.getpid())}
+    end = time.process_time() + 0.02
+    while time.process_time() < end:
+        seen.add(cpu.spent(os.getpid()))
+
+    assert len(seen) > 10
+    assert max(seen) == pytest.approx(time.process_time(), abs=0.01)
+
+
+def test_ratios_are_taken_within_a_round():
+    topic = Topic("t", "T", "us", "ours", {"theirs": 0.5})
+
+    # Both are ten times slower in the second round: the machine was disturbed, not one of them.
+    summary = rounds(
+        topic,
+        {"theirs": 10.0, "ours": 4.0},
+        {"theirs": 100.0, "ours": 80.0},
+        {"theirs": 10.0, "ours": 5.0},
+    )
+
+    assert list(summary["figures"]) == ["ours", "theirs"]
+    assert summary["medians"] == {"ours": 5.0, "theirs": 10.0}
+    assert summary["ratios"]["theirs"] == {
+        "each": [0.4, 0.8, 0.5],
+        "median": 0.5,
+        "least": 0.4,
+        "most": 0.8,
+        "goal": 0.5,
+        "reached": True,
+    }
+
+
+def test_a_difference_that_drowned_in_noise_has_no_ratio():
+    topic = Topic("t", "T", "us", "ours", {"theirs": 0.5, "others": 0.5})
+
+    summary = rounds(
+        topic,
+        {"ours": -1.0, "theirs": 10.0, "others": -5.0},
+        {"ours": 8.0, "theirs": 10.0, "others": -5.0},
+    )
+
+    assert summary["ratios"].keys() == {"theirs"}
+    assert summary["ratios"]["theirs"]["each"] == [0.8]
+
+
+@pytest.mark.parametrize(("ours", "reached"), [(1.8, True), (1.6, False)])
+def test_more_can_be_better(ours, reached):
+    topic = Topic("t", "T", "/s", "two", {"one": 1.7}, more_is_better=True)
+
+    assert rounds(topic, {"two": ours, "one": 1.0})["ratios"]["one"]["reached"] is reached
+
+
+@pytest.mark.parametrize(("ours", "reached"), [(20.0, True), (20.1, False)])
+def test_a_figure_can_have_a_limit(ours, reached):
+    topic = Topic("t", "T", "ms", "ours", limit=20.0)
+
+    assert rounds(topic, {"ours": ours})["limit"] == {"goal": 20.0, "reached": reached}
+
+
+def test_an_unknown_load_is_refused():
+    done = bench("speed")
+
+    assert done.returncode == 2
+    assert "no load is called 'speed'; there are server_cpu" in done.stderr
