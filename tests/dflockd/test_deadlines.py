@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,6 +100,11 @@ def test_like_a_plain_list(steps: list[tuple[str, int, int]]) -> None:
             assert deadlines.pop(now) is (due[3] if due else None)
             if due:
                 plain.remove(due)
-        assert deadlines.next() == min((row[0] for row in plain), default=None)
+        first = min((row[0] for row in plain), default=None)
+        if first is not None:
+            assert deadlines.earliest <= first
+        if choice % 3 == 0:
+            assert deadlines.next() == first
+            assert deadlines.earliest == (math.inf if first is None else first)
         assert len(deadlines) == len(plain)
         assert all(item.deadline == when and item.span == s for when, s, _, item in plain)

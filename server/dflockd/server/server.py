@@ -76,7 +76,7 @@ class Server:
         """Connections that had not got the shared secret."""
         self._listeners: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._wakes = 0.0
+        self._wakes = math.inf
         self._unix_path: str | None = None
         self._emptied = asyncio.Event()
 
@@ -189,7 +189,7 @@ class Server:
                 others.append(effect)
         if others:
             self._dispatch(others)
-        else:
+        elif self.table.quiet_until < self._wakes:
             self._arm()
 
     def part(self, session: Session, *, clean: bool, silent: bool) -> None:
@@ -256,6 +256,7 @@ class Server:
 
     def _due(self) -> None:
         self._timer = None
+        self._wakes = math.inf
         self._dispatch(self.table.advance(_now()))
         if self.draining:
             # What a session held may have ended without a request of its own.

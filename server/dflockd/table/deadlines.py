@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict
 from typing import Generic, Protocol, TypeVar
 
@@ -36,6 +37,8 @@ class Deadlines(Generic[T]):
         self._queues: dict[float, OrderedDict[T, None]] = {}
         self._heads: list[tuple[float, float]] = []
         self._most_queues = FEW_QUEUES
+        self.earliest = math.inf
+        """Nothing falls due before this. It may be too early, until `next` or `pop` finds out."""
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
@@ -50,6 +53,7 @@ class Deadlines(Generic[T]):
                 self._drop_empty_queues()
             queue = self._queues[span] = OrderedDict()
             heapq.heappush(self._heads, (item.deadline, span))
+            self.earliest = min(self.earliest, item.deadline)
         queue[item] = None
 
     def _drop_empty_queues(self) -> None:
@@ -85,8 +89,10 @@ class Deadlines(Generic[T]):
                 continue
             head = next(iter(queue)).deadline
             if head == deadline:
+                self.earliest = deadline
                 return deadline
             heapq.heapreplace(heads, (head, span))
+        self.earliest = math.inf
         return None
 
     def pop(self, now: float) -> T | None:

@@ -146,7 +146,8 @@ class LockTable:
         as an effect of some later call.
         """
         effects: list[Effect] = []
-        self._expire(now, effects)
+        if now >= self._deadlines.earliest:
+            self._expire(now, effects)
         if self._draining and type(request) not in (Release, Renew, Confirm):
             effects.append((peer.id, Status.DRAINING))
             return effects
@@ -226,6 +227,11 @@ class LockTable:
     def next_deadline(self) -> float | None:
         """Return when `advance` should next be called, or ``None`` while nothing can fall due."""
         return self._deadlines.next()
+
+    @property
+    def quiet_until(self) -> float:
+        """A time before which nothing falls due: the next deadline or earlier, but at hand."""
+        return self._deadlines.earliest
 
     @property
     def fence(self) -> int:
