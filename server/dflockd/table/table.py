@@ -151,12 +151,12 @@ class LockTable:
         if self._draining and type(request) not in (Release, Renew, Confirm):
             effects.append((peer.id, Status.DRAINING))
             return effects
-        # What frees a slot adds the grants that follow from it behind its own reply.
-        behind: list[Effect] = []
-        reply = self._handlers[type(request)](peer, request, now, behind)
+        expired = len(effects)
+        reply = self._handlers[type(request)](peer, request, now, effects)
         if reply is not None:
-            effects.append((peer.id, reply))
-        return effects + behind if behind else effects
+            # Ahead of the grants that follow from it, behind what has expired before it.
+            effects.insert(expired, (peer.id, reply))
+        return effects
 
     def advance(self, now: float) -> list[Effect]:
         """Let everything that is due by `now` take effect."""
