@@ -171,10 +171,11 @@ class Session(asyncio.Protocol):
             self._end()
         elif self._server.draining:
             self.drain()
-        if taken:
+        if taken and self._frame_timer is not None:
             # What has begun now is another request, with all the time of its own.
             self._watch_frame(False)
-        self._watch_frame(reader.in_frame and not (peer.waiting or self._stalled or self._ended))
+        if reader.in_frame:
+            self._watch_frame(not (peer.waiting or self._stalled or self._ended))
 
     def _authenticate(self, request: Request) -> Status:
         secret = self._server.options.auth_secret

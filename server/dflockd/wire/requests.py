@@ -56,12 +56,14 @@ class RequestReader:
     is separate from feeding because a request that waits holds up those behind it.
     """
 
-    __slots__ = ("_lines", "_tail", "_taken")
+    __slots__ = ("_lines", "_tail", "_taken", "in_frame")
 
     def __init__(self) -> None:
         self._lines: list[bytes] = []
         self._taken = 0
         self._tail = b""
+        self.in_frame = False
+        """Whether a request has begun and not ended: the one time when silence is a fault."""
 
     def receive(self, data: bytes) -> None:
         """Take in what was read, cut anywhere."""
@@ -72,10 +74,11 @@ class RequestReader:
         lines = data.split(b"\n")
         self._tail = lines.pop()
         if self._taken < len(self._lines):
-            self._lines = self._lines[self._taken :] + lines
-        else:
-            self._lines = lines
+            lines = self._lines[self._taken :] + lines
+        self._lines = lines
         self._taken = 0
+        # It stays so until more comes: whoever takes requests takes three lines at a time.
+        self.in_frame = bool(self._tail) or len(lines) % 3 != 0
 
     def next_request(self) -> Request | None:
         """Return the next request, or ``None`` until more bytes come.
@@ -85,7 +88,8 @@ class RequestReader:
         """
         taken, lines = self._taken, self._lines
         if len(lines) - taken < 3:
-            self._check_unfinished(lines[taken:])
+            if self.in_frame:
+                self._check_unfinished(lines[taken:])
             return None
         command, key, argument = lines[taken : taken + 3]
         self._taken = taken + 3
@@ -98,11 +102,6 @@ class RequestReader:
             return parse(key, argument)
         except _MalformedError as exc:
             return Malformed(str(exc))
-
-    @property
-    def in_frame(self) -> bool:
-        """Whether a request has begun and not ended: the one time when silence is a fault."""
-        return bool(self._tail) or (len(self._lines) - self._taken) % 3 != 0
 
     @property
     def has_request(self) -> bool:
