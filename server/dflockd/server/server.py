@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dflockd.server.session import Session
-from dflockd.table import Effect, Hold, LockTable
+from dflockd.table import Effect, Hold, LockTable, Peer
 from dflockd.wire import Evict, Reply, Request, Space, Status, encode_reply
 
 BACKLOG = 1024
@@ -167,30 +167,30 @@ class Server:
 
     # What sessions call.
 
-    def handle(self, session: Session, request: Request, out: list[bytes]) -> None:
-        """Let the table handle one request: replies to its sender go to `out`, others are sent."""
-        number = session.peer.id
+    def handle(self, peer: Peer, request: Request) -> bytes:
+        """Let the table handle one request; return the reply to its sender, and send all others."""
+        number = peer.id
         if type(request) is Evict:
             logger.warning("connection %d evicts the holder of %r", number, request.key)
         try:
-            effects = self.table.handle(session.peer, request, _now())
+            effects = self.table.handle(peer, request, _now())
         except Exception:
             # One request may fail; the locks of everybody else may not go down with it.
             logger.exception("connection %d: request failed: %s", number, type(request).__name__)
-            out.append(encode_reply(Status.ERROR))
-            return
+            return encode_reply(Status.ERROR)
         finally:
             self._record()
-        others = []
+        out, others = b"", []
         for effect in effects:
             if effect[0] == number:
-                out.append(encode_reply(effect[1]))
+                out += encode_reply(effect[1])
             else:
                 others.append(effect)
         if others:
             self._dispatch(others)
         elif self.table.quiet_until < self._wakes:
             self._arm()
+        return out
 
     def part(self, session: Session, *, clean: bool, silent: bool) -> None:
         """Free what stands on a session that ends."""

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 READ_AHEAD = 4096
 """Bytes that a peer may send behind a request that waits. A client has no reason to send any."""
 
-LONG_REPLY = 4096
-"""Bytes of a reply that is sent at once instead of being collected with those that follow."""
+MOST_COLLECTED = 4096
+"""Bytes of replies that are collected to be sent at once. A few bytes can ask for a long one."""
 
 AUTH_PAUSE = 0.1
 """Seconds between a wrong secret and the end of the connection."""
@@ -141,35 +141,32 @@ class Session(asyncio.Protocol):
             self._serve()
 
     def _serve(self) -> None:
-        out: list[bytes] = []
+        out = b""
         reader, peer = self._reader, self.peer
-        taken = too_long = False
+        taken = False
         try:
-            while not (peer.waiting or self._stalled):
-                request = reader.next_request()
-                if request is None:
-                    break
+            while (request := reader.next_request()) is not None:
                 taken = True
                 if type(request) is Auth or not self._trusted:
                     reply = self._authenticate(request)
-                    out.append(encode_reply(reply))
+                    out += encode_reply(reply)
                     if reply is Status.AUTH:
                         self._refuse()
                 else:
-                    self._server.handle(self, request, out)
-                    if out and len(out[-1]) > LONG_REPLY:
-                        # A few bytes ask for each: collected, they would fill the memory.
-                        self._transport.write(b"".join(out))
-                        out.clear()
+                    out += self._server.handle(peer, request)
+                if len(out) > MOST_COLLECTED:
+                    self._transport.write(out)
+                    out = b""
+                if peer.waiting or self._stalled:
+                    break
         except FrameTooLongError as exc:
             logger.warning("connection %d: %s", peer.id, exc)
-            out.append(encode_reply(Status.ERROR))
-            too_long = True
+            self._transport.write(out)
+            self._end(Status.ERROR)
+            return
         if out:
-            self._transport.write(b"".join(out) if len(out) > 1 else out[0])
-        if too_long:
-            self._end()
-        elif self._server.draining:
+            self._transport.write(out)
+        if self._server.draining:
             self.drain()
         if taken and self._frame_timer is not None:
             # What has begun now is another request, with all the time of its own.
