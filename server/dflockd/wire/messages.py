@@ -226,6 +226,9 @@ class Status(Enum):
     LEASE_EXPIRED = b"error_lease_expired"
     DRAINING = b"error_draining"
 
+    def __init__(self, word: bytes) -> None:
+        self.line = word + b"\n"
+
 
 class Recovering(NamedTuple):
     """``error_recovering <ms>``: not now, for holders that the server forgot may be running.

@@ -21,7 +21,6 @@ from dflockd.wire.messages import (
 MAX_REPLY = 1 << 20
 """Longest reply, in bytes: a `Report` can be long, everything else is short."""
 
-_STATUS_LINES = {status: status.value + b"\n" for status in Status}
 _RECOVERING = b"error_recovering "
 _TIMED_OUT = re.compile(rb"timeout ([0-9A-Za-z]+)")
 _MOVED = re.compile(rb"error_moved ([0-9]{1,9}) ([0-9]{1,9}) ([!-~]{1,255})(?: ([0-9A-Za-z]+))?")
@@ -37,7 +36,7 @@ def encode_reply(reply: Reply) -> bytes:
     if type(reply) is Granted:
         return b"ok %b %d\n" % reply
     if type(reply) is Status:
-        return _STATUS_LINES[reply]
+        return reply.line
     if type(reply) is Renewed:
         return b"ok %d\n" % reply
     if type(reply) is Enqueued:
