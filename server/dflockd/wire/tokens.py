@@ -7,12 +7,14 @@ format has no field to spare: published clients refuse a grant with more than th
 
 from __future__ import annotations
 
+from binascii import hexlify
+
 MAX_FENCE = (1 << 64) - 1
 
 
 def format_token(fence: int, digest: bytes) -> bytes:
     """Return the token of `fence` and an 8-byte `digest`."""
-    return b"%016x%b" % (fence, digest.hex().encode())
+    return hexlify(fence.to_bytes(8, "big") + digest)
 
 
 def fence_from_token(token: str | bytes) -> int:
