@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from dflockd.server.server import SLICE
 from dflockd.wire import fence_from_token
 from tests.dflockd.raw_server import (
     PATIENCE,
@@ -517,6 +518,21 @@ def test_d14_draining_serves_holders_and_sends_waiters_away(start_server: StartS
     assert server.wait() == 0
 
 
+def test_draining_tells_all_who_wait_however_many_they_are(start_server: StartServer) -> None:
+    server = start_server()
+    holder = server.connect()
+    token = holder.lock("k", "0 30")
+    queue = [server.connect() for _ in range(2 * SLICE + 1)]
+    for client in queue:
+        client.request("l", "k", 30)
+    eventually(lambda: waiters(holder, "k") == len(queue))
+    server.signal(signal.SIGTERM)
+    assert {client.line() for client in queue} == {"error_draining"}
+    assert {client.line() for client in queue} == {""}
+    assert holder.ask("r", "k", token) == "ok"
+    assert server.wait() == 0
+
+
 def test_d14_draining_ends_at_its_deadline(start_server: StartServer) -> None:
     server = start_server("--shutdown-timeout", "1")
     holder = server.connect()
@@ -723,12 +739,12 @@ def test_d27_resets_are_no_errors(start_server: StartServer) -> None:
 def test_end_of_a_connection_releases(server: ServerProcess, alice: RawClient) -> None:
     for end in ("close", "reset"):
         holder = server.connect()
-        holder.lock("held", "0 60")
-        assert holder.ask("e", "held", "") == "queued"
-        waiter = queue_up(server, alice, "held", 30)
+        holder.lock("of-a-connection", "0 60")
+        assert holder.ask("e", "of-a-connection", "") == "queued"
+        waiter = queue_up(server, alice, "of-a-connection", 30)
         getattr(holder, end)()
         token = granted(waiter.line())
-        assert waiter.ask("r", "held", token) == "ok"
+        assert waiter.ask("r", "of-a-connection", token) == "ok"
 
 
 def test_stable_ref_detaches_holds(server: ServerProcess, alice: RawClient) -> None:

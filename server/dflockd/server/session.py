@@ -120,13 +120,15 @@ class Session(asyncio.Protocol):
             return
         self.owed = False
         self._transport.write(encode_reply(reply))
+        if self._server.draining:
+            self.drain()
         if self._reader.has_request or self._reader.in_frame:
             # Not at once: the caller is in the middle of handing out the effects of another step.
             self._loop.call_soon(self._resume)
 
     def drain(self) -> None:
         """End the connection if nothing stands on it any more."""
-        if not self.peer.holds or self._server.keeper is not None:
+        if not self.owed and (not self.peer.holds or self._server.keeper is not None):
             self._end()
 
     def abort(self) -> None:

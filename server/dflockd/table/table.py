@@ -586,6 +586,7 @@ class LockTable:
             del hold.owner.holds[hold]
         if hold.place is not None:
             self._forget_place(hold.place)
+            hold.place = None  # which refers to it
         if entry.waiters:
             self._promote(entry, now, effects)
         elif not entry.holds:
