@@ -134,7 +134,7 @@ def counts_from_last_run(schedule: Any) -> bool:
 
 
 @contextlib.contextmanager
-def once(task: Task, key: str, settings: Settings) -> Iterator[None]:
+def once(task: Task, request: Context, key: str, settings: Settings) -> Iterator[None]:
     """Run a firing that has not been run, in this block, under the lock `key` of its task.
 
     The lock keeps two copies apart, so that the second finds what the first has left: a hold on the
@@ -144,7 +144,6 @@ def once(task: Task, key: str, settings: Settings) -> Iterator[None]:
     Raises:
         Ignore: it has been run; the result stays as it is.
     """
-    request = task.request
     if not (is_firing(request) or policy.is_known_copy(request)):
         yield
         return

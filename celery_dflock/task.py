@@ -208,17 +208,18 @@ class LockedTask(Task):
         if not app_settings.enabled:
             return body(*args, **kwargs)
         options = self._options(request)
-        return self._run_locked(body, args, kwargs, options, app_settings)
+        return self._run_locked(request, body, args, kwargs, options, app_settings)
 
     def _run_locked(
         self,
+        request: Context,
         body: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         options: LockOptions,
         app_settings: Settings,
     ) -> Any:
-        request, run = self.request, policy.run_name(self)
+        run = policy.run_name(self, request)
         handed = policy.take_handed(request)
         lost, ticket = _Loss(self, options), None
         locks = Locks(
@@ -227,7 +228,7 @@ class LockedTask(Task):
                 for key in options.keys_of(self, args, kwargs)
             ],
             limit=options.limit,
-            timeout=self._patience(options),
+            timeout=self._patience(request, options),
             ttl=options.ttl,
             settings=app_settings,
             label=run + process_label(),
@@ -237,7 +238,7 @@ class LockedTask(Task):
         )
         held = None
         try:
-            with unique.carried(self, options, app_settings) as carried:
+            with unique.carried(self, request, options, app_settings) as carried:
                 started = time.monotonic()
                 try:
                     ticket = policy.Ticket.of(request, options, len(locks.keys), locks.timeout)
@@ -252,12 +253,12 @@ class LockedTask(Task):
                         policy.requeue(self, error, options.requeue)
                     return self._conflict(error, options, locks, ticket)
                 policy.drop_ended_copy(self, locks.keys[0])
-                with firing.once(self, locks.keys[0], app_settings):
+                with firing.once(self, request, locks.keys[0], app_settings):
                     if carried is not None:
                         carried.begin(options)
                     waited = time.monotonic() - started + (handed or {}).get("waited", 0.0)
                     held = TaskLock(locks, waited, current_lock())
-                    return self._run(held, lost, body, args, kwargs)
+                    return self._run(request, held, lost, body, args, kwargs)
         finally:
             locks.release()
             if held is not None:
@@ -275,8 +276,7 @@ class LockedTask(Task):
             # Celery registers a task before it binds it, and another thread has got hold of it.
             return LockOptions.of(type(self))
 
-    def _patience(self, options: LockOptions) -> float | None:
-        request = self.request
+    def _patience(self, request: Context, options: LockOptions) -> float | None:
         is_fresh_retry = request.retries and not policy.attempts(request)
         if options.timeout is None or not is_fresh_retry:
             return options.timeout
@@ -386,13 +386,14 @@ class LockedTask(Task):
 
     def _run(
         self,
+        request: Context,
         held: TaskLock,
         lost: _Loss,
         body: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        request, token = self.request, _current.set(held)
+        token = _current.set(held)
         try:
             logger.debug(
                 "task %s[%s] has lock %r after %.3f s, fence %s",

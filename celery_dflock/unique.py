@@ -403,13 +403,15 @@ def _goes_on(exc: BaseException | None) -> bool:
 
 
 @contextmanager
-def carried(task: Task, options: LockOptions, app_settings: Settings) -> Iterator[Carried | None]:
+def carried(
+    task: Task, request: Context, options: LockOptions, app_settings: Settings
+) -> Iterator[Carried | None]:
     """Look after what a task has brought along from its sender, if anything, while it runs."""
-    ours = policy.unique_of(task.request)
+    ours = policy.unique_of(request)
     if ours is None:
         yield None
         return
-    brought = Carried(task, task.request, ours, options.ttl, app_settings)
+    brought = Carried(task, request, ours, options.ttl, app_settings)
     try:
         brought.take()
         yield brought
