@@ -77,9 +77,9 @@ class LocksBase(Generic[L]):
         self.run = run
         self.timeout = timeout
         self._on_wait = on_wait
-        self._on_lost = on_lost
         self._follows = settings.is_cluster
-        options = {**settings.connection_options(), "label": label, "on_lost": self._lost}
+        first_lost = None if on_lost is None else _First(on_lost)
+        options = {**settings.connection_options(), "label": label, "on_lost": first_lost}
         self._locks: list[L] = [self._make(key, limit, ttl, options) for key in keys]
 
     @property
@@ -102,8 +102,21 @@ class LocksBase(Generic[L]):
             return self._lock_class(key, None, ttl, **options)
         return self._semaphore_class(key, limit, None, ttl, **options)
 
-    def _lost(self, lock: L) -> None:
-        callback, self._on_lost = self._on_lost, None
+
+class _First:
+    """Tells of the first lock that is lost, and only of that.
+
+    It knows nothing of those who have it, so that they are gone with their last user: all that a
+    task leaves in a cycle stays until the collector comes.
+    """
+
+    __slots__ = ("_callback",)
+
+    def __init__(self, callback: Callable[[str], object]) -> None:
+        self._callback: Callable[[str], object] | None = callback
+
+    def __call__(self, lock: LockBase) -> None:
+        callback, self._callback = self._callback, None
         if callback is not None:
             callback(lock.key)
 

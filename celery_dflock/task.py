@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
 from typing import Any, ClassVar, TypeAlias
+from weakref import ref
 
 from celery import Celery, Task, signals
 from celery.app.task import Context
@@ -431,11 +432,12 @@ class _Loss:
         self._request = task.request
         self._lost = options.lost
         self._run: Interruptible | None = None
-        self._lock: TaskLock | None = None
+        # Weak, for a lock knows whom to tell: see `celery_dflock.locks`.
+        self._lock: Callable[[], TaskLock | None] = lambda: None
 
     def watched(self, lock: TaskLock) -> Interruptible:
         """Return the stretch of code that a loss interrupts."""
-        self._lock = lock
+        self._lock = ref(lock)
         self._run = Interruptible()
         return self._run
 
@@ -455,9 +457,10 @@ class _Loss:
             error,
             "is interrupted" if interrupted else "goes on unlocked",
         )
-        lock_lost.send(sender=self._task, request=self._request, key=key, lock=self._lock)
+        lock = self._lock()
+        lock_lost.send(sender=self._task, request=self._request, key=key, lock=lock)
         if callable(self._lost):
-            self._lost(self._task, self._lock)
+            self._lost(self._task, lock)
 
 
 @signals.worker_init.connect(dispatch_uid="celery_dflock.worker")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -37,6 +39,14 @@ def app(lock_server: LockServer) -> Celery:
 
 
 @pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
 def eager_in_threads() -> Iterator[None]:
     """Celery notes in one variable for all threads that a task runs, and so forgets to undo it."""
     yield
@@ -46,6 +56,18 @@ def eager_in_threads() -> Iterator[None]:
 def locked(app: Celery, **options: Any) -> Any:
     options = {"base": LockedTask, "lock_key": "{key}", "shared": False, **options}
     return app.task(**options)
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_run_leaves_nothing_to_the_collector(app: Celery, key: str) -> None:
+    left = []
+
+    @locked(app)
+    def task(key: str) -> None:
+        left.append(weakref.ref(current_lock()))
+
+    task.delay(key)
+    assert left[0]() is None
 
 
 def test_lock_is_held_while_it_runs(app: Celery, lock_server: LockServer, key: str) -> None:
