@@ -43,14 +43,14 @@ class KeyTemplate(string.Formatter):
     def __init__(self, text: str, signature: inspect.Signature) -> None:
         self._text = text
         parameters = signature.parameters.values()
-        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self._rest = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
         literal = ""
         for part, field, _, _ in self.parse(text):
             literal += part
             if field is None:
                 continue
             name = field.split(".")[0].split("[")[0]
-            if name not in signature.parameters and not (open_ended and name.isidentifier()):
+            if name not in signature.parameters and not (self._rest and name.isidentifier()):
                 names = ", ".join(signature.parameters) or "none"
                 raise ValueError(f"{{{field}}} names no argument of the task (it has: {names})")
         if not text or not is_plain(literal):
@@ -59,7 +59,10 @@ class KeyTemplate(string.Formatter):
             raise ValueError(f"its fixed text alone is over {MAX_BYTES} bytes")
 
     def render(self, arguments: Mapping[str, Any]) -> str:
-        """Fill in the arguments of one call."""
+        """Fill in the arguments of one call, as `bound_arguments` returns them."""
+        if self._rest is not None:
+            named = {name: value for name, value in arguments.items() if name != self._rest}
+            arguments = {**arguments[self._rest], **named}
         return self.vformat(self._text, (), arguments)
 
     def format_field(self, value: Any, format_spec: str) -> str:
@@ -78,13 +81,6 @@ def bound_arguments(
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     return dict(bound.arguments)
-
-
-def spread(signature: inspect.Signature, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments with those of ``**kwargs`` beside the others, for a template."""
-    named = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
-    rest = {name: value for name, value in arguments.items() if name not in named}
-    return {**(arguments[named[0]] if named else {}), **rest}
 
 
 def default_key(task_name: str, arguments: Mapping[str, Any]) -> str:

@@ -19,7 +19,6 @@ from celery_dflock.keys import (
     bound_arguments,
     default_key,
     encode,
-    spread,
 )
 
 CONFLICT = ("requeue", "skip", "fail")
@@ -179,7 +178,7 @@ class LockOptions:
         if isinstance(source, KeyTemplate):
             arguments = bound_arguments(self.signature, args, kwargs)
             try:
-                return [source.render(spread(self.signature, arguments))]
+                return [source.render(arguments)]
             except (LookupError, AttributeError, ValueError, TypeError) as exc:
                 why = f"lock_key does not fit the arguments: {exc!r}"
                 raise LockKeyError(task.name, why) from exc
