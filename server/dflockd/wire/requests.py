@@ -295,23 +295,26 @@ def encode_request(request: Request) -> bytes:
 
     The values are trusted to be sendable: check a key with `key_problem` first.
     """
+    # Those of every lock first: it looks through the cases in order.
     match request:
         case Acquire(Space.LOCK, key, _, timeout, lease):
             return b"l\n%b\n%b\n" % (key, _numbers(timeout, lease))
         case Acquire(_, key, limit, timeout, lease):
             return b"sl\n%b\n%b\n" % (key, _numbers(timeout, limit, lease))
-        case Renew(space, key, token, lease):
-            return _renewal(b"n", space, key, token, lease)
-        case Detach(space, key, token, lease):
-            return _renewal(b"detach", space, key, token, lease)
-        case Confirm(space, key, token, lease):
-            return _renewal(b"confirm", space, key, token, lease)
         case Release(space, key, token):
             return b"%br\n%b\n%b\n" % (_PREFIXES[space], key, token)
         case Enqueue(Space.LOCK, key, _, lease):
             return b"e\n%b\n%b\n" % (key, _numbers(lease))
         case Enqueue(_, key, limit, lease):
             return b"se\n%b\n%b\n" % (key, _numbers(limit, lease))
+        case Label(text):
+            return b"label\n_\n%b\n" % text
+        case Renew(space, key, token, lease):
+            return _renewal(b"n", space, key, token, lease)
+        case Detach(space, key, token, lease):
+            return _renewal(b"detach", space, key, token, lease)
+        case Confirm(space, key, token, lease):
+            return _renewal(b"confirm", space, key, token, lease)
         case Wait(space, key, timeout):
             return b"%bw\n%b\n%d\n" % (_PREFIXES[space], key, timeout)
         case Auth(secret):
@@ -324,8 +327,6 @@ def encode_request(request: Request) -> bytes:
             return b"ping\n_\n_\n"
         case Barrier():
             return b"barrier\n_\n_\n"
-        case Label(text):
-            return b"label\n_\n%b\n" % text
         case Inspect(space, key):
             return b"%bi\n%b\n_\n" % (_PREFIXES[space], key)
         case Evict(space, key, fence):
@@ -349,4 +350,4 @@ def _renewal(command: bytes, space: Space, key: bytes, token: bytes, lease: int 
 
 
 def _numbers(*numbers: int | None) -> bytes:
-    return b" ".join(b"%d" % number for number in numbers if number is not None)
+    return b" ".join([b"%d" % number for number in numbers if number is not None])
