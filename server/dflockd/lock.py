@@ -132,8 +132,9 @@ class LockBase:
         self._label = _label(label)
         self._on_lost = on_lost
         self._route = Route(addresses[index], _secret(auth_token), ssl_context)
-        self._target = Target(self._space, key.encode(), self._limit(), lease_ttl_s, server)
-        self._labelling = self._target._replace(label=self._label)
+        about = (self._space, key.encode(), self._limit(), lease_ttl_s, server)
+        self._target = Target(*about)
+        self._labelling = Target(*about, self._label)
         # For a new connection, which has no label yet.
         self._target_anew = self._labelling if self._label else self._target
         self._hold: Hold | None = None
