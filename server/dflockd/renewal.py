@@ -30,10 +30,11 @@ from dflockd.pool import Pool, Route
 from dflockd.shardmap import Ask
 from dflockd.wire import UnexpectedReplyError
 
-ADOPT_AFTER = 0.1
-"""Seconds after which the connection of a held lock is watched.
+ADOPT_EVERY = 0.1
+"""Seconds between looks at which locks have come; those that have stayed for as long are watched.
 
-Most locks are released sooner and so never cost a system call of this thread.
+Most locks are released sooner and so never cost a system call of this thread. However many come and
+go, it looks up for all of them together.
 """
 
 LONGEST_SLEEP = 86400.0
@@ -110,7 +111,8 @@ class Renewer:
     def watch(self, hold: Hold, connection: Connection, route: Route) -> Watch:
         """Look after a lock from now on: its connection belongs to this thread."""
         watch = Watch(hold, connection, route)
-        when = min(time.monotonic() + ADOPT_AFTER, hold.renew_at)
+        next_but_one = (time.monotonic() // ADOPT_EVERY + 2) * ADOPT_EVERY
+        when = min(next_but_one, hold.renew_at)
         with self._mutex:
             if not self._started:
                 self._start()
@@ -204,7 +206,7 @@ class Renewer:
                 return watch
         # Locks come and go much faster than their times fall due. What is due soon stays: as long as
         # this thread looks up for it, the locks that follow need not wake it.
-        while self._due and self._due[0][0] > now + ADOPT_AFTER:
+        while self._due and self._due[0][0] > now + 2 * ADOPT_EVERY:
             if self._current(self._due[0]) is not None:
                 break
             heapq.heappop(self._due)

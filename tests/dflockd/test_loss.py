@@ -417,7 +417,7 @@ def test_an_answer_that_is_read_after_the_lease() -> None:
         assert theirs.recv(1) == b"", "and the server hears of it"
 
 
-@pytest.mark.parametrize("due_in", [4.0, 10.0])
+@pytest.mark.parametrize("due_in", [4.0, 12.0])
 def test_the_thread_stays_up_only_for_what_would_soon_be_due(
     monkeypatch: pytest.MonkeyPatch, due_in: float
 ) -> None:
@@ -428,12 +428,27 @@ def test_the_thread_stays_up_only_for_what_would_soon_be_due(
     hold = Hold(target, Grant(b"token", 60, time.monotonic() + 60), 0.5, None)
     renewer = Renewer(Pool())
     renewer._started = True  # this test is its thread
-    monkeypatch.setattr("dflockd.renewal.ADOPT_AFTER", due_in)
+    monkeypatch.setattr("dflockd.renewal.ADOPT_EVERY", due_in)
     with theirs:
         watch = renewer.watch(hold, Connection(address, ours), Route(address))
         renewer.unwatch(watch).close()
-        monkeypatch.setattr("dflockd.renewal.ADOPT_AFTER", 5.0)
+        monkeypatch.setattr("dflockd.renewal.ADOPT_EVERY", 5.0)
         assert (renewer._work_off() is None) == (due_in > 5)
+
+
+def test_the_thread_looks_up_once_for_many() -> None:
+    address = Address("host", 1)
+    target = Target(Space.LOCK, b"key", 1, None, str(address))
+    renewer = Renewer(Pool())
+    renewer._started = True  # nobody is its thread
+    for _ in range(20):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            hold = Hold(target, Grant(b"token", 60, time.monotonic() + 60), 0.5, None)
+            watch = renewer.watch(hold, Connection(address, ours), Route(address))
+            renewer.unwatch(watch).close()
+    # Two if a new stretch of time has begun meanwhile.
+    assert len({when for when, _, _ in renewer._due}) <= 2
 
 
 async def test_a_reply_and_the_end_in_one_turn_of_the_loop(
