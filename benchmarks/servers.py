@@ -45,6 +45,8 @@ class Other(stage.Process):
             "DFLOCKD_MAX_LOCKS": str(MANY),
             # 0.5.0 closes a connection, and ends its holds, that says nothing for so long.
             "DFLOCKD_READ_TIMEOUT_S": "86400",
+            # It has our import names: it must not find us.
+            "PYTHONPATH": "",
         }
         super().__init__(directory, name, variables)
         self._arguments = command

@@ -3,7 +3,8 @@
 One holds it for a random time between 0.1 and 0.2 s, another one waits; from the moment at which
 the holder begins to release it to the moment at which the other has it. Blocking clients in two
 threads, over TCP, no Celery; the median of the turns of a round. A redis-py `Lock` is left at its
-default, a try each 0.1 s: shorter pauses take the Redis more work.
+default, a try each 0.1 s: shorter pauses take the Redis more work. The same bytes over bare sockets
+are the least that it can take: most of it is the time in which the system wakes three sleepers.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import redis
 
 from benchmarks import servers
 from benchmarks.bench import Bench, turned
+from benchmarks.exchange import connect
 from benchmarks.topic import Figures, Load, Topic
 from dflockd.sync_client import DistributedLock
 
 OURS = "DistributedLock"
+BARE = "bare sockets, same exchange"
 REDIS = "redis-py Lock"
 HELD = (0.1, 0.2)
 TURNS = 20
@@ -32,6 +35,22 @@ TURNS = 20
 class Lock(Protocol):
     def acquire(self) -> object: ...
     def release(self) -> object: ...
+
+
+class BareLock:
+    """The bytes of a `DistributedLock`, and nothing else."""
+
+    def __init__(self, port: int) -> None:
+        self._sock = connect(port)
+        self._token = b""
+
+    def acquire(self) -> None:
+        self._sock.sendall(b"l\nbench\n10 33\n")
+        self._token = self._sock.recv(256).split(b" ")[1]
+
+    def release(self) -> None:
+        self._sock.sendall(b"r\nbench\n%b\n" % self._token)
+        self._sock.recv(256)
 
 
 def hand_off(make: Callable[[], Lock], seconds: float) -> float:
@@ -63,6 +82,7 @@ def load(bench: Bench) -> Iterator[Load]:
         client = redis.Redis(port=stack.enter_context(servers.TcpRedis(bench.directory)).port)
         compared: dict[str, Callable[[], Lock]] = {
             OURS: lambda: DistributedLock("bench", servers=[(server.host, server.port)]),
+            BARE: lambda: BareLock(server.port),
             REDIS: lambda: client.lock("bench", timeout=33),
         }
         for make in compared.values():

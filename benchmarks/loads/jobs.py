@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +23,8 @@ from celery_singleton import Singleton
 
 from celery_dflock import LockedTask
 
-# The environment variables that tell a worker where everything is; also DFLOCK_SERVERS.
+# The environment variables that tell a worker where everything is.
+SERVERS = "DFLOCK_SERVERS"
 SOCKET = "BENCH_REDIS_SOCKET"
 RECORD = "BENCH_RECORD"
 
@@ -85,6 +87,17 @@ def redis_lock(key: str, seconds: float = 0.0) -> None:
         body(seconds)
 
 
+@app.task(name="bare")
+def bare(key: str, seconds: float = 0.0) -> None:
+    """The bytes of a `LockedTask` without a label, and nothing else."""
+    sock = _socket()
+    sock.sendall(b"l\n%b\n60 %d\n" % (key.encode(), LEASE))
+    token = sock.recv(256).split(b" ")[1]
+    body(seconds)
+    sock.sendall(b"r\n%b\n%b\n" % (key.encode(), token))
+    sock.recv(256)
+
+
 @app.task(name="once", base=QueueOnce)
 def once(key: str, seconds: float = 0.0) -> None:
     body(seconds)
@@ -105,6 +118,13 @@ def occupy(gate: str) -> None:
 @functools.cache
 def _client() -> redis.Redis:
     return redis.Redis(unix_socket_path=os.environ[SOCKET])
+
+
+@functools.cache
+def _socket() -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(os.environ[SERVERS].removeprefix("unix:"))
+    return sock
 
 
 @functools.cache

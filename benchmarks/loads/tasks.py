@@ -1,8 +1,9 @@
 """What a lock costs a task in a real worker.
 
-One worker (prefork, two processes) has the same task that does nothing six times: without a lock, as
-a `LockedTask`, as one with ``lock_unique``, with a redis-py `Lock` in its body, and with the base
-classes of celery-once and celery-singleton. All share the worker, its warm connections and the
+One worker (prefork, two processes) has the same task that does nothing seven times: without a lock,
+as a `LockedTask`, as one with ``lock_unique``, with a redis-py `Lock` in its body, with the base
+classes of celery-once and celery-singleton, and with nothing but the bytes of a lock in its body:
+the least that two round trips can take. All share the worker, its warm connections and the
 round, so that a disturbance of the machine meets all of them; a first turn of each is not counted.
 Redis is broker, result backend and lock store of the others. It and our lock server are reached
 over unix sockets.
@@ -49,6 +50,7 @@ PLAIN = "no lock"
 REDIS = "redis-py Lock in the body"
 ONCE = "celery-once"
 SINGLETON = "celery-singleton"
+BARE = "bare socket, same exchange"
 WAYS = {
     OURS: jobs.locked,
     PLAIN: jobs.plain,
@@ -56,6 +58,7 @@ WAYS = {
     REDIS: jobs.redis_lock,
     ONCE: jobs.once,
     SINGLETON: jobs.singleton,
+    BARE: jobs.bare,
 }
 WAITING = (OURS, PLAIN, REDIS)
 TASKS = 600
@@ -213,7 +216,7 @@ def load(bench: Bench) -> Iterator[Load]:
         worker = stage.Worker(
             bench.directory,
             app="benchmarks.loads.jobs",
-            env={**env, "DFLOCK_SERVERS": f"unix:{socket}"},
+            env={**env, jobs.SERVERS: f"unix:{socket}"},
         )
         stack.enter_context(worker)
         worker.wait_ready()
