@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from tests.chaos.history import Event, What
 
@@ -227,25 +228,29 @@ def fifo(story: Story) -> Iterator[Finding]:
     """Somebody was granted a key before one who certainly was in its queue before they asked.
 
     Fences tell the order of the grants. Only attempts between two breaks of connections are
-    compared: whoever lost a connection has lost the place in the queue.
+    compared: whoever lost a connection has lost the place in the queue. A task that was requeued may
+    have kept its place, and counts as having asked when it did so for the first time.
     """
     queued: defaultdict[tuple[str, int], list[dict[What, Event]]] = defaultdict(list)
     for attempt in story.of("queued"):
         place = attempt["queued"]
         queued[place.key, story.epoch(place.at)].append(attempt)
-    asked: defaultdict[tuple[str, int], list[dict[What, Event]]] = defaultdict(list)
+    asked: defaultdict[tuple[str, int], list[tuple[int, dict[What, Event]]]] = defaultdict(list)
+    first: dict[str, int] = {}
     for attempt in story.of("asked"):
-        epoch = story.epoch(attempt["asked"].at)
+        begun = attempt["asked"]
+        arrival = first.setdefault(begun.task, begun.at) if begun.task else begun.at
         granted = attempt.get("granted")
-        if granted is not None and story.epoch(granted.at) == epoch:
-            asked[granted.key, epoch].append(attempt)
+        if granted is not None and story.epoch(granted.at) == story.epoch(begun.at):
+            asked[granted.key, story.epoch(begun.at)].append((arrival, attempt))
     for name, waiters in queued.items():
-        yield from _overtaken(waiters, asked[name])
-        yield from _passed_over(waiters, asked[name])
+        others = sorted(asked[name], key=itemgetter(0))
+        yield from _overtaken(waiters, others)
+        yield from _passed_over(waiters, others)
 
 
 def _overtaken(
-    waiters: Sequence[dict[What, Event]], others: Sequence[dict[What, Event]]
+    waiters: Sequence[dict[What, Event]], others: Sequence[tuple[int, dict[What, Event]]]
 ) -> Iterator[Finding]:
     """Waiters who were granted later than others who came after them."""
     times = [waiter["queued"].at for waiter in waiters]
@@ -253,8 +258,8 @@ def _overtaken(
     for waiter in waiters:
         best = latest[-1] if latest else waiter
         latest.append(waiter if _granted_fence(waiter) > _granted_fence(best) else best)
-    for other in others:
-        ahead = bisect_left(times, other["asked"].at)
+    for arrival, other in others:
+        ahead = bisect_left(times, arrival)
         if ahead and _granted_fence(latest[ahead - 1]) > _granted_fence(other) >= 0:
             first = latest[ahead - 1]
             text = f"and was granted later (fence {first['granted'].fence})"
@@ -266,16 +271,17 @@ def _granted_fence(attempt: Mapping[What, Event]) -> int:
 
 
 def _passed_over(
-    waiters: Sequence[dict[What, Event]], others: Sequence[dict[What, Event]]
+    waiters: Sequence[dict[What, Event]], others: Sequence[tuple[int, dict[What, Event]]]
 ) -> Iterator[Finding]:
     """Waiters who were never granted, while others who came after them were."""
-    times = [other["asked"].at for other in others]
+    times = [arrival for arrival, _ in others]
     for waiter in waiters:
         gave_up = waiter.get("gave_up")
         if gave_up is None or gave_up.until is None:
             continue
         place = waiter["queued"]
-        for other in others[bisect_right(times, place.at) : bisect_left(times, gave_up.until)]:
+        behind = others[bisect_right(times, place.at) : bisect_left(times, gave_up.until)]
+        for _, other in behind:
             if other["granted"].at < gave_up.until:
                 yield _overtaking(place, other, "and still waited", gave_up)
 

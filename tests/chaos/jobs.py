@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,16 +133,24 @@ def note(what: Any, request: Any, key: str, **more: Any) -> None:
     recorder().note(what, who=name(request), key=key, task=request.id, **more)
 
 
-# Celery keeps receivers weakly: functions of a module stay.
+def of_a_worker(signal: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Connect a function to a signal in a worker of a run, and not in whoever sends the tasks."""
+
+    def connect(receiver: Callable[..., None]) -> Callable[..., None]:
+        if DIRECTORY in os.environ:
+            signal.connect(receiver)  # weakly: functions of a module stay
+        return receiver
+
+    return connect
 
 
-@task_prerun.connect
+@of_a_worker(task_prerun)
 def note_asked(task: Task, kwargs: Mapping[str, Any], **_: Any) -> None:
     if task.app.main == app.main and not waits_in_consumer:
         note("asked", task.request, kwargs["key"])
 
 
-@task_received.connect
+@of_a_worker(task_received)
 def note_asked_in_consumer(request: Any, **_: Any) -> None:
     if request.task.app.main == app.main and waits_in_consumer:
         # It travels to the process that runs the task. A retry that brings it along gets another.
@@ -151,45 +159,45 @@ def note_asked_in_consumer(request: Any, **_: Any) -> None:
         recorder().note("asked", who=who, key=key, task=request.id, detail=IN_CONSUMER)
 
 
-@task_postrun.connect
+@of_a_worker(task_postrun)
 def note_gave_up(task: Task, kwargs: Mapping[str, Any], state: Any, **_: Any) -> None:
     if task.app.main == app.main and not getattr(task.request, "chaos_granted", False):
         note("gave_up", task.request, kwargs["key"], detail=str(state))
 
 
-@task_success.connect
+@of_a_worker(task_success)
 def note_done(sender: Task, **_: Any) -> None:
     note("done", sender.request, sender.request.kwargs["key"])
 
 
-@task_failure.connect
+@of_a_worker(task_failure)
 def note_failed(sender: Task, exception: BaseException, **_: Any) -> None:
     note("done", sender.request, sender.request.kwargs["key"], detail=repr(exception))
 
 
-@lock_waiting.connect
+@of_a_worker(lock_waiting)
 def note_queued(request: Any, key: str, **_: Any) -> None:
     note("queued", request, key)
 
 
-@lock_acquired.connect
+@of_a_worker(lock_acquired)
 def note_granted(request: Any, lock: Any, **_: Any) -> None:
     name(request)
     request.chaos_granted = True
     note("granted", request, lock.key, fence=lock.fence)
 
 
-@lock_released.connect
+@of_a_worker(lock_released)
 def note_released(request: Any, lock: Any, **_: Any) -> None:
     note("released", request, lock.key)
 
 
-@lock_lost.connect
+@of_a_worker(lock_lost)
 def note_lost(request: Any, key: str, lock: Any, **_: Any) -> None:
     if lock is not None:
         note("lost", request, key, until=deadline(Held(lock)))
 
 
-@task_requeued.connect
+@of_a_worker(task_requeued)
 def note_requeued(request: Any, key: str, reason: str, **_: Any) -> None:
     note("requeued", request, key, detail=reason)

@@ -137,6 +137,14 @@ def test_first_come_first_served() -> None:
     assert kinds(first, attempt("b", 0.5, 3, 10, fence=1)) == []  # they asked at the same time
 
 
+def test_who_is_requeued_asked_when_it_did_so_first() -> None:
+    went = [event("asked", 0, "b1", task="t"), event("gave_up", 0.5, "b1", task="t")]
+    first = attempt("a", 1, 2, 20, fence=2)
+    back = [event("asked", 5, "b2", task="t"), event("granted", 10, "b2", fence=1, task="t")]
+    assert kinds(went, first, back) == []
+    assert kinds(first, back) == ["not first come, first served"]
+
+
 def test_a_grant_that_was_noted_late_is_not_late() -> None:
     assert kinds(attempt("a", 0, 1, 20, fence=1), attempt("b", 2, 3, 10, fence=2)) == []
 
