@@ -17,7 +17,7 @@ demo: $(STAMP) ## run the demo
 	@$(BIN)/python -m examples.demo
 
 test: $(STAMP) ## run the tests, all but the soak tests
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(STAMP) ## check style, formatting and the import contracts
 	@$(BIN)/ruff check
