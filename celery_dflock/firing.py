@@ -6,10 +6,10 @@ due time, so that every beat that sends it gives it the same.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import uuid
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -20,7 +20,6 @@ from celery.schedules import crontab, solar
 from celery.schedules import schedule as interval
 from celery.utils.time import maybe_make_aware
 
-from celery_dflock import policy
 from celery_dflock.config import Settings
 from celery_dflock.keys import encode, finish
 from celery_dflock.locks import MOMENT, process_label, try_once
@@ -133,8 +132,9 @@ def counts_from_last_run(schedule: Any) -> bool:
     )
 
 
-@contextlib.contextmanager
-def once(task: Task, request: Context, key: str, settings: Settings) -> Iterator[None]:
+def once(
+    task: Task, request: Context, key: str, settings: Settings, is_copy: bool
+) -> AbstractContextManager[None]:
     """Run a firing that has not been run, in this block, under the lock `key` of its task.
 
     The lock keeps two copies apart, so that the second finds what the first has left: a hold on the
@@ -144,9 +144,13 @@ def once(task: Task, request: Context, key: str, settings: Settings) -> Iterator
     Raises:
         Ignore: it has been run; the result stays as it is.
     """
-    if not (is_firing(request) or policy.is_known_copy(request)):
-        yield
-        return
+    if is_copy or is_firing(request):
+        return _once(task, request, key, settings)
+    return nullcontext()
+
+
+@contextmanager
+def _once(task: Task, request: Context, key: str, settings: Settings) -> Iterator[None]:
     name = f"{task.name}[{request.id}]"
     done = finish(f"celery-done:{encode(task.name)}", settings.key_prefix)
     run = finish(encode(f"{request.id}:{request.retries}"))

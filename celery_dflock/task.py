@@ -222,7 +222,8 @@ class LockedTask(Task):
     ) -> Any:
         run = policy.run_name(self, request)
         handed = policy.take_handed(request)
-        lost, ticket = _Loss(self, options), None
+        is_copy = policy.is_known_copy(request)
+        lost, ticket = _Loss(self, request, options), None
         locks = Locks(
             [
                 keys.finish(key, app_settings.key_prefix)
@@ -243,7 +244,7 @@ class LockedTask(Task):
                 started = time.monotonic()
                 try:
                     ticket = policy.Ticket.of(request, options, len(locks.keys), locks.timeout)
-                    self._acquire(locks, handed, ticket)
+                    self._acquire(locks, handed, ticket, is_copy)
                 except LockUnavailableError as error:
                     if app_settings.unavailable != "run":
                         return self._unavailable(error, app_settings, options)
@@ -253,8 +254,9 @@ class LockedTask(Task):
                     if handed and policy.has_lost_place(handed):
                         policy.requeue(self, error, options.requeue)
                     return self._conflict(error, options, locks, ticket)
-                policy.drop_ended_copy(self, locks.keys[0])
-                with firing.once(self, request, locks.keys[0], app_settings):
+                if is_copy:
+                    policy.drop_ended_copy(self, locks.keys[0])
+                with firing.once(self, request, locks.keys[0], app_settings, is_copy):
                     if carried is not None:
                         carried.begin(options)
                     waited = time.monotonic() - started + (handed or {}).get("waited", 0.0)
@@ -284,7 +286,11 @@ class LockedTask(Task):
         return max(options.timeout, RETRY_PATIENCE)
 
     def _acquire(
-        self, locks: Locks, handed: policy.Handed | None, ticket: policy.Ticket | None
+        self,
+        locks: Locks,
+        handed: policy.Handed | None,
+        ticket: policy.Ticket | None,
+        is_copy: bool,
     ) -> None:
         """Wait for the locks, unless that has been done in the consumer.
 
@@ -303,7 +309,7 @@ class LockedTask(Task):
                 why = "a task that waits for this one, in the same thread, holds it"
                 raise LockNotAcquiredError(key, why)
             outer = outer.outer
-        if policy.is_known_copy(self.request):
+        if is_copy:
             # Waiting for its own message, a copy would have the lock a moment before that message
             # has its result; and in a semaphore it would not even have to wait.
             holder = locks.holder(locks.keys[0])
@@ -427,9 +433,9 @@ class SingletonTask(LockedTask):
 class _Loss:
     """What to do when a lock of one run is lost. `happened` runs on the renewal thread."""
 
-    def __init__(self, task: LockedTask, options: LockOptions) -> None:
+    def __init__(self, task: LockedTask, request: Context, options: LockOptions) -> None:
         self._task = task
-        self._request = task.request
+        self._request = request
         self._lost = options.lost
         self._run: Interruptible | None = None
         # Weak, for a lock knows whom to tell: see `celery_dflock.locks`.
