@@ -7,10 +7,8 @@ sees at once, and a write end that a child has inherited is closed by a fork hoo
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 from celery import signals
@@ -33,17 +31,16 @@ class Shutdown:
         """Whether nobody should begin to wait any more."""
         return self._begun
 
-    @contextlib.contextmanager
-    def waiting(self, lock: DistributedLock) -> Iterator[None]:
-        """While in it, a shutdown makes `lock.acquire()` raise `AcquireCancelledError`."""
+    def add(self, lock: DistributedLock) -> None:
+        """From now on a shutdown makes `lock.acquire()` raise `AcquireCancelledError`."""
         self._listen()
         self._waiting.add(lock)
-        try:
-            if self._begun:
-                lock.cancel()
-            yield
-        finally:
-            self._waiting.discard(lock)
+        if self._begun:
+            lock.cancel()
+
+    def discard(self, lock: DistributedLock) -> None:
+        """Nobody waits for a lock any more."""
+        self._waiting.discard(lock)
 
     def prepare(self, **_: Any) -> None:
         """Make the pipe, before the pool forks."""

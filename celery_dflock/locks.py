@@ -196,8 +196,7 @@ class Locks(LocksBase[DistributedLock]):
         for lock in self._locks:
             lock.acquire_timeout_s = remaining
             try:
-                with shutdown.waiting(lock):
-                    granted = self._grant(lock, place, keep)
+                granted = self._grant(lock, place, keep)
             except errors.RemoteError as exc:
                 self.release()
                 raise LockUnavailableError(lock.key, str(exc)) from exc
@@ -213,8 +212,15 @@ class Locks(LocksBase[DistributedLock]):
         return self._locks[0].place
 
     def _grant(self, lock: DistributedLock, place: str | None, keep: KeepFunction | None) -> bool:
-        if lock.acquire_timeout_s == 0:
-            return try_once(lock, place, keep)
+        try:
+            shutdown.add(lock)
+            if lock.acquire_timeout_s == 0:
+                return try_once(lock, place, keep)
+            return self._wait(lock, place, keep)
+        finally:
+            shutdown.discard(lock)
+
+    def _wait(self, lock: DistributedLock, place: str | None, keep: KeepFunction | None) -> bool:
         begun = time.monotonic()
         # One round trip where the lock is free, as above. Where it is not, the place in the queue
         # is there first: nobody overtakes while others are told of the wait.

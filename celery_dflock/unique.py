@@ -16,7 +16,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from queue import Queue
 from typing import Any, NamedTuple
@@ -402,16 +402,18 @@ def _goes_on(exc: BaseException | None) -> bool:
     )
 
 
-@contextmanager
 def carried(
     task: Task, request: Context, options: LockOptions, app_settings: Settings
-) -> Iterator[Carried | None]:
+) -> AbstractContextManager[Carried | None]:
     """Look after what a task has brought along from its sender, if anything, while it runs."""
     ours = policy.unique_of(request)
     if ours is None:
-        yield None
-        return
-    brought = Carried(task, request, ours, options.ttl, app_settings)
+        return nullcontext()
+    return _looked_after(Carried(task, request, ours, options.ttl, app_settings), options)
+
+
+@contextmanager
+def _looked_after(brought: Carried, options: LockOptions) -> Iterator[Carried]:
     try:
         brought.take()
         yield brought
