@@ -276,6 +276,9 @@ class Locks(LocksBase[DistributedLock]):
 
     def release(self) -> None:
         """Give back what is held, in the opposite order; nothing happens to what is not."""
+        if len(self._locks) == 1:  # nearly always
+            self._locks[0].release()
+            return
         with ExitStack() as stack:  # it comes to the last even if one is interrupted
             for lock in self._locks:
                 stack.callback(lock.release)
