@@ -11,14 +11,17 @@ import logging
 import os
 import ssl
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import repeat
+from types import ModuleType
 from typing import Any
 
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
+from celery.utils.collections import DictAttribute
 from celery.utils.imports import symbol_by_name
 
 from celery_dflock.keys import is_plain
@@ -149,9 +152,22 @@ def _sources(conf: Any) -> list[Any]:
     To see that nothing has changed takes far less time than to look the settings up: Celery raises
     for each spelling that it does not find in each of its mappings, and most are in none.
     """
+    found: list[Any] = [switched_off, *map(os.environ.get, VARIABLES)]
     names = _spellings(conf.prefix)
-    found = [mapping.get(name, _UNSET) for mapping in conf.maps for name in names]
-    return [*found, *map(os.environ.get, VARIABLES), switched_off]
+    for mapping in conf.maps:
+        found += map(_getter(mapping), names, repeat(_UNSET))
+    return found
+
+
+def _getter(mapping: Any) -> Callable[[str, object], object]:
+    """Return the `get` of one of Celery's mappings, without raising inside for what is not there."""
+    if not isinstance(mapping, DictAttribute):
+        get: Callable[[str, object], object] = mapping.get
+        return get
+    source = mapping.obj  # which an app is configured from: a module, a class, Django's settings
+    if type(source) is ModuleType and "__getattr__" not in vars(source):
+        return vars(source).get
+    return partial(getattr, source)
 
 
 @cache
