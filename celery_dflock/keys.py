@@ -44,43 +44,68 @@ class KeyTemplate(string.Formatter):
         self._text = text
         parameters = signature.parameters.values()
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
-        literal = ""
-        for part, field, _, _ in self.parse(text):
+        literal, names, is_simple = "", [], True
+        for part, field, spec, conversion in self.parse(text):
             literal += part
             if field is None:
                 continue
             name = field.split(".")[0].split("[")[0]
             if name not in signature.parameters and not (self._rest and name.isidentifier()):
-                names = ", ".join(signature.parameters) or "none"
-                raise ValueError(f"{{{field}}} names no argument of the task (it has: {names})")
+                known = ", ".join(signature.parameters) or "none"
+                raise ValueError(f"{{{field}}} names no argument of the task (it has: {known})")
+            names.append(name)
+            is_simple = is_simple and field == name and not spec and not conversion
         if not text or not is_plain(literal):
             raise ValueError("it is empty or contains white space or control characters")
         if len(literal.encode()) > MAX_BYTES:
             raise ValueError(f"its fixed text alone is over {MAX_BYTES} bytes")
+        self._names = tuple(dict.fromkeys(names)) if is_simple else None
 
     def render(self, arguments: Mapping[str, Any]) -> str:
-        """Fill in the arguments of one call, as `bound_arguments` returns them."""
+        """Fill in the arguments of one call, as `Parameters.bind` returns them."""
         if self._rest is not None:
             named = {name: value for name, value in arguments.items() if name != self._rest}
             arguments = {**arguments[self._rest], **named}
-        return self.vformat(self._text, (), arguments)
+        if self._names is None:
+            return self.vformat(self._text, (), arguments)
+        # Nearly every template: the same, and a fraction of the work.
+        return self._text.format_map(
+            {name: encode(format(arguments[name])) for name in self._names}
+        )
 
     def format_field(self, value: Any, format_spec: str) -> str:
         """Format one value so that it cannot break out of the key."""
         return encode(str(super().format_field(value, format_spec)))
 
 
-def bound_arguments(
-    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments of a call by name, defaults included, ``**kwargs`` as one of them.
+class Parameters:
+    """What a task can be called with."""
 
-    Raises:
-        TypeError: the call does not fit the signature; the task itself could not be called.
-    """
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    return dict(bound.arguments)
+    def __init__(self, signature: inspect.Signature) -> None:
+        parameters = signature.parameters.values()
+        self._signature = signature
+        self._names = frozenset(signature.parameters)
+        self._positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._is_plain = all(
+            p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters
+        )
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by name, defaults included, ``**kwargs`` as one of them.
+
+        Raises:
+            TypeError: the call does not fit the signature; the task itself could not be called.
+        """
+        if self._is_plain:
+            given = dict(zip(self._positional, args, strict=False), **kwargs)
+            arguments = {**self._defaults, **given}
+            # None too many, none twice, none unknown, none missing.
+            if len(given) == len(args) + len(kwargs) and arguments.keys() == self._names:
+                return arguments
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
 
 
 def default_key(task_name: str, arguments: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from celery_dflock.exceptions import LockKeyError, LockNotAcquiredError
 from celery_dflock.keys import (
     KeyFunction,
     KeyTemplate,
-    bound_arguments,
+    Parameters,
     default_key,
     encode,
 )
@@ -106,7 +106,7 @@ class LockOptions:
     unique: str | None
     unique_ttl: int
     duplicate: str
-    signature: inspect.Signature
+    parameters: Parameters
 
     @classmethod
     def of(cls, task: type[Task]) -> LockOptions:
@@ -150,7 +150,7 @@ class LockOptions:
             unique=None if values["lock_unique"] is None else values.word("lock_unique", UNIQUE),
             unique_ttl=values.whole("lock_unique_ttl", MAX_SECONDS),
             duplicate=values.word("lock_duplicate", DUPLICATE),
-            signature=signature,
+            parameters=Parameters(signature),
         )
 
     def keys_of(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
@@ -163,7 +163,7 @@ class LockOptions:
             TypeError: the arguments do not fit the task.
         """
         if self.keys is None:
-            return [default_key(task.name, bound_arguments(self.signature, args, kwargs))]
+            return [default_key(task.name, self.parameters.bind(args, kwargs))]
         return sorted(
             {key for source in self.keys for key in self._make(source, task, args, kwargs)}
         )
@@ -176,7 +176,7 @@ class LockOptions:
         kwargs: dict[str, Any],
     ) -> list[str]:
         if isinstance(source, KeyTemplate):
-            arguments = bound_arguments(self.signature, args, kwargs)
+            arguments = self.parameters.bind(args, kwargs)
             try:
                 return [source.render(arguments)]
             except (LookupError, AttributeError, ValueError, TypeError) as exc:

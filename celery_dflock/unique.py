@@ -91,7 +91,7 @@ def send(
         LockKeyError: the arguments make no key.
     """
     try:
-        options.signature.bind(*args, **kwargs)
+        options.parameters.bind(args, kwargs)
     except TypeError:
         return publish()  # it is Celery's to refuse, here or in the worker
     app_settings, task_id = settings(task.app), uuid()
