@@ -146,7 +146,8 @@ def attempts(request: Context) -> dict[str, Any]:
 
 def options_of_call(request: Context) -> dict[str, Any]:
     """Return the options that this call names itself."""
-    return {name: value for name, value in _uncounted(request).items() if name != UNIQUE}
+    ours = (*COUNTERS, UNIQUE)
+    return {name: value for name, value in _header(request).items() if name not in ours}
 
 
 def take_handed(request: Context) -> Handed | None:
@@ -176,7 +177,8 @@ def _uncounted(request: Context) -> dict[str, Any]:
 
 
 def _header(request: Context) -> Mapping[str, Any]:
-    return (request.headers or {}).get(HEADER) or {}
+    headers = request.headers
+    return (headers and headers.get(HEADER)) or {}
 
 
 def requeue(
