@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
@@ -256,12 +257,12 @@ class DjangoLike:
 
 
 @pytest.mark.parametrize("namespace", [None, "CELERY", "celery", "Celery_"])
-def test_a_change_of_the_settings_is_seen_wherever_it_is_made(namespace: str | None) -> None:
-    class Project:
-        pass
-
+@pytest.mark.parametrize("project", [type("Project", (), {}), ModuleType("project")])
+def test_a_change_of_the_settings_is_seen_wherever_it_is_made(
+    namespace: str | None, project: Any
+) -> None:
     app = Celery("changing", set_as_current=False)
-    app.config_from_object(Project, namespace=namespace)
+    app.config_from_object(project, namespace=namespace)
     assert settings(app) is settings(app)
     name = "dflock_key_prefix"
     long = f"{(namespace or '').rstrip('_')}_{name}"
@@ -274,7 +275,9 @@ def test_a_change_of_the_settings_is_seen_wherever_it_is_made(namespace: str | N
 
     seen = set()
     for spelling in (name, long, long.lower(), long.upper()):
-        setattr(Project, spelling, next(values))
+        setattr(project, spelling, next(values))
+        seen.add(check())
+        delattr(project, spelling)
         seen.add(check())
     app.conf.add_defaults({name: next(values)})
     seen.add(check())
@@ -285,6 +288,24 @@ def test_a_change_of_the_settings_is_seen_wherever_it_is_made(namespace: str | N
     assert len(seen) >= 4
     app.conf.changes.clear()
     assert check() in seen
+
+
+def test_a_module_that_makes_its_settings_up() -> None:
+    project = ModuleType("project")
+    made_up = {"CELERY_DFLOCK_KEY_PREFIX": "one:"}
+
+    def make_up(name: str) -> str:
+        try:
+            return made_up[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    project.__getattr__ = make_up  # type: ignore[method-assign]
+    app = Celery("made-up", set_as_current=False)
+    app.config_from_object(project, namespace="CELERY")
+    assert settings(app).key_prefix == "one:"
+    made_up["CELERY_DFLOCK_KEY_PREFIX"] = "other:"
+    assert settings(app).key_prefix == "other:"
 
 
 def test_what_stands_in_for_settings_is_looked_at_each_time(

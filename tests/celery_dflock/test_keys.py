@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kombu.utils import json
 
 from celery_dflock import LockedTask
-from celery_dflock.keys import KeyTemplate, encode, finish
+from celery_dflock.keys import KeyTemplate, Parameters, encode, finish
 from dflockd.sync_client import DistributedLock
 
 app = Celery("keys", set_as_current=False)
@@ -116,6 +116,43 @@ def test_positional_only_and_named_alike() -> None:
     assert key_of(locked(function, "alike.t", lock_key="{a}:{b}"), 1, a=2, b=3) == "1:3"
 
 
+@given(
+    st.sampled_from(
+        [
+            lambda: None,
+            lambda a, b=2: None,
+            lambda a, b=2, *, c: None,
+            lambda *, a, b=1: None,
+            lambda a, /, b: None,
+            lambda a, *more, b=1: None,
+            lambda a, /, **named: None,
+        ]
+    ),
+    st.lists(st.integers(), max_size=3),
+    st.dictionaries(st.sampled_from(["a", "b", "c", "more", "named"]), st.integers(), max_size=3),
+)
+@example(lambda a, *more: None, [1], {"more": 2})
+@example(lambda a, **named: None, [1], {"named": 2})
+@example(lambda a, /: None, [], {"a": 1})
+def test_arguments_are_bound_as_python_does(
+    function: Callable[..., None], args: list[int], kwargs: dict[str, int]
+) -> None:
+    signature = inspect.signature(function)
+
+    def by_python() -> dict[str, Any]:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def outcome(bind: Callable[[], dict[str, Any]]) -> dict[str, Any] | str:
+        try:
+            return bind()
+        except TypeError as exc:
+            return str(exc)
+
+    assert outcome(lambda: Parameters(signature).bind(args, kwargs)) == outcome(by_python)
+
+
 # What is in a key.
 
 
@@ -185,6 +222,8 @@ def test_the_prefix_is_part_of_it(one: str, other: str) -> None:
         ("{order:03}", {"order": 5}, "005"),
         ("{order!r}", {"order": "a b"}, "'a%20b'"),
         ("{{{order}}}", {"order": 1}, "{1}"),
+        ("{order}/{order}", {"order": "{a b}"}, "{a%20b}/{a%20b}"),
+        ("{order}{order!s:>3}", {"order": "b"}, "b%20%20b"),
     ],
 )
 def test_fields_of_a_template(text: str, arguments: dict[str, Any], key: str) -> None:
