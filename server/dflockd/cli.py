@@ -33,7 +33,7 @@ LEAVE_SHARE = 0.75
 """Share of the shutdown timeout in which shards are handed over."""
 
 COLLECTIONS = (2000, 10, 1000)
-"""When Python looks for cycles of garbage: after so many new objects, and then how rarely in the old."""
+"""When Python looks for garbage in cycles: after so many new objects, and how rarely in old ones."""
 
 logger = logging.getLogger("dflockd")
 
