@@ -383,17 +383,17 @@ class Carried:
         raise Ignore
 
     def _unmark(self) -> str | None:
-        """Return which task has replaced this one, if any, and end the mark that says so."""
+        """Return which task has replaced this one, if any, and end the marks that say so."""
         mark = _mark(self._request.id, self._settings, "")
         try:
-            newer = _first(mark)
-            if newer is None:
-                return None
-            mark.evict(newer.fence)
+            newer = left = _first(mark)
+            while left is not None:  # several may have set out to replace it, of whom one has
+                mark.evict(left.fence)
+                left = _first(mark)
         except errors.RemoteError as exc:
             self._warn(exc)
             return None
-        return newer.task_id
+        return newer.task_id if newer is not None else None
 
 
 def _goes_on(exc: BaseException | None) -> bool:

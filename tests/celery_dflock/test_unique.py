@@ -25,6 +25,7 @@ from celery.signals import after_task_publish
 from kombu.exceptions import OperationalError
 
 from celery_dflock import DuplicateTaskError, LockedTask, LockKeyError, Skipped, unique
+from celery_dflock.config import settings
 from celery_dflock.signals import task_deduplicated
 from dflockd import admin
 from examples.demo.stage import ROOT, LockServer, Worker
@@ -477,6 +478,21 @@ def test_replace(cluster: Cluster, parked: Parked, key: str, task: Task) -> None
     assert not cluster.events(what="start", id=second.id)
     wait_over(cluster, task, key)
     assert marks(cluster) == []
+
+
+def test_several_set_out_to_replace_one(cluster: Cluster, parked: Parked, key: str) -> None:
+    first = cluster.send(jobs.replacing, key, queue=parked.name)
+    second = cluster.send(jobs.replacing, key, queue=parked.name)
+    marking = [unique._mark(first.id, settings(jobs.app), f"late[{n}] pid 1") for n in range(3)]
+    assert all(mark.acquire() for mark in marking)  # they find out only now that it was too late
+    parked.deliver()
+
+    with pytest.raises(TaskRevokedError, match=f"replaced by {second.id}"):
+        first.get(timeout=PATIENCE)
+    assert second.get(timeout=PATIENCE) == second.id
+    wait_over(cluster, jobs.replacing, key)
+    assert marks(cluster) == []
+    assert not any(mark.release() for mark in marking)
 
 
 def test_replaced_by_one_that_has_ended(cluster: Cluster, parked: Parked, key: str) -> None:
