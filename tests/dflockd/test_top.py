@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import pytest
 
 from dflockd.cli import main
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
+from dflockd.top.screen import _PipedConsole
 from examples.demo.stage import WAIT, LockServer
 from tests.dflockd.client_support import make_certificate
 from tests.dflockd.cluster.stage import ClusterStage
@@ -187,6 +189,17 @@ def test_without_a_terminal(server: LockServer, client: Callable[[str], RawClien
             assert all("\x1b" not in line for line in found)
         process.stdout.close()
         assert process.wait(WAIT) == 0, "whoever reads it has gone"
+
+
+def test_a_pipe_that_breaks_in_the_middle_of_a_picture() -> None:
+    """Which is not for the console to decide: it would end the program with 1."""
+
+    class Broken(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        _PipedConsole(file=Broken()).print("1 of 1 servers answer")
 
 
 def output_of(*arguments: str, **env: str) -> str:

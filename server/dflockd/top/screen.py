@@ -87,8 +87,13 @@ def _show(console: Console, survey: Survey) -> None:
                     survey.sort = ORDERS[ORDERS.index(survey.sort) - len(ORDERS) + 1]
 
 
+class _PipedConsole(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # noqa: PLE0704 -- it is called where that is handled, and would end the program
+
+
 def _print(survey: Survey, interval: float) -> None:
-    console = Console(width=PLAIN_WIDTH, highlight=False, no_color=True)
+    console = _PipedConsole(width=PLAIN_WIDTH, highlight=False, no_color=True)
     try:
         while True:
             print(time.strftime("%H:%M:%S"))
