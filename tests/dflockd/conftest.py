@@ -43,6 +43,12 @@ def server(uvloop: bool) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    """A key that no other test of the module uses."""
+    return request.node.name.replace("[", "-").rstrip("]")
+
+
+@pytest.fixture
 def start() -> Iterator[StartServer]:
     """Start servers, on uvloop alone; they end with the test."""
     with contextlib.ExitStack() as stack:

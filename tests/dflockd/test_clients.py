@@ -47,11 +47,6 @@ def server() -> Iterator[ServerProcess]:
     server.end()
 
 
-@pytest.fixture
-def key(request: pytest.FixtureRequest) -> str:
-    return request.node.name.replace("[", "-").rstrip("]")
-
-
 # Taking and giving back.
 
 

@@ -38,11 +38,6 @@ def server() -> Iterator[ServerProcess]:
 
 
 @pytest.fixture
-def key(request: pytest.FixtureRequest) -> str:
-    return request.node.name.replace("[", "-").rstrip("]")
-
-
-@pytest.fixture
 def options(server: ServerProcess) -> dict[str, Any]:
     return {"servers": [("127.0.0.1", server.port)]}
 

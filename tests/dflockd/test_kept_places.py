@@ -38,11 +38,6 @@ def scripted() -> Iterator[ScriptedServer]:
     server.stop()
 
 
-@pytest.fixture
-def key(request: pytest.FixtureRequest) -> str:
-    return request.node.name.replace("[", "-").rstrip("]")
-
-
 async def left(lock: Any, keep: KeepPlace = KEPT, place: str | None = None) -> str:
     """Queue for a lock that is held, and leave the place at once; return its name."""
     assert await lock.enqueue(place) == "queued"

@@ -196,11 +196,6 @@ class Waiter:
         self.is_held = False
         """Whether a slot is held for whoever comes back."""
 
-    def is_of(self, entry: Entry) -> bool:
-        """Whether it is in the queue of this key, or was before others passed it."""
-        ours = self.entry
-        return ours is entry or (ours.space, ours.key) == (entry.space, entry.key)
-
 
 class Peer:
     """One connection, as the table sees it. Number 0 stands for one that is not here."""

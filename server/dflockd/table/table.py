@@ -263,8 +263,8 @@ class LockTable:
         entry = self._entry(request.space, request.key, request.limit, now)
         if not isinstance(entry, Entry):
             return entry
-        place = entry.group.absent.get(resumed) if resumed else None
-        if place is not None and place.is_of(entry):
+        place = self._kept_for(entry, resumed) if resumed else None
+        if place is not None:
             self._take_up(place, entry, peer, lease, two_phase=False)
             self._block(place, request.timeout, now)
             self._promote(entry, now, effects)
@@ -296,8 +296,8 @@ class LockTable:
         entry = self._entry(request.space, request.key, request.limit, now)
         if not isinstance(entry, Entry):
             return entry
-        place = entry.group.absent.get(resumed) if resumed else None
-        if place is not None and place.is_of(entry):
+        place = self._kept_for(entry, resumed) if resumed else None
+        if place is not None:
             self._take_up(place, entry, peer, lease, two_phase=True)
             self._promote(entry, now, effects)
         elif entry.has_room:
@@ -736,6 +736,14 @@ class LockTable:
         waiter.entry.group.absent[name] = waiter
         self._absent += 1
         self._deadlines.set(waiter, _rounded(absence.until - now), now)
+
+    @staticmethod
+    def _kept_for(entry: Entry, name: bytes) -> Waiter | None:
+        """Return the place of that name, if it is one of this key, even if others have passed it."""
+        place = entry.group.absent.get(name)
+        if place is None or (place.entry.space, place.entry.key) != (entry.space, entry.key):
+            return None
+        return place
 
     def _is_held_for(self, waiter: Waiter, absence: Absence, now: float) -> bool:
         if not waiter.is_held and absence.is_worth_holding(now):
