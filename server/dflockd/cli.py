@@ -21,13 +21,13 @@ from dflockd.cluster import Member, Node, Terms, TermsError, agree, commands
 from dflockd.config import SettingError, Settings, load, load_cluster, read_etcd_tls
 from dflockd.server import Server
 from dflockd.shards import StoreError, StoreUnreachableError
-from dflockd.statedir import StateDir, StateError
-from dflockd.table import LockTable, Mint
+from dflockd.storage.directory import StateDir, StateError
+from dflockd.table import LockTable, TokenIssuer
 
 if TYPE_CHECKING:
     from dflockd.http import HttpServer
-    from dflockd.journal import Journal
     from dflockd.shards.etcd import EtcdStore
+    from dflockd.storage.journal import Journal
 
 LEAVE_SHARE = 0.75
 """Share of the shutdown timeout in which shards are handed over."""
@@ -128,7 +128,7 @@ async def _serve(settings: Settings) -> int:
         if settings["state_dir"] is not None:
             state = StateDir(settings["state_dir"], time.monotonic(), limits)
             fence, secret = max(fence, state.fence), state.secret
-        table = LockTable(limits, Mint(secret, fence), kept=state is not None)
+        table = LockTable(limits, TokenIssuer(secret, fence), kept=state is not None)
         if state is not None:
             state.start(table, time.monotonic())
     except StateError as exc:

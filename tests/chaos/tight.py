@@ -2,8 +2,8 @@
 
 import sys
 
-from dflockd import journal
 from dflockd.cli import main
+from dflockd.storage import journal
 
 if __name__ == "__main__":
     assert hasattr(journal, "SEGMENT")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dflockd.table import Kept, Limits
+from dflockd.table import HoldRecord, Limits
 from dflockd.table.table import KEPT_LATE, SPAN_STEP
 
 Name = tuple[int, bytes]
@@ -52,7 +52,7 @@ class Hold:
 
     name: Name
     number: int
-    owner: int | None
+    peer: int | None
     owned_since: int
     deadline: float
     span: float
@@ -164,14 +164,14 @@ class NaiveTable:
         for place in peer.places:
             place.peer = 0
         self.advance()
-        owned = [hold for hold in self.holds() if hold.owner == number]
+        owned = [hold for hold in self.holds() if hold.peer == number]
         for hold in sorted(owned, key=lambda hold: hold.owned_since):
             if not self.limits.auto_release or peer.detaches or silent:
-                hold.owner = None
+                hold.peer = None
             elif clean or self.limits.orphan_ttl == 0:
                 self._end(hold)
             else:
-                hold.owner = None
+                hold.peer = None
                 if self.now + self.limits.orphan_ttl < hold.deadline:
                     self._set(hold, self.limits.orphan_ttl)
 
@@ -186,7 +186,7 @@ class NaiveTable:
                 if place.hold is None:
                     self._leave(place)
 
-    def crash(self, kept: Iterable[Kept], recovers_until: float) -> None:
+    def crash(self, kept: Iterable[HoldRecord], recovers_until: float) -> None:
         """Go on with nothing but some of the holds whose tokens are known to somebody."""
         known = {self._fence(hold): hold for hold in self.holds() if hold.token}
         self.peers, self.keys, self.away, self.ended = {}, {}, [], set()
@@ -197,7 +197,7 @@ class NaiveTable:
             key = self.keys.setdefault(hold.name, Key(record.limit))
             key.limit = key.limit or record.limit
             key.holds.append(hold)
-            hold.owner = None
+            hold.peer = None
             self._set(hold, _rounded(record.deadline - self.now))
 
     def acquire(self, peer: int, name: Name, limit: int, timeout: int, lease: int | None) -> None:
@@ -307,8 +307,8 @@ class NaiveTable:
             self._answer(peer, "error")
             return
         self._set(hold, span)
-        if hold.owner != peer:
-            hold.owner = peer
+        if hold.peer != peer:
+            hold.peer = peer
             hold.owned_since = self._tick()
         self._answer(peer, "renewed", None, span)
 
@@ -317,11 +317,11 @@ class NaiveTable:
         span = self._lease(lease)
         if span > self.limits.max_detached_lease:
             self._answer(peer, "error")
-        elif hold is None or hold.owner not in (peer, None):
+        elif hold is None or hold.peer not in (peer, None):
             self._answer(peer, "error_lease_expired")
         else:
             self._set(hold, span)
-            hold.owner = None
+            hold.peer = None
             self._answer(peer, "renewed", None, span)
 
     def stable_ref(self, peer: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from dflockd.table import Histogram, Limits, LockTable, Mint, Peer, ShardTable
+from dflockd.table import Histogram, Limits, LockTable, Peer, ShardTable, TokenIssuer
 from dflockd.wire import (
     Acquire,
     Detach,
@@ -94,7 +94,7 @@ def test_what_is_counted_is_what_is_there() -> None:
     for seed in range(20):
         dice = random.Random(seed)
         limits = Limits(max_locks=4, max_waiters=3, orphan_ttl=dice.choice([0, 1]))
-        table = LockTable(limits, Mint(b"secret", 1))
+        table = LockTable(limits, TokenIssuer(b"secret", 1))
         now = 1000.0
         peers = [table.connect() for _ in range(6)]
         for _ in range(1000):
@@ -130,7 +130,7 @@ class Everywhere:
 
 def test_shards_take_their_numbers_along() -> None:
     dice = random.Random(7)
-    tables = [ShardTable(Limits(), Mint(b"secret", 1), Everywhere()) for _ in range(2)]
+    tables = [ShardTable(Limits(), TokenIssuer(b"secret", 1), Everywhere()) for _ in range(2)]
     now = 1000.0
     for table in tables:
         table.promise(now + 1e6, now)

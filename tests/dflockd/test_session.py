@@ -10,7 +10,7 @@ import pytest
 
 from dflockd.server import Server, ServerOptions
 from dflockd.server.session import Session
-from dflockd.table import Limits, LockTable, Mint
+from dflockd.table import Limits, LockTable, TokenIssuer
 
 
 class FullTransport(asyncio.Transport):
@@ -54,7 +54,7 @@ class FullTransport(asyncio.Transport):
 @pytest.fixture
 async def server() -> Server:
     server = Server(
-        LockTable(Limits(), Mint(b"secret", 0)),
+        LockTable(Limits(), TokenIssuer(b"secret", 0)),
         ServerOptions(host="127.0.0.1", port=0, write_timeout=1),
     )
     server.loop = asyncio.get_running_loop()
@@ -124,7 +124,7 @@ async def test_a_fault_in_one_request_is_answered_and_survived(
 
 async def test_d19_servers_in_one_process_share_nothing(server: Server) -> None:
     # D19: the state was the module's.
-    other = Server(LockTable(Limits(), Mint(b"secret", 0)), server.options)
+    other = Server(LockTable(Limits(), TokenIssuer(b"secret", 0)), server.options)
     other.loop = server.loop
     transports = [connect(server), connect(other)]
     for transport in transports:

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dflockd.table import Effect, Kept, Limits, LockTable, Mint, Peer, report
+from dflockd.table import Effect, HoldRecord, Limits, LockTable, Peer, TokenIssuer, report
 from dflockd.wire import (
     Acquire,
     Barrier,
@@ -90,10 +90,10 @@ class TableMachine(RuleBasedStateMachine):
     @initialize(limits=limits)
     def begin(self, limits: Limits) -> None:
         self.limits = limits
-        self.table = LockTable(limits, Mint(b"secret", FIRST_FENCE), kept=True)
+        self.table = LockTable(limits, TokenIssuer(b"secret", FIRST_FENCE), kept=True)
         self.model = NaiveTable(limits)
         self.model.authentic = self.authentic
-        self.kept: dict[int, Kept] = {}  # what the changes say, by fence
+        self.kept: dict[int, HoldRecord] = {}  # what the changes say, by fence
         self.last_fence = FIRST_FENCE
         self.crashed = False  # once a machine is lost, badly behaved clients are believed
         self.peers: dict[int, Peer] = {}
@@ -336,7 +336,7 @@ class TableMachine(RuleBasedStateMachine):
             holds = [kept for kept in holds if not lost >> kept.fence % 10 & 1]
             until = self.model.now + self.limits.max_lease
             self.crashed, self.last_fence = True, self.last_fence + 1000
-        self.table = LockTable(self.limits, Mint(b"secret", self.last_fence), kept=True)
+        self.table = LockTable(self.limits, TokenIssuer(b"secret", self.last_fence), kept=True)
         self.table.restore(holds, self.model.now)
         if until > self.model.now:
             self.table.recover(until)
@@ -411,7 +411,7 @@ class TableMachine(RuleBasedStateMachine):
         assert self.kept == {fence_from_token(token): self.holds()[token] for token in told}
         assert {kept.deadline for kept in self.kept.values()} == set(told.values())
 
-    def holds(self) -> dict[bytes, Kept]:
+    def holds(self) -> dict[bytes, HoldRecord]:
         entries = self.entries().values()
         return {hold.token: hold.kept() for entry in entries for hold in entry.holds.values()}
 
@@ -425,9 +425,9 @@ class TableMachine(RuleBasedStateMachine):
             entry = entries[name]
             assert entry.limit == key.limit
             assert [
-                (hold.owner.id if hold.owner else None, hold.deadline, hold.place is not None)
+                (hold.peer.id if hold.peer else None, hold.deadline, hold.place is not None)
                 for hold in entry.holds.values()
-            ] == [(hold.owner, hold.deadline, self.has_place(hold)) for hold in key.holds]
+            ] == [(hold.peer, hold.deadline, self.has_place(hold)) for hold in key.holds]
             assert [
                 (waiter.peer.id, waiter.lease, waiter.two_phase, waiter.is_held)
                 for waiter in entry.waiters or ()
@@ -437,7 +437,7 @@ class TableMachine(RuleBasedStateMachine):
             twin = model.peers[number]
             assert (peer.waiting is None) == (twin.waiting is None)
             assert set(peer.places) == {place.name for place in twin.places}
-            assert len(peer.holds) == sum(hold.owner == number for hold in model.holds())
+            assert len(peer.holds) == sum(hold.peer == number for hold in model.holds())
         assert len(table._deadlines) == len(model.deadlines())
         absent = table._group.absent
         assert {name: waiter.deadline for name, waiter in absent.items()} == {

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from dflockd.table import Effect, Kept, Limits, LockTable, Mint, Peer
+from dflockd.table import Effect, HoldRecord, Limits, LockTable, Peer, TokenIssuer
 from dflockd.table.table import KEPT_LATE
 from dflockd.wire import (
     Acquire,
@@ -40,7 +40,7 @@ SEMAPHORE = Space.SEMAPHORE
 
 
 def table_of(**limits: int) -> LockTable:
-    return LockTable(Limits(**limits), Mint(b"secret", 0))
+    return LockTable(Limits(**limits), TokenIssuer(b"secret", 0))
 
 
 def take(table: LockTable, peer: Peer, key: bytes, lease: int | None = None) -> bytes:
@@ -92,7 +92,7 @@ def test_d4_expiry_near_a_timeout_leaves_one_owner_or_none(lease: int) -> None:
 
 def test_d5_what_falls_due_with_the_end_of_a_peer_is_not_for_that_peer() -> None:
     # A grant to a peer that is gone would, without auto-release, be lost for its whole lease.
-    table = LockTable(Limits(auto_release=False), Mint(b"secret", 0))
+    table = LockTable(Limits(auto_release=False), TokenIssuer(b"secret", 0))
     holder, dead, alive = table.connect(), table.connect(), table.connect()
     take(table, holder, b"k", 5)
     table.handle(dead, Acquire(LOCK, b"k", 1, 30, None), 0.0)
@@ -201,16 +201,16 @@ def test_d28_the_end_of_a_connection_frees_all_it_had() -> None:
 
 
 def test_fences_end_instead_of_starting_again() -> None:
-    mint = Mint(b"secret", 2**64 - 2)
-    fence, token = mint.mint(LOCK, b"k")
+    issuer = TokenIssuer(b"secret", 2**64 - 2)
+    fence, token = issuer.issue(LOCK, b"k")
     assert fence == fence_from_token(token) == 2**64 - 1
     with pytest.raises(OverflowError):
-        mint.mint(LOCK, b"k")
+        issuer.issue(LOCK, b"k")
 
 
 def test_tokens_differ_by_secret_key_and_space() -> None:
     made = {
-        Mint(secret, 0).mint(space, key)[1]
+        TokenIssuer(secret, 0).issue(space, key)[1]
         for secret in (b"a", b"b")
         for space in Space
         for key in (b"k", b"l")
@@ -220,7 +220,7 @@ def test_tokens_differ_by_secret_key_and_space() -> None:
 
 @pytest.mark.parametrize("letter", ["k", "é", "\x01"])
 def test_stats_of_many_keys_fit_into_what_clients_read(letter):
-    table = LockTable(Limits(max_locks=10_000), Mint(b"secret", 1))
+    table = LockTable(Limits(max_locks=10_000), TokenIssuer(b"secret", 1))
     peer = table.connect()
     for number in range(10_000):
         key = f"{number}:".ljust(250, letter).encode()[:250].decode("utf-8", "ignore").encode()
@@ -297,9 +297,11 @@ def test_evict_ends_a_hold_without_its_token_and_lets_the_next_in():
 # After a crash.
 
 
-def recovering(seconds: float = 10.0, holds: tuple[Kept, ...] = ()) -> tuple[LockTable, Peer, Peer]:
+def recovering(
+    seconds: float = 10.0, holds: tuple[HoldRecord, ...] = ()
+) -> tuple[LockTable, Peer, Peer]:
     """Return a table that has forgotten holds, and two peers."""
-    table = LockTable(Limits(), Mint(b"secret", 1000), kept=True)
+    table = LockTable(Limits(), TokenIssuer(b"secret", 1000), kept=True)
     table.restore(holds, 0.0)
     table.recover(seconds)
     return table, table.connect(), table.connect()
@@ -308,7 +310,7 @@ def recovering(seconds: float = 10.0, holds: tuple[Kept, ...] = ()) -> tuple[Loc
 def token_of(
     fence: int, key: bytes = b"k", space: Space = LOCK, secret: bytes = b"secret"
 ) -> bytes:
-    return Mint(secret, 0).token(space, key, fence)
+    return TokenIssuer(secret, 0).token(space, key, fence)
 
 
 def reply_to(table: LockTable, peer: Peer, request: Request, now: float = 1.0) -> object:
@@ -403,8 +405,8 @@ def test_a_semaphore_takes_its_limit_from_who_asks_first() -> None:
 
 
 def test_a_semaphore_knows_its_limit_if_one_of_its_holds_does() -> None:
-    def kept(fence: int, limit: int) -> Kept:
-        return Kept(SEMAPHORE, b"k", limit, fence, 30.0, 30.0, 0.0, b"")
+    def kept(fence: int, limit: int) -> HoldRecord:
+        return HoldRecord(SEMAPHORE, b"k", limit, fence, 30.0, 30.0, 0.0, b"")
 
     table, peer, _ = recovering(0.0, (kept(7, 0), kept(8, 2), kept(9, 0)))
     mismatch = reply_to(table, peer, Acquire(SEMAPHORE, b"k", 3, 0, 3))
@@ -413,7 +415,7 @@ def test_a_semaphore_knows_its_limit_if_one_of_its_holds_does() -> None:
 
 def test_a_slot_that_nobody_was_told_of_is_not_kept() -> None:
     # Its token would be known to nobody in the next process, and the key blocked for a lease.
-    table = LockTable(Limits(), Mint(b"secret", 0), kept=True)
+    table = LockTable(Limits(), TokenIssuer(b"secret", 0), kept=True)
     assert table.changes is not None
     holder, queued = table.connect(), table.connect()
     token = take(table, holder, b"k")
@@ -427,7 +429,7 @@ def test_a_slot_that_nobody_was_told_of_is_not_kept() -> None:
 
 
 def test_a_drain_that_keeps_lets_holds_outlive_their_connections() -> None:
-    table = LockTable(Limits(), Mint(b"secret", 0), kept=True)
+    table = LockTable(Limits(), TokenIssuer(b"secret", 0), kept=True)
     assert table.changes is not None
     holder, waiter = table.connect(), table.connect()
     take(table, holder, b"k")

@@ -42,7 +42,7 @@ from dflockd.shards import (
     get_shard_id,
 )
 from dflockd.shards.store import Compare, Operation
-from dflockd.table import Effect, Limits, Mint, ShardTable, Snapshot
+from dflockd.table import Effect, Limits, ShardTable, Snapshot, TokenIssuer
 from dflockd.wire import Refusal, Report
 
 BATCH = 40
@@ -116,7 +116,7 @@ class Node:
     ) -> None:
         self.address = address
         self.terms = terms
-        self.table = ShardTable(limits, Mint(secret, 0), self, stretch=terms.stretch)
+        self.table = ShardTable(limits, TokenIssuer(secret, 0), self, stretch=terms.stretch)
         self.view = View(prefix, terms.num_shards)
         self.leader = Leader(self.view, address, balances=balances)
         self.lease = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dflockd.table import Absence, Kept, Place, Snapshot
+from dflockd.table import Absence, HoldRecord, Place, Snapshot
 from dflockd.wire import Space
 
 
@@ -70,8 +70,8 @@ def _hold(
     age: float,
     label: str,
     detached: int,
-) -> Kept:
-    return Kept(
+) -> HoldRecord:
+    return HoldRecord(
         Space(space),
         key.encode(),
         limit,

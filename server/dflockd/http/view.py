@@ -100,7 +100,7 @@ def _holder(hold: Hold, now: float) -> Json:
         "label": hold.label.decode(),
         # Text: JavaScript, and much that reads JSON, has no integers of 64 bits.
         "fence": str(hold.fence),
-        "connection": hold.owner.id if hold.owner is not None else None,
+        "connection": hold.peer.id if hold.peer is not None else None,
         "detached": hold.detached,
         "held_s": round(now - hold.since, 3),
         "lease_s": round(hold.span, 3),

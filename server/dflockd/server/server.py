@@ -52,7 +52,7 @@ class ServerOptions:
     tls: ssl.SSLContext | None = None
 
 
-class Keeper(Protocol):
+class HoldJournal(Protocol):
     """What keeps the holds of a table beyond the end of this process."""
 
     def record(self, changes: Iterable[Hold], fence: int) -> None:
@@ -63,11 +63,11 @@ class Server:
     """A lock server. Its state is its own: several can live in one process."""
 
     def __init__(
-        self, table: LockTable, options: ServerOptions, keeper: Keeper | None = None
+        self, table: LockTable, options: ServerOptions, journal: HoldJournal | None = None
     ) -> None:
         self.table = table
         self.options = options
-        self.keeper = keeper
+        self.journal = journal
         self.sessions: dict[int, Session] = {}
         self.draining = False
         self.turned_away = 0
@@ -134,11 +134,11 @@ class Server:
         """Drain and end: waiters are sent away, holders may still renew and release for a while.
 
         Returns once every connection is closed, at the latest after `patience` seconds, without one
-        after `shutdown_timeout`. With a keeper nobody is waited for: what is held is kept.
+        after `shutdown_timeout`. With a journal nobody is waited for: what is held is kept.
         """
         self.draining = True
         self._close_listeners()
-        self._dispatch(self.table.drain(_now(), keep=self.keeper is not None))
+        self._dispatch(self.table.drain(_now(), keep=self.journal is not None))
         self._end_idle()
         holders = sum(1 for session in self.sessions.values() if session.peer.holds)
         if holders:
@@ -217,9 +217,9 @@ class Server:
         changes = self.table.changes
         if not changes:
             return
-        assert self.keeper is not None
+        assert self.journal is not None
         try:
-            self.keeper.record(changes, self.table.fence)
+            self.journal.record(changes, self.table.fence)
         except OSError as exc:
             # Whoever was told of it now would believe in a lock that the next process knows not of.
             logger.critical("ending: cannot write to the state directory: %s", exc)

@@ -128,7 +128,7 @@ class Session(asyncio.Protocol):
 
     def drain(self) -> None:
         """End the connection if nothing stands on it any more."""
-        if not self.owed and (not self.peer.holds or self._server.keeper is not None):
+        if not self.owed and (not self.peer.holds or self._server.journal is not None):
             self._end()
 
     def abort(self) -> None:

@@ -7,9 +7,9 @@ naive model with a clock that the test turns.
 
 from dflockd.table.counts import Counts, Histogram
 from dflockd.table.deadlines import Deadlines
-from dflockd.table.mint import Mint
+from dflockd.table.issuer import TokenIssuer
 from dflockd.table.sharded import Directory, Place, ShardTable, Snapshot
-from dflockd.table.state import Absence, Entry, Group, Hold, Kept, Peer, Waiter
+from dflockd.table.state import Absence, Entry, Group, Hold, HoldRecord, Peer, Waiter
 from dflockd.table.table import Effect, Limits, LockTable
 
 __all__ = [
@@ -22,13 +22,13 @@ __all__ = [
     "Group",
     "Histogram",
     "Hold",
-    "Kept",
+    "HoldRecord",
     "Limits",
     "LockTable",
-    "Mint",
     "Peer",
     "Place",
     "ShardTable",
     "Snapshot",
+    "TokenIssuer",
     "Waiter",
 ]

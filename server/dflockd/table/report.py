@@ -68,7 +68,7 @@ def _lock(entry: Entry, now: float) -> dict[str, object]:
     hold = next(iter(entry.holds.values()), None)
     return {
         "key": entry.key.decode(),
-        "owner_conn_id": hold.owner.id if hold and hold.owner else 0,
+        "owner_conn_id": hold.peer.id if hold and hold.peer else 0,
         "label": hold.label.decode() if hold else "",
         "held_s": round(now - hold.since, 3) if hold else 0.0,
         "lease_expires_in_s": round(hold.deadline - now, 3) if hold else 0.0,
@@ -89,7 +89,7 @@ def _holder(hold: Hold, now: float) -> dict[str, object]:
     return {
         "label": hold.label.decode(),
         "fence": hold.fence,
-        "conn_id": hold.owner.id if hold.owner else 0,
+        "conn_id": hold.peer.id if hold.peer else 0,
         "held_s": round(now - hold.since, 3),
         "lease_s": hold.span,
         "lease_expires_in_s": round(hold.deadline - now, 3),

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from dflockd.table.mint import Mint
-from dflockd.table.state import Absence, Entry, Group, Kept, Peer
+from dflockd.table.issuer import TokenIssuer
+from dflockd.table.state import Absence, Entry, Group, HoldRecord, Peer
 from dflockd.table.table import Effect, Limits, LockTable
 from dflockd.wire import Moved, Recovering, Refusal, Reply, Report, Shards, Space, Wait
 
@@ -52,7 +52,7 @@ class Place(NamedTuple):
 class Snapshot(NamedTuple):
     """All that a shard's next server needs to go on where this one stopped."""
 
-    holds: list[Kept]
+    holds: list[HoldRecord]
     places: list[Place]
     """Those of one key in their order."""
 
@@ -64,16 +64,16 @@ class ShardTable(LockTable):
 
     Args:
         limits: how much it gives.
-        mint: what makes tokens, and knows those of the other servers of the cluster.
+        issuer: what makes tokens, and knows those of the other servers of the cluster.
         directory: which key is in which shard, and which shard is where.
         stretch: how many times as long as they are said to be leases are here: the clock of a holder
             may run slower than this one's, and that of the shard's next server faster.
     """
 
     def __init__(
-        self, limits: Limits, mint: Mint, directory: Directory, *, stretch: float = 1
+        self, limits: Limits, issuer: TokenIssuer, directory: Directory, *, stretch: float = 1
     ) -> None:
-        super().__init__(limits, mint)
+        super().__init__(limits, issuer)
         self._stretch = stretch
         self.groups: dict[int, Group] = {}
         """What is here, by shard."""
@@ -106,7 +106,7 @@ class ShardTable(LockTable):
             opens_at: until when another server may serve it.
             recovers_until: see `LockTable.recover`.
         """
-        group = self.groups[shard] = Group(self._mint.beginning(fence))
+        group = self.groups[shard] = Group(self._issuer.beginning(fence))
         group.opens_at = opens_at
         group.recovers_until = recovers_until
 
@@ -147,7 +147,7 @@ class ShardTable(LockTable):
         for waiter in sorted(waiters, key=lambda waiter: waiter.number):
             entry, absence = waiter.entry, waiter.absence
             if absence is None:
-                waiter.place = group.mint.place(entry.space, entry.key)
+                waiter.place = group.issuer.place(entry.space, entry.key)
             snapshot.places.append(
                 Place(
                     entry.space,
@@ -191,7 +191,7 @@ class ShardTable(LockTable):
             The effects, and the peers that have lost a hold with it and have nothing else here.
         """
         effects: list[Effect] = []
-        owners: dict[int, Peer] = {}
+        peers: dict[int, Peer] = {}
         group = self.groups.pop(shard)
         self._absent -= len(group.absent)
         for waiter in group.absent.values():
@@ -202,9 +202,9 @@ class ShardTable(LockTable):
             self.counts.dropped += len(entry.holds)
             for hold in list(entry.holds.values()):
                 self._deadlines.clear(hold)
-                if hold.owner is not None:
-                    del hold.owner.holds[hold]
-                    owners[hold.owner.id] = hold.owner
+                if hold.peer is not None:
+                    del hold.peer.holds[hold]
+                    peers[hold.peer.id] = hold.peer
                 if hold.place is not None:
                     self._forget_place(hold.place)
                     hold.place.peer.left[entry.space, entry.key] = hold.place.place
@@ -219,7 +219,7 @@ class ShardTable(LockTable):
                 self._remove(entry)
         idle = {
             number
-            for number, peer in owners.items()
+            for number, peer in peers.items()
             if not (peer.holds or peer.waiting or peer.places)
         }
         return effects, idle

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
-from dflockd.table.mint import Mint
+from dflockd.table.issuer import TokenIssuer
 from dflockd.wire import Keep, Space
 
 
 class Group:
     """The entries of one group of keys, which can be looked at, moved or dropped as a whole."""
 
-    __slots__ = ("absent", "ended", "frozen", "mint", "opens_at", "recovers_until", "spaces")
+    __slots__ = ("absent", "ended", "frozen", "issuer", "opens_at", "recovers_until", "spaces")
 
-    def __init__(self, mint: Mint) -> None:
-        self.mint = mint
+    def __init__(self, issuer: TokenIssuer) -> None:
+        self.issuer = issuer
         """What counts its fences."""
         self.frozen = False
         """Whether nothing is granted, renewed or released, for all of it is about to leave."""
@@ -34,7 +34,7 @@ UNKNOWN = 0
 """The limit of a semaphore whose holders have come back, and nobody else yet."""
 
 
-class Kept(NamedTuple):
+class HoldRecord(NamedTuple):
     """What is kept of a hold where it outlives the table; times in seconds."""
 
     space: Space
@@ -76,7 +76,7 @@ class Entry:
 
 
 class Hold:
-    """One granted slot of an entry. It ends by release, at its deadline, or with its owner."""
+    """One granted slot of an entry. It ends by release, at its deadline, or with its peer."""
 
     __slots__ = (
         "deadline",
@@ -84,7 +84,7 @@ class Hold:
         "entry",
         "fence",
         "label",
-        "owner",
+        "peer",
         "place",
         "since",
         "span",
@@ -96,18 +96,18 @@ class Hold:
     span: float
 
     def __init__(
-        self, entry: Entry, fence: int, token: bytes, owner: Peer | None, since: float
+        self, entry: Entry, fence: int, token: bytes, peer: Peer | None, since: float
     ) -> None:
         self.entry = entry
-        self.label = owner.label if owner is not None else b""
-        """What people see; it outlives the owner of a detached hold."""
+        self.label = peer.label if peer is not None else b""
+        """What people see; it outlives the peer of a detached hold."""
         self.since = since
         self.fence = fence
         self.token = token
-        self.owner = owner
+        self.peer = peer
         """Whose end releases it: who acquired it or last renewed it; nobody once it is detached."""
         self.detached = False
-        """Whether it has no owner because the last one wanted so: nobody runs on the strength of it."""
+        """Whether it has no peer because the last one wanted so: nobody runs on the strength of it."""
         self.place: Waiter | None = None
         """The two-phase place that it was granted to, while its ``wait`` has not been answered."""
         self.told = True
@@ -118,10 +118,10 @@ class Hold:
         """Whether it is no longer in the table."""
         return self.fence not in self.entry.holds
 
-    def kept(self) -> Kept:
+    def kept(self) -> HoldRecord:
         """Return what is worth keeping. The token is not: who knows the secret can make it anew."""
         entry = self.entry
-        return Kept(
+        return HoldRecord(
             entry.space,
             entry.key,
             entry.limit,

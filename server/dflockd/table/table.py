@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 from dflockd.table import report
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines
-from dflockd.table.mint import Mint
-from dflockd.table.state import UNKNOWN, Absence, Entry, Group, Hold, Kept, Peer, Waiter
+from dflockd.table.issuer import TokenIssuer
+from dflockd.table.state import UNKNOWN, Absence, Entry, Group, Hold, HoldRecord, Peer, Waiter
 from dflockd.wire import (
     Acquire,
     Barrier,
@@ -88,7 +88,7 @@ class LockTable:
     _stretch: float = 1
     """How many times as long as they are said to be leases are here."""
 
-    def __init__(self, limits: Limits, mint: Mint, *, kept: bool = False) -> None:
+    def __init__(self, limits: Limits, issuer: TokenIssuer, *, kept: bool = False) -> None:
         self.limits = limits
         self.counts = Counts()
         """What has happened here."""
@@ -98,8 +98,8 @@ class LockTable:
         Only where the table is `kept`: whoever keeps it empties the list, and does so before the
         effects of a step are carried out.
         """
-        self._mint = mint
-        self._group = Group(mint)
+        self._issuer = issuer
+        self._group = Group(issuer)
         self._size = 0
         self._peers: dict[int, Peer] = {}
         self._last_peer = 0
@@ -192,7 +192,7 @@ class LockTable:
             self._part(hold, peer, now, effects, clean=clean, silent=silent)
         return effects
 
-    def restore(self, holds: Iterable[Kept], now: float) -> None:
+    def restore(self, holds: Iterable[HoldRecord], now: float) -> None:
         """Take in what was kept of an earlier table; nobody owns it until it is renewed."""
         for kept in holds:
             self._restore(self._group, kept, kept.deadline - now, now)
@@ -236,7 +236,7 @@ class LockTable:
     @property
     def fence(self) -> int:
         """The last fence that was given out."""
-        return self._mint.fence
+        return self._issuer.fence
 
     def __len__(self) -> int:
         """Return the number of keys that are held or waited for."""
@@ -363,10 +363,10 @@ class LockTable:
             return Status.ERROR
         self.counts.renewed.add(1 - (hold.deadline - now) / hold.span)
         self._extend(hold, lease, now)
-        if hold.owner is not peer:
-            if hold.owner is not None:
-                del hold.owner.holds[hold]
-            hold.owner = peer
+        if hold.peer is not peer:
+            if hold.peer is not None:
+                del hold.peer.holds[hold]
+            hold.peer = peer
             hold.detached = False
             hold.label = peer.label or hold.label
             peer.holds[hold] = None
@@ -380,12 +380,12 @@ class LockTable:
         if not isinstance(group, Group):
             return group
         hold = self._find(group, request.space, request.key, request.token)
-        # Somebody may have taken it over by now, and keeps it. One that was restored has no owner.
-        if hold is None or hold.owner not in (peer, None):
+        # Somebody may have taken it over by now, and keeps it. One that was restored has no peer.
+        if hold is None or hold.peer not in (peer, None):
             return Status.LEASE_EXPIRED
-        if hold.owner is peer:
+        if hold.peer is peer:
             del peer.holds[hold]
-        hold.owner = None
+        hold.peer = None
         hold.detached = True
         self._extend(hold, lease, now)
         return Renewed(lease)
@@ -479,19 +479,19 @@ class LockTable:
         self._size -= 1
         del entry.group.spaces[entry.space][entry.key]
 
-    def _restore(self, group: Group, kept: Kept, left: float, now: float) -> None:
+    def _restore(self, group: Group, kept: HoldRecord, left: float, now: float) -> None:
         """Take in a hold that has so many seconds left."""
         entry = group.spaces[kept.space].get(kept.key)
         if entry is None:
             entry = self._add(group, kept.space, kept.key, kept.limit)
         elif entry.limit == UNKNOWN:
             entry.limit = kept.limit
-        token = self._mint.token(kept.space, kept.key, kept.fence)
+        token = self._issuer.token(kept.space, kept.key, kept.fence)
         hold = entry.holds[kept.fence] = Hold(entry, kept.fence, token, None, kept.since)
         hold.label = kept.label
         hold.detached = kept.detached
         self._deadlines.set(hold, _rounded(left), now)  # a lease that ends late harms nobody
-        group.mint.fence = max(group.mint.fence, kept.fence)
+        group.issuer.fence = max(group.issuer.fence, kept.fence)
         self.counts.returned += 1
         self._note(hold)
 
@@ -500,7 +500,7 @@ class LockTable:
         return lease if lease <= self.limits.max_lease else None
 
     def _grant(self, entry: Entry, peer: Peer, lease: int, now: float) -> Hold:
-        fence, token = entry.group.mint.mint(entry.space, entry.key)
+        fence, token = entry.group.issuer.issue(entry.space, entry.key)
         hold = entry.holds[fence] = Hold(entry, fence, token, peer, now)
         peer.holds[hold] = None
         self._deadlines.set(hold, lease * self._stretch, now)
@@ -532,7 +532,7 @@ class LockTable:
         """Return the fence of a hold that is authentic and was forgotten, while that may be."""
         if group.recovers_until is None or now >= group.recovers_until:
             return None
-        fence = self._mint.verify(request.space, request.key, request.token)
+        fence = self._issuer.verify(request.space, request.key, request.token)
         return None if fence in group.ended else fence
 
     def _release_forgotten(self, group: Group, request: Release, now: float) -> Status:
@@ -565,7 +565,7 @@ class LockTable:
         hold = entry.holds[fence] = Hold(entry, fence, request.token, peer, now)
         peer.holds[hold] = None
         self._deadlines.set(hold, lease * self._stretch, now)
-        group.mint.fence = max(group.mint.fence, fence)
+        group.issuer.fence = max(group.issuer.fence, fence)
         self.counts.returned += 1
         self._note(hold)
         return True
@@ -582,8 +582,8 @@ class LockTable:
         self._note(hold)
         if entry.group.recovers_until is not None:
             entry.group.ended.add(hold.fence)
-        if hold.owner is not None:
-            del hold.owner.holds[hold]
+        if hold.peer is not None:
+            del hold.peer.holds[hold]
         if hold.place is not None:
             self._forget_place(hold.place)
             hold.place = None  # which refers to it
@@ -602,7 +602,7 @@ class LockTable:
         clean: bool,
         silent: bool,
     ) -> None:
-        """Say what becomes of a hold whose owner has ended."""
+        """Say what becomes of a hold whose peer has ended."""
         if self.limits.auto_release and not (peer.detaches or self._keeps_holds or silent):
             patience = 0 if clean else self.limits.orphan_ttl
             if not patience:
@@ -610,7 +610,7 @@ class LockTable:
                 return
             if hold.deadline - now > patience:
                 self._extend(hold, patience, now)
-        hold.owner = None
+        hold.peer = None
 
     # Places in the queue.
 
@@ -647,7 +647,7 @@ class LockTable:
         self._forget_place(waiter)
         # The next server of its shard may know it by the name that it has already.
         entry = waiter.entry
-        name = waiter.place or entry.group.mint.place(entry.space, entry.key)
+        name = waiter.place or entry.group.issuer.place(entry.space, entry.key)
         due = now + keep.away / 1000
         absence = Absence(due, keep.hold / 1000, due + KEPT_LATE)
         self._keep_place(waiter, name, peer.label, absence, now)

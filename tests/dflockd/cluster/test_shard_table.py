@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflockd.table import Effect, Kept, Limits, Mint, Peer, ShardTable, Snapshot
+from dflockd.table import Effect, HoldRecord, Limits, Peer, ShardTable, Snapshot, TokenIssuer
 from dflockd.table.sharded import FROZEN, LAPSED, PLACE_PATIENCE
 from dflockd.table.table import KEPT_LATE
 from dflockd.wire import (
@@ -50,7 +50,7 @@ class Two:
 
 
 def table_of(promise: float = FOR_LONG, *shards: int, **limits: int) -> ShardTable:
-    table = ShardTable(Limits(**limits), Mint(b"secret", 0), Two())
+    table = ShardTable(Limits(**limits), TokenIssuer(b"secret", 0), Two())
     table.promise(promise, 0)
     for shard in shards or (0, 1):
         table.open(shard, 1 << 40)
@@ -242,7 +242,7 @@ def test_of_two_that_come_back_the_later_grant_counts() -> None:
 
 
 def test_leases_are_longer_than_they_are_said_to_be() -> None:
-    table = ShardTable(Limits(), Mint(b"secret", 0), Two(), stretch=1.5)
+    table = ShardTable(Limits(), TokenIssuer(b"secret", 0), Two(), stretch=1.5)
     table.promise(FOR_LONG, 0)
     table.open(0, 0)
     holder = table.connect()
@@ -430,7 +430,7 @@ def test_a_wait_keeps_its_place_while_nobody_has_the_shard() -> None:
         def refer(self, shard: int) -> Refusal:
             return Recovering(100)
 
-    table = ShardTable(Limits(), Mint(b"secret", 0), Nobody())
+    table = ShardTable(Limits(), TokenIssuer(b"secret", 0), Nobody())
     table.promise(FOR_LONG, 0)
     table.open(0, 0)
     take(table, table.connect(), b"a")
@@ -483,7 +483,7 @@ def test_max_locks_counts_over_all_shards_and_what_comes_with_one_always_fits() 
     table.freeze(1)
     table.drop(1, AWAY)
     table.open(1, 2 << 40)
-    holds = [Kept(LOCK, b"1%d" % n, 1, n, 10, 10, 0, b"") for n in range(3)]
+    holds = [HoldRecord(LOCK, b"1%d" % n, 1, n, 10, 10, 0, b"") for n in range(3)]
     table.load(1, Snapshot(holds, []), 0)
     assert len(table) == 4
     assert ask(table, peer, Acquire(LOCK, b"b", 1, 0, 10)) is Status.MAX_LOCKS

@@ -15,7 +15,7 @@ from dflockd.cluster.view import NOT_YET, View
 from dflockd.shards import Loaded, Put, Record, format_shard_value, parse_shard_value
 from dflockd.shards.memory import KeySpace
 from dflockd.shards.values import ShardRecord
-from dflockd.table import Absence, Kept, Place, Snapshot
+from dflockd.table import Absence, HoldRecord, Place, Snapshot
 from dflockd.wire import Moved, Space
 
 
@@ -233,7 +233,7 @@ texts = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zs", "Zl", "Zp"))
 keys = texts.map(str.encode)
 times = st.floats(0, 1e6).map(lambda t: round(t, 3))
 kept = st.builds(
-    Kept,
+    HoldRecord,
     space=st.sampled_from(Space),
     key=keys,
     limit=st.integers(0, 5),

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dflockd.http import HttpOptions, HttpServer
 from dflockd.server import Server, ServerOptions
-from dflockd.table import Limits, LockTable, Mint
+from dflockd.table import Limits, LockTable, TokenIssuer
 from dflockd.wire import Acquire, Enqueue, Keep, Space, Wait
 from tests.dflockd.http.http_site import SECRET, Site, StartSite, bearer
 from tests.dflockd.raw_server import PATIENCE, eventually
@@ -166,7 +166,7 @@ def test_the_lag_of_the_event_loop_is_measured(site: Site) -> None:
 async def test_a_place_that_nobody_came_back_to_is_counted_as_an_abandoned_wait() -> None:
     import aiohttp
 
-    table = LockTable(Limits(), Mint(b"x", 1))
+    table = LockTable(Limits(), TokenIssuer(b"x", 1))
     holder, away = table.connect(), table.connect()
     table.handle(holder, Acquire(Space.LOCK, b"k", 1, 0, 1000), 0)
     for request in (Enqueue(Space.LOCK, b"k", 1, 5), Keep(0, 0), Wait(Space.LOCK, b"k", 0)):
@@ -197,7 +197,7 @@ async def test_two_servers_of_one_process_do_not_share_numbers() -> None:
 
     servers, sites = [], []
     for number in range(2):
-        table = LockTable(Limits(max_locks=100 + number), Mint(b"x", 1))
+        table = LockTable(Limits(max_locks=100 + number), TokenIssuer(b"x", 1))
         server = Server(table, ServerOptions(host="127.0.0.1", port=0))
         await server.start()
         http = HttpServer(server, HttpOptions())

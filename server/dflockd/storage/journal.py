@@ -2,7 +2,7 @@
 
 A directory of segments, files of one size that are mapped into memory. To record a change is to copy
 some hundred bytes: no system call, no wait. The kernel keeps what was copied whatever becomes of the
-process; only the end of the machine can lose it, which `dflockd.statedir` knows how to tell.
+process; only the end of the machine can lose it, which `dflockd.storage.directory` knows how to tell.
 
 A record is complete in itself: it says all of a hold, or that one has ended. So what is live can be
 moved to the end at any time, and then the oldest segments hold nothing of interest and are deleted.
@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from dflockd.table import Hold, Kept
+from dflockd.table import Hold, HoldRecord
 from dflockd.wire import Space
 
 SEGMENT = 4 << 20
@@ -51,7 +51,7 @@ class CorruptError(Exception):
     """A segment is not what was written; the text says which and where."""
 
 
-def encode_hold(kept: Kept) -> bytes:
+def encode_hold(kept: HoldRecord) -> bytes:
     """Return the record of a hold that has begun or was extended."""
     space, key, limit, fence, lease, deadline, since, label, detached = kept
     kind = _IS_DETACHED if detached else _IS_HOLD
@@ -69,14 +69,14 @@ def encode_end(fence: int) -> bytes:
     return _CHECKED.pack(zlib.crc32(body), len(body)) + body
 
 
-def decode(data: bytes, start: int = 0) -> tuple[list[Kept | int], int]:
+def decode(data: bytes, start: int = 0) -> tuple[list[HoldRecord | int], int]:
     """Read records until there are no more.
 
     Returns:
         The records, an `int` being the fence of a hold that has ended; and the position behind the
         last one. What follows there is zeros, or something else: that is for the caller to judge.
     """
-    records: list[Kept | int] = []
+    records: list[HoldRecord | int] = []
     while (body_start := start + _CHECKED.size) <= len(data):
         crc, size = _CHECKED.unpack_from(data, start)
         body = data[body_start : body_start + size]
@@ -91,7 +91,7 @@ def decode(data: bytes, start: int = 0) -> tuple[list[Kept | int], int]:
         key, label = body[_HOLD.size : key_end], body[key_end:]
         detached = kind == _IS_DETACHED
         records.append(
-            Kept(Space(space), key, limit, fence, lease, deadline, since, label, detached)
+            HoldRecord(Space(space), key, limit, fence, lease, deadline, since, label, detached)
         )
     return records, start
 
@@ -99,7 +99,7 @@ def decode(data: bytes, start: int = 0) -> tuple[list[Kept | int], int]:
 class Restored(NamedTuple):
     """What a journal says of the end of its time."""
 
-    holds: list[Kept]
+    holds: list[HoldRecord]
     fence: int
     """The largest fence that it knows to have been given out."""
 
@@ -158,7 +158,7 @@ class Journal:
             CorruptError: there is damage.
             OSError: they cannot be read.
         """
-        holds: dict[int, Kept] = {}
+        holds: dict[int, HoldRecord] = {}
         highest, expected = 0, 0
         paths = self._segments()
         for path in paths:

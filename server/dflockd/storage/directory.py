@@ -1,6 +1,6 @@
 """The state directory: what a server must know to go on where it, or its machine, was stopped.
 
-A process that is killed loses nothing: what it wrote is the kernel's (`dflockd.journal`), and a
+A process that is killed loses nothing: what it wrote is the kernel's (`dflockd.storage.journal`), and a
 deadline on the machine's clock means the same to the next process. What the end of the machine may
 have taken from the journal, only the holders know. So then the server gives out no lock until every
 lease that may be out has ended, and takes back what its clients renew meanwhile: the secret in the
@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dflockd.journal import CorruptError, Journal, any_in
-from dflockd.table import Hold, Kept, Limits, LockTable
+from dflockd.storage.journal import CorruptError, Journal, any_in
+from dflockd.table import Hold, HoldRecord, Limits, LockTable
 
 FORMAT = 1
 
@@ -241,12 +241,12 @@ class StateDir:
         return StateError(f"--state-dir {str(self._path)!r}: {exc.strerror or exc}{where}")
 
 
-def _moved(hold: Kept, by: float) -> Kept:
+def _moved(hold: HoldRecord, by: float) -> HoldRecord:
     """Return a hold with the time that it had left, on a clock that is `by` seconds ahead."""
     return hold._replace(deadline=hold.deadline + by, since=hold.since + by) if by else hold
 
 
-def _doubted(hold: Kept, now: float) -> Kept:
+def _doubted(hold: HoldRecord, now: float) -> HoldRecord:
     """Return a hold that may have been renewed since, or have ended: it gets all of its lease."""
     return hold._replace(deadline=now + hold.lease, since=now)
 

@@ -10,7 +10,7 @@ from dflockd.wire import Space, fence_from_token, format_token
 from dflockd.wire.tokens import MAX_FENCE
 
 
-class Mint:
+class TokenIssuer:
     """Makes the tokens of one server.
 
     Args:
@@ -22,7 +22,7 @@ class Mint:
         self._keyed = blake2b(key=secret, digest_size=8)
         self.fence = fence
 
-    def mint(self, space: Space, key: bytes) -> tuple[int, bytes]:
+    def issue(self, space: Space, key: bytes) -> tuple[int, bytes]:
         """Return a new fence and the token that carries it.
 
         Raises:
@@ -35,13 +35,13 @@ class Mint:
 
     def place(self, space: Space, key: bytes) -> bytes:
         """Return a new name for a place in a queue. It is not a token of the key: it proves no hold."""
-        return self.mint(space, b"\0" + key)[1]
+        return self.issue(space, b"\0" + key)[1]
 
-    def beginning(self, fence: int) -> Mint:
-        """Return another mint of the same secret, for fences after this one."""
-        mint = copy.copy(self)
-        mint.fence = fence
-        return mint
+    def beginning(self, fence: int) -> TokenIssuer:
+        """Return another issuer of the same secret, for fences after this one."""
+        issuer = copy.copy(self)
+        issuer.fence = fence
+        return issuer
 
     def token(self, space: Space, key: bytes, fence: int) -> bytes:
         """Return the token that carries `fence`: the same one every time."""

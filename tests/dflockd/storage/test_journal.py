@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflockd import journal
-from dflockd.journal import CorruptError, Journal, decode, encode_end, encode_hold
-from dflockd.table import Entry, Hold, Kept, Mint
+from dflockd.storage import journal
+from dflockd.storage.journal import CorruptError, Journal, decode, encode_end, encode_hold
+from dflockd.table import Entry, Hold, HoldRecord, TokenIssuer
 from dflockd.table.state import Group
 from dflockd.wire import MAX_LIMIT, MAX_LINE, Space
 from dflockd.wire.tokens import MAX_FENCE
@@ -21,7 +21,7 @@ from dflockd.wire.tokens import MAX_FENCE
 numbers = st.floats(0, 1e12)
 lines = st.binary(min_size=1, max_size=MAX_LINE)
 kepts = st.builds(
-    Kept,
+    HoldRecord,
     space=st.sampled_from(Space),
     key=lines,
     limit=st.integers(0, MAX_LIMIT),
@@ -34,7 +34,7 @@ kepts = st.builds(
 records = st.lists(kepts | st.integers(0, MAX_FENCE), max_size=5)
 
 
-def encoded(record: Kept | int) -> bytes:
+def encoded(record: HoldRecord | int) -> bytes:
     return encode_end(record) if isinstance(record, int) else encode_hold(record)
 
 
@@ -48,20 +48,20 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @given(records)
-def test_what_is_decoded_is_what_was_encoded(written: list[Kept | int]) -> None:
+def test_what_is_decoded_is_what_was_encoded(written: list[HoldRecord | int]) -> None:
     data = b"".join(map(encoded, written))
     assert decode(data) == (written, len(data))
     assert decode(data + bytes(2000)) == (written, len(data))
 
 
 @given(kepts)
-def test_no_record_is_longer_than_what_may_be_torn(kept: Kept) -> None:
+def test_no_record_is_longer_than_what_may_be_torn(kept: HoldRecord) -> None:
     assert len(encode_hold(kept)) <= journal.LONGEST
 
 
 @settings(max_examples=20, deadline=None)
 @given(records)
-def test_a_record_that_is_cut_short_is_no_record(written: list[Kept | int]) -> None:
+def test_a_record_that_is_cut_short_is_no_record(written: list[HoldRecord | int]) -> None:
     data = b"".join(map(encoded, written))
     ends = list(itertools.accumulate((len(encoded(record)) for record in written), initial=0))
     for size in range(len(data)):
@@ -74,7 +74,7 @@ def test_a_record_that_is_cut_short_is_no_record(written: list[Kept | int]) -> N
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(kepts | st.integers(0, MAX_FENCE), min_size=1, max_size=3))
-def test_a_flipped_bit_never_makes_another_record(written: list[Kept | int]) -> None:
+def test_a_flipped_bit_never_makes_another_record(written: list[HoldRecord | int]) -> None:
     data = b"".join(map(encoded, written))
     for place in range(0, len(data) * 8, 3):
         flipped = bytearray(data)
@@ -92,7 +92,7 @@ class Model:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.group = Group(Mint(b"secret", 0))
+        self.group = Group(TokenIssuer(b"secret", 0))
         self.live: dict[int, Hold] = {}
         self.fence = 1000
         self.told = 1000
@@ -122,7 +122,7 @@ class Model:
         return hold
 
     @property
-    def kept(self) -> set[Kept]:
+    def kept(self) -> set[HoldRecord]:
         return {hold.kept() for hold in self.live.values()}
 
     @property

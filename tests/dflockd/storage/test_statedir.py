@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from dflockd import statedir
-from dflockd.journal import Journal
-from dflockd.statedir import StateDir, StateError
-from dflockd.table import Limits, LockTable, Mint, Peer
+from dflockd.storage import directory
+from dflockd.storage.directory import StateDir, StateError
+from dflockd.storage.journal import Journal
+from dflockd.table import Limits, LockTable, Peer, TokenIssuer
 from dflockd.wire import (
     Acquire,
     Enqueued,
@@ -44,7 +44,7 @@ class Machine:
         self.boot = "first"
         self.now = 1000.0
         self.running: Run | None = None
-        monkeypatch.setattr(statedir, "_boot_id", lambda: self.boot)
+        monkeypatch.setattr(directory, "_boot_id", lambda: self.boot)
 
     def start(self, wall_clock: int = 0) -> Run:
         self.running = Run(self, wall_clock)
@@ -72,8 +72,8 @@ class Run:
     def __init__(self, machine: Machine, wall_clock: int) -> None:
         self.machine = machine
         self.state = StateDir(str(machine.path), machine.now, LIMITS)
-        mint = Mint(self.state.secret, max(wall_clock, self.state.fence))
-        self.table = LockTable(LIMITS, mint, kept=True)
+        issuer = TokenIssuer(self.state.secret, max(wall_clock, self.state.fence))
+        self.table = LockTable(LIMITS, issuer, kept=True)
         try:
             self.state.start(self.table, machine.now)
         except BaseException:
@@ -517,5 +517,5 @@ def test_a_disk_without_room(tmp_path: Path, room: int) -> None:
     assert "File too large" in refused(path, limit)
     # And once there is room, all is well.
     state = StateDir(str(path), 5.0, LIMITS)
-    state.start(LockTable(LIMITS, Mint(state.secret, 1), kept=True), 5.0)
+    state.start(LockTable(LIMITS, TokenIssuer(state.secret, 1), kept=True), 5.0)
     os.close(state._lock)

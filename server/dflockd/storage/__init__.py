@@ -1,0 +1,1 @@
+"""What outlives the process: the state directory and the journal of holds in it."""
