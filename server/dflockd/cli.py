@@ -21,13 +21,13 @@ from dflockd.cluster import Member, Node, Terms, TermsError, agree, commands
 from dflockd.config import SettingError, Settings, load, load_cluster, read_etcd_tls
 from dflockd.server import Server
 from dflockd.shards import StoreError, StoreUnreachableError
-from dflockd.storage.directory import StateDir, StateError
+from dflockd.storage import StateDir, StateError
 from dflockd.table import LockTable, TokenIssuer
 
 if TYPE_CHECKING:
     from dflockd.http import HttpServer
     from dflockd.shards.etcd import EtcdStore
-    from dflockd.storage.journal import Journal
+    from dflockd.storage import Journal
 
 LEAVE_SHARE = 0.75
 """Share of the shutdown timeout in which shards are handed over."""
@@ -126,7 +126,12 @@ async def _serve(settings: Settings) -> int:
     fence, secret, state = time.time_ns(), secrets.token_bytes(32), None
     try:
         if settings["state_dir"] is not None:
-            state = StateDir(settings["state_dir"], time.monotonic(), limits)
+            state = StateDir(
+                settings["state_dir"],
+                time.monotonic(),
+                limits,
+                recover=settings["state_recover"],
+            )
             fence, secret = max(fence, state.fence), state.secret
         table = LockTable(limits, TokenIssuer(secret, fence), kept=state is not None)
         if state is not None:
@@ -136,6 +141,8 @@ async def _serve(settings: Settings) -> int:
         return 1
     server = Server(table, settings.server_options(), state)
     http = _http(server, settings, journal=state.journal if state is not None else None)
+    if state is not None:
+        state.keep_synced(server.cannot_write)
     if not await _listen(server, http, settings, _kept(state)):
         return 1
     await stopped.wait()

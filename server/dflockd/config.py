@@ -244,6 +244,14 @@ SETTINGS: tuple[Setting, ...] = (
         "Keep what is held in this directory, so that a restart loses no lock",
     ),
     Setting(
+        "--state-recover",
+        "DFLOCKD_STATE_RECOVER",
+        False,
+        _SWITCH,
+        "If the state directory is damaged, wait for clients to renew what they hold instead of "
+        "refusing to start",
+    ),
+    Setting(
         "--cluster",
         "DFLOCKD_CLUSTER",
         None,

@@ -18,7 +18,7 @@ from dflockd.http.guard import WHO, add_headers, guard
 from dflockd.http.health import Cluster, look, probes_of
 from dflockd.http.metrics import Exposition, LoopLag, ServerCollector
 from dflockd.server import Server
-from dflockd.storage.journal import Journal
+from dflockd.storage import Journal
 from dflockd.table import Entry
 from dflockd.wire import MAX_SECRET, Moved, Space, Status
 

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 from dflockd import __version__
 from dflockd.http.health import Cluster, Probe, look
 from dflockd.server import Server
-from dflockd.storage.journal import SEGMENT, Journal
+from dflockd.storage import SEGMENT, Journal
 from dflockd.table import Histogram
 
 STAGES = ("claiming", "serving", "leaving")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from dflockd.server.session import Session
 from dflockd.table import Effect, Hold, LockTable, Peer
@@ -221,11 +221,17 @@ class Server:
         try:
             self.journal.record(changes, self.table.fence)
         except OSError as exc:
-            # Whoever was told of it now would believe in a lock that the next process knows not of.
-            logger.critical("ending: cannot write to the state directory: %s", exc)
-            logging.shutdown()
-            os._exit(1)
+            self.cannot_write(exc)
         changes.clear()
+
+    def cannot_write(self, exc: OSError) -> NoReturn:
+        """End the process, for its journal cannot be written. May be called in any thread.
+
+        Whoever was told of a grant now would believe in a lock that the next process knows not of.
+        """
+        logger.critical("ending: cannot write to the state directory: %s", exc)
+        logging.shutdown()
+        os._exit(1)
 
     def _send(self, effects: list[Effect], start: int = 0) -> None:
         # Thousands may be due at once, and each costs a system call: others get a turn in between.

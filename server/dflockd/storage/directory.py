@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
+import logging
 import math
 import os
-import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from dflockd.storage.journal import CorruptError, Journal, any_in
+from dflockd.storage import reading, state_file, version1
+from dflockd.storage.disk import Disk
+from dflockd.storage.journal import Journal
+from dflockd.storage.reading import ALL_NAMES, DamagedError, Journaled, Restored, Trust
+from dflockd.storage.state_file import OtherFormatError, StateFileError
+from dflockd.storage.syncing import Syncing
 from dflockd.table import Hold, HoldRecord, Limits, LockTable
-
-FORMAT = 1
-
-SECRET = 32
-"""Bytes of the secret."""
 
 RESERVED = 1 << 48
 """Fences that no process gives out in all its life; after a crash the next one starts beyond them."""
@@ -33,25 +32,7 @@ RESERVED = 1 << 48
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CLOCK_OFFSETS = Path("/proc/self/timens_offsets")
 
-_NEW: dict[str, Any] = {
-    "format": FORMAT,
-    # What the digests of tokens are keyed with, in hexadecimal.
-    "secret": "",
-    # Which generation of the journal counts; 0 before the first.
-    "generation": 0,
-    # On which boot of the machine the times here and in the journal are to be read.
-    "boot": "",
-    # Whether everything was on the disk when the process ended, and when that was.
-    "clean": True,
-    "stopped": 0.0,
-    # Until when holders that were forgotten are waited for.
-    "recovers_until": 0.0,
-    # Seconds that no lease exceeds that may be out.
-    "longest_lease": 0,
-    # A fence beyond all that were given out, should the journal be lost.
-    "fence": 0,
-}
-"""The state file before its first use. All of its fields are these, of these types."""
+logger = logging.getLogger("dflockd.storage")
 
 
 class StateError(Exception):
@@ -71,16 +52,30 @@ class StateDir:
         path: the directory; it is made if it is missing, its parent is not.
         now: the machine's monotonic clock, which `holds` refer to.
         limits: those of the table that it is for.
+        recover: whether to go on with a damaged journal, and wait for holders as after a crash of
+            the machine.
+        disk: what does the reading and writing.
 
     Raises:
         StateError: it cannot be used as it is; no lock in it is forgotten.
     """
 
-    def __init__(self, path: str, now: float, limits: Limits) -> None:
+    def __init__(
+        self,
+        path: str,
+        now: float,
+        limits: Limits,
+        *,
+        recover: bool = False,
+        disk: Callable[[Path], Disk] = Disk,
+    ) -> None:
         self._path = Path(path)
+        self._disk = disk(self._path)
         self._limits = limits
+        self._recover = recover
+        self._syncing: Syncing | None = None
         try:
-            self._path.mkdir(mode=0o700, exist_ok=True)
+            self._disk.make()
             self._lock = self._locked()
             try:
                 self._read(now)
@@ -110,13 +105,14 @@ class StateDir:
         try:
             if generation == 1:
                 self._save()  # a journal without a state file would be refused
-            self.journal = Journal(self._path, generation)
+            self.journal = Journal(self._disk, bytes.fromhex(self._state["identity"]), generation)
             self.journal.start(table.changes, table.fence)
             # Until here all is as the last process left it, and from here on it is this one's.
             self._save(
                 generation=generation,
                 boot=_boot_id(),
                 clean=False,
+                segments=[],
                 recovers_until=now + self.recovery,
                 longest_lease=math.ceil(max(leases)),
                 fence=table.fence + RESERVED,
@@ -125,6 +121,14 @@ class StateDir:
         except OSError as exc:
             raise self._unusable(exc) from exc
         table.changes.clear()
+
+    def keep_synced(self, failed: Callable[[OSError], object]) -> None:
+        """Bring what is recorded to the disk from now on, in a thread.
+
+        Args:
+            failed: called in that thread if the disk does not take it. Nothing may be granted then.
+        """
+        self._syncing = Syncing(self.journal, failed)
 
     def record(self, changes: Iterable[Hold], fence: int) -> None:
         """Write down what a step of the table has changed, before anybody is told.
@@ -147,8 +151,10 @@ class StateDir:
         Raises:
             OSError: it is not.
         """
-        self.journal.close()
-        self._save(clean=True, stopped=now)
+        if self._syncing is not None:
+            self._syncing.stop()
+        segments = self.journal.close()
+        self._save(clean=True, stopped=now, segments=segments)
         os.close(self._lock)
 
     def _locked(self) -> int:
@@ -167,74 +173,73 @@ class StateDir:
     def _read(self, now: float) -> None:
         self._state = state = self._load()
         self.secret = bytes.fromhex(state["secret"])
-        journal = Journal(self._path, state["generation"])
         same_boot = state["boot"] == _boot_id() != ""
-        # The kernel has all that was written, unless the machine ended in between.
-        is_whole = same_boot or state["clean"]
-        is_complete = is_whole and (journal.exists or not state["generation"])
+        trust = Trust.CLOSED if state["clean"] else Trust.KEPT if same_boot else Trust.CUT
         try:
-            restored = journal.read(strict=is_complete)
-        except CorruptError as exc:
-            raise StateError(
-                f"--state-dir: {exc}: delete its journal-* files to go on: the server then waits "
-                f"{state['longest_lease']} s for clients to renew what they hold"
-            ) from None
+            restored = self._journal(trust)
+        except DamagedError as exc:
+            if not self._recover:
+                raise StateError(
+                    f"--state-dir: {exc}: start once with --state-recover, to wait "
+                    f"{state['longest_lease']} s for clients to renew what they hold; or empty the "
+                    "directory if nothing is held any more"
+                ) from None
+            logger.warning("--state-recover: going on though %s", exc)
+            trust = Trust.NONE
+            restored = self._journal(trust)
         last_now = now if same_boot else state["stopped"]
-        if is_complete:
+        if trust in (Trust.CLOSED, Trust.KEPT):
             self.fence = restored.fence
             self.recovery = max(0.0, state["recovers_until"] - last_now)
+            self.holds = [_moved(hold, now - last_now) for hold in restored.holds]
         else:
             self.fence = max(restored.fence, state["fence"])
             self.recovery = float(state["longest_lease"])
-        self.holds = [
-            _moved(hold, now - last_now) if is_whole else _doubted(hold, now)
-            for hold in restored.holds
-        ]
+            self.holds = [_doubted(hold, now) for hold in restored.holds]
+
+    def _journal(self, trust: Trust) -> Restored:
+        """Return what the journal says that counts.
+
+        Raises:
+            DamagedError: it is not as it was left.
+            OSError: it cannot be read.
+        """
+        state = self._state
+        if not state["generation"]:
+            return Restored([], 0)
+        if state["format"] == 1:
+            return version1.read(self._disk, state["generation"], trust)
+        identity = bytes.fromhex(state["identity"])
+        journal = Journaled(identity, state["generation"], state["segments"])
+        return reading.read(self._disk, journal, trust)
 
     def _load(self) -> dict[str, Any]:
-        path = self._path / "state.json"
+        path = self._path / state_file.NAME
         try:
-            known = json.loads(path.read_bytes())
-            if known["format"] != FORMAT:
-                raise StateError(
-                    f"{path} is of another version of dflockd (format {known['format']}): "
-                    "use that one, or empty the directory once all leases have ended"
-                )
-            for name, default in _NEW.items():
-                if type(known[name]) is not type(default):
-                    raise TypeError(f"{name!r} is {type(known[name]).__name__}")
-            if len(bytes.fromhex(known["secret"])) != SECRET:
-                raise ValueError("'secret' is of another length")
+            return state_file.load(self._disk.read(state_file.NAME))
         except FileNotFoundError:
-            if any_in(self._path):
+            if self._disk.names(ALL_NAMES):
                 raise StateError(
-                    f"--state-dir {str(self._path)!r} has a journal and no state.json: "
+                    f"--state-dir {str(self._path)!r} has a journal and no {state_file.NAME}: "
                     "bring that back, or empty the directory once all leases have ended"
                 ) from None
-            return {**_NEW, "secret": secrets.token_hex(SECRET)}
-        except (ValueError, KeyError, TypeError) as exc:
-            # Not what is wrong with it in detail: a part of the secret could be in that.
+            return state_file.new()
+        except OtherFormatError as exc:
             raise StateError(
-                f"{path} is damaged ({type(exc).__name__}): bring it back, "
+                f"{path} is of another version of dflockd ({exc}): "
+                "use that one, or empty the directory once all leases have ended"
+            ) from None
+        except StateFileError as exc:
+            raise StateError(
+                f"{path} is damaged ({exc}): bring it back, "
                 "or empty the directory once all leases have ended"
             ) from None
-        return {name: known[name] for name in _NEW}
 
     def _save(self, **changes: Any) -> None:
         """Replace the state file, and have it on the disk on return."""
-        self._state.update(changes)
-        path = self._path / "state.json"
-        new = path.with_suffix(".new")
-        with open(new, "wb", opener=_private) as file:
-            file.write(json.dumps(self._state, indent=1).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-        directory = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        state = {**self._state, **changes, "format": state_file.FORMAT}
+        self._disk.replace(state_file.NAME, state_file.dump(state))
+        self._state = state
 
     def _unusable(self, exc: OSError) -> StateError:
         where = f": {exc.filename}" if exc.filename else ""
@@ -249,10 +254,6 @@ def _moved(hold: HoldRecord, by: float) -> HoldRecord:
 def _doubted(hold: HoldRecord, now: float) -> HoldRecord:
     """Return a hold that may have been renewed since, or have ended: it gets all of its lease."""
     return hold._replace(deadline=now + hold.lease, since=now)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def _boot_id() -> str:

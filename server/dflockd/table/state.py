@@ -47,6 +47,10 @@ class HoldRecord(NamedTuple):
     since: float
     label: bytes
     detached: bool = False
+    owner: bytes = b""
+    """Which run holds it, where that was said."""
+    attempt: int = 0
+    """The how manieth of that run's attempts it is."""
 
 
 class Entry:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dflockd.storage import directory
+from dflockd.storage import directory, state_file
 from dflockd.storage.directory import StateDir, StateError
 from dflockd.storage.journal import Journal
 from dflockd.table import Limits, LockTable, Peer, TokenIssuer
@@ -36,6 +36,13 @@ from tests.dflockd.raw_server import PATIENCE
 LIMITS = Limits(default_lease=30)
 
 
+def rewrite(path: Path, **changes: Any) -> None:
+    """Change fields of the state file, as if they had been written so."""
+    state = json.loads((path / "state.json").read_bytes())
+    del state["checksum"]
+    (path / "state.json").write_bytes(state_file.dump({**state, **changes}))
+
+
 class Machine:
     """A boot id, and a clock that the test turns."""
 
@@ -46,8 +53,8 @@ class Machine:
         self.running: Run | None = None
         monkeypatch.setattr(directory, "_boot_id", lambda: self.boot)
 
-    def start(self, wall_clock: int = 0) -> Run:
-        self.running = Run(self, wall_clock)
+    def start(self, wall_clock: int = 0, *, recover: bool = False) -> Run:
+        self.running = Run(self, wall_clock, recover=recover)
         return self.running
 
     def crash(self, boot: str = "next", now: float = 5.0) -> None:
@@ -69,9 +76,9 @@ class Machine:
 class Run:
     """What one process does, without its network."""
 
-    def __init__(self, machine: Machine, wall_clock: int) -> None:
+    def __init__(self, machine: Machine, wall_clock: int, *, recover: bool) -> None:
         self.machine = machine
-        self.state = StateDir(str(machine.path), machine.now, LIMITS)
+        self.state = StateDir(str(machine.path), machine.now, LIMITS, recover=recover)
         issuer = TokenIssuer(self.state.secret, max(wall_clock, self.state.fence))
         self.table = LockTable(LIMITS, issuer, kept=True)
         try:
@@ -196,13 +203,14 @@ def test_after_a_crash_of_the_machine_holders_are_waited_for(
     machine: Machine, journal_survived: bool
 ) -> None:
     run = machine.start()
+    [path] = machine.path.glob("journal-*")
+    synced = path.read_bytes()
     token = run.lock(b"k", 25)
     run.lock(b"gone", 25)  # its holder ends with the machine
     fence = run.table.fence
     machine.crash()
     if not journal_survived:
-        for path in machine.path.glob("journal-*"):
-            path.write_bytes(bytes(path.stat().st_size))
+        path.write_bytes(synced)  # nothing since the start
 
     run = machine.start()
     assert run.state.recovery == 30
@@ -376,7 +384,7 @@ def test_a_full_disk_does_not_cost_the_secret(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("os.fsync", full)
+        patch.setattr("os.fdatasync", full)
         with pytest.raises(OSError, match="No space"):
             run.lock(b"k", 1000)
     assert machine.file == known
@@ -431,6 +439,8 @@ def test_a_damaged_state_file(stopped: Machine, text: bytes) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("identity", ""),
+        ("segments", {}),
         ("secret", ""),
         ("secret", "00"),
         ("secret", "xyz"),
@@ -445,29 +455,77 @@ def test_a_damaged_state_file(stopped: Machine, text: bytes) -> None:
 )
 def test_a_field_that_is_wrong(stopped: Machine, field: str, value: object) -> None:
     known = stopped.file
-    (stopped.path / "state.json").write_text(json.dumps({**known, field: value}))
+    secret = known["secret"]
+    rewrite(stopped.path, **{field: value})
     message = refusal(stopped)
     assert "state.json is damaged" in message
-    assert known["secret"] not in message
+    assert secret not in message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("secret", "0" * 64),
+        ("identity", "0" * 32),
+        ("longest_lease", 1),
+        ("fence", 0),
+        ("clean", False),
+        ("boot", "another"),
+        ("generation", 0),
+        ("checksum", "00000000"),
+    ],
+)
+def test_a_value_that_was_not_written(stopped: Machine, field: str, value: object) -> None:
+    (stopped.path / "state.json").write_text(json.dumps({**stopped.file, field: value}))
+    assert "state.json is damaged" in refusal(stopped)
+
+
+def test_every_byte_of_the_state_file_counts(stopped: Machine) -> None:
+    path = stopped.path / "state.json"
+    text = path.read_bytes()
+    for position in range(len(text)):
+        path.write_bytes(text[:position] + bytes([text[position] ^ 1]) + text[position + 1 :])
+        try:
+            known = state_file.load(path.read_bytes())
+        except (state_file.StateFileError, state_file.OtherFormatError):
+            continue
+        # White space around the fields.
+        assert known == state_file.load(text)
 
 
 def test_a_state_of_another_version(stopped: Machine) -> None:
-    (stopped.path / "state.json").write_text(json.dumps({**stopped.file, "format": 2}))
-    assert "another version of dflockd (format 2)" in refusal(stopped)
+    rewrite(stopped.path, format=3)
+    assert "another version of dflockd (format 3)" in refusal(stopped)
 
 
 def test_a_damaged_journal_and_the_way_out(stopped: Machine) -> None:
     [path] = stopped.path.glob("journal-*")
     data = bytearray(path.read_bytes())
-    data[40] ^= 1
-    data[3000] = 1
+    data[140] ^= 1
     path.write_bytes(data)
     message = refusal(stopped)
-    assert "damaged at byte 32: delete its journal-* files to go on" in message
-    assert "waits 30 s" in message
-    path.unlink()
-    run = stopped.start()
+    assert f"{path}: damaged at byte 128: start once with --state-recover" in message
+    assert "to wait 30 s for clients to renew" in message
+    assert "or empty the directory if nothing is held any more" in message
+    run = stopped.start(recover=True)
     assert run.attempt(b"k") == Recovering(30_000)
+    # From then on all is well again, and goes on after a kill.
+    stopped.kill()
+    stopped.now += 10
+    assert stopped.start().attempt(b"k") == Recovering(20_000)
+
+
+def test_the_way_out_changes_nothing_where_nothing_is_damaged(stopped: Machine) -> None:
+    run = stopped.start(recover=True)
+    assert run.attempt(b"k") is Status.TIMEOUT
+    assert isinstance(run.attempt(b"other"), Granted)
+
+
+def test_a_journal_that_was_deleted_is_damage(stopped: Machine) -> None:
+    [path] = stopped.path.glob("journal-*")
+    path.unlink()
+    assert f"{path}: missing: start once with --state-recover" in refusal(stopped)
+    assert stopped.start(recover=True).attempt(b"k") == Recovering(30_000)
 
 
 # As a command.

@@ -1,0 +1,124 @@
+"""Records of the journal: that a hold is so and so, or that it has ended.
+
+A record is a checksum, its length and a body; a body is its type, then the fields of that type, then
+any number of extra fields, each with a tag and a length. So a later version can say more of a hold,
+and a reader knows what it does not know.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+from dflockd.table import HoldRecord
+from dflockd.wire import Space
+
+_CHECKED = struct.Struct("<IH")
+_END = struct.Struct("<BQ")
+_HOLD = struct.Struct("<BBQIdddBHH")
+_EXTRA = struct.Struct("<BH")
+_ATTEMPT = struct.Struct("<I")
+
+_IS_END, _IS_HOLD = 1, 2
+_DETACHED = 1
+"""A flag of a hold."""
+
+_OWNER = 1
+"""Tag of the extra field that says which run holds it: the attempt, then the id."""
+
+MUST_BE_KNOWN = 128
+"""Tags from here on change what a hold is: a reader that does not know them must not go on."""
+
+
+class UnknownRecordError(Exception):
+    """A whole record of a type, or with a field, that only a later version knows."""
+
+
+def encode_hold(record: HoldRecord, seed: int) -> bytes:
+    """Return the record of a hold that has begun or was extended.
+
+    Args:
+        record: what there is to say of it.
+        seed: the checksum of what stands above: a record that has come from elsewhere is no record.
+    """
+    space, key, limit, fence, lease, deadline, since, label, detached, owner, attempt = record
+    flags = _DETACHED if detached else 0
+    body = (
+        _HOLD.pack(
+            _IS_HOLD, space, fence, limit, lease, deadline, since, flags, len(key), len(label)
+        )
+        + key
+        + label
+    )
+    if owner:
+        body += _EXTRA.pack(_OWNER, _ATTEMPT.size + len(owner)) + _ATTEMPT.pack(attempt) + owner
+    return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
+
+
+def encode_end(fence: int, seed: int) -> bytes:
+    """Return the record of a hold that has ended."""
+    body = _END.pack(_IS_END, fence)
+    return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
+
+
+def decode(data: bytes, start: int, end: int, seed: int) -> tuple[list[HoldRecord | int], int]:
+    """Read records until one is not whole.
+
+    Args:
+        data: the bytes that they are in.
+        start: where the first one begins.
+        end: where the last one should end.
+        seed: as they were written with.
+
+    Returns:
+        The records, an `int` being the fence of a hold that has ended; and the position behind the
+        last one, which is `end` if all of them are whole.
+
+    Raises:
+        UnknownRecordError: one is of a later version.
+    """
+    records: list[HoldRecord | int] = []
+    while (body_start := start + _CHECKED.size) <= end:
+        crc, size = _CHECKED.unpack_from(data, start)
+        body = data[body_start : body_start + size]
+        if not size or body_start + size > end or zlib.crc32(body, seed) != crc:
+            break
+        records.append(_read(body))
+        start = body_start + size
+    return records, start
+
+
+def _read(body: bytes) -> HoldRecord | int:
+    kind = body[0]
+    if kind == _IS_END:
+        return int(_END.unpack_from(body)[1])
+    if kind != _IS_HOLD:
+        raise UnknownRecordError(f"a record of type {kind}")
+    (_, space, fence, limit, lease, deadline, since, flags, key_size, label_size) = (
+        _HOLD.unpack_from(body)
+    )
+    key_end = _HOLD.size + key_size
+    end = key_end + label_size
+    key, label = body[_HOLD.size : key_end], body[key_end:end]
+    owner, attempt = b"", 0
+    while end < len(body):
+        tag, size = _EXTRA.unpack_from(body, end)
+        content = body[end + _EXTRA.size : end + _EXTRA.size + size]
+        end += _EXTRA.size + size
+        if tag == _OWNER:
+            (attempt,), owner = _ATTEMPT.unpack_from(content), content[_ATTEMPT.size :]
+        elif tag >= MUST_BE_KNOWN:
+            raise UnknownRecordError(f"a record with a field of type {tag}")
+    return HoldRecord(
+        Space(space),
+        key,
+        limit,
+        fence,
+        lease,
+        deadline,
+        since,
+        label,
+        bool(flags & _DETACHED),
+        owner,
+        attempt,
+    )

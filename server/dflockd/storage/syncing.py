@@ -1,0 +1,47 @@
+"""The thread that brings the journal to the disk while the server goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from dflockd.storage.journal import Journal
+
+EVERY = 1.0
+"""Seconds between what was recorded first and the sync that it is waited for with."""
+
+
+class Syncing:
+    """Syncs a journal, at most once in `EVERY` seconds and only if something was recorded.
+
+    Args:
+        journal: what is synced.
+        failed: called once, in the thread, if the disk does not take it. It is over then.
+    """
+
+    def __init__(self, journal: Journal, failed: Callable[[OSError], object]) -> None:
+        self._journal = journal
+        self._failed = failed
+        self._due = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dflockd-sync", daemon=True)
+        journal.wake = self._due.set
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, and return when it has ended."""
+        self._stopped.set()
+        self._due.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._due.wait()
+            if self._stopped.wait(EVERY):
+                return
+            self._due.clear()
+            try:
+                self._journal.sync()
+            except OSError as exc:
+                self._failed(exc)
+                return

@@ -1,0 +1,152 @@
+"""The rules that keep locks over power cuts and kills, each taken out: a state of `power` shows it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from dflockd.storage import reading
+from dflockd.storage.directory import StateDir, StateError
+from dflockd.storage.disk import Disk
+from dflockd.storage.journal import Journal
+from tests.dflockd.storage.test_power_cuts import (
+    Tally,
+    cut_everywhere,
+    kill_everywhere,
+    lived,
+    patch,
+)
+
+__all__ = ["patch"]
+
+
+class Rule(NamedTuple):
+    """A rule, as a piece of the text of the code that keeps it."""
+
+    where: Any
+    name: str
+    text: str
+    instead: str = "pass"
+
+
+RULES = {
+    "what is open is synced": Rule(
+        Journal,
+        "sync",
+        "    self._disk.sync(current.file)\n    if current.number",
+        "    if current.number",
+    ),
+    "what was left for the next one is synced": Rule(Journal, "sync", "self._disk.sync(each.file)"),
+    "the names of new segments are synced": Rule(Journal, "sync", "self._disk.sync_names()"),
+    "what was moved is synced before its old place is deleted": Rule(
+        Journal,
+        "sync",
+        "    self._is_synced = True\n",
+        """
+    self._is_synced = True
+    for number in range(self._first, self._oldest):
+        self._disk.unlink([name_of(self._generation, number)])
+""",
+    ),
+    "which is the first is on the disk before the others are deleted": Rule(
+        Journal,
+        "sync",
+        "        self._disk.sync(current.file)\n        numbers",
+        "        numbers",
+    ),
+    "a segment is marked as synced after the sync": Rule(
+        Journal,
+        "sync",
+        "    for each in turned:\n        self._disk.sync",
+        "    self._mark(current, SYNCED, end)\n    for each in turned:\n        self._disk.sync",
+    ),
+    "the start is synced": Rule(Journal, "start", "    self.sync()\n    self.sync()", "    pass"),
+    "a step counts once all of it is there": Rule(
+        Journal,
+        "_write",
+        "    self._current.mapped.data[self._position : end] = record\n    self._position = end",
+        "    start, self._position = self._position, end\n    self._commit()\n"
+        "    self._current.mapped.data[start:end] = record",
+    ),
+    "the old journal is deleted once the new one counts": Rule(
+        StateDir,
+        "start",
+        "        # Until here",
+        "        self.journal.drop_others()\n        # Until here",
+    ),
+    "the new journal counts once it is there": Rule(
+        StateDir,
+        "start",
+        "        self.journal.start(",
+        "        self._save(generation=generation, boot=_boot_id(), clean=False)\n"
+        "        self.journal.start(",
+    ),
+    "a longer lease is on the disk before it is granted": Rule(
+        StateDir, "record", "if longest > self._state", "if False and longest > self._state"
+    ),
+    "the state file is synced before it gets its name": Rule(Disk, "replace", "self.sync(file)"),
+    "the name of the state file is synced": Rule(Disk, "replace", "self.sync_names()"),
+    "a clean stop is synced": Rule(Journal, "close", "self.sync()"),
+    "after a power cut holders are waited for": Rule(
+        StateDir, "_read", 'float(state["longest_lease"])', "0.0"
+    ),
+    "a power cut is no kill": Rule(StateDir, "_read", "else Trust.CUT", "else Trust.KEPT"),
+    "a recovery is as long as the longest lease": Rule(
+        StateDir, "_read", 'float(state["longest_lease"])', "20.0"
+    ),
+    "what is older than the first does not count": Rule(
+        reading, "read", "if number >= first", "if True"
+    ),
+    "a segment may be just begun when its process is killed": Rule(
+        reading._Check, "kept", "last -= 1"
+    ),
+    "what was not synced may be missing": Rule(
+        reading, "read", "check.cut()", "return _result(check.kept())"
+    ),
+}
+
+
+def plant(rule: Rule, patch: pytest.MonkeyPatch) -> None:
+    """Take a rule out of the code."""
+    source = textwrap.dedent(inspect.getsource(getattr(rule.where, rule.name)))
+    assert source.count(rule.text) == 1, source
+    module = rule.where if inspect.ismodule(rule.where) else sys.modules[rule.where.__module__]
+    scope = dict(vars(module))
+    exec(source.replace(rule.text, rule.instead), scope)
+    patch.setattr(rule.where, rule.name, scope[rule.name])
+
+
+def found(path: Path, seed: int, patch: pytest.MonkeyPatch) -> str | None:
+    """Return the first thing that is wrong, if anything is."""
+    life = lived(path / "run", seed, patch)
+
+    def boot(name: str) -> None:
+        life.boot = name
+
+    tally: Tally = kill_everywhere(path / "left", life.record, boot, enough=1)
+    if not tally.wrong:
+        life.boot = "the next"
+        tally = cut_everywhere(path / "left", life.record, seed, states=12, every=2, enough=1)
+    return next(iter(tally.wrong), None)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_without_the_rule_a_state_shows_it(
+    tmp_path: Path, rule: str, patch: pytest.MonkeyPatch
+) -> None:
+    plant(RULES[rule], patch)
+    for seed in range(1, 6):
+        try:
+            (path := tmp_path / str(seed)).mkdir()
+            wrong = found(path, seed, patch)
+        except (StateError, AssertionError) as exc:
+            wrong = f"the run itself fails: {exc}"
+        if wrong is not None:
+            print(wrong)
+            return
+    pytest.fail(f"nothing is wrong without it: {rule}")

@@ -1,0 +1,114 @@
+"""Records by themselves: what is decoded is what was encoded, or nothing."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflockd.storage.journal import LONGEST
+from dflockd.storage.records import (
+    MUST_BE_KNOWN,
+    UnknownRecordError,
+    decode,
+    encode_end,
+    encode_hold,
+)
+from dflockd.table import HoldRecord
+from dflockd.wire import MAX_LIMIT, MAX_LINE, Space
+from dflockd.wire.tokens import MAX_FENCE
+
+SEED = 12345
+
+numbers = st.floats(0, 1e12)
+fields = {
+    "space": st.sampled_from(Space),
+    "key": st.binary(min_size=1, max_size=MAX_LINE),
+    "limit": st.integers(0, MAX_LIMIT),
+    "fence": st.integers(0, MAX_FENCE),
+    "lease": numbers,
+    "deadline": numbers,
+    "since": numbers,
+    "label": st.binary(max_size=MAX_LINE),
+}
+owners = {"owner": st.binary(min_size=1, max_size=64), "attempt": st.integers(0, 2**31 - 1)}
+unowned = st.fixed_dictionaries(fields | {"detached": st.booleans()})
+owned = st.fixed_dictionaries(fields | owners)
+holds = (unowned | owned).map(lambda values: HoldRecord(**values))
+records = st.lists(holds | st.integers(0, MAX_FENCE), max_size=5)
+
+
+def encoded(record: HoldRecord | int, seed: int = SEED) -> bytes:
+    return encode_end(record, seed) if isinstance(record, int) else encode_hold(record, seed)
+
+
+def decoded(data: bytes, end: int | None = None) -> tuple[list[HoldRecord | int], int]:
+    return decode(data, 0, len(data) if end is None else end, SEED)
+
+
+@given(records)
+def test_what_is_decoded_is_what_was_encoded(written: list[HoldRecord | int]) -> None:
+    data = b"".join(map(encoded, written))
+    assert decoded(data) == (written, len(data))
+    assert decoded(data + bytes(2000)) == (written, len(data))
+    assert decoded(data + b"\xff" * 100, len(data)) == (written, len(data))
+
+
+@given(holds)
+def test_there_is_room_for_every_record(record: HoldRecord) -> None:
+    assert len(encode_hold(record, SEED)) <= LONGEST
+
+
+@given(records.filter(bool))
+def test_what_was_written_elsewhere_is_no_record(written: list[HoldRecord | int]) -> None:
+    data = b"".join(encoded(record, SEED + 1) for record in written)
+    assert decoded(data) == ([], 0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(records)
+def test_a_record_that_is_cut_short_is_no_record(written: list[HoldRecord | int]) -> None:
+    data = b"".join(map(encoded, written))
+    ends = list(itertools.accumulate((len(encoded(record)) for record in written), initial=0))
+    for size in range(len(data)):
+        whole = max(number for number, end in enumerate(ends) if end <= size)
+        assert decoded(data[:size]) == (written[:whole], ends[whole])
+        assert decoded(data, size) == (written[:whole], ends[whole])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(holds | st.integers(0, MAX_FENCE), min_size=1, max_size=3))
+def test_a_flipped_bit_never_makes_another_record(written: list[HoldRecord | int]) -> None:
+    data = b"".join(map(encoded, written))
+    for bit in range(0, len(data) * 8, 3):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        read, _ = decoded(bytes(flipped))
+        assert read == written[: len(read)]
+        assert len(read) < len(written)
+
+
+HOLD = HoldRecord(Space.LOCK, b"key", 1, 7, 30.0, 100.0, 70.0, b"label")
+
+
+def checked(body: bytes) -> bytes:
+    return struct.pack("<IH", zlib.crc32(body, SEED), len(body)) + body
+
+
+def extended(tag: int) -> bytes:
+    """Return the record of a hold of which a later version says one thing more."""
+    return checked(encode_hold(HOLD, SEED)[6:] + struct.pack("<BH", tag, 3) + b"new")
+
+
+def test_what_a_later_version_adds_is_passed_over() -> None:
+    assert decoded(extended(MUST_BE_KNOWN - 1))[0] == [HOLD]
+
+
+@pytest.mark.parametrize("data", [extended(MUST_BE_KNOWN), checked(b"\x63something new")])
+def test_what_changes_the_meaning_is_not_passed_over(data: bytes) -> None:
+    with pytest.raises(UnknownRecordError, match=r"type (99|128)"):
+        decoded(data)
