@@ -405,6 +405,8 @@ def load(arguments: Sequence[str], environ: Mapping[str, str], version: str) -> 
             f"--default-lease-ttl is {values['default_lease_ttl']}, over --max-lease-ttl "
             f"{values['max_lease_ttl']}: lower the first or raise the second"
         )
+    if values["state_recover"] and values["state_dir"] is None:
+        raise SettingError("--state-recover is set and --state-dir is not: set both, or neither")
     _check_cluster(values)
     warnings = _unknown_variables(environ)
     if flags.auth_token is not None:

@@ -48,6 +48,7 @@ DOCUMENTED: dict[str, tuple[str, Any]] = {
     "--auth-token": ("DFLOCKD_AUTH_TOKEN", None),
     "--auth-token-file": ("DFLOCKD_AUTH_TOKEN_FILE", None),
     "--state-dir": ("DFLOCKD_STATE_DIR", None),
+    "--state-recover": ("DFLOCKD_STATE_RECOVER", False),
     "--cluster": ("DFLOCKD_CLUSTER", None),
     "--advertise": ("DFLOCKD_ADVERTISE", None),
     "--cluster-ca": ("DFLOCKD_CLUSTER_CA", None),
@@ -129,6 +130,8 @@ def two_values(row: Setting, files: Path) -> tuple[dict[str, str], list[tuple[st
         others, values = paths[row.flag]
         others = {name: value for name, value in others.items() if name != row.variable}
         return others, [(str(path), str(path)) for path in values]
+    if row.flag == "--state-recover":
+        return {"DFLOCKD_STATE_DIR": str(files / "d1")}, [("0", False), ("yes", True)]
     if type(row.default) is int:
         return {}, [("41", 41), ("42", 42)]
     if row.variable in cluster:
@@ -476,3 +479,8 @@ def test_tls_with_etcd_needs_all_of_it(files: Path) -> None:
         read_etcd_tls(settings(**CLUSTER, DFLOCKD_CLUSTER_CA="/nowhere"))
     with pytest.raises(SettingError, match="--cluster-ca is set and --cluster is not"):
         settings(DFLOCKD_CLUSTER_CA=cert)
+
+
+def test_recovering_what_is_not_there() -> None:
+    with pytest.raises(SettingError, match="--state-recover is set and --state-dir is not"):
+        settings("--state-recover")

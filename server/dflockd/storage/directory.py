@@ -208,7 +208,7 @@ class StateDir:
         if not state["generation"]:
             return Restored([], 0)
         if state["format"] == 1:
-            return version1.read(self._disk, state["generation"], trust)
+            return version1.read(self._disk, state["generation"], trust, state["fence"])
         identity = bytes.fromhex(state["identity"])
         journal = Journaled(identity, state["generation"], state["segments"])
         return reading.read(self._disk, journal, trust)

@@ -23,14 +23,21 @@ LONGEST = 1024
 
 _HEADER = struct.Struct("<16sQQ")
 _MAGIC = b"dflockd journal1"
+_FENCE = 24
 _CHECKED = struct.Struct("<IH")
 _END = struct.Struct("<BQ")
 _HOLD = struct.Struct("<BBQIdddHH")
 _IS_END, _IS_DETACHED = 1, 3
 
 
-def read(disk: Disk, generation: int, trust: Trust) -> Restored:
+def read(disk: Disk, generation: int, trust: Trust, ceiling: int) -> Restored:
     """Return what the segments say.
+
+    Args:
+        disk: where they are.
+        generation: which of them count.
+        trust: how they were left.
+        ceiling: a fence beyond all that were given out: it was not checked in the header.
 
     Raises:
         DamagedError: there is damage, and `trust` says that there should be none.
@@ -57,9 +64,12 @@ def read(disk: Disk, generation: int, trust: Trust) -> Restored:
         may_be_torn = is_last and trust is Trust.KEPT
         if is_whole and not _is_blank(data, position + LONGEST if may_be_torn else position):
             raise DamagedError(f"{path}: damaged at byte {position}")
+        if is_whole and fence > ceiling:
+            raise DamagedError(f"{path}: damaged at byte {_FENCE}")
         if is_whole and len(data) != SEGMENT:
             raise DamagedError(f"{path}: damaged at byte {len(data)}")
-        highest = max(highest, fence)
+        if fence <= ceiling:
+            highest = max(highest, fence)
         for record in records:
             if isinstance(record, int):
                 holds.pop(record, None)
