@@ -2,9 +2,13 @@
 
 import json
 import os
+import signal
+import socketserver
 import subprocess
 import sys
+import threading
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -13,7 +17,7 @@ from examples.demo import stage
 if sys.platform != "linux":
     pytest.skip("the benchmarks are for Linux", allow_module_level=True)
 
-from benchmarks import cpu, record, report
+from benchmarks import cpu, gaps, record, report
 from benchmarks.loads import NAMES
 from benchmarks.record import Rounds
 from benchmarks.topic import Topic
@@ -154,6 +158,62 @@ def test_a_figure_can_have_a_limit(ours, reached):
     topic = Topic("t", "T", "ms", "ours", limit=20.0)
 
     assert rounds(topic, {"ours": ours})["limit"] == {"goal": 20.0, "reached": reached}
+
+
+@pytest.mark.parametrize("gap", gaps.GAPS, ids=lambda gap: gap.key)
+def test_a_gap_is_found_under_every_load_by_one_client(gap, tmp_path):
+    with ExitStack() as stack:
+        server = stack.enter_context(stage.LockServer(tmp_path, *gap.flags))
+        prober = stack.enter_context(gaps.Prober.at(server))
+        connections = stack.enter_context(ExitStack())
+
+        assert gap.run(gaps.Crowd(server, connections), prober, 5) > 0.0
+
+
+def test_a_gap_is_as_long_as_the_server_is_away(tmp_path):
+    with (
+        stage.LockServer(tmp_path) as server,
+        gaps.Prober.at(server) as prober,
+        prober.watching() as found,
+    ):
+        os.kill(server.pid, signal.SIGSTOP)
+        time.sleep(0.3)
+        os.kill(server.pid, signal.SIGCONT)
+
+    assert found[0] > 200
+
+
+class Stingy(socketserver.ThreadingTCPServer):
+    """Gives each connection 700 holds, and refuses the others."""
+
+    daemon_threads = True
+
+    class RequestHandlerClass(socketserver.StreamRequestHandler):
+        def handle(self):
+            had = 0
+            while self.rfile.readline():
+                key, _ = self.rfile.readline(), self.rfile.readline()
+                had += 1
+                self.server.keys.append(key)
+                self.wfile.write(b"ok token 3600\n" if had <= 700 else b"error_max_holds\n")
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), self.RequestHandlerClass)
+        self.keys = []
+        self.port = self.server_address[1]
+
+
+def test_holds_that_a_server_refuses_go_to_another_connection_and_key():
+    with Stingy() as server, ExitStack() as stack:
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(server.shutdown)
+
+        connections = gaps.Crowd(server, stack).hold(1500)
+
+        assert len(connections) == 3
+        assert set(server.keys) == {b"held-0\n", b"held-1\n", b"held-2\n"}
 
 
 def test_an_unknown_load_is_refused():

@@ -1,9 +1,13 @@
-"""How long the server is away when 4,000 waiters of one key time out in one second.
+"""How long the server is away when one client, or many, ask for more than they should.
 
-4,000 connections ask for a key that is held and are willing to wait for two seconds. While they
-time out, a program on the other core renews a lock of its own without a pause and notes its longest
-round trip; the process with the 4,000 connections sleeps meanwhile and reads the answers later. The
-same program at the same server with nothing to do shows what of that is the machine's.
+Many: 4,000 connections ask for a key that is held and are willing to wait for two seconds. While
+they time out, a program on the other core renews a lock of its own without a pause and notes its
+longest round trip; the process with the 4,000 connections sleeps meanwhile and reads the answers
+later. The same program at the same server with nothing to do shows what of that is the machine's.
+
+One: the loads of `benchmarks.gaps`, each at a server that starts anew and has nothing else to do.
+The published server in Python knows neither semaphores nor `stats`, `ping` or kept places, and is
+in the first row alone.
 """
 
 from __future__ import annotations
@@ -14,18 +18,20 @@ from contextlib import ExitStack, contextmanager
 
 from benchmarks import cpu, servers
 from benchmarks.bench import Bench, LeftOutError, turned
-from benchmarks.child import Child
 from benchmarks.exchange import BACKLOG, connect, settle
+from benchmarks.gaps import GAPS, Crowd, Gap, Prober
 from benchmarks.topic import Figures, Load, Topic
 from examples.demo import stage
 
 WAITERS = 4_000
 PATIENCE = 2
+CALM = 1.5
+"""Seconds for which nothing happens before a load by one client."""
 LIMIT = 20.0
 IDLE = "dflockd, nothing to do"
 
 
-def storm(server: servers.Server, prober: Child, waiters: int) -> float:
+def storm(server: servers.Server, prober: Prober, waiters: int) -> float:
     """Return milliseconds of the longest round trip while so many time out."""
     with ExitStack() as stack:
         holder = stack.enter_context(connect(server.port))
@@ -42,7 +48,7 @@ def storm(server: servers.Server, prober: Child, waiters: int) -> float:
         asked = time.monotonic() - began
         if asked > PATIENCE / 2:
             raise LeftOutError(f"this machine takes {asked:.1f} s to send {waiters} requests")
-        longest = float(prober.ask(PATIENCE + 0.5))
+        longest = prober.idle(PATIENCE + 0.5)
         answers = [sock.recv(64) for sock in waiting]
         if answers.count(b"timeout\n") < waiters:
             raise RuntimeError(f"not all of them timed out: {set(answers)}")
@@ -61,6 +67,19 @@ def quiet(server: servers.Server) -> None:
     stage.wait_until(probe, 60.0, lambda: f"{server.name} is busy with nothing to do")
 
 
+def alone(bench: Bench, gap: Gap) -> Figures:
+    """Return the gap under one of the loads by one client, and the one before it."""
+    with ExitStack() as stack:
+        with cpu.pinned(-1):
+            server = servers.ours(bench, stack, *gap.flags, name=gap.key)
+        prober = stack.enter_context(Prober.at(server))
+        idle = prober.idle(CALM)
+        # Its connections end before the prober does.
+        with ExitStack() as connections:
+            longest = gap.run(Crowd(server, connections), prober, bench.scaled(gap.number))
+    return {gap.key: {servers.OURS: longest, IDLE: idle}}
+
+
 @contextmanager
 def load(bench: Bench) -> Iterator[Load]:
     waiters = bench.scaled(WAITERS)
@@ -71,19 +90,31 @@ def load(bench: Bench) -> Iterator[Load]:
         servers.OURS,
         limit=LIMIT,
     )
+    gaps = [
+        Topic(
+            gap.key,
+            f"Longest gap while {gap.title.format(bench.scaled(gap.number))}",
+            "ms",
+            servers.OURS,
+            limit=LIMIT,
+        )
+        for gap in GAPS
+    ]
     with ExitStack() as stack:
         with cpu.pinned(-1):
             compared = {servers.OURS: servers.ours(bench, stack), **servers.python(bench, stack)}
         with cpu.pinned(0):
             probers = {
-                name: stack.enter_context(Child.of("benchmarks.programs.prober", str(server.port)))
-                for name, server in compared.items()
+                name: stack.enter_context(Prober.at(server)) for name, server in compared.items()
             }
 
             def measure(number: int) -> Figures:
-                gaps = {IDLE: float(probers[servers.OURS].ask(PATIENCE + 0.5))}
+                waited = {IDLE: probers[servers.OURS].idle(PATIENCE + 0.5)}
                 for name in turned(compared, number):
-                    gaps[name] = storm(compared[name], probers[name], waiters)
-                return {topic.key: gaps}
+                    waited[name] = storm(compared[name], probers[name], waiters)
+                figures = {topic.key: waited}
+                for gap in GAPS:
+                    figures |= alone(bench, gap)
+                return figures
 
-            yield Load([topic], measure)
+            yield Load([topic, *gaps], measure)

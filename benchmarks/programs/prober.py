@@ -2,13 +2,14 @@
 
     python -m benchmarks.programs.prober PORT
 
-It holds a lock and renews it, which every version of the server understands. For each line on its
-input, a number of seconds, it does so for that long without a pause, and prints the longest round
-trip in milliseconds.
+It holds a lock and renews it, which every version of the server understands. From one line on its
+input to the next it does so without a pause. It prints a line once it was answered, and the longest
+round trip in milliseconds when it stops.
 """
 
 from __future__ import annotations
 
+import select
 import sys
 import time
 
@@ -20,15 +21,24 @@ def main() -> None:
     sock.sendall(b"l\nprobe\n10 600\n")
     token = sock.recv(128).split()[1]
     request = b"n\nprobe\n%b 600\n" % token
+    told = select.poll()
+    told.register(sys.stdin, select.POLLIN)
     print(flush=True)
-    for line in sys.stdin:
-        end = time.perf_counter() + float(line)
-        longest = 0.0
-        while (began := time.perf_counter()) < end:
-            sock.sendall(request)
-            if not sock.recv(64).startswith(b"ok "):
-                raise SystemExit("the lock was lost")
-            longest = max(longest, time.perf_counter() - began)
+
+    def probe() -> float:
+        began = time.perf_counter()
+        sock.sendall(request)
+        if not sock.recv(64).startswith(b"ok "):
+            raise SystemExit("the lock was lost")
+        return time.perf_counter() - began
+
+    # One line at a time: another one must not wait in a buffer, where `poll` does not see it.
+    while sys.stdin.readline():
+        longest = probe()
+        print(flush=True)
+        while not told.poll(0):
+            longest = max(longest, probe())
+        sys.stdin.readline()
         print(longest * 1e3, flush=True)
 
 

@@ -1,0 +1,230 @@
+"""The longest gap that one client sees while another one does its worst.
+
+Each load comes from one client, though it may have several connections. What it needs is made ready
+before anybody looks for a gap, and it reads its answers as they come.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple, Self
+
+from benchmarks.child import Child
+from benchmarks.exchange import PATIENCE, connect
+from benchmarks.servers import Server
+
+BURST = 12 << 10
+"""Bytes of requests: a client can send them at once, and a server reads them in one piece."""
+BATCH = 500
+"""Requests that are sent at once while a server is only made ready."""
+MOST = 1 << 20
+"""The largest limit of a semaphore."""
+LEASE = 3600
+AWAY = 3_000_000
+"""Milliseconds until somebody is back at a kept place: long after the load."""
+ORPHANED = 3
+"""Seconds that holds have left once their connection broke off."""
+AFTER = 1.0
+"""Seconds in which a server does what nobody waits for. What it does later, it does in pieces."""
+
+
+class Prober(Child):
+    """A client that does nothing but ask."""
+
+    @classmethod
+    def at(cls, server: Server) -> Self:
+        return cls.of("benchmarks.programs.prober", str(server.port))
+
+    @contextmanager
+    def watching(self) -> Iterator[list[float]]:
+        """Probe while the block runs; after it the list has the longest gap, in milliseconds."""
+        found: list[float] = []
+        self.ask("begin")
+        yield found
+        found.append(float(self.ask("end")))
+
+    def idle(self, seconds: float) -> float:
+        """Return the longest gap in so many seconds in which nobody else does anything."""
+        with self.watching() as found:
+            time.sleep(seconds)
+        return found[0]
+
+
+class Crowd:
+    """A client, and the connections that it has until the stack is closed."""
+
+    def __init__(self, server: Server, stack: ExitStack) -> None:
+        self._server = server
+        self._stack = stack
+
+    def connect(self) -> socket.socket:
+        return self._stack.enter_context(connect(self._server.port))
+
+    def lock(self, *keys: bytes) -> socket.socket:
+        """Hold the locks over one connection."""
+        sock = self.connect()
+        for start in range(0, len(keys), BATCH):
+            batch = keys[start : start + BATCH]
+            requests = b"".join(b"l\n%b\n0 %d\n" % (key, LEASE) for key in batch)
+            expect(b"ok ", exchange(sock, requests, len(batch)), len(batch))
+        return sock
+
+    def hold(self, number: int) -> list[socket.socket]:
+        """Have so many holds of semaphores; return their connections.
+
+        They belong to one connection and one key. Where the server refuses another one, a new
+        connection and a new key go on.
+        """
+        connections: list[socket.socket] = []
+        while number:
+            sock = self.connect()
+            request = b"sl\nheld-%d\n0 %d %d\n" % (len(connections), MOST, LEASE)
+            if not (granted := _granted(sock, request, number)):
+                raise RuntimeError(f"the server refuses {number} more holds")
+            number -= granted
+            connections.append(sock)
+        return connections
+
+
+def _granted(sock: socket.socket, request: bytes, number: int) -> int:
+    """Ask for so many holds, or until one is refused; return how many were granted."""
+    had = 0
+    while had < number:
+        batch = min(BATCH, number - had)
+        granted = exchange(sock, request * batch, batch).count(b"ok ")
+        had += granted
+        if granted < batch:
+            break
+    return had
+
+
+def exchange(sock: socket.socket, requests: bytes, number: int) -> bytes:
+    """Send requests and read so many replies, both at the same time: neither side waits for long."""
+    to_send, replies = memoryview(requests), [b""]
+    missing = number
+    sock.setblocking(False)
+    while missing > 0:
+        readable, writable, _ = select.select([sock], [sock] if to_send else [], [], PATIENCE)
+        if readable:
+            replies.append(sock.recv(1 << 20))
+            missing -= replies[-1].count(b"\n")
+        if writable:
+            to_send = to_send[sock.send(to_send) :]
+        if not (readable or writable) or (readable and not replies[-1]):
+            raise RuntimeError(f"{missing} of {number} replies are missing")
+    sock.settimeout(PATIENCE)
+    return b"".join(replies)
+
+
+def burst(sock: socket.socket, request: bytes) -> None:
+    """Send as many of a request as `BURST` has room for."""
+    number = BURST // len(request)
+    exchange(sock, request * number, number)
+
+
+def expect(words: bytes, replies: bytes, number: int) -> None:
+    """Raise a RuntimeError unless so many replies have these words."""
+    if replies.count(words) != number:
+        raise RuntimeError(f"not {number} times {words!r}: {replies[-80:]!r}")
+
+
+def break_off(sock: socket.socket) -> None:
+    """End a connection without a farewell."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+# The loads. Each returns the longest gap in milliseconds.
+
+
+def kept_places(crowd: Crowd, prober: Prober, number: int) -> float:
+    crowd.lock(b"hot")
+    sock = crowd.connect()
+    keep = b"e\nhot\n\nkeep\n_\n%d 100\nw\nhot\n0\n" % AWAY
+    for start in range(0, number, BATCH):
+        batch = min(BATCH, number - start)
+        expect(b"timeout ", exchange(sock, keep * batch, 3 * batch), batch)
+    with prober.watching() as found:
+        burst(sock, b"l\nhot\n0\n")
+    return found[0]
+
+
+def stats(crowd: Crowd, prober: Prober, number: int) -> float:
+    sock = crowd.lock(*(b"account:%06d" % each for each in range(number)))
+    with prober.watching() as found:
+        burst(sock, b"stats\n_\n_\n")
+    return found[0]
+
+
+def inspections(crowd: Crowd, prober: Prober, number: int) -> float:
+    sock = crowd.hold(number)[0]
+    with prober.watching() as found:
+        burst(sock, b"si\nheld-0\n_\n")
+    return found[0]
+
+
+def pings(crowd: Crowd, prober: Prober, number: int) -> float:
+    sock = crowd.connect()
+    with prober.watching() as found:
+        exchange(sock, b"ping\n_\n_\n" * number, number)
+    return found[0]
+
+
+def end(crowd: Crowd, prober: Prober, number: int) -> float:
+    connections = crowd.hold(number)
+    with prober.watching() as found:
+        for sock in connections:
+            sock.close()
+        time.sleep(AFTER)
+    return found[0]
+
+
+def expiry(crowd: Crowd, prober: Prober, number: int) -> float:
+    """Let the leases of all holds end at one moment.
+
+    They were granted one after the other, and would end so: ``--orphan-ttl`` gives them a new end
+    when their connection breaks off.
+    """
+    connections = crowd.hold(number)
+    for sock in connections:
+        break_off(sock)
+    time.sleep(ORPHANED / 2)
+    return prober.idle(ORPHANED / 2 + AFTER)
+
+
+class Gap(NamedTuple):
+    """A load, and the server that it is for."""
+
+    key: str
+    title: str
+    """With a place for the number."""
+    number: int
+    run: Callable[[Crowd, Prober, int], float]
+    flags: tuple[str, ...] = ()
+
+
+GAPS = (
+    Gap(
+        "gap-places",
+        "12 KB of attempts at a key with {:,} kept places",
+        20_000,
+        kept_places,
+        ("--max-waiters", "5"),
+    ),
+    Gap("gap-stats", "12 KB of stats with {:,} locks held", 1_000, stats),
+    Gap("gap-inspect", "12 KB of inspections of a semaphore held {:,} times", 5_000, inspections),
+    Gap("gap-pings", "{:,} pings in one piece", 80_000, pings),
+    Gap("gap-end", "connections with {:,} holds end", 300_000, end),
+    Gap(
+        "gap-expiry",
+        "{:,} leases end at one moment",
+        300_000,
+        expiry,
+        ("--orphan-ttl", str(ORPHANED)),
+    ),
+)
