@@ -3,7 +3,6 @@
 What they do is shown by `make smoke`, which needs a Docker engine.
 """
 
-import importlib.metadata
 import json
 import os
 import re
@@ -11,67 +10,27 @@ import shutil
 import signal
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from dflockd import __version__
 from dflockd.config import SETTINGS
 from examples.demo import stage
+from tests.container_files import (
+    COMPOSE,
+    DOCKERFILES,
+    MANIFESTS,
+    ROOT,
+    documents,
+    environments,
+    nested,
+)
 from tests.dflockd.client_support import make_certificate
 
-ROOT = stage.ROOT
-COMPOSE = [ROOT / "docker-compose.yml", ROOT / "examples/cluster/docker-compose.yml"]
 OVERRIDES = [ROOT / "tests/smoke/outcomes.yml", ROOT / "tests/smoke/cluster-outcomes.yml"]
-MANIFESTS = sorted((ROOT / "examples/kubernetes").glob("*.yaml"))
 MONITORING = sorted((ROOT / "examples/monitoring").rglob("*.yml"))
-PINNED = ["requirements-smoke.txt", "server/requirements.txt", "examples/requirements.txt"]
-HASHED = [
-    "server/requirements.txt",
-    "server/requirements-build.txt",
-    "examples/requirements.txt",
-]
-DOCKERFILES = sorted(ROOT.glob("*/Dockerfile"))
 BOUND = 60
-
-
-def pins(name):
-    lines = [re.split("[;#]| --hash=", line)[0] for line in logical_lines(name)]
-    found = (re.match(r"([\w-]+)(?:\[.*\])?==(\S+)\s*$", line) for line in lines if line.strip())
-    return {match[1].lower().replace("_", "-"): match[2] for match in found}
-
-
-def logical_lines(name):
-    """The lines of a file of requirements, joined where they go on, without comments."""
-    text = (ROOT / name).read_text().replace("\\\n", " ")
-    return [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-
-
-def documents(path):
-    return list(yaml.safe_load_all(path.read_text()))
-
-
-def nested(value):
-    """Every mapping in a document."""
-    if isinstance(value, dict):
-        yield value
-    for inner in value.values() if isinstance(value, dict) else value:
-        if isinstance(inner, dict | list):
-            yield from nested(inner)
-
-
-def environments(path):
-    """Every variable that a file gives to a container."""
-    for document in documents(path):
-        for mapping in nested(document):
-            if isinstance(mapping.get("environment"), dict):
-                yield from mapping["environment"].items()
-            for variable in mapping.get("env", []):
-                yield variable["name"], variable.get("value", "")
 
 
 def images():
@@ -79,7 +38,8 @@ def images():
         for document in documents(path):
             for mapping in nested(document):
                 if isinstance(mapping.get("image"), str):
-                    yield mapping["image"]
+                    # What it is if the variable is not set.
+                    yield re.sub(r"^\$\{[A-Z]+_IMAGE:-(.*)\}$", r"\1", mapping["image"])
     for path in DOCKERFILES:
         yield from re.findall(r"^ARG BASE=(\S+)$", path.read_text(), re.MULTILINE)
     names = re.findall(r'"((?:[a-z-]+:)[\w.-]+)"$', engine_text(), re.MULTILINE)
@@ -89,98 +49,6 @@ def images():
 
 def engine_text():
     return (ROOT / "tests/smoke/engine.py").read_text()
-
-
-@pytest.mark.parametrize("name", PINNED)
-def test_pins_are_those_of_the_tests(name):
-    ours, others = pins("requirements-dev.txt"), pins(name)
-
-    assert others
-    assert {package: ours.get(package, pin) for package, pin in others.items()} == others
-
-
-def test_the_image_pins_what_its_extras_need():
-    project = tomllib.loads((ROOT / "server/pyproject.toml").read_text())["project"]
-    wanted = {
-        re.match(r"[\w-]+", requirement)[0]
-        for extra in ("etcd", "http", "uvloop")
-        for requirement in project["optional-dependencies"][extra]
-    }
-
-    assert wanted <= pins("server/requirements.txt").keys()
-
-
-@pytest.mark.parametrize("name", HASHED)
-def test_what_the_images_install_is_pinned_and_hashed(name):
-    requirement = re.compile(r"[\w.-]+==[\w.]+(?: ;[^-]+)?(?:\s+--hash=sha256:[0-9a-f]{64})+\s*")
-    wrong = [line[:60] for line in logical_lines(name) if not requirement.fullmatch(line)]
-
-    assert pins(name)
-    assert wrong == []
-
-
-@pytest.mark.parametrize("name", HASHED)
-def test_what_the_images_install_is_made_from_what_is_wanted(name):
-    source = name.removesuffix(".txt") + ".in"
-    made = (ROOT / name).read_text().splitlines()[1]
-
-    assert pins(source).items() <= pins(name).items()
-    assert made.startswith(
-        "#    uv pip compile --universal --python-version 3.11 --generate-hashes "
-    )
-    assert made.endswith(f" {source} -o {name}")
-
-
-def needed(requirement, environment):
-    """The distributions that a requirement brings on such a Python, by what is installed here."""
-    found, pending = set(), [requirement]
-    while pending:
-        each = pending.pop()
-        name = canonicalize_name(each.name)
-        if (name, *each.extras) in found:
-            continue
-        found.add((name, *each.extras))
-        for text in importlib.metadata.requires(name) or ():
-            inner = Requirement(text)
-            wanted = (
-                inner.marker is None or inner.marker.evaluate({**environment, "extra": extra})
-                for extra in ("", *each.extras)
-            )
-            if any(wanted):
-                pending.append(inner)
-    return {name for name, *_ in found}
-
-
-@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
-@pytest.mark.parametrize("name", ["server/requirements", "examples/requirements"])
-def test_what_the_images_install_is_complete(name, python):
-    environment = {
-        "python_version": python,
-        "python_full_version": python + ".9",
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "os_name": "posix",
-    }
-    wanted = set()
-    for line in logical_lines(name + ".in"):
-        wanted |= needed(Requirement(line), environment)
-
-    assert wanted <= pins(name + ".txt").keys()
-
-
-@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
-def test_nothing_gets_into_an_image_unchecked(path):
-    text = re.sub(r"^#.*\n", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", "")
-    commands = [each for line in text.splitlines() for each in re.split("RUN|&&", line)]
-    pip = [each for each in commands if re.search(r"\bpip .*\b(install|wheel)\b", each)]
-
-    assert len(pip) == 4
-    for each in pip:
-        hashed = "install --require-hashes -r " in each
-        ours = "--no-deps" in each and ("--no-index" in each or "--no-build-isolation" in each)
-        assert hashed or ours, each
-    # Who builds it can name the digest.
-    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${BASE}"}
 
 
 def test_one_image_has_one_tag():
@@ -228,6 +96,56 @@ def test_no_container_of_ours_may_do_more_than_it_needs():
                 assert service["read_only"] is True
                 assert service["cap_drop"] == ["ALL"]
                 assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+@pytest.mark.parametrize("path", COMPOSE, ids=["alone", "cluster"])
+def test_secrets_are_made_at_the_first_start(path, tmp_path):
+    document = documents(path)[0]
+    services = document["services"]
+    maker = services.pop("make-secrets")
+    [script] = maker["command"]
+    files = {
+        value for service in services.values() for value in service.get("environment", {}).values()
+    }
+    wanted = {Path(value).name for value in files if value.startswith("/run/secrets/")}
+
+    def made():
+        run = [sys.executable, "-c", script.replace("/run/secrets", str(tmp_path))]
+        subprocess.run(run, check=True, timeout=BOUND)
+        return {each.name: each.read_text() for each in tmp_path.iterdir()}
+
+    first = made()
+    assert first.keys() == wanted
+    assert all(re.fullmatch(r"[0-9a-f]{64}\n", text) for text in first.values())
+    assert len(set(first.values())) == len(first)
+    assert made() == first
+    # Containers have users of their own.
+    assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o444}
+    # No file of the repository is a secret.
+    assert "secrets" not in document
+    for service in services.values():
+        if any("/run/secrets/" in value for value in service.get("environment", {}).values()):
+            assert "secrets:/run/secrets:ro" in service["volumes"]
+
+
+def test_no_secret_is_known_to_everybody():
+    for path in [*COMPOSE, *MANIFESTS, *MONITORING]:
+        assert "replace-me" not in path.read_text()
+    for path in MANIFESTS:
+        for document in documents(path):
+            assert document["kind"] != "Secret"
+        if "secretName: dflockd" in path.read_text():
+            assert "kubectl create secret generic dflockd --from-file=token=" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), ROOT / "server/README.md"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_no_page_starts_a_server_for_everybody(path):
+    for line in re.findall(r"^ *(dflockd(?: --.*)?)$", path.read_text(), re.MULTILINE):
+        assert re.search("--(host|cluster|unix-socket) ", line), line
 
 
 def test_ports_are_published_on_loopback_only():
