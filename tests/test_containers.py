@@ -30,6 +30,7 @@ from tests.dflockd.client_support import make_certificate
 
 OVERRIDES = [ROOT / "tests/smoke/outcomes.yml", ROOT / "tests/smoke/cluster-outcomes.yml"]
 MONITORING = sorted((ROOT / "examples/monitoring").rglob("*.yml"))
+OTHER_IMAGE = re.compile(r"^\$\{([A-Z]+_IMAGE):-(.*)\}$")
 BOUND = 60
 
 
@@ -39,7 +40,7 @@ def images():
             for mapping in nested(document):
                 if isinstance(mapping.get("image"), str):
                     # What it is if the variable is not set.
-                    yield re.sub(r"^\$\{[A-Z]+_IMAGE:-(.*)\}$", r"\1", mapping["image"])
+                    yield OTHER_IMAGE.sub(r"\2", mapping["image"])
     for path in DOCKERFILES:
         yield from re.findall(r"^ARG BASE=(\S+)$", path.read_text(), re.MULTILINE)
     names = re.findall(r'"((?:[a-z-]+:)[\w.-]+)"$', engine_text(), re.MULTILINE)
@@ -61,6 +62,14 @@ def test_one_image_has_one_tag():
 
     assert {name: found for name, found in tags.items() if len(found) > 1} == {}
     assert tags["dflockd"] == {__version__}
+
+
+@pytest.mark.parametrize("path", COMPOSE, ids=["alone", "cluster"])
+def test_every_image_can_be_given_by_its_digest(path):
+    page = (ROOT / "docs/containers.md").read_text()
+    for service in documents(path)[0]["services"].values():
+        image = service["build"]["args"]["BASE"] if "build" in service else service["image"]
+        assert f"`{OTHER_IMAGE.fullmatch(image)[1]}`" in page
 
 
 @pytest.mark.parametrize(
