@@ -17,7 +17,7 @@ from dflockd.operations import Grant, Operation, Progress, Target, enqueue
 from dflockd.pool import Route
 from dflockd.sharding import ShardingStrategy, server_index, stable_hash_shard
 from dflockd.shardmap import Path, ShardMap, pursue, shard_map
-from dflockd.wire import MAX_LIMIT, MAX_LINE, MAX_SECONDS, MAX_SECRET, Keep, Space, key_problem
+from dflockd.wire import MAX_LIMIT, MAX_LINE, MAX_SECONDS, MAX_SECRET, Reserve, Space, key_problem
 
 logger = logging.getLogger("dflockd.client")
 
@@ -383,7 +383,7 @@ def check_name(name: str, key: str, what: str, source: str) -> bytes:
     return sent
 
 
-def _keep_request(keep: KeepPlace, key: str) -> Keep:
+def _keep_request(keep: KeepPlace, key: str) -> Reserve:
     for name, seconds in zip(keep._fields, keep, strict=True):
         is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if not is_number or not 0 <= seconds <= MAX_SECONDS:
@@ -391,7 +391,7 @@ def _keep_request(keep: KeepPlace, key: str) -> Keep:
                 f"{name} is {seconds!r} for lock {key!r}: give seconds from 0", key=key
             )
     away, hold = (min(math.ceil(seconds * 1000), MAX_SECONDS) for seconds in keep)
-    return Keep(away, hold)
+    return Reserve(away, hold)
 
 
 def _secret(auth_token: str | None) -> bytes | None:

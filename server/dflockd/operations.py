@@ -26,7 +26,6 @@ from dflockd.wire import (
     Evict,
     Granted,
     Inspect,
-    Keep,
     Label,
     Moved,
     Recovering,
@@ -34,6 +33,7 @@ from dflockd.wire import (
     Renew,
     Renewed,
     Report,
+    Reserve,
     Resume,
     Shards,
     Space,
@@ -87,7 +87,7 @@ class Progress:
     """The place in the queue that the last server has named."""
     granted: Granted | None = None
     """A grant that was not confirmed yet when the lock's shard moved."""
-    keep: Keep | None = None
+    keep: Reserve | None = None
     """How the place is to be kept if the wait ends without a grant..."""
     kept: bytes = b""
     """... and its name once it is."""
@@ -194,7 +194,7 @@ def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
     if reply is Status.TIMEOUT:
         return None
     if isinstance(reply, TimedOut) and progress is not None:
-        progress.kept = reply.place
+        progress.kept = reply.ticket
         return None
     if not isinstance(reply, Granted):
         raise refused(reply, target)
@@ -480,8 +480,8 @@ def refused(reply: object, target: Target) -> errors.RefusedError:
 
 
 def _moved(reply: Moved, target: Target) -> errors.RefusedError:
-    if target.progress is not None and reply.place:
-        target.progress.place = reply.place
+    if target.progress is not None and reply.ticket:
+        target.progress.place = reply.ticket
     to = reply.server.decode()
     try:
         parse_server(to)
@@ -495,7 +495,7 @@ def _moved(reply: Moved, target: Target) -> errors.RefusedError:
         shard=reply.shard,
         epoch=reply.epoch,
         to=to,
-        place=reply.place.decode(),
+        place=reply.ticket.decode(),
         key=target.name or None,
         server=target.server,
     )

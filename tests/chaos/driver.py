@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 from celery import Celery
 
-from dflockd.table.sharded import PLACE_PATIENCE
+from dflockd.table.sharded import RESUME_TIMEOUT
 from examples.demo.stage import Process, Redis, StageError, Worker
 from tests.chaos import jobs, timeline
 from tests.chaos.checker import check
@@ -47,7 +47,7 @@ BACKLOG = 30
 
 MOVING = ("cluster-move", "cluster-rebalance", "cluster-join", "server-restart")
 DELAYING = ("client-stop", "worker-stop", "link-delay", "link-refuse", "link-cut")
-MOVED = PLACE_PATIENCE + 2
+MOVED = RESUME_TIMEOUT + 2
 """Seconds in which shards have moved and those who wait have followed, or lost their places."""
 
 UNSETTLED_STEP = 0.25

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dflockd.table import HoldRecord, Limits
-from dflockd.table.table import KEPT_LATE, SPAN_STEP
+from dflockd.table.deadlines import SPAN_STEP
+from dflockd.table.reservations import RESERVED_LATE
 
 Name = tuple[int, bytes]
 """Namespace and key."""
 
 
-class Absence(NamedTuple):
+class Reservation(NamedTuple):
     """When somebody is expected back, for how long a slot is held, when it is all over."""
 
     due: float
@@ -28,16 +29,16 @@ class Absence(NamedTuple):
 
 
 @dataclass(eq=False)
-class Place:
-    """A place in a queue; `since` orders what was set with equal deadlines."""
+class Waiter:
+    """Somebody in a queue; `since` orders what was set with equal deadlines."""
 
     name: Name
     peer: int
     lease: int
     two_phase: bool
     number: int = 0
-    keep: tuple[int, int] | None = None
-    absence: Absence | None = None
+    reserve: tuple[int, int] | None = None
+    reservation: Reservation | None = None
     has_slot: bool = False
     ticket: bytes | None = None
     deadline: float | None = None
@@ -66,7 +67,7 @@ class Key:
 
     limit: int
     holds: list[Hold] = field(default_factory=list)
-    queue: list[Place] = field(default_factory=list)
+    queue: list[Waiter] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -74,10 +75,10 @@ class Peer:
     """A connection."""
 
     detaches: bool = False
-    keep: tuple[int, int] | None = None
+    reserve: tuple[int, int] | None = None
     resumes: bytes | None = None
-    waiting: Place | None = None
-    places: list[Place] = field(default_factory=list)
+    waiting: Waiter | None = None
+    enqueued: list[Waiter] = field(default_factory=list)
 
 
 class Answer(NamedTuple):
@@ -87,7 +88,7 @@ class Answer(NamedTuple):
     kind: str
     hold: Hold | None = None
     lease: int | None = None
-    place: Place | None = None
+    waiter: Waiter | None = None
 
 
 class NaiveTable:
@@ -98,12 +99,12 @@ class NaiveTable:
         self.now = 0.0
         self.peers: dict[int, Peer] = {}
         self.keys: dict[Name, Key] = {}
-        self.away: list[Place] = []
-        """The places that nobody is at, in a queue or passed by others."""
+        self.away: list[Waiter] = []
+        """Waiters who are away, in a queue or passed by others."""
         self.grants = self.arrivals = 0
         self.kept = self.forgotten = 0
         self.seen: Counter[str] = Counter()
-        """What has happened to places that were kept, to see that a history is worth its time."""
+        """What has happened to positions that were kept, to see that a history is worth its time."""
         self.draining = False
         self.answers: list[Answer] = []
         self.authentic: Callable[[Name, bytes], int | None] = lambda *_: None
@@ -118,15 +119,15 @@ class NaiveTable:
     def holds(self) -> list[Hold]:
         return [hold for key in self.keys.values() for hold in key.holds]
 
-    def timed(self) -> list[Hold | Place]:
+    def timed(self) -> list[Hold | Waiter]:
         waiting = [peer.waiting for peer in self.peers.values() if peer.waiting]
         return [*self.holds(), *waiting, *self.away]
 
     def deadlines(self) -> list[float]:
         return [x.deadline for x in self.timed() if x.deadline is not None]
 
-    def is_in_line(self, place: Place) -> bool:
-        return place.name in self.keys and place in self.keys[place.name].queue
+    def is_in_line(self, waiter: Waiter) -> bool:
+        return waiter.name in self.keys and waiter in self.keys[waiter.name].queue
 
     # Events.
 
@@ -150,19 +151,19 @@ class NaiveTable:
             first = min(due, key=lambda row: row[:3])[3]
             if isinstance(first, Hold):
                 self._end(first)
-            elif first.absence:
-                self._end_absence(first, first.absence)
+            elif first.reservation:
+                self._end_reservation(first, first.reservation)
             else:
                 self._end_wait(first)
 
     def disconnect(self, number: int, *, clean: bool, silent: bool) -> None:
         peer = self.peers.pop(number)
         for key in list(self.keys.values()):
-            for place in list(key.queue):
-                if place.peer == number:
-                    key.queue.remove(place)
-        for place in peer.places:
-            place.peer = 0
+            for waiter in list(key.queue):
+                if waiter.peer == number:
+                    key.queue.remove(waiter)
+        for waiter in peer.enqueued:
+            waiter.peer = 0
         self.advance()
         owned = [hold for hold in self.holds() if hold.peer == number]
         for hold in sorted(owned, key=lambda hold: hold.owned_since):
@@ -182,9 +183,9 @@ class NaiveTable:
             if peer.waiting:
                 self._leave(peer.waiting)
                 self.answers.append(Answer(number, "error_draining"))
-            for place in list(peer.places):
-                if place.hold is None:
-                    self._leave(place)
+            for waiter in list(peer.enqueued):
+                if waiter.hold is None:
+                    self._leave(waiter)
 
     def crash(self, kept: Iterable[HoldRecord], recovers_until: float) -> None:
         """Go on with nothing but some of the holds whose tokens are known to somebody."""
@@ -220,45 +221,45 @@ class NaiveTable:
         elif timeout == 0:
             self._answer(peer, "timeout")
         else:
-            place = Place(name, peer, span, two_phase=False, number=self._arrival())
-            key.queue.append(place)
-            self.peers[peer].waiting = place
-            self._set(place, timeout)
+            waiter = Waiter(name, peer, span, two_phase=False, number=self._arrival())
+            key.queue.append(waiter)
+            self.peers[peer].waiting = waiter
+            self._set(waiter, timeout)
 
     def enqueue(self, peer: int, name: Name, limit: int, lease: int | None) -> None:
         kept = self._taken_up(peer, name)
         answer = self._refusal(name, limit, lease)
         key = self.keys.get(name)
         span = self._lease(lease)
-        if span <= self.limits.max_lease and self._place(peer, name):
+        if span <= self.limits.max_lease and self._waiter(peer, name):
             answer = "error_already_enqueued"
         if answer:
             self._answer(peer, answer)
             return
         if kept:
             self._come_back(kept, peer, limit, span, two_phase=True)
-            self.peers[peer].places.append(kept)
+            self.peers[peer].enqueued.append(kept)
             self._serve(name)
             self._answer(peer, "acquired" if kept.hold else "queued", kept.hold, span)
             return
-        place = Place(name, peer, span, two_phase=True, number=self._arrival())
+        waiter = Waiter(name, peer, span, two_phase=True, number=self._arrival())
         if key is None or self._free_slots(key) > 0:
             self.keys.setdefault(name, Key(limit))
-            place.hold = self._grant(name, peer, span)
-            self._answer(peer, "acquired", place.hold, span)
+            waiter.hold = self._grant(name, peer, span)
+            self._answer(peer, "acquired", waiter.hold, span)
         elif self._full(key):
             self._answer(peer, "error_max_waiters")
             return
         else:
-            key.queue.append(place)
+            key.queue.append(waiter)
             self._answer(peer, "queued")
-        self.peers[peer].places.append(place)
+        self.peers[peer].enqueued.append(waiter)
 
-    def keep(self, peer: int, away: int, hold: int) -> None:
+    def reserve(self, peer: int, away: int, hold: int) -> None:
         if away > self.limits.max_lease * 1000 or hold > self.limits.max_lease * 1000:
             self._answer(peer, "error")
         else:
-            self.peers[peer].keep = (away, hold)
+            self.peers[peer].reserve = (away, hold)
             self._answer(peer, "ok")
 
     def resume(self, peer: int, ticket: bytes) -> None:
@@ -266,21 +267,21 @@ class NaiveTable:
         self._answer(peer, "ok")
 
     def wait(self, peer: int, name: Name, timeout: int) -> None:
-        keep, self.peers[peer].keep = self.peers[peer].keep, None
-        place = self._place(peer, name)
-        if place is None:
+        reserve, self.peers[peer].reserve = self.peers[peer].reserve, None
+        waiter = self._waiter(peer, name)
+        if waiter is None:
             self._answer(peer, "error_not_enqueued")
-        elif place.hold is not None:
-            self.peers[peer].places.remove(place)
-            self._set(place.hold, place.lease)
-            self._answer(peer, "granted", place.hold, place.lease)
+        elif waiter.hold is not None:
+            self.peers[peer].enqueued.remove(waiter)
+            self._set(waiter.hold, waiter.lease)
+            self._answer(peer, "granted", waiter.hold, waiter.lease)
         elif timeout == 0:
-            place.keep = keep
-            self._end_wait(place)
+            waiter.reserve = reserve
+            self._end_wait(waiter)
         else:
-            place.keep = keep
-            self.peers[peer].waiting = place
-            self._set(place, timeout)
+            waiter.reserve = reserve
+            self.peers[peer].waiting = waiter
+            self._set(waiter, timeout)
 
     def release(self, peer: int, name: Name, token: bytes) -> None:
         hold = self._by_token(name, token)
@@ -342,7 +343,7 @@ class NaiveTable:
         self._clock += 1
         return self._clock
 
-    def _set(self, what: Hold | Place, span: float) -> None:
+    def _set(self, what: Hold | Waiter, span: float) -> None:
         what.deadline, what.span, what.since = self.now + span, span, self._tick()
 
     def _lease(self, lease: int | None) -> int:
@@ -359,13 +360,13 @@ class NaiveTable:
         return None if self.keys[name].limit == limit else "error_limit_mismatch"
 
     def _full(self, key: Key) -> bool:
-        there = [place for place in key.queue if place.absence is None]
+        there = [waiter for waiter in key.queue if waiter.reservation is None]
         return 0 < self.limits.max_waiters <= len(there)
 
-    def _place(self, peer: int, name: Name) -> Place | None:
-        for place in self.peers[peer].places:
-            if place.name == name:
-                return place
+    def _waiter(self, peer: int, name: Name) -> Waiter | None:
+        for waiter in self.peers[peer].enqueued:
+            if waiter.name == name:
+                return waiter
         return None
 
     def _by_token(self, name: Name, token: bytes) -> Hold | None:
@@ -404,13 +405,13 @@ class NaiveTable:
         self.keys[name].holds.append(hold)
         return hold
 
-    def _leave(self, place: Place) -> None:
-        peer = self.peers[place.peer]
-        self.keys[place.name].queue.remove(place)
-        if peer.waiting is place:
+    def _leave(self, waiter: Waiter) -> None:
+        peer = self.peers[waiter.peer]
+        self.keys[waiter.name].queue.remove(waiter)
+        if peer.waiting is waiter:
             peer.waiting = None
-        if place in peer.places:
-            peer.places.remove(place)
+        if waiter in peer.enqueued:
+            peer.enqueued.remove(waiter)
 
     def _end(self, hold: Hold) -> None:
         key = self.keys[hold.name]
@@ -418,40 +419,40 @@ class NaiveTable:
         if hold.token:
             self.ended.add(hold.token)
         for peer in self.peers.values():
-            peer.places = [place for place in peer.places if place.hold is not hold]
+            peer.enqueued = [waiter for waiter in peer.enqueued if waiter.hold is not hold]
         self._serve(hold.name)
 
     def _serve(self, name: Name) -> None:
         """Go through the queue once, and give each the slot that is left for it, if any."""
         key = self.keys[name]
         free = key.limit - len(key.holds)
-        for place in list(key.queue):
+        for waiter in list(key.queue):
             if free <= 0:
                 break
-            if place.absence is None:
-                key.queue.remove(place)
-                self._give(place)
+            if waiter.reservation is None:
+                key.queue.remove(waiter)
+                self._give(waiter)
                 free -= 1
-            elif place.has_slot or self._begin_holding(place, place.absence):
+            elif waiter.has_slot or self._begin_holding(waiter, waiter.reservation):
                 free -= 1
             else:
-                key.queue.remove(place)
+                key.queue.remove(waiter)
                 self.seen["passed"] += 1
         if not key.holds and not key.queue:
             del self.keys[name]
 
-    def _give(self, place: Place) -> None:
-        peer = self.peers[place.peer]
-        granted = self._grant(place.name, place.peer, place.lease)
-        if peer.waiting is place:
+    def _give(self, waiter: Waiter) -> None:
+        peer = self.peers[waiter.peer]
+        granted = self._grant(waiter.name, waiter.peer, waiter.lease)
+        if peer.waiting is waiter:
             peer.waiting = None
-            if place in peer.places:
-                peer.places.remove(place)
-            self._answer(place.peer, "granted", granted, place.lease)
+            if waiter in peer.enqueued:
+                peer.enqueued.remove(waiter)
+            self._answer(waiter.peer, "granted", granted, waiter.lease)
         else:
-            place.hold = granted
+            waiter.hold = granted
 
-    # Places that nobody is at.
+    # Waiters who are away.
 
     def _arrival(self) -> int:
         self.arrivals += 1
@@ -459,71 +460,73 @@ class NaiveTable:
 
     def _free_slots(self, key: Key) -> int:
         """Slots that a newcomer may have."""
-        return key.limit - len(key.holds) - sum(place.has_slot for place in key.queue)
+        return key.limit - len(key.holds) - sum(waiter.has_slot for waiter in key.queue)
 
-    def _end_wait(self, place: Place) -> None:
-        number, peer = place.peer, self.peers[place.peer]
-        if place.keep is None:
-            self._leave(place)
+    def _end_wait(self, waiter: Waiter) -> None:
+        number, peer = waiter.peer, self.peers[waiter.peer]
+        if waiter.reserve is None:
+            self._leave(waiter)
             self._answer(number, "timeout")
             return
-        if peer.waiting is place:
+        if peer.waiting is waiter:
             peer.waiting = None
-        peer.places.remove(place)
-        away, hold = place.keep
+        peer.enqueued.remove(waiter)
+        away, hold = waiter.reserve
         due = self.now + away / 1000
-        place.absence = Absence(due, hold / 1000, due + KEPT_LATE)
-        place.peer, place.two_phase, place.keep = 0, False, None
-        self._set(place, _rounded(place.absence.until - self.now))
-        self.away.append(place)
+        waiter.reservation = Reservation(due, hold / 1000, due + RESERVED_LATE)
+        waiter.peer, waiter.two_phase, waiter.reserve = 0, False, None
+        self._set(waiter, _rounded(waiter.reservation.until - self.now))
+        self.away.append(waiter)
         self.kept += 1
-        self.answers.append(Answer(number, "kept", place=place))
+        self.answers.append(Answer(number, "kept", waiter=waiter))
 
-    def _begin_holding(self, place: Place, absence: Absence) -> bool:
+    def _begin_holding(self, waiter: Waiter, reservation: Reservation) -> bool:
         """Keep a slot free for who is expected about now."""
-        if abs(absence.due - self.now) >= absence.hold:
+        if abs(reservation.due - self.now) >= reservation.hold:
             return False
-        place.has_slot = True
+        waiter.has_slot = True
         self.seen["held"] += 1
-        self._set(place, _rounded(min(absence.due + absence.hold, absence.until) - self.now))
+        self._set(
+            waiter, _rounded(min(reservation.due + reservation.hold, reservation.until) - self.now)
+        )
         return True
 
-    def _end_absence(self, place: Place, absence: Absence) -> None:
-        was_in_line = self.is_in_line(place)
+    def _end_reservation(self, waiter: Waiter, reservation: Reservation) -> None:
+        was_in_line = self.is_in_line(waiter)
         if was_in_line:
-            self.keys[place.name].queue.remove(place)
-        if place.has_slot and self.now < absence.until:
-            place.has_slot = False
-            self._set(place, _rounded(absence.until - self.now))
+            self.keys[waiter.name].queue.remove(waiter)
+        if waiter.has_slot and self.now < reservation.until:
+            waiter.has_slot = False
+            self._set(waiter, _rounded(reservation.until - self.now))
             self.seen["held in vain"] += 1
         else:
-            self.away.remove(place)
+            self.away.remove(waiter)
             self.forgotten += 1
         if was_in_line:
-            self._serve(place.name)
+            self._serve(waiter.name)
 
-    def _taken_up(self, peer: int, name: Name) -> Place | None:
-        """The place that this request is for, by the name that was said last."""
+    def _taken_up(self, peer: int, name: Name) -> Waiter | None:
+        """The position that this request is for, by the ticket that was said last."""
         ticket, self.peers[peer].resumes = self.peers[peer].resumes, None
-        for place in self.away:
-            if ticket and place.ticket == ticket and place.name == name:
-                return place
+        for waiter in self.away:
+            if ticket and waiter.ticket == ticket and waiter.name == name:
+                return waiter
         return None
 
     def _come_back(
-        self, place: Place, peer: int, limit: int, lease: int, *, two_phase: bool
+        self, waiter: Waiter, peer: int, limit: int, lease: int, *, two_phase: bool
     ) -> None:
-        """Let somebody be at a place again: before all that came later."""
-        self.seen["back to a slot" if place.has_slot else "back"] += 1
-        self.away.remove(place)
-        place.absence, place.has_slot = None, False
-        place.peer, place.lease, place.two_phase = peer, lease, two_phase
-        self.seen["back to a free key"] += place.name not in self.keys
-        queue = self.keys.setdefault(place.name, Key(limit)).queue
-        if place not in queue:
-            self.seen["back before others"] += any(each.number > place.number for each in queue)
-            self.seen["back behind others"] += any(each.number < place.number for each in queue)
-            queue.append(place)
+        """Let somebody be back in a queue: before all that came later."""
+        self.seen["back to a slot" if waiter.has_slot else "back"] += 1
+        self.away.remove(waiter)
+        waiter.reservation, waiter.has_slot = None, False
+        waiter.peer, waiter.lease, waiter.two_phase = peer, lease, two_phase
+        self.seen["back to a free key"] += waiter.name not in self.keys
+        queue = self.keys.setdefault(waiter.name, Key(limit)).queue
+        if waiter not in queue:
+            self.seen["back before others"] += any(each.number > waiter.number for each in queue)
+            self.seen["back behind others"] += any(each.number < waiter.number for each in queue)
+            queue.append(waiter)
         queue.sort(key=lambda each: each.number)
 
 

@@ -16,7 +16,6 @@ from dflockd.wire import (
     Auth,
     Confirm,
     Granted,
-    Keep,
     Label,
     Moved,
     Release,
@@ -26,6 +25,7 @@ from dflockd.wire import (
     Report,
     Request,
     RequestReader,
+    Reserve,
     Resume,
     Shards,
     Status,
@@ -164,7 +164,7 @@ _DEFAULTS: dict[type, Any] = {
     Label: Status.OK,
     Auth: Status.OK,
     Resume: Status.OK,
-    Keep: Status.OK,
+    Reserve: Status.OK,
     Shards: Status.ERROR,
 }
 

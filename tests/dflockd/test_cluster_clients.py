@@ -230,8 +230,8 @@ async def test_a_place_is_taken_along(make: Callable[..., Any], cluster: Scripte
     kinds = (Resume, Acquire)
     first, second = (server.asked(*kinds) for server in cluster.servers)
     assert [type(r) for r in second] == [Resume, Acquire, Resume, Acquire]
-    assert {r.place for r in second if isinstance(r, Resume)} == {b"p1"}
-    assert [r.place if isinstance(r, Resume) else "l" for r in first] == ["l", b"p2", "l"]
+    assert {r.ticket for r in second if isinstance(r, Resume)} == {b"p1"}
+    assert [r.ticket if isinstance(r, Resume) else "l" for r in first] == ["l", b"p2", "l"]
 
 
 async def test_a_blocked_waiter_moves(make: Callable[..., Any], cluster: ScriptedCluster) -> None:

@@ -11,13 +11,13 @@ from dflockd.wire import (
     Detach,
     Enqueue,
     Evict,
-    Keep,
     Moved,
     Refusal,
     Release,
     Renew,
     Report,
     Request,
+    Reserve,
     Resume,
     Space,
     Wait,
@@ -42,16 +42,16 @@ def some_request(dice: random.Random, table: LockTable, peer: Peer) -> Request:
     held = [hold for entry in entries for hold in entry.holds.values()]
     token = dice.choice(held).token if held and dice.random() < 0.9 else b"0" * 32
     fence = dice.choice(held).fence if held else 1
-    absent = [name for group in table.each_group() for name in group.absent]
+    away = [name for group in table.each_group() for name in group.reserved]
     entry_key = next((h.entry.key for h in held if h.token == token or h.fence == fence), key)
-    placed = dice.choice(list(peer.places) or [(space, key)])
+    placed = dice.choice(list(peer.enqueued) or [(space, key)])
     return dice.choice(
         [
             *[Wait(*placed, dice.choice([0, 2]))] * 3,
             Acquire(space, key, limit, dice.choice([0, 1, 3]), dice.choice([1, 2, 5])),
             Enqueue(space, key, limit, dice.choice([1, 5])),
             Wait(space, key, dice.choice([0, 2])),
-            Resume(dice.choice(absent) if absent else b"0"),
+            Resume(dice.choice(away) if away else b"0"),
             Release(space, entry_key, token),
             Renew(space, entry_key, token, 3),
             Detach(space, entry_key, token, 4),
@@ -64,7 +64,7 @@ def agree(table: LockTable) -> None:
     entries = [e for g in table.each_group() for space in g.spaces for e in space.values()]
     assert table.counts.holding == sum(len(entry.holds) for entry in entries)
     waiting = {waiter for entry in entries for waiter in entry.waiters or ()}
-    waiting |= {waiter for group in table.each_group() for waiter in group.absent.values()}
+    waiting |= {waiter for group in table.each_group() for waiter in group.reserved.values()}
     assert table.counts.waiting == len(waiting)
 
 
@@ -79,7 +79,7 @@ def step(dice: random.Random, table: LockTable, peers: list[Peer], now: float) -
     else:
         request = some_request(dice, table, peer)
         if isinstance(request, Wait) and dice.random() < 0.7:
-            table.handle(peer, Keep(dice.choice([0, 1000]), dice.choice([0, 1000])), now)
+            table.handle(peer, Reserve(dice.choice([0, 1000]), dice.choice([0, 1000])), now)
         table.handle(peer, request, now)
 
 
@@ -152,7 +152,7 @@ def test_shards_take_their_numbers_along() -> None:
             epoch += 1
             new.open(shard, epoch << 40)
             new.load(shard, snapshot, now)
-            handed_over += len(snapshot.holds) + len(snapshot.places)
+            handed_over += len(snapshot.holds) + len(snapshot.waiters)
         for table in tables:
             agree(table)
     assert handed_over > 20

@@ -13,7 +13,7 @@ from dflockd import errors, sync_client
 from dflockd.places import Places
 from dflockd.process import close_idle_connections
 from dflockd.sync_client import KeepPlace
-from dflockd.wire import Acquire, Enqueue, Keep, Resume, Status, TimedOut, Wait
+from dflockd.wire import Acquire, Enqueue, Reserve, Resume, Status, TimedOut, Wait
 from tests.dflockd.client_support import Client, is_free, soon, stats, until
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 from tests.dflockd.scripted_server import ScriptedCluster, ScriptedServer
@@ -220,7 +220,7 @@ async def test_longer_than_the_server_keeps_anything(
 
 async def test_an_older_server(client: Client, scripted: ScriptedServer) -> None:
     """It answers what it does not know with an error, and is asked the rest on the same connection."""
-    scripted.script(Keep, Status.ERROR)
+    scripted.script(Reserve, Status.ERROR)
     scripted.script(Resume, Status.ERROR)
     scripted.script(Enqueue, Status.QUEUED)
     scripted.script(Wait, Status.TIMEOUT)
@@ -229,7 +229,7 @@ async def test_an_older_server(client: Client, scripted: ScriptedServer) -> None
         assert await lock.enqueue(place) == "queued"
         assert await soon(lock.wait(1, KeepPlace(1.5, 0.25))) is False
         assert lock.place is None
-    assert scripted.asked(Keep) == [Keep(1500, 250)] * 2
+    assert scripted.asked(Reserve) == [Reserve(1500, 250)] * 2
     assert scripted.asked(Resume) == [Resume(b"0123456789")]
     assert scripted.accepted == 1
 
@@ -246,7 +246,7 @@ async def test_in_a_cluster_it_is_kept_where_the_key_has_gone(client: Client) ->
         assert await lock.enqueue() == "queued"
         assert await soon(lock.wait(3, KeepPlace(2, 1))) is False
         assert lock.place == "7kept7"
-        assert first.asked(Keep) == second.asked(Keep) == [Keep(2000, 1000)]
+        assert first.asked(Reserve) == second.asked(Reserve) == [Reserve(2000, 1000)]
         assert second.asked(Resume) == [Resume(b"7moved7")]
         assert second.asked(Acquire) == [], "who has no place cannot have it kept"
         assert await lock.enqueue(lock.place) == "queued"

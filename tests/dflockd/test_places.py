@@ -247,7 +247,7 @@ def test_in_a_cluster_a_place_goes_where_its_key_goes(
     assert crowd.hear("queued") == (0, None)
     assert crowd.hear("ended") == (0, None)
     assert place.lock.held
-    assert {resume.place for resume in second.asked(Resume)} == {b"7place7"}
+    assert {resume.ticket for resume in second.asked(Resume)} == {b"7place7"}
     place.leave()
     second.wait_asked(Release)
     crowd.places.close()

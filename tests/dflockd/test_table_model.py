@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from types import MemberDescriptorType
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dflockd.table import Effect, HoldRecord, Limits, LockTable, Peer, TokenIssuer, report
+from dflockd.table import Effect, HoldRecord, Limits, LockTable, Peer, TokenIssuer, Waiter, report
+from dflockd.table.states import EXPECTED, QUEUED, TRANSITIONS, WAITING
 from dflockd.wire import (
     Acquire,
     Barrier,
@@ -28,7 +30,6 @@ from dflockd.wire import (
     Enqueue,
     Enqueued,
     Granted,
-    Keep,
     Malformed,
     Ping,
     Recovering,
@@ -37,6 +38,7 @@ from dflockd.wire import (
     Renewed,
     Report,
     Request,
+    Reserve,
     Resume,
     Space,
     StableRef,
@@ -46,7 +48,8 @@ from dflockd.wire import (
     Wait,
     fence_from_token,
 )
-from tests.dflockd.naive_table import Hold, NaiveTable, Name, Place
+from tests.dflockd.naive_table import Hold, NaiveTable, Name
+from tests.dflockd.naive_table import Waiter as NaiveWaiter
 
 MOST_PEERS = 6
 FIRST_FENCE = 1000
@@ -99,7 +102,7 @@ class TableMachine(RuleBasedStateMachine):
         self.peers: dict[int, Peer] = {}
         self.seen: list[tuple[Name, bytes]] = []  # every token that a client has been told
         self.fences: dict[int, int] = {}  # number of the grant -> fence
-        self.tickets: list[tuple[Name, bytes]] = []  # every place that a client may come back to
+        self.tickets: list[tuple[Name, bytes]] = []  # every position that a client may come back to
         for _ in range(4):
             self.connect()
 
@@ -119,8 +122,8 @@ class TableMachine(RuleBasedStateMachine):
             elif isinstance(reply, Renewed):
                 assert reply.lease == answer.lease
             elif isinstance(reply, TimedOut):
-                assert answer.place is not None
-                self.tell_place(answer.place, reply.place)
+                assert answer.waiter is not None
+                self.tell_ticket(answer.waiter, reply.ticket)
 
     def record(self) -> None:
         """Do with the changes what a journal does."""
@@ -147,13 +150,13 @@ class TableMachine(RuleBasedStateMachine):
         fences = [self.fences[number] for number in sorted(self.fences)]
         assert all(a < b for a, b in zip([FIRST_FENCE, *fences], fences, strict=False))
 
-    def tell_place(self, place: Place, ticket: bytes) -> None:
-        """A place has one name, and no other has that."""
+    def tell_ticket(self, waiter: NaiveWaiter, ticket: bytes) -> None:
+        """A position has one ticket, and no other has that."""
         known = [ticket for _, ticket in self.tickets]
-        assert place.ticket == ticket if place.ticket else ticket not in known
+        assert waiter.ticket == ticket if waiter.ticket else ticket not in known
         assert ticket not in [token for _, token in self.seen]
-        place.ticket = ticket
-        self.tickets.append((place.name, ticket))
+        waiter.ticket = ticket
+        self.tickets.append((waiter.name, ticket))
         self.last_fence = max(self.last_fence, fence_from_token(ticket))
 
     def idle(self, choice: int) -> Peer | None:
@@ -209,26 +212,26 @@ class TableMachine(RuleBasedStateMachine):
         self.ask(choice, Wait(Space(name[0]), name[1], timeout), "wait", name, timeout)
 
     @rule(choice=numbers, which=numbers, timeout=timeouts)
-    def wait_for_a_place(self, choice: int, which: int, timeout: int) -> None:
+    def wait_for_a_grant(self, choice: int, which: int, timeout: int) -> None:
         ready = [peer for peer in self.peers.values() if peer.waiting is None]
-        having = [number for number, peer in enumerate(ready) if peer.places]
+        having = [number for number, peer in enumerate(ready) if peer.enqueued]
         if having:
             choice = having[choice % len(having)]
-            name = list(ready[choice].places)[which % len(ready[choice].places)]
+            name = list(ready[choice].enqueued)[which % len(ready[choice].enqueued)]
             self.ask(choice, Wait(*name, timeout), "wait", name, timeout)
 
     @rule(choice=numbers, away=aways, hold=held)
     def keep(self, choice: int, away: int, hold: int) -> None:
-        self.ask(choice, Keep(away, hold), "keep", away, hold)
+        self.ask(choice, Reserve(away, hold), "reserve", away, hold)
 
     @rule(name=names, which=numbers, timeout=timeouts, away=aways, hold=held)
     def wait_and_keep(self, name: Name, which: int, timeout: int, away: int, hold: int) -> None:
-        """Somebody with a place, or else with a new one, waits for it, and means to come back."""
+        """Somebody with a waiter, or else with a new one, waits there, and means to come back."""
         ready = [peer for peer in self.peers.values() if peer.waiting is None]
-        having = [number for number, peer in enumerate(ready) if peer.places]
+        having = [number for number, peer in enumerate(ready) if peer.enqueued]
         choice = having[which % len(having)] if having else which
         if having:
-            name = list(ready[choice].places)[which % len(ready[choice].places)]
+            name = list(ready[choice].enqueued)[which % len(ready[choice].enqueued)]
         else:
             self.enqueue(choice, name, 0, None)
         self.keep(choice, away, hold)
@@ -247,8 +250,8 @@ class TableMachine(RuleBasedStateMachine):
     def come_back(
         self, choice: int, which: int, timeout: int, lease: int | None, two_phase: bool
     ) -> None:
-        """Mostly to a place that is kept; else to one that was some time, or was taken up."""
-        kept = [(place.name, place.ticket) for place in self.model.away]
+        """Mostly to a position that is kept; else to one that was some time, or was taken up."""
+        kept = [(waiter.name, waiter.ticket) for waiter in self.model.away]
         known = kept if kept and which % 8 else self.tickets[-8:]
         if not known:
             return
@@ -402,7 +405,7 @@ class TableMachine(RuleBasedStateMachine):
             # Whoever waits at a free slot is not there, and the slot is for whoever comes.
             waiters = list(entry.waiters or ())
             free = entry.limit - len(entry.holds)
-            assert all(waiter.is_held for waiter in waiters[: max(0, free)])
+            assert all(waiter.state == EXPECTED for waiter in waiters[: max(0, free)])
             assert not waiters or entry.limit > 0
 
     @invariant()
@@ -425,37 +428,40 @@ class TableMachine(RuleBasedStateMachine):
             entry = entries[name]
             assert entry.limit == key.limit
             assert [
-                (hold.peer.id if hold.peer else None, hold.deadline, hold.place is not None)
+                (hold.peer.id if hold.peer else None, hold.deadline, hold.waiter is not None)
                 for hold in entry.holds.values()
-            ] == [(hold.peer, hold.deadline, self.has_place(hold)) for hold in key.holds]
+            ] == [(hold.peer, hold.deadline, self.is_enqueued(hold)) for hold in key.holds]
             assert [
-                (waiter.peer.id, waiter.lease, waiter.two_phase, waiter.is_held)
+                (waiter.peer.id, waiter.lease, waiter.two_phase, waiter.state == EXPECTED)
                 for waiter in entry.waiters or ()
-            ] == [(place.peer, place.lease, place.two_phase, place.has_slot) for place in key.queue]
+            ] == [
+                (waiter.peer, waiter.lease, waiter.two_phase, waiter.has_slot)
+                for waiter in key.queue
+            ]
         assert set(table._peers) == set(model.peers) == set(self.peers)
         for number, peer in self.peers.items():
             twin = model.peers[number]
             assert (peer.waiting is None) == (twin.waiting is None)
-            assert set(peer.places) == {place.name for place in twin.places}
+            assert set(peer.enqueued) == {waiter.name for waiter in twin.enqueued}
             assert len(peer.holds) == sum(hold.peer == number for hold in model.holds())
         assert len(table._deadlines) == len(model.deadlines())
-        absent = table._group.absent
-        assert {name: waiter.deadline for name, waiter in absent.items()} == {
-            place.ticket: place.deadline for place in model.away
+        reserved = table._group.reserved
+        assert {name: waiter.deadline for name, waiter in reserved.items()} == {
+            waiter.ticket: waiter.deadline for waiter in model.away
         }
 
     @invariant()
     def counts_are_right(self) -> None:
         counts, model = self.table.counts, self.model
-        queued = [place for key in model.keys.values() for place in key.queue]
-        passed = [place for place in model.away if place not in queued]
+        queued = [waiter for key in model.keys.values() for waiter in key.queue]
+        passed = [waiter for waiter in model.away if waiter not in queued]
         assert counts.waiting == len(queued) + len(passed)
         assert counts.holding == len(model.holds())
         assert (counts.kept, counts.forgotten) == (model.kept, model.forgotten)
 
-    def has_place(self, hold: Hold) -> bool:
+    def is_enqueued(self, hold: Hold) -> bool:
         peers = self.model.peers.values()
-        return any(place.hold is hold for peer in peers for place in peer.places)
+        return any(waiter.hold is hold for peer in peers for waiter in peer.enqueued)
 
     def entries(self) -> dict[Name, Any]:
         return {
@@ -508,7 +514,7 @@ class TableMachine(RuleBasedStateMachine):
         assert not self.model.keys
         assert not self.model.away
         assert len(self.table) == 0
-        assert not self.table._group.absent
+        assert not self.table._group.reserved
         assert not self.table._peers
         assert not self.table._deadlines._queues
         assert not self.table._deadlines._heads
@@ -530,7 +536,7 @@ def kind_of(reply: object) -> str:
 
 
 def come_and_go(seed: int) -> TableMachine:
-    """A few peers about two keys, with many places that are kept: chance alone makes few."""
+    """A few peers about two keys, with many positions that are kept: chance alone makes few."""
     dice = random.Random(seed)
     machine = TableMachine()
     machine.begin(Limits(default_lease=10, max_lease=20, max_waiters=dice.choice([0, 0, 0, 3])))
@@ -555,7 +561,7 @@ def come_and_go(seed: int) -> TableMachine:
         go: 6,
         return_: 4,
         lambda: machine.acquire(number(), dice.choice(keys), 0, dice.choice([0, 3]), None): 2,
-        lambda: machine.wait_for_a_place(number(), number(), dice.choice([0, 1, 5])): 1,
+        lambda: machine.wait_for_a_grant(number(), number(), dice.choice([0, 1, 5])): 1,
         lambda: machine.release(number(), number()): 5,
         lambda: machine.disconnect(number(), ENDS[0]): 0.3,
         lambda: machine.time_passes(dice.choice([1, 1, 2, 4]), dice.random() < 0.5): 4,
@@ -574,7 +580,9 @@ def come_and_go(seed: int) -> TableMachine:
     "seeds", [range(60), pytest.param(range(60, 10_000), marks=pytest.mark.soak)], ids=len
 )
 @pytest.mark.timeout(900)
-def test_places_are_kept_as_the_model_does(seeds: range) -> None:
+def test_positions_are_kept_as_the_model_does(
+    seeds: range, transitions: set[tuple[int, int]]
+) -> None:
     seen: Counter[str] = Counter()
     for seed in seeds:
         machine = come_and_go(seed)
@@ -582,9 +590,32 @@ def test_places_are_kept_as_the_model_does(seeds: range) -> None:
         machine.teardown()
     assert len(seen) == 9, seen
     assert min(seen.values()) > 5, seen
+    # All that is allowed happens, but for what only the server of a cluster does.
+    assert transitions == ALLOWED - {(WAITING, QUEUED)}
 
 
-def test_table_does_what_the_model_does() -> None:
+@pytest.fixture
+def transitions(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
+    """Every change of a waiter's state while the test runs."""
+    slot = vars(Waiter)["state"]
+    if not isinstance(slot, MemberDescriptorType):
+        pytest.skip("compiled: nobody can look on")
+    seen: set[tuple[int, int]] = set()
+
+    def change(waiter: Waiter, state: int) -> None:
+        before = getattr(waiter, "peer", None) and slot.__get__(waiter)
+        if before is not None and before != state:
+            seen.add((before, state))
+        slot.__set__(waiter, state)
+
+    monkeypatch.setattr(Waiter, "state", property(slot.__get__, change))
+    return seen
+
+
+ALLOWED = {(state, after) for state, more in TRANSITIONS.items() for after in more}
+
+
+def test_table_does_what_the_model_does(transitions: set[tuple[int, int]]) -> None:
     run_state_machine_as_test(
         TableMachine,
         settings=settings(
@@ -594,6 +625,7 @@ def test_table_does_what_the_model_does() -> None:
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),
     )
+    assert transitions <= ALLOWED
 
 
 @pytest.mark.soak

@@ -23,7 +23,6 @@ from dflockd.wire import (
     Evict,
     FrameTooLongError,
     Inspect,
-    Keep,
     Label,
     Malformed,
     Ping,
@@ -31,6 +30,7 @@ from dflockd.wire import (
     Renew,
     Request,
     RequestReader,
+    Reserve,
     Resume,
     Shards,
     Space,
@@ -81,8 +81,8 @@ FRAMES: list[tuple[bytes, Request]] = [
     (b"sevict\nk\n1\n", Evict(SEMAPHORE, b"k", 1)),
     (b"shards\n_\n_\n", Shards()),
     (b"resume\n_\n0123456789abcdef\n", Resume(b"0123456789abcdef")),
-    (b"keep\n_\n1500 0\n", Keep(1500, 0)),
-    (b"keep\n_\n0 %d\n" % MAX_SECONDS, Keep(0, MAX_SECONDS)),
+    (b"keep\n_\n1500 0\n", Reserve(1500, 0)),
+    (b"keep\n_\n0 %d\n" % MAX_SECONDS, Reserve(0, MAX_SECONDS)),
 ]
 
 # Read as well, because some client sends it, but never sent from here.
@@ -96,7 +96,7 @@ READ_ONLY: list[tuple[bytes, Request]] = [
     (b"auth\n_\n\n", Auth(b"")),
     (b"stable-ref\nr\n\n", StableRef(b"r")),
     ("l\nschlüssel\n0\n".encode(), Acquire(LOCK, "schlüssel".encode(), 1, 0, None)),
-    (b"keep\nanything\n 1  2 \n", Keep(1, 2)),
+    (b"keep\nanything\n 1  2 \n", Reserve(1, 2)),
     (b"l\nk\x01\n0\n", Acquire(LOCK, b"k\x01", 1, 0, None)),
 ]
 
@@ -342,7 +342,7 @@ requests_ = st.one_of(
     st.builds(Inspect, spaces, keys),
     st.builds(Evict, spaces, keys, st.integers(0, 2**64 - 1)),
     st.builds(Shards),
-    st.builds(Keep, seconds, seconds),
+    st.builds(Reserve, seconds, seconds),
     st.builds(Resume, st.from_regex(rb"[0-9A-Za-z]{1,64}", fullmatch=True)),
     st.text(max_size=60).filter(str.isprintable).map(lambda label: Label(label.encode())),
 )

@@ -13,7 +13,7 @@ from typing import NoReturn, TypeAlias
 from dflockd.errors import InvalidArgumentError, RemoteError
 from dflockd.shards import NUM_SHARDS, Cluster, ShardMapping, Store, get_shard_id
 
-MOVE_PATIENCE = 60.0
+MOVE_TIMEOUT = 60.0
 """Seconds that a move is waited for."""
 
 POLL = 0.2
@@ -161,7 +161,7 @@ async def _pin(cluster: Cluster, parsed: argparse.Namespace) -> None:
 
 async def _moved(cluster: Cluster, moved: int, started: float) -> None:
     """Wait until every shard is where it is to be."""
-    while time.monotonic() < started + MOVE_PATIENCE:
+    while time.monotonic() < started + MOVE_TIMEOUT:
         nodes = set(await cluster.get_nodes())
         mapping = await cluster.mapper.load_shard_mapping()
         left = sum(r.current != r.target and r.target in nodes for r in mapping.records)
@@ -170,7 +170,7 @@ async def _moved(cluster: Cluster, moved: int, started: float) -> None:
             return
         await asyncio.sleep(POLL)
     raise CommandError(
-        f"{left} shards are not yet where they are to be, after {MOVE_PATIENCE:g} s: "
+        f"{left} shards are not yet where they are to be, after {MOVE_TIMEOUT:g} s: "
         "see dflockd cluster status"
     )
 

@@ -95,18 +95,18 @@ class Member:
         """Whether locks are granted: whether the store has answered lately."""
         return self.node.may_serve(time.monotonic())
 
-    async def stop(self, patience: float | None) -> bool:
+    async def stop(self, timeout: float | None) -> bool:
         """Hand every shard over and leave the cluster; return whether all were handed over in time.
 
         Args:
-            patience: seconds for it; ``None`` is as long as it takes.
+            timeout: seconds for it; ``None`` is as long as it takes.
         """
         node = self.node
         if node.lease:
             node.leave(time.monotonic())
             self._step()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 while node.lease and not node.has_left:
                     self._stepped.clear()
                     await self._stepped.wait()

@@ -55,13 +55,13 @@ shard is out of service only while its own transactions are under way."""
 MAX_HANDED = 2 * BATCH
 """Shards that were handed over and not taken yet, before others follow: none is to wait for long."""
 
-HANDED_PATIENCE = 0.5
+HAND_OVER_TIMEOUT = 0.5
 """Seconds for which a shard that was handed over is waited for to be taken."""
 
 MAX_SNAPSHOT = 1_000_000
 """Bytes that are handed over in one transaction: etcd takes 1.5 MiB."""
 
-LEAVE_PATIENCE = 5.0
+LEAVE_TIMEOUT = 5.0
 """Seconds that a server that leaves gives the leader to find new servers for its shards."""
 
 EPOCH_SHIFT = 40
@@ -212,7 +212,7 @@ class Node:
     def leave(self, now: float) -> None:
         """Hand over every shard. Once it `has_left`, the server is not needed any more."""
         self.leaving = True
-        self._leave_until = now + LEAVE_PATIENCE
+        self._leave_until = now + LEAVE_TIMEOUT
         self._look_at_all(now)
 
     # What goes out.
@@ -239,7 +239,7 @@ class Node:
             if self._under_way < MAX_CALLS:
                 times.append(self.leader.next_deadline())
                 if self._releases and self._handed:
-                    times.append(next(iter(self._handed.values())) + HANDED_PATIENCE)
+                    times.append(next(iter(self._handed.values())) + HAND_OVER_TIMEOUT)
         return min((time for time in times if time is not None), default=math.inf)
 
     def may_serve(self, now: float) -> bool:
@@ -611,7 +611,7 @@ class Node:
     def _are_taken(self, now: float) -> bool:
         """Whether those who take shards over keep up with this server."""
         for shard, since in list(self._handed.items()):
-            if self.view.records[shard].current or now >= since + HANDED_PATIENCE:
+            if self.view.records[shard].current or now >= since + HAND_OVER_TIMEOUT:
                 del self._handed[shard]
         return len(self._handed) < MAX_HANDED
 
@@ -622,7 +622,7 @@ class Node:
         tenure.clean = recovers_until is None or now >= recovers_until
         snapshot = self.table.freeze(shard)
         tenure.snapshot = b""
-        if tenure.clean and (snapshot.holds or snapshot.places):
+        if tenure.clean and (snapshot.holds or snapshot.waiters):
             tenure.snapshot = snapshots.dump(snapshot, tenure.epoch, now)
             if len(tenure.snapshot) > MAX_SNAPSHOT:
                 logger.warning(

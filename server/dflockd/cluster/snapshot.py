@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dflockd.table import Absence, HoldRecord, Place, Snapshot
+from dflockd.table import HoldRecord, Reservation, Snapshot, WaiterRecord
 from dflockd.wire import Space
 
 
@@ -29,17 +29,17 @@ def dump(snapshot: Snapshot, epoch: int, now: float) -> bytes:
         ]
         for hold in snapshot.holds
     ]
-    places = [
+    waiters = [
         [
-            *(place.space, place.key.decode(), place.limit, place.name.decode()),
-            place.lease,
-            now - place.since,
-            place.label.decode(),
-            _ages(place.absence, now),
+            *(waiter.space, waiter.key.decode(), waiter.limit, waiter.ticket.decode()),
+            waiter.lease,
+            now - waiter.since,
+            waiter.label.decode(),
+            _ages(waiter.reservation, now),
         ]
-        for place in snapshot.places
+        for waiter in snapshot.waiters
     ]
-    document = {"epoch": epoch, "holds": holds, "places": places}
+    document = {"epoch": epoch, "holds": holds, "places": waiters}
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -54,10 +54,10 @@ def load(text: bytes, epoch: int, now: float) -> Snapshot:
         if document["epoch"] != epoch:
             raise BadSnapshotError(f"it is of epoch {document['epoch']}, not of {epoch}")
         holds = [_hold(now, *fields) for fields in document["holds"]]
-        places = [_place(now, *fields) for fields in document["places"]]
+        waiters = [_waiter(now, *fields) for fields in document["places"]]
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise BadSnapshotError(str(exc)) from None
-    return Snapshot(holds, places)
+    return Snapshot(holds, waiters)
 
 
 def _hold(
@@ -84,32 +84,32 @@ def _hold(
     )
 
 
-def _place(
+def _waiter(
     now: float,
     space: int,
     key: str,
     limit: int,
-    name: str,
+    ticket: str,
     lease: int,
     age: float,
     label: str,
-    absence: list[float] | None,
-) -> Place:
-    return Place(
+    reservation: list[float] | None,
+) -> WaiterRecord:
+    return WaiterRecord(
         Space(space),
         key.encode(),
         limit,
-        name.encode(),
+        ticket.encode(),
         lease,
         now - age,
         label.encode(),
-        None if absence is None else _absence(now, *absence),
+        None if reservation is None else _reservation(now, *reservation),
     )
 
 
-def _absence(now: float, due: float, hold: float, until: float) -> Absence:
-    return Absence(now + due, hold, now + until)
+def _reservation(now: float, due: float, hold: float, until: float) -> Reservation:
+    return Reservation(now + due, hold, now + until)
 
 
-def _ages(absence: Absence | None, now: float) -> tuple[float, float, float] | None:
-    return absence and (absence.due - now, absence.hold, absence.until - now)
+def _ages(reservation: Reservation | None, now: float) -> tuple[float, float, float] | None:
+    return reservation and (reservation.due - now, reservation.hold, reservation.until - now)

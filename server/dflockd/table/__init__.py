@@ -8,12 +8,13 @@ naive model with a clock that the test turns.
 from dflockd.table.counts import Counts, Histogram
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.issuer import TokenIssuer
-from dflockd.table.sharded import Directory, Place, ShardTable, Snapshot
-from dflockd.table.state import Absence, Entry, Group, Hold, HoldRecord, Peer, Waiter
-from dflockd.table.table import Effect, Limits, LockTable
+from dflockd.table.limits import Limits
+from dflockd.table.sharded import Directory, ShardTable, Snapshot, WaiterRecord
+from dflockd.table.slots import Effect
+from dflockd.table.state import Entry, Group, Hold, HoldRecord, Peer, Reservation, Waiter
+from dflockd.table.table import LockTable
 
 __all__ = [
-    "Absence",
     "Counts",
     "Deadlines",
     "Directory",
@@ -26,9 +27,10 @@ __all__ = [
     "Limits",
     "LockTable",
     "Peer",
-    "Place",
+    "Reservation",
     "ShardTable",
     "Snapshot",
     "TokenIssuer",
     "Waiter",
+    "WaiterRecord",
 ]

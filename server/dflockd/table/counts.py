@@ -90,9 +90,9 @@ class Counts:
         """Waits that ended without a grant: for lack of time..."""
         self.timed_out = 0
         self.forgotten = 0
-        """... because nobody came back to a place that was kept..."""
+        """... because nobody came back to a position that was kept..."""
         self.kept = 0
-        """Places that were left to be taken up again later."""
+        """Positions that were left to be taken up again later."""
 
         # What was refused at once.
         self.busy = 0

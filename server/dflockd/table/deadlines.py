@@ -20,7 +20,15 @@ class Timed(Protocol):
 FEW_QUEUES = 64
 """So many queues are kept without a thought."""
 
+SPAN_STEP = 0.1
+"""Seconds up to which a time that can be any is rounded, so that there are few different spans."""
+
 T = TypeVar("T", bound=Timed)
+
+
+def rounded(seconds: float) -> float:
+    """Return a span of so many seconds or a little more."""
+    return math.ceil(round(max(0.0, seconds) / SPAN_STEP, 6)) * SPAN_STEP
 
 
 class Deadlines(Generic[T]):

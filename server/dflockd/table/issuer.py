@@ -33,8 +33,8 @@ class TokenIssuer:
         self.fence = fence = self.fence + 1
         return fence, self.token(space, key, fence)
 
-    def place(self, space: Space, key: bytes) -> bytes:
-        """Return a new name for a place in a queue. It is not a token of the key: it proves no hold."""
+    def ticket(self, space: Space, key: bytes) -> bytes:
+        """Return a new name for a position in a queue. It is no token of the key: it proves no hold."""
         return self.issue(space, b"\0" + key)[1]
 
     def beginning(self, fence: int) -> TokenIssuer:

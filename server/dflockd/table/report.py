@@ -101,5 +101,5 @@ def _waiter(waiter: Waiter, now: float) -> dict[str, object]:
         "label": waiter.peer.label.decode(),
         "conn_id": waiter.peer.id,
         "waited_s": round(now - waiter.since, 3),
-        "away": waiter.absence is not None,
+        "away": waiter.reservation is not None,
     }

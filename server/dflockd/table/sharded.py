@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from dflockd.table.issuer import TokenIssuer
-from dflockd.table.state import Absence, Entry, Group, HoldRecord, Peer
-from dflockd.table.table import Effect, Limits, LockTable
+from dflockd.table.limits import Limits
+from dflockd.table.slots import Effect
+from dflockd.table.state import Entry, Group, HoldRecord, Peer, Reservation
+from dflockd.table.states import GONE, QUEUED, WAITING
+from dflockd.table.table import LockTable
 from dflockd.wire import Moved, Recovering, Refusal, Reply, Report, Shards, Space, Wait
 
 FROZEN = Recovering(20)
@@ -17,8 +20,8 @@ FROZEN = Recovering(20)
 LAPSED = Recovering(200)
 """The answer while this server has not heard of the others for too long."""
 
-PLACE_PATIENCE = 2.0
-"""Seconds for which a place that came with its shard is kept for whoever had it."""
+RESUME_TIMEOUT = 2.0
+"""Seconds for which a position that came with its shard is kept for whoever had it."""
 
 
 class Directory(Protocol):
@@ -34,26 +37,26 @@ class Directory(Protocol):
         """Return which server has which shard."""
 
 
-class Place(NamedTuple):
-    """A place in a queue that goes to another server with its shard."""
+class WaiterRecord(NamedTuple):
+    """Somebody in a queue that goes to another server with its shard."""
 
     space: Space
     key: bytes
     limit: int
-    name: bytes
-    """How whoever had it asks for it there."""
+    ticket: bytes
+    """With which they take up their position there."""
     lease: int
     since: float
     label: bytes
-    absence: Absence | None = None
-    """Where it was kept for somebody already."""
+    reservation: Reservation | None = None
+    """If they were away already."""
 
 
 class Snapshot(NamedTuple):
     """All that a shard's next server needs to go on where this one stopped."""
 
     holds: list[HoldRecord]
-    places: list[Place]
+    waiters: list[WaiterRecord]
     """Those of one key in their order."""
 
 
@@ -119,13 +122,14 @@ class ShardTable(LockTable):
         group = self.groups[shard]
         for kept in snapshot.holds:
             self._restore(group, kept, kept.lease, now)
-        for place in snapshot.places:
-            entry = group.spaces[place.space].get(place.key)
+        for record in snapshot.waiters:
+            entry = group.spaces[record.space].get(record.key)
             if entry is None:
-                entry = self._add(group, place.space, place.key, place.limit)
-            waiter = self._join(entry, Peer(0), place.lease, place.since, two_phase=False)
-            absence = place.absence or Absence(now, PLACE_PATIENCE, now + PLACE_PATIENCE)
-            self._keep_place(waiter, place.name, place.label, absence, now)
+                entry = self._add(group, record.space, record.key, record.limit)
+            waiter = self._join(entry, Peer(0), record.lease, record.since, two_phase=False)
+            until = now + RESUME_TIMEOUT
+            reservation = record.reservation or Reservation(now, RESUME_TIMEOUT, until)
+            self._reservations.reserve(waiter, record.ticket, record.label, reservation, now)
         for entry in list(_entries(group)):
             self._promote(entry, now, [])  # grants nothing: nobody is there yet
 
@@ -135,29 +139,29 @@ class ShardTable(LockTable):
         group.frozen = True
         snapshot = Snapshot([], [])
         # Also those that others have passed, and which are in no queue.
-        waiters = dict.fromkeys(group.absent.values())
+        waiters = dict.fromkeys(group.reserved.values())
         for entry in _entries(group):
             for hold in entry.holds.values():
                 if hold.told:
                     snapshot.holds.append(hold.kept())
-                elif hold.place is not None:
-                    # Nobody knows of this grant: its place is still ahead of all who wait.
-                    waiters[hold.place] = None
+                elif hold.waiter is not None:
+                    # Nobody knows of this grant: its waiter is still ahead of all others.
+                    waiters[hold.waiter] = None
             waiters.update(entry.waiters or {})
         for waiter in sorted(waiters, key=lambda waiter: waiter.number):
-            entry, absence = waiter.entry, waiter.absence
-            if absence is None:
-                waiter.place = group.issuer.place(entry.space, entry.key)
-            snapshot.places.append(
-                Place(
+            entry, reservation = waiter.entry, waiter.reservation
+            if reservation is None:
+                waiter.ticket = group.issuer.ticket(entry.space, entry.key)
+            snapshot.waiters.append(
+                WaiterRecord(
                     entry.space,
                     entry.key,
                     entry.limit,
-                    waiter.place,
+                    waiter.ticket,
                     waiter.lease,
                     waiter.since,
                     waiter.peer.label,
-                    absence,
+                    reservation,
                 )
             )
         return snapshot
@@ -170,7 +174,7 @@ class ShardTable(LockTable):
     def send_away(self) -> list[Effect]:
         """Answer all who wait: another server may have replaced this one long ago.
 
-        Places by enqueue stay, for those who come back.
+        Who has enqueued keeps the position, and may come back.
         """
         effects: list[Effect] = []
         for peer in self._peers.values():
@@ -178,6 +182,7 @@ class ShardTable(LockTable):
             if waiter is not None:
                 if waiter.two_phase:
                     self._deadlines.clear(waiter)
+                    waiter.state = QUEUED
                     peer.waiting = None
                 else:
                     self._leave(waiter)
@@ -185,7 +190,7 @@ class ShardTable(LockTable):
         return effects
 
     def drop(self, shard: int, reply: Refusal) -> tuple[list[Effect], set[int]]:
-        """Forget a shard; who waits is sent away with `reply`, and its place if there is one.
+        """Forget a shard; who waits is sent away with `reply`, and its ticket if there is one.
 
         Returns:
             The effects, and the peers that have lost a hold with it and have nothing else here.
@@ -193,11 +198,7 @@ class ShardTable(LockTable):
         effects: list[Effect] = []
         peers: dict[int, Peer] = {}
         group = self.groups.pop(shard)
-        self._absent -= len(group.absent)
-        for waiter in group.absent.values():
-            self._deadlines.clear(waiter)
-            if waiter not in (waiter.entry.waiters or ()):
-                self.counts.gave_up += 1  # others had passed it
+        self._reservations.drop(group.reserved)
         for entry in list(_entries(group)):
             self.counts.dropped += len(entry.holds)
             for hold in list(entry.holds.values()):
@@ -205,22 +206,23 @@ class ShardTable(LockTable):
                 if hold.peer is not None:
                     del hold.peer.holds[hold]
                     peers[hold.peer.id] = hold.peer
-                if hold.place is not None:
-                    self._forget_place(hold.place)
-                    hold.place.peer.left[entry.space, entry.key] = hold.place.place
+                if hold.waiter is not None:
+                    self._forget_waiter(hold.waiter)
+                    hold.waiter.state = GONE
+                    hold.waiter.peer.left[entry.space, entry.key] = hold.waiter.ticket
             for waiter in list(entry.waiters or ()):
-                peer, is_blocked = waiter.peer, waiter.peer.waiting is waiter
+                peer, is_blocked = waiter.peer, waiter.state == WAITING
                 self._leave(waiter)
                 if is_blocked:
-                    effects.append((peer.id, _naming(reply, waiter.place)))
+                    effects.append((peer.id, _naming(reply, waiter.ticket)))
                 elif waiter.two_phase:
-                    peer.left[entry.space, entry.key] = waiter.place
+                    peer.left[entry.space, entry.key] = waiter.ticket
             if entry.key in entry.group.spaces[entry.space]:
                 self._remove(entry)
         idle = {
             number
             for number, peer in peers.items()
-            if not (peer.holds or peer.waiting or peer.places)
+            if not (peer.holds or peer.waiting or peer.enqueued)
         }
         return effects, idle
 
@@ -267,8 +269,7 @@ class ShardTable(LockTable):
 
     def _wait(self, peer: Peer, request: Wait, now: float, effects: list[Effect]) -> Reply | None:
         name = (request.space, request.key)
-        place = peer.places.get(name)
-        if place is None:
+        if name not in peer.enqueued:
             group = self._group_of(request.key)
             if isinstance(group, Recovering):
                 return self._wait_later(peer, group)
@@ -284,31 +285,31 @@ class ShardTable(LockTable):
 
     @staticmethod
     def _wait_later(peer: Peer, reply: Refusal) -> Refusal:
-        peer.keep = None  # was said for this request only
+        peer.reserve = None  # was said for this request only
         return reply
 
     def _return(
         self,
         group: Group,
-        place: bytes,
+        ticket: bytes,
         peer: Peer,
         name: tuple[Space, bytes],
         now: float,
         effects: list[Effect],
     ) -> None:
-        """Let a peer go on with the place that it had here, if its shard has been elsewhere."""
-        waiter = group.absent.get(place)
+        """Let a peer go on with the position that it had here, if its shard has been elsewhere."""
+        waiter = group.reserved.get(ticket)
         if waiter is None:
             return
         space, key = name
         entry = group.spaces[space].get(key) or self._add(group, space, key, waiter.entry.limit)
-        self._take_up(waiter, entry, peer, waiter.lease, two_phase=True)
-        peer.places[name] = waiter
+        self._reservations.take_up(waiter, entry, peer, waiter.lease, two_phase=True)
+        peer.enqueued[name] = waiter
         self._promote(entry, now, effects)
 
 
-def _naming(reply: Refusal, place: bytes) -> Refusal:
-    return reply._replace(place=place) if isinstance(reply, Moved) else reply
+def _naming(reply: Refusal, ticket: bytes) -> Refusal:
+    return reply._replace(ticket=ticket) if isinstance(reply, Moved) else reply
 
 
 def _entries(group: Group) -> Iterable[Entry]:

@@ -6,13 +6,14 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from dflockd.table.issuer import TokenIssuer
-from dflockd.wire import Keep, Space
+from dflockd.table.states import QUEUED
+from dflockd.wire import Reserve, Space
 
 
 class Group:
     """The entries of one group of keys, which can be looked at, moved or dropped as a whole."""
 
-    __slots__ = ("absent", "ended", "frozen", "issuer", "opens_at", "recovers_until", "spaces")
+    __slots__ = ("ended", "frozen", "issuer", "opens_at", "recovers_until", "reserved", "spaces")
 
     def __init__(self, issuer: TokenIssuer) -> None:
         self.issuer = issuer
@@ -22,8 +23,8 @@ class Group:
         self.opens_at: float | None = None
         """Until when nothing is granted or renewed, because somebody else may still do so."""
         self.spaces: tuple[dict[bytes, Entry], dict[bytes, Entry]] = ({}, {})
-        self.absent: dict[bytes, Waiter] = {}
-        """The places that are kept for somebody who is not there, by name."""
+        self.reserved: dict[bytes, Waiter] = {}
+        """Positions that are kept for somebody who is away, by ticket."""
         self.recovers_until: float | None = None
         """Until when there are no grants, because of holds that are not in here any more."""
         self.ended: set[int] = set()
@@ -89,11 +90,11 @@ class Hold:
         "fence",
         "label",
         "peer",
-        "place",
         "since",
         "span",
         "token",
         "told",
+        "waiter",
     )
 
     deadline: float
@@ -112,8 +113,8 @@ class Hold:
         """Whose end releases it: who acquired it or last renewed it; nobody once it is detached."""
         self.detached = False
         """Whether it has no peer because the last one wanted so: nobody runs on the strength of it."""
-        self.place: Waiter | None = None
-        """The two-phase place that it was granted to, while its ``wait`` has not been answered."""
+        self.waiter: Waiter | None = None
+        """The waiter by ``enqueue`` that got it, while its ``wait`` has not been answered."""
         self.told = True
         """Whether its token has left the table. What nobody was told is not worth keeping."""
 
@@ -138,15 +139,15 @@ class Hold:
         )
 
 
-class Absence(NamedTuple):
-    """That nobody is at a place, and what is done for whoever comes back to it."""
+class Reservation(NamedTuple):
+    """That somebody who waits is away, and what is done until they are back."""
 
     due: float
     """When somebody is expected."""
     hold: float
-    """Seconds before and after that in which a slot is held once the place's turn has come."""
+    """Seconds before and after that in which a slot is held once its turn has come."""
     until: float
-    """When the place is forgotten."""
+    """When the position is forgotten."""
 
     def is_worth_holding(self, now: float) -> bool:
         """Whether to hold a slot: not for somebody who comes much later, or not at all."""
@@ -154,25 +155,25 @@ class Absence(NamedTuple):
 
 
 class Waiter:
-    """A place in the queue of an entry.
+    """Somebody in the queue of an entry.
 
-    Taken by a blocked ``acquire``, or by an ``enqueue``: then the peer may already wait for it (it
-    is its `Peer.waiting`) or still be elsewhere. Or nobody is there, and it is kept for a while.
+    By a blocked ``acquire``, or by an ``enqueue``: then the peer may already wait for it (it is its
+    `Peer.waiting`) or still be elsewhere. Or they are away, and the position is kept for a while.
     """
 
     __slots__ = (
-        "absence",
         "deadline",
         "entry",
         "hold",
-        "is_held",
-        "keep",
         "lease",
         "number",
         "peer",
-        "place",
+        "reservation",
+        "reserve",
         "since",
         "span",
+        "state",
+        "ticket",
         "two_phase",
     )
 
@@ -180,8 +181,18 @@ class Waiter:
     span: float
 
     def __init__(
-        self, entry: Entry, peer: Peer, number: int, lease: int, since: float, *, two_phase: bool
+        self,
+        entry: Entry,
+        peer: Peer,
+        number: int,
+        lease: int,
+        since: float,
+        *,
+        two_phase: bool,
+        state: int = QUEUED,
     ) -> None:
+        self.state = state
+        """One of `dflockd.table.states`."""
         self.entry = entry
         self.number = number
         """Grows with every arrival at the table."""
@@ -191,14 +202,12 @@ class Waiter:
         self.two_phase = two_phase
         self.hold: Hold | None = None
         """What an ``enqueue`` was granted before its ``wait`` came."""
-        self.place = b""
-        """Its name, once it has got one to be taken up by."""
-        self.keep: Keep | None = None
-        """How it is to be kept if the wait for it ends."""
-        self.absence: Absence | None = None
+        self.ticket = b""
+        """What its position can be taken up with, once it has got one."""
+        self.reserve: Reserve | None = None
+        """How its position is to be kept if the wait for it ends."""
+        self.reservation: Reservation | None = None
         """What is done for it while nobody is there."""
-        self.is_held = False
-        """Whether a slot is held for whoever comes back."""
 
 
 class Peer:
@@ -206,12 +215,12 @@ class Peer:
 
     __slots__ = (
         "detaches",
+        "enqueued",
         "holds",
         "id",
-        "keep",
         "label",
         "left",
-        "places",
+        "reserve",
         "resumes",
         "waiting",
     )
@@ -223,13 +232,13 @@ class Peer:
         """Its end leaves its holds to their leases: it has declared a ``stable-ref``."""
         self.holds: dict[Hold, None] = {}
         """In the order in which it got them. Fences would not do: those of two shards can be equal."""
-        self.places: dict[tuple[Space, bytes], Waiter] = {}
-        """Its two-phase places, until their ``wait`` is answered or their hold ends."""
+        self.enqueued: dict[tuple[Space, bytes], Waiter] = {}
+        """What it waits for by ``enqueue``, until their ``wait`` is answered or their hold ends."""
         self.waiting: Waiter | None = None
         """What it is blocked on: its next request is handled only after that is answered."""
         self.resumes = b""
-        """The name of the place that its next request takes up."""
-        self.keep: Keep | None = None
-        """What is to become of its place if its next ``wait`` ends without a grant."""
+        """The ticket of the position that its next request takes up."""
+        self.reserve: Reserve | None = None
+        """What is to become of its position if its next ``wait`` ends without a grant."""
         self.left: dict[tuple[Space, bytes], bytes] = {}
-        """The names of its two-phase places whose queues have gone to another server."""
+        """The tickets of what it enqueued, where the queues are at another server now."""

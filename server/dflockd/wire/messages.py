@@ -17,8 +17,8 @@ MAX_SECRET = 64 * 1024
 MAX_REF = 64
 """Longest ref of ``stable-ref``, in bytes."""
 
-MAX_PLACE = 64
-"""Longest name of a place in a queue, in bytes."""
+MAX_TICKET = 64
+"""Longest ticket, in bytes."""
 
 MAX_SECONDS = 9_223_372_036
 """Largest timeout or lease that any published server accepts: 2**63 nanoseconds, in seconds."""
@@ -45,7 +45,7 @@ class Acquire(NamedTuple):
 
 
 class Enqueue(NamedTuple):
-    """``e`` and ``se``: take a place in the queue, or the slot if one is free, without waiting."""
+    """``e`` and ``se``: queue, or take the slot if one is free, without waiting."""
 
     space: Space
     key: bytes
@@ -160,20 +160,20 @@ class Shards(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """``resume``: the next `Acquire` or `Enqueue` takes up a place that was kept.
+    """``resume``: the next `Acquire` or `Enqueue` takes up a queue position that was kept.
 
-    Its name comes from a `Moved` or a `TimedOut`. An extension of this server.
+    Its ticket comes from a `Moved` or a `TimedOut`. An extension of this server.
     """
 
-    place: bytes
+    ticket: bytes
 
 
-class Keep(NamedTuple):
-    """``keep``: if the next `Wait` ends without a grant, its place is kept; see `TimedOut`.
+class Reserve(NamedTuple):
+    """``keep``: if the next `Wait` ends without a grant, its position is kept; see `TimedOut`.
 
     Whoever had it is expected back in `away` milliseconds. When its turn comes within `hold`
     milliseconds of that, before or after, a slot is held for it until so long after. Else, and then,
-    the next has its turn; the place is still ahead of all that came later. An extension of this
+    the next has its turn; the position is still ahead of all that came later. An extension of this
     server.
     """
 
@@ -205,7 +205,7 @@ Request: TypeAlias = (
     | Evict
     | Shards
     | Resume
-    | Keep
+    | Reserve
     | Malformed
 )
 
@@ -241,17 +241,17 @@ class Recovering(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """``error_moved <shard> <epoch> <server>[ <place>]``: another server is in charge of the key.
+    """``error_moved <shard> <epoch> <server>[ <ticket>]``: another server is in charge of the key.
 
     The epoch grows each time that the shard changes hands: of two such replies the one with the
-    smaller epoch is out of date. Who was waiting keeps its place in the queue if it names it there
+    smaller epoch is out of date. Who was waiting keeps its position if it shows the ticket there
     within a moment (`Resume`).
     """
 
     shard: int
     epoch: int
     server: bytes
-    place: bytes = b""
+    ticket: bytes = b""
 
 
 class Granted(NamedTuple):
@@ -269,12 +269,12 @@ class Enqueued(NamedTuple):
 
 
 class TimedOut(NamedTuple):
-    """``timeout <place>``: the answer to a `Wait` that ended without a grant, after a `Keep`.
+    """``timeout <ticket>``: the answer to a `Wait` that ended without a grant, after a `Reserve`.
 
-    The place in the queue is kept under that name until some time after it was expected back.
+    The position in the queue is kept under that ticket until some time after it was expected back.
     """
 
-    place: bytes
+    ticket: bytes
 
 
 class Renewed(NamedTuple):

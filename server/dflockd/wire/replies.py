@@ -48,7 +48,7 @@ def encode_reply(reply: Reply) -> bytes:
     if type(reply) is TimedOut:
         return b"timeout %b\n" % reply
     if type(reply) is Moved:
-        tail = b" " + reply.place if reply.place else b""
+        tail = b" " + reply.ticket if reply.ticket else b""
         return b"error_moved %d %d %b%b\n" % (reply.shard, reply.epoch, reply.server, tail)
     raise AssertionError(f"no such reply: {reply!r}")
 

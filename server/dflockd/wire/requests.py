@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dflockd.wire.messages import (
     MAX_LIMIT,
     MAX_LINE,
-    MAX_PLACE,
     MAX_REF,
     MAX_SECONDS,
     MAX_SECRET,
+    MAX_TICKET,
     Acquire,
     Auth,
     Barrier,
@@ -20,13 +20,13 @@ from dflockd.wire.messages import (
     Enqueue,
     Evict,
     Inspect,
-    Keep,
     Label,
     Malformed,
     Ping,
     Release,
     Renew,
     Request,
+    Reserve,
     Resume,
     Shards,
     Space,
@@ -38,7 +38,7 @@ from dflockd.wire.tokens import MAX_FENCE
 
 _forbidden_in_key = re.compile(rb"[\0\t\r\n ]").search
 _printable_ascii = re.compile(rb"[!-~]{1,%d}" % MAX_REF).fullmatch
-_is_place = re.compile(rb"[0-9A-Za-z]{1,%d}" % MAX_PLACE).fullmatch
+_is_ticket = re.compile(rb"[0-9A-Za-z]{1,%d}" % MAX_TICKET).fullmatch
 
 
 class FrameTooLongError(Exception):
@@ -248,15 +248,15 @@ def _evict(space: Space) -> Callable[[bytes, bytes], Request]:
     return parse
 
 
-def _resume(_key: bytes, place: bytes) -> Request:
-    if not _is_place(place):
-        raise _MalformedError(f"a place is 1 to {MAX_PLACE} letters and digits")
-    return Resume(place)
+def _resume(_key: bytes, ticket: bytes) -> Request:
+    if not _is_ticket(ticket):
+        raise _MalformedError(f"a ticket is 1 to {MAX_TICKET} letters and digits")
+    return Resume(ticket)
 
 
-def _keep(_key: bytes, argument: bytes) -> Request:
+def _reserve(_key: bytes, argument: bytes) -> Request:
     away, hold = _fields(argument, 2, 2)
-    return Keep(_number(away, 0), _number(hold, 0))
+    return Reserve(_number(away, 0), _number(hold, 0))
 
 
 _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
@@ -286,7 +286,7 @@ _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"sevict": _evict(Space.SEMAPHORE),
     b"shards": lambda _key, _argument: Shards(),
     b"resume": _resume,
-    b"keep": _keep,
+    b"keep": _reserve,
 }
 
 
@@ -333,9 +333,9 @@ def encode_request(request: Request) -> bytes:
             return b"%bevict\n%b\n%d\n" % (_PREFIXES[space], key, fence)
         case Shards():
             return b"shards\n_\n_\n"
-        case Resume(place):
-            return b"resume\n_\n%b\n" % place
-        case Keep(away, hold):
+        case Resume(ticket):
+            return b"resume\n_\n%b\n" % ticket
+        case Reserve(away, hold):
             return b"keep\n_\n%d %d\n" % (away, hold)
         case Malformed():
             raise ValueError("a malformed request cannot be sent")

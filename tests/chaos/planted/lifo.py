@@ -16,5 +16,5 @@ def promote_last(self: LockTable, entry: Any, now: float, effects: Any) -> None:
 
 
 if __name__ == "__main__":
-    LockTable._promote = promote_last  # type: ignore[method-assign]
+    LockTable._promote = promote_last  # type: ignore[method-assign, assignment]
     sys.exit(main())

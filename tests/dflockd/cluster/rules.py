@@ -192,11 +192,11 @@ class HearsTooSoon(Node):
         super()._open_heard()
 
 
-class ForgetsPlaces(ShardTable):
-    """Places that came with their shard are not kept."""
+class ForgetsPositions(ShardTable):
+    """Positions that came with their shard are not kept."""
 
     def load(self, shard: int, snapshot: Snapshot, now: float) -> None:
-        super().load(shard, snapshot._replace(places=[]), now)
+        super().load(shard, snapshot._replace(waiters=[]), now)
 
 
 BROKEN: dict[str, Rules] = {
@@ -225,5 +225,5 @@ BROKEN: dict[str, Rules] = {
     "signs of life not waited for": Rules(node=HearsTooSoon),
     "lease counted from the answer": Rules(counts_from_answer=True),
     "grant confirmed by a renewal": Rules(confirms_by_renewal=True),
-    "places not kept": Rules(table=ForgetsPlaces),
+    "positions not kept": Rules(table=ForgetsPositions),
 }

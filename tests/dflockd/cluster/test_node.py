@@ -11,7 +11,7 @@ import pytest
 from dflockd.cluster import node as nodes
 from dflockd.cluster.calls import Call, Kind
 from dflockd.cluster.leader import SETTLE
-from dflockd.cluster.node import BATCH, LEAVE_PATIENCE, MAX_CALLS, Node
+from dflockd.cluster.node import BATCH, LEAVE_TIMEOUT, MAX_CALLS, Node
 from dflockd.cluster.terms import Terms
 from dflockd.cluster.view import MAX_EPOCH
 from dflockd.shards import Delete, Event, Loaded, Outcome, Put, RevisionIs, ShardRecord, ValueIs
@@ -233,7 +233,7 @@ def test_what_transactions_require() -> None:
         assert tenure.record.epoch == tenure.former.epoch + 1
         assert tenure.record.clean is None
     b.leave(cluster.now)
-    cluster.pass_(LEAVE_PATIENCE)
+    cluster.pass_(LEAVE_TIMEOUT)
     (release,) = of_kind(cluster.calls, Kind.RELEASE)
     assert entry in release.compares
     for tenure in release.tenures:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from dflockd.table import Effect, HoldRecord, Limits, Peer, ShardTable, Snapshot, TokenIssuer
-from dflockd.table.sharded import FROZEN, LAPSED, PLACE_PATIENCE
-from dflockd.table.table import KEPT_LATE
+from dflockd.table.reservations import RESERVED_LATE
+from dflockd.table.sharded import FROZEN, LAPSED, RESUME_TIMEOUT
+from dflockd.table.states import QUEUED, TRANSITIONS, WAITING
 from dflockd.wire import (
     Acquire,
     Detach,
     Enqueue,
     Enqueued,
     Granted,
-    Keep,
     Moved,
     Recovering,
     Refusal,
@@ -23,6 +23,7 @@ from dflockd.wire import (
     Reply,
     Report,
     Request,
+    Reserve,
     Resume,
     Space,
     Status,
@@ -82,30 +83,30 @@ def hand_over(old: ShardTable, new: ShardTable, shard: int, now: float = 0) -> l
     return effects
 
 
-def places_of(effects: list[Effect]) -> dict[int, bytes]:
+def tickets_of(effects: list[Effect]) -> dict[int, bytes]:
     found = {}
     for number, reply in effects:
         assert isinstance(reply, Moved)
-        found[number] = reply.place
+        found[number] = reply.ticket
     return found
 
 
 def resume(
-    table: ShardTable, place: bytes, key: bytes, now: float = 0
+    table: ShardTable, ticket: bytes, key: bytes, now: float = 0
 ) -> tuple[Peer, list[Effect]]:
     peer = table.connect()
-    assert ask(table, peer, Resume(place), now) is Status.OK
+    assert ask(table, peer, Resume(ticket), now) is Status.OK
     return peer, table.handle(peer, Acquire(LOCK, key, 1, 60, 10), now)
 
 
 def assert_empty(table: ShardTable) -> None:
     assert len(table) == 0
     assert not table._withheld
-    assert not any(group.absent for group in table.each_group())
+    assert not any(group.reserved for group in table.each_group())
     assert len(table._deadlines) == 0
     assert all(not any(group.spaces) for group in table.groups.values())
     for peer in table._peers.values():
-        assert (peer.holds, peer.places, peer.waiting) == ({}, {}, None)
+        assert (peer.holds, peer.enqueued, peer.waiting) == ({}, {}, None)
 
 
 def forget_all(table: ShardTable) -> None:
@@ -178,13 +179,17 @@ def test_withheld_grants_are_forgotten_with_those_who_waited() -> None:
     assert table.promise(10, 4) == []
 
 
-def test_who_waits_is_sent_away_and_a_place_by_enqueue_stays() -> None:
+def test_who_waits_is_sent_away_and_a_position_by_enqueue_stays() -> None:
     table = table_of(5)
     token = take(table, table.connect(), b"a", lease=60)
     waiter, placed = wait_for(table, b"a"), table.connect()
     assert ask(table, placed, Enqueue(LOCK, b"a", 1, 10)) is Status.QUEUED
     assert ask(table, placed, Wait(LOCK, b"a", 60), 1) is None
+    assert placed.waiting is not None
+    assert placed.waiting.state == WAITING
+    assert QUEUED in TRANSITIONS[WAITING]
     assert table.send_away() == [(waiter.id, LAPSED), (placed.id, LAPSED)]
+    assert placed.enqueued[LOCK, b"a"].state == QUEUED
     assert ask(table, placed, Wait(LOCK, b"a", 60), 6) is LAPSED
     table.promise(20, 7)
     assert ask(table, placed, Wait(LOCK, b"a", 60), 8) is None
@@ -287,25 +292,25 @@ def test_a_peer_with_something_else_here_is_kept() -> None:
     assert len(holder.holds) == 1
 
 
-def test_places_keep_their_order_and_newcomers_stand_behind() -> None:
+def test_positions_keep_their_order_and_newcomers_stand_behind() -> None:
     old, new = table_of(), table_of(FOR_LONG, 1)
     holder = old.connect()
     token = take(old, holder, b"a", lease=10)
     waiters = [wait_for(old, b"a") for _ in range(3)]
-    places = places_of(hand_over(old, new, 0))
-    assert list(places) == [waiter.id for waiter in waiters]
+    tickets = tickets_of(hand_over(old, new, 0))
+    assert list(tickets) == [waiter.id for waiter in waiters]
     assert_empty(old)
     newcomer = wait_for(new, b"a")
-    third, _ = resume(new, places[waiters[2].id], b"a", 0.1)
-    first, _ = resume(new, places[waiters[0].id], b"a", 0.2)
+    third, _ = resume(new, tickets[waiters[2].id], b"a", 0.1)
+    first, _ = resume(new, tickets[waiters[0].id], b"a", 0.2)
     ((_, done), (number, granted)) = new.handle(newcomer_free(new), Release(LOCK, b"a", token), 0.3)
     assert done is Status.OK
     assert number == first.id
     # The second has not come yet: it is waited for, and then not any more.
     assert isinstance(granted, Granted)
     assert new.handle(newcomer_free(new), Release(LOCK, b"a", granted.token), 0.4)[1:] == []
-    assert new.advance(PLACE_PATIENCE - 0.1) == []
-    ((number, granted),) = new.advance(PLACE_PATIENCE)
+    assert new.advance(RESUME_TIMEOUT - 0.1) == []
+    ((number, granted),) = new.advance(RESUME_TIMEOUT)
     assert number == third.id
     assert isinstance(granted, Granted)
     effects = new.handle(newcomer_free(new), Release(LOCK, b"a", granted.token), 3)
@@ -317,62 +322,62 @@ def newcomer_free(table: ShardTable) -> Peer:
     return table.connect()
 
 
-def test_a_place_that_comes_when_it_is_its_turn_is_granted_at_once() -> None:
+def test_a_position_that_comes_when_it_is_its_turn_is_granted_at_once() -> None:
     old, new = table_of(), table_of(FOR_LONG, 1)
     token = take(old, old.connect(), b"a", lease=10)
     waiter = wait_for(old, b"a")
-    places = places_of(hand_over(old, new, 0))
+    tickets = tickets_of(hand_over(old, new, 0))
     new.handle(new.connect(), Release(LOCK, b"a", token), 0.1)
     behind = wait_for(new, b"a", now=0.1)
-    peer, effects = resume(new, places[waiter.id], b"a", 0.2)
+    peer, effects = resume(new, tickets[waiter.id], b"a", 0.2)
     assert [(number, type(reply)) for number, reply in effects] == [(peer.id, Granted)]
     assert behind.waiting is not None
     forget_all(new)
 
 
-def test_a_place_is_taken_up_once_and_for_its_own_key_only() -> None:
+def test_a_position_is_taken_up_once_and_for_its_own_key_only() -> None:
     old, new = table_of(), table_of(FOR_LONG, 1)
     take(old, old.connect(), b"a", lease=10)
     waiter = wait_for(old, b"a")
-    place = places_of(hand_over(old, new, 0))[waiter.id]
+    ticket = tickets_of(hand_over(old, new, 0))[waiter.id]
     stranger = new.connect()
-    ask(new, stranger, Resume(place))
+    ask(new, stranger, Resume(ticket))
     assert isinstance(ask(new, stranger, Acquire(LOCK, b"b", 1, 5, 10)), Granted)
-    assert [name for group in new.each_group() for name in group.absent] == [place]
-    first, _ = resume(new, place, b"a")
-    second, _ = resume(new, place, b"a")
+    assert [name for group in new.each_group() for name in group.reserved] == [ticket]
+    first, _ = resume(new, ticket, b"a")
+    second, _ = resume(new, ticket, b"a")
     entry = new.groups[0].spaces[0][b"a"]
     assert [waiting.peer for waiting in entry.waiters or ()] == [first, second]
-    assert not any(group.absent for group in new.each_group())
+    assert not any(group.reserved for group in new.each_group())
     forget_all(new)
 
 
-def test_a_place_that_was_refused_for_now_is_still_there() -> None:
+def test_a_position_that_was_refused_for_now_is_still_there() -> None:
     old, new = table_of(), table_of(5, 1)
     take(old, old.connect(), b"a", lease=10)
     waiter = wait_for(old, b"a")
-    place = places_of(hand_over(old, new, 0, 5))[waiter.id]
-    peer, effects = resume(new, place, b"a", 5)
+    ticket = tickets_of(hand_over(old, new, 0, 5))[waiter.id]
+    peer, effects = resume(new, ticket, b"a", 5)
     assert effects == [(peer.id, LAPSED)]
     new.promise(20, 6)
-    ask(new, peer, Resume(place), 6)
+    ask(new, peer, Resume(ticket), 6)
     assert ask(new, peer, Acquire(LOCK, b"a", 1, 9, 10), 6) is None
-    assert not any(group.absent for group in new.each_group())
+    assert not any(group.reserved for group in new.each_group())
 
 
-def test_places_that_nobody_had_come_for_move_on_under_their_names() -> None:
+def test_positions_that_nobody_had_come_for_move_on_under_their_names() -> None:
     first, second, third = table_of(), table_of(FOR_LONG, 1), table_of(FOR_LONG, 1)
     take(first, first.connect(), b"a", lease=10)
     waiters = [wait_for(first, b"a") for _ in range(2)]
-    places = places_of(hand_over(first, second, 0))
+    tickets = tickets_of(hand_over(first, second, 0))
     assert hand_over(second, third, 0) == []
     assert_empty(second)
-    peers = [resume(third, places[waiter.id], b"a")[0] for waiter in reversed(waiters)]
+    peers = [resume(third, tickets[waiter.id], b"a")[0] for waiter in reversed(waiters)]
     entry = third.groups[0].spaces[0][b"a"]
     assert [waiting.peer for waiting in entry.waiters or ()] == peers[::-1]
 
 
-def test_places_by_enqueue_move_also_before_and_after_they_were_granted() -> None:
+def test_positions_by_enqueue_move_also_before_and_after_they_were_granted() -> None:
     old, new = table_of(), table_of(FOR_LONG, 1)
     holder, granted, queued = old.connect(), old.connect(), old.connect()
     token = take(old, holder, b"a")
@@ -382,12 +387,12 @@ def test_places_by_enqueue_move_also_before_and_after_they_were_granted() -> Non
     assert hand_over(old, new, 0) == []
     assert_empty(old)
     moved = [ask(old, peer, Wait(LOCK, b"a", 5)) for peer in (granted, queued)]
-    places = [reply.place for reply in moved if isinstance(reply, Moved)]
-    assert len(set(places)) == 2
+    tickets = [reply.ticket for reply in moved if isinstance(reply, Moved)]
+    assert len(set(tickets)) == 2
     there = [new.connect(), new.connect()]
     replies = {}
-    for peer, place in reversed(list(zip(there, places, strict=True))):
-        ask(new, peer, Resume(place))
+    for peer, ticket in reversed(list(zip(there, tickets, strict=True))):
+        ask(new, peer, Resume(ticket))
         replies[peer] = ask(new, peer, Enqueue(LOCK, b"a", 1, 10))
     assert replies[there[1]] is Status.QUEUED
     assert isinstance(replies[there[0]], Enqueued)
@@ -415,17 +420,17 @@ def test_semaphore_grants_that_nobody_was_told_of_move_in_their_order() -> None:
     assert snapshot.holds == []
     old.drop(0, AWAY)
     left = [peer.left[SEMAPHORE, b"s"] for peer in peers]
-    assert [place.name for place in snapshot.places] == left
+    assert [record.ticket for record in snapshot.waiters] == left
     assert_empty(old)
     new.open(0, 2 << 40)
     new.load(0, snapshot, 0)
     newcomer = new.connect()
     assert ask(new, newcomer, Acquire(SEMAPHORE, b"s", 2, 5, 10)) is None
-    assert [n for n, _ in new.advance(PLACE_PATIENCE)] == [newcomer.id]
+    assert [n for n, _ in new.advance(RESUME_TIMEOUT)] == [newcomer.id]
     forget_all(new)
 
 
-def test_a_wait_keeps_its_place_while_nobody_has_the_shard() -> None:
+def test_a_wait_keeps_its_position_while_nobody_has_the_shard() -> None:
     class Nobody(Two):
         def refer(self, shard: int) -> Refusal:
             return Recovering(100)
@@ -442,7 +447,7 @@ def test_a_wait_keeps_its_place_while_nobody_has_the_shard() -> None:
     table._directory = Two()
     reply = ask(table, peer, Wait(LOCK, b"a", 5))
     assert isinstance(reply, Moved)
-    assert reply.place
+    assert reply.ticket
 
 
 def test_a_wait_goes_on_when_its_shard_has_come_back() -> None:
@@ -513,29 +518,29 @@ def test_the_end_of_a_connection_in_a_frozen_shard_spoils_nothing(silent: bool) 
 def go_away(
     table: ShardTable, now: float = 0, *, away: int = 5000, hold: int = 2000, key: bytes = b"a"
 ) -> bytes:
-    """Queue for a lock that is held, leave until `away` has passed; return the name of the place."""
+    """Queue for a lock that is held, leave until `away` has passed; return the name of the position."""
     peer = table.connect()
     assert ask(table, peer, Enqueue(LOCK, key, 1, 10), now) is Status.QUEUED
-    assert ask(table, peer, Keep(away, hold), now) is Status.OK
+    assert ask(table, peer, Reserve(away, hold), now) is Status.OK
     kept = ask(table, peer, Wait(LOCK, key, 0), now)
     assert isinstance(kept, TimedOut)
     table.disconnect(peer, now, clean=True)
-    return kept.place
+    return kept.ticket
 
 
-def come_back(table: ShardTable, place: bytes, now: float = 0) -> tuple[Peer, Reply | None]:
+def come_back(table: ShardTable, ticket: bytes, now: float = 0) -> tuple[Peer, Reply | None]:
     peer = table.connect()
-    assert ask(table, peer, Resume(place), now) is Status.OK
+    assert ask(table, peer, Resume(ticket), now) is Status.OK
     return peer, ask(table, peer, Enqueue(LOCK, b"a", 1, 10), now)
 
 
 def queue_of(table: ShardTable) -> list[bytes | Peer]:
-    """Who is in the queue: the names of places that nobody is at, and peers."""
+    """Who is in the queue: the names of positions that nobody is at, and peers."""
     waiters = table.groups[0].spaces[LOCK][b"a"].waiters or ()
-    return [waiter.place if waiter.absence else waiter.peer for waiter in waiters]
+    return [waiter.ticket if waiter.reservation else waiter.peer for waiter in waiters]
 
 
-def test_a_kept_place_goes_with_its_shard_and_is_kept_as_long() -> None:
+def test_a_kept_position_goes_with_its_shard_and_is_kept_as_long() -> None:
     old, new = table_of(), table_of(FOR_LONG, 1)
     token = take(old, old.connect(), b"a", lease=60)
     early, late = go_away(old, away=9000, hold=4000), go_away(old, away=9000, hold=0)
@@ -546,9 +551,9 @@ def test_a_kept_place_goes_with_its_shard_and_is_kept_as_long() -> None:
     # Held for the first since then, as it was not yet worth it at the old server.
     assert ask(new, new.connect(), Acquire(LOCK, b"a", 1, 0, 10), 12.9) is Status.TIMEOUT
     assert isinstance(ask(new, new.connect(), Acquire(LOCK, b"a", 1, 60, 60), 13), Granted)
-    first, _ = come_back(new, late, 9 + KEPT_LATE - 0.1)
+    first, _ = come_back(new, late, 9 + RESERVED_LATE - 0.1)
     assert queue_of(new) == [first]
-    gone, _ = come_back(new, early, 9 + KEPT_LATE)
+    gone, _ = come_back(new, early, 9 + RESERVED_LATE)
     assert queue_of(new) == [first, gone]
     assert new.counts.forgotten == 1
     forget_all(new)
@@ -558,12 +563,12 @@ def test_a_slot_is_held_at_the_next_server_too() -> None:
     old, new = table_of(), table_of(FOR_LONG, 1)
     holder = old.connect()
     token = take(old, holder, b"a")
-    place = go_away(old, away=0, hold=4000)
+    ticket = go_away(old, away=0, hold=4000)
     ask(old, holder, Release(LOCK, b"a", token), 1)
     hand_over(old, new, 0, 2)
     assert_empty(old)
     assert ask(new, new.connect(), Acquire(LOCK, b"a", 1, 0, 10), 3) is Status.TIMEOUT
-    _, reply = come_back(new, place, 4)
+    _, reply = come_back(new, ticket, 4)
     assert isinstance(reply, Enqueued)
     forget_all(new)
 
@@ -585,11 +590,11 @@ def test_who_was_passed_is_ahead_at_the_next_server_again(held: bool) -> None:
     old, new = table_of(), table_of(FOR_LONG, 1)
     holder = old.connect()
     token = take(old, holder, b"a")
-    places = [go_away(old, away=9000, hold=0) for _ in range(2)]
+    tickets = [go_away(old, away=9000, hold=0) for _ in range(2)]
     if held:
         waiters = [wait_for(old, b"a"), wait_for(old, b"a")]
     ask(old, holder, Release(LOCK, b"a", token))
-    moved = places_of(hand_over(old, new, 0))
+    moved = tickets_of(hand_over(old, new, 0))
     assert_empty(old)
     assert old.counts.waiting == 0
     if held:
@@ -599,25 +604,25 @@ def test_who_was_passed_is_ahead_at_the_next_server_again(held: bool) -> None:
         assert len(new) == 0
         assert isinstance(ask(new, new.connect(), Acquire(LOCK, b"a", 1, 0, 60)), Granted)
         later = wait_for(new, b"a")
-    second, _ = come_back(new, places[1])
-    first, _ = come_back(new, places[0])
+    second, _ = come_back(new, tickets[1])
+    first, _ = come_back(new, tickets[0])
     assert queue_of(new) == [first, second, later]
     forget_all(new)
 
 
-def test_places_of_all_kinds_keep_their_order_over_two_moves() -> None:
+def test_positions_of_all_kinds_keep_their_order_over_two_moves() -> None:
     first, second, third = table_of(), table_of(FOR_LONG, 1), table_of(FOR_LONG, 1)
     take(first, first.connect(), b"a", lease=60)
     blocked = wait_for(first, b"a")
     away = go_away(first)
     placed = first.connect()
     ask(first, placed, Enqueue(LOCK, b"a", 1, 10))
-    moved = places_of(hand_over(first, second, 0))
+    moved = tickets_of(hand_over(first, second, 0))
     reply = ask(first, placed, Wait(LOCK, b"a", 5))
     assert isinstance(reply, Moved)
     there, _ = resume(second, moved[blocked.id], b"a")
-    names = places_of(hand_over(second, third, 0))
-    peers = [come_back(third, place)[0] for place in (reply.place, away, names[there.id])]
+    names = tickets_of(hand_over(second, third, 0))
+    peers = [come_back(third, ticket)[0] for ticket in (reply.ticket, away, names[there.id])]
     assert queue_of(third) == peers[::-1]
     forget_all(third)
 
@@ -627,12 +632,12 @@ def test_a_wait_that_ends_while_its_shard_is_frozen_keeps_the_name_that_goes_wit
     take(old, old.connect(), b"a", lease=60)
     peer = old.connect()
     ask(old, peer, Enqueue(LOCK, b"a", 1, 10))
-    ask(old, peer, Keep(5000, 2000))
+    ask(old, peer, Reserve(5000, 2000))
     assert ask(old, peer, Wait(LOCK, b"a", 1)) is None
     snapshot = old.freeze(0)
     [(_, kept)] = old.advance(1)
     assert isinstance(kept, TimedOut)
-    assert [place.name for place in snapshot.places] == [kept.place]
+    assert [record.ticket for record in snapshot.waiters] == [kept.ticket]
     old.drop(0, AWAY)
     assert_empty(old)
     assert old.counts.waiting == 0
@@ -641,24 +646,24 @@ def test_a_wait_that_ends_while_its_shard_is_frozen_keeps_the_name_that_goes_wit
 def test_thawed_it_holds_the_slot_that_it_could_not_hold_while_frozen() -> None:
     table = table_of()
     take(table, table.connect(), b"a", lease=5)
-    place = go_away(table, away=5000, hold=4000)
+    ticket = go_away(table, away=5000, hold=4000)
     behind = wait_for(table, b"a")
     table.freeze(0)
     assert table.advance(5) == []  # the lease has ended
-    assert come_back(table, place, 6)[1] is FROZEN
+    assert come_back(table, ticket, 6)[1] is FROZEN
     assert table.thaw(0, 7) == []
     assert table.advance(8.9) == []
     assert [number for number, _ in table.advance(9)] == [behind.id]
     forget_all(table)
 
 
-def test_a_place_that_is_forgotten_while_frozen_leaves_nothing() -> None:
+def test_a_position_that_is_forgotten_while_frozen_leaves_nothing() -> None:
     table = table_of()
     take(table, table.connect(), b"a", lease=5)
     go_away(table, away=0, hold=4000)
     table.freeze(0)
-    table.advance(KEPT_LATE)
-    table.thaw(0, KEPT_LATE + 1)
+    table.advance(RESERVED_LATE)
+    table.thaw(0, RESERVED_LATE + 1)
     assert_empty(table)
 
 
@@ -679,7 +684,7 @@ def test_a_keep_for_a_wait_that_is_refused_is_not_for_the_next_one() -> None:
             table.freeze(0)
         elif refusal is AWAY:
             table.drop(0, AWAY)
-        ask(table, peer, Keep(5000, 2000), now)
+        ask(table, peer, Reserve(5000, 2000), now)
         reply = ask(table, peer, request, now)
         assert reply is refusal or isinstance(reply, Moved)
         assert peer.keep is None

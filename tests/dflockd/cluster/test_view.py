@@ -15,7 +15,7 @@ from dflockd.cluster.view import NOT_YET, View
 from dflockd.shards import Loaded, Put, Record, format_shard_value, parse_shard_value
 from dflockd.shards.memory import KeySpace
 from dflockd.shards.values import ShardRecord
-from dflockd.table import Absence, HoldRecord, Place, Snapshot
+from dflockd.table import HoldRecord, Reservation, Snapshot, WaiterRecord
 from dflockd.wire import Moved, Space
 
 
@@ -244,27 +244,27 @@ kept = st.builds(
     label=texts.map(str.encode),
     detached=st.booleans(),
 )
-absences = st.builds(
-    Absence, due=st.floats(1900, 2060), hold=st.floats(0, 60), until=st.floats(1990, 2200)
+reservations = st.builds(
+    Reservation, due=st.floats(1900, 2060), hold=st.floats(0, 60), until=st.floats(1990, 2200)
 )
-places = st.builds(
-    Place,
+waiters = st.builds(
+    WaiterRecord,
     space=st.sampled_from(Space),
     key=keys,
     limit=st.integers(1, 5),
-    name=st.just(b"abc123"),
+    ticket=st.just(b"abc123"),
     lease=st.integers(1, 60),
     since=st.floats(0, 2000),
     label=texts.map(str.encode),
-    absence=st.none() | absences,
+    reservation=st.none() | reservations,
 )
 
 
-def without_times(place: Place) -> Place:
-    return place._replace(since=0, absence=None)
+def without_times(waiter: WaiterRecord) -> WaiterRecord:
+    return waiter._replace(since=0, reservation=None)
 
 
-@given(holds=st.lists(kept), waiting=st.lists(places), ahead=st.floats(-5000, 5000))
+@given(holds=st.lists(kept), waiting=st.lists(waiters), ahead=st.floats(-5000, 5000))
 def test_a_snapshot_is_read_as_it_was_written_by_another_clock(holds, waiting, ahead):  # type: ignore[no-untyped-def]
     now, there = 2000.0, 2000.0 + ahead
     text = snapshots.dump(Snapshot(holds, waiting), 7, now)
@@ -275,15 +275,16 @@ def test_a_snapshot_is_read_as_it_was_written_by_another_clock(holds, waiting, a
         assert after.since - there == pytest.approx(before.since - now, abs=1e-6)
         same = ("space", "key", "limit", "fence", "label", "detached")
         assert all(getattr(before, name) == getattr(after, name) for name in same)
-    assert list(map(without_times, loaded.places)) == list(map(without_times, waiting))
-    for place, read in zip(waiting, loaded.places, strict=True):
-        assert read.since - there == pytest.approx(place.since - now, abs=1e-6)
-        if place.absence is None:
-            assert read.absence is None
+    assert list(map(without_times, loaded.waiters)) == list(map(without_times, waiting))
+    for waiter, read in zip(waiting, loaded.waiters, strict=True):
+        assert read.since - there == pytest.approx(waiter.since - now, abs=1e-6)
+        if waiter.reservation is None:
+            assert read.reservation is None
         else:
-            due, hold, until = read.absence
-            assert Absence(due - there, hold, until - there) == pytest.approx(
-                Absence(place.absence.due - now, place.absence.hold, place.absence.until - now),
+            was = waiter.reservation
+            due, hold, until = read.reservation
+            assert Reservation(due - there, hold, until - there) == pytest.approx(
+                Reservation(was.due - now, was.hold, was.until - now),
                 abs=1e-6,
             )
 

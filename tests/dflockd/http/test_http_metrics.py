@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dflockd.http import HttpOptions, HttpServer
 from dflockd.server import Server, ServerOptions
 from dflockd.table import Limits, LockTable, TokenIssuer
-from dflockd.wire import Acquire, Enqueue, Keep, Space, Wait
+from dflockd.wire import Acquire, Enqueue, Reserve, Space, Wait
 from tests.dflockd.http.http_site import SECRET, Site, StartSite, bearer
 from tests.dflockd.raw_server import PATIENCE, eventually
 
@@ -169,7 +169,7 @@ async def test_a_place_that_nobody_came_back_to_is_counted_as_an_abandoned_wait(
     table = LockTable(Limits(), TokenIssuer(b"x", 1))
     holder, away = table.connect(), table.connect()
     table.handle(holder, Acquire(Space.LOCK, b"k", 1, 0, 1000), 0)
-    for request in (Enqueue(Space.LOCK, b"k", 1, 5), Keep(0, 0), Wait(Space.LOCK, b"k", 0)):
+    for request in (Enqueue(Space.LOCK, b"k", 1, 5), Reserve(0, 0), Wait(Space.LOCK, b"k", 0)):
         table.handle(away, request, 0)
     table.advance(100)
     server = Server(table, ServerOptions(host="127.0.0.1", port=0))

@@ -13,7 +13,6 @@ from dflockd.wire import (
     Enqueue,
     Enqueued,
     Granted,
-    Keep,
     Moved,
     Recovering,
     Release,
@@ -21,6 +20,7 @@ from dflockd.wire import (
     Renewed,
     Reply,
     Request,
+    Reserve,
     Resume,
     Status,
     TimedOut,
@@ -227,19 +227,19 @@ class Client(Process):
                 left = max(0, math.ceil(until - self.now))
                 waiting: list[Request] = [Wait(*key[:2], left)]
                 if keeps:
-                    waiting = [Keep(*rng.choice(((0, 1000), (500, 500), (2000, 100)))),
+                    waiting = [Reserve(*rng.choice(((0, 1000), (500, 500), (2000, 100)))),
                                Wait(*key[:2], min(left, rng.choice((0, 1))))]  # fmt: skip
                 answer = yield from self._ask(connection, waiting, left + PATIENCE)
                 if answer is None or not isinstance(answer.reply, Recovering) or not left:
                     break
                 yield from self._sleep(0.1)
             if answer is not None and isinstance(answer.reply, TimedOut) and self.now < until:
-                progress[0] = answer.reply.place
+                progress[0] = answer.reply.ticket
                 yield from self._sleep(rng.choice((0, 0.5, 2)))
                 continue
             if answer is None or not isinstance(answer.reply, Moved):
                 return answer if answer is not None and isinstance(answer.reply, Granted) else None
-            progress[0] = answer.reply.place
+            progress[0] = answer.reply.ticket
             self._learn(answer.reply)
 
     def _ask_on(self, key: Key, request: Request, until: float) -> Life:
@@ -261,7 +261,7 @@ class Client(Process):
                     self._connection = None
             elif isinstance(answer.reply, Moved):
                 self.world.counts["moved"] += 1
-                place[0] = answer.reply.place or place[0]
+                place[0] = answer.reply.ticket or place[0]
                 if self._learn(answer.reply) and refusals < 5:
                     refusals += 1
                     if self.now < until:

@@ -12,18 +12,19 @@ from dflockd.cluster.calls import RETRY, Call, Kind
 from dflockd.shards import Outcome, get_shard_id
 from dflockd.shards.errors import LeaseGoneError
 from dflockd.table import Effect, Limits
-from dflockd.table.sharded import PLACE_PATIENCE
+from dflockd.table.sharded import RESUME_TIMEOUT
 from dflockd.table.state import Group, Peer, Waiter
+from dflockd.table.states import EXPECTED
 from dflockd.wire import (
     Acquire,
     Enqueue,
     Enqueued,
     Granted,
-    Keep,
     Moved,
     Recovering,
     Renewed,
     Request,
+    Reserve,
     Resume,
     Status,
     TimedOut,
@@ -151,7 +152,7 @@ class ServerProcess(Process):
             self._left_by = now + 7.0
 
     def _absent(self) -> set[bytes]:
-        return {name for group in self.table.each_group() for name in group.absent}
+        return {name for group in self.table.each_group() for name in group.reserved}
 
     def handle(self, now: float, connection: Connection, requests: list[Request]) -> None:
         if connection.ended:
@@ -164,8 +165,8 @@ class ServerProcess(Process):
             absent = self._absent()
             effects = self.table.handle(connection.peer, request, now)
             if isinstance(request, Resume):
-                resumed = request.place
-                _, kept_until = self.kept.pop(request.place, (0, kept_until))
+                resumed = request.ticket
+                _, kept_until = self.kept.pop(request.ticket, (0, kept_until))
             elif isinstance(request, Acquire | Enqueue):
                 taken = resumed in absent - self._absent()
                 self._note_place(connection, request, resumed if taken else b"", now)
@@ -173,7 +174,7 @@ class ServerProcess(Process):
                     raise self.world.violation(f"{connection.client.name} has lost its place")
             elif isinstance(request, Wait):
                 self._note_return(connection)
-            if not isinstance(request, Resume | Keep):
+            if not isinstance(request, Resume | Reserve):
                 self._dispatch(effects)
 
     def part(self, now: float, connection: Connection, clean: bool) -> None:
@@ -227,7 +228,7 @@ class ServerProcess(Process):
                 if isinstance(reply, Granted | Enqueued):
                     self._judge_order(connection, reply.token)
                 if isinstance(reply, TimedOut):
-                    self._note_kept(connection, reply.place)
+                    self._note_kept(connection, reply.ticket)
                 self.outbox.append((connection.reply, (reply,)))
 
     def kill(self) -> None:
@@ -260,21 +261,21 @@ class ServerProcess(Process):
         def loaded(_: object, shard: int, snapshot: Any, *args: float) -> None:
             world.counts["snapshots"] += 1
             (now,) = args
-            for place in snapshot.places:
-                until = place.absence.until if place.absence else now + PLACE_PATIENCE
-                self.kept[place.name] = shard, until
+            for place in snapshot.waiters:
+                until = place.reservation.until if place.reservation else now + RESUME_TIMEOUT
+                self.kept[place.ticket] = shard, until
             world.log(self.name, "takes in %d holds, %d places of shard %d",
-                      len(snapshot.holds), len(snapshot.places), shard)  # fmt: skip
+                      len(snapshot.holds), len(snapshot.waiters), shard)  # fmt: skip
 
         def froze(_: object, shard: int) -> None:
             world.counts["freezes"] += 1
             world.log(self.name, "freezes shard %d", shard)
             for entry in _entries(table.groups[shard]):
                 waiters = list(entry.waiters or ())
-                waiters += [hold.place for hold in entry.holds.values() if hold.place]
+                waiters += [hold.waiter for hold in entry.holds.values() if hold.waiter]
                 for waiter in waiters:
-                    if waiter.place and waiter in self.tickets:
-                        world.places[waiter.place] = self.tickets[waiter]
+                    if waiter.ticket and waiter in self.tickets:
+                        world.places[waiter.ticket] = self.tickets[waiter]
 
         def thawed(_: object, shard: int, *args: object) -> None:
             world.counts["thaws"] += 1
@@ -303,7 +304,7 @@ class ServerProcess(Process):
         peer = connection.peer
         assert peer is not None
         connection.key = Key(request.space, request.key, request.limit)
-        waiter = peer.waiting or peer.places.get((request.space, request.key))
+        waiter = peer.waiting or peer.enqueued.get((request.space, request.key))
         number = next(self.world.numbers)
         if place:
             number = self.world.places[place]
@@ -319,15 +320,15 @@ class ServerProcess(Process):
         self.world.counts["places kept"] += 1
         self.world.places[place] = connection.ticket
         for shard, group in self.table.groups.items():
-            waiter = group.absent.get(place)
-            if waiter is not None and waiter.absence is not None:
-                self.kept[place] = shard, waiter.absence.until
+            waiter = group.reserved.get(place)
+            if waiter is not None and waiter.reservation is not None:
+                self.kept[place] = shard, waiter.reservation.until
 
     def _note_return(self, connection: Connection) -> None:
         """Somebody may wait again for a place whose shard has been elsewhere meanwhile."""
         waiter = connection.peer.waiting if connection.peer is not None else None
         if waiter is not None and waiter not in self.tickets:
-            self.tickets[waiter] = self.world.places[waiter.place]
+            self.tickets[waiter] = self.world.places[waiter.ticket]
 
     def _judge_order(self, connection: Connection, token: bytes) -> None:
         key, peer = connection.key, connection.peer
@@ -338,9 +339,9 @@ class ServerProcess(Process):
         group = self.table.groups.get(shard)
         entry = group.spaces[key.space].get(key.name) if group is not None else None
         for waiter in (entry.waiters or ()) if entry is not None else ():
-            if waiter.is_held or self.came.get(waiter, given) > given:
+            if waiter.state == EXPECTED or self.came.get(waiter, given) > given:
                 continue  # there is a slot for each, or nobody was there when it was given
-            ticket = self.tickets.get(waiter) or self.world.places.get(waiter.place, math.inf)
+            ticket = self.tickets.get(waiter) or self.world.places.get(waiter.ticket, math.inf)
             if ticket < connection.ticket:
                 raise self.world.violation(
                     f"{self.name}: {connection.client.name}, number {connection.ticket}, was granted "

@@ -1,0 +1,25 @@
+"""How much a table gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much the table gives; times in seconds."""
+
+    default_lease: int = 33
+    """Lease of a request that names none."""
+    max_lease: int = 3600
+    """Longest lease: a longer one is refused, for it could lock a key for ever."""
+    max_detached_lease: int = 3600
+    """Longest lease of a hold that is detached."""
+    max_locks: int = 1024
+    """Most keys that are held or waited for at once. Keys beyond it are refused, not known ones."""
+    max_waiters: int = 0
+    """Most waiters of one key; 0 is no limit."""
+    auto_release: bool = True
+    """Whether the end of a connection releases what it holds. Its waiters leave in any case."""
+    orphan_ttl: int = 0
+    """How long the holds of a connection that broke off wait for a renewal before release."""

@@ -1,0 +1,279 @@
+"""Who has a slot and who waits for one: what every request, deadline and lost connection comes to."""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import math
+from collections import OrderedDict
+from typing import TypeAlias
+
+from dflockd.table.counts import Counts
+from dflockd.table.deadlines import Deadlines
+from dflockd.table.issuer import TokenIssuer
+from dflockd.table.limits import Limits
+from dflockd.table.reservations import RESERVED_LATE, Reservations
+from dflockd.table.state import UNKNOWN, Entry, Group, Hold, Peer, Reservation, Waiter
+from dflockd.table.states import GONE, UNTOLD, WAITING
+from dflockd.wire import Granted, Recovering, Refusal, Reply, Space, Status, TimedOut
+
+Effect: TypeAlias = tuple[int, Reply]
+"""What is to be done after a step: send this reply to the peer with that number."""
+
+
+class Slots:
+    """Entries with their holds and queues, and how slots change hands.
+
+    It knows no request; `dflockd.table.LockTable` is what is made of it.
+
+    Attributes:
+        limits: how much it gives.
+        counts: what has happened here.
+        changes: the holds that the steps since it was last emptied have begun, extended or ended.
+            Only where the table is `kept`: whoever keeps it empties the list, and does so before the
+            effects of a step are carried out.
+    """
+
+    _stretch: float = 1
+    """How many times as long as they are said to be leases are here."""
+
+    def __init__(self, limits: Limits, issuer: TokenIssuer, *, kept: bool = False) -> None:
+        self.limits = limits
+        self.counts = Counts()
+        self.changes: list[Hold] | None = [] if kept else None
+        self._issuer = issuer
+        self._group = Group(issuer)
+        self._size = 0
+        self._arrivals = itertools.count()
+        self._deadlines: Deadlines[Hold | Waiter] = Deadlines()
+        self._reservations = Reservations(self._deadlines, self.counts)
+        self._keeps_holds = False
+
+    # What is where.
+
+    def _entry(self, space: Space, key: bytes, limit: int, now: float) -> Entry | Refusal:
+        """Return the entry that somebody wants a slot of, new if it has to be."""
+        group = self._serving(key, now)
+        if not isinstance(group, Group):
+            return group
+        if group.recovers_until is not None:
+            if now < group.recovers_until:
+                return Recovering(math.ceil((group.recovers_until - now) * 1000))
+            group.recovers_until = None
+            group.ended.clear()
+        entry = group.spaces[space].get(key)
+        if entry is None:
+            if self._size >= self.limits.max_locks:
+                self.counts.full += 1
+                return Status.MAX_LOCKS
+            entry = self._add(group, space, key, limit)
+        elif entry.limit == UNKNOWN:
+            entry.limit = limit
+        elif entry.limit != limit:
+            return Status.LIMIT_MISMATCH
+        return entry
+
+    def _group_of(self, key: bytes) -> Group | Refusal:
+        """Return the group that a key is in, or what to answer if that is not here."""
+        return self._group
+
+    def _serving(self, key: bytes, now: float) -> Group | Refusal:
+        """Return the group that a key is in, if it may be granted and renewed there now."""
+        return self._group
+
+    def _add(self, group: Group, space: Space, key: bytes, limit: int) -> Entry:
+        self._size += 1
+        entry = group.spaces[space][key] = Entry(group, space, key, limit)
+        return entry
+
+    def _remove(self, entry: Entry) -> None:
+        self._size -= 1
+        del entry.group.spaces[entry.space][entry.key]
+
+    # Holds.
+
+    def _lease(self, asked: int | None) -> int | None:
+        lease = self.limits.default_lease if asked is None else asked
+        return lease if lease <= self.limits.max_lease else None
+
+    def _grant(self, entry: Entry, peer: Peer, lease: int, now: float) -> Hold:
+        fence, token = entry.group.issuer.issue(entry.space, entry.key)
+        hold = entry.holds[fence] = Hold(entry, fence, token, peer, now)
+        peer.holds[hold] = None
+        self._deadlines.set(hold, lease * self._stretch, now)
+        self.counts.granted += 1
+        return hold
+
+    def _extend(self, hold: Hold, span: float, now: float) -> None:
+        self._deadlines.reset(hold, span * self._stretch, now)
+        self._note(hold)
+
+    def _note(self, hold: Hold) -> None:
+        if self.changes is not None and hold.told:
+            self.changes.append(hold)
+
+    @staticmethod
+    def _find(group: Group, space: Space, key: bytes, token: bytes) -> Hold | None:
+        entry = group.spaces[space].get(key)
+        if entry is None:
+            return None
+        try:
+            hold = entry.holds.get(int(token[:16], 16))
+        except ValueError:
+            return None
+        if hold is not None and hmac.compare_digest(hold.token, token):
+            return hold
+        return None
+
+    def _free(self, hold: Hold, now: float, effects: list[Effect]) -> None:
+        self._deadlines.clear(hold)
+        self._forget(hold, now, effects)
+
+    def _forget(self, hold: Hold, now: float, effects: list[Effect]) -> None:
+        """End a hold whose deadline is no longer set, and give its slot to the next."""
+        entry = hold.entry
+        del entry.holds[hold.fence]
+        self.counts.held.add(now - hold.since)
+        self._note(hold)
+        if entry.group.recovers_until is not None:
+            entry.group.ended.add(hold.fence)
+        if hold.peer is not None:
+            del hold.peer.holds[hold]
+        if hold.waiter is not None:
+            self._forget_waiter(hold.waiter)
+            hold.waiter.state = GONE
+            hold.waiter = None  # which refers to it
+        if entry.waiters:
+            self._promote(entry, now, effects)
+        elif not entry.holds:
+            self._remove(entry)
+
+    def _part(
+        self,
+        hold: Hold,
+        peer: Peer,
+        now: float,
+        effects: list[Effect],
+        *,
+        clean: bool,
+        silent: bool,
+    ) -> None:
+        """Say what becomes of a hold whose peer has ended."""
+        if self.limits.auto_release and not (peer.detaches or self._keeps_holds or silent):
+            timeout = 0 if clean else self.limits.orphan_ttl
+            if not timeout:
+                self._free(hold, now, effects)
+                return
+            if hold.deadline - now > timeout:
+                self._extend(hold, timeout, now)
+        hold.peer = None
+
+    # The queue.
+
+    def _is_full(self, entry: Entry) -> bool:
+        most = self.limits.max_waiters
+        if not (most and entry.waiters and len(entry.waiters) >= most):
+            return False
+        return sum(waiter.reservation is None for waiter in entry.waiters) >= most
+
+    def _join(self, entry: Entry, peer: Peer, lease: int, now: float, *, two_phase: bool) -> Waiter:
+        waiter = Waiter(entry, peer, next(self._arrivals), lease, now, two_phase=two_phase)
+        if entry.waiters is None:
+            entry.waiters = OrderedDict()
+        entry.waiters[waiter] = None
+        self.counts.queued += 1
+        return waiter
+
+    def _block(self, waiter: Waiter, timeout: int, now: float) -> None:
+        waiter.state = WAITING
+        waiter.peer.waiting = waiter
+        self._deadlines.set(waiter, timeout, now)
+
+    def _end_wait(self, waiter: Waiter, now: float) -> Reply:
+        """Return what the end of a wait for lack of time is answered with.
+
+        The waiter's deadline is not set any more.
+        """
+        if waiter.reserve is None or self._reservations.is_full:
+            self.counts.timed_out += 1
+            self._give_up(waiter)
+            return Status.TIMEOUT
+        peer, reserve = waiter.peer, waiter.reserve
+        if waiter.state == WAITING:
+            peer.waiting = None
+        self._forget_waiter(waiter)
+        # The next server of its shard may know it by the ticket that it has already.
+        entry = waiter.entry
+        ticket = waiter.ticket or entry.group.issuer.ticket(entry.space, entry.key)
+        due = now + reserve.away / 1000
+        reservation = Reservation(due, reserve.hold / 1000, due + RESERVED_LATE)
+        self._reservations.reserve(waiter, ticket, peer.label, reservation, now)
+        self.counts.kept += 1
+        return TimedOut(ticket)
+
+    def _leave(self, waiter: Waiter) -> None:
+        """Take a waiter out of its queue. The slots are taken, so nobody moves up."""
+        if waiter.state == WAITING:
+            self._deadlines.clear(waiter)
+        self._give_up(waiter)
+
+    def _give_up(self, waiter: Waiter) -> None:
+        """Take a waiter whose deadline is no longer set out of its queue."""
+        entry = waiter.entry
+        assert entry.waiters is not None
+        del entry.waiters[waiter]
+        self.counts.gave_up += 1
+        if not (entry.waiters or entry.holds):
+            self._remove(entry)
+        if waiter.state == WAITING:
+            waiter.peer.waiting = None
+        if waiter.two_phase:
+            self._forget_waiter(waiter)
+        waiter.state = GONE
+
+    def _forget_waiter(self, waiter: Waiter) -> None:
+        waiter.peer.enqueued.pop((waiter.entry.space, waiter.entry.key), None)
+
+    def _promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
+        """Give free slots to the waiters, first come, first served."""
+        while (waiter := self._reservations.next(entry, now)) is not None:
+            assert entry.waiters is not None
+            del entry.waiters[waiter]
+            peer = waiter.peer
+            hold = self._grant(entry, peer, waiter.lease, now)
+            self.counts.waited.add(now - waiter.since)
+            if waiter.state == WAITING:
+                self._deadlines.clear(waiter)
+                peer.waiting = None
+                if waiter.two_phase:
+                    self._forget_waiter(waiter)
+                waiter.state = GONE
+                self._note(hold)
+                effects.append((peer.id, Granted(hold.token, waiter.lease)))
+            else:
+                waiter.state = UNTOLD
+                hold.told = False
+                waiter.hold = hold
+                hold.waiter = waiter
+        if not (entry.waiters or entry.holds):
+            self._remove(entry)
+
+    # Time.
+
+    def _expire(self, now: float, effects: list[Effect]) -> None:
+        while (item := self._deadlines.pop(now)) is not None:
+            if isinstance(item, Hold):
+                if item.detached:
+                    self.counts.lapsed += 1
+                else:
+                    self.counts.expired += 1
+                self._forget(item, now, effects)
+            else:
+                self._time_out(item, now, effects)
+
+    def _time_out(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
+        if waiter.reservation is None:
+            peer = waiter.peer
+            effects.append((peer.id, self._end_wait(waiter, now)))
+        elif self._reservations.expire(waiter, waiter.reservation, now):
+            self._promote(waiter.entry, now, effects)
