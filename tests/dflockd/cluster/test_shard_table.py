@@ -687,4 +687,4 @@ def test_a_keep_for_a_wait_that_is_refused_is_not_for_the_next_one() -> None:
         ask(table, peer, Reserve(5000, 2000), now)
         reply = ask(table, peer, request, now)
         assert reply is refusal or isinstance(reply, Moved)
-        assert peer.keep is None
+        assert peer.reserve is None

@@ -64,7 +64,7 @@ FOUND_BY_CHANCE = {
     "confirmed whatever the record": 3,
     "epoch not increased": 0,
     "lease counted from the answer": 20,
-    "places not kept": 10,
+    "positions not kept": 10,
 }
 
 # The same, where it takes thousands: each is a mistake that was made, and found in this way.
