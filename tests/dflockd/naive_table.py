@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -59,6 +59,8 @@ class Hold:
     span: float
     since: int
     token: bytes | None = None
+    is_doubted: bool = False
+    """Whether it was restored in a recovery and nobody has renewed it since."""
 
 
 @dataclass(eq=False)
@@ -110,8 +112,8 @@ class NaiveTable:
         self.authentic: Callable[[Name, bytes], int | None] = lambda *_: None
         """The fence of a token that was once given out for that key."""
         self.recovers_until = -math.inf
-        self.ended: set[bytes] = set()
-        """The tokens of what has ended since the recovery began."""
+        self.ended: set[tuple[Name, bytes]] = set()
+        """The keys and tokens of what has ended since the recovery began."""
         self._clock = 0
 
     # Looking around.
@@ -187,19 +189,24 @@ class NaiveTable:
                 if waiter.hold is None:
                     self._leave(waiter)
 
-    def crash(self, kept: Iterable[HoldRecord], recovers_until: float) -> None:
+    def crash(self, kept: list[HoldRecord], recovers_until: float) -> None:
         """Go on with nothing but some of the holds whose tokens are known to somebody."""
         known = {self._fence(hold): hold for hold in self.holds() if hold.token}
         self.peers, self.keys, self.away, self.ended = {}, {}, [], set()
         self.kept = self.forgotten = 0
         self.recovers_until = recovers_until
         for record in kept:
+            later = [each for each in kept if each.space == 0 and each.key == record.key]
+            if record.space == 0 and record.fence < max(each.fence for each in later):
+                continue
             hold = known[record.fence]
             key = self.keys.setdefault(hold.name, Key(record.limit))
             key.limit = key.limit or record.limit
             key.holds.append(hold)
             hold.peer = None
-            self._set(hold, _rounded(record.deadline - self.now))
+            hold.is_doubted = recovers_until > self.now
+            until = max(record.deadline, recovers_until if hold.is_doubted else 0)
+            self._set(hold, _rounded(until - self.now))
 
     def acquire(self, peer: int, name: Name, limit: int, timeout: int, lease: int | None) -> None:
         kept = self._taken_up(peer, name)
@@ -288,7 +295,7 @@ class NaiveTable:
         if hold is None:
             forgotten = self._forgotten(name, token) is not None
             if forgotten:
-                self.ended.add(token)
+                self.ended.add((name, token))
             self._answer(peer, "ok" if forgotten else "error")
         else:
             self._answer(peer, "ok")
@@ -302,6 +309,11 @@ class NaiveTable:
     ) -> None:
         hold = self._by_token(name, token)
         span = self._lease(lease)
+        if hold and span <= self.limits.max_lease and self.now < self.recovers_until:
+            if hold.is_doubted and not brings_back:
+                self._answer(peer, self._recovering())
+                return
+            hold.is_doubted = False
         if hold is None and span <= self.limits.max_lease and brings_back:
             hold = self._brought_back(name, token)
         if hold is None or span > self.limits.max_lease:
@@ -323,6 +335,7 @@ class NaiveTable:
         else:
             self._set(hold, span)
             hold.peer = None
+            hold.is_doubted = False
             self._answer(peer, "renewed", None, span)
 
     def stable_ref(self, peer: int) -> None:
@@ -353,11 +366,14 @@ class NaiveTable:
         if self._lease(lease) > self.limits.max_lease:
             return "error"
         if self.now < self.recovers_until:
-            return f"recovering {math.ceil((self.recovers_until - self.now) * 1000)}"
+            return self._recovering()
         if name not in self.keys:
             return "error_max_locks" if len(self.keys) >= self.limits.max_locks else None
         self.keys[name].limit = self.keys[name].limit or limit
         return None if self.keys[name].limit == limit else "error_limit_mismatch"
+
+    def _recovering(self) -> str:
+        return f"recovering {math.ceil((self.recovers_until - self.now) * 1000)}"
 
     def _full(self, key: Key) -> bool:
         there = [waiter for waiter in key.queue if waiter.reservation is None]
@@ -379,9 +395,14 @@ class NaiveTable:
         return self.authentic(hold.name, hold.token) if hold.token else None
 
     def _forgotten(self, name: Name, token: bytes) -> int | None:
-        if self.now >= self.recovers_until or token in self.ended:
+        if self.now >= self.recovers_until or (name, token) in self.ended:
             return None
-        return self.authentic(name, token)
+        fence = self.authentic(name, token)
+        if fence is not None and name[0] == 0:
+            later = [self.authentic(*each) or 0 for each in self.ended if each[0] == name]
+            if fence < max(later, default=0):
+                return None  # it had ended before that one was granted
+        return fence
 
     def _brought_back(self, name: Name, token: bytes) -> Hold | None:
         fence = self._forgotten(name, token)
@@ -389,10 +410,10 @@ class NaiveTable:
             return None
         is_lock = name[0] == 0
         if is_lock and name in self.keys:
-            [other] = self.keys[name].holds
-            if (self._fence(other) or 0) > fence:
-                return None
-            self._end(other)
+            for other in list(self.keys[name].holds):
+                if (self._fence(other) or 0) > fence:
+                    return None
+                self._end(other)
         hold = Hold(name, 0, None, 0, 0, 0, 0, token)
         self.keys.setdefault(name, Key(1 if is_lock else 0)).holds.append(hold)
         return hold
@@ -417,7 +438,7 @@ class NaiveTable:
         key = self.keys[hold.name]
         key.holds.remove(hold)
         if hold.token:
-            self.ended.add(hold.token)
+            self.ended.add((hold.name, hold.token))
         for peer in self.peers.values():
             peer.enqueued = [waiter for waiter in peer.enqueued if waiter.hold is not hold]
         self._serve(hold.name)

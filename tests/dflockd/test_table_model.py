@@ -348,7 +348,8 @@ class TableMachine(RuleBasedStateMachine):
         self.kept.clear()
         self.compare([])
         for kept in holds:
-            late = self.kept[kept.fence].deadline - max(kept.deadline, self.model.now)
+            at_least = until if until > self.model.now else 0
+            late = self.kept[kept.fence].deadline - max(kept.deadline, self.model.now, at_least)
             assert -1e-6 < late < 0.1 + 1e-6
         for _ in range(3):
             self.connect()

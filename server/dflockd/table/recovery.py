@@ -1,15 +1,50 @@
-"""What a table takes back: the holds that were kept of it, and those that only holders know of."""
+"""What a table takes back: the holds that were kept of it, and those that only holders know of.
+
+After a loss some records are missing and others are out of date. What they prove is that a hold was
+granted, and to a lock that every earlier hold of it had ended. Whether it lasts, and for how long, is
+in doubt until its holder renews it or the recovery ends: by then all that was not renewed has ended.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterable
 
 from dflockd.table.deadlines import rounded
 from dflockd.table.slots import Slots
 from dflockd.table.state import UNKNOWN, Group, Hold, HoldRecord, Peer
-from dflockd.wire import Release, Renew, Space, Status
+from dflockd.wire import Confirm, Recovering, Release, Renew, Space, Status
 
 
 class Recovery(Slots):
     """How holds come back."""
+
+    def restore(self, holds: Iterable[HoldRecord], now: float) -> None:
+        """Take in what was kept of an earlier table; nobody owns it until it is renewed.
+
+        Of two records of one lock the later grant counts: the earlier hold had ended before it.
+        """
+        for kept in latest(holds):
+            self._restore(self._group, kept, kept.deadline - now, now)
+
+    def recover(self, until: float) -> None:
+        """Grant nothing until then: holds may be missing, and those that are here be out of date.
+
+        Their holders bring them back meanwhile by renewing them: that their tokens are authentic
+        proves that they were granted. What was restored stays until then at least, for it may have
+        been renewed for longer than is known.
+        """
+        group = self._group
+        group.recovers_until = until
+        for entries in group.spaces:
+            for entry in entries.values():
+                for hold in entry.holds.values():
+                    if hold.peer is None:
+                        group.doubted.add(hold)
+                        if hold.deadline < until:
+                            since = hold.deadline - hold.span
+                            self._deadlines.reset(hold, rounded(until - since), since)
+                            self._note(hold)
 
     def _restore(self, group: Group, kept: HoldRecord, left: float, now: float) -> None:
         """Take in a hold that has so many seconds left."""
@@ -27,18 +62,36 @@ class Recovery(Slots):
         self.counts.returned += 1
         self._note(hold)
 
+    @staticmethod
+    def _doubt(group: Group, hold: Hold, request: Renew | Confirm, now: float) -> Recovering | None:
+        """Return what to answer while nobody knows whether a hold lasts, and end the doubt if it does.
+
+        Only a holder who has renewed in time all along knows that, and says so with `Renew`.
+        """
+        until = group.recovers_until
+        if until is None or now >= until or hold not in group.doubted:
+            return None
+        if type(request) is Confirm:
+            return Recovering(math.ceil((until - now) * 1000))
+        group.doubted.discard(hold)
+        return None
+
     def _forgotten(self, group: Group, request: Renew | Release, now: float) -> int | None:
         """Return the fence of a hold that is authentic and was forgotten, while that may be."""
         if group.recovers_until is None or now >= group.recovers_until:
             return None
         fence = self._issuer.verify(request.space, request.key, request.token)
-        return None if fence in group.ended else fence
+        if fence is None or fence in group.ended:
+            return None
+        if request.space is Space.LOCK and fence <= group.last_ended.get(request.key, 0):
+            return None
+        return fence
 
     def _release_forgotten(self, group: Group, request: Release, now: float) -> Status:
         fence = self._forgotten(group, request, now)
         if fence is None:
             return Status.ERROR
-        group.ended.add(fence)
+        group.remember_end(request.space, request.key, fence)
         return Status.OK
 
     def _reclaim(self, group: Group, peer: Peer, request: Renew, lease: int, now: float) -> bool:
@@ -52,12 +105,13 @@ class Recovery(Slots):
         is_lock = request.space is Space.LOCK
         entry = group.spaces[request.space].get(request.key)
         if entry is not None and is_lock:
-            [other] = entry.holds.values()
-            if other.fence > fence:
+            others = list(entry.holds.values())
+            if any(other.fence > fence for other in others):
                 return False
-            self.counts.superseded += 1
-            self._free(other, now, [])
-            entry = None
+            for other in others:
+                self.counts.superseded += 1
+                self._free(other, now, [])
+            entry = group.spaces[request.space].get(request.key)
         if entry is None:
             limit = 1 if is_lock else UNKNOWN
             entry = self._add(group, request.space, request.key, limit)
@@ -68,3 +122,14 @@ class Recovery(Slots):
         self.counts.returned += 1
         self._note(hold)
         return True
+
+
+def latest(holds: Iterable[HoldRecord]) -> list[HoldRecord]:
+    """Return the records that count: of each lock that with the largest fence, of semaphores all."""
+    found: dict[tuple[Space, bytes, int], HoldRecord] = {}
+    for kept in holds:
+        name = (kept.space, kept.key, 0 if kept.space is Space.LOCK else kept.fence)
+        other = found.get(name)
+        if other is None or other.fence <= kept.fence:
+            found[name] = kept
+    return list(found.values())

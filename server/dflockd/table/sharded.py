@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
+from dflockd.table.recovery import latest
 from dflockd.table.slots import Effect
 from dflockd.table.state import Entry, Group, HoldRecord, Peer, Reservation
 from dflockd.table.states import GONE, QUEUED, WAITING
@@ -120,7 +121,7 @@ class ShardTable(LockTable):
         they are renewed.
         """
         group = self.groups[shard]
-        for kept in snapshot.holds:
+        for kept in latest(snapshot.holds):
             self._restore(group, kept, kept.lease, now)
         for record in snapshot.waiters:
             entry = group.spaces[record.space].get(record.key)

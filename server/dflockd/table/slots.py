@@ -59,8 +59,7 @@ class Slots:
         if group.recovers_until is not None:
             if now < group.recovers_until:
                 return Recovering(math.ceil((group.recovers_until - now) * 1000))
-            group.recovers_until = None
-            group.ended.clear()
+            group.end_recovery()
         entry = group.spaces[space].get(key)
         if entry is None:
             if self._size >= self.limits.max_locks:
@@ -136,7 +135,8 @@ class Slots:
         self.counts.held.add(now - hold.since)
         self._note(hold)
         if entry.group.recovers_until is not None:
-            entry.group.ended.add(hold.fence)
+            entry.group.doubted.discard(hold)
+            entry.group.remember_end(entry.space, entry.key, hold.fence)
         if hold.peer is not None:
             del hold.peer.holds[hold]
         if hold.waiter is not None:

@@ -13,7 +13,17 @@ from dflockd.wire import Reserve, Space
 class Group:
     """The entries of one group of keys, which can be looked at, moved or dropped as a whole."""
 
-    __slots__ = ("ended", "frozen", "issuer", "opens_at", "recovers_until", "reserved", "spaces")
+    __slots__ = (
+        "doubted",
+        "ended",
+        "frozen",
+        "issuer",
+        "last_ended",
+        "opens_at",
+        "recovers_until",
+        "reserved",
+        "spaces",
+    )
 
     def __init__(self, issuer: TokenIssuer) -> None:
         self.issuer = issuer
@@ -27,8 +37,26 @@ class Group:
         """Positions that are kept for somebody who is away, by ticket."""
         self.recovers_until: float | None = None
         """Until when there are no grants, because of holds that are not in here any more."""
+        self.doubted: set[Hold] = set()
+        """What was restored then and nobody has renewed since."""
         self.ended: set[int] = set()
-        """The fences of what has ended since: nobody can bring that back."""
+        """The fences of what has ended since, of semaphores: nobody can bring that back."""
+        self.last_ended: dict[bytes, int] = {}
+        """The largest such fence of each lock: nor what was granted before it."""
+
+    def remember_end(self, space: Space, key: bytes, fence: int) -> None:
+        """See to it that nobody brings back what has ended, nor what had ended before it began."""
+        if space is Space.LOCK:
+            self.last_ended[key] = max(fence, self.last_ended.get(key, 0))
+        else:
+            self.ended.add(fence)
+
+    def end_recovery(self) -> None:
+        """Grant again: whoever has not come back by now holds nothing any more."""
+        self.recovers_until = None
+        self.doubted.clear()
+        self.ended.clear()
+        self.last_ended.clear()
 
 
 UNKNOWN = 0

@@ -10,7 +10,7 @@ from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
 from dflockd.table.recovery import Recovery
 from dflockd.table.slots import Effect
-from dflockd.table.state import Entry, Group, HoldRecord, Peer, Waiter
+from dflockd.table.state import Entry, Group, Peer, Waiter
 from dflockd.table.states import GONE, GRANTED, UNTOLD
 from dflockd.wire import (
     Acquire,
@@ -137,19 +137,6 @@ class LockTable(Recovery):
         for hold in list(peer.holds):
             self._part(hold, peer, now, effects, clean=clean, silent=silent)
         return effects
-
-    def restore(self, holds: Iterable[HoldRecord], now: float) -> None:
-        """Take in what was kept of an earlier table; nobody owns it until it is renewed."""
-        for kept in holds:
-            self._restore(self._group, kept, kept.deadline - now, now)
-
-    def recover(self, until: float) -> None:
-        """Grant nothing until then: there may be holds that are forgotten here.
-
-        Their holders bring them back meanwhile by renewing them: that their tokens are authentic
-        proves that they were granted.
-        """
-        self._group.recovers_until = until
 
     def drain(self, now: float, *, keep: bool = False) -> list[Effect]:
         """Send every waiter away; from now on only renewals and releases are handled.
@@ -312,6 +299,8 @@ class LockTable(Recovery):
                 return Renewed(lease)
             self.counts.unknown += 1
             return Status.ERROR
+        if group.recovers_until is not None and (doubt := self._doubt(group, hold, request, now)):
+            return doubt
         self.counts.renewed.add(1 - (hold.deadline - now) / hold.span)
         self._extend(hold, lease, now)
         if hold.peer is not peer:
@@ -338,6 +327,7 @@ class LockTable(Recovery):
             del peer.holds[hold]
         hold.peer = None
         hold.detached = True
+        group.doubted.discard(hold)
         self._extend(hold, lease, now)
         return Renewed(lease)
 

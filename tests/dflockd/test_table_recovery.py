@@ -1,0 +1,315 @@
+"""What a table takes back after a loss: whoever holds a lock keeps it, and nobody else gets in."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dflockd.table import HoldRecord, Limits, LockTable, Peer, TokenIssuer
+from dflockd.wire import (
+    Acquire,
+    Confirm,
+    Detach,
+    Granted,
+    Recovering,
+    Release,
+    Renew,
+    Renewed,
+    Reply,
+    Request,
+    Space,
+    Status,
+    fence_from_token,
+)
+
+LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
+LONGEST = 10
+"""Seconds of the longest lease, and so of a recovery."""
+
+
+def table_of(fence: int = 0) -> LockTable:
+    limits = Limits(default_lease=LONGEST, max_lease=LONGEST, max_detached_lease=60)
+    return LockTable(limits, TokenIssuer(b"secret", fence), kept=True)
+
+
+def ask(table: LockTable, peer: Peer, request: Request, now: float) -> Reply:
+    ((number, reply),) = table.handle(peer, request, now)
+    assert number == peer.id
+    return reply
+
+
+def taken(table: LockTable, peer: Peer, lease: int, now: float, key: bytes = b"k") -> bytes:
+    reply = ask(table, peer, Acquire(LOCK, key, 1, 0, lease), now)
+    assert isinstance(reply, Granted)
+    return reply.token
+
+
+def records(table: LockTable) -> list[HoldRecord]:
+    """What a journal would get now."""
+    changes, table.changes = table.changes or [], []
+    return [hold.kept() for hold in changes if not hold.ended]
+
+
+def two_of_one_lock() -> tuple[list[HoldRecord], bytes, bytes]:
+    table = table_of()
+    peer = table.connect()
+    first = taken(table, peer, 10, 0.0)
+    kept = records(table)
+    ask(table, peer, Release(LOCK, b"k", first), 1.0)
+    second = taken(table, peer, 10, 2.0)
+    return kept + records(table), first, second
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_of_two_records_of_one_lock_the_later_grant_counts(reverse: bool) -> None:
+    # The end of the first was lost with a part of the journal. The holder got `error`, both lived on.
+    kept, first, second = two_of_one_lock()
+    table = table_of(2)
+    table.restore(kept[::-1] if reverse else kept, 3.0)
+    table.recover(13.0)
+    assert len(table) == 1
+    assert [hold.fence for hold in table.changes or ()] == [2, 2]
+    peer = table.connect()
+    assert ask(table, peer, Renew(LOCK, b"k", first, 10), 4.0) is Status.ERROR
+    assert ask(table, peer, Renew(LOCK, b"k", second, 10), 4.0) == Renewed(10)
+    assert ask(table, peer, Release(LOCK, b"k", second), 5.0) is Status.OK
+    assert ask(table, peer, Renew(LOCK, b"k", first, 10), 6.0) is Status.ERROR
+
+
+def test_of_two_records_one_counts_without_a_recovery_too() -> None:
+    kept, _, second = two_of_one_lock()
+    table = table_of(2)
+    table.restore(kept, 3.0)
+    peer = table.connect()
+    assert ask(table, peer, Release(LOCK, b"k", second), 5.0) is Status.OK
+    assert isinstance(ask(table, peer, Acquire(LOCK, b"k", 1, 0, None), 5.0), Granted)
+
+
+def test_a_record_that_is_out_of_date_does_not_end_its_hold() -> None:
+    # Its renewal for a longer lease was lost: it ended in the recovery, and its holder was refused.
+    table = table_of()
+    token = taken(table, table.connect(), 2, 0.0)
+    kept = records(table)
+    table = table_of(1)
+    table.restore([kept[0]._replace(deadline=3.0)], 1.0)
+    table.recover(11.0)
+    holder, other = table.connect(), table.connect()
+    assert table.advance(6.0) == []
+    assert ask(table, other, Acquire(LOCK, b"k", 1, 0, None), 6.0) == Recovering(5000)
+    assert ask(table, holder, Renew(LOCK, b"k", token, 10), 9.0) == Renewed(10)
+    assert ask(table, other, Acquire(LOCK, b"k", 1, 0, None), 18.0) is Status.TIMEOUT
+    assert isinstance(ask(table, other, Acquire(LOCK, b"k", 1, 0, None), 19.0), Granted)
+
+
+def test_what_nobody_renews_ends_with_the_recovery() -> None:
+    table = table_of()
+    token = taken(table, table.connect(), 2, 0.0)
+    kept = records(table)
+    table = table_of(1)
+    table.restore(kept, 1.0)
+    table.recover(11.0)
+    peer = table.connect()
+    assert isinstance(ask(table, peer, Acquire(LOCK, b"k", 1, 0, None), 11.1), Granted)
+    assert ask(table, peer, Renew(LOCK, b"k", token, None), 11.1) is Status.ERROR
+
+
+def test_a_lease_that_was_renewed_in_a_recovery_ends_for_good() -> None:
+    table = table_of()
+    token = taken(table, table.connect(), 2, 0.0)
+    kept = records(table)
+    table = table_of(1)
+    table.restore(kept, 1.0)
+    table.recover(11.0)
+    peer = table.connect()
+    assert ask(table, peer, Renew(LOCK, b"k", token, 2), 2.0) == Renewed(2)
+    assert table.advance(4.0) == []
+    assert ask(table, peer, Renew(LOCK, b"k", token, 2), 5.0) is Status.ERROR
+
+
+def test_nothing_is_confirmed_while_it_is_in_doubt() -> None:
+    # The record of what came after it may be lost, and that one's holder is yet to renew.
+    table = table_of()
+    publisher = table.connect()
+    token = taken(table, publisher, 10, 0.0)
+    assert ask(table, publisher, Detach(LOCK, b"k", token, 60), 0.0) == Renewed(60)
+    kept = records(table)[-1:]
+    table = table_of(1)
+    table.restore(kept, 1.0)
+    table.recover(11.0)
+    peer = table.connect()
+    assert ask(table, peer, Confirm(LOCK, b"k", token, 10), 2.0) == Recovering(9000)
+    assert ask(table, peer, Confirm(LOCK, b"k", token, 10), 11.0) == Renewed(10)
+
+
+def test_a_confirmation_follows_a_renewal_and_a_detachment() -> None:
+    table = table_of()
+    token = taken(table, table.connect(), 10, 0.0)
+    other = taken(table, table.connect(), 10, 0.0, b"other")
+    kept = records(table)
+    table = table_of(2)
+    table.restore(kept, 1.0)
+    table.recover(11.0)
+    peer = table.connect()
+    assert ask(table, peer, Renew(LOCK, b"k", token, 10), 2.0) == Renewed(10)
+    assert ask(table, peer, Confirm(LOCK, b"k", token, 10), 3.0) == Renewed(10)
+    assert ask(table, peer, Detach(LOCK, b"other", other, 10), 2.0) == Renewed(10)
+    assert ask(table, peer, Confirm(LOCK, b"other", other, 10), 3.0) == Renewed(10)
+
+
+# Any part of the records of a real history, each as it was some time.
+
+
+@dataclass
+class Holder:
+    """Somebody who believes in a lock until `deadline`."""
+
+    space: Space
+    key: bytes
+    token: bytes
+    deadline: float
+
+    @property
+    def name(self) -> tuple[Space, bytes]:
+        return self.space, self.key
+
+
+class History:
+    """A few clients that keep to the rules, before and after a loss."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+        self.now = 100.0
+        self.table = table_of()
+        self.peer = self.table.connect()
+        self.holders: list[Holder] = []
+        self.known: list[Holder] = []
+        """All that was ever granted, whoever has the token by now."""
+        self.versions: dict[int, list[HoldRecord | None]] = defaultdict(list)
+
+    def ask(self, request: Request) -> Reply:
+        reply = ask(self.table, self.peer, request, self.now)
+        self.record()
+        return reply
+
+    def record(self) -> None:
+        for hold in self.table.changes or ():
+            self.versions[hold.fence].append(None if hold.ended else hold.kept())
+        self.table.changes = []
+
+    def believe(self, holder: Holder) -> None:
+        """Nobody else may do so too."""
+        self.holders.append(holder)
+        limit = 1 if holder.space is LOCK else 2
+        assert [each.name for each in self.holders].count(holder.name) <= limit, "too many holders"
+
+    def pass_time(self, seconds: float) -> None:
+        """Who holds on renews in time, each at a moment of their own."""
+        end = self.now + seconds
+        while due := [holder for holder in self.holders if holder.deadline <= end]:
+            first = min(due, key=lambda holder: holder.deadline)
+            if self.dice.random() < 0.3:
+                self.now = max(self.now, first.deadline)
+                self.holders.remove(first)  # it knows, and has stopped
+            else:
+                self.now = max(self.now, first.deadline - self.dice.random())
+                self.renew(first)
+            if self.dice.random() < 0.3:
+                self.table.advance(self.now)
+                self.record()
+        self.now = max(self.now, end)
+
+    def renew(self, holder: Holder) -> None:
+        lease = self.dice.choice([2, 5, LONGEST])
+        request = Renew(holder.space, holder.key, holder.token, lease)
+        assert self.ask(request) == Renewed(lease), "who holds the lock was refused"
+        holder.deadline = self.now + lease
+
+    def step(self) -> None:
+        dice = self.dice
+        space, key = dice.choice([(LOCK, b"a"), (LOCK, b"a"), (LOCK, b"b"), (SEMAPHORE, b"a")])
+        lease = dice.choice([2, 5, LONGEST])
+        match dice.choice(
+            ["acquire", "renew", "release", "detach", "adopt", "adopt", "old", "time"]
+        ):
+            case "acquire":
+                limit = 1 if space is LOCK else 2
+                reply = self.ask(Acquire(space, key, limit, 0, lease))
+                if isinstance(reply, Granted):
+                    holder = Holder(space, key, reply.token, self.now + lease)
+                    self.known.append(holder)
+                    self.believe(holder)
+            case "renew" if self.holders:
+                self.renew(dice.choice(self.holders))
+            case "release" if self.holders:
+                holder = dice.choice(self.holders)
+                self.holders.remove(holder)
+                assert self.ask(Release(holder.space, holder.key, holder.token)) is Status.OK
+            case "detach" if self.holders:
+                holder = dice.choice(self.holders)
+                request = Detach(holder.space, holder.key, holder.token, dice.choice([3, 30]))
+                # Nothing that was forgotten is brought back for this: it is lost then.
+                self.ask(request)
+                self.holders.remove(holder)
+            case "adopt" if self.known:
+                holder = dice.choice(self.known)
+                if holder not in self.holders:
+                    request = Confirm(holder.space, holder.key, holder.token, lease)
+                    if isinstance(self.ask(request), Renewed):
+                        holder.deadline = self.now + lease
+                        self.believe(holder)
+            case "old" if self.known:
+                holder = dice.choice(self.known)
+                if holder not in self.holders and holder.deadline < self.now:
+                    self.ask(Release(holder.space, holder.key, holder.token))
+            case "time":
+                self.pass_time(dice.choice([0.0, 0.5, 1, 3]))
+
+    def lose(self) -> None:
+        """Go on with some of what was written, each record as it was some time."""
+        kept = []
+        fence = max(map(int, self.versions), default=0)
+        for versions in self.versions.values():
+            last = self.dice.choice([len(versions) - 1, self.dice.randrange(-1, len(versions))])
+            record = versions[last] if last >= 0 else None
+            if record is not None:
+                kept.append(record)
+        if self.dice.random() < 0.5:
+            kept = [each._replace(deadline=self.now + each.lease, since=self.now) for each in kept]
+        self.dice.shuffle(kept)
+        self.table = table_of(fence + 1000)
+        self.table.restore(kept, self.now)
+        self.table.recover(self.now + LONGEST)
+        self.peer = self.table.connect()
+        self.record()
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 1 << 40), steps=st.integers(1, 40), losses=st.integers(1, 2))
+def test_any_part_of_the_records_gives_every_holder_its_lock(
+    seed: int, steps: int, losses: int
+) -> None:
+    history = History(random.Random(seed))
+    for _ in range(losses):
+        for _ in range(steps):
+            history.step()
+        history.lose()
+    for _ in range(steps):
+        history.step()
+        for holder in list(history.holders):
+            if history.dice.random() < 0.2:
+                history.renew(holder)
+
+
+def test_the_records_of_a_history_are_worth_looking_at() -> None:
+    history = History(random.Random(1))
+    for _ in range(300):
+        history.step()
+    assert len(history.versions) > 10
+    assert max(map(len, history.versions.values())) > 3
+    assert any(None in versions for versions in history.versions.values())
+    assert fence_from_token(history.known[0].token) in history.versions
