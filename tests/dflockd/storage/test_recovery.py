@@ -239,7 +239,7 @@ async def test_a_waiter_gets_the_lock_after_the_restart(site: Site, client: Clie
 
 # Recovery.
 
-SHORT = ("--default-lease-ttl", "3")
+SHORT = ("--default-lease-ttl", "6")
 
 
 @pytest.mark.parametrize("site", [SHORT], indirect=True)
@@ -247,24 +247,24 @@ async def test_after_a_crash_of_the_machine(site: Site) -> None:
     lost = Calls()
     with client_named("sync") as blocking, client_named("asyncio") as asynchronous:
         clients = (blocking, asynchronous)
-        options: dict[str, Any] = {"lease_ttl_s": 3, "on_lost": lost}
+        options: dict[str, Any] = {"lease_ttl_s": 6, "on_lost": lost}
         locks = [c.lock(c.name, site.server, label=f"the {c.name}", **options) for c in clients]
         slots = [c.semaphore("s", 3, site.server, **options) for c in clients]
         for lock in [*locks, *slots]:
             assert await lock.acquire()
         gone = site.connect()
-        gone.lock("gone", "0 3")
+        gone.lock("gone", "0 6")
         site.kill()
         site.change_boot()
         for path in site.path.glob("journal-*"):
             path.unlink()  # the worst case: there is nothing of it
         site.start("--state-recover")
-        site.server.wait_for_log("nothing is granted for 3 s")
+        site.server.wait_for_log("nothing is granted for 6 s")
         raw = site.connect()
         for command, key, argument in (("l", "sync", "0"), ("e", "free", ""), ("sl", "s", "0 3")):
             name, milliseconds = raw.ask(command, key, argument).split(" ")
             assert name == "error_recovering"
-            assert 0 < int(milliseconds) <= 3000
+            assert 0 < int(milliseconds) <= 6000
         for client in clients:
             with pytest.raises(errors.RecoveringError, match="try again in"):
                 await client.lock("free", site.server).acquire()
@@ -288,7 +288,7 @@ async def test_after_a_crash_of_the_machine(site: Site) -> None:
 
 @pytest.mark.parametrize("site", [SHORT], indirect=True)
 def test_a_recovery_outlives_a_kill(site: Site) -> None:
-    token = site.connect().lock("k", "0 3")
+    token = site.connect().lock("k", "0 6")
     site.kill()
     site.change_boot()
     site.start()
