@@ -22,6 +22,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from mmap import mmap
 
 from dflockd.storage.disk import Disk, Mapped
 from dflockd.storage.reading import ALL_NAMES, name_of, names_of
@@ -52,13 +53,12 @@ MOVED = 2
 class _Segment:
     """A segment that is written, or was and is not yet on the disk."""
 
-    __slots__ = ("end", "file", "mapped", "number", "seed")
+    __slots__ = ("end", "file", "mapped", "number")
 
-    def __init__(self, number: int, file: int, mapped: Mapped, seed: int) -> None:
+    def __init__(self, number: int, file: int, mapped: Mapped) -> None:
         self.number = number
         self.file = file
         self.mapped = mapped
-        self.seed = seed
         self.end = RECORDS
         """How far records count: behind it stand at most those of a step that has not ended."""
 
@@ -89,6 +89,10 @@ class Journal:
         self._is_cleaning = False
         self._fence = 0
         self._current: _Segment
+        self._data: mmap
+        self._words: memoryview
+        self._seed = 0
+        """Of the current segment, where every record can get at them."""
         self._position = 0
         """Where the next record goes."""
         self._number = 0
@@ -144,16 +148,20 @@ class Journal:
             OSError: there is no room for another segment. Nothing may be granted then.
         """
         self._fence = fence
+        live = self._live
         for hold in changes:
-            if not hold.ended:
+            number = hold.fence
+            if number in hold.entry.holds:
                 self._put(hold)
-            elif hold.fence in self._live:
-                self._forget(hold.fence)
-                self._make_room()
-                self._write(encode_end(hold.fence, self._current.seed))
+            elif number in live:
+                self._live_bytes -= live.pop(number)[2]
+                if self._position > SEGMENT - LONGEST:
+                    self._turn()
+                self._write(encode_end(number, self._seed))
             if self._is_cleaning:
                 self._move()
-        self._commit()
+        if self._position != self._current.end:
+            self._commit()
         if self._is_cleaning:
             # What was moved counts from here on, so that its old segments are of no more use.
             self._oldest = self._first_live()[1]
@@ -208,7 +216,7 @@ class Journal:
             OSError: it is not there.
         """
         current = self._current
-        current.mapped.words[END] = word(current.end, Stage.CLOSED)
+        self._words[END] = word(current.end, Stage.CLOSED)
         current.mapped.close()
         self.sync()
         self._disk.close(current.file)
@@ -216,33 +224,26 @@ class Journal:
         return [[number, end] for number, end in self._ends.items() if number >= self._first]
 
     def _put(self, hold: Hold) -> None:
-        if hold.fence in self._live:
-            self._forget(hold.fence)
-        self._make_room()
-        data = encode_hold(hold.kept(), self._current.seed)
-        self._write(data)
-        self._live[hold.fence] = (hold, self._number, len(data))
-        self._live_bytes += len(data)
-
-    def _forget(self, fence: int) -> None:
-        self._live_bytes -= self._live.pop(fence)[2]
-
-    def _make_room(self) -> None:
         if self._position > SEGMENT - LONGEST:
             self._turn()
+        data = encode_hold(hold.kept(), self._seed)
+        before = self._live.pop(hold.fence, None)
+        if before is not None:
+            self._live_bytes -= before[2]
+        size = self._write(data)
+        self._live[hold.fence] = (hold, self._number, size)
+        self._live_bytes += size
 
-    def _write(self, record: bytes) -> None:
-        end = self._position + len(record)
-        self._current.mapped.data[self._position : end] = record
-        self._position = end
+    def _write(self, record: bytes) -> int:
+        start, size = self._position, len(record)
+        self._position = end = start + size
+        self._data[start:end] = record
+        return size
 
     def _commit(self) -> None:
         """Let all that was written count."""
-        current = self._current
-        if current.end == self._position:
-            return
-        current.end = self._position
-        current.mapped.words[END] = word(self._position)
+        self._current.end = position = self._position
+        self._words[END] = word(position)
         if self._is_synced:
             self._is_synced = False
             self.wake()
@@ -278,13 +279,14 @@ class Journal:
         if self._number:
             before = self._current
             before.end = self._ends[self._number] = self._position
-            before.mapped.words[END] = word(before.end, Stage.TURNED)
+            self._words[END] = word(before.end, Stage.TURNED)
             before.mapped.close()
             # Before it is `_current` no more: see `sync`.
             self._turned.append(before)
             for old in [each for each in self._ends if each < self._first]:
                 del self._ends[old]
-        self._current = _Segment(number, file, mapped, seed_of(beginning))
+        self._current = _Segment(number, file, mapped)
+        self._data, self._words, self._seed = mapped.data, mapped.words, seed_of(beginning)
         self._number, self._position = number, RECORDS
         self._is_cleaning = self._has_too_much()
 

@@ -45,6 +45,7 @@ _CHECKSUM = struct.Struct("<I")
 # As `Mapped.words` writes them.
 _WORDS = struct.Struct("=QQQ")
 _LOW = (1 << 32) - 1
+_NOTHING = _LOW << 32
 _VALUE = (1 << 30) - 1
 
 
@@ -59,10 +60,10 @@ class Stage(IntEnum):
     """The journal ended in it, with a clean stop."""
 
 
-def word(value: int, stage: Stage = Stage.OPEN) -> int:
-    """Return a number of up to 30 bits as it stands in a segment."""
-    low = value | stage << 30
-    return low | (low ^ _LOW) << 32
+def word(value: int, stage: int = 0) -> int:
+    """Return a number of up to 30 bits, and a stage, as they stand in a segment."""
+    # The complement of a number of 32 bits is what it lacks to the largest.
+    return _NOTHING - (value | stage << 30) * _LOW
 
 
 def _value(found: int) -> tuple[int, int] | None:
