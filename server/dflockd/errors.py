@@ -15,6 +15,7 @@
     │       ├── AuthRefusedError     (PermissionError)
     │       ├── MaxLocksError
     │       ├── MaxWaitersError
+    │       ├── MaxHoldsError
     │       ├── LimitMismatchError
     │       ├── LeaseExpiredError
     │       ├── DrainingError
@@ -102,6 +103,10 @@ class MaxLocksError(RefusedError):
 
 class MaxWaitersError(RefusedError):
     """The key has as many waiters as it may."""
+
+
+class MaxHoldsError(RefusedError):
+    """This connection holds or waits for as much as it may, or the key has as many holders."""
 
 
 class LimitMismatchError(RefusedError):

@@ -454,6 +454,7 @@ _REFUSALS: dict[Status, tuple[type[errors.RefusedError], str]] = {
     Status.AUTH: (errors.AuthRefusedError, "the server wants an auth token: set auth_token"),
     Status.MAX_LOCKS: (errors.MaxLocksError, "the server holds as many keys as its --max-locks"),
     Status.MAX_WAITERS: (errors.MaxWaitersError, "as many wait for it as --max-waiters allows"),
+    Status.MAX_HOLDS: (errors.MaxHoldsError, "as much is held as --max-holds allows"),
     Status.LIMIT_MISMATCH: (errors.LimitMismatchError, "it is in use with another limit"),
     Status.LEASE_EXPIRED: (errors.LeaseExpiredError, "its lease ended before it was taken up"),
     Status.NOT_ENQUEUED: (errors.LeaseExpiredError, "its lease ended before it was taken up"),

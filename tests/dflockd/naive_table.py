@@ -169,9 +169,11 @@ class NaiveTable:
         self.advance()
         owned = [hold for hold in self.holds() if hold.peer == number]
         for hold in sorted(owned, key=lambda hold: hold.owned_since):
-            if not self.limits.auto_release or peer.detaches or silent:
+            if hold.token is None:
+                self._end(hold)  # nobody was told, so nobody holds it
+            elif not self.limits.auto_release or peer.detaches or silent:
                 hold.peer = None
-            elif clean or self.limits.orphan_ttl == 0:
+            elif self.limits.orphan_ttl == 0 or (clean and not self.limits.orphan_all):
                 self._end(hold)
             else:
                 hold.peer = None
@@ -188,6 +190,10 @@ class NaiveTable:
             for waiter in list(peer.enqueued):
                 if waiter.hold is None:
                     self._leave(waiter)
+        for peer in self.peers.values():
+            for waiter in list(peer.enqueued):
+                if waiter.hold and waiter.hold.token is None:
+                    self._end(waiter.hold)
 
     def crash(self, kept: list[HoldRecord], recovers_until: float) -> None:
         """Go on with nothing but some of the holds whose tokens are known to somebody."""
@@ -215,6 +221,8 @@ class NaiveTable:
         span = self._lease(lease)
         if answer:
             self._answer(peer, answer)
+        elif self._too_many(peer, key, limit, two_phase=False):
+            self._answer(peer, "error_max_holds")
         elif kept:
             self._come_back(kept, peer, limit, span, two_phase=False)
             self.peers[peer].waiting = kept
@@ -240,6 +248,8 @@ class NaiveTable:
         span = self._lease(lease)
         if span <= self.limits.max_lease and self._waiter(peer, name):
             answer = "error_already_enqueued"
+        if not answer and self._too_many(peer, key, limit, two_phase=True):
+            answer = "error_max_holds"
         if answer:
             self._answer(peer, answer)
             return
@@ -375,6 +385,18 @@ class NaiveTable:
     def _recovering(self) -> str:
         return f"recovering {math.ceil((self.recovers_until - self.now) * 1000)}"
 
+    def _too_many(self, peer: int, key: Key | None, limit: int, *, two_phase: bool) -> bool:
+        most = self._most
+        owned = sum(hold.peer == peer for hold in self.holds())
+        enqueued = len(self.peers[peer].enqueued) if two_phase else 0
+        return max(owned, enqueued) >= most or (
+            limit > most and len(key.holds if key else ()) >= most
+        )
+
+    @property
+    def _most(self) -> float:
+        return self.limits.max_holds or math.inf
+
     def _full(self, key: Key) -> bool:
         there = [waiter for waiter in key.queue if waiter.reservation is None]
         return 0 < self.limits.max_waiters <= len(there)
@@ -446,7 +468,7 @@ class NaiveTable:
     def _serve(self, name: Name) -> None:
         """Go through the queue once, and give each the slot that is left for it, if any."""
         key = self.keys[name]
-        free = key.limit - len(key.holds)
+        free = min(key.limit, self._most) - len(key.holds)
         for waiter in list(key.queue):
             if free <= 0:
                 break

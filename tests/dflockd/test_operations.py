@@ -248,6 +248,7 @@ OPERATIONS = {
         (b"error_auth", errors.AuthRefusedError, "auth_token"),
         (b"error_max_locks", errors.MaxLocksError, "--max-locks"),
         (b"error_max_waiters", errors.MaxWaitersError, "--max-waiters"),
+        (b"error_max_holds", errors.MaxHoldsError, "--max-holds"),
         (b"error_limit_mismatch", errors.LimitMismatchError, "another limit"),
         (b"error_not_enqueued", errors.LeaseExpiredError, "lease ended"),
         (b"error_already_enqueued", errors.RefusedError, ""),

@@ -62,7 +62,9 @@ limits = st.builds(
     max_locks=st.sampled_from([1, 2, 3, 100, 100, 100]),
     max_waiters=st.sampled_from([0, 0, 0, 1, 2]),
     auto_release=st.booleans(),
+    max_holds=st.sampled_from([0, 10_000, 10_000, 10_000, 1, 2]),
     orphan_ttl=st.sampled_from([0, 1, 3]),
+    orphan_all=st.booleans(),
 )
 # One lock is the favourite, so that its queue grows.
 names = st.sampled_from(
@@ -405,7 +407,7 @@ class TableMachine(RuleBasedStateMachine):
             assert entry.holds or entry.waiters
             # Whoever waits at a free slot is not there, and the slot is for whoever comes.
             waiters = list(entry.waiters or ())
-            free = entry.limit - len(entry.holds)
+            free = min(entry.limit, self.limits.max_holds or entry.limit) - len(entry.holds)
             assert all(waiter.state == EXPECTED for waiter in waiters[: max(0, free)])
             assert not waiters or entry.limit > 0
 

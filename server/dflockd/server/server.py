@@ -194,7 +194,9 @@ class Server:
 
     def part(self, session: Session, *, clean: bool, silent: bool) -> None:
         """Free what stands on a session that ends."""
-        effects = self.table.disconnect(session.peer, _now(), clean=clean, silent=silent)
+        effects = self.table.disconnect(
+            session.peer, _now(), clean=clean, silent=silent, told=not session.owed
+        )
         self._dispatch(effects)
 
     def forget(self, session: Session) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+STEP: Final = 500
+"""How much may happen in one step that nobody asked for: who asks next is not to wait for long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +23,12 @@ class Limits:
     """Most keys that are held or waited for at once. Keys beyond it are refused, not known ones."""
     max_waiters: int = 0
     """Most waiters of one key; 0 is no limit."""
+    max_holds: int = 10_000
+    """Most holds and most queue positions of one connection, and most holders of one key; 0 is no
+    limit."""
     auto_release: bool = True
     """Whether the end of a connection releases what it holds. Its waiters leave in any case."""
     orphan_ttl: int = 0
     """How long the holds of a connection that broke off wait for a renewal before release."""
+    orphan_all: bool = False
+    """Whether that goes for every connection that has ended, also for one that was closed."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dflockd.table.state import Entry, Group, Hold, Waiter
 from dflockd.wire import Report
 
-MAX_LISTED = 3000
-"""Keys, holders or waiters that one report lists: to count out a hundred thousand takes long."""
+MAX_LISTED = 1000
+"""Keys, holders or waiters that one report lists: others wait while it is made, some milliseconds."""
 
 MAX_BYTES = 1_000_000
 """Bytes of JSON that a report may have: published clients refuse a line over 1 MiB."""
@@ -34,8 +34,14 @@ def stats(
 
     Of the `size` keys those beyond `listed` are left out and counted as ``omitted``.
     """
-    found = (entry for group in groups for space in group.spaces for entry in space.values())
-    entries = list(itertools.islice(found, listed))
+    entries: list[Entry] = []
+    most = min(size, listed)
+    for group in groups:
+        if len(entries) >= most:
+            break
+        for space in group.spaces:
+            if space:
+                entries += itertools.islice(space.values(), most - len(entries))
     return {
         "connections": connections,
         "locks": [_lock(entry, now) for entry in entries if entry.limit == 1],

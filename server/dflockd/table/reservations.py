@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import OrderedDict
-
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines, rounded
+from dflockd.table.limits import STEP
+from dflockd.table.queue import Queue
 from dflockd.table.state import Entry, Hold, Peer, Reservation, Waiter
 from dflockd.table.states import EXPECTED, GONE, PASSED, QUEUED, RESERVED
 
@@ -52,6 +51,7 @@ class Reservations:
         waiter.ticket = ticket
         waiter.reservation = reservation
         waiter.state = RESERVED
+        waiter.entry.queue().away += 1
         waiter.entry.group.reserved[ticket] = waiter
         self._size += 1
         self._deadlines.set(waiter, rounded(reservation.until - now), now)
@@ -71,52 +71,41 @@ class Reservations:
         del entry.group.reserved[waiter.ticket]
         self._size -= 1
         self._deadlines.clear(waiter)
+        queue = entry.queue()
+        if waiter.state == RESERVED:
+            queue.away -= 1
+        else:
+            if waiter.state == EXPECTED:
+                queue.remove(waiter)
+            queue.come_back(waiter)
         waiter.reservation = None
         waiter.state = QUEUED
         waiter.entry = entry  # not the same, if nobody was here meanwhile
         waiter.peer = peer
         waiter.lease = lease
         waiter.two_phase = two_phase
-        if entry.waiters is None:
-            entry.waiters = OrderedDict()
-        if waiter not in entry.waiters:
-            # Others passed it. All that are still ahead of it did the same, and have come back.
-            ahead = list(itertools.takewhile(lambda w: w.number < waiter.number, entry.waiters))
-            entry.waiters[waiter] = None
-            for each in (waiter, *reversed(ahead)):
-                entry.waiters.move_to_end(each, last=False)
 
-    def next(self, entry: Entry, now: float) -> Waiter | None:
-        """Return who is to have a slot, if one is free.
+    def next(self, queue: Queue, free: int, now: float) -> Waiter | None:
+        """Return who of a queue is to have one of so many free slots, if anybody is.
 
         For who is away a slot is held for a while. If that is over, or not worth it, who is behind
-        them goes first.
+        them goes first. If that goes for more than fits a step, the answer is who is to be looked at
+        next, who is `RESERVED`.
         """
-        free = entry.limit - len(entry.holds)
-        passed = []
-        found = None
-        waiters: dict[Waiter, None] = entry.waiters or {}
-        for waiter in waiters:
-            if free <= 0:
-                break
-            if waiter.reservation is None:
-                found = waiter
-                break
-            if self._is_held_for(waiter, waiter.reservation, now):
-                free -= 1
+        for _ in range(STEP):
+            waiter = queue.first(free)
+            if waiter is None or waiter.state != RESERVED:
+                return waiter
+            reservation = waiter.reservation
+            assert reservation is not None
+            if reservation.is_worth_holding(now):
+                queue.expect(waiter)
+                end = min(reservation.due + reservation.hold, reservation.until)
+                self._deadlines.reset(waiter, rounded(end - now), now)
             else:
-                passed.append(waiter)
-        for waiter in passed:
-            del waiters[waiter]
-            waiter.state = PASSED
-        return found
-
-    def _is_held_for(self, waiter: Waiter, reservation: Reservation, now: float) -> bool:
-        if waiter.state == RESERVED and reservation.is_worth_holding(now):
-            waiter.state = EXPECTED
-            end = min(reservation.due + reservation.hold, reservation.until)
-            self._deadlines.reset(waiter, rounded(end - now), now)
-        return waiter.state == EXPECTED
+                queue.remove(waiter)
+                waiter.state = PASSED
+        return queue.first(free)
 
     def expire(self, waiter: Waiter, reservation: Reservation, now: float) -> bool:
         """Stop holding a slot for a waiter, or forget it; its deadline is not set any more.
@@ -127,8 +116,7 @@ class Reservations:
         entry = waiter.entry
         is_queued = waiter.state != PASSED
         if is_queued:
-            assert entry.waiters is not None
-            del entry.waiters[waiter]
+            entry.queue().remove(waiter)
         if waiter.state == EXPECTED and now < reservation.until:
             waiter.state = PASSED
             self._deadlines.set(waiter, rounded(reservation.until - now), now)

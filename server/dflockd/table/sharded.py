@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from dflockd.table.issuer import TokenIssuer
-from dflockd.table.limits import Limits
+from dflockd.table.limits import STEP, Limits
 from dflockd.table.recovery import latest
 from dflockd.table.slots import Effect
 from dflockd.table.state import Entry, Group, HoldRecord, Peer, Reservation
@@ -131,7 +133,7 @@ class ShardTable(LockTable):
             until = now + RESUME_TIMEOUT
             reservation = record.reservation or Reservation(now, RESUME_TIMEOUT, until)
             self._reservations.reserve(waiter, record.ticket, record.label, reservation, now)
-        for entry in list(_entries(group)):
+        for entry in [entry for entry in _entries(group) if entry.waiters]:
             self._promote(entry, now, [])  # grants nothing: nobody is there yet
 
     def freeze(self, shard: int) -> Snapshot:
@@ -148,7 +150,7 @@ class ShardTable(LockTable):
                 elif hold.waiter is not None:
                     # Nobody knows of this grant: its waiter is still ahead of all others.
                     waiters[hold.waiter] = None
-            waiters.update(entry.waiters or {})
+            waiters.update(dict.fromkeys(entry.waiters or ()))
         for waiter in sorted(waiters, key=lambda waiter: waiter.number):
             entry, reservation = waiter.entry, waiter.reservation
             if reservation is None:
@@ -262,11 +264,20 @@ class ShardTable(LockTable):
             super()._promote(entry, now, effects)
 
     def _give_withheld(self, now: float) -> list[Effect]:
+        """Give what is due by now; what cannot be given yet stays withheld."""
         effects: list[Effect] = []
-        withheld, self._withheld = self._withheld, {}
-        for entry in withheld:
-            self._promote(entry, now, effects)
+        job = partial(self._give_some, deque(self._withheld))
+        if not job(now, effects):
+            self._later(job, now)
         return effects
+
+    def _give_some(self, withheld: deque[Entry], now: float, effects: list[Effect]) -> bool:
+        for _ in range(min(len(withheld), STEP)):
+            entry = withheld.popleft()
+            if entry in self._withheld:
+                del self._withheld[entry]
+                self._promote(entry, now, effects)
+        return not withheld
 
     def _wait(self, peer: Peer, request: Wait, now: float, effects: list[Effect]) -> Reply | None:
         name = (request.space, request.key)

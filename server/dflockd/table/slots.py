@@ -5,20 +5,26 @@ from __future__ import annotations
 import hmac
 import itertools
 import math
-from collections import OrderedDict
+import sys
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.issuer import TokenIssuer
-from dflockd.table.limits import Limits
+from dflockd.table.limits import STEP, Limits
 from dflockd.table.reservations import RESERVED_LATE, Reservations
 from dflockd.table.state import UNKNOWN, Entry, Group, Hold, Peer, Reservation, Waiter
-from dflockd.table.states import GONE, UNTOLD, WAITING
+from dflockd.table.states import GONE, RESERVED, UNTOLD, WAITING
 from dflockd.wire import Granted, Recovering, Refusal, Reply, Space, Status, TimedOut
 
 Effect: TypeAlias = tuple[int, Reply]
 """What is to be done after a step: send this reply to the peer with that number."""
+
+Job: TypeAlias = Callable[[float, list[Effect]], bool]
+"""Does a part of something at that time, and says whether that was the last."""
 
 
 class Slots:
@@ -47,7 +53,12 @@ class Slots:
         self._arrivals = itertools.count()
         self._deadlines: Deadlines[Hold | Waiter] = Deadlines()
         self._reservations = Reservations(self._deadlines, self.counts)
+        self._max_holds = limits.max_holds or sys.maxsize
         self._keeps_holds = False
+        self._backlog: deque[Job] = deque()
+        """What was more than fits a step, first come, first served."""
+        self._behind = 0.0
+        """Since when there is something in it."""
 
     # What is where.
 
@@ -159,34 +170,38 @@ class Slots:
         silent: bool,
     ) -> None:
         """Say what becomes of a hold whose peer has ended."""
-        if self.limits.auto_release and not (peer.detaches or self._keeps_holds or silent):
-            timeout = 0 if clean else self.limits.orphan_ttl
-            if not timeout:
-                self._free(hold, now, effects)
+        limits = self.limits
+        # What nobody was told, nobody holds, whatever was to become of it.
+        if hold.told and hold is not peer.granted:
+            if not limits.auto_release or peer.detaches or self._keeps_holds or silent:
+                hold.peer = None
+                del peer.holds[hold]
                 return
-            if hold.deadline - now > timeout:
-                self._extend(hold, timeout, now)
-        hold.peer = None
+            timeout = limits.orphan_ttl if limits.orphan_all or not clean else 0
+            if timeout:
+                if hold.deadline - now > timeout:
+                    self._extend(hold, timeout, now)
+                hold.peer = None
+                del peer.holds[hold]
+                return
+        self._free(hold, now, effects)
 
     # The queue.
 
     def _is_full(self, entry: Entry) -> bool:
         most = self.limits.max_waiters
-        if not (most and entry.waiters and len(entry.waiters) >= most):
-            return False
-        return sum(waiter.reservation is None for waiter in entry.waiters) >= most
+        return most > 0 and entry.waiters is not None and entry.waiters.present >= most
 
     def _join(self, entry: Entry, peer: Peer, lease: int, now: float, *, two_phase: bool) -> Waiter:
         waiter = Waiter(entry, peer, next(self._arrivals), lease, now, two_phase=two_phase)
-        if entry.waiters is None:
-            entry.waiters = OrderedDict()
-        entry.waiters[waiter] = None
+        entry.queue().line[waiter] = None
         self.counts.queued += 1
         return waiter
 
     def _block(self, waiter: Waiter, timeout: int, now: float) -> None:
         waiter.state = WAITING
         waiter.peer.waiting = waiter
+        waiter.peer.granted = None
         self._deadlines.set(waiter, timeout, now)
 
     def _end_wait(self, waiter: Waiter, now: float) -> Reply:
@@ -220,8 +235,7 @@ class Slots:
     def _give_up(self, waiter: Waiter) -> None:
         """Take a waiter whose deadline is no longer set out of its queue."""
         entry = waiter.entry
-        assert entry.waiters is not None
-        del entry.waiters[waiter]
+        entry.queue().remove(waiter)
         self.counts.gave_up += 1
         if not (entry.waiters or entry.holds):
             self._remove(entry)
@@ -236,15 +250,25 @@ class Slots:
 
     def _promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
         """Give free slots to the waiters, first come, first served."""
-        while (waiter := self._reservations.next(entry, now)) is not None:
-            assert entry.waiters is not None
-            del entry.waiters[waiter]
+        queue, most = entry.queue(), min(entry.limit, self._max_holds)
+        while queue:
+            waiter = self._reservations.next(queue, most - len(entry.holds), now)
+            if waiter is None:
+                break
+            if waiter.state == RESERVED:
+                self._later(partial(self._go_on, entry), now)
+                break
             peer = waiter.peer
+            if peer.ended:
+                self._give_up(waiter)
+                continue
+            queue.remove(waiter)
             hold = self._grant(entry, peer, waiter.lease, now)
             self.counts.waited.add(now - waiter.since)
             if waiter.state == WAITING:
                 self._deadlines.clear(waiter)
                 peer.waiting = None
+                peer.granted = hold
                 if waiter.two_phase:
                     self._forget_waiter(waiter)
                 waiter.state = GONE
@@ -255,21 +279,38 @@ class Slots:
                 hold.told = False
                 waiter.hold = hold
                 hold.waiter = waiter
-        if not (entry.waiters or entry.holds):
+        if not (queue or entry.holds) and self._is_here(entry):
             self._remove(entry)
+
+    def _go_on(self, entry: Entry, now: float, effects: list[Effect]) -> bool:
+        if self._is_here(entry):
+            self._promote(entry, now, effects)
+        return True
+
+    @staticmethod
+    def _is_here(entry: Entry) -> bool:
+        return entry.group.spaces[entry.space].get(entry.key) is entry
 
     # Time.
 
     def _expire(self, now: float, effects: list[Effect]) -> None:
-        while (item := self._deadlines.pop(now)) is not None:
+        """Let what is due take effect, but no more of it than fits a step."""
+        for _ in range(STEP):
+            item = self._deadlines.pop(now)
+            if item is None:
+                return
             if isinstance(item, Hold):
-                if item.detached:
-                    self.counts.lapsed += 1
-                else:
-                    self.counts.expired += 1
-                self._forget(item, now, effects)
+                self._lapse(item, now, effects)
             else:
                 self._time_out(item, now, effects)
+
+    def _lapse(self, hold: Hold, now: float, effects: list[Effect]) -> None:
+        """End a hold that is due and whose deadline is no longer set."""
+        if hold.detached:
+            self.counts.lapsed += 1
+        else:
+            self.counts.expired += 1
+        self._forget(hold, now, effects)
 
     def _time_out(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
         if waiter.reservation is None:
@@ -277,3 +318,14 @@ class Slots:
             effects.append((peer.id, self._end_wait(waiter, now)))
         elif self._reservations.expire(waiter, waiter.reservation, now):
             self._promote(waiter.entry, now, effects)
+
+    def _later(self, job: Job, now: float) -> None:
+        """Have something go on with the next steps."""
+        self._backlog.append(job)
+        self._behind = now
+
+    def _catch_up(self, now: float, effects: list[Effect]) -> None:
+        """Go on with what was more than fits a step."""
+        job = self._backlog.popleft()
+        if not job(now, effects):
+            self._backlog.append(job)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import NamedTuple
 
 from dflockd.table.issuer import TokenIssuer
+from dflockd.table.queue import Queue
 from dflockd.table.states import QUEUED
 from dflockd.wire import Reserve, Space
 
@@ -94,18 +94,14 @@ class Entry:
         self.limit = limit
         self.holds: dict[int, Hold] = {}
         """By fence: the part of a token that is no secret."""
-        self.waiters: OrderedDict[Waiter, None] | None = None
-        """In the order of their arrival; absent until somebody has had to wait."""
+        self.waiters: Queue | None = None
+        """Absent until somebody has had to wait."""
 
-    @property
-    def has_room(self) -> bool:
-        """Whether a slot is free that is nobody's already.
-
-        Who waits while a slot is free is somebody for whom it is held, or will be given it in the
-        same step or as soon as grants are given again.
-        """
-        taken = len(self.holds)
-        return taken + len(self.waiters) < self.limit if self.waiters else taken < self.limit
+    def queue(self) -> Queue:
+        """Return its queue."""
+        if self.waiters is None:
+            self.waiters = Queue()
+        return self.waiters
 
 
 class Hold:
@@ -243,7 +239,9 @@ class Peer:
 
     __slots__ = (
         "detaches",
+        "ended",
         "enqueued",
+        "granted",
         "holds",
         "id",
         "label",
@@ -262,6 +260,10 @@ class Peer:
         """In the order in which it got them. Fences would not do: those of two shards can be equal."""
         self.enqueued: dict[tuple[Space, bytes], Waiter] = {}
         """What it waits for by ``enqueue``, until their ``wait`` is answered or their hold ends."""
+        self.ended = False
+        """Whether its connection has ended. What stands on it may take some steps to be freed."""
+        self.granted: Hold | None = None
+        """What its last wait was answered with."""
         self.waiting: Waiter | None = None
         """What it is blocked on: its next request is handled only after that is answered."""
         self.resumes = b""

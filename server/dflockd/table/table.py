@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from dflockd.table import report
 from dflockd.table.issuer import TokenIssuer
-from dflockd.table.limits import Limits
+from dflockd.table.limits import STEP, Limits
 from dflockd.table.recovery import Recovery
 from dflockd.table.slots import Effect
-from dflockd.table.state import Entry, Group, Peer, Waiter
+from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
 from dflockd.table.states import GONE, GRANTED, UNTOLD
 from dflockd.wire import (
     Acquire,
@@ -93,6 +95,8 @@ class LockTable(Recovery):
         effects: list[Effect] = []
         if now >= self._deadlines.earliest:
             self._expire(now, effects)
+            if now >= self._deadlines.earliest:
+                self._settle(peer, request, now, effects)
         if self._draining and type(request) not in (Release, Renew, Confirm):
             effects.append((peer.id, Status.DRAINING))
             return effects
@@ -104,15 +108,23 @@ class LockTable(Recovery):
         return effects
 
     def advance(self, now: float) -> list[Effect]:
-        """Let everything that is due by `now` take effect."""
+        """Let what is due by `now` take effect.
+
+        If that is very much, a part of it: `next_deadline` says so, and is to be heeded.
+        """
         effects: list[Effect] = []
         self._expire(now, effects)
+        if self._backlog:
+            self._catch_up(now, effects)
         return effects
 
     def disconnect(
-        self, peer: Peer, now: float, *, clean: bool, silent: bool = False
+        self, peer: Peer, now: float, *, clean: bool, silent: bool = False, told: bool = True
     ) -> list[Effect]:
         """Forget a peer whose connection has ended.
+
+        If very much stands on it, a part of that stays held for some more steps, as `next_deadline`
+        says.
 
         Args:
             peer: the peer.
@@ -120,23 +132,43 @@ class LockTable(Recovery):
             clean: whether the other side closed it.
             silent: whether the other side was not heard of any more. It may run on, cut off, and
                 believe in its locks until their leases end: so does the table.
+            told: whether the answer to its last wait, if it has had one, was sent.
         """
         effects: list[Effect] = []
         # Before anything that falls due now is handed out: nobody is there to receive it.
         del self._peers[peer.id]
+        peer.ended = True
+        if told:
+            peer.granted = None
         if peer.waiting is not None:
             self._leave(peer.waiting)
-        for waiter in list(peer.enqueued.values()):
-            if waiter.hold is None:
-                self._leave(waiter)
-            else:
-                waiter.hold.waiter = None
-                waiter.state = GONE
-        peer.enqueued.clear()
+        for waiter in list(itertools.islice(peer.enqueued.values(), STEP)):
+            self._stand_down(waiter)
         self._expire(now, effects)
-        for hold in list(peer.holds):
-            self._part(hold, peer, now, effects, clean=clean, silent=silent)
+        job = partial(self._part_some, peer, clean, silent)
+        if not job(now, effects):
+            self._later(job, now)
         return effects
+
+    def _part_some(
+        self, peer: Peer, clean: bool, silent: bool, now: float, effects: list[Effect]
+    ) -> bool:
+        for waiter in list(itertools.islice(peer.enqueued.values(), STEP)):
+            self._stand_down(waiter)
+        if not peer.enqueued:
+            for hold in list(itertools.islice(peer.holds, STEP)):
+                if hold in peer.holds:
+                    self._part(hold, peer, now, effects, clean=clean, silent=silent)
+        return not (peer.enqueued or peer.holds)
+
+    def _stand_down(self, waiter: Waiter) -> None:
+        """Take out what a peer that has ended had enqueued."""
+        if waiter.hold is None:
+            self._leave(waiter)
+        else:
+            self._forget_waiter(waiter)
+            waiter.hold.waiter = None
+            waiter.state = GONE
 
     def drain(self, now: float, *, keep: bool = False) -> list[Effect]:
         """Send every waiter away; from now on only renewals and releases are handled.
@@ -155,16 +187,42 @@ class LockTable(Recovery):
             for enqueued in list(peer.enqueued.values()):
                 if enqueued.hold is None:
                     self._leave(enqueued)
+        # Nobody can ask for these any more, and nobody is left to have them instead.
+        for peer in self._peers.values():
+            for enqueued in list(peer.enqueued.values()):
+                if enqueued.state == UNTOLD and enqueued.hold is not None:
+                    self._free(enqueued.hold, now, effects)
         return effects
 
     def next_deadline(self) -> float | None:
         """Return when `advance` should next be called, or ``None`` while nothing can fall due."""
-        return self._deadlines.next()
+        return self._behind if self._backlog else self._deadlines.next()
 
     @property
     def quiet_until(self) -> float:
         """A time before which nothing falls due: the next deadline or earlier, but at hand."""
-        return self._deadlines.earliest
+        return self._behind if self._backlog else self._deadlines.earliest
+
+    def _settle(self, peer: Peer, request: Request, now: float, effects: list[Effect]) -> None:
+        """End the hold that a request is about if it is due: more is than one step lets take effect.
+
+        Nothing revives what is past its deadline.
+        """
+        hold: Hold | None = None
+        if isinstance(request, Wait):
+            waiter = peer.enqueued.get((request.space, request.key))
+            hold = waiter.hold if waiter is not None else None
+        elif isinstance(request, Release | Renew | Confirm | Detach):
+            group = self._group_of(request.key)
+            if isinstance(group, Group):
+                hold = self._find(group, request.space, request.key, request.token)
+        elif isinstance(request, Acquire | Enqueue) and request.space is Space.LOCK:
+            entry = self.find(request.space, request.key)
+            if isinstance(entry, Entry):
+                hold = next(iter(entry.holds.values()), None)
+        if hold is not None and hold.deadline <= now:
+            self._deadlines.clear(hold)
+            self._lapse(hold, now, effects)
 
     @property
     def fence(self) -> int:
@@ -196,13 +254,19 @@ class LockTable(Recovery):
         entry = self._entry(request.space, request.key, request.limit, now)
         if not isinstance(entry, Entry):
             return entry
+        most = self._max_holds
+        if len(peer.holds) >= most or (request.limit > most and len(entry.holds) >= most):
+            return self._refuse(entry)
         waiter = self._reservations.find(entry, resumed) if resumed else None
         if waiter is not None:
             self._reservations.take_up(waiter, entry, peer, lease, two_phase=False)
             self._block(waiter, request.timeout, now)
             self._promote(entry, now, effects)
             return None
-        if entry.has_room:
+        # Who waits while a slot is free is somebody for whom it is held, or will be given it as soon
+        # as grants are given again.
+        waiters, holders = entry.waiters, len(entry.holds)
+        if (holders if waiters is None else holders + len(waiters)) < entry.limit:
             hold = self._grant(entry, peer, lease, now)
             self._note(hold)
             return Granted(hold.token, lease)
@@ -229,11 +293,17 @@ class LockTable(Recovery):
         entry = self._entry(request.space, request.key, request.limit, now)
         if not isinstance(entry, Entry):
             return entry
+        most, holders = self._max_holds, len(entry.holds)
+        if max(len(peer.holds), len(peer.enqueued)) >= most or (
+            request.limit > most and holders >= most
+        ):
+            return self._refuse(entry)
         waiter = self._reservations.find(entry, resumed) if resumed else None
+        waiters = entry.waiters
         if waiter is not None:
             self._reservations.take_up(waiter, entry, peer, lease, two_phase=True)
             self._promote(entry, now, effects)
-        elif entry.has_room:
+        elif (holders if waiters is None else holders + len(waiters)) < entry.limit:
             hold = self._grant(entry, peer, lease, now)
             number = next(self._arrivals)
             hold.waiter = waiter = Waiter(
@@ -253,6 +323,13 @@ class LockTable(Recovery):
             waiter.hold.told = True
         self._note(waiter.hold)
         return Enqueued(waiter.hold.token, lease)
+
+    def _refuse(self, entry: Entry) -> Reply:
+        """Return the answer to who asks for too much, of an entry that may be new."""
+        self.counts.full += 1
+        if not (entry.holds or entry.waiters):
+            self._remove(entry)
+        return Status.MAX_HOLDS
 
     def _wait(self, peer: Peer, request: Wait, now: float, _effects: list[Effect]) -> Reply | None:
         reserve, peer.reserve = peer.reserve, None

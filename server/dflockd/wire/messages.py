@@ -220,6 +220,7 @@ class Status(Enum):
     AUTH = b"error_auth"
     MAX_LOCKS = b"error_max_locks"
     MAX_WAITERS = b"error_max_waiters"
+    MAX_HOLDS = b"error_max_holds"
     LIMIT_MISMATCH = b"error_limit_mismatch"
     ALREADY_ENQUEUED = b"error_already_enqueued"
     NOT_ENQUEUED = b"error_not_enqueued"

@@ -10,8 +10,9 @@ promote = LockTable._promote
 
 
 def promote_last(self: LockTable, entry: Any, now: float, effects: Any) -> None:
-    last = next(reversed(entry.waiters))
-    entry.waiters.move_to_end(last, last=False)
+    line = entry.queue().line
+    if line:
+        line.move_to_end(next(reversed(line)), last=False)
     promote(self, entry, now, effects)
 
 

@@ -1,0 +1,89 @@
+"""The ends of connections, and what one may hold, at a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflockd.table.limits import STEP
+from tests.dflockd.raw_server import StartServer, eventually, granted
+
+
+@pytest.mark.parametrize(
+    "flags", [["--no-auto-release-on-disconnect"], ["--orphan-ttl", "60"], ["stable-ref"]], ids=str
+)
+def test_a_grant_that_nobody_was_told_blocks_nobody(
+    start_server: StartServer, flags: list[str]
+) -> None:
+    ref = flags == ["stable-ref"]
+    server = start_server(*([] if ref else flags))
+    alice, bob, carol = server.connect(), server.connect(), server.connect()
+    if ref:
+        assert bob.ask("stable-ref", "bob") == "ok"
+    token = alice.lock("k", "0 60")
+    assert bob.ask("e", "k", "60") == "queued"
+    carol.request("l", "k", "30 60")
+    assert alice.ask("r", "k", token) == "ok"
+    bob.reset()
+    granted(carol.line())
+
+
+def test_a_closed_connection_keeps_its_locks_for_a_renewal_where_all_are_covered(
+    start_server: StartServer,
+) -> None:
+    server = start_server("--orphan-ttl", "60", "--orphan-ttl-covers", "all")
+    alice, again, bob = server.connect(), server.connect(), server.connect()
+    token, other = alice.lock("k", "0 60"), alice.lock("other", "0 60")
+    assert alice.ask("r", "other", other) == "ok"
+    alice.close()
+    eventually(lambda: '"connections":2' in bob.ask("stats"))
+    assert bob.ask("l", "other", 0).startswith("ok ")
+    assert bob.ask("l", "k", 0) == "timeout"
+    assert again.ask("n", "k", f"{token} 60") == "ok 60"
+    assert again.ask("r", "k", token) == "ok"
+    granted(bob.ask("l", "k", 0))
+
+
+def test_one_connection_holds_no_more_than_it_may(start_server: StartServer) -> None:
+    server = start_server("--max-holds", "2")
+    alice, bob = server.connect(), server.connect()
+    token = alice.lock("a")
+    alice.lock("b")
+    assert alice.ask("l", "c", 0) == "error_max_holds"
+    assert alice.ask("e", "c", "") == "error_max_holds"
+    bob.lock("c")
+    assert alice.ask("r", "a", token) == "ok"
+    alice.lock("d")
+
+
+def test_one_semaphore_has_no_more_holders_than_it_may(start_server: StartServer) -> None:
+    server = start_server("--max-holds", "2")
+    alice, bob, carol = server.connect(), server.connect(), server.connect()
+    for client in (alice, bob):
+        granted(client.ask("sl", "k", "0 3"))
+    assert carol.ask("sl", "k", "5 3") == "error_max_holds"
+    assert carol.ask("se", "k", "3") == "error_max_holds"
+
+
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_all_locks_of_a_big_connection_are_free_in_the_end(
+    start_server: StartServer, end: str
+) -> None:
+    many = 3 * STEP
+    server = start_server("--max-locks", "10000")
+    alice, bob = server.connect(), server.connect()
+    for number in range(many):
+        alice.lock(str(number), "0 60")
+    bob.request("l", str(many - 1), "30 60")
+    alice.reset() if end == "reset" else alice.close()
+    granted(bob.line())
+    for number in range(many - 1):
+        granted(bob.ask("l", str(number), "5 60"))
+
+
+def test_the_leases_of_many_locks_end_at_once(start_server: StartServer) -> None:
+    many = 3 * STEP
+    server = start_server("--max-locks", "10000")
+    alice, bob = server.connect(), server.connect()
+    for number in range(many):
+        alice.lock(str(number), "0 1")
+    eventually(lambda: '"locks":[]' in bob.ask("stats"))

@@ -1,0 +1,323 @@
+"""No step of the table is long, whatever others hold or wait for, and no rule is weaker for that."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from dflockd.table import Effect, Limits, LockTable, Peer, TokenIssuer
+from dflockd.table.limits import STEP
+from dflockd.wire import (
+    Acquire,
+    Confirm,
+    Detach,
+    Enqueue,
+    Granted,
+    Release,
+    Renew,
+    Renewed,
+    Reply,
+    Request,
+    Reserve,
+    Resume,
+    Space,
+    Stats,
+    Status,
+    TimedOut,
+    Wait,
+)
+from tests.dflockd.test_counts import agree, some_request
+
+LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
+MANY = 3 * STEP
+
+
+def table_of(**limits: int) -> LockTable:
+    return LockTable(Limits(max_locks=10 * STEP, **limits), TokenIssuer(b"secret", 0))
+
+
+def ask(table: LockTable, peer: Peer, request: Request, now: float = 0.0) -> Reply | None:
+    replies = [reply for number, reply in table.handle(peer, request, now) if number == peer.id]
+    return replies[-1] if replies else None
+
+
+def take_many(table: LockTable, peer: Peer, lease: int = 10) -> list[bytes]:
+    tokens = []
+    for number in range(MANY):
+        reply = ask(table, peer, Acquire(LOCK, b"%d" % number, 1, 0, lease))
+        assert isinstance(reply, Granted)
+        tokens.append(reply.token)
+    return tokens
+
+
+def rest(table: LockTable, now: float) -> list[list[Effect]]:
+    """All further steps that are due now."""
+    steps = []
+    while (deadline := table.next_deadline()) is not None and deadline <= now:
+        steps.append(table.advance(now))
+    return steps
+
+
+def test_the_end_of_a_big_connection_takes_small_steps() -> None:
+    table = table_of()
+    big, other = table.connect(), table.connect()
+    tokens = take_many(table, big)
+    waiters = [table.connect() for _ in range(MANY)]
+    for number, waiter in enumerate(waiters):
+        assert ask(table, waiter, Acquire(LOCK, b"%d" % number, 1, 9, 10)) is None
+    first = table.disconnect(big, 1.0, clean=True)
+    assert [number for number, _ in first] == [waiter.id for waiter in waiters[:STEP]]
+    # What is not free yet is held, and can still be renewed or released by whoever has the token.
+    last = b"%d" % (MANY - 1)
+    assert ask(table, other, Acquire(LOCK, last, 1, 0, 10), 1.0) is Status.TIMEOUT
+    assert ask(table, other, Renew(LOCK, last, tokens[-1], 10), 1.0) == Renewed(10)
+    assert table.next_deadline() == table.quiet_until == 1.0
+    steps = rest(table, 1.0)
+    assert all(len(step) <= STEP for step in steps)
+    granted = [number for step in [first, *steps] for number, _ in step]
+    assert granted == [waiter.id for waiter in waiters[:-1]]
+    assert list(other.holds) == [table._group.spaces[LOCK][last].holds[MANY]]
+
+
+def test_holds_that_outlive_a_big_connection_stay() -> None:
+    table = table_of(orphan_ttl=5)
+    big = table.connect()
+    take_many(table, big)
+    table.disconnect(big, 1.0, clean=False)
+    rest(table, 1.0)
+    assert len(table) == MANY
+    assert table.next_deadline() == 6.0
+    rest(table, 6.0)
+    assert len(table) == 0
+
+
+def test_who_has_enqueued_much_and_ended_is_granted_nothing() -> None:
+    table = table_of()
+    holder, big = table.connect(), table.connect()
+    tokens = take_many(table, holder)
+    for number in range(MANY):
+        assert ask(table, big, Enqueue(LOCK, b"%d" % number, 1, 10)) is Status.QUEUED
+    next_ = table.connect()
+    last = MANY - 1
+    assert ask(table, next_, Acquire(LOCK, b"%d" % last, 1, 9, 10)) is None
+    table.disconnect(big, 1.0, clean=True)
+    assert len(big.enqueued) == MANY - 2 * STEP
+    released = table.handle(holder, Release(LOCK, b"%d" % last, tokens[last]), 1.0)
+    assert [number for number, _ in released] == [holder.id, next_.id]
+    rest(table, 1.0)
+    assert not big.enqueued
+    assert not big.holds
+    assert all(not entry.waiters for entry in table._group.spaces[LOCK].values())
+
+
+Ask = Callable[[bytes, bytes], Request]
+LATE: dict[str, Ask] = {
+    "renew": lambda key, token: Renew(LOCK, key, token, 10),
+    "confirm": lambda key, token: Confirm(LOCK, key, token, 10),
+    "release": lambda key, token: Release(LOCK, key, token),
+    "detach": lambda key, token: Detach(LOCK, key, token, 10),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_when_many_leases_end_at_once_none_is_revived(name: str) -> None:
+    table = table_of()
+    peer = table.connect()
+    tokens = take_many(table, peer)
+    assert table.advance(10.0) == []
+    assert len(table) == MANY - STEP
+    key = b"%d" % (MANY - 1)
+    answer = Status.LEASE_EXPIRED if name == "detach" else Status.ERROR
+    assert ask(table, peer, LATE[name](key, tokens[-1]), 10.0) is answer
+    assert key not in table._group.spaces[LOCK]
+    assert all(len(step) <= STEP for step in rest(table, 10.0))
+    assert len(table) == 0
+    assert table.counts.expired == MANY
+
+
+def test_when_many_leases_end_at_once_a_lock_is_free_to_who_asks() -> None:
+    table = table_of()
+    peer, other = table.connect(), table.connect()
+    take_many(table, peer)
+    table.advance(10.0)
+    last = b"%d" % (MANY - 1)
+    assert isinstance(ask(table, other, Acquire(LOCK, last, 1, 0, 10), 10.0), Granted)
+
+
+def test_when_many_leases_end_at_once_no_wait_gets_a_dead_token() -> None:
+    table = table_of()
+    peer = table.connect()
+    for number in range(MANY):
+        ask(table, peer, Enqueue(LOCK, b"%d" % number, 1, 10))
+    table.advance(10.0)
+    assert ask(table, peer, Wait(LOCK, b"%d" % (MANY - 1), 5), 10.0) is Status.NOT_ENQUEUED
+
+
+def reserve(table: LockTable, peer: Peer, limit: int, away: int, hold: int) -> bytes:
+    ask(table, peer, Enqueue(SEMAPHORE, b"k", limit, 10))
+    ask(table, peer, Reserve(away, hold))
+    reply = ask(table, peer, Wait(SEMAPHORE, b"k", 0))
+    assert isinstance(reply, TimedOut)
+    return reply.ticket
+
+
+def test_many_who_are_away_are_passed_in_small_steps() -> None:
+    table = table_of()
+    holder, peer, waiter = table.connect(), table.connect(), table.connect()
+    reply = ask(table, holder, Acquire(SEMAPHORE, b"k", 1, 0, 10))
+    assert isinstance(reply, Granted)
+    tickets = [reserve(table, peer, 1, away=60_000, hold=0) for _ in range(MANY)]
+    assert ask(table, waiter, Acquire(SEMAPHORE, b"k", 1, 9, 10)) is None
+    released = table.handle(holder, Release(SEMAPHORE, b"k", reply.token), 1.0)
+    assert released == [(holder.id, Status.OK)]
+    newcomer = table.connect()
+    assert ask(table, newcomer, Acquire(SEMAPHORE, b"k", 1, 0, 10), 1.0) is Status.TIMEOUT
+    granted = [number for step in rest(table, 1.0) for number, _ in step]
+    assert granted == [waiter.id]
+    # All that were passed are ahead of newcomers again, in the order in which they came at first.
+    for ticket in random.Random(1).sample(tickets, MANY):
+        ask(table, peer := table.connect(), Resume(ticket), 2.0)
+        assert ask(table, peer, Enqueue(SEMAPHORE, b"k", 1, 10), 2.0) is Status.QUEUED
+    queue = table._group.spaces[SEMAPHORE][b"k"].waiters
+    assert queue is not None
+    assert [each.ticket for each in queue] == tickets
+    assert queue.present == len(queue) == MANY
+
+
+def test_waiters_who_are_away_are_not_counted_one_by_one() -> None:
+    table = table_of(max_waiters=2)
+    holder, peer = table.connect(), table.connect()
+    ask(table, holder, Acquire(SEMAPHORE, b"k", 1, 0, 10))
+    for _ in range(10):
+        reserve(table, peer, 1, away=60_000, hold=0)
+    queue = table._group.spaces[SEMAPHORE][b"k"].waiters
+    assert queue is not None
+    assert (len(queue), queue.present) == (10, 0)
+    for _ in range(2):
+        assert ask(table, table.connect(), Acquire(SEMAPHORE, b"k", 1, 9, 10)) is None
+    assert ask(table, peer, Acquire(SEMAPHORE, b"k", 1, 9, 10)) is Status.MAX_WAITERS
+
+
+# Limits.
+
+
+def test_one_connection_holds_so_many_locks() -> None:
+    table = table_of(max_holds=2)
+    peer = table.connect()
+    tokens = [ask(table, peer, Acquire(LOCK, b"%d" % n, 1, 0, 10)) for n in range(2)]
+    assert ask(table, peer, Acquire(LOCK, b"2", 1, 0, 10)) is Status.MAX_HOLDS
+    assert ask(table, peer, Acquire(LOCK, b"0", 1, 9, 10)) is Status.MAX_HOLDS
+    assert ask(table, peer, Enqueue(LOCK, b"2", 1, 10)) is Status.MAX_HOLDS
+    assert len(table) == 2
+    assert table.counts.full == 3
+    other = table.connect()
+    assert isinstance(ask(table, other, Acquire(LOCK, b"2", 1, 0, 10)), Granted)
+    assert isinstance(tokens[0], Granted)
+    assert ask(table, peer, Release(LOCK, b"0", tokens[0].token)) is Status.OK
+    assert isinstance(ask(table, peer, Acquire(LOCK, b"3", 1, 0, 10)), Granted)
+
+
+def test_one_connection_enqueues_so_often() -> None:
+    table = table_of(max_holds=2)
+    holder, peer = table.connect(), table.connect()
+    for number in range(2):
+        ask(table, holder, Acquire(LOCK, b"%d" % number, 1, 0, 10))
+        assert ask(table, peer, Enqueue(LOCK, b"%d" % number, 1, 10)) is Status.QUEUED
+    assert ask(table, peer, Enqueue(LOCK, b"2", 1, 10)) is Status.MAX_HOLDS
+    assert isinstance(ask(table, peer, Acquire(LOCK, b"2", 1, 0, 10)), Granted)
+
+
+def test_one_key_has_so_many_holders() -> None:
+    table = table_of(max_holds=2)
+    for _ in range(2):
+        assert isinstance(ask(table, table.connect(), Acquire(SEMAPHORE, b"k", 5, 0, 10)), Granted)
+    peer = table.connect()
+    assert ask(table, peer, Acquire(SEMAPHORE, b"k", 5, 9, 10)) is Status.MAX_HOLDS
+    assert ask(table, peer, Enqueue(SEMAPHORE, b"k", 5, 10)) is Status.MAX_HOLDS
+
+
+def test_what_comes_back_is_never_too_much() -> None:
+    table = LockTable(Limits(max_holds=1), TokenIssuer(b"secret", 0), kept=True)
+    holders = [table.connect() for _ in range(3)]
+    granted = [
+        ask(table, holder, Acquire(LOCK, b"%d" % n, 1, 0, 10)) for n, holder in enumerate(holders)
+    ]
+    kept = [hold.kept() for hold in table.changes or ()]
+    table = LockTable(Limits(max_holds=1), TokenIssuer(b"secret", 3))
+    table.restore(kept[:2], 1.0)
+    table.recover(11.0)
+    peer = table.connect()
+    for number, reply in enumerate(granted):
+        assert isinstance(reply, Granted)
+        assert ask(table, peer, Renew(LOCK, b"%d" % number, reply.token, 10), 1.0) == Renewed(10)
+    assert len(peer.holds) == 3
+
+
+def test_a_report_stops_at_so_many_keys() -> None:
+    table = table_of()
+    peer = table.connect()
+    take_many(table, peer)
+    reply = ask(table, peer, Stats())
+    assert b'"omitted":%d}' % (MANY - 1000) in reply.json  # type: ignore[union-attr]
+
+
+# Every step as small as it can be, over random histories.
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_steps_of_one_break_no_rule(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("slots", "table", "reservations"):
+        monkeypatch.setattr(f"dflockd.table.{module}.STEP", 1)
+    dice = random.Random(seed)
+    limits = Limits(
+        default_lease=3,
+        max_waiters=dice.choice([0, 3]),
+        orphan_ttl=dice.choice([0, 1]),
+        auto_release=dice.random() < 0.8,
+    )
+    table = LockTable(limits, TokenIssuer(b"secret", 0), kept=True)
+    now, peers = 0.0, [table.connect() for _ in range(4)]
+    for _ in range(400):
+        ready = [peer for peer in peers if peer.waiting is None]
+        if not ready or dice.random() < 0.1:
+            gone = peers.pop(dice.randrange(len(peers)))
+            table.disconnect(gone, now, clean=dice.random() < 0.5)
+            peers.append(table.connect())
+        elif dice.random() < 0.2:
+            now += dice.choice([0.5, 1, 3])
+        elif dice.random() < 0.3:
+            table.advance(now)
+        else:
+            peer = dice.choice(ready)
+            if dice.random() < 0.3:
+                table.handle(peer, Reserve(dice.choice([0, 2000]), 1000), now)
+            request = some_request(dice, table, peer)
+            is_dead = is_past_its_deadline(table, request, now)
+            effects = table.handle(peer, request, now)
+            if is_dead:
+                assert (peer.id, Status.OK) not in effects
+                assert not any(isinstance(reply, Renewed) for _, reply in effects)
+        agree(table)
+        for number, reply in table.advance(now) if dice.random() < 0.2 else ():
+            assert number in table._peers, reply
+        for space in table._group.spaces:
+            for entry in space.values():
+                assert len(entry.holds) <= entry.limit
+                assert entry.holds or entry.waiters
+    for peer in peers:
+        table.disconnect(peer, now, clean=True)
+    while (deadline := table.next_deadline()) is not None:
+        now = max(now, deadline)
+        table.advance(now)
+    assert len(table) == 0
+    assert not table._group.reserved
+    assert table.counts.holding == table.counts.waiting == 0
+
+
+def is_past_its_deadline(table: LockTable, request: Request, now: float) -> bool:
+    if not isinstance(request, Renew | Release | Confirm | Detach):
+        return False
+    hold = table._find(table._group, request.space, request.key, request.token)
+    return hold is not None and hold.deadline <= now
