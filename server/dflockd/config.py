@@ -76,9 +76,10 @@ def _text(describe: str) -> Kind:
 
 def _choice(*words: str) -> Kind:
     def read(text: str) -> str:
-        if text.upper() not in words:
-            raise ValueError
-        return text.upper()
+        for word in words:
+            if word.lower() == text.lower():
+                return word
+        raise ValueError
 
     return Kind("one of " + ", ".join(words), read)
 
@@ -178,6 +179,13 @@ SETTINGS: tuple[Setting, ...] = (
         "Maximum number of waiters of one key; 0 is no limit",
     ),
     Setting(
+        "--max-holds",
+        "DFLOCKD_MAX_HOLDS",
+        10_000,
+        _COUNT_OR_ANY,
+        "Maximum number of locks of one connection, and of holders of one key; 0 is no limit",
+    ),
+    Setting(
         "--max-connections",
         "DFLOCKD_MAX_CONNECTIONS",
         0,
@@ -211,6 +219,13 @@ SETTINGS: tuple[Setting, ...] = (
         0,
         _SECONDS_OR_NEVER,
         "Keep the locks of a connection that was reset for so long, for a renewal (seconds)",
+    ),
+    Setting(
+        "--orphan-ttl-covers",
+        "DFLOCKD_ORPHAN_TTL_COVERS",
+        "reset",
+        _choice("reset", "all"),
+        "Whose locks --orphan-ttl keeps: of connections that were reset, or of all that end",
     ),
     Setting("--tls-cert", "DFLOCKD_TLS_CERT", None, _FILE, "TLS certificate chain (PEM)"),
     Setting("--tls-key", "DFLOCKD_TLS_KEY", None, _FILE, "TLS private key (PEM)"),
@@ -361,8 +376,10 @@ class Settings:
             max_detached_lease=self["max_lease_ttl"],
             max_locks=self["max_locks"],
             max_waiters=self["max_waiters"],
+            max_holds=self["max_holds"],
             auto_release=self["auto_release_on_disconnect"],
             orphan_ttl=self["orphan_ttl"],
+            orphan_all=self["orphan_ttl_covers"] == "all",
         )
 
     def terms(self) -> Terms:
@@ -407,6 +424,11 @@ def load(arguments: Sequence[str], environ: Mapping[str, str], version: str) -> 
         )
     if values["state_recover"] and values["state_dir"] is None:
         raise SettingError("--state-recover is set and --state-dir is not: set both, or neither")
+    if values["orphan_ttl_covers"] == "all" and not values["orphan_ttl"]:
+        raise SettingError(
+            "--orphan-ttl-covers is all and --orphan-ttl is 0, so that nothing is kept: "
+            "set --orphan-ttl to some seconds"
+        )
     _check_cluster(values)
     warnings = _unknown_variables(environ)
     if flags.auth_token is not None:

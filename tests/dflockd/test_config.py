@@ -37,11 +37,13 @@ DOCUMENTED: dict[str, tuple[str, Any]] = {
     "--read-timeout": ("DFLOCKD_READ_TIMEOUT_S", 23),
     "--auto-release-on-disconnect": ("DFLOCKD_AUTO_RELEASE_ON_DISCONNECT", True),
     "--max-waiters": ("DFLOCKD_MAX_WAITERS", 0),
+    "--max-holds": ("DFLOCKD_MAX_HOLDS", 10_000),
     "--max-connections": ("DFLOCKD_MAX_CONNECTIONS", 0),
     "--write-timeout": ("DFLOCKD_WRITE_TIMEOUT_S", 5),
     "--shutdown-timeout": ("DFLOCKD_SHUTDOWN_TIMEOUT_S", 8),
     "--max-lease-ttl": ("DFLOCKD_MAX_LEASE_TTL_S", 3600),
     "--orphan-ttl": ("DFLOCKD_ORPHAN_TTL_S", 0),
+    "--orphan-ttl-covers": ("DFLOCKD_ORPHAN_TTL_COVERS", "reset"),
     "--tls-cert": ("DFLOCKD_TLS_CERT", None),
     "--tls-key": ("DFLOCKD_TLS_KEY", None),
     "--tls-client-ca": ("DFLOCKD_TLS_CLIENT_CA", None),
@@ -69,6 +71,7 @@ ZERO_IS_FINE = {
     "--port",
     "--gc-max-idle",
     "--max-waiters",
+    "--max-holds",
     "--max-connections",
     "--write-timeout",
     "--shutdown-timeout",
@@ -139,6 +142,8 @@ def two_values(row: Setting, files: Path) -> tuple[dict[str, str], list[tuple[st
         if row.flag == "--cluster":
             return others, [("etcd://e", ("e",)), ("etcd://e:2379,f:1", ("e:2379", "f:1"))]
         return others, [("h:1", "h:1"), ("[::1]:6388", "[::1]:6388")]
+    if row.flag == "--orphan-ttl-covers":
+        return {"DFLOCKD_ORPHAN_TTL_S": "5"}, [("all", "all"), ("RESET", "reset")]
     special: dict[str, list[tuple[str, Any]]] = {
         "--cluster-prefix": [("/a", "/a"), ("/b", "/b")],
         "--cluster-rebalance": [("0", False), ("yes", True)],
@@ -170,6 +175,14 @@ def test_defaults() -> None:
     assert given.server_options() == ServerOptions()
     assert given.auth_secret is None
     assert given.tls is None
+
+
+def test_what_is_covered_needs_a_time() -> None:
+    assert settings("--orphan-ttl", "5", "--orphan-ttl-covers", "all").limits().orphan_all
+    assert not settings("--orphan-ttl", "5").limits().orphan_all
+    with pytest.raises(SettingError, match="--orphan-ttl to some seconds"):
+        settings("--orphan-ttl-covers", "all")
+    assert settings("--max-holds", "7").limits().max_holds == 7
 
 
 @rows
