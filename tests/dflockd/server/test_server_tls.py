@@ -1,0 +1,70 @@
+"""Who may come in: TLS and client certificates."""
+
+from __future__ import annotations
+
+import signal
+import ssl
+from pathlib import Path
+
+import pytest
+
+from tests.dflockd.raw_server import PATIENCE, StartServer, eventually, granted
+from tests.dflockd.server.server_support import stats, waiters
+
+
+def test_tls(start_server: StartServer, certificates: Path) -> None:
+    server = start_server(
+        "--tls-cert", str(certificates / "server.pem"),
+        "--tls-key", str(certificates / "server.key"),
+        "--orphan-ttl", "60",
+    )  # fmt: skip
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    watcher, client = server.connect(context=context), server.connect(context=context)
+    assert client.ask("ping") == "ok"
+    client.lock("k", "0 60")
+    waiter = server.connect(context=context)
+    waiter.request("l", "k", 30)
+    eventually(lambda: waiters(watcher, "k") == 1)
+    assert isinstance(client.sock, ssl.SSLSocket)
+    client.sock.unwrap().close()  # a clean end: nothing is orphaned
+    granted(waiter.line())
+    # Who does not speak TLS gets no further, and no lock.
+    plain = server.connect()
+    plain.request("l", "k2", 0)
+    plain.sock.settimeout(PATIENCE)
+    assert b"ok" not in plain.sock.recv(4096)
+    assert "Traceback" not in "".join(server.log)
+    server.signal(signal.SIGTERM)
+    assert watcher.line() == ""
+
+
+@pytest.mark.parametrize(("end", "orphaned"), [("close", False), ("reset", True)])
+def test_tls_peers_that_leave_without_its_farewell(
+    start_server: StartServer, certificates: Path, end: str, orphaned: bool
+) -> None:
+    """A process that is killed: its kernel closes the connection, and speaks no TLS."""
+    server = start_server(
+        "--tls-cert", str(certificates / "server.pem"),
+        "--tls-key", str(certificates / "server.key"),
+        "--orphan-ttl", "60",
+    )  # fmt: skip
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    watcher, holder = server.connect(context=context), server.connect(context=context)
+    holder.lock("k", "0 60")
+    getattr(holder, end)()
+    eventually(lambda: stats(watcher)["connections"] == 1)
+    assert len(stats(watcher)["locks"]) == orphaned
+
+
+def test_tls_client_certificates(start_server: StartServer, certificates: Path) -> None:
+    server = start_server(
+        "--tls-cert", str(certificates / "server.pem"),
+        "--tls-key", str(certificates / "server.key"),
+        "--tls-client-ca", str(certificates / "ca.pem"),
+    )  # fmt: skip
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
+        assert server.connect(context=context).ask("ping") == "ok"
+    context.load_cert_chain(certificates / "client.pem", certificates / "client.key")
+    assert server.connect(context=context).ask("ping") == "ok"
+    assert "Traceback" not in "".join(server.log)
