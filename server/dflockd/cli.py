@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import math
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from dflockd import __version__
 from dflockd.cluster import Member, Node, Terms, TermsError, agree, commands
 from dflockd.config import SettingError, Settings, load, load_cluster, read_etcd_tls
-from dflockd.server import Server
+from dflockd.server import Server, ServerOptions
+from dflockd.server.descriptors import Shares, raise_limit, share
 from dflockd.shards import StoreError, StoreUnreachableError
 from dflockd.storage import StateDir, StateError
 from dflockd.table import LockTable, TokenIssuer
@@ -139,7 +141,7 @@ async def _serve(settings: Settings) -> int:
     except StateError as exc:
         logger.error("%s", exc)
         return 1
-    server = Server(table, settings.server_options(), state)
+    server = Server(table, _server_options(settings), state)
     http = _http(server, settings, journal=state.journal if state is not None else None)
     if state is not None:
         state.keep_synced(server.cannot_write)
@@ -183,7 +185,7 @@ async def _serve_shards(settings: Settings) -> int:
         balances=settings["cluster_rebalance"],
         wall=time.time_ns,
     )
-    server = Server(node.table, settings.server_options())
+    server = Server(node.table, _server_options(settings))
     http = _http(server, settings, cluster=node)
     if not await _listen(server, http, settings, f"{node.address} in {settings['cluster_prefix']}"):
         return 1
@@ -228,6 +230,39 @@ def _begin(settings: Settings) -> asyncio.Event:
     return stopped
 
 
+def _share(settings: Settings) -> Shares:
+    """Share out the descriptors of this process."""
+    asks = settings.tls is not None or settings.auth_secret is not None
+    return share(raise_limit(), asks=asks, http=settings["http_port"] is not None)
+
+
+def _server_options(settings: Settings) -> ServerOptions:
+    shares, options = _share(settings), settings.server_options()
+    wanted = options.max_connections or shares.connections
+    return dataclasses.replace(
+        options, max_connections=min(wanted, shares.connections), max_pending=shares.pending
+    )
+
+
+def _tell_shares(settings: Settings) -> None:
+    shares, wanted = _share(settings), settings["max_connections"]
+    if wanted > shares.connections:
+        logger.warning(
+            "--max-connections %d does not fit into %d open files (ulimit -n): the limit is %d",
+            wanted,
+            shares.total,
+            shares.connections,
+        )
+    logger.info(
+        "%d open files: %d for connections, %d for those that are not in yet, %d for HTTP, %d kept",
+        shares.total,
+        min(wanted or shares.connections, shares.connections),
+        shares.pending,
+        shares.http,
+        shares.reserve,
+    )
+
+
 def _check_extra(settings: Settings) -> None:
     if settings["http_port"] is None:
         return
@@ -266,6 +301,7 @@ async def _listen(server: Server, http: HttpServer | None, settings: Settings, w
     logger.info("dflockd %s, %s: %s", __version__, loop, what)
     for address in server.addresses:
         logger.info("listening on %s", address)
+    _tell_shares(settings)
     return http is None or await _show(http, settings)
 
 

@@ -190,7 +190,14 @@ SETTINGS: tuple[Setting, ...] = (
         "DFLOCKD_MAX_CONNECTIONS",
         0,
         _COUNT_OR_ANY,
-        "Maximum number of connections; 0 is no limit",
+        "Maximum number of connections that are in; 0 is as many as the open files allow",
+    ),
+    Setting(
+        "--auth-timeout",
+        "DFLOCKD_AUTH_TIMEOUT_S",
+        10,
+        _SECONDS,
+        "Time for a client to get through TLS and to send the auth token (seconds)",
     ),
     Setting(
         "--write-timeout",
@@ -402,6 +409,7 @@ class Settings:
             shutdown_timeout=self["shutdown_timeout"],
             sweep_interval=self["lease_sweep_interval"],
             max_connections=self["max_connections"],
+            auth_timeout=self["auth_timeout"],
             auth_secret=self.auth_secret,
             tls=self.tls,
         )

@@ -77,11 +77,18 @@ def granted(line: str) -> str:
 class ServerProcess:
     """A lock server in a process of its own."""
 
-    def __init__(self, *flags: str, uvloop: bool = True, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *flags: str,
+        uvloop: bool = True,
+        env: dict[str, str] | None = None,
+        open_files: int | None = None,
+    ) -> None:
         start = ["-m", "dflockd"] if uvloop else ["-c", WITHOUT_UVLOOP]
+        limited = ["sh", "-c", f'ulimit -n {open_files} && exec "$@"', "sh"] if open_files else []
         clean = {k: v for k, v in os.environ.items() if not k.startswith("DFLOCKD_")}
         self.process = subprocess.Popen(
-            [sys.executable, *start, "--host", "127.0.0.1", "--port", "0", *flags],
+            [*limited, sys.executable, *start, "--host", "127.0.0.1", "--port", "0", *flags],
             stderr=subprocess.PIPE,
             text=True,
             env={**clean, **(env or {})},

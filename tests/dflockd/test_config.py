@@ -39,6 +39,7 @@ DOCUMENTED: dict[str, tuple[str, Any]] = {
     "--max-waiters": ("DFLOCKD_MAX_WAITERS", 0),
     "--max-holds": ("DFLOCKD_MAX_HOLDS", 10_000),
     "--max-connections": ("DFLOCKD_MAX_CONNECTIONS", 0),
+    "--auth-timeout": ("DFLOCKD_AUTH_TIMEOUT_S", 10),
     "--write-timeout": ("DFLOCKD_WRITE_TIMEOUT_S", 5),
     "--shutdown-timeout": ("DFLOCKD_SHUTDOWN_TIMEOUT_S", 8),
     "--max-lease-ttl": ("DFLOCKD_MAX_LEASE_TTL_S", 3600),

@@ -1,5 +1,8 @@
 """The asyncio server: sockets in front of the lock table."""
 
+from dflockd.server.admission import Admission, Guest
+from dflockd.server.listener import Listener, listen
+from dflockd.server.log import SparingLog
 from dflockd.server.server import Server, ServerOptions
 
-__all__ = ["Server", "ServerOptions"]
+__all__ = ["Admission", "Guest", "Listener", "Server", "ServerOptions", "SparingLog", "listen"]

@@ -6,18 +6,21 @@ import asyncio
 import logging
 import math
 import os
+import socket
 import ssl
+import stat
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, Protocol
 
+from dflockd.server.admission import Admission, Guest
+from dflockd.server.listener import BACKLOG, Listener, listen
+from dflockd.server.log import SparingLog
 from dflockd.server.session import Session
 from dflockd.table import Effect, Hold, LockTable, Peer
 from dflockd.wire import Evict, Reply, Request, Space, Status, encode_reply
-
-BACKLOG = 1024
 
 SLICE = 200
 """Replies that one step may send in one turn of the event loop."""
@@ -47,7 +50,11 @@ class ServerOptions:
     sweep_interval: int = 1
     """The expiry timer sleeps no longer than this."""
     max_connections: int = 0
-    """0 is no limit."""
+    """Connections that are in; 0 is no limit."""
+    max_pending: int = 1024
+    """Connections beside those that have not got through TLS, or not shown the secret."""
+    auth_timeout: int = 10
+    """For a peer to get through TLS and to show the secret."""
     auth_secret: bytes | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = None
 
@@ -70,11 +77,9 @@ class Server:
         self.journal = journal
         self.sessions: dict[int, Session] = {}
         self.draining = False
-        self.turned_away = 0
-        """Connections that were refused: too many, or too late."""
         self.unauthorized = 0
         """Connections that had not got the shared secret."""
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
         self._timer: asyncio.TimerHandle | None = None
         self._wakes = math.inf
         self._unix_path: str | None = None
@@ -86,29 +91,34 @@ class Server:
         Raises:
             OSError: the address cannot be bound; nothing is listening then.
         """
-        self.loop = asyncio.get_running_loop()
+        self.loop = loop = asyncio.get_running_loop()
+        self.log = SparingLog(loop, logger)
         options = self.options
+        self.admission = Admission(
+            loop,
+            "connection",
+            limit=options.max_connections,
+            pending=options.max_pending,
+            timeout=options.auth_timeout,
+        )
         try:
-            self._listeners.append(
-                await self.loop.create_server(
-                    lambda: Session(self),
-                    options.host,
-                    options.port,
-                    ssl=options.tls,
-                    ssl_handshake_timeout=options.read_timeout if options.tls else None,
-                    backlog=BACKLOG,
-                )
-            )
+            self._listen(await listen(loop, options.host, options.port), options.tls)
             if options.unix_socket is not None:
-                self._listeners.append(
-                    await self.loop.create_unix_server(
-                        lambda: Session(self), options.unix_socket, backlog=BACKLOG
-                    )
-                )
+                self._listen([_listen_unix(options.unix_socket)], None)
                 self._unix_path = options.unix_socket
         except OSError:
             self._close_listeners()
             raise
+
+    def _listen(self, sockets: list[socket.socket], tls: ssl.SSLContext | None) -> None:
+        is_open = tls is None and self.options.auth_secret is None
+        listener = Listener(
+            self.loop, sockets, self.admission, self._session, tls=tls, is_open=is_open
+        )
+        self._listeners.append(listener)
+
+    def _session(self, guest: Guest) -> Session:
+        return Session(self, guest)
 
     @property
     def addresses(self) -> list[str]:
@@ -164,6 +174,11 @@ class Server:
         effects += self.table.disconnect(operator, _now(), clean=True)
         self._dispatch([effect for effect in effects if effect[0] != operator.id])
         return next(reply for number, reply in effects if number == operator.id)
+
+    @property
+    def turned_away(self) -> int:
+        """Connections that were refused or dropped: too many, or they did not get in in time."""
+        return self.admission.refused + self.admission.dropped
 
     # What sessions call.
 
@@ -287,6 +302,23 @@ class Server:
         self._emptied.clear()
         if self.sessions:
             await self._emptied.wait()
+
+
+def _listen_unix(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        # What a server that was killed has left is in the way; anything else is somebody's.
+        if stat.S_ISSOCK(Path(path).stat().st_mode):
+            Path(path).unlink()
+    except FileNotFoundError:
+        pass
+    try:
+        sock.bind(path)
+        sock.listen(BACKLOG)
+    except OSError as exc:
+        sock.close()
+        raise OSError(exc.errno, f"{exc.strerror}: {path}") from None
+    return sock
 
 
 def _address(name: object) -> str:

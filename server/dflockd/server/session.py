@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import hmac
-import logging
-import socket
 from typing import TYPE_CHECKING, cast
 
 from dflockd.wire import (
@@ -20,6 +18,7 @@ from dflockd.wire import (
 )
 
 if TYPE_CHECKING:
+    from dflockd.server.admission import Guest
     from dflockd.server.server import Server
 
 READ_AHEAD = 4096
@@ -28,12 +27,11 @@ READ_AHEAD = 4096
 MOST_COLLECTED = 4096
 """Bytes of replies that are collected to be sent at once. A few bytes can ask for a long one."""
 
+MOST_UNKNOWN = 1024
+"""Bytes that are kept of a request of somebody who has not shown the secret, unless it is longer."""
+
 AUTH_PAUSE = 0.1
 """Seconds between a wrong secret and the end of the connection."""
-
-_KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-
-logger = logging.getLogger("dflockd.server")
 
 
 class Session(asyncio.Protocol):
@@ -44,8 +42,9 @@ class Session(asyncio.Protocol):
     fact in the table, not a coroutine.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, guest: Guest) -> None:
         self._server = server
+        self._guest = guest
         self._loop = server.loop
         self._reader = RequestReader()
         self._trusted = server.options.auth_secret is None
@@ -63,13 +62,8 @@ class Session(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self.peer = self._server.table.connect()
         self._server.sessions[self.peer.id] = self
-        limit = self._server.options.max_connections
-        if self._server.draining or (limit and len(self._server.sessions) > limit):
-            self._server.turned_away += 1
-            logger.warning("connection refused: %s", "draining" if self._server.draining else limit)
+        if self._server.draining or (self._trusted and not self._guest.admit()):
             self._end()
-            return
-        _keep_alive(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         """Handle every request that `data` completes."""
@@ -77,9 +71,13 @@ class Session(asyncio.Protocol):
             return
         self._reader.receive(data)
         self._resume()
-        if (self.owed or self.peer.waiting) and self._reader.pending > READ_AHEAD:
-            logger.warning("connection %d: too much sent behind a waiting request", self.peer.id)
-            self._end(Status.ERROR)
+        if self.owed or self.peer.waiting:
+            if self._reader.pending > READ_AHEAD:
+                text = "connection %d: too much sent behind a waiting request"
+                self._server.log.warning(text, self.peer.id)
+                self._end(Status.ERROR)
+        elif not self._trusted and not self._stalled:
+            self._limit_unknown()
 
     def eof_received(self) -> None:
         """Treat a half-closed connection as closed: nobody is left to wait for."""
@@ -151,6 +149,9 @@ class Session(asyncio.Protocol):
                 taken = True
                 if type(request) is Auth or not self._trusted:
                     reply = self._authenticate(request)
+                    if reply is None:
+                        self._end()
+                        return
                     out += encode_reply(reply)
                     if reply is Status.AUTH:
                         self._refuse()
@@ -162,7 +163,7 @@ class Session(asyncio.Protocol):
                 if peer.waiting or self._stalled:
                     break
         except FrameTooLongError as exc:
-            logger.warning("connection %d: %s", peer.id, exc)
+            self._server.log.warning("connection %d: %s", peer.id, exc)
             self._transport.write(out)
             self._end(Status.ERROR)
             return
@@ -176,19 +177,33 @@ class Session(asyncio.Protocol):
         if reader.in_frame:
             self._watch_frame(not (peer.waiting or self._stalled or self._ended))
 
-    def _authenticate(self, request: Request) -> Status:
+    def _authenticate(self, request: Request) -> Status | None:
+        """Return the reply to a request of somebody unknown; ``None`` if there is no room for them."""
         secret = self._server.options.auth_secret
         if secret is None:
             return Status.ERROR
         if isinstance(request, Auth) and hmac.compare_digest(request.secret, secret):
+            if not self._guest.admit():
+                return None
             self._trusted = True
             return Status.OK
         return Status.AUTH
 
+    def _limit_unknown(self) -> None:
+        """Refuse a peer without the secret that sends more than the secret takes.
+
+        There can be thousands of them, and each could have so much kept for it as a line may have.
+        """
+        secret = self._server.options.auth_secret
+        assert secret is not None
+        if not self._ended and self._reader.pending > max(MOST_UNKNOWN, 2 * len(secret)):
+            self._transport.write(encode_reply(Status.AUTH))
+            self._refuse()
+
     def _refuse(self) -> None:
         # The pause slows down guessing; what else the peer has sent is not looked at.
         self._server.unauthorized += 1
-        logger.warning("connection %d: wrong or missing auth token", self.peer.id)
+        self._server.log.warning("connection %d: wrong or missing auth token", self.peer.id)
         self._trusted = False
         self._stalled = True
         self._transport.pause_reading()
@@ -232,11 +247,11 @@ class Session(asyncio.Protocol):
             self._write_timer = self._loop.call_later(timeout, self._write_timed_out)
 
     def _frame_timed_out(self) -> None:
-        logger.warning("connection %d: read timeout inside a request", self.peer.id)
+        self._server.log.warning("connection %d: read timeout inside a request", self.peer.id)
         self._end(Status.ERROR)
 
     def _write_timed_out(self) -> None:
-        logger.warning("connection %d: write timeout, it does not read", self.peer.id)
+        self._server.log.warning("connection %d: write timeout, it does not read", self.peer.id)
         self.abort()
 
 
@@ -244,14 +259,3 @@ def _is_silence(exc: Exception | None) -> bool:
     """Whether a connection ended because the other side, or the way to it, did not answer any more."""
     unreachable = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
     return isinstance(exc, OSError) and (isinstance(exc, TimeoutError) or exc.errno in unreachable)
-
-
-def _keep_alive(sock: socket.socket | None) -> None:
-    """Let the kernel find out about peers that vanished: there is no idle timeout to do it."""
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE:
-        option = getattr(socket, name, None)
-        if option is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)

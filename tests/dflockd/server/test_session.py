@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 from typing import Any
 
 import pytest
 
 from dflockd.server import Server, ServerOptions
+from dflockd.server.admission import Admission
+from dflockd.server.log import SparingLog
 from dflockd.server.session import Session
 from dflockd.table import Limits, LockTable, TokenIssuer
 
@@ -57,13 +60,22 @@ async def server() -> Server:
         LockTable(Limits(), TokenIssuer(b"secret", 0)),
         ServerOptions(host="127.0.0.1", port=0, write_timeout=1),
     )
-    server.loop = asyncio.get_running_loop()
+    prepare(server)
     return server
+
+
+def prepare(server: Server) -> None:
+    """Let a server have sessions without listening."""
+    server.loop = loop = asyncio.get_running_loop()
+    server.log = SparingLog(loop, logging.getLogger("dflockd.server"))
+    server.admission = Admission(loop, "connection", limit=0, pending=1, timeout=60)
 
 
 def connect(server: Server, high_water: int = 65536) -> FullTransport:
     transport = FullTransport(high_water)
-    transport.begin(Session(server))
+    guest = server.admission.arrive()
+    assert guest is not None
+    transport.begin(Session(server, guest))
     return transport
 
 
@@ -125,7 +137,7 @@ async def test_a_fault_in_one_request_is_answered_and_survived(
 async def test_d19_servers_in_one_process_share_nothing(server: Server) -> None:
     # D19: the state was the module's.
     other = Server(LockTable(Limits(), TokenIssuer(b"secret", 0)), server.options)
-    other.loop = server.loop
+    prepare(other)
     transports = [connect(server), connect(other)]
     for transport in transports:
         transport.session.data_received(b"l\nk\n0\n")
