@@ -232,15 +232,18 @@ def _begin(settings: Settings) -> asyncio.Event:
 
 def _share(settings: Settings) -> Shares:
     """Share out the descriptors of this process."""
-    asks = settings.tls is not None or settings.auth_secret is not None
-    return share(raise_limit(), asks=asks, http=settings["http_port"] is not None)
+    return share(
+        raise_limit(),
+        wanted=settings["max_connections"],
+        asks=settings.tls is not None or settings.auth_secret is not None,
+        http=settings["http_port"] is not None,
+    )
 
 
 def _server_options(settings: Settings) -> ServerOptions:
-    shares, options = _share(settings), settings.server_options()
-    wanted = options.max_connections or shares.connections
+    shares = _share(settings)
     return dataclasses.replace(
-        options, max_connections=min(wanted, shares.connections), max_pending=shares.pending
+        settings.server_options(), max_connections=shares.connections, max_pending=shares.pending
     )
 
 
@@ -254,9 +257,9 @@ def _tell_shares(settings: Settings) -> None:
             shares.connections,
         )
     logger.info(
-        "%d open files: %d for connections, %d for those that are not in yet, %d for HTTP, %d kept",
+        "%d open files: %d for connections, %d more for those not in yet, %d for HTTP, %d kept",
         shares.total,
-        min(wanted or shares.connections, shares.connections),
+        shares.connections,
         shares.pending,
         shares.http,
         shares.reserve,

@@ -18,6 +18,9 @@ from collections import OrderedDict
 
 from dflockd.server.log import SparingLog
 
+MOST_PENDING = 32_768
+"""Connections that may be pending at once, however many descriptors are free: each costs memory."""
+
 LOOKS = 16
 """Pending connections that are looked at, at most, to find one that can be dropped."""
 
@@ -82,7 +85,8 @@ class Admission:
         loop: where it runs.
         name: what the log calls the connections.
         limit: how many connections may be in; 0 is no limit.
-        pending: how many may be there beside those.
+        pending: descriptors beside those, which only pending connections have. They may also have
+            what the others leave free, up to `MOST_PENDING` in all.
         timeout: seconds that a peer has to get in.
     """
 
@@ -97,7 +101,7 @@ class Admission:
     ) -> None:
         self._loop = loop
         self._limit = limit or math.inf
-        self._most_pending = pending
+        self._room = self._limit + pending
         self._timeout = timeout
         self._pending: OrderedDict[Guest, float] = OrderedDict()
         self._leaving = 0
@@ -118,14 +122,10 @@ class Admission:
         """Connections that are not in yet."""
         return len(self._pending)
 
-    @property
-    def _room(self) -> float:
-        return self._limit + self._most_pending
-
     def is_ready(self) -> bool:
         """Say whether to accept one more now. If not, ask again in the next turn of the loop."""
         if self.total < self._room:
-            if len(self._pending) >= self._most_pending:
+            if len(self._pending) >= MOST_PENDING:
                 self._drop_oldest()
             return True
         # The descriptor of one that was dropped is free a turn later. With nobody to drop, accept:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import resource
 from dataclasses import dataclass
 
+from dflockd.server.admission import MOST_PENDING
+
 MOST = 1 << 20
 """Descriptors that are shared out at most, where the system has no limit."""
-
-MOST_PENDING = 8192
-"""Connections that may be pending at most: each costs memory, over TLS 100 KiB."""
 
 MOST_HTTP = 256
 
@@ -25,7 +24,7 @@ class Shares:
     http: int
     """Connections of the HTTP port."""
     pending: int
-    """Connections of the lock port that have still to show that they may come in."""
+    """Kept for connections of the lock port that have still to show that they may come in."""
     connections: int
     """Connections of the lock port that are in."""
 
@@ -43,11 +42,12 @@ def raise_limit() -> int:
     return MOST if soft == resource.RLIM_INFINITY else min(soft, MOST)
 
 
-def share(total: int, *, asks: bool, http: bool) -> Shares:
+def share(total: int, *, wanted: int = 0, asks: bool = False, http: bool = False) -> Shares:
     """Share out `total` descriptors.
 
     Args:
         total: what the process may have open.
+        wanted: how many connections were asked for; 0 is as many as there can be.
         asks: whether the lock port asks for TLS or the secret, so that some are pending.
         http: whether there is an HTTP port.
     """
@@ -55,4 +55,9 @@ def share(total: int, *, asks: bool, http: bool) -> Shares:
     rest = max(total - reserve, 0)
     of_http = min(MOST_HTTP, max(rest // 8, 4)) if http else 0
     pending = min(MOST_PENDING, max(rest // 4, 4)) if asks else 0
-    return Shares(total, reserve, of_http, pending, max(rest - of_http - pending, 1))
+    connections = max(rest - of_http - pending, 1)
+    if 0 < wanted < connections:
+        connections = wanted
+        if asks:
+            pending = min(MOST_PENDING, rest - of_http - wanted)
+    return Shares(total, reserve, of_http, pending, connections)

@@ -52,7 +52,7 @@ class ServerOptions:
     max_connections: int = 0
     """Connections that are in; 0 is no limit."""
     max_pending: int = 1024
-    """Connections beside those that have not got through TLS, or not shown the secret."""
+    """Room beside those for connections that have not got through TLS, or not shown the secret."""
     auth_timeout: int = 10
     """For a peer to get through TLS and to show the secret."""
     auth_secret: bytes | None = field(default=None, repr=False)

@@ -64,22 +64,40 @@ def must_arrive(admission: Admission, pairs: list[Pair]) -> Pair:
 
 async def test_the_oldest_makes_room(pairs: list[Pair]) -> None:
     admission = admission_of()
+    guests = [must_arrive(admission, pairs)[0] for _ in range(7)]
+    assert [guest.ended for guest in guests] == [True, True, False, False, False, False, False]
+    assert admission.pending == admission.total == 5
+    assert admission.dropped == 2
+
+
+async def test_those_that_are_in_leave_less_room(pairs: list[Pair]) -> None:
+    admission = admission_of()
+    guests = [must_arrive(admission, pairs)[0] for _ in range(2)]
+    assert all(guest.admit() for guest in guests)
+    guests += [must_arrive(admission, pairs)[0] for _ in range(4)]
+    assert [guest.ended for guest in guests] == [False, False, True, False, False, False]
+    assert not guests[-1].admit()
+
+
+async def test_there_are_never_too_many_pending(
+    pairs: list[Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflockd.server.admission.MOST_PENDING", 3)
+    admission = admission_of(limit=0)
     guests = [must_arrive(admission, pairs)[0] for _ in range(5)]
     assert [guest.ended for guest in guests] == [True, True, False, False, False]
-    assert admission.pending == 3
-    assert admission.dropped == 2
 
 
 async def test_who_has_spoken_is_not_the_one(pairs: list[Pair]) -> None:
     admission = admission_of()
     spoken = must_arrive(admission, pairs)
     spoken[2].send(b"auth")
-    guests = [must_arrive(admission, pairs)[0] for _ in range(4)]
+    guests = [must_arrive(admission, pairs)[0] for _ in range(6)]
     assert not spoken[0].ended
-    assert [guest.ended for guest in guests] == [True, True, False, False]
+    assert [guest.ended for guest in guests] == [True, True, False, False, False, False]
     # What it said is read, and was not enough: it is silent now.
     spoken[1].recv(100)
-    for _ in range(3):
+    for _ in range(5):
         must_arrive(admission, pairs)
     assert spoken[0].ended
 
@@ -150,4 +168,11 @@ def test_shares_are_no_more_than_there_is(total: int, http: bool) -> None:
         parts = shares.reserve + shares.http + shares.pending + shares.connections
         assert parts == total
         assert shares.reserve >= 28
-    assert share(total, asks=False, http=http).pending == 0
+    assert share(total, http=http).pending == 0
+
+
+@pytest.mark.parametrize(("wanted", "connections"), [(10, 10), (500, 500), (5000, 672), (0, 672)])
+def test_what_is_asked_for_is_had_if_it_fits(wanted: int, connections: int) -> None:
+    shares = share(1024, wanted=wanted, asks=True)
+    assert shares.connections == connections
+    assert shares.reserve + shares.pending + shares.connections == 1024

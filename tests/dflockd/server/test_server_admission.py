@@ -156,9 +156,9 @@ def test_all_who_come_back_at_once_get_in(
     start_server: StartServer, secret: tuple[str, str]
 ) -> None:
     server = start_server(*secret, open_files=1024)
-    server.wait_for_log("for connections, 224 for those that are not in yet")
+    server.wait_for_log("672 for connections, 224 more for those not in yet")
     server.signal(signal.SIGSTOP)
-    crowd = [server.connect() for _ in range(500)]
+    crowd = [server.connect() for _ in range(600)]
     for client in crowd:
         client.request("auth", "_", SECRET)
     server.signal(signal.SIGCONT)
