@@ -22,6 +22,7 @@ from dflockd.cluster import Member, Node, Terms, TermsError, agree, commands
 from dflockd.config import SettingError, Settings, load, load_cluster, read_etcd_tls
 from dflockd.server import Server, ServerOptions
 from dflockd.server.descriptors import Shares, raise_limit, share
+from dflockd.server.unix import SocketPathError
 from dflockd.shards import StoreError, StoreUnreachableError
 from dflockd.storage import StateDir, StateError
 from dflockd.table import LockTable, TokenIssuer
@@ -296,6 +297,9 @@ def _http(
 async def _listen(server: Server, http: HttpServer | None, settings: Settings, what: str) -> bool:
     try:
         await server.start()
+    except SocketPathError as exc:
+        logger.error("cannot listen on --unix-socket %s: %s", settings["unix_socket"], exc)
+        return False
     except (OSError, UnicodeError) as exc:
         where = f"{settings['host']}:{settings['port']}"
         logger.error("cannot listen on %s: %s: choose another --host or --port", where, exc)

@@ -93,6 +93,13 @@ def _read_switch(text: str) -> bool:
     raise ValueError
 
 
+def _read_mode(text: str) -> int:
+    if not re.fullmatch("0?[0-7]{3}", text):
+        raise ValueError
+    return int(text, 8)
+
+
+_MODE = Kind("three octal digits, such as 660", _read_mode)
 _SWITCH = Kind("1, yes, true, 0, no or false", _read_switch)
 _SECONDS = _number(1, MAX_SECONDS)
 _SECONDS_OR_NEVER = _number(0, MAX_SECONDS)
@@ -339,6 +346,13 @@ SETTINGS: tuple[Setting, ...] = (
         "Unix socket to listen on as well",
     ),
     Setting(
+        "--unix-socket-mode",
+        "DFLOCKD_UNIX_SOCKET_MODE",
+        None,
+        _MODE,
+        "Permissions of the unix socket, that is who may connect; by default what the umask leaves",
+    ),
+    Setting(
         "--http-host",
         "DFLOCKD_HTTP_HOST",
         "127.0.0.1",
@@ -404,6 +418,7 @@ class Settings:
             host=self["host"],
             port=self["port"],
             unix_socket=self["unix_socket"],
+            unix_socket_mode=self["unix_socket_mode"],
             read_timeout=self["read_timeout"],
             write_timeout=self["write_timeout"],
             shutdown_timeout=self["shutdown_timeout"],
@@ -436,6 +451,10 @@ def load(arguments: Sequence[str], environ: Mapping[str, str], version: str) -> 
         raise SettingError(
             "--orphan-ttl-covers is all and --orphan-ttl is 0, so that nothing is kept: "
             "set --orphan-ttl to some seconds"
+        )
+    if values["unix_socket_mode"] is not None and values["unix_socket"] is None:
+        raise SettingError(
+            "--unix-socket-mode is set and --unix-socket is not: set both, or neither"
         )
     _check_cluster(values)
     warnings = _unknown_variables(environ)

@@ -62,6 +62,7 @@ DOCUMENTED: dict[str, tuple[str, Any]] = {
     "--cluster-max-lease-ttl": ("DFLOCKD_CLUSTER_MAX_LEASE_TTL_S", 60),
     "--cluster-rebalance": ("DFLOCKD_CLUSTER_REBALANCE", False),
     "--unix-socket": ("DFLOCKD_UNIX_SOCKET", None),
+    "--unix-socket-mode": ("DFLOCKD_UNIX_SOCKET_MODE", None),
     "--http-host": ("DFLOCKD_HTTP_HOST", "127.0.0.1"),
     "--http-port": ("DFLOCKD_HTTP_PORT", None),
     "--log-level": ("DFLOCKD_LOG_LEVEL", "INFO"),
@@ -130,6 +131,8 @@ def two_values(row: Setting, files: Path) -> tuple[dict[str, str], list[tuple[st
         "--cluster-cert": (cluster, [files / "cert", cert]),
         "--cluster-key": (cluster, [files / "key", key]),
     }
+    if row.flag == "--unix-socket-mode":
+        return {"DFLOCKD_UNIX_SOCKET": "s"}, [("660", 0o660), ("0700", 0o700)]
     if row.flag in paths:
         others, values = paths[row.flag]
         others = {name: value for name, value in others.items() if name != row.variable}
@@ -225,6 +228,18 @@ def check_refused(row: Setting, text: str, *, flag: bool) -> None:
     assert row.kind.describe in message
     if not row.secret:
         assert repr(text) in message
+
+
+@pytest.mark.parametrize("text", ["", "rw", "66", "8", "1777", "0o660", "-60"])
+def test_the_mode_of_the_unix_socket_is_octal(text: str) -> None:
+    row = next(row for row in SETTINGS if row.flag == "--unix-socket-mode")
+    for flag in (True, False):
+        check_refused(row, text, flag=flag)
+
+
+def test_a_mode_without_a_unix_socket_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"--unix-socket is not: set both"):
+        settings("--unix-socket-mode", "660")
 
 
 @numbers

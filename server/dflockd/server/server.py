@@ -8,22 +8,24 @@ import math
 import os
 import socket
 import ssl
-import stat
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NoReturn, Protocol
 
 from dflockd.server.admission import Admission, Guest
-from dflockd.server.listener import BACKLOG, Listener, listen
+from dflockd.server.listener import Listener, listen
 from dflockd.server.log import SparingLog
 from dflockd.server.session import Session
+from dflockd.server.unix import UnixSocket
 from dflockd.table import Effect, Hold, LockTable, Peer
 from dflockd.wire import Evict, Reply, Request, Space, Status, encode_reply
 
 SLICE = 200
 """Replies that one step may send in one turn of the event loop."""
+
+IDLE_LOOK = 0.02
+"""Seconds between two looks at all sessions, while draining."""
 
 # Not `loop.time()`: uvloop's stands still during a turn of the loop. A lease counted from the start
 # of a long turn would end before the client, who counts from when it asked, takes it to be over.
@@ -41,6 +43,8 @@ class ServerOptions:
     """0 lets the system choose."""
     unix_socket: str | None = None
     """Path of a socket to listen on as well."""
+    unix_socket_mode: int | None = None
+    """Its permissions; without it, what the umask leaves."""
     read_timeout: int = 23
     """For the rest of a request, once its first byte is there."""
     write_timeout: int = 5
@@ -82,14 +86,16 @@ class Server:
         self._listeners: list[Listener] = []
         self._timer: asyncio.TimerHandle | None = None
         self._wakes = math.inf
-        self._unix_path: str | None = None
+        self._unix: UnixSocket | None = None
+        self._looks = False
         self._emptied = asyncio.Event()
 
     async def start(self) -> None:
         """Listen.
 
         Raises:
-            OSError: the address cannot be bound; nothing is listening then.
+            SocketPathError: the path of the unix socket cannot be listened on.
+            OSError: the address cannot be bound; nothing is listening in either case.
         """
         self.loop = loop = asyncio.get_running_loop()
         self.log = SparingLog(loop, logger)
@@ -104,8 +110,8 @@ class Server:
         try:
             self._listen(await listen(loop, options.host, options.port), options.tls)
             if options.unix_socket is not None:
-                self._listen([_listen_unix(options.unix_socket)], None)
-                self._unix_path = options.unix_socket
+                self._unix = await UnixSocket.bind(options.unix_socket, options.unix_socket_mode)
+                self._listen([self._unix.sock], None)
         except OSError:
             self._close_listeners()
             raise
@@ -173,6 +179,8 @@ class Server:
         effects = self.table.handle(operator, Evict(space, key, fence), _now())
         effects += self.table.disconnect(operator, _now(), clean=True)
         self._dispatch([effect for effect in effects if effect[0] != operator.id])
+        if self.draining:
+            self.end_idle_soon()
         return next(reply for number, reply in effects if number == operator.id)
 
     @property
@@ -206,6 +214,13 @@ class Server:
         elif self.table.quiet_until < self._wakes:
             self._arm()
         return out
+
+    def end_idle_soon(self) -> None:
+        """While draining: end the sessions that somebody else's request has left without a hold."""
+        if not self._looks:
+            self._looks = True
+            # All of them are looked at: once for the requests of some turns, not for each.
+            self.loop.call_later(IDLE_LOOK, self._end_idle)
 
     def part(self, session: Session, *, clean: bool, silent: bool) -> None:
         """Free what stands on a session that ends."""
@@ -286,39 +301,22 @@ class Server:
             self._end_idle()
 
     def _end_idle(self) -> None:
+        self._looks = False
         for session in list(self.sessions.values()):
             session.drain()
 
     def _close_listeners(self) -> None:
+        if self._unix is not None:
+            self._unix.remove()
+            self._unix = None
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
-        if self._unix_path is not None:
-            # Only what was bound here: another file of that name is somebody else's.
-            Path(self._unix_path).unlink(missing_ok=True)
-            self._unix_path = None
 
     async def _all_gone(self) -> None:
         self._emptied.clear()
         if self.sessions:
             await self._emptied.wait()
-
-
-def _listen_unix(path: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        # What a server that was killed has left is in the way; anything else is somebody's.
-        if stat.S_ISSOCK(Path(path).stat().st_mode):
-            Path(path).unlink()
-    except FileNotFoundError:
-        pass
-    try:
-        sock.bind(path)
-        sock.listen(BACKLOG)
-    except OSError as exc:
-        sock.close()
-        raise OSError(exc.errno, f"{exc.strerror}: {path}") from None
-    return sock
 
 
 def _address(name: object) -> str:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import socket
-from pathlib import Path
-
 import pytest
 
 from tests.dflockd.raw_server import ServerProcess, StartServer
@@ -41,45 +37,6 @@ def test_d26_a_bad_variable_refuses_to_start(start_server: StartServer) -> None:
     server = start_server(env={"DFLOCKD_READ_TIMEOUT_S": "abc"})
     assert server.wait() == 2
     assert len(server.log) == 1
-
-
-def test_unix_socket(start_server: StartServer, tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    server = start_server("--unix-socket", str(path))
-    server.wait_for_log(f"unix:{path}")
-    sock = socket.socket(socket.AF_UNIX)
-    client = server.adopt(sock)
-    sock.connect(str(path))
-    client.lock("k")
-    assert server.connect().ask("l", "k", 0) == "timeout"
-    client.close()
-    server.signal(signal.SIGTERM)
-    assert server.wait() == 0
-    assert not path.exists()
-
-
-def test_unix_socket_left_by_a_killed_server_is_no_obstacle(
-    start_server: StartServer, tmp_path: Path
-) -> None:
-    path = tmp_path / "s"
-    for _ in range(2):
-        server = start_server("--unix-socket", str(path))
-        server.wait_for_log(f"unix:{path}")
-        server.signal(signal.SIGKILL)
-        server.wait()
-    assert path.exists()
-
-
-def test_a_file_in_place_of_the_unix_socket_is_left_alone(
-    start_server: StartServer, tmp_path: Path
-) -> None:
-    path = tmp_path / "precious"
-    path.write_text("data")
-    server = start_server("--unix-socket", str(path))
-    assert server.wait() == 1
-    assert path.read_text() == "data"
-    assert len(server.log) == 1
-    assert str(path) in server.log[0]
 
 
 @pytest.mark.parametrize("host", ["a..b", "192.0.2.1"])
