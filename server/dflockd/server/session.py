@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import hmac
+import re
+from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 from dflockd.wire import (
@@ -27,11 +29,27 @@ READ_AHEAD = 4096
 MOST_COLLECTED = 4096
 """Bytes of replies that are collected to be sent at once. A few bytes can ask for a long one."""
 
+TURN = 0.001
+"""Seconds after which a session with more to do lets others go first."""
+
+REQUESTS = 16
+"""Requests after which it looks at the clock."""
+
 MOST_UNKNOWN = 1024
 """Bytes that are kept of a request of somebody who has not shown the secret, unless it is longer."""
 
 AUTH_PAUSE = 0.1
 """Seconds between a wrong secret and the end of the connection."""
+
+
+_is_command = re.compile(rb"[a-z0-9_-]{0,64}\r?").fullmatch
+
+_CLIENT_HELLO = b"\x16\x03"
+
+_NO_HTTP = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+    b"This is the port for locks. It does not speak HTTP: see --http-port.\n"
+)
 
 
 class Session(asyncio.Protocol):
@@ -52,6 +70,10 @@ class Session(asyncio.Protocol):
         """Whether a reply to it is decided and still to be delivered."""
         self._ended = False
         self._stalled = False
+        self._resting = False
+        """Whether it has let others go first; it goes on in the next turn of the loop."""
+        self._fresh = True
+        """Whether the first line has not been seen to its end."""
         self._frame_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -67,16 +89,13 @@ class Session(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle every request that `data` completes."""
-        if self._ended:
+        if self._ended or (self._fresh and self._is_foreign(data)):
             return
         self._reader.receive(data)
         self._resume()
         if self.owed or self.peer.waiting:
-            if self._reader.pending > READ_AHEAD:
-                text = "connection %d: too much sent behind a waiting request"
-                self._server.log.warning(text, self.peer.id)
-                self._end(Status.ERROR)
-        elif not self._trusted and not self._stalled:
+            self._limit_ahead()
+        elif not self._trusted:
             self._limit_unknown()
 
     def eof_received(self) -> None:
@@ -136,17 +155,41 @@ class Session(asyncio.Protocol):
 
     # The way of a request.
 
+    def _is_foreign(self, data: bytes) -> bool:
+        """End the connection if what begins here is not the lock protocol; say whether it was not.
+
+        A browser can be made to send any bytes to any port, but not to begin with them: before them
+        there are the lines of its own request. They would be errors, and then the rest would be run.
+        """
+        line, ends, _ = data.partition(b"\n")
+        if _is_command(line):
+            self._fresh = not ends
+            return False
+        log, number = self._server.log, self.peer.id
+        if b" HTTP/" in line:
+            log.warning("connection %d: closed: it speaks HTTP", number)
+            self._transport.write(_NO_HTTP)
+            self._end()
+        elif line.startswith(_CLIENT_HELLO):
+            log.warning("connection %d: closed: it speaks TLS (--tls-cert is not set)", number)
+            self._end()
+        else:
+            log.warning("connection %d: closed: its first line is not a command", number)
+            self._end(Status.ERROR)
+        return True
+
     def _resume(self) -> None:
-        if not (self.peer.waiting or self.owed or self._stalled or self._ended):
+        if not (self.peer.waiting or self.owed or self._stalled or self._ended or self._resting):
             self._serve()
 
     def _serve(self) -> None:
         out = b""
         reader, peer = self._reader, self.peer
-        taken = False
+        taken = 0
+        until = 0.0
         try:
             while (request := reader.next_request()) is not None:
-                taken = True
+                taken += 1
                 if type(request) is Auth or not self._trusted:
                     reply = self._authenticate(request)
                     if reply is None:
@@ -157,11 +200,19 @@ class Session(asyncio.Protocol):
                         self._refuse()
                 else:
                     out += self._server.handle(peer, request)
-                if len(out) > MOST_COLLECTED:
-                    self._transport.write(out)
-                    out = b""
-                if peer.waiting or self._stalled:
+                if peer.waiting or self._stalled or self._ended:
                     break
+                if len(out) > MOST_COLLECTED:
+                    # It was much to do, too. What it wants now may come when others had their turn.
+                    self._rest()
+                    break
+                if not taken % REQUESTS:
+                    now = monotonic()
+                    if not until:
+                        until = now + TURN
+                    elif now > until:
+                        self._rest()
+                        break
         except FrameTooLongError as exc:
             self._server.log.warning("connection %d: %s", peer.id, exc)
             self._transport.write(out)
@@ -171,11 +222,38 @@ class Session(asyncio.Protocol):
             self._transport.write(out)
         if self._server.draining:
             self.drain()
+            self._server.end_idle_soon()
         if taken and self._frame_timer is not None:
             # What has begun now is another request, with all the time of its own.
             self._watch_frame(False)
         if reader.in_frame:
-            self._watch_frame(not (peer.waiting or self._stalled or self._ended))
+            paused = peer.waiting or self._stalled or self._ended or self._resting
+            self._watch_frame(not paused)
+
+    def _rest(self) -> None:
+        """Let others go first. Nothing is read meanwhile, so that no more piles up here."""
+        if self._reader.has_request:
+            self._resting = True
+            self._transport.pause_reading()
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._resting = False
+        if self._ended or self._stalled:
+            return
+        self._resume()
+        if self._ended or self._stalled or self._resting:
+            return
+        self._transport.resume_reading()
+        if self.owed or self.peer.waiting:
+            self._limit_ahead()
+
+    def _limit_ahead(self) -> None:
+        """End a connection that has sent too much behind a request that waits."""
+        if not self._ended and self._reader.pending > READ_AHEAD:
+            text = "connection %d: too much sent behind a waiting request"
+            self._server.log.warning(text, self.peer.id)
+            self._end(Status.ERROR)
 
     def _authenticate(self, request: Request) -> Status | None:
         """Return the reply to a request of somebody unknown; ``None`` if there is no room for them."""
@@ -196,7 +274,8 @@ class Session(asyncio.Protocol):
         """
         secret = self._server.options.auth_secret
         assert secret is not None
-        if not self._ended and self._reader.pending > max(MOST_UNKNOWN, 2 * len(secret)):
+        most = max(MOST_UNKNOWN, 2 * len(secret))
+        if not (self._ended or self._stalled) and self._reader.pending > most:
             self._transport.write(encode_reply(Status.AUTH))
             self._refuse()
 
@@ -204,10 +283,9 @@ class Session(asyncio.Protocol):
         # The pause slows down guessing; what else the peer has sent is not looked at.
         self._server.unauthorized += 1
         self._server.log.warning("connection %d: wrong or missing auth token", self.peer.id)
-        self._trusted = False
-        self._stalled = True
+        self._depart(clean=False)
         self._transport.pause_reading()
-        self._loop.call_later(AUTH_PAUSE, self._end)
+        self._loop.call_later(AUTH_PAUSE, self._close)
 
     # The ends of a connection.
 
@@ -217,9 +295,13 @@ class Session(asyncio.Protocol):
         if reply is not None:
             self._transport.write(encode_reply(reply))
         self._depart(clean=clean)
-        self._transport.close()
-        # It closes once everything is sent: a peer that does not read could put that off for ever.
-        self._watch_write()
+        self._close()
+
+    def _close(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.close()
+            # It closes once everything is sent: a peer that does not read could put that off for ever.
+            self._watch_write()
 
     def _depart(self, *, clean: bool, silent: bool = False) -> None:
         """Free what stands on this connection now: a grant must not go to one that has ended.

@@ -4,79 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
-from typing import Any
 
 import pytest
 
-from dflockd.server import Server, ServerOptions
-from dflockd.server.admission import Admission
-from dflockd.server.log import SparingLog
-from dflockd.server.session import Session
+from dflockd.server import Server
 from dflockd.table import Limits, LockTable, TokenIssuer
-
-
-class FullTransport(asyncio.Transport):
-    """Takes everything and sends nothing; it never closes by itself."""
-
-    def __init__(self, high_water: int) -> None:
-        super().__init__()
-        self.high_water = high_water
-        self.written = b""
-        self.closing = False
-        self.aborted = asyncio.Event()
-
-    def begin(self, session: Session) -> None:
-        self.session = session
-        session.connection_made(self)
-
-    def write(self, data: Any) -> None:
-        below = len(self.written) <= self.high_water
-        self.written += bytes(data)
-        if below and len(self.written) > self.high_water:
-            self.session.pause_writing()
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def close(self) -> None:
-        self.closing = True
-
-    def abort(self) -> None:
-        self.closing = True
-        self.aborted.set()
-        self.session.connection_lost(None)
+from tests.dflockd.server.session_support import connect, make_server, prepare
 
 
 @pytest.fixture
 async def server() -> Server:
-    server = Server(
-        LockTable(Limits(), TokenIssuer(b"secret", 0)),
-        ServerOptions(host="127.0.0.1", port=0, write_timeout=1),
-    )
-    prepare(server)
-    return server
-
-
-def prepare(server: Server) -> None:
-    """Let a server have sessions without listening."""
-    server.loop = loop = asyncio.get_running_loop()
-    server.log = SparingLog(loop, logging.getLogger("dflockd.server"))
-    server.admission = Admission(loop, "connection", limit=0, pending=1, timeout=60)
-
-
-def connect(server: Server, high_water: int = 65536) -> FullTransport:
-    transport = FullTransport(high_water)
-    guest = server.admission.arrive()
-    assert guest is not None
-    transport.begin(Session(server, guest))
-    return transport
+    return make_server()
 
 
 async def test_a_peer_that_does_not_read_its_last_reply_is_dropped(server: Server) -> None:
@@ -102,6 +40,7 @@ async def test_many_long_replies_do_not_pile_up(server: Server) -> None:
     # It goes on where it stopped.
     greedy.written = b""
     greedy.session.resume_writing()
+    await asyncio.sleep(0)
     assert greedy.written.count(b"\n") == 1
     holder.abort()
     greedy.abort()

@@ -1,0 +1,170 @@
+"""A session with much to do lets others go first, and forgets nothing meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dflockd.server import Server
+from dflockd.server import session as module
+from dflockd.server.session import MOST_COLLECTED, READ_AHEAD
+from tests.dflockd.server.session_support import FullTransport, connect, make_server
+
+PING = b"ping\n_\n_\n"
+
+
+@pytest.fixture
+async def server() -> Server:
+    return make_server()
+
+
+def replies(transport: FullTransport) -> list[bytes]:
+    return transport.written.splitlines()
+
+
+async def until_read(transport: FullTransport) -> None:
+    """Wait until the session reads again, or has ended."""
+    async with asyncio.timeout(60):
+        while not (transport.is_reading or transport.closing):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_others_are_served_between_the_turns_of_a_greedy_one(server: Server) -> None:
+    greedy, other = connect(server, 1 << 30), connect(server)
+    greedy.session.data_received(PING * 80_000)
+    assert len(greedy.written) < MOST_COLLECTED + 10
+    assert not greedy.is_reading
+    other.session.data_received(PING)
+    assert other.written == b"ok\n"
+    turns = 0
+    while not greedy.is_reading:
+        before = len(greedy.written)
+        await asyncio.sleep(0)
+        turns += 1
+        assert len(greedy.written) - before < MOST_COLLECTED + 10
+    assert greedy.written == b"ok\n" * 80_000
+    assert turns > 50
+
+
+async def test_a_turn_is_short_whatever_its_requests_take(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TURN", -1.0)
+    transport = connect(server)
+    transport.session.data_received(PING * 100)
+    assert len(replies(transport)) == 2 * module.REQUESTS
+    await until_read(transport)
+    assert replies(transport) == [b"ok"] * 100
+
+
+async def test_one_long_reply_ends_a_turn(server: Server) -> None:
+    holder, greedy = connect(server), connect(server, 1 << 30)
+    for number in range(100):
+        holder.session.data_received(b"l\n%d-%b\n0\n" % (number, b"x" * 200))
+    greedy.session.data_received(b"stats\n_\n_\n" * 10)
+    assert len(replies(greedy)) == 1
+    await until_read(greedy)
+    assert len(replies(greedy)) == 10
+
+
+async def test_what_comes_between_turns_is_served_in_order(server: Server) -> None:
+    # TLS may hand on what it had read before it was told to stop.
+    transport = connect(server, 1 << 30)
+    transport.session.data_received(PING * 3000 + b"l\nk\n0\n")
+    for number in range(100):
+        transport.session.data_received(b"x\n\n\n" if number % 2 else PING)
+    await until_read(transport)
+    lines = replies(transport)
+    assert lines[:3000] == [b"ok"] * 3000
+    assert lines[3000].startswith(b"ok ")
+    assert lines[3001:] == [b"ok", b"error"] * 50
+
+
+async def test_a_request_that_waits_holds_up_what_is_behind_it(server: Server) -> None:
+    holder, transport = connect(server), connect(server, 1 << 30)
+    holder.session.data_received(b"l\nk\n0\n")
+    token = replies(holder)[0].split()[1]
+    transport.session.data_received(PING * 3000 + b"l\nk\n30\n" + PING * 100)
+    await until_read(transport)
+    assert len(replies(transport)) == 3000
+    holder.session.data_received(b"r\nk\n" + token + b"\n")
+    await asyncio.sleep(0)
+    await until_read(transport)
+    assert len(replies(transport)) == 3101
+
+
+async def test_too_much_behind_a_request_that_waits_is_found_in_a_later_turn(
+    server: Server,
+) -> None:
+    holder, transport = connect(server), connect(server, 1 << 30)
+    holder.session.data_received(b"l\nk\n0\n")
+    behind = PING * (READ_AHEAD // len(PING) + 1)
+    transport.session.data_received(PING * 3000 + b"l\nk\n30\n" + behind)
+    await until_read(transport)
+    assert transport.closing
+    assert replies(transport)[3000:] == [b"error"]
+    assert not server.table.find(0, b"k").waiters  # type: ignore[arg-type, union-attr]
+
+
+async def test_nothing_behind_a_wrong_secret_is_run(server: Server) -> None:
+    guarded = make_server(auth_secret=b"sesame")
+    transport = connect(guarded, 1 << 30)
+    asked = b"auth\n_\nsesame\n" + PING * 3000 + b"auth\n_\nwrong\n" + b"l\nk\n0\n" * 100
+    transport.session.data_received(asked)
+    await asyncio.wait_for(closed(transport), 15)
+    assert replies(transport) == [b"ok"] * 3001 + [b"error_auth"]
+    assert len(guarded.table) == 0
+
+
+async def closed(transport: FullTransport) -> None:
+    while not transport.closing:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def test_a_peer_that_stops_reading_between_turns_goes_on_where_it_was(
+    server: Server,
+) -> None:
+    transport = connect(server, high_water=0)
+    transport.session.data_received(PING * 5000)
+    written = 0
+    while written < 5000:
+        lines = replies(transport)
+        assert set(lines) == {b"ok"}
+        written += len(lines)
+        transport.written = b""
+        await asyncio.sleep(0)
+        assert not transport.written
+        transport.session.resume_writing()
+        if not transport.written:
+            await asyncio.sleep(0)
+    assert written == 5000
+
+
+async def test_the_read_timeout_does_not_run_while_the_server_is_behind(server: Server) -> None:
+    transport = connect(server, 1 << 30)
+    transport.session.data_received(PING * 3000 + b"pi")
+    assert transport.session._frame_timer is None
+    await until_read(transport)
+    assert transport.session._frame_timer is not None
+    transport.session.data_received(b"ng\n_\n_\n")
+    assert transport.session._frame_timer is None
+    assert replies(transport) == [b"ok"] * 3001
+
+
+async def test_the_end_between_turns_leaves_nothing(server: Server) -> None:
+    transport = connect(server, 1 << 30)
+    transport.session.data_received(PING * 3000 + b"l\nk\n0\n")
+    transport.abort()
+    await asyncio.sleep(0)
+    assert len(server.table) == 0
+    assert not server.sessions
+
+
+async def test_draining_between_turns_answers_first(server: Server) -> None:
+    transport = connect(server, 1 << 30)
+    transport.session.data_received(PING * 3000)
+    server.draining = True
+    server.table.drain(0.0)
+    transport.session.drain()
+    assert transport.closing
