@@ -226,6 +226,7 @@ def _begin(settings: Settings) -> asyncio.Event:
     """Return what is set once the process is to stop."""
     stopped = asyncio.Event()
     _on_signals(stopped)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, settings)
     for warning in settings.warnings:
         logger.warning("%s", warning)
     return stopped
@@ -335,6 +336,16 @@ def _kept(state: StateDir | None) -> str:
             f"{math.ceil(state.recovery)} s, while clients renew what they hold"
         )
     return text
+
+
+def _reload(settings: Settings) -> None:
+    """Read again what can change while the server runs: the certificates."""
+    try:
+        reloaded = settings.reload_tls()
+    except SettingError as exc:
+        logger.error("SIGHUP: the certificates stay as they were: %s", exc)
+        return
+    logger.info("SIGHUP: %s", "certificates reloaded" if reloaded else "no TLS, nothing to reload")
 
 
 def _on_signals(stopped: asyncio.Event) -> None:

@@ -382,7 +382,7 @@ class Settings:
 
     values: Mapping[str, Any] = field(repr=False)
     auth_secret: bytes | None = field(repr=False)
-    tls: ssl.SSLContext | None
+    tls: _TlsContext | None
     warnings: tuple[str, ...]
 
     def __getitem__(self, name: str) -> Any:
@@ -411,6 +411,19 @@ class Settings:
     def _max_lease(self) -> int:
         longest: int = self["max_lease_ttl"]
         return longest if self["cluster"] is None else min(longest, self["cluster_max_lease_ttl"])
+
+    def reload_tls(self) -> bool:
+        """Read the certificates again, for new connections; return whether there are any.
+
+        Raises:
+            SettingError: they do not load; those from before stay.
+        """
+        if self.tls is None:
+            return False
+        new = _tls(self.values)
+        assert new is not None
+        self.tls.current = new
+        return True
 
     def server_options(self) -> ServerOptions:
         """What the server needs to know."""
@@ -474,7 +487,21 @@ def load(arguments: Sequence[str], environ: Mapping[str, str], version: str) -> 
             f"anybody who reaches {values['http_host']} can see who holds what: "
             "set --auth-token-file, or --http-host 127.0.0.1"
         )
-    return Settings(values, secret, _tls(values), tuple(warnings))
+    tls = _tls(values)
+    if secret is not None and tls is None:
+        warnings += _clear_text(values)
+    return Settings(values, secret, tls, tuple(warnings))
+
+
+def _clear_text(values: Mapping[str, Any]) -> list[str]:
+    """Return warnings about where the secret can be read on its way."""
+    hosts = [values["host"], values["http_host"] if values["http_port"] is not None else "::1"]
+    return [
+        f"the auth token travels in clear text to {host}: set --tls-cert and --tls-key, "
+        f"or {flag} 127.0.0.1"
+        for host, flag in zip(hosts, ("--host", "--http-host"), strict=True)
+        if not _is_loopback(host)
+    ]
 
 
 def _check_cluster(values: Mapping[str, Any]) -> None:
@@ -637,15 +664,32 @@ def _secret(values: Mapping[str, Any]) -> bytes | None:
     return secret
 
 
-def _tls(values: Mapping[str, Any]) -> ssl.SSLContext | None:
+class _TlsContext(ssl.SSLContext):
+    """A server's side of TLS whose certificates can be exchanged while it is in use."""
+
+    current: ssl.SSLContext
+    """What new connections get; itself at first."""
+
+
+def _switch(connection: ssl.SSLObject, _name: str | None, context: ssl.SSLContext) -> None:
+    # OpenSSL calls this at the beginning of each handshake. Loading files into a context that is in
+    # use would not do: a pair that does not match would leave it half changed, and authorities can
+    # only be added.
+    if isinstance(context, _TlsContext) and context.current is not context:
+        connection.context = context.current
+
+
+def _tls(values: Mapping[str, Any]) -> _TlsContext | None:
     cert, key, client_ca = values["tls_cert"], values["tls_key"], values["tls_client_ca"]
     if cert is None and key is None and client_ca is None:
         return None
     if cert is None or key is None:
         missing = "--tls-cert" if cert is None else "--tls-key"
         raise SettingError(f"{missing} is not set: TLS needs --tls-cert and --tls-key")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = _TlsContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.current = context
+    context.sni_callback = _switch
     try:
         # With a password, if a wrong one: without, OpenSSL would ask for it at the terminal.
         context.load_cert_chain(cert, key, password="")

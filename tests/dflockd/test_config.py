@@ -382,10 +382,23 @@ def test_d17_open_to_the_network_without_a_secret_is_warned_about(files: Path) -
     assert warned("--host", "::1") == ""
     assert warned("--host", "localhost") == ""
     assert "::" in warned("--host", "::")
-    assert warned(DFLOCKD_AUTH_TOKEN="x") == ""
+    assert "--auth-token-file" not in warned(DFLOCKD_AUTH_TOKEN="x")
     tls = ("--tls-cert", str(files / "cert"), "--tls-key", str(files / "key"))
     assert "--auth-token-file" in warned(*tls)
     assert warned(*tls, "--tls-client-ca", str(files / "cert")) == ""
+
+
+def test_a_secret_in_clear_text_is_warned_about(files: Path) -> None:
+    secret = ("--auth-token-file", str(files / "secret"))
+    assert "clear text to 0.0.0.0: set --tls-cert" in warned(*secret)
+    local = (*secret, "--host", "127.0.0.1")
+    assert warned(*local) == ""
+    assert warned(*local, "--http-host", "0.0.0.0") == ""
+    http = warned(*local, "--http-host", "::", "--http-port", "0")
+    assert "clear text to ::" in http
+    assert "--http-host 127.0.0.1" in http
+    tls = ("--tls-cert", str(files / "cert"), "--tls-key", str(files / "key"))
+    assert warned(*secret, *tls, "--http-host", "0.0.0.0", "--http-port", "0") == ""
 
 
 def test_a_secret_on_the_command_line_is_warned_about() -> None:

@@ -24,6 +24,8 @@ from dflockd.wire import Evict, Reply, Request, Space, Status, encode_reply
 SLICE = 200
 """Replies that one step may send in one turn of the event loop."""
 
+_OK = encode_reply(Status.OK)
+
 IDLE_LOOK = 0.02
 """Seconds between two looks at all sessions, while draining."""
 
@@ -193,8 +195,6 @@ class Server:
     def handle(self, peer: Peer, request: Request) -> bytes:
         """Let the table handle one request; return the reply to its sender, and send all others."""
         number = peer.id
-        if type(request) is Evict:
-            logger.warning("connection %d evicts the holder of %r", number, request.key)
         try:
             effects = self.table.handle(peer, request, _now())
         except Exception:
@@ -209,6 +209,8 @@ class Server:
                 out += encode_reply(effect[1])
             else:
                 others.append(effect)
+        if type(request) is Evict and out == _OK:
+            logger.warning("connection %d evicts the holder of %r", number, request.key)
         if others:
             self._dispatch(others)
         elif self.table.quiet_until < self._wakes:

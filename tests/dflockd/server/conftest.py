@@ -24,13 +24,11 @@ def bob(server: ServerProcess) -> RawClient:
     return server.connect()
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with an authority, and a server and a client certificate signed by it."""
+def make_certificates(where: Path) -> Path:
+    """Make an authority in `where`, and a server and a client certificate signed by it."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl is not on PATH")
-    where = tmp_path_factory.mktemp("tls")
 
     def run(*arguments: str) -> None:
         subprocess.run([openssl, *arguments], cwd=where, check=True, capture_output=True)
@@ -48,3 +46,15 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "-addext", "basicConstraints=critical,CA:FALSE",
         )  # fmt: skip
     return where
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with an authority, and a server and a client certificate signed by it."""
+    return make_certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def other_certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Those of another authority."""
+    return make_certificates(tmp_path_factory.mktemp("tls"))

@@ -92,6 +92,27 @@ def test_d14_draining_without_a_deadline_ends_with_the_last_hold(
     assert server.wait() == 0
 
 
+@pytest.mark.parametrize("how", ["r", "n"])
+def test_draining_ends_when_somebody_else_has_ended_the_last_hold(
+    start_server: StartServer, how: str
+) -> None:
+    """Whatever the sweep: the holder's connection does not ask for anything itself."""
+    server = start_server("--lease-sweep-interval", "3600", "--shutdown-timeout", "0")
+    holder, other = server.connect(), server.connect()
+    token, second = holder.lock("k", "0 600"), other.lock("k2", "0 600")
+    server.signal(signal.SIGTERM)
+    server.wait_for_log("waiting for 2 connections")
+    if how == "n":
+        assert other.ask("n", "k", token) == "ok 33"
+    else:
+        assert other.ask("r", "k", token) == "ok"
+    assert holder.line() == ""
+    assert other.ask("r", "k2", second) == "ok"
+    if how == "n":
+        assert other.ask("r", "k", token) == "ok"
+    assert server.wait() == 0
+
+
 def test_d14_a_second_signal_ends_at_once(start_server: StartServer) -> None:
     server = start_server()
     server.connect().lock("k", "0 60")
