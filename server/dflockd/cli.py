@@ -291,7 +291,12 @@ def _http(
         return None
     from dflockd.http import HttpOptions, HttpServer
 
-    options = HttpOptions(host=settings["http_host"], port=settings["http_port"], tls=settings.tls)
+    options = HttpOptions(
+        host=settings["http_host"],
+        port=settings["http_port"],
+        tls=settings.tls,
+        max_connections=_share(settings).http,
+    )
     return HttpServer(server, options, journal=journal, cluster=cluster)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
@@ -14,13 +16,16 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from dflockd import __version__
 from dflockd.http import view
-from dflockd.http.guard import WHO, add_headers, guard
+from dflockd.http.faults import QuietLogger, logger
+from dflockd.http.gate import GateHouse
+from dflockd.http.guard import GATE, HEADERS, WHO, Handler, add_headers, guard
+from dflockd.http.head import MAX_HEAD
 from dflockd.http.health import Cluster, look, probes_of
 from dflockd.http.metrics import Exposition, LoopLag, ServerCollector
-from dflockd.server import Server
+from dflockd.server import Listener, Server, SparingLog, listen
 from dflockd.storage import Journal
 from dflockd.table import Entry
-from dflockd.wire import MAX_SECRET, Moved, Space, Status
+from dflockd.wire import Moved, Space, Status
 
 MAX_ROWS = 500
 """Keys of one answer; more are had one after the other."""
@@ -39,6 +44,8 @@ class HttpOptions:
     port: int = 0
     """0 lets the system choose."""
     tls: ssl.SSLContext | None = None
+    max_connections: int = 100
+    """Idle ones make room for others, so that this bounds nothing but open files."""
 
 
 class HttpServer:
@@ -72,39 +79,53 @@ class HttpServer:
             OSError: the address cannot be bound; nothing is listening then.
         """
         self._started = time.monotonic()
-        self._lag = LoopLag(self._server.loop)
+        loop, secret = self._server.loop, self._server.options.auth_secret
+        self._lag = LoopLag(loop)
+        self._log = SparingLog(loop, logger)
         self._exposition = Exposition(
             ServerCollector(self._server, self._probes, self._lag, self._journal, self._cluster)
         )
         app = web.Application(
-            middlewares=[guard(self._server.options.auth_secret, self._options.host)],
-            client_max_size=1024,
+            middlewares=[self._accompany, guard(secret, self._options.host, self._log)]
         )
         app.on_response_prepare.append(add_headers)
         app.add_routes(self._routes())
         self._runner = web.AppRunner(
             app,
             access_log=None,
-            keepalive_timeout=75,
-            # The longest secret, in base64.
-            max_field_size=MAX_SECRET * 4 // 3 + 1024,
+            logger=QuietLogger(self._log),
+            # Whoever has gone away wants no answer.
+            handler_cancellation=True,
+            # The gates have looked at these, and see to it that connections end.
+            max_line_size=2 * MAX_HEAD,
+            max_field_size=MAX_HEAD + len(secret or b"") * 4 // 3,
             shutdown_timeout=1,
         )
         await self._runner.setup()
-        site = web.TCPSite(
-            self._runner, self._options.host, self._options.port, ssl_context=self._options.tls
+        assert self._runner.server is not None
+        self._house = GateHouse(
+            self._log,
+            self._runner.server,
+            HEADERS,
+            most=self._options.max_connections,
+            secret=len(secret or b""),
         )
+        self._listener: Listener | None = None
         try:
-            await site.start()
+            sockets = await listen(loop, self._options.host, self._options.port)
         except BaseException:
             await self.stop()
             raise
+        self._listener = Listener(
+            loop, sockets, self._house.admission, self._house.gate, tls=self._options.tls
+        )
 
     @property
     def urls(self) -> list[str]:
         """Where it answers."""
+        assert self._listener is not None
         scheme = "https" if self._options.tls else "http"
-        names = (address[:2] for address in self._runner.addresses)
+        names = (sock.getsockname()[:2] for sock in self._listener.sockets)
         return [
             f"{scheme}://[{host}]:{port}/" if ":" in host else f"{scheme}://{host}:{port}/"
             for host, port in names
@@ -113,7 +134,36 @@ class HttpServer:
     async def stop(self) -> None:
         """End, and close what is open."""
         self._lag.stop()
+        if self._listener is not None:
+            self._listener.close()
         await self._runner.cleanup()
+
+    @web.middleware
+    async def _accompany(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer a request, whatever happens, and tell its gate."""
+        gate = request[GATE] = self._house.gate_of(request)
+        answer: web.StreamResponse
+        last = True
+        try:
+            try:
+                answer = await handler(request)
+            except web.HTTPException as exc:
+                answer = exc
+            except Exception as exc:
+                # Not its text, and no traceback: they could quote the request.
+                self._log.warning("request failed: %s %s", type(exc).__name__, _place(exc))
+                answer = _refused(500, "this request failed here: see the log of the server")
+            gate.relent()
+            with contextlib.suppress(ConnectionError):
+                # Here, not in aiohttp later: then the gate would not know when it is done.
+                await answer.prepare(request)
+                await answer.write_eof()
+            last = not answer.keep_alive
+        finally:
+            gate.answered(last=last)
+        if isinstance(answer, web.HTTPException):
+            raise answer
+        return answer
 
     def _routes(self) -> list[web.RouteDef]:
         key = "/api/locks/{key:.+}"
@@ -205,7 +255,7 @@ class HttpServer:
             return _refused(400, f"limit or offset: {exc}")
         sort = query.get("sort", "waiters")
         if sort not in view.SORTS:
-            return _refused(400, f"sort: {sort!r} is not one of {', '.join(view.SORTS)}")
+            return _refused(400, f"sort: not one of {', '.join(view.SORTS)}")
         table = self._server.table
         found, matched = await view.search(table, query.get("search", ""), sort, offset + limit)
         now = time.monotonic()
@@ -251,12 +301,12 @@ def _named(request: web.Request) -> tuple[Space, bytes]:
             text='{"error": "a key is needed, and its space: lock or semaphore"}',
             content_type="application/json",
         )
-    return space, key.encode(errors="surrogateescape")
+    return space, key.encode(errors="replace")
 
 
 def _number(text: str, lowest: int, highest: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 20):
-        raise ValueError(f"{text!r} is not a whole number")
+        raise ValueError(f"not a whole number from {lowest} to {highest}")
     if not lowest <= int(text) <= highest:
         raise ValueError(f"{text} is not from {lowest} to {highest}")
     return int(text)
@@ -264,3 +314,9 @@ def _number(text: str, lowest: int, highest: int) -> int:
 
 def _refused(status: int, why: str) -> web.Response:
     return web.json_response({"error": why}, status=status)
+
+
+def _place(exc: BaseException) -> str:
+    """Return where in the code it was raised."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    return f"in {frames[-1].filename}:{frames[-1].lineno}" if frames else "somewhere"

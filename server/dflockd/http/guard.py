@@ -7,12 +7,14 @@ import base64
 import binascii
 import hmac
 import ipaddress
-import logging
+import re
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
-from urllib.parse import urlsplit
 
 from aiohttp import web
+
+from dflockd.http.gate import Gate
+from dflockd.server import SparingLog
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -21,6 +23,9 @@ OPEN = ("/healthz", "/readyz")
 
 PAUSE = 0.1
 """Seconds between a wrong secret and the answer: guessing takes its time."""
+
+GATE = web.RequestKey("gate", Gate)
+"""Through which gate a request has come."""
 
 WHO = web.RequestKey("who", str)
 """Who asks, for the log."""
@@ -44,7 +49,8 @@ HEADERS = {
     "Server": "dflockd",
 }
 
-logger = logging.getLogger("dflockd.http")
+_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]*)?")
+"""A name or an address, and a port: what browsers make of the address of a page."""
 
 
 async def add_headers(_request: web.Request, response: web.StreamResponse) -> None:
@@ -52,7 +58,9 @@ async def add_headers(_request: web.Request, response: web.StreamResponse) -> No
     response.headers.update(HEADERS)
 
 
-def guard(secret: bytes | None, host: str) -> Callable[..., Awaitable[web.StreamResponse]]:
+def guard(
+    secret: bytes | None, host: str, log: SparingLog
+) -> Callable[..., Awaitable[web.StreamResponse]]:
     """Return the middleware that lets requests through, or not.
 
     Args:
@@ -60,6 +68,7 @@ def guard(secret: bytes | None, host: str) -> Callable[..., Awaitable[web.Stream
             reaches the port may look; but no browser may be led here by a name that somebody else
             has pointed to this address (DNS rebinding).
         host: the name that the server was given for its address.
+        log: where wrong secrets are told of.
     """
 
     @web.middleware
@@ -78,7 +87,9 @@ def guard(secret: bytes | None, host: str) -> Callable[..., Awaitable[web.Stream
             name = _authenticated(request, secret)
             if name is None:
                 if "Authorization" in request.headers:
-                    logger.warning("%s: wrong auth token for %r", peer, request.path)
+                    log.warning("%s: wrong auth token", peer)
+                    # Meanwhile it may lose its connection to somebody who needs one.
+                    request[GATE].relent()
                     await asyncio.sleep(PAUSE)
                 challenge = {"WWW-Authenticate": 'Basic realm="dflockd", charset="UTF-8"'}
                 raise web.HTTPUnauthorized(
@@ -86,8 +97,9 @@ def guard(secret: bytes | None, host: str) -> Callable[..., Awaitable[web.Stream
                     "behind any name\n",
                     headers=challenge,
                 )
+            request[GATE].trusted = True
             request[WHO] = f"{name!r} at {peer}" if name else peer
-        if request.method not in ("GET", "HEAD") and not _is_own_page(request):
+        if not (_is_harmless(request) or _is_own_page(request)):
             raise web.HTTPForbidden(text="403: a page of another site may not do this\n")
         return await handler(request)
 
@@ -103,7 +115,8 @@ def _authenticated(request: web.Request, secret: bytes) -> str | None:
             user, _, shown = base64.b64decode(shown, validate=True).partition(b":")
         except binascii.Error:
             return None
-        name = user.decode(errors="replace")[:64]
+        # The name goes to the log: not so the secret, of which somebody may have made a name, too.
+        name = user.decode(errors="replace")[:64] if secret not in user else ""
     elif scheme.lower() != "bearer":
         return None
     return name if hmac.compare_digest(shown, secret) else None
@@ -116,22 +129,33 @@ def _asked_name(request: web.Request) -> str:
 
 def _is_own_name(asked: str, host: str) -> bool:
     """Whether the name by which a browser came here can only be of those who run the server."""
-    try:
-        name = urlsplit(f"//{asked}").hostname or ""
-    except ValueError:
+    if not asked:
+        return True  # a browser says one
+    found = _HOST.fullmatch(asked)
+    if found is None:
         return False
+    name = found[1].strip("[]").lower()
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        name = name.rstrip(".")
+        name = name.removesuffix(".")
         return name == host.lower() or "." not in name or name.endswith(_PRIVATE)
     return True
 
 
+def _is_harmless(request: web.Request) -> bool:
+    """Whether a request changes nothing, and its answer is only for whoever sees the page."""
+    if request.method not in ("GET", "HEAD"):
+        return False
+    # Another page may lead here. It may not ask in the background: how long a search takes tells.
+    asks = request.path.startswith("/api/") or request.path == "/metrics"
+    return not asks or request.headers.get("Sec-Fetch-Mode") == "navigate"
+
+
 def _is_own_page(request: web.Request) -> bool:
-    """Whether what wants a change is no page of another site: a browser says where it comes from."""
+    """Whether what asks is no page of another site: a browser says where it comes from."""
     site = request.headers.get("Sec-Fetch-Site")
     if site is not None:
         return site in ("same-origin", "none")
     origin = request.headers.get("Origin")
-    return origin is None or urlsplit(origin).netloc == _asked_name(request)
+    return origin is None or origin.partition("://")[2] == _asked_name(request)

@@ -1,0 +1,296 @@
+"""Connections of the HTTP port: slow, silent, greedy, too many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from dflockd.http import HttpOptions, HttpServer, gate
+from dflockd.server import Server, ServerOptions
+from dflockd.table import Limits, LockTable, TokenIssuer
+from dflockd.wire import Acquire, Space
+from tests.dflockd.http.http_site import SECRET, Site
+from tests.dflockd.raw_server import PATIENCE, ServerProcess
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+class Peer:
+    """One connection to a site in this process."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def ask(self, request: bytes = GET) -> int:
+        """Return the status of the answer to a request, 0 if the connection ends instead."""
+        try:
+            self.writer.write(request)
+            return await self.status()
+        except ConnectionError:
+            return 0
+
+    async def status(self) -> int:
+        async with asyncio.timeout(PATIENCE):
+            head = b""
+            with contextlib.suppress(asyncio.IncompleteReadError):
+                head = await self.reader.readuntil(b"\r\n\r\n")
+            if not head:
+                return 0
+            length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+            await self.reader.readexactly(int(length))
+            return int(head[9:12])
+
+    async def ended(self) -> bool:
+        """Wait for the end of the connection, and return whether nothing came before it."""
+        async with asyncio.timeout(PATIENCE):
+            try:
+                return await self.reader.read(1) == b""
+            except ConnectionError:
+                return True
+
+
+class Here:
+    """A site in this process, whose limits a test can set."""
+
+    def __init__(self, http: HttpServer, table: LockTable) -> None:
+        self.http = http
+        self.table = table
+        self.where = urlsplit(http.urls[0])
+        self.peers: list[Peer] = []
+
+    async def connect(self) -> Peer:
+        peer = Peer(*await asyncio.open_connection(self.where.hostname, self.where.port))
+        self.peers.append(peer)
+        return peer
+
+    async def ask(self, request: bytes = GET) -> int:
+        return await (await self.connect()).ask(request)
+
+
+@contextlib.asynccontextmanager
+async def site_here(most: int = 100, secret: bytes | None = None) -> AsyncIterator[Here]:
+    table = LockTable(Limits(max_locks=100_000), TokenIssuer(b"x", 1))
+    server = Server(table, ServerOptions(host="127.0.0.1", port=0, auth_secret=secret))
+    await server.start()
+    http = HttpServer(server, HttpOptions(max_connections=most))
+    await http.start()
+    here = Here(http, table)
+    try:
+        yield here
+    finally:
+        for peer in here.peers:
+            peer.writer.transport.abort()
+        await http.stop()
+        await server.stop()
+
+
+async def until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < end, "waited in vain"
+        await asyncio.sleep(0.005)
+
+
+def fill(table: LockTable, keys: int) -> None:
+    holder = table.connect()
+    for number in range(keys):
+        table.handle(holder, Acquire(Space.LOCK, b"key:%06d" % number, 1, 0, 1000), 0)
+
+
+# Slow ones.
+
+
+async def test_a_request_that_trickles_in_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "HEAD_TIMEOUT", 0.5)
+    async with site_here() as here:
+        peer = await here.connect()
+        peer.writer.write(b"GET / HTTP/1.1\r\n")
+
+        async def trickle() -> None:
+            while True:
+                peer.writer.write(b"A: b\r\n")
+                await asyncio.sleep(0.05)
+
+        task = asyncio.create_task(trickle())
+        assert await peer.status() == 408
+        assert await peer.ended()
+        task.cancel()
+
+
+async def test_the_next_request_of_a_connection_has_as_much_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gate, "HEAD_TIMEOUT", 0.5)
+    async with site_here() as here:
+        peer = await here.connect()
+        assert await peer.ask() == 200
+        peer.writer.write(GET[:9])
+        assert await peer.status() == 408
+
+
+async def test_a_silent_connection_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "HEAD_TIMEOUT", 0.1)
+    async with site_here() as here:
+        assert await (await here.connect()).ended()
+
+
+async def test_an_idle_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "IDLE_TIMEOUT", 0.1)
+    async with site_here() as here:
+        peer = await here.connect()
+        assert await peer.ask() == 200
+        assert await peer.ended()
+
+
+async def test_an_idle_connection_is_kept_for_longer_than_a_head_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gate, "HEAD_TIMEOUT", 0.2)
+    async with site_here() as here:
+        peer = await here.connect()
+        assert await peer.ask() == 200
+        await asyncio.sleep(0.5)
+        assert await peer.ask() == 200
+
+
+async def test_who_does_not_read_the_answer_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gate, "WRITE_TIMEOUT", 0.3)
+    async with site_here() as here:
+        fill(here.table, 500)
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with sock:
+            sock.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(sock, (here.where.hostname, here.where.port))
+            ask = b"GET /api/locks?limit=500 HTTP/1.1\r\nHost: a\r\n\r\n"
+            # As many as it takes to fill what the kernel keeps.
+            await loop.sock_sendall(sock, ask * 60)
+            await until(lambda: not here.http._house.admission.total)
+        assert "127.0.0.1: answer was not read in time" in caplog.text
+
+
+# Greedy ones.
+
+
+async def test_requests_behind_one_another_are_answered_in_their_order() -> None:
+    async with site_here() as here:
+        peer = await here.connect()
+        paths = ["/healthz", "/nowhere", "/api/locks", "/healthz"] * 20
+        peer.writer.write(
+            b"".join(b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % p.encode() for p in paths)
+        )
+        for path in paths:
+            assert await peer.status() == (404 if path == "/nowhere" else 200)
+
+
+async def test_nonsense_behind_a_request_does_not_come_before_its_answer() -> None:
+    async with site_here() as here:
+        fill(here.table, 1000)
+        peer = await here.connect()
+        peer.writer.write(b"GET /api/locks HTTP/1.1\r\nHost: a\r\n\r\nnonsense")
+        assert [await peer.status() for _ in range(3)] == [200, 400, 0]
+
+
+async def test_what_is_sent_behind_the_last_request_is_not_looked_at() -> None:
+    async with site_here() as here:
+        peer = await here.connect()
+        peer.writer.write(GET[:-2] + b"Connection: close\r\n\r\n" + GET)
+        assert [await peer.status() for _ in range(2)] == [200, 0]
+
+
+async def test_no_more_is_kept_of_a_stream_than_a_head_can_have() -> None:
+    async with site_here() as here:
+        peer = await here.connect()
+        peer.writer.write(b"GET / HTTP/1.1\r\nX: ")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1000):
+                peer.writer.write(b"x" * 1000)
+                await peer.writer.drain()
+        assert await peer.status() == 431
+
+
+# Too many.
+
+
+async def test_silent_connections_make_room() -> None:
+    async with site_here(most=8) as here:
+        silent = [await here.connect() for _ in range(8)]
+        for _ in range(20):
+            assert await here.ask() == 200
+        assert await silent[0].ended(), "the oldest goes first"
+        assert here.http._house.admission.total <= 8
+
+
+async def test_idle_connections_make_room_and_those_with_the_secret_go_last() -> None:
+    proof = b"GET /api/stats HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %s\r\n\r\n"
+    proof %= SECRET.encode()
+    async with site_here(most=16, secret=SECRET.encode()) as here:
+        known = await here.connect()
+        assert await known.ask(proof) == 200
+        strangers = [await here.connect() for _ in range(40)]
+        for stranger in strangers:
+            assert await stranger.ask() in (200, 0)
+        assert await here.ask() == 200
+        assert await known.ask(proof) == 200, "it has been idle for longer than they"
+        assert here.http._house.admission.total <= 16
+
+
+async def test_guessing_shuts_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dflockd.http.guard.PAUSE", 3600)
+    wrong = b"GET / HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer x\r\n\r\n"
+    async with site_here(most=8, secret=b"secret") as here:
+        for _ in range(20):
+            (await here.connect()).writer.write(wrong)
+        assert await here.ask() == 200
+
+
+async def test_where_all_are_busy_one_more_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with site_here(most=8) as here:
+        busy = asyncio.Event()
+
+        async def look(*_: object) -> None:
+            await busy.wait()
+
+        monkeypatch.setattr(here.http._exposition, "text", look)
+        for _ in range(6):
+            (await here.connect()).writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+        await until(lambda: here.http._house.admission.inside == 6)
+        assert await here.ask() == 503
+        for peer in here.peers:
+            peer.writer.transport.abort()
+        await until(lambda: not here.http._house.admission.inside)
+        assert await here.ask() == 200
+
+
+@pytest.fixture
+def few_files() -> Iterator[Site]:
+    """A server with few open files."""
+    server = ServerProcess("--http-port", "0", open_files=256)
+    try:
+        yield Site(server)
+    finally:
+        server.end()
+
+
+def test_half_open_connections_leave_the_locks_alone(few_files: Site) -> None:
+    site, where = few_files, urlsplit(few_files.url)
+    with contextlib.ExitStack() as stack:
+        for _ in range(400):
+            sock = socket.create_connection((where.hostname, where.port), PATIENCE)
+            stack.callback(sock.close)
+            sock.send(b"GET / HT")
+        for number in range(20):
+            assert site.server.connect().lock(f"key:{number}")
+        assert site.ask("/healthz").status == 200
+        assert site.ask("/readyz").status == 200
+        assert site.json("/api/stats")["connections"] == 20
