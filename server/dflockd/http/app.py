@@ -22,6 +22,7 @@ from dflockd.http.guard import GATE, HEADERS, WHO, Handler, add_headers, guard
 from dflockd.http.head import MAX_HEAD
 from dflockd.http.health import Cluster, look, probes_of
 from dflockd.http.metrics import Exposition, LoopLag, ServerCollector
+from dflockd.http.pace import BusyError, Desk, Pace
 from dflockd.server import Listener, Server, SparingLog, listen
 from dflockd.storage import Journal
 from dflockd.table import Entry
@@ -32,6 +33,9 @@ MAX_ROWS = 500
 
 MAX_OFFSET = 10_000
 """Keys that can be passed over: whoever looks for one beyond has a search."""
+
+MAX_SEARCHES = 8
+"""Searches that wait for the one that is under way. More are told to come back."""
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -81,9 +85,12 @@ class HttpServer:
         self._started = time.monotonic()
         loop, secret = self._server.loop, self._server.options.auth_secret
         self._lag = LoopLag(loop)
+        self._pace = Pace(loop)
+        self._searches = Desk(MAX_SEARCHES)
         self._log = SparingLog(loop, logger)
         self._exposition = Exposition(
-            ServerCollector(self._server, self._probes, self._lag, self._journal, self._cluster)
+            ServerCollector(self._server, self._probes, self._lag, self._journal, self._cluster),
+            self._pace,
         )
         app = web.Application(
             middlewares=[self._accompany, guard(secret, self._options.host, self._log)]
@@ -137,6 +144,7 @@ class HttpServer:
         if self._listener is not None:
             self._listener.close()
         await self._runner.cleanup()
+        self._pace.stop()
 
     @web.middleware
     async def _accompany(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -149,6 +157,9 @@ class HttpServer:
                 answer = await handler(request)
             except web.HTTPException as exc:
                 answer = exc
+            except BusyError:
+                answer = _refused(503, "too many searches at once: try again in a second")
+                answer.headers["Retry-After"] = "1"
             except Exception as exc:
                 # Not its text, and no traceback: they could quote the request.
                 self._log.warning("request failed: %s %s", type(exc).__name__, _place(exc))
@@ -256,11 +267,12 @@ class HttpServer:
         sort = query.get("sort", "waiters")
         if sort not in view.SORTS:
             return _refused(400, f"sort: not one of {', '.join(view.SORTS)}")
-        table = self._server.table
-        found, matched = await view.search(table, query.get("search", ""), sort, offset + limit)
-        now = time.monotonic()
-        rows = [view.row(entry, now) for entry in found[offset:] if entry.holds or entry.waiters]
-        return web.json_response({"total": len(table), "matched": matched, "locks": rows})
+        table, pace = self._server.table, self._pace
+        async with self._searches:
+            text, most = query.get("search", ""), offset + limit
+            found, matched = await view.search(table, text, sort, most, pace)
+            rows = await view.rows(found[offset:], time.monotonic(), pace)
+        return _json(f'{{"total": {len(table)}, "matched": {matched}, "locks": {rows}}}')
 
     async def _show(self, request: web.Request) -> web.Response:
         space, key = _named(request)
@@ -268,7 +280,7 @@ class HttpServer:
         if isinstance(found, Moved):
             return _refused(404, f"its shard is on {found.server.decode()}")
         entry = found if isinstance(found, Entry) else None
-        return web.json_response(view.detail(space, key, entry, time.monotonic()))
+        return _json(await view.detail(space, key, entry, time.monotonic(), self._pace))
 
     async def _release(self, request: web.Request) -> web.Response:
         if self._server.options.auth_secret is None:
@@ -310,6 +322,10 @@ def _number(text: str, lowest: int, highest: int) -> int:
     if not lowest <= int(text) <= highest:
         raise ValueError(f"{text} is not from {lowest} to {highest}")
     return int(text)
+
+
+def _json(text: str) -> web.Response:
+    return web.Response(text=text, content_type="application/json")
 
 
 def _refused(status: int, why: str) -> web.Response:

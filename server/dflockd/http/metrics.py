@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from dflockd import __version__
 from dflockd.http.health import Cluster, Probe, look
+from dflockd.http.pace import Pace
 from dflockd.server import Server
 from dflockd.storage import SEGMENT, Journal
 from dflockd.table import Histogram
@@ -32,6 +33,10 @@ STAGES = ("claiming", "serving", "leaving")
 
 LAG_INTERVAL = 0.25
 """Seconds from one look at the clock to the next, by which the lag of the event loop is measured."""
+
+PROCESS_INTERVAL = 1.0
+"""Seconds from one look at the process to the next: its thread and the event loop get in each
+other's way."""
 
 LAGS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 """Bounds for that lag, in seconds."""
@@ -218,20 +223,36 @@ class ServerCollector(Collector):
 
 
 class Exposition:
-    """What Prometheus is answered: the metrics of a server, then those of its process."""
+    """What Prometheus is answered: the metrics of a server, then those of its process.
 
-    def __init__(self, collector: Collector) -> None:
+    Who asks while an answer is being made is given the same.
+    """
+
+    def __init__(self, collector: Collector, pace: Pace) -> None:
+        self._pace = pace
         self._server = CollectorRegistry()
         self._server.register(collector)
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         GCCollector(registry=self._process)
+        self._making: asyncio.Task[bytes] | None = None
+        self._of_process = b""
+        self._of_process_until = 0.0
 
     async def text(self) -> bytes:
         """Return them in Prometheus' text format."""
-        # Open files are counted one by one, which takes milliseconds with thousands of clients.
-        process = await asyncio.to_thread(generate_latest, self._process)
-        return generate_latest(self._server) + process
+        if self._making is None or self._making.done():
+            self._making = asyncio.create_task(self._make())
+        # Whoever goes away meanwhile does not end it for the others.
+        return await asyncio.shield(self._making)
+
+    async def _make(self) -> bytes:
+        if time.monotonic() >= self._of_process_until:
+            # Open files are counted one by one, which takes milliseconds with thousands of clients.
+            self._of_process = await asyncio.to_thread(generate_latest, self._process)
+            self._of_process_until = time.monotonic() + PROCESS_INTERVAL
+        await self._pace.turn()
+        return generate_latest(self._server) + self._of_process
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -1,22 +1,26 @@
-"""What is shown of the table: which keys, who holds them and who waits, as plain data.
+"""What is shown of the table: which keys, who holds them and who waits, as plain data and as JSON.
 
 The table belongs to the event loop, and so does the time that it takes to look through it: a search
-goes over a hundred thousand keys in slices, and between them the server does its work.
+goes over a hundred thousand keys in turns, a long answer is put together in turns, and between them
+the server does its work.
 """
 
 from __future__ import annotations
 
-import asyncio
-import heapq
 import itertools
-from collections.abc import Callable
+import json
+import time
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 from typing import Any, TypeAlias
 
+from dflockd.http.pace import Pace
 from dflockd.table import Entry, Hold, LockTable, Waiter
 from dflockd.wire import Space
 
-SLICE = 200
-"""Keys that a search looks at in one turn of the event loop: less than a millisecond."""
+STEP = 16
+"""Keys, holders or waiters from one look at the clock to the next: less than a tenth of a turn."""
 
 MAX_LISTED = 1000
 """Holders or waiters that are listed of one key."""
@@ -34,8 +38,12 @@ SORTS: dict[str, Callable[[Entry], Rank]] = {
 
 SPACES = {"lock": Space.LOCK, "semaphore": Space.SEMAPHORE}
 
+_rank = itemgetter(0)
 
-async def search(table: LockTable, text: str, sort: str, most: int) -> tuple[list[Entry], int]:
+
+async def search(
+    table: LockTable, text: str, sort: str, most: int, pace: Pace
+) -> tuple[list[Entry], int]:
     """Find keys that contain a text, in themselves or in the label of who has held them longest.
 
     Args:
@@ -43,28 +51,79 @@ async def search(table: LockTable, text: str, sort: str, most: int) -> tuple[lis
         text: what; upper and lower case of ASCII letters are the same.
         sort: one of `SORTS`.
         most: how many are returned.
+        pace: when it may work.
 
     Returns:
         The first of them, and how many there are. Some may have ended since they were found.
     """
-    wanted, rank = text.lower().encode(), SORTS[sort]
+    wanted, rank = text.lower().encode(errors="replace"), SORTS[sort]
     best: list[tuple[Rank, Entry]] = []
     found = 0
-    # As of now: while others have their turns, the table changes.
-    groups = table.each_group()
-    everything = [e for group in groups for space in group.spaces for e in space.values()]
-    for start in range(0, len(everything), SLICE):
-        if start:
-            await asyncio.sleep(0)
-        matching = [entry for entry in everything[start : start + SLICE] if _has(entry, wanted)]
-        found += len(matching)
-        ranked = [(rank(entry), entry) for entry in matching]
-        best = heapq.nsmallest(most, itertools.chain(best, ranked), key=_rank)
+    until = await pace.turn()
+    # As of now: while others have their turns, the table changes. To copy references is quick.
+    spaces = [space for group in table.each_group() for space in group.spaces if space]
+    everything: list[Entry] = []
+    for space in spaces:
+        everything.extend(space.values())
+    # The oldest first: mostly they are what is looked for, and what comes later is not ranked.
+    everything.reverse()
+    while everything:
+        if time.monotonic() > until:
+            until = await pace.turn()
+        part = everything[-STEP:]
+        # To let go of all of them at the end would take long in one piece.
+        del everything[-STEP:]
+        for entry in part:
+            if not _has(entry, wanted):
+                continue
+            found += 1
+            ranked = rank(entry)
+            if len(best) < most or ranked < best[-1][0]:
+                insort(best, (ranked, entry), key=_rank)
+                del best[most:]
     return [entry for _, entry in best], found
 
 
-def row(entry: Entry, now: float) -> Json:
-    """Return a key in a few words; times in seconds."""
+async def rows(entries: Iterable[Entry], now: float, pace: Pace) -> str:
+    """Return the JSON of a list of keys, in a few words each; times in seconds."""
+    return await _listed((_row(entry, now) for entry in entries if _is_there(entry)), pace)
+
+
+async def detail(space: Space, key: bytes, entry: Entry | None, now: float, pace: Pace) -> str:
+    """Return the JSON of all there is to say of a key; times in seconds.
+
+    Without an entry nobody holds it or waits for it. Of more than `MAX_LISTED` holders or waiters
+    the last are left out and counted as ``omitted_...``.
+    """
+    holds = entry.holds.values() if entry is not None else ()
+    waiters = (entry.waiters or ()) if entry is not None else ()
+    shown = {
+        "key": key.decode(errors="replace"),
+        "space": space.name.lower(),
+        "limit": (entry.limit or None) if entry is not None else None,
+        "omitted_holders": max(0, len(holds) - MAX_LISTED),
+        "omitted_waiters": max(0, len(waiters) - MAX_LISTED),
+    }
+    # As of now, before others have their turns.
+    first_holds = list(itertools.islice(holds, MAX_LISTED))
+    first_waiters = list(itertools.islice(waiters, MAX_LISTED))
+    holders = await _listed((_holder(hold, now) for hold in first_holds), pace)
+    waiting = await _listed((_waiter(waiter, now) for waiter in first_waiters), pace)
+    return f'{json.dumps(shown)[:-1]}, "holders": {holders}, "waiters": {waiting}}}'
+
+
+async def _listed(things: Iterator[Json], pace: Pace) -> str:
+    """Return the JSON of a list, made in turns."""
+    parts = []
+    until = await pace.turn()
+    while part := list(itertools.islice(things, STEP)):
+        parts.append(json.dumps(part)[1:-1])
+        if time.monotonic() > until:
+            until = await pace.turn()
+    return f"[{', '.join(parts)}]"
+
+
+def _row(entry: Entry, now: float) -> Json:
     hold = _first(entry)
     return {
         "key": entry.key.decode(),
@@ -73,25 +132,6 @@ def row(entry: Entry, now: float) -> Json:
         "holders": len(entry.holds),
         "waiters": len(entry.waiters or ()),
         "holder": _holder(hold, now) if hold is not None else None,
-    }
-
-
-def detail(space: Space, key: bytes, entry: Entry | None, now: float) -> Json:
-    """Return all there is to say of a key; times in seconds.
-
-    Without an entry nobody holds it or waits for it. Of more than `MAX_LISTED` holders or waiters
-    the last are left out and counted as ``omitted_...``.
-    """
-    holds = entry.holds.values() if entry is not None else ()
-    waiters = (entry.waiters or ()) if entry is not None else ()
-    return {
-        "key": key.decode(),
-        "space": space.name.lower(),
-        "limit": (entry.limit or None) if entry is not None else None,
-        "holders": [_holder(hold, now) for hold in itertools.islice(holds, MAX_LISTED)],
-        "waiters": [_waiter(waiter, now) for waiter in itertools.islice(waiters, MAX_LISTED)],
-        "omitted_holders": max(0, len(holds) - MAX_LISTED),
-        "omitted_waiters": max(0, len(waiters) - MAX_LISTED),
     }
 
 
@@ -116,6 +156,10 @@ def _waiter(waiter: Waiter, now: float) -> Json:
     }
 
 
+def _is_there(entry: Entry) -> bool:
+    return bool(entry.holds or entry.waiters)
+
+
 def _first(entry: Entry) -> Hold | None:
     return next(iter(entry.holds.values()), None)
 
@@ -133,7 +177,3 @@ def _has(entry: Entry, wanted: bytes) -> bool:
         return True
     hold = _first(entry)
     return hold is not None and wanted in hold.label.lower()
-
-
-def _rank(item: tuple[Rank, Entry]) -> Rank:
-    return item[0]
