@@ -37,6 +37,9 @@ MAX_OFFSET = 10_000
 MAX_SEARCHES = 8
 """Searches that wait for the one that is under way. More are told to come back."""
 
+SHARDS_INTERVAL = 0.5
+"""Seconds from one look at all shards to the next, which takes some milliseconds."""
+
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
@@ -75,6 +78,8 @@ class HttpServer:
         self._probes = probes_of(server, cluster)
         self._journal = journal
         self._cluster = cluster
+        self._shards_shown = b""
+        self._shards_until = 0.0
 
     async def start(self) -> None:
         """Listen. The lock server has been started.
@@ -222,6 +227,8 @@ class HttpServer:
         server, table = self._server, self._server.table
         counts = table.counts
         cluster = self._cluster
+        if cluster is not None:
+            await self._pace.turn()  # it has thousands of shards to count
         ready, checks = look(self._probes)
         return web.json_response(
             {
@@ -253,7 +260,12 @@ class HttpServer:
     async def _shards(self, _request: web.Request) -> web.Response:
         if self._cluster is None:
             return _refused(404, "this server is in no cluster")
-        return web.Response(body=self._cluster.report().json, content_type="application/json")
+        now = time.monotonic()
+        if now >= self._shards_until:
+            await self._pace.turn()
+            self._shards_shown = self._cluster.report().json
+            self._shards_until = now + SHARDS_INTERVAL
+        return web.Response(body=self._shards_shown, content_type="application/json")
 
     # Locks.
 
@@ -334,5 +346,7 @@ def _refused(status: int, why: str) -> web.Response:
 
 def _place(exc: BaseException) -> str:
     """Return where in the code it was raised."""
-    frames = traceback.extract_tb(exc.__traceback__)
-    return f"in {frames[-1].filename}:{frames[-1].lineno}" if frames else "somewhere"
+    where = "somewhere"
+    for frame, line in traceback.walk_tb(exc.__traceback__):
+        where = f"in {frame.f_code.co_filename}:{line}"
+    return where

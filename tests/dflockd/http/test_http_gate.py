@@ -183,10 +183,10 @@ async def test_where_all_are_busy_one_more_is_told_so(monkeypatch: pytest.Monkey
         assert await here.ask() == 200
 
 
-@pytest.fixture
-def few_files() -> Iterator[Site]:
+@pytest.fixture(params=[True, False], ids=["uvloop", "asyncio"])
+def few_files(request: pytest.FixtureRequest) -> Iterator[Site]:
     """A server with few open files."""
-    server = ServerProcess("--http-port", "0", open_files=256)
+    server = ServerProcess("--http-port", "0", open_files=256, uvloop=request.param)
     try:
         yield Site(server)
     finally:
