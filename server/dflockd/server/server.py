@@ -202,7 +202,8 @@ class Server:
             logger.exception("connection %d: request failed: %s", number, type(request).__name__)
             return encode_reply(Status.ERROR)
         finally:
-            self._record()
+            if self.table.changes:
+                self._record()
         out, others = b"", []
         for effect in effects:
             if effect[0] == number:

@@ -72,8 +72,8 @@ class Session(asyncio.Protocol):
         self._stalled = False
         self._resting = False
         """Whether it has let others go first; it goes on in the next turn of the loop."""
-        self._fresh = True
-        """Whether the first line has not been seen to its end."""
+        self._begun = False
+        """Whether the first line has been seen to its end, and the connection not ended since."""
         self._frame_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -89,14 +89,12 @@ class Session(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle every request that `data` completes."""
-        if self._ended or (self._fresh and self._is_foreign(data)):
+        if not self._begun and not self._begins(data):
             return
         self._reader.receive(data)
         self._resume()
         if self.owed or self.peer.waiting:
             self._limit_ahead()
-        elif not self._trusted:
-            self._limit_unknown()
 
     def eof_received(self) -> None:
         """Treat a half-closed connection as closed: nobody is left to wait for."""
@@ -155,16 +153,18 @@ class Session(asyncio.Protocol):
 
     # The way of a request.
 
-    def _is_foreign(self, data: bytes) -> bool:
-        """End the connection if what begins here is not the lock protocol; say whether it was not.
+    def _begins(self, data: bytes) -> bool:
+        """Say whether a connection begins with the lock protocol; if it does not, end it.
 
         A browser can be made to send any bytes to any port, but not to begin with them: before them
         there are the lines of its own request. They would be errors, and then the rest would be run.
         """
+        if self._ended:
+            return False
         line, ends, _ = data.partition(b"\n")
         if _is_command(line):
-            self._fresh = not ends
-            return False
+            self._begun = bool(ends)
+            return True
         log, number = self._server.log, self.peer.id
         if b" HTTP/" in line:
             log.warning("connection %d: closed: it speaks HTTP", number)
@@ -176,7 +176,7 @@ class Session(asyncio.Protocol):
         else:
             log.warning("connection %d: closed: its first line is not a command", number)
             self._end(Status.ERROR)
-        return True
+        return False
 
     def _resume(self) -> None:
         if not (self.peer.waiting or self.owed or self._stalled or self._ended or self._resting):
@@ -187,6 +187,7 @@ class Session(asyncio.Protocol):
         reader, peer = self._reader, self.peer
         taken = 0
         until = 0.0
+        look = REQUESTS
         try:
             while (request := reader.next_request()) is not None:
                 taken += 1
@@ -198,15 +199,17 @@ class Session(asyncio.Protocol):
                     out += encode_reply(reply)
                     if reply is Status.AUTH:
                         self._refuse()
+                        break
                 else:
                     out += self._server.handle(peer, request)
-                if peer.waiting or self._stalled or self._ended:
+                if peer.waiting or self._stalled:
                     break
                 if len(out) > MOST_COLLECTED:
                     # It was much to do, too. What it wants now may come when others had their turn.
                     self._rest()
                     break
-                if not taken % REQUESTS:
+                if taken == look:
+                    look += REQUESTS
                     now = monotonic()
                     if not until:
                         until = now + TURN
@@ -227,6 +230,8 @@ class Session(asyncio.Protocol):
             # What has begun now is another request, with all the time of its own.
             self._watch_frame(False)
         if reader.in_frame:
+            if not self._trusted:
+                self._limit_unknown()
             paused = peer.waiting or self._stalled or self._ended or self._resting
             self._watch_frame(not paused)
 
@@ -310,6 +315,7 @@ class Session(asyncio.Protocol):
         """
         if not self._ended:
             self._ended = True
+            self._begun = False
             self._watch_frame(False)
             self._server.part(self, clean=clean, silent=silent)
 
