@@ -142,8 +142,10 @@ class Session(asyncio.Protocol):
             self._loop.call_soon(self._resume)
 
     def drain(self) -> None:
-        """End the connection if nothing stands on it any more."""
-        if not self.owed and (not self.peer.holds or self._server.journal is not None):
+        """End the connection if nothing stands on it any more, and nothing is left to be answered."""
+        if self.owed or self._resting:
+            return
+        if not self.peer.holds or self._server.journal is not None:
             self._end()
 
     def abort(self) -> None:

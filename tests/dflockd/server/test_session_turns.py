@@ -166,5 +166,9 @@ async def test_draining_between_turns_answers_first(server: Server) -> None:
     transport.session.data_received(PING * 3000)
     server.draining = True
     server.table.drain(0.0)
+    answered = len(replies(transport))
     transport.session.drain()
+    assert not transport.closing
+    await until_read(transport)
     assert transport.closing
+    assert replies(transport)[answered:] == [b"error_draining"] * (3000 - answered)
