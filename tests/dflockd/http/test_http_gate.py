@@ -205,3 +205,54 @@ def test_half_open_connections_leave_the_locks_alone(few_files: Site) -> None:
         assert site.ask("/healthz").status == 200
         assert site.ask("/readyz").status == 200
         assert site.json("/api/stats")["connections"] == 20
+    assert "cannot accept connections" not in "\n".join(site.server.log)
+
+
+async def test_what_is_sent_behind_a_request_that_is_worked_on_waits_outside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with site_here() as here:
+        go_on = asyncio.Event()
+
+        async def wait() -> bytes:
+            await go_on.wait()
+            return b"made"
+
+        monkeypatch.setattr(here.http._exposition, "text", wait)
+        peer = await here.connect()
+        peer.writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+        house = here.http._house
+        await until(lambda: len(house._inside) == 1)
+        (one,) = house._inside
+        number = 200_000
+        peer.writer.write(GET * number)
+        await until(lambda: one._reader.is_full)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert one._reader.pending < number * len(GET) / 2, "the kernel has the rest"
+        go_on.set()
+        assert [await peer.status() for _ in range(100)] == [200] * 100
+
+
+async def test_one_request_is_let_in_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with site_here() as here:
+        loop, turn, let_in = asyncio.get_running_loop(), 0, []
+
+        def count() -> None:
+            nonlocal turn
+            turn += 1
+            loop.call_soon(count)
+
+        pass_on = gate.Gate.pass_on
+
+        def noted(self: gate.Gate, head: bytes) -> None:
+            let_in.append(turn)
+            pass_on(self, head)
+
+        monkeypatch.setattr(gate.Gate, "pass_on", noted)
+        count()
+        peers = [await here.connect() for _ in range(20)]
+        for peer in peers:
+            peer.writer.write(GET)
+        assert [await peer.status() for peer in peers] == [200] * 20
+        assert len(set(let_in)) == 20
