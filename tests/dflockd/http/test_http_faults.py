@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import socket
+import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -87,6 +88,7 @@ def test_nothing_that_is_sent_is_logged_or_repeated(
 ) -> None:
     flags = ("--auth-token-file", str(secret_file)) if authenticates else ()
     site = start_site(*flags)
+    started = time.monotonic()
     for _ in range(20):
         for request in MALFORMED:
             answer = exchange(site, request.encode("latin-1"))
@@ -106,11 +108,12 @@ def test_nothing_that_is_sent_is_logged_or_repeated(
     about = lines_about_http(site)
     assert all(" WARNING dflockd.http: " in line for line in about)
     # Seven kinds of refusal and one of a wrong token, a line a second for each.
-    assert len(about) < 150, "380 faults, and that in several seconds"
+    assert len(about) <= 8 * (time.monotonic() - started + 2)
 
 
 def test_a_flood_of_one_kind_is_a_line_a_second(start_site: StartSite) -> None:
     site = start_site()
+    started = time.monotonic()
     for _ in range(200):
         exchange(site, b"nonsense\r\n\r\n")
     first = site.server.wait_for_log("WARNING dflockd.http: ")
@@ -121,7 +124,7 @@ def test_a_flood_of_one_kind_is_a_line_a_second(start_site: StartSite) -> None:
         for line in site.server.log
         if line.endswith("times in the last second)")
     ]
-    assert len(counts) < 100
+    assert len(counts) <= time.monotonic() - started + 1
     assert sum(counts) <= 199
 
 

@@ -38,7 +38,7 @@ async def test_a_request_that_trickles_in_is_refused(monkeypatch: pytest.MonkeyP
 async def test_the_next_request_of_a_connection_has_as_much_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gate, "HEAD_TIMEOUT", 0.5)
+    monkeypatch.setattr(gate, "HEAD_TIMEOUT", 1.0)
     async with site_here() as here:
         peer = await here.connect()
         assert await peer.ask() == 200
@@ -63,11 +63,11 @@ async def test_an_idle_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_an_idle_connection_is_kept_for_longer_than_a_head_may_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gate, "HEAD_TIMEOUT", 0.2)
+    monkeypatch.setattr(gate, "HEAD_TIMEOUT", 1.0)
     async with site_here() as here:
         peer = await here.connect()
         assert await peer.ask() == 200
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.5)
         assert await peer.ask() == 200
 
 
