@@ -6,7 +6,9 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from dflockd.server.admission import Admission, Guest
 from dflockd.server.log import SparingLog
@@ -15,6 +17,12 @@ BACKLOG = 1024
 
 ACCEPTS = 64
 """Connections that are accepted in one turn of the event loop."""
+
+HANDSHAKES = 16
+"""TLS handshakes that are begun in one turn: each takes a third of a millisecond and more."""
+
+CROWDED = 0.05
+"""Seconds until a handshake is begun that there was no room for."""
 
 RETRY = 0.1
 """Seconds until connections are accepted again after the system had no room for one."""
@@ -63,6 +71,8 @@ class Listener:
         self._tls = tls
         self._is_open = is_open
         self._welcomes: set[asyncio.Task[None]] = set()
+        self._speaking: deque[tuple[Guest, asyncio.Future[None]]] = deque()
+        """Those whose handshake can be begun."""
         self._log = SparingLog(loop, logger)
         for sock in sockets:
             sock.setblocking(False)
@@ -107,16 +117,26 @@ class Listener:
             _keep_alive(sock)
             task = self._loop.create_task(self._welcome(sock, guest))
             self._welcomes.add(task)
-            task.add_done_callback(self._welcomes.discard)
+            task.add_done_callback(partial(self._welcomed, sock))
 
     def _resume(self, listening: socket.socket) -> None:
         if listening in self._sockets:
             self._loop.add_reader(listening, self._accept, listening)
 
-    async def _welcome(self, sock: socket.socket, guest: Guest) -> None:
+    def _welcomed(self, sock: _GuestSocket, task: asyncio.Task[None]) -> None:
+        self._welcomes.discard(task)
+        if not sock.is_taken:
+            sock.close()
+
+    async def _welcome(self, sock: _GuestSocket, guest: Guest) -> None:
         """Give a connection its protocol, after the handshake if there is one."""
         tls = self._tls
         try:
+            if tls is not None:
+                await self._turn(sock, guest)
+            if guest.ended:
+                return
+            sock.is_taken = True
             transport, _ = await self._loop.connect_accepted_socket(
                 lambda: self._factory(guest),
                 sock,
@@ -139,20 +159,55 @@ class Listener:
         if guest.ended:
             transport.abort()
 
+    async def _turn(self, sock: socket.socket, guest: Guest) -> None:
+        """Wait until a handshake may be begun: the peer has spoken, and so have few before it.
+
+        Until then the connection costs next to nothing, and others get their turns in between.
+        """
+        future = self._loop.create_future()
+        self._loop.add_reader(sock, self._spoken, sock, guest, future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            self._loop.remove_reader(sock)
+            raise
+
+    def _spoken(self, sock: socket.socket, guest: Guest, future: asyncio.Future[None]) -> None:
+        self._loop.remove_reader(sock)
+        if not future.done():
+            self._speaking.append((guest, future))
+            if len(self._speaking) == 1:
+                self._loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        for _ in range(min(HANDSHAKES, len(self._speaking))):
+            guest, future = self._speaking[0]
+            if not (future.done() or guest.ended or self._admission.begin_tls(guest)):
+                self._loop.call_later(CROWDED, self._begin)
+                return
+            self._speaking.popleft()
+            if not future.done():
+                future.set_result(None)
+        if self._speaking:
+            self._loop.call_soon(self._begin)
+
 
 class _GuestSocket(socket.socket):
     """A socket that says when its descriptor is gone, whichever event loop has it."""
 
-    __slots__ = ("guest",)
+    __slots__ = ("guest", "is_taken")
+
+    guest: Guest | None
+    is_taken: bool
+    """Whether the event loop has it, and closes it."""
 
     @classmethod
     def of(cls, sock: socket.socket) -> _GuestSocket:
         """Return `sock` as one of these; what was passed is empty then."""
         new = cls(sock.family, sock.type, sock.proto, fileno=sock.detach())
         new.guest = None
+        new.is_taken = False
         return new
-
-    guest: Guest | None
 
     def close(self) -> None:
         super().close()

@@ -151,6 +151,25 @@ async def test_time_ends_for_the_silent_alone(pairs: list[Pair]) -> None:
     assert not known[0].ended
 
 
+async def test_handshakes_are_bounded_too(
+    pairs: list[Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflockd.server.admission.MOST_TLS", 2)
+    admission = admission_of()
+    first, second, third, fourth = (must_arrive(admission, pairs)[0] for _ in range(4))
+    assert admission.begin_tls(first)
+    assert admission.begin_tls(second)
+    assert not admission.begin_tls(third)
+    monkeypatch.setattr("dflockd.server.admission.TLS_GRACE", 0.0)
+    pairs[0][2].send(b"what is said is not read yet")
+    assert admission.begin_tls(third)
+    assert [guest.ended for guest in (first, second, third)] == [False, True, False]
+    # Who gets in makes room.
+    assert third.admit()
+    monkeypatch.setattr("dflockd.server.admission.TLS_GRACE", 60.0)
+    assert admission.begin_tls(fourth)
+
+
 async def test_without_a_limit_all_come_in(pairs: list[Pair]) -> None:
     admission = admission_of(limit=0, pending=0)
     for _ in range(20):
