@@ -57,6 +57,16 @@ async def test_keep_and_wait_of_one_read_are_answered_in_one_write(server: Serve
     transport.abort()
 
 
+@pytest.mark.parametrize("cut", range(1, 12))
+async def test_a_first_line_in_pieces_is_looked_at_to_its_end(server: Server, cut: int) -> None:
+    browser = connect(server)
+    line = b"l / HTTP/1.1\r\n"
+    for piece in (line[:cut], line[cut:], b"_\n_\nl\nk\n0 3600\n"):
+        browser.session.data_received(piece)
+    assert browser.closing
+    assert len(server.table) == 0
+
+
 async def test_a_fault_in_one_request_is_answered_and_survived(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,8 +72,10 @@ async def test_what_comes_between_turns_is_served_in_order(server: Server) -> No
     # TLS may hand on what it had read before it was told to stop.
     transport = connect(server, 1 << 30)
     transport.session.data_received(PING * 3000 + b"l\nk\n0\n")
+    so_far = len(transport.written)
     for number in range(100):
         transport.session.data_received(b"x\n\n\n" if number % 2 else PING)
+    assert len(transport.written) == so_far
     await until_read(transport)
     lines = replies(transport)
     assert lines[:3000] == [b"ok"] * 3000
