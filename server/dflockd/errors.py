@@ -17,6 +17,7 @@
     │       ├── MaxWaitersError
     │       ├── MaxHoldsError
     │       ├── LimitMismatchError
+    │       ├── OwnerConflictError
     │       ├── LeaseExpiredError
     │       ├── DrainingError
     │       ├── RecoveringError
@@ -111,6 +112,22 @@ class MaxHoldsError(RefusedError):
 
 class LimitMismatchError(RefusedError):
     """The semaphore is in use with another limit."""
+
+
+class OwnerConflictError(RefusedError):
+    """The owner of the connection holds the lock or waits for it already, with that attempt or a later.
+
+    Attributes:
+        state: ``"held"`` or ``"waiting"``.
+        attempt: the attempt that is there.
+    """
+
+    def __init__(
+        self, message: str, *, state: str = "", attempt: int = 0, **about: str | None
+    ) -> None:
+        super().__init__(message, **about)
+        self.state = state
+        self.attempt = attempt
 
 
 class LeaseExpiredError(RefusedError):

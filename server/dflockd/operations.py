@@ -28,6 +28,7 @@ from dflockd.wire import (
     Inspect,
     Label,
     Moved,
+    OwnerConflict,
     Recovering,
     Release,
     Renew,
@@ -472,6 +473,15 @@ def refused(reply: object, target: Target) -> errors.RefusedError:
         return errors.RecoveringError(
             f"{_about(target)}: the server waits for holders to renew: try again in {retry_s:g} s",
             retry_s=retry_s,
+            key=target.name or None,
+            server=target.server,
+        )
+    elif isinstance(reply, OwnerConflict):
+        state = reply.state.decode()
+        return errors.OwnerConflictError(
+            f"{_about(target)}: attempt {reply.attempt} of the same owner is {state} there",
+            state=state,
+            attempt=reply.attempt,
             key=target.name or None,
             server=target.server,
         )

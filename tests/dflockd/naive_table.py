@@ -16,6 +16,9 @@ from dflockd.table import HoldRecord, Limits
 from dflockd.table.deadlines import SPAN_STEP
 from dflockd.table.reservations import RESERVED_LATE
 
+Owner = tuple[bytes, int, bytes]
+"""Identity, attempt and instance."""
+
 Name = tuple[int, bytes]
 """Namespace and key."""
 
@@ -45,6 +48,7 @@ class Waiter:
     span: float = 0
     since: int = 0
     hold: Hold | None = None
+    owner: Owner | None = None
 
 
 @dataclass(eq=False)
@@ -59,6 +63,7 @@ class Hold:
     span: float
     since: int
     token: bytes | None = None
+    owner: Owner | None = None
     is_doubted: bool = False
     """Whether it was restored in a recovery and nobody has renewed it since."""
 
@@ -77,6 +82,7 @@ class Peer:
     """A connection."""
 
     detaches: bool = False
+    owner: Owner | None = None
     reserve: tuple[int, int] | None = None
     resumes: bytes | None = None
     waiting: Waiter | None = None
@@ -221,6 +227,13 @@ class NaiveTable:
         span = self._lease(lease)
         if answer:
             self._answer(peer, answer)
+        elif not kept and (there := self._there(peer, key)) is not None:
+            if isinstance(there, Waiter) and self._is_the_same(there, peer):
+                self._take_over(there, peer, span, two_phase=False)
+                self.peers[peer].waiting = there
+                self._set(there, timeout)
+            else:
+                self._conflict(peer, there)
         elif self._too_many(peer, key, limit, two_phase=False):
             self._answer(peer, "error_max_holds")
         elif kept:
@@ -237,6 +250,7 @@ class NaiveTable:
             self._answer(peer, "timeout")
         else:
             waiter = Waiter(name, peer, span, two_phase=False, number=self._arrival())
+            waiter.owner = self.peers[peer].owner
             key.queue.append(waiter)
             self.peers[peer].waiting = waiter
             self._set(waiter, timeout)
@@ -248,6 +262,15 @@ class NaiveTable:
         span = self._lease(lease)
         if span <= self.limits.max_lease and self._waiter(peer, name):
             answer = "error_already_enqueued"
+        there = None if answer or kept else self._there(peer, key)
+        if isinstance(there, Waiter) and self._is_the_same(there, peer):
+            self._answer(peer, "queued")
+            self._take_over(there, peer, span, two_phase=True)
+            self.peers[peer].enqueued.append(there)
+            return
+        if there is not None:
+            self._conflict(peer, there)
+            return
         if not answer and self._too_many(peer, key, limit, two_phase=True):
             answer = "error_max_holds"
         if answer:
@@ -260,6 +283,7 @@ class NaiveTable:
             self._answer(peer, "acquired" if kept.hold else "queued", kept.hold, span)
             return
         waiter = Waiter(name, peer, span, two_phase=True, number=self._arrival())
+        waiter.owner = self.peers[peer].owner
         if key is None or self._free_slots(key) > 0:
             self.keys.setdefault(name, Key(limit))
             waiter.hold = self._grant(name, peer, span)
@@ -325,7 +349,7 @@ class NaiveTable:
                 return
             hold.is_doubted = False
         if hold is None and span <= self.limits.max_lease and brings_back:
-            hold = self._brought_back(name, token)
+            hold = self._brought_back(peer, name, token)
         if hold is None or span > self.limits.max_lease:
             self._answer(peer, "error")
             return
@@ -344,7 +368,7 @@ class NaiveTable:
             self._answer(peer, "error_lease_expired")
         else:
             self._set(hold, span)
-            hold.peer = None
+            hold.peer = hold.owner = None
             hold.is_doubted = False
             self._answer(peer, "renewed", None, span)
 
@@ -354,6 +378,44 @@ class NaiveTable:
 
     def say(self, peer: int, kind: str) -> None:
         self._answer(peer, kind)
+
+    def own(self, peer: int, owner: Owner | None) -> None:
+        self.peers[peer].owner = owner
+        self._answer(peer, "ok")
+
+    # Who asks.
+
+    def _there(self, peer: int, key: Key | None) -> Hold | Waiter | None:
+        """What the owner has there, unless the request is a later attempt than all of that."""
+        owner = self.peers[peer].owner
+        there = []
+        for item in [*key.holds, *key.queue] if key and owner else []:
+            if item.owner and owner and item.owner[0] == owner[0]:
+                there.append((item.owner[1], isinstance(item, Hold), item.number, item))
+        if not there or not owner:
+            return None
+        attempt, _, _, latest = max(there, key=lambda row: row[:3])
+        return latest if owner[1] <= attempt else None
+
+    def _is_the_same(self, there: Waiter, peer: int) -> bool:
+        """Whether it is the same process, whose former connection is lost."""
+        owner = self.peers[peer].owner
+        return owner == there.owner and bool(owner and owner[2])
+
+    def _conflict(self, peer: int, there: Hold | Waiter) -> None:
+        assert there.owner is not None
+        kind = "held" if isinstance(there, Hold) else "waiting"
+        self._answer(peer, f"{kind} {there.owner[1]}")
+
+    def _take_over(self, waiter: Waiter, peer: int, lease: int, *, two_phase: bool) -> None:
+        old = self.peers[waiter.peer]
+        if old.waiting is waiter:
+            old.waiting = None
+            self._conflict(waiter.peer, waiter)
+        if waiter in old.enqueued:
+            old.enqueued.remove(waiter)
+        waiter.peer, waiter.lease, waiter.two_phase = peer, lease, two_phase
+        waiter.reserve = None
 
     # Rules.
 
@@ -426,7 +488,7 @@ class NaiveTable:
                 return None  # it had ended before that one was granted
         return fence
 
-    def _brought_back(self, name: Name, token: bytes) -> Hold | None:
+    def _brought_back(self, peer: int, name: Name, token: bytes) -> Hold | None:
         fence = self._forgotten(name, token)
         if fence is None:
             return None
@@ -436,7 +498,7 @@ class NaiveTable:
                 if (self._fence(other) or 0) > fence:
                     return None
                 self._end(other)
-        hold = Hold(name, 0, None, 0, 0, 0, 0, token)
+        hold = Hold(name, 0, None, 0, 0, 0, 0, token, self.peers[peer].owner)
         self.keys.setdefault(name, Key(1 if is_lock else 0)).holds.append(hold)
         return hold
 
@@ -445,6 +507,7 @@ class NaiveTable:
         self.seen["granted beside a slot"] += any(p.has_slot for p in self.keys[name].queue)
         now = self._tick()
         hold = Hold(name, self.grants, peer, now, self.now + lease, lease, now)
+        hold.owner = self.peers[peer].owner
         self.keys[name].holds.append(hold)
         return hold
 
@@ -487,6 +550,7 @@ class NaiveTable:
     def _give(self, waiter: Waiter) -> None:
         peer = self.peers[waiter.peer]
         granted = self._grant(waiter.name, waiter.peer, waiter.lease)
+        granted.owner = waiter.owner
         if peer.waiting is waiter:
             peer.waiting = None
             if waiter in peer.enqueued:
@@ -518,6 +582,7 @@ class NaiveTable:
         due = self.now + away / 1000
         waiter.reservation = Reservation(due, hold / 1000, due + RESERVED_LATE)
         waiter.peer, waiter.two_phase, waiter.reserve = 0, False, None
+        waiter.owner = None
         self._set(waiter, _rounded(waiter.reservation.until - self.now))
         self.away.append(waiter)
         self.kept += 1
@@ -564,6 +629,7 @@ class NaiveTable:
         self.away.remove(waiter)
         waiter.reservation, waiter.has_slot = None, False
         waiter.peer, waiter.lease, waiter.two_phase = peer, lease, two_phase
+        waiter.owner = self.peers[peer].owner
         self.seen["back to a free key"] += waiter.name not in self.keys
         queue = self.keys.setdefault(waiter.name, Key(limit)).queue
         if waiter not in queue:

@@ -87,3 +87,24 @@ def test_the_leases_of_many_locks_end_at_once(start_server: StartServer) -> None
     for number in range(many):
         alice.lock(str(number), "0 1")
     eventually(lambda: '"locks":[]' in bob.ask("stats"))
+
+
+def test_a_run_is_told_that_it_is_there(start_server: StartServer) -> None:
+    server = start_server()
+    first, again, retry, lost, back = (server.connect() for _ in range(5))
+    for client, owner in ((first, "run 0"), (again, "run 0"), (retry, "run 1")):
+        assert client.ask("owner", "_", owner) == "ok"
+    token = first.lock("k", "0 60")
+    assert again.ask("l", "k", "5 60") == "error_owner held 0"
+    for client in (lost, back):
+        assert client.ask("owner", "_", "other 2 here") == "ok"
+    lost.request("l", "k", "30 60")
+    eventually(lambda: '"waiters":1' in again.ask("stats"))
+    assert retry.ask("e", "k", "60") == "queued"
+    assert back.ask("e", "k", "60") == "queued"
+    assert lost.line() == "error_owner waiting 2"
+    assert first.ask("r", "k", token) == "ok"
+    granted(back.ask("w", "k", "5"))
+    assert again.ask("owner", "_", "_") == "ok"
+    assert again.ask("owner", "_", "no number") == "error"
+    assert again.ask("l", "k", "0") == "timeout"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -239,6 +240,14 @@ OPERATIONS = {
     "renew": lambda: operations.renew(LOCK, TOKEN, 33),
     "release": lambda: operations.release(LOCK, TOKEN),
 }
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_another_attempt_of_the_owner(name: str) -> None:
+    with pytest.raises(errors.OwnerConflictError, match="attempt 3 of the same owner") as caught:
+        Played(OPERATIONS[name](), at_once(b"error_owner waiting 3"))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.state, again.attempt, again.key) == ("waiting", 3, "key")
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -844,7 +844,14 @@ def test_a_kept_position_shows_who_had_it() -> None:
     table.disconnect(peer, 2.0, clean=True)
     other = table.connect()
     [waiter] = inspected(table, other, b"k", 3.0)["waiters"]
-    assert waiter == {"label": "task 7", "conn_id": 0, "waited_s": 2.0, "away": True}
+    assert waiter == {
+        "label": "task 7",
+        "owner": "",
+        "attempt": 0,
+        "conn_id": 0,
+        "waited_s": 2.0,
+        "away": True,
+    }
 
 
 def test_the_name_of_a_position_is_no_token() -> None:

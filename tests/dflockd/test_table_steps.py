@@ -268,7 +268,7 @@ def test_a_report_stops_at_so_many_keys() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_steps_of_one_break_no_rule(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("slots", "table", "reservations"):
+    for module in ("slots", "connections", "reservations"):
         monkeypatch.setattr(f"dflockd.table.{module}.STEP", 1)
     dice = random.Random(seed)
     limits = Limits(

@@ -14,6 +14,7 @@ from dflockd.wire import (
     Enqueued,
     Granted,
     Moved,
+    OwnerConflict,
     Recovering,
     Renewed,
     Reply,
@@ -53,6 +54,8 @@ LINES: list[tuple[Reply, bytes]] = [
     (Status.LEASE_EXPIRED, b"error_lease_expired\n"),
     (Status.DRAINING, b"error_draining\n"),
     (Recovering(29_870), b"error_recovering 29870\n"),
+    (OwnerConflict(b"held", 0), b"error_owner held 0\n"),
+    (OwnerConflict(b"waiting", 2147483647), b"error_owner waiting 2147483647\n"),
     (Moved(8191, 7, b"10.0.0.1:6388"), b"error_moved 8191 7 10.0.0.1:6388\n"),
     (Moved(0, 0, b"[::1]:1", b"0af3"), b"error_moved 0 0 [::1]:1 0af3\n"),
 ]
@@ -106,6 +109,17 @@ def test_every_request_may_be_answered_that_the_key_is_elsewhere(
     for line in (b" 1 2  h:1", b" 1 2 h:1 a b", b" 1 2 h:1 \xff", b" 1234567890 2 h:1"):
         with pytest.raises(UnexpectedReplyError):
             parse(b"error_moved" + line)
+
+
+@pytest.mark.parametrize(("parse", "_taken"), PARSERS)
+def test_every_request_may_be_answered_that_its_owner_is_there(
+    parse: Callable[[bytes], Reply], _taken: set[bytes]
+) -> None:
+    assert parse(b"error_owner held 3") == OwnerConflict(b"held", 3)
+    assert parse(b"error_owner waiting 0") == OwnerConflict(b"waiting", 0)
+    for line in (b"", b" held", b" held ", b" held -1", b" gone 1", b" held 1 2", b" held  1"):
+        with pytest.raises(UnexpectedReplyError):
+            parse(b"error_owner" + line)
 
 
 @pytest.mark.parametrize(("parse", "_taken"), PARSERS)

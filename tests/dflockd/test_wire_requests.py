@@ -25,6 +25,7 @@ from dflockd.wire import (
     Inspect,
     Label,
     Malformed,
+    Owner,
     Ping,
     Release,
     Renew,
@@ -42,6 +43,7 @@ from dflockd.wire import (
     format_token,
     key_problem,
 )
+from dflockd.wire.messages import MAX_ATTEMPT
 
 LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
 TOKEN = b"0123456789abcdef0123456789abcdef"
@@ -71,6 +73,13 @@ FRAMES: list[tuple[bytes, Request]] = [
     (b"stable-ref\npublisher-1\n_\n", StableRef(b"publisher-1")),
     ("label\n_\nsync é 7\n".encode(), Label("sync é 7".encode())),
     (b"label\n_\n\n", Label(b"")),
+    (b"owner\n_\n_\n", Owner(b"", 0)),
+    (b"owner\n_\nrun-7 0\n", Owner(b"run-7", 0)),
+    (b"owner\n_\n_ 3 _\n", Owner(b"_", 3, b"_")),
+    (
+        b"owner\n_\n%b 2147483647 %b\n" % (b"r" * 64, b"i" * 64),
+        Owner(b"r" * 64, 2147483647, b"i" * 64),
+    ),
     (b"i\nk\n_\n", Inspect(LOCK, b"k")),
     (b"si\nk\n_\n", Inspect(SEMAPHORE, b"k")),
     (b"confirm\nk\nabc 60\n", Confirm(LOCK, b"k", b"abc", 60)),
@@ -102,6 +111,15 @@ READ_ONLY: list[tuple[bytes, Request]] = [
 
 REFUSED = [
     b"label\n_\n\xff\n",
+    b"owner\n_\n\n",
+    b"owner\n_\nrun\n",
+    b"owner\n_\nrun 2147483648\n",
+    b"owner\n_\nrun -1\n",
+    b"owner\n_\nrun 1 one two\n",
+    b"owner\n_\nr\xc3\xbcn 1\n",
+    b"owner\n_\nrun 1 \x7f\n",
+    b"owner\n_\n%b 1\n" % (b"r" * 65),
+    b"owner\n_\nrun 1 %b\n" % (b"i" * 65),
     b"label\n_\na\x00b\n",
     b"i\n\n_\n",
     b"evict\nk\n18446744073709551616\n",
@@ -327,6 +345,7 @@ tokens = st.integers(0, 2**64 - 1).map(lambda fence: format_token(fence, b"\x01\
 spaces = st.sampled_from(Space)
 text = st.binary(max_size=300).filter(lambda line: b"\n" not in line and not line.endswith(b"\r"))
 
+owners = st.from_regex(rb"[!-~]{1,64}", fullmatch=True)
 requests_ = st.one_of(
     st.builds(Acquire, st.just(LOCK), keys, st.just(1), seconds, leases),
     st.builds(Acquire, st.just(SEMAPHORE), keys, limits, seconds, leases),
@@ -344,12 +363,15 @@ requests_ = st.one_of(
     st.builds(Shards),
     st.builds(Reserve, seconds, seconds),
     st.builds(Resume, st.from_regex(rb"[0-9A-Za-z]{1,64}", fullmatch=True)),
+    st.just(Owner(b"", 0)),
+    st.builds(Owner, owners, st.integers(0, MAX_ATTEMPT), st.just(b"") | owners),
     st.text(max_size=60).filter(str.isprintable).map(lambda label: Label(label.encode())),
 )
 
 # Bytes that get far into the parser: words of the format, and junk.
 pieces = st.one_of(
     st.sampled_from([b"l", b"sl", b"r", b"n", b"e", b"se", b"w", b"sw", b"auth", b"i", b"label"]),
+    st.sampled_from([b"owner\n_\n", b"run 1", b"owner"]),
     st.sampled_from([b"keep\n_\n", b"resume\n_\n", b"1 2\n"]),
     st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b"\r", b" ", b"\t", b"\0", b"0", b"1", b"33"]),
     st.sampled_from([b"k" * 255, b"k" * 256, b"k" * 257, b"s" * MAX_SECRET]),

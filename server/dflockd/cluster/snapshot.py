@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from dflockd.table import HoldRecord, Reservation, Snapshot, WaiterRecord
 from dflockd.wire import Space
+
+_HOLD_OWNERS, _WAITER_OWNERS = "hold_owners", "place_owners"
 
 
 class BadSnapshotError(ValueError):
@@ -39,7 +42,11 @@ def dump(snapshot: Snapshot, epoch: int, now: float) -> bytes:
         ]
         for waiter in snapshot.waiters
     ]
-    document = {"epoch": epoch, "holds": holds, "places": waiters}
+    document: dict[str, object] = {"epoch": epoch, "holds": holds, "places": waiters}
+    # Of their own, for an older server takes the fields of the others by their position.
+    for name, records in ((_HOLD_OWNERS, snapshot.holds), (_WAITER_OWNERS, snapshot.waiters)):
+        if owners := _owners(records):
+            document[name] = owners
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -55,9 +62,21 @@ def load(text: bytes, epoch: int, now: float) -> Snapshot:
             raise BadSnapshotError(f"it is of epoch {document['epoch']}, not of {epoch}")
         holds = [_hold(now, *fields) for fields in document["holds"]]
         waiters = [_waiter(now, *fields) for fields in document["places"]]
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        for index, owner, attempt in document.get(_HOLD_OWNERS, ()):
+            holds[index] = holds[index]._replace(owner=owner.encode(), attempt=int(attempt))
+        for index, owner, attempt in document.get(_WAITER_OWNERS, ()):
+            waiters[index] = waiters[index]._replace(owner=owner.encode(), attempt=int(attempt))
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as exc:
         raise BadSnapshotError(str(exc)) from None
     return Snapshot(holds, waiters)
+
+
+def _owners(records: Sequence[HoldRecord | WaiterRecord]) -> list[tuple[int, str, int]]:
+    return [
+        (index, record.owner.decode(), record.attempt)
+        for index, record in enumerate(records)
+        if record.owner
+    ]
 
 
 def _hold(

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from dflockd.table import owners
 from dflockd.table.deadlines import rounded
 from dflockd.table.slots import Slots
 from dflockd.table.state import UNKNOWN, Group, Hold, HoldRecord, Peer
-from dflockd.wire import Confirm, Recovering, Release, Renew, Space, Status
+from dflockd.wire import Confirm, Owner, Recovering, Release, Renew, Space, Status
 
 
 class Recovery(Slots):
@@ -57,6 +58,9 @@ class Recovery(Slots):
         hold = entry.holds[kept.fence] = Hold(entry, kept.fence, token, None, kept.since)
         hold.label = kept.label
         hold.detached = kept.detached
+        if kept.owner:
+            hold.owner = Owner(kept.owner, kept.attempt)
+            owners.add(entry, hold)
         self._deadlines.set(hold, rounded(left), now)  # a lease that ends late harms nobody
         group.issuer.fence = max(group.issuer.fence, kept.fence)
         self.counts.returned += 1
@@ -116,6 +120,7 @@ class Recovery(Slots):
             limit = 1 if is_lock else UNKNOWN
             entry = self._add(group, request.space, request.key, limit)
         hold = entry.holds[fence] = Hold(entry, fence, request.token, peer, now)
+        owners.add(entry, hold)
         peer.holds[hold] = None
         self._deadlines.set(hold, lease * self._stretch, now)
         group.issuer.fence = max(group.issuer.fence, fence)

@@ -94,6 +94,7 @@ def _semaphore(entry: Entry) -> dict[str, object]:
 def _holder(hold: Hold, now: float) -> dict[str, object]:
     return {
         "label": hold.label.decode(),
+        **_owner(hold),
         "fence": hold.fence,
         "conn_id": hold.peer.id if hold.peer else 0,
         "held_s": round(now - hold.since, 3),
@@ -105,7 +106,16 @@ def _holder(hold: Hold, now: float) -> dict[str, object]:
 def _waiter(waiter: Waiter, now: float) -> dict[str, object]:
     return {
         "label": waiter.peer.label.decode(),
+        **_owner(waiter),
         "conn_id": waiter.peer.id,
         "waited_s": round(now - waiter.since, 3),
         "away": waiter.reservation is not None,
+    }
+
+
+def _owner(item: Hold | Waiter) -> dict[str, object]:
+    owner = item.owner
+    return {
+        "owner": owner.id.decode() if owner is not None else "",
+        "attempt": owner.attempt if owner is not None else 0,
     }

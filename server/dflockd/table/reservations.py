@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dflockd.table import owners
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines, rounded
 from dflockd.table.limits import STEP
 from dflockd.table.queue import Queue
 from dflockd.table.state import Entry, Hold, Peer, Reservation, Waiter
 from dflockd.table.states import EXPECTED, GONE, PASSED, QUEUED, RESERVED
+from dflockd.wire import Owner
 
 RESERVED_LATE = 60.0
 """Seconds for which a position is kept after somebody was expected back: workers can be busy."""
@@ -44,6 +46,8 @@ class Reservations:
         self, waiter: Waiter, ticket: bytes, label: bytes, reservation: Reservation, now: float
     ) -> None:
         """Keep the position of a waiter in the queue whose peer leaves it."""
+        owners.discard(waiter.entry, waiter)
+        waiter.owner = None
         waiter.peer = Peer(0)
         waiter.peer.label = label
         waiter.two_phase = False
@@ -65,13 +69,21 @@ class Reservations:
         return waiter
 
     def take_up(
-        self, waiter: Waiter, entry: Entry, peer: Peer, lease: int, *, two_phase: bool
+        self,
+        waiter: Waiter,
+        entry: Entry,
+        peer: Peer,
+        lease: int,
+        owner: Owner | None,
+        *,
+        two_phase: bool,
     ) -> None:
         """Let a peer have a position that was kept: it waits there, by ``enqueue`` so far."""
         del entry.group.reserved[waiter.ticket]
         self._size -= 1
         self._deadlines.clear(waiter)
         queue = entry.queue()
+        owners.discard(waiter.entry, waiter)
         if waiter.state == RESERVED:
             queue.away -= 1
         else:
@@ -82,6 +94,8 @@ class Reservations:
         waiter.state = QUEUED
         waiter.entry = entry  # not the same, if nobody was here meanwhile
         waiter.peer = peer
+        waiter.owner = owner
+        owners.add(entry, waiter)
         waiter.lease = lease
         waiter.two_phase = two_phase
 
@@ -104,6 +118,7 @@ class Reservations:
                 self._deadlines.reset(waiter, rounded(end - now), now)
             else:
                 queue.remove(waiter)
+                owners.discard(waiter.entry, waiter)
                 waiter.state = PASSED
         return queue.first(free)
 
@@ -117,6 +132,7 @@ class Reservations:
         is_queued = waiter.state != PASSED
         if is_queued:
             entry.queue().remove(waiter)
+            owners.discard(entry, waiter)
         if waiter.state == EXPECTED and now < reservation.until:
             waiter.state = PASSED
             self._deadlines.set(waiter, rounded(reservation.until - now), now)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from dflockd.table import owners
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
 from dflockd.table.recovery import latest
@@ -15,7 +16,7 @@ from dflockd.table.slots import Effect
 from dflockd.table.state import Entry, Group, HoldRecord, Peer, Reservation
 from dflockd.table.states import GONE, QUEUED, WAITING
 from dflockd.table.table import LockTable
-from dflockd.wire import Moved, Recovering, Refusal, Reply, Report, Shards, Space, Wait
+from dflockd.wire import Moved, Owner, Recovering, Refusal, Reply, Report, Shards, Space, Wait
 
 FROZEN = Recovering(20)
 """The answer while a shard is being handed over, which takes about so many milliseconds."""
@@ -53,6 +54,8 @@ class WaiterRecord(NamedTuple):
     label: bytes
     reservation: Reservation | None = None
     """If they were away already."""
+    owner: bytes = b""
+    attempt: int = 0
 
 
 class Snapshot(NamedTuple):
@@ -133,6 +136,10 @@ class ShardTable(LockTable):
             until = now + RESUME_TIMEOUT
             reservation = record.reservation or Reservation(now, RESUME_TIMEOUT, until)
             self._reservations.reserve(waiter, record.ticket, record.label, reservation, now)
+            if record.owner:
+                # Not away on purpose: it waits, though its connection is elsewhere.
+                waiter.owner = Owner(record.owner, record.attempt)
+                owners.add(entry, waiter)
         for entry in [entry for entry in _entries(group) if entry.waiters]:
             self._promote(entry, now, [])  # grants nothing: nobody is there yet
 
@@ -165,6 +172,7 @@ class ShardTable(LockTable):
                     waiter.since,
                     waiter.peer.label,
                     reservation,
+                    *(waiter.owner[:2] if waiter.owner is not None else ()),
                 )
             )
         return snapshot
@@ -315,7 +323,8 @@ class ShardTable(LockTable):
             return
         space, key = name
         entry = group.spaces[space].get(key) or self._add(group, space, key, waiter.entry.limit)
-        self._reservations.take_up(waiter, entry, peer, waiter.lease, two_phase=True)
+        lease, owner = waiter.lease, waiter.owner or peer.owner
+        self._reservations.take_up(waiter, entry, peer, lease, owner, two_phase=True)
         peer.enqueued[name] = waiter
         self._promote(entry, now, effects)
 

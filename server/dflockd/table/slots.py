@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
+from dflockd.table import owners
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.issuer import TokenIssuer
@@ -148,6 +149,8 @@ class Slots:
         if entry.group.recovers_until is not None:
             entry.group.doubted.discard(hold)
             entry.group.remember_end(entry.space, entry.key, hold.fence)
+        if hold.owner is not None:
+            owners.discard(entry, hold)
         if hold.peer is not None:
             del hold.peer.holds[hold]
         if hold.waiter is not None:
@@ -159,33 +162,6 @@ class Slots:
         elif not entry.holds:
             self._remove(entry)
 
-    def _part(
-        self,
-        hold: Hold,
-        peer: Peer,
-        now: float,
-        effects: list[Effect],
-        *,
-        clean: bool,
-        silent: bool,
-    ) -> None:
-        """Say what becomes of a hold whose peer has ended."""
-        limits = self.limits
-        # What nobody was told, nobody holds, whatever was to become of it.
-        if hold.told and hold is not peer.granted:
-            if not limits.auto_release or peer.detaches or self._keeps_holds or silent:
-                hold.peer = None
-                del peer.holds[hold]
-                return
-            timeout = limits.orphan_ttl if limits.orphan_all or not clean else 0
-            if timeout:
-                if hold.deadline - now > timeout:
-                    self._extend(hold, timeout, now)
-                hold.peer = None
-                del peer.holds[hold]
-                return
-        self._free(hold, now, effects)
-
     # The queue.
 
     def _is_full(self, entry: Entry) -> bool:
@@ -195,6 +171,8 @@ class Slots:
     def _join(self, entry: Entry, peer: Peer, lease: int, now: float, *, two_phase: bool) -> Waiter:
         waiter = Waiter(entry, peer, next(self._arrivals), lease, now, two_phase=two_phase)
         entry.queue().line[waiter] = None
+        if waiter.owner is not None:
+            owners.add(entry, waiter)
         self.counts.queued += 1
         return waiter
 
@@ -236,6 +214,8 @@ class Slots:
         """Take a waiter whose deadline is no longer set out of its queue."""
         entry = waiter.entry
         entry.queue().remove(waiter)
+        if waiter.owner is not None:
+            owners.discard(entry, waiter)
         self.counts.gave_up += 1
         if not (entry.waiters or entry.holds):
             self._remove(entry)
@@ -264,6 +244,10 @@ class Slots:
                 continue
             queue.remove(waiter)
             hold = self._grant(entry, peer, waiter.lease, now)
+            hold.owner = waiter.owner  # as it was when it asked
+            if waiter.owner is not None:
+                owners.discard(entry, waiter)
+                owners.add(entry, hold)
             self.counts.waited.add(now - waiter.since)
             if waiter.state == WAITING:
                 self._deadlines.clear(waiter)

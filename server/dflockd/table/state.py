@@ -7,7 +7,7 @@ from typing import NamedTuple
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.queue import Queue
 from dflockd.table.states import QUEUED
-from dflockd.wire import Reserve, Space
+from dflockd.wire import Owner, Reserve, Space
 
 
 class Group:
@@ -79,13 +79,13 @@ class HoldRecord(NamedTuple):
     owner: bytes = b""
     """Which run holds it, where that was said."""
     attempt: int = 0
-    """The how manieth of that run's attempts it is."""
+    """Which of its attempts; the first is 0."""
 
 
 class Entry:
     """One key: who holds it and who waits. It exists only while there is a holder or a waiter."""
 
-    __slots__ = ("group", "holds", "key", "limit", "space", "waiters")
+    __slots__ = ("group", "holds", "key", "limit", "owners", "space", "waiters")
 
     def __init__(self, group: Group, space: Space, key: bytes, limit: int) -> None:
         self.group = group
@@ -96,6 +96,8 @@ class Entry:
         """By fence: the part of a token that is no secret."""
         self.waiters: Queue | None = None
         """Absent until somebody has had to wait."""
+        self.owners: dict[bytes, list[Hold | Waiter]] | None = None
+        """What is here of whom, by attempt; absent until somebody says who asks. See `owners`."""
 
     def queue(self) -> Queue:
         """Return its queue."""
@@ -113,6 +115,7 @@ class Hold:
         "entry",
         "fence",
         "label",
+        "owner",
         "peer",
         "since",
         "span",
@@ -130,6 +133,8 @@ class Hold:
         self.entry = entry
         self.label = peer.label if peer is not None else b""
         """What people see; it outlives the peer of a detached hold."""
+        self.owner = peer.owner if peer is not None else None
+        """Whose run it is; nobody's once it is detached."""
         self.since = since
         self.fence = fence
         self.token = token
@@ -160,6 +165,7 @@ class Hold:
             self.since,
             self.label,
             self.detached,
+            *(self.owner[:2] if self.owner is not None else ()),
         )
 
 
@@ -191,6 +197,7 @@ class Waiter:
         "hold",
         "lease",
         "number",
+        "owner",
         "peer",
         "reservation",
         "reserve",
@@ -222,6 +229,8 @@ class Waiter:
         """Grows with every arrival at the table."""
         self.since = since
         self.peer = peer
+        self.owner: Owner | None = peer.owner
+        """Who asks."""
         self.lease = lease
         self.two_phase = two_phase
         self.hold: Hold | None = None
@@ -246,6 +255,7 @@ class Peer:
         "id",
         "label",
         "left",
+        "owner",
         "reserve",
         "resumes",
         "waiting",
@@ -254,6 +264,8 @@ class Peer:
     def __init__(self, number: int) -> None:
         self.id = number
         self.label = b""
+        self.owner: Owner | None = None
+        """Who asks with its requests."""
         self.detaches = False
         """Its end leaves its holds to their leases: it has declared a ``stable-ref``."""
         self.holds: dict[Hold, None] = {}

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
-from dflockd.table import report
+from dflockd.table import owners, report
+from dflockd.table.connections import Connections
 from dflockd.table.issuer import TokenIssuer
-from dflockd.table.limits import STEP, Limits
-from dflockd.table.recovery import Recovery
+from dflockd.table.limits import Limits
 from dflockd.table.slots import Effect
 from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
-from dflockd.table.states import GONE, GRANTED, UNTOLD
+from dflockd.table.states import GONE, GRANTED, QUEUED, UNTOLD, WAITING
 from dflockd.wire import (
     Acquire,
     Barrier,
@@ -26,6 +24,8 @@ from dflockd.wire import (
     Inspect,
     Label,
     Malformed,
+    Owner,
+    OwnerConflict,
     Ping,
     Refusal,
     Release,
@@ -44,7 +44,7 @@ from dflockd.wire import (
 )
 
 
-class LockTable(Recovery):
+class LockTable(Connections):
     """Locks and semaphores with FIFO waiters and leases. A lock is a semaphore of limit 1.
 
     Every method takes the time, on a clock that never goes back, and returns the effects in order.
@@ -52,9 +52,6 @@ class LockTable(Recovery):
 
     def __init__(self, limits: Limits, issuer: TokenIssuer, *, kept: bool = False) -> None:
         super().__init__(limits, issuer, kept=kept)
-        self._peers: dict[int, Peer] = {}
-        self._last_peer = 0
-        self._draining = False
         self._handlers: dict[type, Callable[[Peer, Any, float, list[Effect]], Reply | None]] = {
             Acquire: self._acquire,
             Enqueue: self._enqueue,
@@ -66,6 +63,7 @@ class LockTable(Recovery):
             Stats: self._stats,
             StableRef: self._stable_ref,
             Label: self._label,
+            Owner: self._owner,
             Inspect: self._inspect,
             Evict: self._evict,
             Ping: lambda *_: Status.OK,
@@ -79,12 +77,6 @@ class LockTable(Recovery):
         }
 
     # What the server calls.
-
-    def connect(self) -> Peer:
-        """Return a new peer. Its number is never used again."""
-        self._last_peer += 1
-        peer = self._peers[self._last_peer] = Peer(self._last_peer)
-        return peer
 
     def handle(self, peer: Peer, request: Request, now: float) -> list[Effect]:
         """Handle one request of a peer that is not waiting.
@@ -116,82 +108,6 @@ class LockTable(Recovery):
         self._expire(now, effects)
         if self._backlog:
             self._catch_up(now, effects)
-        return effects
-
-    def disconnect(
-        self, peer: Peer, now: float, *, clean: bool, silent: bool = False, told: bool = True
-    ) -> list[Effect]:
-        """Forget a peer whose connection has ended.
-
-        If very much stands on it, a part of that stays held for some more steps, as `next_deadline`
-        says.
-
-        Args:
-            peer: the peer.
-            now: the time.
-            clean: whether the other side closed it.
-            silent: whether the other side was not heard of any more. It may run on, cut off, and
-                believe in its locks until their leases end: so does the table.
-            told: whether the answer to its last wait, if it has had one, was sent.
-        """
-        effects: list[Effect] = []
-        # Before anything that falls due now is handed out: nobody is there to receive it.
-        del self._peers[peer.id]
-        peer.ended = True
-        if told:
-            peer.granted = None
-        if peer.waiting is not None:
-            self._leave(peer.waiting)
-        for waiter in list(itertools.islice(peer.enqueued.values(), STEP)):
-            self._stand_down(waiter)
-        self._expire(now, effects)
-        job = partial(self._part_some, peer, clean, silent)
-        if not job(now, effects):
-            self._later(job, now)
-        return effects
-
-    def _part_some(
-        self, peer: Peer, clean: bool, silent: bool, now: float, effects: list[Effect]
-    ) -> bool:
-        for waiter in list(itertools.islice(peer.enqueued.values(), STEP)):
-            self._stand_down(waiter)
-        if not peer.enqueued:
-            for hold in list(itertools.islice(peer.holds, STEP)):
-                if hold in peer.holds:
-                    self._part(hold, peer, now, effects, clean=clean, silent=silent)
-        return not (peer.enqueued or peer.holds)
-
-    def _stand_down(self, waiter: Waiter) -> None:
-        """Take out what a peer that has ended had enqueued."""
-        if waiter.hold is None:
-            self._leave(waiter)
-        else:
-            self._forget_waiter(waiter)
-            waiter.hold.waiter = None
-            waiter.state = GONE
-
-    def drain(self, now: float, *, keep: bool = False) -> list[Effect]:
-        """Send every waiter away; from now on only renewals and releases are handled.
-
-        With `keep`, holds do not end with their connections any more: they are kept for later.
-        """
-        self._keeps_holds = keep
-        effects: list[Effect] = []
-        self._expire(now, effects)
-        self._draining = True
-        for peer in self._peers.values():
-            waiter = peer.waiting
-            if waiter is not None:
-                self._leave(waiter)
-                effects.append((peer.id, Status.DRAINING))
-            for enqueued in list(peer.enqueued.values()):
-                if enqueued.hold is None:
-                    self._leave(enqueued)
-        # Nobody can ask for these any more, and nobody is left to have them instead.
-        for peer in self._peers.values():
-            for enqueued in list(peer.enqueued.values()):
-                if enqueued.state == UNTOLD and enqueued.hold is not None:
-                    self._free(enqueued.hold, now, effects)
         return effects
 
     def next_deadline(self) -> float | None:
@@ -254,12 +170,20 @@ class LockTable(Recovery):
         entry = self._entry(request.space, request.key, request.limit, now)
         if not isinstance(entry, Entry):
             return entry
+        waiter = self._reservations.find(entry, resumed) if resumed else None
+        if waiter is None and peer.owner is not None and entry.owners is not None:
+            there = self._there(entry, peer.owner)
+            if isinstance(there, Waiter):
+                self._take_over(there, peer, lease, effects, two_phase=False)
+                self._block(there, request.timeout, now)
+                return None
+            if there is not None:
+                return there
         most = self._max_holds
         if len(peer.holds) >= most or (request.limit > most and len(entry.holds) >= most):
             return self._refuse(entry)
-        waiter = self._reservations.find(entry, resumed) if resumed else None
         if waiter is not None:
-            self._reservations.take_up(waiter, entry, peer, lease, two_phase=False)
+            self._reservations.take_up(waiter, entry, peer, lease, peer.owner, two_phase=False)
             self._block(waiter, request.timeout, now)
             self._promote(entry, now, effects)
             return None
@@ -268,6 +192,8 @@ class LockTable(Recovery):
         waiters, holders = entry.waiters, len(entry.holds)
         if (holders if waiters is None else holders + len(waiters)) < entry.limit:
             hold = self._grant(entry, peer, lease, now)
+            if hold.owner is not None:
+                owners.add(entry, hold)
             self._note(hold)
             return Granted(hold.token, lease)
         if self._is_full(entry):
@@ -293,18 +219,27 @@ class LockTable(Recovery):
         entry = self._entry(request.space, request.key, request.limit, now)
         if not isinstance(entry, Entry):
             return entry
+        waiter = self._reservations.find(entry, resumed) if resumed else None
+        if waiter is None and peer.owner is not None and entry.owners is not None:
+            there = self._there(entry, peer.owner)
+            if isinstance(there, Waiter):
+                self._take_over(there, peer, lease, effects, two_phase=True)
+                peer.enqueued[name] = there
+                return Status.QUEUED
+            if there is not None:
+                return there
         most, holders = self._max_holds, len(entry.holds)
         if max(len(peer.holds), len(peer.enqueued)) >= most or (
             request.limit > most and holders >= most
         ):
             return self._refuse(entry)
-        waiter = self._reservations.find(entry, resumed) if resumed else None
         waiters = entry.waiters
         if waiter is not None:
-            self._reservations.take_up(waiter, entry, peer, lease, two_phase=True)
+            self._reservations.take_up(waiter, entry, peer, lease, peer.owner, two_phase=True)
             self._promote(entry, now, effects)
         elif (holders if waiters is None else holders + len(waiters)) < entry.limit:
             hold = self._grant(entry, peer, lease, now)
+            owners.add(entry, hold)
             number = next(self._arrivals)
             hold.waiter = waiter = Waiter(
                 entry, peer, number, lease, now, two_phase=True, state=GRANTED
@@ -323,6 +258,35 @@ class LockTable(Recovery):
             waiter.hold.told = True
         self._note(waiter.hold)
         return Enqueued(waiter.hold.token, lease)
+
+    @staticmethod
+    def _there(entry: Entry, owner: Owner) -> OwnerConflict | Waiter | None:
+        """Return the answer to an owner whose attempt is at a key already, or a later one is.
+
+        Or the waiter of the same process: then its former connection is lost.
+        """
+        there = owners.latest(entry, owner.id)
+        if there is None or there.owner is None or owner.attempt > there.owner.attempt:
+            return None
+        if isinstance(there, Hold):
+            return OwnerConflict(b"held", there.owner.attempt)
+        if owner.instance and there.owner == owner and there.state in (QUEUED, WAITING):
+            return there
+        return OwnerConflict(b"waiting", there.owner.attempt)
+
+    def _take_over(
+        self, waiter: Waiter, peer: Peer, lease: int, effects: list[Effect], *, two_phase: bool
+    ) -> None:
+        """Let a peer wait where another connection of the same process does so far."""
+        if waiter.state == WAITING and waiter.owner is not None:
+            self._deadlines.clear(waiter)
+            waiter.peer.waiting = None
+            waiter.state = QUEUED
+            effects.append((waiter.peer.id, OwnerConflict(b"waiting", waiter.owner.attempt)))
+        if waiter.two_phase:
+            self._forget_waiter(waiter)
+        waiter.peer, waiter.lease, waiter.two_phase = peer, lease, two_phase
+        waiter.reserve = None
 
     def _refuse(self, entry: Entry) -> Reply:
         """Return the answer to who asks for too much, of an entry that may be new."""
@@ -404,6 +368,8 @@ class LockTable(Recovery):
             del peer.holds[hold]
         hold.peer = None
         hold.detached = True
+        owners.discard(hold.entry, hold)
+        hold.owner = None
         group.doubted.discard(hold)
         self._extend(hold, lease, now)
         return Renewed(lease)
@@ -418,6 +384,10 @@ class LockTable(Recovery):
 
     def _label(self, peer: Peer, request: Label, _now: float, _effects: list[Effect]) -> Reply:
         peer.label = request.text
+        return Status.OK
+
+    def _owner(self, peer: Peer, request: Owner, _now: float, _effects: list[Effect]) -> Reply:
+        peer.owner = request if request.id else None
         return Status.OK
 
     def _resume(self, peer: Peer, request: Resume, _now: float, _effects: list[Effect]) -> Reply:

@@ -20,6 +20,12 @@ MAX_REF = 64
 MAX_TICKET = 64
 """Longest ticket, in bytes."""
 
+MAX_OWNER = 64
+"""Longest name of an owner, and of an instance, in bytes."""
+
+MAX_ATTEMPT = (1 << 31) - 1
+"""Largest number of an attempt."""
+
 MAX_SECONDS = 9_223_372_036
 """Largest timeout or lease that any published server accepts: 2**63 nanoseconds, in seconds."""
 
@@ -112,6 +118,20 @@ class Label(NamedTuple):
     text: bytes
 
 
+class Owner(NamedTuple):
+    """``owner <id> <attempt> [<instance>]``, or ``_``: who asks with all that follows.
+
+    An extension of this server; see `OwnerConflict`.
+    """
+
+    id: bytes
+    """A name for one run of something; empty for nobody's."""
+    attempt: int
+    """Grows with every time that the run is tried again on purpose."""
+    instance: bytes = b""
+    """Which process asks, so that it can take over what its own lost connection waits for."""
+
+
 class Inspect(NamedTuple):
     """``i`` and ``si``: who holds a key and who waits for it, as JSON."""
 
@@ -199,6 +219,7 @@ Request: TypeAlias = (
     | Barrier
     | StableRef
     | Label
+    | Owner
     | Inspect
     | Detach
     | Confirm
@@ -255,6 +276,17 @@ class Moved(NamedTuple):
     ticket: bytes = b""
 
 
+class OwnerConflict(NamedTuple):
+    """``error_owner held|waiting <attempt>``: the owner is there already, with that attempt.
+
+    The answer to an `Acquire` or `Enqueue` of an `Owner` with the same or a lower attempt.
+    """
+
+    state: bytes
+    """``held`` or ``waiting``."""
+    attempt: int
+
+
 class Granted(NamedTuple):
     """``ok <token> <lease>``: the answer to `Acquire` and `Wait`."""
 
@@ -290,7 +322,7 @@ class Report(NamedTuple):
     json: bytes
 
 
-Refusal: TypeAlias = Status | Recovering | Moved
+Refusal: TypeAlias = Status | Recovering | Moved | OwnerConflict
 """What any request can be answered with."""
 
 Reply: TypeAlias = Refusal | Granted | Enqueued | TimedOut | Renewed | Report

@@ -9,6 +9,7 @@ from dflockd.wire.messages import (
     Enqueued,
     Granted,
     Moved,
+    OwnerConflict,
     Recovering,
     Refusal,
     Renewed,
@@ -24,6 +25,7 @@ MAX_REPLY = 1 << 20
 _RECOVERING = b"error_recovering "
 _TIMED_OUT = re.compile(rb"timeout ([0-9A-Za-z]+)")
 _MOVED = re.compile(rb"error_moved ([0-9]{1,9}) ([0-9]{1,9}) ([!-~]{1,255})(?: ([0-9A-Za-z]+))?")
+_OWNER = re.compile(rb"error_owner (held|waiting) ([0-9]{1,10})")
 _STATUSES = {status.value: status for status in Status}
 
 
@@ -50,6 +52,8 @@ def encode_reply(reply: Reply) -> bytes:
     if type(reply) is Moved:
         tail = b" " + reply.ticket if reply.ticket else b""
         return b"error_moved %d %d %b%b\n" % (reply.shard, reply.epoch, reply.server, tail)
+    if type(reply) is OwnerConflict:
+        return b"error_owner %b %d\n" % reply
     raise AssertionError(f"no such reply: {reply!r}")
 
 
@@ -132,6 +136,8 @@ def _status(line: bytes, *unfit: Status) -> Refusal:
         return Recovering(_number(line.removeprefix(_RECOVERING), 0, "milliseconds"))
     if status is None and (moved := _MOVED.fullmatch(line)):
         return Moved(int(moved[1]), int(moved[2]), moved[3], moved[4] or b"")
+    if status is None and (conflict := _OWNER.fullmatch(line)):
+        return OwnerConflict(conflict[1], int(conflict[2]))
     if status is None or status in unfit:
         raise UnexpectedReplyError(f"unexpected reply {line[:80]!r}")
     return status

@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable
 
 from dflockd.wire.messages import (
+    MAX_ATTEMPT,
     MAX_LIMIT,
     MAX_LINE,
+    MAX_OWNER,
     MAX_REF,
     MAX_SECONDS,
     MAX_SECRET,
@@ -22,6 +24,7 @@ from dflockd.wire.messages import (
     Inspect,
     Label,
     Malformed,
+    Owner,
     Ping,
     Release,
     Renew,
@@ -38,6 +41,7 @@ from dflockd.wire.tokens import MAX_FENCE
 
 _forbidden_in_key = re.compile(rb"[\0\t\r\n ]").search
 _printable_ascii = re.compile(rb"[!-~]{1,%d}" % MAX_REF).fullmatch
+_is_owner = re.compile(rb"[!-~]{1,%d}" % MAX_OWNER).fullmatch
 _is_ticket = re.compile(rb"[0-9A-Za-z]{1,%d}" % MAX_TICKET).fullmatch
 
 
@@ -232,6 +236,15 @@ def _label(_key: bytes, text: bytes) -> Request:
     return Label(text)
 
 
+def _owner(_key: bytes, argument: bytes) -> Request:
+    if argument == b"_":
+        return Owner(b"", 0)
+    name, attempt, *instance = _fields(argument, 2, 3)
+    if not all(map(_is_owner, (name, *instance))):
+        raise _MalformedError(f"an owner is 1 to {MAX_OWNER} printable ASCII characters")
+    return Owner(name, _number(attempt, 0, MAX_ATTEMPT), *instance)
+
+
 def _inspect(space: Space) -> Callable[[bytes, bytes], Request]:
     def parse(key: bytes, _argument: bytes) -> Request:
         return Inspect(space, _key(key))
@@ -276,6 +289,7 @@ _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"barrier": lambda _key, _argument: Barrier(),
     b"stable-ref": _stable_ref,
     b"label": _label,
+    b"owner": _owner,
     b"i": _inspect(Space.LOCK),
     b"si": _inspect(Space.SEMAPHORE),
     b"detach": _renew(Space.LOCK, Detach),
@@ -309,6 +323,11 @@ def encode_request(request: Request) -> bytes:
             return b"se\n%b\n%b\n" % (key, _numbers(limit, lease))
         case Label(text):
             return b"label\n_\n%b\n" % text
+        case Owner(b""):
+            return b"owner\n_\n_\n"
+        case Owner(name, attempt, instance):
+            tail = b" " + instance if instance else b""
+            return b"owner\n_\n%b %d%b\n" % (name, attempt, tail)
         case Renew(space, key, token, lease):
             return _renewal(b"n", space, key, token, lease)
         case Detach(space, key, token, lease):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from dflockd.shards.memory import KeySpace
 from dflockd.shards.values import ShardRecord
 from dflockd.table import HoldRecord, Reservation, Snapshot, WaiterRecord
 from dflockd.wire import Moved, Space
+from dflockd.wire.messages import MAX_ATTEMPT
 
 
 def view_of(num_shards: int = 4, **nodes: int) -> View:
@@ -232,6 +234,15 @@ def test_a_grace_outlasts_every_lease_from_before(promise: int, lease: int, drif
 texts = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zs", "Zl", "Zp")), min_size=1)
 keys = texts.map(str.encode)
 times = st.floats(0, 1e6).map(lambda t: round(t, 3))
+owners = st.just((b"", 0)) | st.tuples(
+    st.from_regex(rb"[!-~]{1,64}", fullmatch=True), st.integers(0, MAX_ATTEMPT)
+)
+
+
+def with_owner(record: Any, owner: tuple[bytes, int]) -> Any:
+    return record._replace(owner=owner[0], attempt=owner[1])
+
+
 kept = st.builds(
     HoldRecord,
     space=st.sampled_from(Space),
@@ -243,6 +254,8 @@ kept = st.builds(
     since=st.floats(0, 2000),
     label=texts.map(str.encode),
     detached=st.booleans(),
+    owner=st.just(b""),
+    attempt=st.just(0),
 )
 reservations = st.builds(
     Reservation, due=st.floats(1900, 2060), hold=st.floats(0, 60), until=st.floats(1990, 2200)
@@ -257,6 +270,8 @@ waiters = st.builds(
     since=st.floats(0, 2000),
     label=texts.map(str.encode),
     reservation=st.none() | reservations,
+    owner=st.just(b""),
+    attempt=st.just(0),
 )
 
 
@@ -264,7 +279,11 @@ def without_times(waiter: WaiterRecord) -> WaiterRecord:
     return waiter._replace(since=0, reservation=None)
 
 
-@given(holds=st.lists(kept), waiting=st.lists(waiters), ahead=st.floats(-5000, 5000))
+@given(
+    holds=st.lists(st.builds(with_owner, kept, owners)),
+    waiting=st.lists(st.builds(with_owner, waiters, owners)),
+    ahead=st.floats(-5000, 5000),
+)
 def test_a_snapshot_is_read_as_it_was_written_by_another_clock(holds, waiting, ahead):  # type: ignore[no-untyped-def]
     now, there = 2000.0, 2000.0 + ahead
     text = snapshots.dump(Snapshot(holds, waiting), 7, now)
@@ -273,7 +292,7 @@ def test_a_snapshot_is_read_as_it_was_written_by_another_clock(holds, waiting, a
         lease = before.deadline - now if before.detached else before.lease
         assert after.lease == pytest.approx(lease, abs=1e-6)
         assert after.since - there == pytest.approx(before.since - now, abs=1e-6)
-        same = ("space", "key", "limit", "fence", "label", "detached")
+        same = ("space", "key", "limit", "fence", "label", "detached", "owner", "attempt")
         assert all(getattr(before, name) == getattr(after, name) for name in same)
     assert list(map(without_times, loaded.waiters)) == list(map(without_times, waiting))
     for waiter, read in zip(waiting, loaded.waiters, strict=True):
@@ -289,9 +308,23 @@ def test_a_snapshot_is_read_as_it_was_written_by_another_clock(holds, waiting, a
             )
 
 
+def test_servers_of_0_1_read_a_snapshot_and_theirs_is_read() -> None:
+    hold = HoldRecord(Space.LOCK, b"k", 1, 7, 5.0, 2005.0, 1999.0, b"x", owner=b"run", attempt=3)
+    waiter = WaiterRecord(Space.LOCK, b"k", 1, b"t1", 5, 1999.0, b"x", None, b"run", 4)
+    document = json.loads(snapshots.dump(Snapshot([hold], [waiter]), 7, 2000.0))
+    # They take the fields of these by position, and look at no other key.
+    assert document["holds"] == [[0, "k", 1, 7, 5.0, 1.0, "x", 0]]
+    assert document["places"] == [[0, "k", 1, "t1", 5, 1.0, "x", None]]
+    theirs = {name: document[name] for name in ("epoch", "holds", "places")}
+    loaded = snapshots.load(json.dumps(theirs).encode(), 7, 2000.0)
+    assert loaded == Snapshot([hold._replace(owner=b"", attempt=0)], [WaiterRecord(*waiter[:8])])
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        b'{"epoch":7,"holds":[],"places":[],"hold_owners":[[0,"a",1]]}',
+        b'{"epoch":7,"holds":[],"places":[],"place_owners":[[0]]}',
         *(b"", b"{}", b"[]", b"null", b"\xff", b'{"epoch":7}'),
         b'{"epoch":7,"holds":[[1]],"places":[]}',
         b'{"epoch":7,"holds":[],"places":7}',

@@ -1,0 +1,50 @@
+"""Who asks: at most one attempt of an owner has a say at a key, the latest.
+
+An owner is one run of something that may be sent twice. A later attempt queues behind its
+predecessor; an earlier one, or the same once more, is answered at once. What is compared holds the
+key, attached to somebody, or waits for it there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import TypeAlias
+
+from dflockd.table.state import Entry, Hold, Waiter
+
+Item: TypeAlias = Hold | Waiter
+
+
+def _rank(item: Item) -> tuple[int, bool, int]:
+    """Of one attempt what is held goes before what waits, and of two waiters the later."""
+    assert item.owner is not None
+    if isinstance(item, Hold):
+        return item.owner.attempt, True, item.fence
+    return item.owner.attempt, False, item.number
+
+
+def add(entry: Entry, item: Item) -> None:
+    """Note a hold or a waiter of an entry, if it has an owner."""
+    if item.owner is None:
+        return
+    if entry.owners is None:
+        entry.owners = {}
+    insort(entry.owners.setdefault(item.owner.id, []), item, key=_rank)
+
+
+def discard(entry: Entry, item: Item) -> None:
+    """Take out a hold or a waiter that has an owner, if it was noted."""
+    if item.owner is None or entry.owners is None:
+        return
+    items = entry.owners.get(item.owner.id, [])
+    index = bisect_left(items, _rank(item), key=_rank)
+    if index < len(items) and items[index] is item:
+        del items[index]
+    if not items:
+        entry.owners.pop(item.owner.id, None)
+
+
+def latest(entry: Entry, owner: bytes) -> Item | None:
+    """Return what an owner has at an entry, the highest attempt of it."""
+    items = entry.owners.get(owner) if entry.owners is not None else None
+    return items[-1] if items else None
