@@ -145,7 +145,8 @@ class Slots:
         entry = hold.entry
         del entry.holds[hold.fence]
         self.counts.held.add(now - hold.since)
-        self._note(hold)
+        if self.changes is not None:
+            self._note(hold)
         if entry.group.recovers_until is not None:
             entry.group.doubted.discard(hold)
             entry.group.remember_end(entry.space, entry.key, hold.fence)

@@ -131,10 +131,12 @@ class Hold:
         self, entry: Entry, fence: int, token: bytes, peer: Peer | None, since: float
     ) -> None:
         self.entry = entry
-        self.label = peer.label if peer is not None else b""
+        self.label = b""
         """What people see; it outlives the peer of a detached hold."""
-        self.owner = peer.owner if peer is not None else None
+        self.owner: Owner | None = None
         """Whose run it is; nobody's once it is detached."""
+        if peer is not None:
+            self.label, self.owner = peer.label, peer.owner
         self.since = since
         self.fence = fence
         self.token = token

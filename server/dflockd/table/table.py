@@ -163,15 +163,19 @@ class LockTable(Connections):
     def _acquire(
         self, peer: Peer, request: Acquire, now: float, effects: list[Effect]
     ) -> Reply | None:
-        resumed, peer.resumes = peer.resumes, b""
-        lease = self._lease(request.lease)
+        resumed = peer.resumes
+        if resumed:
+            peer.resumes = b""
+        limits, lease = self.limits, request.lease
         if lease is None:
+            lease = limits.default_lease
+        if lease > limits.max_lease:
             return Status.ERROR
         entry = self._entry(request.space, request.key, request.limit, now)
         if not isinstance(entry, Entry):
             return entry
         waiter = self._reservations.find(entry, resumed) if resumed else None
-        if waiter is None and peer.owner is not None and entry.owners is not None:
+        if peer.owner is not None and entry.owners is not None and waiter is None:
             there = self._there(entry, peer.owner)
             if isinstance(there, Waiter):
                 self._take_over(there, peer, lease, effects, two_phase=False)
@@ -194,7 +198,8 @@ class LockTable(Connections):
             hold = self._grant(entry, peer, lease, now)
             if hold.owner is not None:
                 owners.add(entry, hold)
-            self._note(hold)
+            if self.changes is not None:
+                self._note(hold)
             return Granted(hold.token, lease)
         if self._is_full(entry):
             self.counts.full += 1
@@ -220,7 +225,7 @@ class LockTable(Connections):
         if not isinstance(entry, Entry):
             return entry
         waiter = self._reservations.find(entry, resumed) if resumed else None
-        if waiter is None and peer.owner is not None and entry.owners is not None:
+        if peer.owner is not None and entry.owners is not None and waiter is None:
             there = self._there(entry, peer.owner)
             if isinstance(there, Waiter):
                 self._take_over(there, peer, lease, effects, two_phase=True)
