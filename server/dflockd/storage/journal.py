@@ -226,7 +226,7 @@ class Journal:
     def _put(self, hold: Hold) -> None:
         if self._position > SEGMENT - LONGEST:
             self._turn()
-        data = encode_hold(hold.kept(), self._seed)
+        data = encode_hold(hold.fields(), self._seed)
         before = self._live.pop(hold.fence, None)
         if before is not None:
             self._live_bytes -= before[2]

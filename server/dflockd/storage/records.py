@@ -11,6 +11,7 @@ import struct
 import zlib
 
 from dflockd.table import HoldRecord
+from dflockd.table.state import HoldFields
 from dflockd.wire import Space
 
 _CHECKED = struct.Struct("<IH")
@@ -34,11 +35,11 @@ class UnknownRecordError(Exception):
     """A whole record of a type, or with a field, that only a later version knows."""
 
 
-def encode_hold(record: HoldRecord, seed: int) -> bytes:
+def encode_hold(record: HoldFields, seed: int) -> bytes:
     """Return the record of a hold that has begun or was extended.
 
     Args:
-        record: what there is to say of it.
+        record: what there is to say of it, a `HoldRecord` or the same without its names.
         seed: the checksum of what stands above: a record that has come from elsewhere is no record.
     """
     space, key, limit, fence, lease, deadline, since, label, detached, owner, attempt = record

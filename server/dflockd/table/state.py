@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.queue import Queue
@@ -82,6 +82,10 @@ class HoldRecord(NamedTuple):
     """Which of its attempts; the first is 0."""
 
 
+HoldFields: TypeAlias = tuple[Space, bytes, int, int, float, float, float, bytes, bool, bytes, int]
+"""What a `HoldRecord` is made of, in its order."""
+
+
 class Entry:
     """One key: who holds it and who waits. It exists only while there is a holder or a waiter."""
 
@@ -154,10 +158,13 @@ class Hold:
         """Whether it is no longer in the table."""
         return self.fence not in self.entry.holds
 
-    def kept(self) -> HoldRecord:
-        """Return what is worth keeping. The token is not: who knows the secret can make it anew."""
-        entry = self.entry
-        return HoldRecord(
+    def fields(self) -> HoldFields:
+        """Return what is worth keeping, as plain as it can be: it is asked for at every change.
+
+        The token is not: who knows the secret can make it anew.
+        """
+        entry, owner = self.entry, self.owner
+        return (
             entry.space,
             entry.key,
             entry.limit,
@@ -167,8 +174,13 @@ class Hold:
             self.since,
             self.label,
             self.detached,
-            *(self.owner[:2] if self.owner is not None else ()),
+            b"" if owner is None else owner[0],
+            0 if owner is None else owner[1],
         )
+
+    def kept(self) -> HoldRecord:
+        """Return what is worth keeping."""
+        return HoldRecord(*self.fields())
 
 
 class Reservation(NamedTuple):
