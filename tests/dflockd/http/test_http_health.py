@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 
 from tests.dflockd.http.http_site import Site, StartSite
 from tests.dflockd.raw_server import eventually
+from tests.dflockd.storage.test_directory import rewrite
 
 
 def checks(site: Site) -> dict[str, tuple[bool, str]]:
@@ -57,8 +57,7 @@ def test_a_server_that_recovers_is_not_ready_until_it_has(
     first.server.process.kill()
     first.server.wait()
     # As after the end of the machine: what was held may not be all that is written.
-    file = state / "state.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "boot": "another"}))
+    rewrite(state, boot="another")
 
     site = start_site(*flags)
 
