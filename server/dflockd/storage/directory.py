@@ -136,11 +136,11 @@ class StateDir:
         Raises:
             OSError: it could not be written. Nothing may be granted then.
         """
-        longest = self._state["longest_lease"]
+        known = longest = self._longest
         for hold in changes:
             if hold.span > longest and not hold.detached:
                 longest = math.ceil(hold.span)
-        if longest > self._state["longest_lease"]:
+        if longest > known:
             # Rarely: twice the time, so that leases which grow little by little cost little.
             self._save(longest_lease=max(longest, min(2 * longest, self._limits.max_lease)))
         self.journal.record(changes, fence)
@@ -240,6 +240,7 @@ class StateDir:
         state = {**self._state, **changes, "format": state_file.FORMAT}
         self._disk.replace(state_file.NAME, state_file.dump(state))
         self._state = state
+        self._longest: int = state["longest_lease"]
 
     def _unusable(self, exc: OSError) -> StateError:
         where = f": {exc.filename}" if exc.filename else ""

@@ -30,6 +30,8 @@ from dflockd.storage.records import encode_end, encode_hold
 from dflockd.storage.segment import (
     END,
     FIRST,
+    LOW,
+    NOTHING,
     RECORDS,
     SYNCED,
     WORD,
@@ -133,7 +135,7 @@ class Journal:
         self._turn()
         for hold in holds:
             self._put(hold)
-        self._commit()
+        self.record((), fence)
         self.sync()
         self.sync()  # its own mark
 
@@ -160,8 +162,13 @@ class Journal:
                 self._write(encode_end(number, self._seed))
             if self._is_cleaning:
                 self._move()
-        if self._position != self._current.end:
-            self._commit()
+        position = self._position
+        if position != self._current.end:
+            self._current.end = position
+            self._words[END] = NOTHING - position * LOW  # word(position), in fewer steps
+            if self._is_synced:
+                self._is_synced = False
+                self.wake()
         if self._is_cleaning:
             # What was moved counts from here on, so that its old segments are of no more use.
             self._oldest = self._first_live()[1]
@@ -239,14 +246,6 @@ class Journal:
         self._position = end = start + size
         self._data[start:end] = record
         return size
-
-    def _commit(self) -> None:
-        """Let all that was written count."""
-        self._current.end = position = self._position
-        self._words[END] = word(position)
-        if self._is_synced:
-            self._is_synced = False
-            self.wake()
 
     def _move(self) -> None:
         """Move some of the oldest live records to the end."""

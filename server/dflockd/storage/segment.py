@@ -44,8 +44,8 @@ _HEADER = struct.Struct("<16s16sQQQI")
 _CHECKSUM = struct.Struct("<I")
 # As `Mapped.words` writes them.
 _WORDS = struct.Struct("=QQQ")
-_LOW = (1 << 32) - 1
-_NOTHING = _LOW << 32
+LOW = (1 << 32) - 1
+NOTHING = LOW << 32
 _VALUE = (1 << 30) - 1
 
 
@@ -63,13 +63,13 @@ class Stage(IntEnum):
 def word(value: int, stage: int = 0) -> int:
     """Return a number of up to 30 bits, and a stage, as they stand in a segment."""
     # The complement of a number of 32 bits is what it lacks to the largest.
-    return _NOTHING - (value | stage << 30) * _LOW
+    return NOTHING - (value | stage << 30) * LOW
 
 
 def _value(found: int) -> tuple[int, int] | None:
     """Return the number and the stage that a word stands for, or ``None`` if it is none."""
-    low = found & _LOW
-    is_sound = found >> 32 == low ^ _LOW and low >> 30 <= max(Stage)
+    low = found & LOW
+    is_sound = found >> 32 == low ^ LOW and low >> 30 <= max(Stage)
     return (low & _VALUE, low >> 30) if is_sound else None
 
 

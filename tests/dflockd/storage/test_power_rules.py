@@ -81,7 +81,7 @@ RULES = {
         Journal,
         "_write",
         "    self._data[start:end] = record",
-        "    self._commit()\n    self._data[start:end] = record",
+        "    self._words[END] = word(end)\n    self._data[start:end] = record",
     ),
     "the old journal is deleted once the new one counts": Rule(
         StateDir,
@@ -97,7 +97,7 @@ RULES = {
         "        self.journal.start(",
     ),
     "a longer lease is on the disk before it is granted": Rule(
-        StateDir, "record", "if longest > self._state", "if False and longest > self._state"
+        StateDir, "record", "if longest > known", "if False and longest > known"
     ),
     "the state file is synced before it gets its name": Rule(
         Disk, "replace", "self.sync(file)", shown_by="cut"
