@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
@@ -32,6 +33,9 @@ FAREWELL = 5.0
 
 # Nobody waits for the handshake but the admission, which has its own idea of how long.
 _NO_TIMEOUT = 86_400.0
+
+# What OpenSSL calls it when a peer does not speak TLS at all: health checks do not.
+_NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
@@ -114,7 +118,9 @@ class Listener:
             if self._is_open and not guest.admit():
                 sock.close()
                 continue
-            _keep_alive(sock)
+            with contextlib.suppress(OSError):
+                # It may be gone already.
+                _keep_alive(sock)
             task = self._loop.create_task(self._welcome(sock, guest))
             self._welcomes.add(task)
             task.add_done_callback(partial(self._welcomed, sock))
@@ -148,8 +154,8 @@ class Listener:
             # The event loop closes its descriptor. To close it here too could hit another
             # connection that has got the same number meanwhile.
             guest.end()
-            if tls is not None and not isinstance(exc, ConnectionError):
-                reason = getattr(exc, "reason", None) or exc
+            reason = getattr(exc, "reason", None)
+            if reason is not None and reason not in _NO_TLS:
                 self._log.warning("connection closed: the TLS handshake failed: %s", reason)
             return
         except BaseException:

@@ -65,6 +65,7 @@ def test_tls_client_certificates(start_server: StartServer, certificates: Path) 
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
     with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
         assert server.connect(context=context).ask("ping") == "ok"
+    assert "CERTIFICATE" in server.wait_for_log("the TLS handshake failed: ")
     context.load_cert_chain(certificates / "client.pem", certificates / "client.key")
     assert server.connect(context=context).ask("ping") == "ok"
     assert "Traceback" not in "".join(server.log)
