@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
+from dflockd.server.server import SLICE
 from dflockd.table.limits import STEP
 from tests.dflockd.raw_server import StartServer, eventually, granted
 
@@ -108,3 +111,27 @@ def test_a_run_is_told_that_it_is_there(start_server: StartServer) -> None:
     assert again.ask("owner", "_", "_") == "ok"
     assert again.ask("owner", "_", "no number") == "error"
     assert again.ask("l", "k", "0") == "timeout"
+
+
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_a_grant_that_could_not_be_sent_any_more_blocks_nobody(
+    start_server: StartServer, end: str
+) -> None:
+    # The grants of one step go out in several turns of the loop. The server is stopped meanwhile, so
+    # that it learns in the turn of the first that those who are to get the last ones are gone.
+    server = start_server()
+    number = SLICE + 40
+    alice, bob = server.connect(), server.connect()
+    waiters = [server.connect() for _ in range(number)]
+    for key, waiter in enumerate(waiters):
+        assert waiter.ask("stable-ref", str(key)) == "ok"
+        alice.lock(str(key), "0 60")
+        waiter.request("l", str(key), "50 60")
+    eventually(lambda: bob.ask("stats").count('"waiters":1') == number)
+    server.signal(signal.SIGSTOP)
+    alice.close()
+    for waiter in waiters[SLICE:]:
+        waiter.reset() if end == "reset" else waiter.close()
+    server.signal(signal.SIGCONT)
+    for key in range(SLICE, number):
+        granted(bob.ask("l", str(key), "10 60"))

@@ -133,7 +133,8 @@ class Session(asyncio.Protocol):
         """Send the reply to the request that this peer was waiting for, and go on with the next."""
         if self._ended:
             return
-        self.owed = False
+        # The transport knows before it says so that nobody is there: then nothing is sent.
+        self.owed = self._transport.is_closing()
         self._transport.write(encode_reply(reply))
         if self._server.draining:
             self.drain()
