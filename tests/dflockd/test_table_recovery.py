@@ -213,8 +213,7 @@ class History:
         while due := [holder for holder in self.holders if holder.deadline <= end]:
             first = min(due, key=lambda holder: holder.deadline)
             if self.dice.random() < 0.3:
-                self.now = max(self.now, first.deadline)
-                self.holders.remove(first)  # it knows, and has stopped
+                self.holders.remove(first)  # it stops, and lets its lease end
             else:
                 self.now = max(self.now, first.deadline - self.dice.random())
                 self.renew(first)
