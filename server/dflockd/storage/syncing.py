@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable
 
 from dflockd.storage.journal import Journal
 
 EVERY = 1.0
-"""Seconds between what was recorded first and the sync that it is waited for with."""
+"""Seconds from the first record that is not synced to the sync."""
+
+SLOW = 5.0
+"""Seconds that a sync takes where something is wrong with the disk."""
+
+logger = logging.getLogger("dflockd.storage")
 
 
 class Syncing:
@@ -26,6 +33,7 @@ class Syncing:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dflockd-sync", daemon=True)
         journal.wake = self._due.set
+        self._due.set()  # for what was recorded before
         self._thread.start()
 
     def stop(self) -> None:
@@ -40,8 +48,15 @@ class Syncing:
             if self._stopped.wait(EVERY):
                 return
             self._due.clear()
+            began = time.monotonic()
             try:
                 self._journal.sync()
             except OSError as exc:
                 self._failed(exc)
                 return
+            took = time.monotonic() - began
+            if took > SLOW:
+                text = (
+                    "the disk took %.1f s to sync the journal: a power cut could have cost as much"
+                )
+                logger.warning(text, took)
