@@ -117,6 +117,16 @@ def test_whatever_the_limit(table: LockTable) -> None:
     granted(table, run(table, 1))
 
 
+def test_a_grant_is_for_whom_it_was_asked_for(table: LockTable) -> None:
+    holder, waiter = table.connect(), run(table, 1)
+    token = granted(table, holder)
+    ask(table, waiter, ASK[1])
+    ask(table, waiter, Owner(b"another", 5))
+    ask(table, holder, Release(LOCK, b"k", token))
+    assert ask(table, run(table, 1), ASK[0]) == OwnerConflict(b"held", 1)
+    assert ask(table, run(table, 5, name=b"another"), ASK[0]) is None
+
+
 def test_a_grant_that_its_run_was_not_told_of_is_held(table: LockTable) -> None:
     holder, waiter = table.connect(), run(table, 1)
     token = granted(table, holder)

@@ -190,6 +190,8 @@ class History:
         self.known: list[Holder] = []
         """All that was ever granted, whoever has the token by now."""
         self.versions: dict[int, list[HoldRecord | None]] = defaultdict(list)
+        """What the journal of this process has of each hold; ``None`` for its end."""
+        self.fence = 0
 
     def ask(self, request: Request) -> Reply:
         reply = ask(self.table, self.peer, request, self.now)
@@ -198,6 +200,7 @@ class History:
 
     def record(self) -> None:
         for hold in self.table.changes or ():
+            self.fence = max(self.fence, hold.fence)
             self.versions[hold.fence].append(None if hold.ended else hold.kept())
         self.table.changes = []
 
@@ -271,7 +274,6 @@ class History:
     def lose(self) -> None:
         """Go on with some of what was written, each record as it was some time."""
         kept = []
-        fence = max(map(int, self.versions), default=0)
         for versions in self.versions.values():
             last = self.dice.choice([len(versions) - 1, self.dice.randrange(-1, len(versions))])
             record = versions[last] if last >= 0 else None
@@ -280,7 +282,8 @@ class History:
         if self.dice.random() < 0.5:
             kept = [each._replace(deadline=self.now + each.lease, since=self.now) for each in kept]
         self.dice.shuffle(kept)
-        self.table = table_of(fence + 1000)
+        self.versions.clear()  # the next process begins a journal with what it takes in
+        self.table = table_of(self.fence + 1000)
         self.table.restore(kept, self.now)
         self.table.recover(self.now + LONGEST)
         self.peer = self.table.connect()

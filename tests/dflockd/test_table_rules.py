@@ -574,6 +574,28 @@ def test_nobody_is_expected_later_than_a_lease_can_last(away: int, hold: int) ->
     assert reply_to(table, table.connect(), Reserve(3_600_000, 3_600_000), 0.0) is Status.OK
 
 
+def test_a_slot_that_is_held_for_a_later_one_is_not_kept_from_who_came_before() -> None:
+    table = table_of()
+    peers = [table.connect() for _ in range(6)]
+    tokens = []
+    for peer in peers[:2]:
+        ((_, reply),) = table.handle(peer, Acquire(SEMAPHORE, b"k", 2, 0, 30), 0.0)
+        assert isinstance(reply, Granted)
+        tokens.append(reply.token)
+    tickets = []
+    for peer, away in zip(peers[2:4], (9000, 500), strict=True):
+        reply_to(table, peer, Enqueue(SEMAPHORE, b"k", 2, 30), 0.0)
+        reply_to(table, peer, Reserve(away, 3000), 0.0)
+        reply = reply_to(table, peer, Wait(SEMAPHORE, b"k", 0), 0.0)
+        assert isinstance(reply, TimedOut)
+        tickets.append(reply.ticket)
+    # The first is passed, for the second a slot is held; then the first comes back after all.
+    reply_to(table, peers[0], Release(SEMAPHORE, b"k", tokens[0]), 1.0)
+    reply_to(table, peers[4], Resume(tickets[0]), 1.0)
+    ((number, reply),) = table.handle(peers[4], Enqueue(SEMAPHORE, b"k", 2, 30), 1.0)
+    assert (number, type(reply)) == (peers[4].id, Enqueued)
+
+
 def test_whoever_comes_back_in_time_finds_a_slot() -> None:
     table, holder, release = held_table()
     ticket = go_away(table, away=5000, hold=2000)
