@@ -347,8 +347,9 @@ def note_lost(sender: Task, lock: Any, **_: Any) -> None:
 
 
 def unique(name: str, until: str, duplicate: str = "coalesce", **options: Any) -> Task:
-    options = {"lock_timeout": 0, "lock_unique": until, "lock_duplicate": duplicate, **options}
-    return job(name, **options)
+    # Tried again soon: with what is usual a busy machine, where it is tried often, would wait for long.
+    waits = {"lock_timeout": 0, "lock_requeue": {"base": 0.2, "cap": 1}}
+    return job(name, **{**waits, "lock_unique": until, "lock_duplicate": duplicate, **options})
 
 
 until_executing = unique("until_executing", "until_executing")

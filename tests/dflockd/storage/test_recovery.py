@@ -161,6 +161,20 @@ def test_what_is_shown_survives(site: Site, end: str) -> None:
     assert stats(site.server)["locks"][0]["held_s"] >= 0.3
 
 
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_a_run_is_known_again(site: Site, end: str) -> None:
+    raw = site.connect()
+    raw.ask("owner", "_", "run-1 2")
+    token = raw.lock("k", "0 100")
+    site.restart(end)
+    raw = site.connect()
+    [holder] = inspected(raw, "k")["holders"]
+    assert (holder["owner"], holder["attempt"]) == ("run-1", 2)
+    raw.ask("owner", "_", "run-1 2")
+    assert raw.ask("l", "k", "0 100") == "error_owner held 2"
+    assert raw.ask("n", "k", f"{token} 100") == "ok 100"
+
+
 def test_what_has_ended_stays_so(site: Site) -> None:
     raw = site.connect()
     token = raw.lock("released", "0 100")
