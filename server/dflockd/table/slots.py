@@ -158,7 +158,7 @@ class Slots:
             self._forget_waiter(hold.waiter)
             hold.waiter.state = GONE
             hold.waiter = None  # which refers to it
-        if entry.waiters:
+        if (queue := entry.waiters) is not None and (queue.line or queue):
             self._promote(entry, now, effects)
         elif not entry.holds:
             self._remove(entry)
@@ -171,7 +171,8 @@ class Slots:
 
     def _join(self, entry: Entry, peer: Peer, lease: int, now: float, *, two_phase: bool) -> Waiter:
         waiter = Waiter(entry, peer, next(self._arrivals), lease, now, two_phase=two_phase)
-        entry.queue().line[waiter] = None
+        queue = entry.waiters if entry.waiters is not None else entry.queue()
+        queue.line[waiter] = None
         if waiter.owner is not None:
             owners.add(entry, waiter)
         self.counts.queued += 1
@@ -232,18 +233,29 @@ class Slots:
     def _promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
         """Give free slots to the waiters, first come, first served."""
         queue, most = entry.queue(), min(entry.limit, self._max_holds)
-        while queue:
-            waiter = self._reservations.next(queue, most - len(entry.holds), now)
-            if waiter is None:
-                break
-            if waiter.state == RESERVED:
-                self._later(partial(self._go_on, entry), now)
+        line = queue.line
+        while True:
+            free = most - len(entry.holds)
+            if queue.away or queue.returned or queue.expected:
+                found = self._reservations.next(queue, free, now)
+                if found is None:
+                    break
+                if found.state == RESERVED:
+                    self._later(partial(self._go_on, entry), now)
+                    break
+                waiter = found
+            elif free > 0 and line:
+                waiter = next(iter(line))
+            else:
                 break
             peer = waiter.peer
             if peer.ended:
                 self._give_up(waiter)
                 continue
-            queue.remove(waiter)
+            if waiter in line:
+                del line[waiter]
+            else:
+                queue.remove(waiter)
             hold = self._grant(entry, peer, waiter.lease, now)
             hold.owner = waiter.owner  # as it was when it asked
             if waiter.owner is not None:
@@ -264,7 +276,7 @@ class Slots:
                 hold.told = False
                 waiter.hold = hold
                 hold.waiter = waiter
-        if not (queue or entry.holds) and self._is_here(entry):
+        if not (entry.holds or queue) and self._is_here(entry):
             self._remove(entry)
 
     def _go_on(self, entry: Entry, now: float, effects: list[Effect]) -> bool:

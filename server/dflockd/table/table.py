@@ -194,7 +194,7 @@ class LockTable(Connections):
         # Who waits while a slot is free is somebody for whom it is held, or will be given it as soon
         # as grants are given again.
         waiters, holders = entry.waiters, len(entry.holds)
-        if (holders if waiters is None else holders + len(waiters)) < entry.limit:
+        if holders < entry.limit and (waiters is None or holders + len(waiters) < entry.limit):
             hold = self._grant(entry, peer, lease, now)
             if hold.owner is not None:
                 owners.add(entry, hold)
@@ -242,7 +242,7 @@ class LockTable(Connections):
         if waiter is not None:
             self._reservations.take_up(waiter, entry, peer, lease, peer.owner, two_phase=True)
             self._promote(entry, now, effects)
-        elif (holders if waiters is None else holders + len(waiters)) < entry.limit:
+        elif holders < entry.limit and (waiters is None or holders + len(waiters) < entry.limit):
             hold = self._grant(entry, peer, lease, now)
             owners.add(entry, hold)
             number = next(self._arrivals)
