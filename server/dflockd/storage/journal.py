@@ -101,9 +101,9 @@ class Journal:
         self._ends: dict[int, int] = {}
         """How far records count in the segments that were left for the next one."""
         self._is_synced = True
-        # What the thread that syncs goes by, and what it alone changes.
         self._turned: deque[_Segment] = deque()
         """Segments that were left for the next one, and are not on the disk yet."""
+        # What the thread that syncs alone changes.
         self._first = 1
         """The first segment that has not been deleted."""
         self._named = 0
@@ -200,8 +200,9 @@ class Journal:
             self._disk.unlink(name_of(self._generation, number) for number in numbers)
             self._first = oldest
         for each in turned:
+            # It can be among them, if it was left meanwhile: the next sync has done with it.
             if each is not current:
-                self._turned.popleft()
+                self._turned.remove(each)
                 self._disk.close(each.file)
 
     def drop_others(self) -> None:

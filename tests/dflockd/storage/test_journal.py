@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -230,3 +232,38 @@ def test_where_space_cannot_be_reserved_it_is_filled(
     monkeypatch.delattr("os.posix_fallocate")
     model = written(tmp_path)
     assert set(restored(tmp_path, 1).holds) == model.kept
+
+
+class OvertakenJournal(Journal):
+    """One whose thread that syncs is held up where it looks at what there is to sync."""
+
+    overtake: Callable[[], None] | None = None
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name == "_current" and (overtake := super().__getattribute__("overtake")) is not None:
+            super().__setattr__("overtake", None)
+            overtake()
+        return value
+
+
+@pytest.mark.parametrize("steps", [1, 40, 80, 200])
+def test_a_sync_may_be_overtaken(tmp_path: Path, small_segments: int, steps: int) -> None:
+    # Segments that were begun and left meanwhile were once confused with the one that was seen.
+    model = Model(1)
+    log = OvertakenJournal(Disk(tmp_path), IDENTITY, 1)
+    log.start([], model.fence)
+
+    def go_on() -> None:
+        for _ in range(steps):
+            log.record([model.change(20)], model.fence)
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(5):
+        go_on()
+        log.overtake = go_on
+        log.sync()
+        assert set(restored(tmp_path).holds) == model.kept
+    log.sync()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+    assert set(read(Disk(tmp_path), Journaled(IDENTITY, 1, []), Trust.CUT).holds) == model.kept
