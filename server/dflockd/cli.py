@@ -194,8 +194,8 @@ async def _serve_shards(settings: Settings) -> int:
     member = Member(node, store, server.carry_out, name=name)
     member.start()
     await stopped.wait()
-    patience = settings["shutdown_timeout"] * LEAVE_SHARE or None
-    if await member.stop(patience):
+    timeout = settings["shutdown_timeout"] * LEAVE_SHARE or None
+    if await member.stop(timeout):
         await server.stop()
     else:
         # Nobody can renew or release here any more.

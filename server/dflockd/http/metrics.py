@@ -109,7 +109,7 @@ class ServerCollector(Collector):
             "dflockd_keys_limit", "Keys that may be (--max-locks).", table.limits.max_locks
         )
         yield _gauge("dflockd_holds", "Slots that are held.", table.counts.holding)
-        yield _gauge("dflockd_waiters", "Places in a queue.", table.counts.waiting)
+        yield _gauge("dflockd_waiters", "Positions in a queue.", table.counts.waiting)
         ready, checks = look(self._probes)
         yield _gauge("dflockd_ready", "1 while locks are granted, as /readyz says.", int(ready))
         family = GaugeMetricFamily(
@@ -145,7 +145,7 @@ class ServerCollector(Collector):
             },
         )
         yield _counter(
-            "dflockd_waits_kept", "Waits that ended, but for their place in the queue.", counts.kept
+            "dflockd_waits_kept", "Waits that ended and left a reservation in the queue.", counts.kept
         )
 
     def _ends(self) -> Iterator[Metric]:

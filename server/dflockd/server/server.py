@@ -148,10 +148,10 @@ class Server:
             if session is not None:
                 session.drain()
 
-    async def stop(self, patience: float | None = None) -> None:
+    async def stop(self, timeout: float | None = None) -> None:
         """Drain and end: waiters are sent away, holders may still renew and release for a while.
 
-        Returns once every connection is closed, at the latest after `patience` seconds, without one
+        Returns once every connection is closed, at the latest after `timeout` seconds, without one
         after `shutdown_timeout`. With a journal nobody is waited for: what is held is kept.
         """
         self.draining = True
@@ -163,7 +163,7 @@ class Server:
             logger.info("draining: waiting for %d connections that hold locks", holders)
         try:
             async with asyncio.timeout(
-                self.options.shutdown_timeout or None if patience is None else patience
+                self.options.shutdown_timeout or None if timeout is None else timeout
             ):
                 await self._all_gone()
         except TimeoutError:
