@@ -164,8 +164,8 @@ class Journal:
                 self._move()
         position = self._position
         if position != self._current.end:
-            self._current.end = position
             self._words[END] = NOTHING - position * LOW  # word(position), in fewer steps
+            self._current.end = position  # after it: `sync` says that so much is on the disk
             if self._is_synced:
                 self._is_synced = False
                 self.wake()
@@ -182,28 +182,28 @@ class Journal:
         """
         self._is_synced = True
         # In this order: what was moved before `oldest` was set is in the segments seen after it, and
-        # whatever a later segment follows is among those that were turned from.
+        # whatever a later segment follows is among those that were turned from. Those may be more by
+        # now: `current` and what came after it are for the next time.
         oldest, current = self._oldest, self._current
-        end, turned = current.end, list(self._turned)
+        end, number = current.end, current.number
+        turned = [each for each in list(self._turned) if each.number < number]
         for each in turned:
             self._disk.sync(each.file)
         self._disk.sync(current.file)
-        if current.number > self._named:
+        if number > self._named:
             self._disk.sync_names()
-            self._named = current.number
+            self._named = number
         self._mark(current, SYNCED, end)
         if oldest > self._first:
             # On the disk before they are deleted: else they would be missed.
             self._mark(current, FIRST, oldest)
             self._disk.sync(current.file)
             numbers = range(self._first, oldest)
-            self._disk.unlink(name_of(self._generation, number) for number in numbers)
+            self._disk.unlink(name_of(self._generation, old) for old in numbers)
             self._first = oldest
         for each in turned:
-            # It can be among them, if it was left meanwhile: the next sync has done with it.
-            if each is not current:
-                self._turned.remove(each)
-                self._disk.close(each.file)
+            self._turned.popleft()
+            self._disk.close(each.file)
 
     def drop_others(self) -> None:
         """Delete the segments of all other generations.
@@ -277,9 +277,9 @@ class Journal:
             raise
         mapped.data[: len(beginning)] = beginning
         if self._number:
-            before = self._current
-            before.end = self._ends[self._number] = self._position
-            self._words[END] = word(before.end, Stage.TURNED)
+            before, end = self._current, self._position
+            self._words[END] = word(end, Stage.TURNED)
+            before.end = self._ends[self._number] = end
             before.mapped.close()
             # Before it is `_current` no more: see `sync`.
             self._turned.append(before)

@@ -40,8 +40,8 @@ RULES = {
     "what is open is synced": Rule(
         Journal,
         "sync",
-        "    self._disk.sync(current.file)\n    if current.number",
-        "    if current.number",
+        "    self._disk.sync(current.file)\n    if number",
+        "    if number",
         shown_by="cut",
     ),
     "what was left for the next one is synced": Rule(
