@@ -161,6 +161,39 @@ def test_a_confirmation_follows_a_renewal_and_a_detachment() -> None:
     assert ask(table, peer, Confirm(LOCK, b"other", other, 10), 3.0) == Renewed(10)
 
 
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_release_ends_what_was_held_before_its_grant(detached: bool) -> None:
+    # It stayed: its late holder got it back, and a detached one kept the key for its whole lease.
+    table = table_of()
+    peer = table.connect()
+    first = taken(table, peer, 10, 0.0)
+    if detached:
+        assert ask(table, peer, Detach(LOCK, b"k", first, 60), 0.0) == Renewed(60)
+    kept = records(table)[-1:]
+    assert ask(table, peer, Release(LOCK, b"k", first), 1.0) is Status.OK
+    second = taken(table, peer, 10, 2.0)
+
+    table = table_of(2)
+    table.restore(kept, 3.0)
+    table.recover(13.0)
+    peer = table.connect()
+    records(table)
+    assert ask(table, peer, Release(LOCK, b"k", second), 4.0) is Status.OK
+    assert [hold.ended for hold in table.changes or ()] == [True]
+    assert ask(table, peer, Renew(LOCK, b"k", first, 10), 4.0) is Status.ERROR
+    assert isinstance(ask(table, peer, Acquire(LOCK, b"k", 1, 0, None), 13.0), Granted)
+
+
+def test_a_release_ends_nothing_that_was_granted_after_it() -> None:
+    kept, first, second = two_of_one_lock()
+    table = table_of(2)
+    table.restore(kept, 3.0)
+    table.recover(13.0)
+    peer = table.connect()
+    assert ask(table, peer, Release(LOCK, b"k", first), 4.0) is Status.OK
+    assert ask(table, peer, Renew(LOCK, b"k", second, 10), 4.0) == Renewed(10)
+
+
 # Any part of the records of a real history, each as it was some time.
 
 

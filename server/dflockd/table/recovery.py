@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from dflockd.table import owners
 from dflockd.table.deadlines import rounded
-from dflockd.table.slots import Slots
-from dflockd.table.state import UNKNOWN, Group, Hold, HoldRecord, Peer
+from dflockd.table.slots import Effect, Slots
+from dflockd.table.state import UNKNOWN, Entry, Group, Hold, HoldRecord, Peer
 from dflockd.wire import Confirm, Owner, Recovering, Release, Renew, Space, Status
 
 
@@ -91,12 +91,26 @@ class Recovery(Slots):
             return None
         return fence
 
-    def _release_forgotten(self, group: Group, request: Release, now: float) -> Status:
+    def _release_forgotten(
+        self, group: Group, request: Release, now: float, effects: list[Effect]
+    ) -> Status:
+        """End a hold that was forgotten, and what is here of the lock from before it was granted."""
         fence = self._forgotten(group, request, now)
         if fence is None:
             return Status.ERROR
         group.remember_end(request.space, request.key, fence)
+        if request.space is Space.LOCK:
+            self._supersede(group.spaces[Space.LOCK].get(request.key), fence, now, effects)
         return Status.OK
+
+    def _supersede(
+        self, entry: Entry | None, fence: int, now: float, effects: list[Effect]
+    ) -> None:
+        """End what is here of a lock that was granted once more, with that fence."""
+        for other in list(entry.holds.values()) if entry is not None else ():
+            if other.fence < fence:
+                self.counts.superseded += 1
+                self._free(other, now, effects)
 
     def _reclaim(self, group: Group, peer: Peer, request: Renew, lease: int, now: float) -> bool:
         """Bring back a hold that was forgotten here.
@@ -109,12 +123,9 @@ class Recovery(Slots):
         is_lock = request.space is Space.LOCK
         entry = group.spaces[request.space].get(request.key)
         if entry is not None and is_lock:
-            others = list(entry.holds.values())
-            if any(other.fence > fence for other in others):
+            if any(other.fence > fence for other in entry.holds.values()):
                 return False
-            for other in others:
-                self.counts.superseded += 1
-                self._free(other, now, [])
+            self._supersede(entry, fence, now, [])
             entry = group.spaces[request.space].get(request.key)
         if entry is None:
             limit = 1 if is_lock else UNKNOWN

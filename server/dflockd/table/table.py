@@ -325,7 +325,7 @@ class LockTable(Connections):
             return group
         hold = self._find(group, request.space, request.key, request.token)
         if hold is None:
-            return self._release_forgotten(group, request, now)
+            return self._release_forgotten(group, request, now, effects)
         self.counts.released += 1
         self._free(hold, now, effects)
         return Status.OK
