@@ -146,11 +146,12 @@ async def _serve(settings: Settings) -> int:
     http = _http(server, settings, journal=state.journal if state is not None else None)
     if state is not None:
         state.keep_synced(server.cannot_write)
-    if not await _listen(server, http, settings, _kept(state)):
-        return 1
-    await stopped.wait()
-    await server.stop()
-    if http is not None:
+    listens = await _listen(server, http, settings, _kept(state))
+    if listens:
+        await stopped.wait()
+    # One that cannot listen ends as cleanly: what is kept is as certain as it was before.
+    await server.stop(None if listens else 0)
+    if listens and http is not None:
         await http.stop()
     if state is not None:
         try:
@@ -158,6 +159,8 @@ async def _serve(settings: Settings) -> int:
         except OSError as exc:
             logger.error("--state-dir %s: not all is on the disk: %s", settings["state_dir"], exc)
             return 1
+    if not listens:
+        return 1
     logger.info("stopped")
     return 0
 

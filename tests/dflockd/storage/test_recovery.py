@@ -7,6 +7,7 @@ import json
 import random
 import resource
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -319,6 +320,22 @@ def test_after_a_clean_end_of_the_machine_nobody_waits(site: Site) -> None:
     site.start()
     raw = site.connect()
     assert raw.ask("l", "k", 0) == "timeout"
+    granted(raw.ask("l", "free", 0))
+    assert raw.ask("n", "k", f"{token} 60") == "ok 60"
+
+
+def test_a_start_that_cannot_listen_is_no_end_of_the_machine(site: Site) -> None:
+    # It left the directory as a kill does, and after a reboot everybody waited for nothing.
+    token = site.connect().lock("k", "0 60")
+    site.stop()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        server = ServerProcess("--state-dir", str(site.path), "--port", str(other.getsockname()[1]))
+        site.servers.append(server)
+        assert server.wait() == 1
+        assert "choose another --host or --port" in server.log[-1]
+    site.change_boot()
+    site.start()
+    raw = site.connect()
     granted(raw.ask("l", "free", 0))
     assert raw.ask("n", "k", f"{token} 60") == "ok 60"
 
