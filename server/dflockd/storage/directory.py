@@ -177,6 +177,8 @@ class StateDir:
         trust = Trust.CLOSED if state["clean"] else Trust.KEPT if same_boot else Trust.CUT
         try:
             restored = self._journal(trust)
+        except OtherFormatError as exc:
+            raise self._other_version(exc) from None
         except DamagedError as exc:
             if not self._recover:
                 raise StateError(
@@ -225,10 +227,7 @@ class StateDir:
                 ) from None
             return state_file.new()
         except OtherFormatError as exc:
-            raise StateError(
-                f"{path} is of another version of dflockd ({exc}): "
-                "use that one, or empty the directory once all leases have ended"
-            ) from None
+            raise self._other_version(exc) from None
         except StateFileError as exc:
             raise StateError(
                 f"{path} is damaged ({exc}): bring it back, "
@@ -241,6 +240,13 @@ class StateDir:
         self._disk.replace(state_file.NAME, state_file.dump(state))
         self._state = state
         self._longest: int = state["longest_lease"]
+
+    def _other_version(self, exc: OtherFormatError) -> StateError:
+        # Not a matter of --state-recover: what cannot be read may be what a lock depends on.
+        return StateError(
+            f"--state-dir {str(self._path)!r} is of another version of dflockd ({exc}): "
+            "use that one, or empty the directory once all leases have ended"
+        )
 
     def _unusable(self, exc: OSError) -> StateError:
         where = f": {exc.filename}" if exc.filename else ""

@@ -21,6 +21,7 @@ from dflockd.storage import segment
 from dflockd.storage.disk import Disk
 from dflockd.storage.records import UnknownRecordError
 from dflockd.storage.segment import Content, Stage
+from dflockd.storage.state_file import OtherFormatError
 from dflockd.table import HoldRecord
 
 
@@ -77,6 +78,7 @@ def read(disk: Disk, journal: Journaled, trust: Trust) -> Restored:
 
     Raises:
         DamagedError: something is missing or wrong that should not be.
+        OtherFormatError: a later version has written it.
         OSError: it cannot be read.
     """
     found: dict[int, Content | None] = {}
@@ -85,9 +87,7 @@ def read(disk: Disk, journal: Journaled, trust: Trust) -> Restored:
         try:
             content = segment.parse(disk.read(name), journal.identity, journal.generation, number)
         except UnknownRecordError as exc:
-            raise DamagedError(
-                f"{disk.path / name}: {exc}, which only a later version of dflockd can read"
-            ) from None
+            raise OtherFormatError(f"{disk.path / name}: {exc}") from None
         found[number] = content
     # What is older than the oldest that counts is about to be deleted, some of it perhaps already.
     first = max((content.first for content in found.values() if content), default=0)

@@ -51,7 +51,7 @@ class StateFileError(Exception):
 
 
 class OtherFormatError(Exception):
-    """It is of another version of dflockd; the text says which."""
+    """It, or the journal, is of another version of dflockd; the text says what tells that."""
 
 
 def new() -> dict[str, Any]:

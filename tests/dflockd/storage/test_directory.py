@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import stat
+import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dflockd.storage import directory, state_file
+from dflockd.storage import directory, segment, state_file
 from dflockd.storage.directory import StateDir, StateError
 from dflockd.storage.journal import Journal
 from dflockd.table import Limits, LockTable, Peer, TokenIssuer
@@ -421,6 +423,23 @@ def test_a_journal_without_its_state(stopped: Machine) -> None:
     assert "no state.json: bring that back, or empty the directory" in refusal(stopped)
 
 
+def test_a_directory_that_cannot_be_listed_is_not_empty(
+    stopped: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It began anew there, without its state file: the next start forgot the journal.
+    (stopped.path / "state.json").unlink()
+
+    def denied(path: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.listdir", denied)
+        patch.setattr("os.scandir", denied)
+        with pytest.raises(StateError, match="Permission denied"):
+            StateDir(str(stopped.path), stopped.now, LIMITS)
+    assert "has a journal and no state.json" in refusal(stopped)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -498,6 +517,25 @@ def test_every_byte_of_the_state_file_counts(stopped: Machine) -> None:
 def test_a_state_of_another_version(stopped: Machine) -> None:
     rewrite(stopped.path, format=3)
     assert "another version of dflockd (format 3)" in refusal(stopped)
+
+
+@pytest.mark.parametrize("recover", [False, True])
+def test_a_journal_of_a_later_version(machine: Machine, recover: bool) -> None:
+    # It named a flag that led to a traceback. The record may be what somebody's lock depends on.
+    machine.start()
+    machine.kill()
+    [path] = machine.path.glob("journal-*")
+    data = bytearray(path.read_bytes())
+    body = b"\x63something new"
+    record = struct.pack("<IH", zlib.crc32(body, segment.seed_of(data)), len(body)) + body
+    end = segment.RECORDS + len(record)
+    data[segment.RECORDS : end] = record
+    struct.pack_into("=Q", data, segment.END * segment.WORD, segment.word(end))
+    path.write_bytes(data)
+    with pytest.raises(StateError) as caught:
+        machine.start(recover=recover)
+    assert f"of another version of dflockd ({path}: a record of type 99)" in str(caught.value)
+    assert "--state-recover" not in str(caught.value)
 
 
 def test_a_damaged_journal_and_the_way_out(stopped: Machine) -> None:
