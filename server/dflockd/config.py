@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from dflockd.address import parse_server
 from dflockd.cluster.terms import MAX_LEASE, PROMISE, Terms
-from dflockd.server import ServerOptions
+from dflockd.server import ServerOptions, TlsContext
 from dflockd.shards import PREFIX as PREFIX_IN_STORE
 from dflockd.shards.tls import EtcdTls
 from dflockd.table import Limits
@@ -382,7 +382,7 @@ class Settings:
 
     values: Mapping[str, Any] = field(repr=False)
     auth_secret: bytes | None = field(repr=False)
-    tls: _TlsContext | None
+    tls: TlsContext | None
     warnings: tuple[str, ...]
 
     def __getitem__(self, name: str) -> Any:
@@ -664,32 +664,14 @@ def _secret(values: Mapping[str, Any]) -> bytes | None:
     return secret
 
 
-class _TlsContext(ssl.SSLContext):
-    """A server's side of TLS whose certificates can be exchanged while it is in use."""
-
-    current: ssl.SSLContext
-    """What new connections get; itself at first."""
-
-
-def _switch(connection: ssl.SSLObject, _name: str | None, context: ssl.SSLContext) -> None:
-    # OpenSSL calls this at the beginning of each handshake. Loading files into a context that is in
-    # use would not do: a pair that does not match would leave it half changed, and authorities can
-    # only be added.
-    if isinstance(context, _TlsContext) and context.current is not context:
-        connection.context = context.current
-
-
-def _tls(values: Mapping[str, Any]) -> _TlsContext | None:
+def _tls(values: Mapping[str, Any]) -> TlsContext | None:
     cert, key, client_ca = values["tls_cert"], values["tls_key"], values["tls_client_ca"]
     if cert is None and key is None and client_ca is None:
         return None
     if cert is None or key is None:
         missing = "--tls-cert" if cert is None else "--tls-key"
         raise SettingError(f"{missing} is not set: TLS needs --tls-cert and --tls-key")
-    context = _TlsContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.current = context
-    context.sni_callback = _switch
+    context = TlsContext.new()
     try:
         # With a password, if a wrong one: without, OpenSSL would ask for it at the terminal.
         context.load_cert_chain(cert, key, password="")

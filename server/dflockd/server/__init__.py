@@ -4,5 +4,15 @@ from dflockd.server.admission import Admission, Guest
 from dflockd.server.listener import Listener, listen
 from dflockd.server.log import SparingLog
 from dflockd.server.server import Server, ServerOptions
+from dflockd.server.tls import TlsContext
 
-__all__ = ["Admission", "Guest", "Listener", "Server", "ServerOptions", "SparingLog", "listen"]
+__all__ = [
+    "Admission",
+    "Guest",
+    "Listener",
+    "Server",
+    "ServerOptions",
+    "SparingLog",
+    "TlsContext",
+    "listen",
+]

@@ -13,6 +13,7 @@ from functools import partial
 
 from dflockd.server.admission import Admission, Guest
 from dflockd.server.log import SparingLog
+from dflockd.server.tls import TlsContext
 
 BACKLOG = 1024
 
@@ -143,6 +144,8 @@ class Listener:
             if guest.ended:
                 return
             sock.is_taken = True
+            if isinstance(tls, TlsContext):
+                tls = tls.current
             transport, _ = await self._loop.connect_accepted_socket(
                 lambda: self._factory(guest),
                 sock,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import ssl
@@ -112,6 +113,83 @@ def test_an_authority_that_was_replaced_is_trusted_no_more(
     assert is_served(server, trusting(other_certificates, other_certificates))
     assert not is_served(server, trusting(other_certificates, certificates))
     assert not is_served(server, trusting(other_certificates))
+
+
+def asked(
+    server: ServerProcess,
+    context: ssl.SSLContext,
+    session: ssl.SSLSession | None = None,
+    meanwhile: Callable[[], None] | None = None,
+) -> ssl.SSLObject:
+    """Ask something over a new connection, with a session, and return the client's side of it.
+
+    Args:
+        meanwhile: done once the server has the first byte of the handshake.
+    """
+    sock = server.connect().sock
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    side = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1", session=session)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        side.do_handshake()
+    hello = outgoing.read()
+    sock.sendall(hello[:1])
+    if meanwhile is not None:
+        # Handshakes are begun in order: this one is behind the other.
+        assert is_served(server, context)
+        meanwhile()
+    sock.sendall(hello[1:])
+
+    def until_done(step: Callable[[], object]) -> None:
+        while True:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                step()
+                return
+            sock.sendall(outgoing.read())
+            data = sock.recv(65536)
+            if not data:
+                raise ConnectionError("the server has ended the connection")
+            incoming.write(data)
+
+    until_done(side.do_handshake)
+    side.write(b"ping\n_\n_\n")
+    sock.sendall(outgoing.read())
+    until_done(side.read)
+    return side
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_session_does_not_outlive_its_authority(
+    start_server: StartServer,
+    tmp_path: Path,
+    tls: tuple[str, ...],
+    install: Install,
+    certificates: Path,
+    other_certificates: Path,
+    version: ssl.TLSVersion,
+    begun: bool,
+) -> None:
+    """Who resumes a session shows no certificate."""
+    server = start_server(*tls, "--tls-client-ca", str(tmp_path / "ca.pem"))
+    context = trusting(certificates, certificates)
+    context.maximum_version = version
+    session = asked(server, context).session
+    assert session is not None
+    # With 1.3 each would have another one follow, long after the certificate has expired.
+    again = asked(server, context, session)
+    assert again.session_reused == (version is ssl.TLSVersion.TLSv1_2)
+
+    def reload() -> None:
+        shutil.copy(other_certificates / "ca.pem", tmp_path)
+        server.signal(signal.SIGHUP)
+        server.wait_for_log("certificates reloaded")
+
+    if not begun:
+        reload()
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        asked(server, context, session, reload if begun else None)
+    assert is_served(server, trusting(certificates, other_certificates))
+    assert "Traceback" not in "".join(server.log)
 
 
 def test_without_tls_nothing_happens(start_server: StartServer) -> None:

@@ -1,0 +1,41 @@
+"""TLS whose certificates can be exchanged while it is in use."""
+
+from __future__ import annotations
+
+import ssl
+
+
+class TlsContext(ssl.SSLContext):
+    """The server's side of TLS. What it begins with stays, what is new goes into `current`.
+
+    Loading files into a context that is in use would not do: a pair that does not match would leave
+    it half changed, and authorities can only be added.
+    """
+
+    current: ssl.SSLContext
+    """What new connections get; itself at first."""
+
+    @classmethod
+    def new(cls) -> TlsContext:
+        """Return one that has nothing loaded yet."""
+        context = cls(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.current = context
+        context.sni_callback = _switch
+        # Who resumes a session shows no certificate, and gets a new ticket: one that has expired would
+        # be good for ever. With TLS 1.2 there is one ticket for two hours.
+        context.num_tickets = 0
+        return context
+
+
+def _switch(
+    connection: ssl.SSLObject, _name: str | None, context: ssl.SSLContext
+) -> ssl.AlertDescription | None:
+    # OpenSSL calls this once it has the first message of a handshake. The context is another by now
+    # if the certificates were exchanged since the handshake was begun, before a word was said.
+    if isinstance(context, TlsContext) and context.current is not context:
+        if connection.session_reused:
+            # By what the old one knows. The client makes a new session the next time.
+            return ssl.AlertDescription.ALERT_DESCRIPTION_HANDSHAKE_FAILURE
+        connection.context = context.current
+    return None
