@@ -9,8 +9,10 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NoReturn, Protocol
 
 from dflockd.server.admission import Admission, Guest
@@ -22,7 +24,10 @@ from dflockd.table import Effect, Hold, LockTable, Peer
 from dflockd.wire import Evict, Reply, Request, Space, Status, encode_reply
 
 SLICE = 200
-"""Replies that one step may send in one turn of the event loop."""
+"""Replies that one step may send in one turn of the event loop, and connections it may end."""
+
+ENDS = 16
+"""Connections whose end is dealt with in one turn: all of a host's can end at one moment."""
 
 _OK = encode_reply(Status.OK)
 
@@ -90,6 +95,10 @@ class Server:
         self._wakes = math.inf
         self._unix: UnixSocket | None = None
         self._looks = False
+        self._ends: deque[Callable[[], None]] = deque()
+        """Steps of ends that others go before."""
+        self._ending = 0
+        """Those of this turn."""
         self._emptied = asyncio.Event()
 
     async def start(self) -> None:
@@ -226,14 +235,41 @@ class Server:
             self.loop.call_later(IDLE_LOOK, self._end_idle)
 
     def part(self, session: Session, *, clean: bool, silent: bool) -> None:
-        """Free what stands on a session that ends."""
+        """Free what stands on a session that ends: now or, where many end at once, some turns later."""
+        self._in_turn(partial(self._part, session, clean, silent))
+
+    def forget(self, session: Session) -> None:
+        """Take out a session whose connection is closed, once what stands on it is freed."""
+        self._in_turn(partial(self._forget, session))
+
+    # Ends.
+
+    def _in_turn(self, step: Callable[[], None]) -> None:
+        if self._ending < ENDS:
+            if not self._ending:
+                self.loop.call_soon(self._end_more)
+            self._ending += 1
+            step()
+        else:
+            self._ends.append(step)
+
+    def _end_more(self) -> None:
+        number = min(ENDS, len(self._ends))
+        if number:
+            # First: a step that fails keeps nobody from the next.
+            self.loop.call_soon(self._end_more)
+        else:
+            self._ending = 0
+        for _ in range(number):
+            self._ends.popleft()()
+
+    def _part(self, session: Session, clean: bool, silent: bool) -> None:
         effects = self.table.disconnect(
             session.peer, _now(), clean=clean, silent=silent, told=not session.owed
         )
         self._dispatch(effects)
 
-    def forget(self, session: Session) -> None:
-        """Take out a session whose connection is closed."""
+    def _forget(self, session: Session) -> None:
         del self.sessions[session.peer.id]
         if not self.sessions:
             self._emptied.set()
@@ -305,8 +341,14 @@ class Server:
 
     def _end_idle(self) -> None:
         self._looks = False
-        for session in list(self.sessions.values()):
+        self._drain(list(self.sessions.values()))
+
+    def _drain(self, sessions: list[Session], start: int = 0) -> None:
+        end = start + SLICE
+        for session in sessions[start:end]:
             session.drain()
+        if end < len(sessions):
+            self.loop.call_soon(self._drain, sessions, end)
 
     def _close_listeners(self) -> None:
         if self._unix is not None:

@@ -132,6 +132,8 @@ class Session(asyncio.Protocol):
     def deliver(self, reply: Reply) -> None:
         """Send the reply to the request that this peer was waiting for, and go on with the next."""
         if self._ended:
+            # What stands on it is about to be freed, this too.
+            self.owed = True
             return
         # The transport knows before it says so that nobody is there: then nothing is sent.
         self.owed = self._transport.is_closing()
@@ -308,8 +310,9 @@ class Session(asyncio.Protocol):
     def _close(self) -> None:
         if not self._transport.is_closing():
             self._transport.close()
-            # It closes once everything is sent: a peer that does not read could put that off for ever.
-            self._watch_write()
+            if self._transport.get_write_buffer_size():
+                # It closes once all is sent: a peer that does not read could put that off for ever.
+                self._watch_write()
 
     def _depart(self, *, clean: bool, silent: bool = False) -> None:
         """Free what stands on this connection now: a grant must not go to one that has ended.

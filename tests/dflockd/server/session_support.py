@@ -32,6 +32,9 @@ class FullTransport(asyncio.Transport):
         if below and len(self.written) > self.high_water:
             self.session.pause_writing()
 
+    def get_write_buffer_size(self) -> int:
+        return len(self.written)
+
     def pause_reading(self) -> None:
         self.is_reading = False
 

@@ -8,6 +8,7 @@ import pytest
 
 from dflockd.server import Server
 from dflockd.server import session as module
+from dflockd.server.server import ENDS, SLICE
 from dflockd.server.session import MOST_COLLECTED, READ_AHEAD
 from tests.dflockd.server.session_support import FullTransport, connect, make_server
 
@@ -174,3 +175,49 @@ async def test_draining_between_turns_answers_first(server: Server) -> None:
     await until_read(transport)
     assert transport.closing
     assert replies(transport)[answered:] == [b"error_draining"] * (3000 - answered)
+
+
+async def test_many_that_end_at_once_let_others_go_first(server: Server) -> None:
+    number = 10 * ENDS
+    ending = [connect(server) for _ in range(number)]
+    for index, transport in enumerate(ending):
+        transport.session.data_received(b"l\n%d\n0\n" % index)
+    for transport in ending:
+        transport.session.eof_received()
+        transport.abort()
+    turns = 0
+    while len(server.table) or server.sessions:
+        # A step for what stands on each, and one for itself.
+        assert len(server.table) >= number - (turns + 1) * ENDS
+        assert len(server.sessions) >= number - (turns + 1) * ENDS
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns >= 2 * number // ENDS - 1
+
+
+async def test_who_has_ended_and_still_stands_in_the_queue_is_granted_nothing(
+    server: Server,
+) -> None:
+    holder, waiter, heir = connect(server), connect(server), connect(server)
+    holder.session.data_received(b"l\nk\n0\n")
+    waiter.session.data_received(b"stable-ref\nref\n_\nl\nk\n30\n")
+    heir.session.data_received(b"l\nk\n30\n")
+    for transport in [connect(server) for _ in range(ENDS)]:
+        transport.abort()
+    waiter.abort()
+    # Its turn comes before its end does.
+    token = holder.written.split()[1]
+    holder.session.data_received(b"r\nk\n%b\n" % token)
+    while waiter.session.peer.id in server.sessions:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert b"ok" not in waiter.written.partition(b"\n")[2]
+    assert heir.written.startswith(b"ok ")
+
+
+async def test_draining_ends_many_in_turns(server: Server) -> None:
+    idle = [connect(server) for _ in range(2 * SLICE + 1)]
+    server.draining = True
+    server._end_idle()
+    for ended in (SLICE, 2 * SLICE, len(idle)):
+        assert sum(transport.closing for transport in idle) == ended
+        await asyncio.sleep(0)
