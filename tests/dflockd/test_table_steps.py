@@ -186,6 +186,43 @@ def test_many_who_are_away_are_passed_in_small_steps() -> None:
     assert queue.present == len(queue) == MANY
 
 
+def test_however_many_slots_are_free_at_once_few_are_passed_in_a_step() -> None:
+    table, slots = table_of(), 20
+    big, peer, waiter = table.connect(), table.connect(), table.connect()
+    for _ in range(slots):
+        assert isinstance(ask(table, big, Acquire(SEMAPHORE, b"k", slots, 0, 10)), Granted)
+    for _ in range(MANY):
+        reserve(table, peer, slots, away=60_000, hold=0)
+    assert ask(table, waiter, Acquire(SEMAPHORE, b"k", slots, 9, 10)) is None
+    queue = table._group.spaces[SEMAPHORE][b"k"].waiters
+    assert queue is not None
+    left = queue.away
+    granted = table.disconnect(big, 1.0, clean=True)
+    assert left - queue.away <= STEP + slots
+    while (deadline := table.next_deadline()) is not None and deadline <= 1.0:
+        left = queue.away
+        granted += table.advance(1.0)
+        assert left - queue.away <= STEP
+    assert queue.away == 0
+    assert [number for number, _ in granted] == [waiter.id]
+
+
+def test_however_many_slots_are_free_at_once_few_are_given_in_a_step() -> None:
+    table = table_of()
+    big, peer = table.connect(), table.connect()
+    for _ in range(MANY):
+        assert isinstance(ask(table, big, Acquire(SEMAPHORE, b"k", MANY, 0, 10)), Granted)
+    for _ in range(3 * MANY):  # all slots are free before the last of these is passed
+        reserve(table, peer, MANY, away=60_000, hold=0)
+    waiters = [table.connect() for _ in range(MANY)]
+    for waiter in waiters:
+        assert ask(table, waiter, Acquire(SEMAPHORE, b"k", MANY, 9, 10)) is None
+    first = table.disconnect(big, 1.0, clean=True)
+    steps = [first, *rest(table, 1.0)]
+    assert all(len(step) <= STEP for step in steps)
+    assert [number for step in steps for number, _ in step] == [waiter.id for waiter in waiters]
+
+
 def test_waiters_who_are_away_are_not_counted_one_by_one() -> None:
     table = table_of(max_waiters=2)
     holder, peer = table.connect(), table.connect()
@@ -268,7 +305,7 @@ def test_a_report_stops_at_so_many_keys() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_steps_of_one_break_no_rule(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("slots", "connections", "reservations"):
+    for module in ("slots", "connections"):
         monkeypatch.setattr(f"dflockd.table.{module}.STEP", 1)
     dice = random.Random(seed)
     limits = Limits(

@@ -27,7 +27,7 @@ class Queue:
     held for them (`expected`).
     """
 
-    __slots__ = ("away", "expected", "line", "returned")
+    __slots__ = ("away", "expected", "line", "pending", "returned")
 
     def __init__(self) -> None:
         self.line: OrderedDict[Waiter, None] = OrderedDict()
@@ -38,6 +38,8 @@ class Queue:
         """By number."""
         self.away = 0
         """How many of `line` and `returned` are away."""
+        self.pending = False
+        """Whether what is due here was more than fits a step, and goes on in another."""
 
     def __len__(self) -> int:
         return len(self.line) + len(self.returned) + len(self.expected)

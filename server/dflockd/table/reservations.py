@@ -5,7 +5,6 @@ from __future__ import annotations
 from dflockd.table import owners
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines, rounded
-from dflockd.table.limits import STEP
 from dflockd.table.queue import Queue
 from dflockd.table.state import Entry, Hold, Peer, Reservation, Waiter
 from dflockd.table.states import EXPECTED, GONE, PASSED, QUEUED, RESERVED
@@ -99,14 +98,14 @@ class Reservations:
         waiter.lease = lease
         waiter.two_phase = two_phase
 
-    def next(self, queue: Queue, free: int, now: float) -> Waiter | None:
+    def next(self, queue: Queue, free: int, now: float, steps: int) -> Waiter | None:
         """Return who of a queue is to have one of so many free slots, if anybody is.
 
         For who is away a slot is held for a while. If that is over, or not worth it, who is behind
-        them goes first. If that goes for more than fits a step, the answer is who is to be looked at
-        next, who is `RESERVED`.
+        them goes first. If that goes for as many as `steps`, the answer is who is to be looked at next,
+        who may be `RESERVED`.
         """
-        for _ in range(STEP):
+        for _ in range(steps):
             waiter = queue.first(free)
             if waiter is None or waiter.state != RESERVED:
                 return waiter

@@ -16,6 +16,7 @@ from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
+from dflockd.table.queue import Queue
 from dflockd.table.reservations import RESERVED_LATE, Reservations
 from dflockd.table.state import UNKNOWN, Entry, Group, Hold, Peer, Reservation, Waiter
 from dflockd.table.states import GONE, RESERVED, UNTOLD, WAITING
@@ -233,15 +234,16 @@ class Slots:
     def _promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
         """Give free slots to the waiters, first come, first served."""
         queue, most = entry.queue(), min(entry.limit, self._max_holds)
-        line = queue.line
-        while True:
+        # Many slots can become free in one step: all of that together is not to be too much for it.
+        line, steps = queue.line, 1 if queue.pending else STEP
+        for _ in range(steps):
             free = most - len(entry.holds)
             if queue.away or queue.returned or queue.expected:
-                found = self._reservations.next(queue, free, now)
+                found = self._reservations.next(queue, free, now, steps)
                 if found is None:
                     break
                 if found.state == RESERVED:
-                    self._later(partial(self._go_on, entry), now)
+                    self._go_on_later(entry, queue, now)
                     break
                 waiter = found
             elif free > 0 and line:
@@ -276,10 +278,18 @@ class Slots:
                 hold.told = False
                 waiter.hold = hold
                 hold.waiter = waiter
+        else:
+            self._go_on_later(entry, queue, now)
         if not (entry.holds or queue) and self._is_here(entry):
             self._remove(entry)
 
+    def _go_on_later(self, entry: Entry, queue: Queue, now: float) -> None:
+        if not queue.pending:
+            queue.pending = True
+            self._later(partial(self._go_on, entry), now)
+
     def _go_on(self, entry: Entry, now: float, effects: list[Effect]) -> bool:
+        entry.queue().pending = False
         if self._is_here(entry):
             self._promote(entry, now, effects)
         return True
