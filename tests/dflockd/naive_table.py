@@ -229,6 +229,9 @@ class NaiveTable:
             self._answer(peer, answer)
         elif not kept and (there := self._there(peer, key)) is not None:
             if isinstance(there, Waiter) and self._is_the_same(there, peer):
+                if self._has_too_much(peer, two_phase=False):
+                    self._answer(peer, "error_max_holds")
+                    return
                 self._take_over(there, peer, span, two_phase=False)
                 self.peers[peer].waiting = there
                 self._set(there, timeout)
@@ -264,6 +267,9 @@ class NaiveTable:
             answer = "error_already_enqueued"
         there = None if answer or kept else self._there(peer, key)
         if isinstance(there, Waiter) and self._is_the_same(there, peer):
+            if self._has_too_much(peer, two_phase=True):
+                self._answer(peer, "error_max_holds")
+                return
             self._answer(peer, "queued")
             self._take_over(there, peer, span, two_phase=True)
             self.peers[peer].enqueued.append(there)
@@ -449,11 +455,14 @@ class NaiveTable:
 
     def _too_many(self, peer: int, key: Key | None, limit: int, *, two_phase: bool) -> bool:
         most = self._most
-        owned = sum(hold.peer == peer for hold in self.holds())
-        enqueued = len(self.peers[peer].enqueued) if two_phase else 0
-        return max(owned, enqueued) >= most or (
+        return self._has_too_much(peer, two_phase=two_phase) or (
             limit > most and len(key.holds if key else ()) >= most
         )
+
+    def _has_too_much(self, peer: int, *, two_phase: bool) -> bool:
+        owned = sum(hold.peer == peer for hold in self.holds())
+        enqueued = len(self.peers[peer].enqueued) if two_phase else 0
+        return max(owned, enqueued) >= self._most
 
     @property
     def _most(self) -> float:

@@ -265,6 +265,18 @@ def test_who_has_no_instance_takes_over_nothing(table: LockTable) -> None:
     assert ask(table, run(table, 1), ASK[0]) == OwnerConflict(b"waiting", 1)
 
 
+@either
+def test_who_holds_and_waits_for_as_much_as_it_may_takes_over_nothing(request_: Request) -> None:
+    table = LockTable(Limits(max_holds=1), TokenIssuer(b"secret", 0))
+    granted(table, table.connect())
+    first, again = run(table, 1, b"here"), run(table, 1, b"here")
+    assert ask(table, first, ASK[0]) is None
+    assert isinstance(ask(table, again, Enqueue(LOCK, b"other", 1, 30)), Enqueued)
+    assert table.handle(again, request_, 1.0) == [(again.id, Status.MAX_HOLDS)]
+    assert first.waiting is not None
+    assert (again.waiting, len(again.enqueued)) == (None, 1)
+
+
 def test_while_the_server_recovers_that_comes_first(table: LockTable) -> None:
     granted(table, run(table, 1))
     kept = [hold.kept() for hold in table.changes or ()]

@@ -178,6 +178,8 @@ class LockTable(Connections):
         if peer.owner is not None and entry.owners is not None and waiter is None:
             there = self._there(entry, peer.owner)
             if isinstance(there, Waiter):
+                if len(peer.holds) >= self._max_holds:
+                    return self._refuse(entry)
                 self._take_over(there, peer, lease, effects, two_phase=False)
                 self._block(there, request.timeout, now)
                 return None
@@ -228,6 +230,8 @@ class LockTable(Connections):
         if peer.owner is not None and entry.owners is not None and waiter is None:
             there = self._there(entry, peer.owner)
             if isinstance(there, Waiter):
+                if max(len(peer.holds), len(peer.enqueued)) >= self._max_holds:
+                    return self._refuse(entry)
                 self._take_over(there, peer, lease, effects, two_phase=True)
                 peer.enqueued[name] = there
                 return Status.QUEUED
