@@ -93,6 +93,18 @@ def test_holds_that_outlive_a_big_connection_stay() -> None:
     assert len(table) == 0
 
 
+def test_a_server_that_keeps_what_is_held_frees_a_big_connection_that_has_ended() -> None:
+    table = table_of()
+    big, other = table.connect(), table.connect()
+    take_many(table, big)
+    assert isinstance(ask(table, other, Acquire(LOCK, b"k", 1, 0, 10)), Granted)
+    table.disconnect(big, 1.0, clean=True)
+    assert len(table) > STEP
+    table.drain(1.0, keep=True)
+    table.disconnect(other, 1.0, clean=True)
+    assert list(table._group.spaces[LOCK]) == [b"k"]
+
+
 def test_who_has_enqueued_much_and_ended_is_granted_nothing() -> None:
     table = table_of()
     holder, big = table.connect(), table.connect()

@@ -86,8 +86,11 @@ class Connections(Recovery):
 
         With `keep`, holds do not end with their connections any more: they are kept for later.
         """
-        self._keeps_holds = keep
         effects: list[Effect] = []
+        # What connections held that have ended is free, and is not kept with what follows.
+        while self._backlog:
+            self._catch_up(now, effects)
+        self._keeps_holds = keep
         self._expire(now, effects)
         self._draining = True
         for peer in self._peers.values():
