@@ -145,7 +145,9 @@ class ServerCollector(Collector):
             },
         )
         yield _counter(
-            "dflockd_waits_kept", "Waits that ended and left a reservation in the queue.", counts.kept
+            "dflockd_waits_kept",
+            "Waits that ended and left a reservation in the queue.",
+            counts.kept,
         )
 
     def _ends(self) -> Iterator[Metric]:
