@@ -295,12 +295,12 @@ class Server:
             self.cannot_write(exc)
         changes.clear()
 
-    def cannot_write(self, exc: OSError) -> NoReturn:
+    def cannot_write(self, exc: Exception) -> NoReturn:
         """End the process, for its journal cannot be written. May be called in any thread.
 
         Whoever was told of a grant now would believe in a lock that the next process knows not of.
         """
-        logger.critical("ending: cannot write to the state directory: %s", exc)
+        logger.critical("ending: cannot write to the state directory: %s", str(exc) or repr(exc))
         logging.shutdown()
         os._exit(1)
 

@@ -122,7 +122,7 @@ class StateDir:
             raise self._unusable(exc) from exc
         table.changes.clear()
 
-    def keep_synced(self, failed: Callable[[OSError], object]) -> None:
+    def keep_synced(self, failed: Callable[[Exception], object]) -> None:
         """Bring what is recorded to the disk from now on, in a thread.
 
         Args:

@@ -23,10 +23,11 @@ class Syncing:
 
     Args:
         journal: what is synced.
-        failed: called once, in the thread, if the disk does not take it. It is over then.
+        failed: called once, in the thread, if the disk does not take it or the thread cannot go on.
+            It is over then.
     """
 
-    def __init__(self, journal: Journal, failed: Callable[[OSError], object]) -> None:
+    def __init__(self, journal: Journal, failed: Callable[[Exception], object]) -> None:
         self._journal = journal
         self._failed = failed
         self._due = threading.Event()
@@ -51,7 +52,9 @@ class Syncing:
             began = time.monotonic()
             try:
                 self._journal.sync()
-            except OSError as exc:
+            except Exception as exc:
+                # Also what is no fault of the disk, such as a lack of memory: without this thread
+                # nothing would be synced any more, and nothing deleted, and nobody would know.
                 self._failed(exc)
                 return
             took = time.monotonic() - began
