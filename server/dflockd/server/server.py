@@ -8,6 +8,7 @@ import math
 import os
 import socket
 import ssl
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -22,6 +23,9 @@ from dflockd.server.session import Session
 from dflockd.server.unix import UnixSocket
 from dflockd.table import Effect, Hold, LockTable, Peer
 from dflockd.wire import Evict, Reply, Request, Space, Status, encode_reply
+
+LAST_WORD = 1.0
+"""Seconds that the log has for the last line of a server that cannot go on."""
 
 SLICE = 200
 """Replies that one step may send in one turn of the event loop, and connections it may end."""
@@ -300,6 +304,10 @@ class Server:
 
         Whoever was told of a grant now would believe in a lock that the next process knows not of.
         """
+        # The log may be a pipe that nobody reads any more.
+        end = threading.Timer(LAST_WORD, os._exit, (1,))
+        end.daemon = True
+        end.start()
         logger.critical("ending: cannot write to the state directory: %s", str(exc) or repr(exc))
         logging.shutdown()
         os._exit(1)

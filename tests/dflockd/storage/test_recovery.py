@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import random
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +24,7 @@ from dflockd import errors
 from dflockd.process import close_idle_connections
 from dflockd.wire import fence_from_token
 from tests.dflockd.client_support import Calls, Client, client_named, soon, stats, until
-from tests.dflockd.raw_server import RawClient, ServerProcess, eventually, granted
+from tests.dflockd.raw_server import PATIENCE, RawClient, ServerProcess, eventually, granted
 from tests.dflockd.storage.test_directory import rewrite
 
 
@@ -391,6 +395,36 @@ def test_a_server_that_cannot_write_grants_nothing(site: Site) -> None:
     raw = site.connect()
     assert raw.ask("n", "k", f"{token} 60") == "ok 60"
     granted(raw.ask("l", "long", 0))
+
+
+def test_a_server_that_cannot_write_ends_though_nobody_reads_its_log(tmp_path: Path) -> None:
+    # It hung in its last line; or granted on, if it was the thread that syncs.
+    path = tmp_path / "socket"
+    reader, writer = os.pipe()
+    flags = ["--port", "0", "--log-level", "ERROR", "--unix-socket", str(path)]
+    flags += ["--host", "127.0.0.1", "--state-dir", str(tmp_path / "state")]
+    process = subprocess.Popen([sys.executable, "-m", "dflockd", *flags], stderr=writer)
+    try:
+        eventually(path.exists)
+        os.set_blocking(writer, False)
+        for size in (4096, 1):
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(writer, bytes(size))
+        # This is a property of the pipe, which the server has as well.
+        os.set_blocking(writer, True)
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(path))
+            raw = RawClient(sock)
+            raw.lock("k")
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100, 100))
+            assert raw.ask("l", "long", "0 1000") == ""
+        assert process.wait(PATIENCE) == 1
+    finally:
+        process.kill()
+        process.wait(PATIENCE)
+        os.close(reader)
+        os.close(writer)
 
 
 def test_a_disk_that_fills_up_loses_nothing_that_was_granted(site: Site) -> None:
