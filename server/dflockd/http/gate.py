@@ -178,7 +178,7 @@ class Gate(asyncio.Protocol):
         self._reader.receive(data)
         if not self._busy:
             self._look()
-        elif self._reader.is_full:
+        if self._busy and self._reader.is_full:
             self._transport.pause_reading()
 
     def eof_received(self) -> None:
@@ -246,8 +246,11 @@ class Gate(asyncio.Protocol):
         self._awaits_first_byte = True
         if last:
             self._over = True  # aiohttp closes it
-        elif self._reader.pending:
+            return
+        if not self._reader.is_full:
+            # Else each answer would let in more than the one request that it takes away.
             self._transport.resume_reading()
+        if self._reader.pending:
             self._loop.call_soon(self._look)
 
     # The ends of a connection.

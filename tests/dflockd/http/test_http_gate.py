@@ -234,6 +234,27 @@ async def test_what_is_sent_behind_a_request_that_is_worked_on_waits_outside(
         assert [await peer.status() for _ in range(100)] == [200] * 100
 
 
+async def test_an_answer_lets_in_no_more_than_was_taken_away() -> None:
+    async with site_here() as here:
+        peer = await here.connect()
+        await peer.ask()
+        (one,) = here.http._house._inside
+        most = 0
+        receive = one._reader.receive
+
+        def noted(data: bytes) -> None:
+            nonlocal most
+            receive(data)
+            most = max(most, one._reader.pending)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(one._reader, "receive", noted)
+            peer.writer.write(GET * 100_000)
+            assert [await peer.status() for _ in range(1000)] == [200] * 1000
+        # What is read at once, on top of what one head can need.
+        assert most <= (256 + 32 + 1) * 1024
+
+
 async def test_one_request_is_let_in_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     async with site_here() as here:
         loop, turn, let_in = asyncio.get_running_loop(), 0, []
