@@ -86,6 +86,8 @@ class Peer:
     reserve: tuple[int, int] | None = None
     resumes: bytes | None = None
     waiting: Waiter | None = None
+    granted: Hold | None = None
+    """What its last wait has brought."""
     enqueued: list[Waiter] = field(default_factory=list)
 
 
@@ -113,7 +115,7 @@ class NaiveTable:
         self.kept = self.forgotten = 0
         self.seen: Counter[str] = Counter()
         """What has happened to positions that were kept, to see that a history is worth its time."""
-        self.draining = False
+        self.draining = self.keeps_holds = False
         self.answers: list[Answer] = []
         self.authentic: Callable[[Name, bytes], int | None] = lambda *_: None
         """The fence of a token that was once given out for that key."""
@@ -164,7 +166,7 @@ class NaiveTable:
             else:
                 self._end_wait(first)
 
-    def disconnect(self, number: int, *, clean: bool, silent: bool) -> None:
+    def disconnect(self, number: int, *, clean: bool, silent: bool, told: bool = True) -> None:
         peer = self.peers.pop(number)
         for key in list(self.keys.values()):
             for waiter in list(key.queue):
@@ -175,9 +177,9 @@ class NaiveTable:
         self.advance()
         owned = [hold for hold in self.holds() if hold.peer == number]
         for hold in sorted(owned, key=lambda hold: hold.owned_since):
-            if hold.token is None:
+            if hold.token is None or (hold is peer.granted and not told):
                 self._end(hold)  # nobody was told, so nobody holds it
-            elif not self.limits.auto_release or peer.detaches or silent:
+            elif self.keeps_holds or not self.limits.auto_release or peer.detaches or silent:
                 hold.peer = None
             elif self.limits.orphan_ttl == 0 or (clean and not self.limits.orphan_all):
                 self._end(hold)
@@ -186,8 +188,9 @@ class NaiveTable:
                 if self.now + self.limits.orphan_ttl < hold.deadline:
                     self._set(hold, self.limits.orphan_ttl)
 
-    def drain(self) -> None:
+    def drain(self, *, keep: bool) -> None:
         self.advance()
+        self.keeps_holds = keep
         self.draining = True
         for number, peer in self.peers.items():
             if peer.waiting:
@@ -233,16 +236,14 @@ class NaiveTable:
                     self._answer(peer, "error_max_holds")
                     return
                 self._take_over(there, peer, span, two_phase=False)
-                self.peers[peer].waiting = there
-                self._set(there, timeout)
+                self._block(there, timeout)
             else:
                 self._conflict(peer, there)
         elif self._too_many(peer, key, limit, two_phase=False):
             self._answer(peer, "error_max_holds")
         elif kept:
             self._come_back(kept, peer, limit, span, two_phase=False)
-            self.peers[peer].waiting = kept
-            self._set(kept, timeout)
+            self._block(kept, timeout)
             self._serve(name)
         elif key is None or self._free_slots(key) > 0:
             self.keys.setdefault(name, Key(limit))
@@ -255,8 +256,7 @@ class NaiveTable:
             waiter = Waiter(name, peer, span, two_phase=False, number=self._arrival())
             waiter.owner = self.peers[peer].owner
             key.queue.append(waiter)
-            self.peers[peer].waiting = waiter
-            self._set(waiter, timeout)
+            self._block(waiter, timeout)
 
     def enqueue(self, peer: int, name: Name, limit: int, lease: int | None) -> None:
         kept = self._taken_up(peer, name)
@@ -327,8 +327,7 @@ class NaiveTable:
             self._end_wait(waiter)
         else:
             waiter.reserve = reserve
-            self.peers[peer].waiting = waiter
-            self._set(waiter, timeout)
+            self._block(waiter, timeout)
 
     def release(self, peer: int, name: Name, token: bytes) -> None:
         hold = self._by_token(name, token)
@@ -377,6 +376,12 @@ class NaiveTable:
             hold.peer = hold.owner = None
             hold.is_doubted = False
             self._answer(peer, "renewed", None, span)
+
+    def evict(self, peer: int, name: Name, token: bytes) -> None:
+        hold = self._by_token(name, token)
+        self._answer(peer, "ok" if hold else "error")
+        if hold:
+            self._end(hold)
 
     def stable_ref(self, peer: int) -> None:
         self._answer(peer, "error" if self.peers[peer].detaches else "ok")
@@ -436,6 +441,11 @@ class NaiveTable:
 
     def _set(self, what: Hold | Waiter, span: float) -> None:
         what.deadline, what.span, what.since = self.now + span, span, self._tick()
+
+    def _block(self, waiter: Waiter, timeout: int) -> None:
+        peer = self.peers[waiter.peer]
+        peer.waiting, peer.granted = waiter, None
+        self._set(waiter, timeout)
 
     def _lease(self, lease: int | None) -> int:
         return self.limits.default_lease if lease is None else lease
@@ -561,7 +571,7 @@ class NaiveTable:
         granted = self._grant(waiter.name, waiter.peer, waiter.lease)
         granted.owner = waiter.owner
         if peer.waiting is waiter:
-            peer.waiting = None
+            peer.waiting, peer.granted = None, granted
             if waiter in peer.enqueued:
                 peer.enqueued.remove(waiter)
             self._answer(waiter.peer, "granted", granted, waiter.lease)

@@ -29,6 +29,7 @@ from dflockd.wire import (
     Detach,
     Enqueue,
     Enqueued,
+    Evict,
     Granted,
     Malformed,
     Owner,
@@ -96,6 +97,8 @@ ENDS = [
     {"clean": True, "silent": False},
     {"clean": False, "silent": False},
     {"clean": False, "silent": True},
+    {"clean": False, "silent": False, "told": False},
+    {"clean": False, "silent": True, "told": False},
 ]
 
 
@@ -321,6 +324,12 @@ class TableMachine(RuleBasedStateMachine):
     def release(self, choice: int, which: int) -> None:
         name, token = self.live_token(which)
         self.ask(choice, Release(Space(name[0]), name[1], token), "release", name, token)
+
+    @rule(choice=numbers, which=numbers)
+    def evict(self, choice: int, which: int) -> None:
+        name, token = self.live_token(which)
+        request = Evict(Space(name[0]), name[1], fence_from_token(token))
+        self.ask(choice, request, "evict", name, token)
 
     @rule(choice=numbers, which=numbers, lease=leases, confirms=st.booleans())
     def renew(self, choice: int, which: int, lease: int | None, confirms: bool) -> None:
@@ -550,8 +559,9 @@ class TableMachine(RuleBasedStateMachine):
         if not hasattr(self, "table"):
             return
         if self.model.grants % 2:
-            self.model.drain()
-            self.compare(self.table.drain(self.model.now))
+            keep = self.model.grants % 4 == 1
+            self.model.drain(keep=keep)
+            self.compare(self.table.drain(self.model.now, keep=keep))
             self.state_is_the_same()
             for choice in range(len(self.peers)):
                 self.acquire(choice, (0, b"a"), 0, 5, None)
@@ -560,7 +570,7 @@ class TableMachine(RuleBasedStateMachine):
                 self.release(choice, choice)
             self.state_is_the_same()
         while self.peers:
-            self.disconnect(self.model.grants, ENDS[len(self.peers) % 3])
+            self.disconnect(self.model.grants, ENDS[len(self.peers) % len(ENDS)])
             self.state_is_the_same()
         while (deadline := self.table.next_deadline()) is not None:
             self.model.now = max(self.model.now, deadline)
