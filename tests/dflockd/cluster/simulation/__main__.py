@@ -1,10 +1,12 @@
-"""Replay schedules: ``python -m tests.dflockd.cluster.simulation <seed>...``."""
+"""Replay schedules: ``python -m tests.dflockd.cluster.simulation [--chains] <seed>...``."""
 
 import sys
 
-from tests.dflockd.cluster.simulation import World
+from tests.dflockd.cluster.simulation import Rules, World
 
-for argument in sys.argv[1:]:
-    told = World(int(argument)).run()
+seeds = [argument for argument in sys.argv[1:] if argument != "--chains"]
+rules = Rules(chains="--chains" in sys.argv)
+for seed in seeds:
+    told = World(int(seed), rules).run()
     print(told.timeline())
     print(dict(told.counts))

@@ -67,6 +67,8 @@ class Rules:
     """Whether clients renew a grant that took its time, to find out whether it still counts."""
     keeps_places: bool = False
     """Whether clients do something else while they wait, and have their places kept meanwhile."""
+    chains: bool = False
+    """Whether servers also end while those that they replaced may still serve."""
 
 
 class Clock:

@@ -217,7 +217,10 @@ class ServerProcess(Process):
         etcd = self.world.etcd
         answer = lambda now, outcome: self.answered(now, call, outcome)  # noqa: E731
         held_up = etcd.held_up.pop(call.kind, 0)
-        etcd.call(self, lambda: etcd.txn(call), answer, held_up)
+        unanswered = etcd.unanswered.get(call.kind) == self.address
+        if unanswered:
+            del etcd.unanswered[call.kind]
+        etcd.call(self, lambda: etcd.txn(call), answer, held_up, unanswered)
 
     def _dispatch(self, effects: Iterable[Effect]) -> None:
         for number, reply in effects:

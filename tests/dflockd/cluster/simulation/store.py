@@ -47,6 +47,8 @@ class Etcd:
         self.no_keep_alives: set[str] = set()
         self.held_up: dict[Kind, float] = {}
         """For how long the next call of a kind is on its way; its answer is lost."""
+        self.unanswered: dict[Kind, str] = {}
+        """Whose next call of a kind is carried out at once, while its answer is lost."""
         self.watches: list[Watch] = []
         self._told = self.space.revision
 
@@ -56,6 +58,7 @@ class Etcd:
         execute: Callable[[], Any],
         answer: Callable[..., None],
         held_up: float = 0,
+        unanswered: bool = False,
     ) -> None:
         """Send something; `answer` gets what comes back, or ``None`` once nothing came for long."""
         world, open_ = self.world, [True]
@@ -77,7 +80,8 @@ class Etcd:
 
         world.after(PATIENCE, give, None)
         if not self._loses(server) and self.is_up:
-            world.after(world.delay() + held_up, lambda: run(answered=not held_up))
+            answered = not (held_up or unanswered)
+            world.after(world.delay() + held_up, lambda: run(answered=answered))
         elif world.chance(0.5):
             # It hangs somewhere, and gets there when nobody thinks of it any more.
             world.counts["late transactions"] += 1
@@ -120,6 +124,12 @@ class Etcd:
         if self.is_up:
             self.space.expire(self.world.time)
             self.changed()
+
+    def record(self, shard: int) -> ShardRecord:
+        """Return what it says of a shard."""
+        key = f"{PREFIX}/shard/{shard}"
+        record = self.space.load(key).records.get(key)
+        return parse_shard_value(record.value) if record is not None else ShardRecord()
 
     def edit(self, shard: int, change: Callable[[ShardRecord], ShardRecord]) -> None:
         """Change a shard's record as an operator does."""

@@ -124,6 +124,8 @@ class World:
 
     def _tick(self) -> None:
         self.etcd.tick()
+        for process in self.running():
+            self.judge_servers(process)
         if self.calm:
             self._is_over = not self._unrest()
         self.after(0.25, self._tick)
@@ -187,6 +189,10 @@ class World:
         process.kill()
         self.after(back_after, self._start, name, process)
 
+    def start(self, name: str) -> None:
+        """Start what has been killed, sooner than it was to."""
+        self._start(name, self.servers.get(name) or self.clients[name])
+
     def _start(self, name: str, former: Process) -> None:
         if (self.servers.get(name) or self.clients[name]) is not former:
             return
@@ -207,6 +213,23 @@ class World:
             process.kill()
             self.after(self.delay(), self.revoke, lease)
             self.after(self.random.uniform(0.5, 4), self._start, process.address, process)
+
+    def end_at_once(self, name: str, back_after: float = 1.0) -> None:
+        """Have a server end without handing anything over, and revoke its lease."""
+        self.counts["ends at once"] += 1
+        process = self.servers[name]
+        self.log(process.name, "ends at once")
+        process.kill()
+        self.revoke(process.node.lease)
+        self.after(back_after, self._start, name, process)
+
+    def replace(self, shard: int, by: str, cut: float = 10.0) -> None:
+        """Have a server replaced that is cut off from the store, and may serve on for a while."""
+        former = self.etcd.record(shard).current
+        if former and former != by:
+            self.cut_store([former], cut)
+            self.move(shard, by)
+            self.take_for_dead(former)
 
     def drain(self, name: str) -> None:
         process = self.servers[name]
@@ -263,6 +286,10 @@ class World:
     def hold_up(self, kind: Kind, seconds: float) -> None:
         """Have the next call of a kind take so long that nobody waits for it any more."""
         self.etcd.held_up[kind] = seconds
+
+    def lose_answer(self, name: str, kind: Kind) -> None:
+        """Have a server's next call of a kind carried out, and its answer lost."""
+        self.etcd.unanswered[kind] = name
 
     def blind(self, name: str, seconds: float) -> None:
         """Have a server hear nothing from the store, while its calls go through."""
@@ -360,9 +387,10 @@ class World:
         )
 
     def violation(self, what: str) -> ViolationError:
+        option = "--chains " if self.rules.chains else ""
         return ViolationError(
             f"{what}\n\n{self.timeline()}\n{self.time:8.3f}  {what}\n\n"
-            f"replay: python -m tests.dflockd.cluster.simulation {self.seed}"
+            f"replay: python -m tests.dflockd.cluster.simulation {option}{self.seed}"
         )
 
 
@@ -405,5 +433,35 @@ def _trouble(world: World) -> None:
     ]
     # A few kinds at a time: with all of them each is rare. (Groce et al., "Swarm testing", 2012.)
     chosen = rng.sample(faults, rng.randint(2, 6))
+    if world.rules.chains:
+        chosen += [lambda: _chain(world), lambda: world.end_at_once(server(), rng.uniform(0.1, 4))]
     for _ in range(rng.randint(3, 20)):
         world.at(rng.uniform(4, CALM - 3), rng.choice(chosen))
+
+
+def _chain(world: World) -> None:
+    """Have a shard taken over from one server after the other, before the first one's promise ends."""
+    rng = world.random
+    shard, links = rng.randrange(world.terms.num_shards), rng.sample(SERVERS, len(SERVERS))
+    world.counts["chains"] += 1
+
+    def follow() -> None:
+        if not links or world.calm:
+            return
+        successor, until = links.pop(), world.time + 1.5
+        former = world.etcd.record(shard).current
+        if rng.random() < 0.3:
+            world.lose_answer(successor, Kind.CLAIM)
+        if former == successor or rng.random() < 0.5:
+            world.replace(shard, successor, rng.uniform(1, 10))
+        elif former:
+            world.move(shard, successor)
+            world.end_at_once(former, rng.uniform(0.1, 4))
+
+        def is_taken() -> bool:
+            return world.etcd.record(shard).current == successor or world.time > until
+
+        pause = rng.choice((0.0, 0.05, 0.3))
+        world.when(is_taken, world.after, pause, follow)
+
+    world.after(0, follow)
