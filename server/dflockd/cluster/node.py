@@ -25,6 +25,7 @@ from typing import NamedTuple
 from dflockd.cluster import snapshot as snapshots
 from dflockd.cluster.calls import RETRY, Call, Kind, Stage, Tenure
 from dflockd.cluster.leader import SETTLE, Leader
+from dflockd.cluster.promises import Promises
 from dflockd.cluster.terms import Terms
 from dflockd.cluster.view import HANDED_OVER, LEAVING, MAX_EPOCH, NODES, SHARDS, View
 from dflockd.shards import (
@@ -137,10 +138,7 @@ class Node:
         self._announcing = False
         self._leave_until: float | None = None
         self._sends_away = False
-        # When the others' signs of life came in, the latest of each since everything was loaded.
-        self._loaded_at = 0.0
-        self._heard: dict[str, float] = {}
-        self._seen_until = 0
+        self._promises = Promises()
         self._unheard: dict[int, tuple[Tenure, int]] = {}
         self._tenures: dict[int, Tenure] = {}
         self._under_way = 0
@@ -162,9 +160,7 @@ class Node:
         for key, record, revision in self.view.differences(loaded):
             self.view.see(key, record, revision)
         self._is_loaded = True
-        self._loaded_at = now
-        self._heard.clear()
-        self._seen_until = loaded.revision
+        self._promises.loaded(loaded.revision, now)
         self._open_heard()
         self.leader.settle(now)
         self._look_at_all(now)
@@ -175,7 +171,7 @@ class Node:
             if event.record is not None and event.record.value != self._condition.value:
                 self._hear(event.key, now)
             self._see(event.key, event.record, event.revision, now)
-            self._seen_until = event.revision
+            self._promises.told(event.revision)
         self._open_heard()
         self._work(now)
 
@@ -364,8 +360,9 @@ class Node:
     # What follows from what the store says.
 
     def _hear(self, key: str, now: float) -> None:
-        if key.startswith(self.view.key(NODES, "")):
-            self._heard[key] = now
+        folder = self.view.key(NODES, "")
+        if key.startswith(folder):
+            self._promises.heard(key.removeprefix(folder), now)
 
     def _see(self, key: str, record: Record | None, revision: int, now: float) -> bool:
         news = self.view.see(key, record, revision)
@@ -546,21 +543,18 @@ class Node:
         return self.terms.promise * self.terms.stretch
 
     def _open_heard(self) -> None:
-        """Find out how soon shards can be opened.
-
-        Once everything up to a claim has come in, so have all signs of life of the former server, and
-        its last promise is no newer than the last of them.
-        """
+        """Find out how soon shards can be opened: once no promise from before can last."""
         for shard, (tenure, revision) in list(self._unheard.items()):
             if self._tenures.get(shard) is not tenure:
                 del self._unheard[shard]
-            elif revision <= self._seen_until:
+                continue
+            former = tenure.former.current
+            latest = self._promises.latest(former, revision)
+            if latest is not None:
                 del self._unheard[shard]
-                name = self.view.key(NODES, tenure.former.current)
-                heard = self._heard.get(name, self._loaded_at)
                 group = self.table.groups[shard]
                 if group.opens_at is not None:
-                    group.opens_at = min(group.opens_at, heard + self._silence)
+                    group.opens_at = min(group.opens_at, latest + self._silence)
 
     def _handed_over(self, record: Record | None, epoch: int, now: float) -> Snapshot | None:
         return None if record is None else snapshots.load(record.value, epoch, now)

@@ -188,7 +188,7 @@ class NoSilence(Node):
 
 class HearsTooSoon(Node):
     def _open_heard(self) -> None:
-        self._seen_until = 1 << 62
+        self._promises.told(1 << 62)
         super()._open_heard()
 
 
