@@ -45,6 +45,8 @@ class Tenure:
     epoch: int
     former: ShardRecord
     """The record before the claim."""
+    former_claimed: float
+    """When the claim of the server before was first known."""
     record: ShardRecord
     """What its latest call is to make of the record."""
     compared: int

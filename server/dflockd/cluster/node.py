@@ -138,7 +138,7 @@ class Node:
         self._announcing = False
         self._leave_until: float | None = None
         self._sends_away = False
-        self._promises = Promises()
+        self._promises = Promises(terms.num_shards)
         self._unheard: dict[int, tuple[Tenure, int]] = {}
         self._tenures: dict[int, Tenure] = {}
         self._under_way = 0
@@ -158,7 +158,7 @@ class Node:
     def loaded(self, loaded: Loaded, now: float) -> None:
         """Take in all that the store has under the prefix, at the start and after an interruption."""
         for key, record, revision in self.view.differences(loaded):
-            self.view.see(key, record, revision)
+            self._learn(key, record, revision, now)
         self._is_loaded = True
         self._promises.loaded(loaded.revision, now)
         self._open_heard()
@@ -364,8 +364,16 @@ class Node:
         if key.startswith(folder):
             self._promises.heard(key.removeprefix(folder), now)
 
-    def _see(self, key: str, record: Record | None, revision: int, now: float) -> bool:
+    def _learn(
+        self, key: str, record: Record | None, revision: int, now: float
+    ) -> int | str | None:
         news = self.view.see(key, record, revision)
+        if isinstance(news, int):
+            self._promises.claimed(news, self.view.epochs[news], now)
+        return news
+
+    def _see(self, key: str, record: Record | None, revision: int, now: float) -> bool:
+        news = self._learn(key, record, revision, now)
         if isinstance(news, int):
             if self.view.records[news].target not in self.view.candidates:
                 self.leader.look(now + SETTLE)
@@ -496,7 +504,8 @@ class Node:
                 logger.error("%s has had its last epoch", self.view.key(SHARDS, shard))
                 continue
             claimed = record._replace(current=self.address).with_epoch(epoch).with_clean(None)
-            tenures.append(Tenure(shard, epoch, record, claimed, revision))
+            known = self._promises.claimed(shard, record.epoch, now)
+            tenures.append(Tenure(shard, epoch, record, known, claimed, revision))
             compares.append(RevisionIs(self.view.key(SHARDS, shard), revision))
             if _was_handed_over(record):
                 key = self.view.key(HANDED_OVER, shard)
@@ -549,7 +558,7 @@ class Node:
                 del self._unheard[shard]
                 continue
             former = tenure.former.current
-            latest = self._promises.latest(former, revision)
+            latest = self._promises.latest(former, tenure.former_claimed, revision)
             if latest is not None:
                 del self._unheard[shard]
                 group = self.table.groups[shard]
@@ -652,7 +661,8 @@ class Node:
                 self._look_at(shard, now)
                 continue
             put = Record(format_shard_value(tenure.record).encode(), outcome.revision)
-            self.view.see_shard(shard, put, outcome.revision)
+            if self.view.see_shard(shard, put, outcome.revision):
+                self._promises.claimed(shard, self.view.epochs[shard], now)
             is_here = self._tenures.get(shard) is tenure  # not taken for dead meanwhile
             if is_here and call.kind is Kind.CLAIM:
                 key = self.view.key(HANDED_OVER, shard)

@@ -6,16 +6,21 @@ from __future__ import annotations
 class Promises:
     """When the promises of other servers can have been made at the latest.
 
-    A shard's former server made its last promise with its last sign of life. What happened before
-    everything was loaded counts as if it had happened then.
+    A shard's former server made its last promise with its last sign of life. All servers before that
+    one made theirs before it claimed the shard: each claim finds the entry of its predecessor gone.
+    So the later of these two moments holds for the whole chain, however many there were and whether
+    or not this server was there to see them. What happened before everything was loaded counts as
+    if it had happened then.
 
     Times are those of this server's clock, and of when something came in: never before it happened.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_shards: int) -> None:
         self._loaded_at = 0.0
         self._told = 0
         self._heard: dict[str, float] = {}
+        self._epochs = [-1] * num_shards
+        self._claimed = [0.0] * num_shards
 
     def loaded(self, revision: int, now: float) -> None:
         """Take note that all there was at a revision has come in, perhaps not all from before."""
@@ -31,11 +36,18 @@ class Promises:
         """Take note of a sign of life."""
         self._heard[server] = now
 
-    def latest(self, server: str, revision: int) -> float | None:
-        """Return by when the last promise had been made under which a shard was served.
+    def claimed(self, shard: int, epoch: int, now: float) -> float:
+        """Take note of the latest claim of a shard; return when it was first known."""
+        if self._epochs[shard] != epoch:
+            self._epochs[shard], self._claimed[shard] = epoch, now
+        return self._claimed[shard]
+
+    def latest(self, server: str, claimed: float, revision: int) -> float | None:
+        """Return by when all promises had been made under which a shard was served.
 
         Args:
             server: the one that had the shard, until somebody else claimed it.
+            claimed: when its own claim was first known.
             revision: of the store when it was succeeded.
 
         Returns:
@@ -43,4 +55,4 @@ class Promises:
         """
         if revision > self._told:
             return None
-        return self._heard.get(server, self._loaded_at)
+        return max(self._heard.get(server, self._loaded_at), claimed)

@@ -12,7 +12,7 @@ from dflockd.cluster import snapshot as snapshots
 from dflockd.cluster.calls import Call, Kind, Tenure
 from dflockd.cluster.node import Node
 from dflockd.cluster.terms import MARGIN
-from dflockd.shards import Outcome, Put, Record, RevisionIs, ShardRecord
+from dflockd.shards import Loaded, Outcome, Put, Record, RevisionIs, ShardRecord
 from dflockd.shards.values import format_shard_value
 from dflockd.table import Effect, ShardTable, Snapshot
 from dflockd.table.state import Entry, Group, Peer
@@ -192,6 +192,32 @@ class HearsTooSoon(Node):
         super()._open_heard()
 
 
+class ForgetsThoseBefore(Node):
+    """Waits for the former server alone, not for those that it was to wait for itself."""
+
+    def _begin(self, tenure: Tenure, *args: Any) -> None:
+        tenure.former_claimed = -math.inf
+        super()._begin(tenure, *args)
+
+
+class StartsWithNothing(Node):
+    """Takes what was in the store before it looked for something of long ago."""
+
+    def loaded(self, loaded: Loaded, now: float) -> None:
+        super().loaded(loaded, now)
+        self._promises.loaded(loaded.revision, -math.inf)
+        self._promises._claimed = [-math.inf] * self.terms.num_shards
+
+
+class MissesSigns(Node):
+    """Goes by the last sign of life that it has heard, also when it has not heard all of them."""
+
+    def loaded(self, loaded: Loaded, now: float) -> None:
+        heard = dict(self._promises._heard)
+        super().loaded(loaded, now)
+        self._promises._heard |= heard
+
+
 class ForgetsPositions(ShardTable):
     """Positions that came with their shard are not kept."""
 
@@ -223,6 +249,9 @@ BROKEN: dict[str, Rules] = {
     "lower fence wins": Rules(table=LowerFenceWins),
     "reclaim while the former server serves": Rules(node=NoSilence),
     "signs of life not waited for": Rules(node=HearsTooSoon),
+    "what was before the start forgotten": Rules(node=StartsWithNothing),
+    "signs of life that were missed": Rules(node=MissesSigns),
+    "those before the former server forgotten": Rules(node=ForgetsThoseBefore),
     "lease counted from the answer": Rules(counts_from_answer=True),
     "grant confirmed by a renewal": Rules(confirms_by_renewal=True),
     "positions not kept": Rules(table=ForgetsPositions),

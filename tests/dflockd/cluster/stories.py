@@ -62,12 +62,91 @@ def second_life_unseen(world: World) -> None:
     world.at(6, world.when, is_gone, blind)
 
 
+def back_without_an_answer(world: World) -> None:
+    """A server that was taken for dead is back, does not learn of it at once, and is replaced then."""
+    world.at(6, world.lose_answer, FIRST, Kind.ENLIST)
+    world.at(6, world.take_for_dead, FIRST)
+    world.at(7.5, world.when, lambda: 0 in world.servers[FIRST].able(), world.replace, 0, SECOND)
+
+
 def deposed_in_its_promise(world: World) -> None:
     """A server is taken for dead while its promise lasts, and does not learn of it."""
     world.visit("c1", 5, lease=8, hold=20)
     world.at(6, world.cut_store, [FIRST], 10)
     world.at(6.05, world.move, 0, SECOND)
     world.at(6.1, world.take_for_dead, FIRST)
+
+
+def _after_a_beat(world: World, name: str, since: float, act: Callable[[], None]) -> None:
+    """Do something at the beginning of a promise."""
+    former: list[float] = []
+
+    def is_new() -> bool:
+        promised = world.servers[name].node.promised
+        former.append(promised)
+        return promised > former[0]
+
+    world.at(since, world.when, is_new, act)
+
+
+def chained(world: World) -> None:
+    """A server is replaced within its promise, and so is its successor before its next heartbeat."""
+    world.at(4, world.stop, FIRST, 0.35)  # from now on its heartbeats are not those of the second
+    world.visit("c1", 5, lease=3, hold=20)
+
+    def ends() -> None:
+        world.move(0, THIRD)
+        world.end_at_once(SECOND, 20)
+        world.cut("c1", FIRST, 10)  # so that it asks the others
+
+    def begin() -> None:
+        world.replace(0, SECOND)
+        world.when(lambda: world.etcd.record(0).current == SECOND, ends)
+
+    _after_a_beat(world, FIRST, 7, begin)
+
+
+def started_after_it_all(world: World) -> None:
+    """As before, but the last one in the chain has only just started, and saw none of it."""
+    world.at(4, world.crash, THIRD, 30)
+    world.at(4, world.stop, FIRST, 0.35)
+    world.visit("c1", 5, lease=3, hold=20)
+
+    def ends() -> None:
+        world.move(0, THIRD)
+        world.end_at_once(SECOND, 20)
+        world.start(THIRD)
+        world.cut("c1", FIRST, 10)
+
+    def begin() -> None:
+        world.replace(0, SECOND)
+        world.when(lambda: world.etcd.record(0).current == SECOND, ends)
+
+    _after_a_beat(world, FIRST, 7, begin)
+
+
+def signs_missed(world: World) -> None:
+    """A server is replaced by one that has heard nothing for a while, and then loads everything."""
+    world.visit("c1", 5, lease=3, hold=20)
+    world.at(6, world.cut, "c1", FIRST, 10)
+
+    def begin() -> None:
+        world.blind(SECOND, 1.5)
+        _after_a_beat(world, FIRST, world.time + 1.2, lambda: world.replace(0, SECOND))
+
+    _after_a_beat(world, FIRST, 5, begin)
+
+
+def claimed_twice(world: World) -> None:
+    """A server is replaced within its promise; the successor's claim is not answered, and repeated."""
+    world.visit("c1", 5, lease=3, hold=20)
+    world.at(6, world.cut, "c1", FIRST, 10)
+
+    def begin() -> None:
+        world.lose_answer(SECOND, Kind.CLAIM)
+        world.replace(0, SECOND)
+
+    _after_a_beat(world, FIRST, 6, begin)
 
 
 def renewed_at_the_end(world: World) -> None:
@@ -181,6 +260,11 @@ STORIES: dict[Callable[[World], None], list[str]] = {
     entry_deleted: ["heartbeat whatever the entry"],
     back_unseen: ["claim while the former server lives"],
     second_life_unseen: ["signs of life not waited for"],
+    back_without_an_answer: ["promise that nobody sees"],
+    chained: ["those before the former server forgotten"],
+    started_after_it_all: ["what was before the start forgotten"],
+    signs_missed: ["signs of life that were missed"],
+    claimed_twice: ["those before the former server forgotten"],
     deposed_in_its_promise: ["reclaim while the former server serves"],
     renewed_at_the_end: ["grace without the promise"],
     handed_over_of_old: ["snapshot of any epoch"],

@@ -9,6 +9,7 @@ import logging
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -67,8 +68,13 @@ FOUND_BY_CHANCE = {
     "positions not kept": 10,
 }
 
-# The same, where it takes thousands: each is a mistake that was made, and found in this way.
-FOUND_RARELY = {"promise that nobody sees": 1_008_703, "confirmed in an earlier life": 1_003_246}
+# The same, where it takes thousands: a mistake that was made, and found in this way.
+FOUND_RARELY = {"confirmed in an earlier life": 1_003_246}
+
+# The same, in schedules with chains of take-overs.
+FOUND_IN_CHAINS = {
+    "those before the former server forgotten": (45, 155, 184),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +87,10 @@ def quiet() -> Iterator[None]:
 
 def run(seed: int) -> Counter[str]:
     return World(seed).run().counts
+
+
+def run_chains(seed: int) -> Counter[str]:
+    return World(seed, Rules(chains=True)).run().counts
 
 
 def judge(counts: Counter[str], schedules: int) -> None:
@@ -111,6 +121,15 @@ def test_schedules_in_which_places_are_kept() -> None:
     assert counts["places resumed"] > 40
 
 
+def test_schedules_with_chains_of_take_overs() -> None:
+    counts = sum((run_chains(seed) for seed in range(60)), Counter())
+    assert counts["chains"] > 60
+    assert counts["ends at once"] > 60
+    assert counts["claim unknown"] > 60
+    assert counts["claims with grace"] > 240
+    assert counts["grants"] > 600
+
+
 def test_a_seed_replays_exactly() -> None:
     one, other = World(7).run(), World(7).run()
     assert one.timeline() == other.timeline()
@@ -119,7 +138,7 @@ def test_a_seed_replays_exactly() -> None:
 
 def test_no_rule_is_left_out() -> None:
     by_stories = {name for names in STORIES.values() for name in names}
-    assert {*FOUND_BY_CHANCE, *FOUND_RARELY, *by_stories} == BROKEN.keys()
+    assert {*FOUND_BY_CHANCE, *FOUND_RARELY, *FOUND_IN_CHAINS, *by_stories} == BROKEN.keys()
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
@@ -146,6 +165,23 @@ def test_a_mistake_that_took_thousands_of_schedules_to_be_found(name: str) -> No
     World(FOUND_RARELY[name]).run()
     with pytest.raises(ViolationError):
         World(FOUND_RARELY[name], BROKEN[name]).run()
+
+
+@pytest.mark.parametrize("name", FOUND_IN_CHAINS)
+def test_chains_of_take_overs_show_that_a_rule_is_missing(name: str) -> None:
+    for seed in FOUND_IN_CHAINS[name]:
+        run_chains(seed)
+        with pytest.raises(ViolationError):
+            World(seed, replace(BROKEN[name], chains=True)).run()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_thousands_of_schedules_with_chains() -> None:
+    with multiprocessing.get_context("spawn").Pool(2, logging.disable, (logging.CRITICAL,)) as pool:
+        seeds = range(3_000_000, 3_000_000 + SOAK)
+        counts = sum(pool.imap_unordered(run_chains, seeds, chunksize=50), Counter())
+    assert counts["chains"] > SOAK
 
 
 @pytest.mark.soak
