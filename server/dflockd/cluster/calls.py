@@ -24,6 +24,7 @@ class Kind(Enum):
     RELEASE = "release"
     CLEAR = "clear"
     ASSIGN = "assign"
+    TIDY = "tidy"
 
 
 class Stage(Enum):
@@ -44,7 +45,7 @@ class Tenure:
     shard: int
     epoch: int
     former: ShardRecord
-    """The record before the claim."""
+    """The record before the claim, or before the first of several that were not answered."""
     former_claimed: float
     """When the claim of the server before was first known."""
     record: ShardRecord

@@ -25,6 +25,7 @@ from typing import NamedTuple
 from dflockd.cluster import snapshot as snapshots
 from dflockd.cluster.calls import RETRY, Call, Kind, Stage, Tenure
 from dflockd.cluster.leader import SETTLE, Leader
+from dflockd.cluster.leftovers import Leftovers
 from dflockd.cluster.promises import Promises
 from dflockd.cluster.terms import Terms
 from dflockd.cluster.view import HANDED_OVER, LEAVING, MAX_EPOCH, NODES, SHARDS, View
@@ -139,6 +140,7 @@ class Node:
         self._leave_until: float | None = None
         self._sends_away = False
         self._promises = Promises(terms.num_shards)
+        self._leftovers = Leftovers()
         self._unheard: dict[int, tuple[Tenure, int]] = {}
         self._tenures: dict[int, Tenure] = {}
         self._under_way = 0
@@ -187,6 +189,8 @@ class Node:
         """Take in how a call ended. Without an outcome nobody knows: it may yet be carried out."""
         if call.kind in (Kind.ENLIST, Kind.HEARTBEAT):
             self._beaten(call, outcome, now)
+        elif call.kind is Kind.TIDY:
+            self._leftovers.answered(call, outcome, now)
         elif call.kind is Kind.ANNOUNCE:
             if outcome is None or not outcome.succeeded:
                 self._announcing = False
@@ -231,7 +235,7 @@ class Node:
         if not (self.wants_lease or self._beating):
             times.append(self._next_beat)
         if self._enlisted and self._is_loaded:
-            times.append(self._leave_until)
+            times += self._leave_until, self._leftovers.next_deadline()
             if self._under_way < MAX_CALLS:
                 times.append(self.leader.next_deadline())
                 if self._releases and self._handed:
@@ -400,9 +404,14 @@ class Node:
             return
         record, tenure = self.view.records[shard], self._tenures.get(shard)
         if tenure is not None and not tenure.calling:
-            if not self._is_mine(tenure):
+            is_claiming = tenure.stage is Stage.CLAIMING
+            if not self._is_mine(tenure) or (is_claiming and not _opens_at_once(tenure.former)):
                 self._forget(tenure)
                 tenure = None
+            elif is_claiming:
+                # Its claim was carried out and not answered. Nobody else has had the shard since, so
+                # what was handed over to it is still there, and still all there is.
+                self._claims[shard] = None
             elif tenure.stage is Stage.SUSPENDED:
                 self._confirms[shard] = None
             elif self._is_to_leave(record):
@@ -489,6 +498,8 @@ class Node:
         if self._under_way < MAX_CALLS and (call := self.leader.call(now)):
             self._under_way += 1
             self._call(call)
+        if call := self._leftovers.call(now):
+            self._call(call)
 
     # Shards come.
 
@@ -500,16 +511,17 @@ class Node:
         for shard in _take(queue, BATCH):
             record, revision = self.view.records[shard], self.view.revisions[shard]
             epoch = self._next_epoch(shard)
+            unanswered = self._tenures.pop(shard, None)
             if epoch > MAX_EPOCH:
                 logger.error("%s has had its last epoch", self.view.key(SHARDS, shard))
                 continue
             claimed = record._replace(current=self.address).with_epoch(epoch).with_clean(None)
             known = self._promises.claimed(shard, record.epoch, now)
-            tenures.append(Tenure(shard, epoch, record, known, claimed, revision))
+            former = unanswered.former if unanswered is not None else record
+            tenures.append(Tenure(shard, epoch, former, known, claimed, revision))
             compares.append(RevisionIs(self.view.key(SHARDS, shard), revision))
-            if _was_handed_over(record):
-                key = self.view.key(HANDED_OVER, shard)
-                operations += [Get(key), Delete(key)]
+            if _was_handed_over(former):
+                operations.append(Get(self.view.key(HANDED_OVER, shard)))
             operations.append(self._put(shard, claimed))
         if tenures:
             compares += self._are_gone({tenure.former.current for tenure in tenures})
@@ -528,8 +540,9 @@ class Node:
         """Serve a shard whose claim has been carried out."""
         shard, former = tenure.shard, tenure.former
         tenure.stage, fence = Stage.SERVING, tenure.epoch << EPOCH_SHIFT
-        is_new = not (former.current or former.epoch)
-        if is_new or _was_handed_over(former):
+        if handed_over is not None:
+            self._leftovers.add(self.view.key(HANDED_OVER, shard), handed_over)
+        if _opens_at_once(former):
             try:
                 snapshot = self._handed_over(handed_over, former.epoch, now)
             except snapshots.BadSnapshotError as exc:
@@ -681,8 +694,6 @@ class Node:
         """Look at it as it is now. Something was not as expected, or nobody knows what was done."""
         for tenure in call.tenures:
             tenure.calling = False
-            if call.kind is Kind.CLAIM and self._tenures.get(tenure.shard) is tenure:
-                del self._tenures[tenure.shard]
         shards = [tenure.shard for tenure in call.tenures] + list(call.shards)
         if outcome is not None:
             me = outcome.records.get(self._me)
@@ -722,6 +733,11 @@ class Node:
 
 def _was_handed_over(record: ShardRecord) -> bool:
     return not record.current and record.clean is not None and record.clean == record.epoch
+
+
+def _opens_at_once(record: ShardRecord) -> bool:
+    """Whether nobody has served the shard yet, or all its locks were handed over."""
+    return not (record.current or record.epoch) or _was_handed_over(record)
 
 
 def _take(queue: dict[int, None], most: int) -> Iterator[int]:

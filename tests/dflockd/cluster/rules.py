@@ -12,7 +12,7 @@ from dflockd.cluster import snapshot as snapshots
 from dflockd.cluster.calls import Call, Kind, Tenure
 from dflockd.cluster.node import Node
 from dflockd.cluster.terms import MARGIN
-from dflockd.shards import Loaded, Outcome, Put, Record, RevisionIs, ShardRecord
+from dflockd.shards import Delete, Get, Loaded, Outcome, Put, Record, RevisionIs, ShardRecord
 from dflockd.shards.values import format_shard_value
 from dflockd.table import Effect, ShardTable, Snapshot
 from dflockd.table.state import Entry, Group, Peer
@@ -89,6 +89,10 @@ def is_own_entry(node: Node, compare: Any) -> bool:
     return bool(compare == node._condition)
 
 
+def is_any(node: Node, compare: Any) -> bool:
+    return True
+
+
 def is_shard(node: Node, compare: Any) -> bool:
     return isinstance(compare, RevisionIs) and "/shard/" in compare.key
 
@@ -129,6 +133,16 @@ class TakesAnySnapshot(Node):
         if record is None:
             return None
         return snapshots.load(record.value, json.loads(record.value)["epoch"], now)
+
+
+class DeletesInTheClaim(Node):
+    """Deletes what was handed over before it is known that it has arrived."""
+
+    def _call(self, call: Call) -> None:
+        if call.kind is Kind.CLAIM:
+            gets = [op for op in call.operations if isinstance(op, Get)]
+            call.operations = [*call.operations, *(Delete(get.key) for get in gets)]
+        super()._call(call)
 
 
 class KeepsClean(Node):
@@ -237,6 +251,8 @@ BROKEN: dict[str, Rules] = {
     "confirmed in an earlier life": Rules(node=RemembersItsLife),
     "grace without the promise": Rules(node=GraceWithoutThePromise),
     "snapshot dropped": Rules(node=DropsSnapshots),
+    "snapshot deleted in the claim": Rules(node=DeletesInTheClaim),
+    "deleted whatever was handed over": Rules(node=without(Kind.TIDY, is_any)),
     "snapshot of any epoch": Rules(node=TakesAnySnapshot),
     "clean for ever": Rules(node=KeepsClean),
     "resumed by address": Rules(node=ResumesByAddress),

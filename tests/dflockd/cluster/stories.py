@@ -69,6 +69,21 @@ def back_without_an_answer(world: World) -> None:
     world.at(7.5, world.when, lambda: 0 in world.servers[FIRST].able(), world.replace, 0, SECOND)
 
 
+def confirmed_for_an_earlier_life(world: World) -> None:
+    """A server learns that a shard is still its own just after it was taken for dead once more."""
+    etcd = world.etcd
+
+    def depose() -> None:
+        world.blind(FIRST, 10)
+        world.move(0, SECOND)
+        world.take_for_dead(FIRST)
+        world.when(lambda: world.servers[FIRST].node.wants_lease, etcd.kept_back[0])
+
+    world.at(6, world.lose_answer, FIRST, Kind.CONFIRM)
+    world.at(6, world.take_for_dead, FIRST)
+    world.at(6, world.when, lambda: bool(etcd.kept_back), depose)
+
+
 def deposed_in_its_promise(world: World) -> None:
     """A server is taken for dead while its promise lasts, and does not learn of it."""
     world.visit("c1", 5, lease=8, hold=20)
@@ -135,6 +150,24 @@ def signs_missed(world: World) -> None:
         _after_a_beat(world, FIRST, world.time + 1.2, lambda: world.replace(0, SECOND))
 
     _after_a_beat(world, FIRST, 5, begin)
+
+
+def lost_with_the_answer(world: World) -> None:
+    """A shard is handed over, and the answer to the claim of its new server gets lost."""
+    world.visit("c1", 5, lease=8, hold=4)
+    world.visit("c2", 5.5, lease=8, hold=1)
+    world.at(6, world.lose_answer, SECOND, Kind.CLAIM)
+    world.at(6.1, world.move, 0, SECOND)
+
+
+def tidied_late(world: World) -> None:
+    """What was handed over is deleted so late that there is something new under its key."""
+    world.visit("c1", 5, lease=8, hold=20)
+    world.at(6, world.hold_up, Kind.TIDY, 1.0)
+    world.at(6, world.move, 0, SECOND)
+    world.at(6.5, world.blind, THIRD, 2)
+    world.at(6.6, world.move, 0, THIRD)
+    world.visit("c2", 6.7, lease=3, hold=3, via=THIRD)
 
 
 def claimed_twice(world: World) -> None:
@@ -261,9 +294,12 @@ STORIES: dict[Callable[[World], None], list[str]] = {
     back_unseen: ["claim while the former server lives"],
     second_life_unseen: ["signs of life not waited for"],
     back_without_an_answer: ["promise that nobody sees"],
+    confirmed_for_an_earlier_life: ["confirmed in an earlier life"],
     chained: ["those before the former server forgotten"],
     started_after_it_all: ["what was before the start forgotten"],
     signs_missed: ["signs of life that were missed"],
+    lost_with_the_answer: ["snapshot deleted in the claim"],
+    tidied_late: ["deleted whatever was handed over"],
     claimed_twice: ["those before the former server forgotten"],
     deposed_in_its_promise: ["reclaim while the former server serves"],
     renewed_at_the_end: ["grace without the promise"],

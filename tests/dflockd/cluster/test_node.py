@@ -45,6 +45,8 @@ class Cluster:
         self.now = 1000.0
         self.nodes: dict[str, Node] = {}
         self.calls: list[Call] = []
+        self.unanswered: set[Kind] = set()
+        """The next call of each of these kinds is carried out, and nobody is told so."""
         self.most_under_way = 0
         self._wall = wall
         self._told: dict[str, int] = {}
@@ -89,7 +91,11 @@ class Cluster:
                 self.most_under_way = max(self.most_under_way, len(calls))
                 for call in calls:
                     self.calls.append(call)
-                    node.answered(call, self.store.txn(call.compares, call.operations), self.now)
+                    outcome: Outcome | None = self.store.txn(call.compares, call.operations)
+                    if call.kind in self.unanswered:
+                        self.unanswered.remove(call.kind)
+                        outcome = None
+                    node.answered(call, outcome, self.now)
                 busy = busy or bool(changes or calls)
 
     def pass_(self, seconds: float, step: float = 0.25) -> None:
@@ -242,14 +248,63 @@ def test_what_transactions_require() -> None:
         assert isinstance(call.compares[0], ValueIs)
 
 
-def test_a_claim_takes_what_was_handed_over_away() -> None:
+def test_what_was_handed_over_is_deleted_once_it_has_arrived() -> None:
     cluster = Cluster("a:1", "b:1")
     cluster.take("a:1")
     cluster.move(0, "b:1")
     (claim,) = [c for c in of_kind(cluster.calls, Kind.CLAIM) if c.tenures[0].former.clean]
-    assert Delete("/p.handoff/0") in claim.operations
+    assert not any(isinstance(operation, Delete) for operation in claim.operations)
+    (tidy,) = of_kind(cluster.calls, Kind.TIDY)
+    assert list(tidy.operations) == [Delete("/p.handoff/0")]
+    assert not cluster.store.load("/p.handoff/").records
     assert claim.tenures[0].record.clean is None
     assert cluster.record(0).clean is None
+
+
+def test_what_was_handed_over_is_taken_in_though_the_claim_was_not_answered() -> None:
+    cluster = Cluster("a:1", "b:1")
+    token = cluster.take("a:1")
+    cluster.unanswered = {Kind.CLAIM}
+    cluster.move(0, "b:1")
+    cluster.pass_(1)
+    assert not cluster.unanswered
+    assert cluster.renew("b:1", token) == Renewed(4)
+    assert cluster.ask("b:1", Acquire(Space.LOCK, KEY, 1, 0, 4)) is Status.TIMEOUT
+    assert isinstance(cluster.ask("b:1", Acquire(Space.LOCK, b"shard#0/b", 1, 0, 4)), Granted)
+    assert not cluster.store.load("/p.handoff/").records
+
+
+def test_it_goes_on_clean_if_the_shard_is_to_leave_again_before_the_claim_is_answered() -> None:
+    cluster = Cluster("a:1", "b:1")
+    token = cluster.take("a:1")
+    cluster.unanswered = {Kind.CLAIM}
+    cluster.move(0, "b:1")
+    cluster.move(0, "a:1")
+    cluster.pass_(1)
+    assert cluster.renew("a:1", token) == Renewed(4)
+    assert isinstance(cluster.ask("a:1", Acquire(Space.LOCK, b"shard#0/b", 1, 0, 4)), Granted)
+
+
+def test_new_shards_are_served_at_once_though_their_claim_was_not_answered() -> None:
+    cluster = Cluster()
+    cluster.unanswered = {Kind.CLAIM}
+    cluster.start("a:1")
+    cluster.pass_(SETTLE + 1)
+    assert not cluster.unanswered
+    assert isinstance(cluster.ask("a:1", Acquire(Space.LOCK, KEY, 1, 0, 4)), Granted)
+
+
+def test_what_was_handed_over_is_deleted_though_the_answer_got_lost() -> None:
+    cluster = Cluster("a:1", "b:1")
+    cluster.take("a:1")
+    cluster.take("a:1", b"shard#2/a")
+    cluster.unanswered = {Kind.TIDY}
+    cluster.move(0, "b:1")
+    cluster.move(2, "b:1")
+    cluster.pass_(1)
+    assert not cluster.unanswered
+    assert not cluster.store.load("/p.handoff/").records
+    assert len(of_kind(cluster.calls, Kind.TIDY)) in (2, 3)
 
 
 def test_what_another_epoch_handed_over_is_not_believed(caplog: pytest.LogCaptureFixture) -> None:

@@ -49,6 +49,8 @@ class Etcd:
         """For how long the next call of a kind is on its way; its answer is lost."""
         self.unanswered: dict[Kind, str] = {}
         """Whose next call of a kind is carried out at once, while its answer is lost."""
+        self.kept_back: list[Callable[[], None]] = []
+        """Answers that were lost, for stories in which they come after all."""
         self.watches: list[Watch] = []
         self._told = self.space.revision
 
@@ -77,6 +79,8 @@ class Etcd:
                 world.after(world.delay(), give, result)
             else:
                 world.counts["answers lost"] += 1
+                if unanswered:
+                    self.kept_back.append(lambda: give(result))
 
         world.after(PATIENCE, give, None)
         if not self._loses(server) and self.is_up:

@@ -1,0 +1,51 @@
+"""What was handed over and has been taken in: it is deleted once nobody can need it any more."""
+
+from __future__ import annotations
+
+from dflockd.cluster.calls import RETRY, Call, Kind
+from dflockd.shards import Delete, Outcome, Record, RevisionIs
+
+BATCH = 64
+"""Keys in one transaction."""
+
+
+class Leftovers:
+    """Deletes keys, each only as it was read: what is handed over later has the same key.
+
+    Not in the claim itself: if its answer got lost, so would be what was handed over.
+    """
+
+    def __init__(self) -> None:
+        self._revisions: dict[str, int] = {}
+        self._calling = False
+        self._call_at = 0.0
+
+    def add(self, key: str, record: Record) -> None:
+        """Have a key deleted in a moment."""
+        self._revisions[key] = record.revision
+
+    def next_deadline(self) -> float | None:
+        """Return when `call` should next be asked for."""
+        return self._call_at if self._revisions and not self._calling else None
+
+    def call(self, now: float) -> Call | None:
+        """Return what is to be sent now, if there is anything."""
+        if self._calling or not self._revisions or now < self._call_at:
+            return None
+        self._calling = True
+        keys = list(self._revisions)[:BATCH]
+        compares = [RevisionIs(key, self._revisions[key]) for key in keys]
+        return Call(Kind.TIDY, now, compares, [Delete(key) for key in keys])
+
+    def answered(self, call: Call, outcome: Outcome | None, now: float) -> None:
+        """Take in how the call ended; ``None`` if nobody knows."""
+        self._calling = False
+        if outcome is None:
+            self._call_at = now + RETRY
+            return
+        for compare in call.compares:
+            assert isinstance(compare, RevisionIs)
+            there = outcome.records.get(compare.key)
+            is_done = outcome.succeeded or there is None or there.revision != compare.revision
+            if is_done and self._revisions.get(compare.key) == compare.revision:
+                del self._revisions[compare.key]
