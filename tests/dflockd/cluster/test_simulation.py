@@ -70,7 +70,9 @@ FOUND_BY_CHANCE = {
 
 # The same, in schedules with chains of take-overs.
 FOUND_IN_CHAINS = {
-    "those before the former server forgotten": (45, 155, 184),
+    "those before the former server forgotten": (45, 233),
+    "snapshot deleted in the claim": (2,),
+    "deleted whatever was handed over": (15, 21, 70),
 }
 
 
@@ -124,6 +126,7 @@ def test_schedules_with_chains_of_take_overs() -> None:
     assert counts["ends at once"] > 60
     assert counts["claim unknown"] > 60
     assert counts["claims with grace"] > 240
+    assert counts["snapshots"] > 15
     assert counts["grants"] > 600
 
 

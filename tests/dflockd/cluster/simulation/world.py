@@ -452,10 +452,12 @@ def _chain(world: World) -> None:
         former = world.etcd.record(shard).current
         if rng.random() < 0.3:
             world.lose_answer(successor, Kind.CLAIM)
-        if former == successor or rng.random() < 0.5:
+        how = rng.choice(("replaced", "ends", "hands over"))
+        if how == "replaced":
             world.replace(shard, successor, rng.uniform(1, 10))
-        elif former:
+        else:
             world.move(shard, successor)
+        if how == "ends" and former not in ("", successor):
             world.end_at_once(former, rng.uniform(0.1, 4))
 
         def is_taken() -> bool:
