@@ -19,7 +19,7 @@ from typing import NoReturn, Protocol
 from dflockd.server.admission import Admission, Guest
 from dflockd.server.listener import Listener, listen
 from dflockd.server.log import SparingLog
-from dflockd.server.session import Session
+from dflockd.server.session import TURN, Session
 from dflockd.server.unix import UnixSocket
 from dflockd.table import Effect, Hold, LockTable, Peer
 from dflockd.wire import Evict, Reply, Request, Space, Status, encode_reply
@@ -103,6 +103,8 @@ class Server:
         """Steps of ends that others go before."""
         self._ending = 0
         """Those of this turn."""
+        self._resting: deque[Session] = deque()
+        self._turns = False
         self._emptied = asyncio.Event()
 
     async def start(self) -> None:
@@ -245,6 +247,31 @@ class Server:
     def forget(self, session: Session) -> None:
         """Take out a session whose connection is closed, once what stands on it is freed."""
         self._in_turn(partial(self._forget, session))
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether sessions that have more to do wait for their turn."""
+        return bool(self._resting)
+
+    def rest(self, session: Session) -> None:
+        """Have a session go on in a later turn, behind those that rest already."""
+        self._resting.append(session)
+        if not self._turns:
+            self._turns = True
+            self.loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Let those that rest go on, for no longer in all than one alone may take."""
+        until = _now() + TURN
+        try:
+            for _ in range(len(self._resting)):
+                self._resting.popleft().go_on()
+                if _now() > until:
+                    break
+        finally:
+            self._turns = bool(self._resting)
+            if self._turns:
+                self.loop.call_soon(self._turn)
 
     # Ends.
 

@@ -216,11 +216,10 @@ class Session(asyncio.Protocol):
                 if taken == look:
                     look += REQUESTS
                     now = monotonic()
-                    if not until:
-                        until = now + TURN
-                    elif now > until:
+                    if self._server.is_behind or (until and now > until):
                         self._rest()
                         break
+                    until = until or now + TURN
         except FrameTooLongError as exc:
             self._server.log.warning("connection %d: %s", peer.id, exc)
             self._transport.write(out)
@@ -245,9 +244,10 @@ class Session(asyncio.Protocol):
         if self._reader.has_request:
             self._resting = True
             self._transport.pause_reading()
-            self._loop.call_soon(self._go_on)
+            self._server.rest(self)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """Go on where it let others go first."""
         self._resting = False
         if self._ended or self._stalled:
             return

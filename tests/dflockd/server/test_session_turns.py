@@ -69,6 +69,30 @@ async def test_one_long_reply_ends_a_turn(server: Server) -> None:
     assert len(replies(greedy)) == 10
 
 
+async def test_those_that_rest_share_a_turn(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflockd.server.server.TURN", -1.0)
+    holder, *greedy = (connect(server, 1 << 30) for _ in range(6))
+    for number in range(100):
+        holder.session.data_received(b"l\n%d-%b\n0\n" % (number, b"x" * 200))
+    for transport in greedy:
+        transport.session.data_received(b"stats\n_\n_\n" * 3)
+    for turn in range(1, 2 * len(greedy) + 1):
+        await asyncio.sleep(0)
+        answered = [len(replies(transport)) - 1 for transport in greedy]
+        assert sum(answered) == turn
+        assert max(answered) - min(answered) <= 1
+    # While others rest, one that has just come does not go on for long either.
+    for transport in greedy:
+        transport.session.data_received(b"stats\n_\n_\n" * 3)
+    holder.written = b""
+    holder.session.data_received(PING * 1000)
+    assert len(replies(holder)) == module.REQUESTS
+    for transport in (holder, *greedy):
+        await until_read(transport)
+
+
 async def test_what_comes_between_turns_is_served_in_order(server: Server) -> None:
     # TLS may hand on what it had read before it was told to stop.
     transport = connect(server, 1 << 30)
