@@ -191,14 +191,17 @@ class Server:
 
     def evict(self, space: Space, key: bytes, fence: int, who: str) -> Reply:
         """End a hold on the word of an operator, and return what its table says to that."""
-        logger.warning("%s evicts the holder of %r with fence %d", who, key, fence)
         operator = self.table.connect()
         effects = self.table.handle(operator, Evict(space, key, fence), _now())
         effects += self.table.disconnect(operator, _now(), clean=True)
         self._dispatch([effect for effect in effects if effect[0] != operator.id])
         if self.draining:
             self.end_idle_soon()
-        return next(reply for number, reply in effects if number == operator.id)
+        reply = next(reply for number, reply in effects if number == operator.id)
+        if reply is Status.OK:
+            # Only then: what nobody holds may be anything, a secret in the wrong place too.
+            logger.warning("%s evicts the holder of %r with fence %d", who, key, fence)
+        return reply
 
     @property
     def turned_away(self) -> int:
