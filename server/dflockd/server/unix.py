@@ -15,7 +15,7 @@ from pathlib import Path
 from dflockd.server.listener import BACKLOG
 
 OTHERS_START = 5.0
-"""Seconds to wait for others that start in the same directory."""
+"""Seconds to wait for others that start on the same path."""
 
 
 class SocketPathError(OSError):
@@ -46,7 +46,7 @@ class UnixSocket:
         """
         where = Path(path)
         try:
-            async with _alone_in(where.parent):
+            async with _alone_at(where):
                 _clear(where)
                 return cls(where, _listening(path, mode))
         except SocketPathError:
@@ -84,9 +84,17 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 @contextlib.asynccontextmanager
-async def _alone_in(directory: Path) -> AsyncIterator[None]:
-    """Keep others from looking and binding at the same time: two could find one path free."""
-    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+async def _alone_at(path: Path) -> AsyncIterator[None]:
+    """Keep others from looking and binding at the same time: two could find one path free.
+
+    The lock is a file of its own, that only its owner can open: who may just look into the directory
+    cannot hold up a start. It stays, for to delete it would let two in.
+    """
+    name = path.with_name(f"{path.name}.lock")
+    try:
+        lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise SocketPathError(f"{name}: {exc.strerror}") from None
     try:
         async with asyncio.timeout(OTHERS_START):
             while True:
@@ -96,7 +104,7 @@ async def _alone_in(directory: Path) -> AsyncIterator[None]:
                 await asyncio.sleep(0.02)
         yield
     except TimeoutError:
-        raise SocketPathError(f"somebody else holds a lock on {directory}") from None
+        raise SocketPathError(f"somebody else holds {name}") from None
     finally:
         os.close(lock)
 

@@ -85,10 +85,10 @@ def test_of_servers_that_start_at_once_one_has_the_path(
     killed.wait_for_log(f"unix:{path}")
     killed.signal(signal.SIGKILL)
     killed.wait()
-    directory = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(directory, fcntl.LOCK_EX)
+    lock = os.open(tmp_path / "s.lock", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     servers = [start_server("--unix-socket", str(path)) for _ in range(4)]
-    os.close(directory)
+    os.close(lock)
     refused = 0
     for server in servers:
         try:
@@ -132,15 +132,34 @@ def test_a_bad_path_is_not_reported_as_a_bad_port(
         assert "--port" not in server.log[0]
 
 
-async def test_whoever_holds_the_directory_is_not_waited_for_for_ever(
+async def test_whoever_holds_the_lock_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dflockd.server.unix.OTHERS_START", 0.1)
+    lock = os.open(tmp_path / "s.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.raises(SocketPathError, match=r"somebody else holds .*s\.lock"):
+        await UnixSocket.bind(str(tmp_path / "s"), None)
+    os.close(lock)
+
+
+async def test_who_may_look_into_the_directory_holds_up_no_start(tmp_path: Path) -> None:
     directory = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(directory, fcntl.LOCK_EX)
-    with pytest.raises(SocketPathError, match="holds a lock on"):
+    try:
+        bound = await UnixSocket.bind(str(tmp_path / "s"), None)
+    finally:
+        os.close(directory)
+    assert stat.S_IMODE((tmp_path / "s.lock").stat().st_mode) == 0o600
+    bound.remove()
+    bound.sock.close()
+
+
+async def test_a_lock_that_is_not_a_file_of_ones_own_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "s.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SocketPathError, match=r"s\.lock: "):
         await UnixSocket.bind(str(tmp_path / "s"), None)
-    os.close(directory)
+    assert not (tmp_path / "elsewhere").exists()
 
 
 async def test_a_socket_of_another_kind_is_left_alone(tmp_path: Path) -> None:
