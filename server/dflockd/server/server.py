@@ -105,6 +105,9 @@ class Server:
         """Those of this turn."""
         self._resting: deque[Session] = deque()
         self._turns = False
+        self._had_long = False
+        self.crowded = False
+        """Whether a long reply was made in this turn of the loop, or sessions rest."""
         self._emptied = asyncio.Event()
 
     async def start(self) -> None:
@@ -259,9 +262,20 @@ class Server:
     def rest(self, session: Session) -> None:
         """Have a session go on in a later turn, behind those that rest already."""
         self._resting.append(session)
+        self.crowded = True
         if not self._turns:
             self._turns = True
             self.loop.call_soon(self._turn)
+
+    def note_long_reply(self) -> None:
+        """Let no other session begin with a long reply in this turn of the loop."""
+        if not self._had_long:
+            self._had_long = self.crowded = True
+            self.loop.call_soon(self._forget_long_reply)
+
+    def _forget_long_reply(self) -> None:
+        self._had_long = False
+        self.crowded = bool(self._resting)
 
     def _turn(self) -> None:
         """Let those that rest go on, for no longer in all than one alone may take."""
@@ -273,6 +287,7 @@ class Server:
                     break
         finally:
             self._turns = bool(self._resting)
+            self.crowded = self._turns or self._had_long
             if self._turns:
                 self.loop.call_soon(self._turn)
 

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, cast
 from dflockd.wire import (
     Auth,
     FrameTooLongError,
+    Inspect,
     Reply,
     Request,
     RequestReader,
+    Shards,
+    Stats,
     Status,
     encode_reply,
 )
@@ -43,6 +46,9 @@ AUTH_PAUSE = 0.1
 
 
 _is_command = re.compile(rb"[a-z0-9_-]{0,64}\r?").fullmatch
+
+_REPORTS = (Stats, Inspect, Shards)
+"""Requests whose answers can be long, and take long to make."""
 
 _CLIENT_HELLO = b"\x16\x03"
 
@@ -183,13 +189,14 @@ class Session(asyncio.Protocol):
             self._end(Status.ERROR)
         return False
 
-    def _resume(self) -> None:
+    def _resume(self, *, queued: bool = False) -> None:
         if not (self.peer.waiting or self.owed or self._stalled or self._ended or self._resting):
-            self._serve()
+            self._serve(queued=queued)
 
-    def _serve(self) -> None:
+    def _serve(self, *, queued: bool = False) -> None:
         out = b""
         reader, peer = self._reader, self.peer
+        crowded = self._server.crowded and not queued
         taken = 0
         until = 0.0
         look = REQUESTS
@@ -205,12 +212,19 @@ class Session(asyncio.Protocol):
                     if reply is Status.AUTH:
                         self._refuse()
                         break
+                elif crowded and type(request) in _REPORTS:
+                    # Another connection has had one in this turn: a thousand would take seconds.
+                    reader.put_back()
+                    taken -= 1
+                    self._rest()
+                    break
                 else:
                     out += self._server.handle(peer, request)
                 if peer.waiting or self._stalled:
                     break
                 if len(out) > MOST_COLLECTED:
                     # It was much to do, too. What it wants now may come when others had their turn.
+                    self._server.note_long_reply()
                     self._rest()
                     break
                 if taken == look:
@@ -251,7 +265,7 @@ class Session(asyncio.Protocol):
         self._resting = False
         if self._ended or self._stalled:
             return
-        self._resume()
+        self._resume(queued=True)
         if self._ended or self._stalled or self._resting:
             return
         self._transport.resume_reading()

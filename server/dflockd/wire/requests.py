@@ -107,6 +107,10 @@ class RequestReader:
         except _MalformedError as exc:
             return Malformed(str(exc))
 
+    def put_back(self) -> None:
+        """Let the request that was taken last be the next one again."""
+        self._taken -= 3
+
     @property
     def has_request(self) -> bool:
         """Whether a whole request waits to be taken."""
