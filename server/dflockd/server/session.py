@@ -189,11 +189,11 @@ class Session(asyncio.Protocol):
             self._end(Status.ERROR)
         return False
 
-    def _resume(self, *, queued: bool = False) -> None:
+    def _resume(self) -> None:
         if not (self.peer.waiting or self.owed or self._stalled or self._ended or self._resting):
-            self._serve(queued=queued)
+            self._serve()
 
-    def _serve(self, *, queued: bool = False) -> None:
+    def _serve(self, queued: bool = False) -> None:
         out = b""
         reader, peer = self._reader, self.peer
         crowded = self._server.crowded and not queued
@@ -265,7 +265,8 @@ class Session(asyncio.Protocol):
         self._resting = False
         if self._ended or self._stalled:
             return
-        self._resume(queued=True)
+        if not (self.peer.waiting or self.owed):
+            self._serve(True)
         if self._ended or self._stalled or self._resting:
             return
         self._transport.resume_reading()

@@ -234,12 +234,11 @@ class Journal:
     def _put(self, hold: Hold) -> None:
         if self._position > SEGMENT - LONGEST:
             self._turn()
-        data = encode_hold(hold.fields(), self._seed)
-        before = self._live.pop(hold.fence, None)
-        if before is not None:
-            self._live_bytes -= before[2]
-        size = self._write(data)
-        self._live[hold.fence] = (hold, self._number, size)
+        live, number = self._live, hold.fence
+        size = self._write(encode_hold(hold.fields(), self._seed))
+        if number in live:
+            self._live_bytes -= live.pop(number)[2]
+        live[number] = (hold, self._number, size)
         self._live_bytes += size
 
     def _write(self, record: bytes) -> int:
