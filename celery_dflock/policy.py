@@ -17,6 +17,9 @@ from celery_dflock.options import Backoff, LockOptions
 from celery_dflock.signals import task_deduplicated, task_requeued, task_skipped
 from dflockd.sync_client import KeepPlace
 
+# The system's: no new seed after a fork, and nothing taken from a seed that somebody has set.
+_chance = random.SystemRandom()
+
 HEADER = "dflock"
 """The message header of a call's own options, and of the counters of a requeued task: a dict."""
 
@@ -229,7 +232,7 @@ def _attempt(history: Mapping[str, Any], now: float) -> tuple[int, float]:
 
 
 def _pause(backoff: Backoff, attempt: int) -> float:
-    return round(backoff.pause(attempt - 1, random.random()), 3)
+    return round(backoff.pause(attempt - 1, _chance.random()), 3)
 
 
 def _send_again(task: Task, countdown: float, counters: dict[str, Any]) -> None:

@@ -13,6 +13,9 @@ from dflockd.operations import Grant, Target
 from dflockd.shardmap import Path, ShardMap, doubt, insist, pursue
 from dflockd.wire import fence_from_token
 
+# The system's: no new seed after a fork, and nothing taken from a seed that somebody has set.
+_chance = random.SystemRandom()
+
 JITTER = 0.1
 """Renewals come earlier by up to this share, so that locks taken together do not renew together."""
 
@@ -81,7 +84,7 @@ class Hold:
         """Start the lease (anew) with what the server answered."""
         self.lease = grant.lease
         self.deadline = grant.deadline
-        share = self._renew_ratio * (1 - random.random() * JITTER)
+        share = self._renew_ratio * (1 - _chance.random() * JITTER)
         self.renew_at = grant.deadline - grant.lease * (1 - share)
         """Monotonic time at which the next renewal should be sent."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import ssl
 import struct
@@ -152,6 +153,11 @@ class ServerProcess:
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
+
+    def suspend(self) -> None:
+        """Stop it where it is, and return once it has stopped; SIGCONT lets it go on."""
+        self.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
     def wait(self) -> int:
         """Return the exit status of a server that ends by itself."""

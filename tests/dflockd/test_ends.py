@@ -128,7 +128,7 @@ def test_a_grant_that_could_not_be_sent_any_more_blocks_nobody(
         alice.lock(str(key), "0 60")
         waiter.request("l", str(key), "50 60")
     eventually(lambda: bob.ask("stats").count('"waiters":1') == number)
-    server.signal(signal.SIGSTOP)
+    server.suspend()
     alice.close()
     for waiter in waiters[SLICE:]:
         waiter.reset() if end == "reset" else waiter.close()

@@ -201,7 +201,7 @@ async def test_the_server_stops_for_longer_than_the_lease(
     clients: list[Client], doomed: ServerProcess
 ) -> None:
     holds = [await Held.take(client, doomed, lease_ttl_s=1) for client in clients]
-    doomed.signal(signal.SIGSTOP)
+    doomed.suspend()
     await asyncio.gather(*(hold.lost_after(1) for hold in holds))
     # What it answers now to the renewals that it finds is too late.
     doomed.signal(signal.SIGCONT)
@@ -216,7 +216,7 @@ async def test_the_server_stops_for_less_than_the_lease(
     clients: list[Client], doomed: ServerProcess
 ) -> None:
     holds = [await Held.take(client, doomed, lease_ttl_s=2) for client in clients]
-    doomed.signal(signal.SIGSTOP)
+    doomed.suspend()
     await asyncio.gather(*(hold.kept_for(1.4) for hold in holds))
     doomed.signal(signal.SIGCONT)
     await asyncio.gather(*(hold.kept_for(1) for hold in holds))

@@ -50,7 +50,7 @@ def test_d5_a_waiter_that_ends_with_the_release_is_skipped(
         dead = queue_up(server, carol, "k", "60 60")
         alive.request("l", "k", "60 60")
         eventually(lambda: waiters(carol, "k") == 2)
-        server.signal(signal.SIGSTOP)
+        server.suspend()
         dead.close()
         alice.request("r", "k", token)
         server.signal(signal.SIGCONT)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from tests.dflockd.raw_server import RawClient, ServerProcess, StartServer
@@ -39,9 +41,11 @@ def test_a_request_of_a_browser_is_not_run(
 ) -> None:
     browser = closed_to_http.connect()
     browser.sock.setsockopt(6, 1, 1)  # TCP_NODELAY
-    for start in range(0, len(line), -(-len(line) // pieces)):
-        browser.send(line[start : start - (-len(line) // pieces)])
-    browser.send(b"\r\n" + HEADERS + TAKES_A_LOCK)
+    # The server may have ended the connection at the first piece.
+    with contextlib.suppress(ConnectionError):
+        for start in range(0, len(line), -(-len(line) // pieces)):
+            browser.send(line[start : start - (-len(line) // pieces)])
+        browser.send(b"\r\n" + HEADERS + TAKES_A_LOCK)
     answer = rest(browser)
     assert not answer or answer.startswith(b"HTTP/1.1 400 ") or answer == b"error\n"
     client = closed_to_http.connect()

@@ -48,7 +48,7 @@ def test_d4_a_grant_that_races_with_a_timeout_is_not_lost(start_server: StartSer
     keys = [f"k{number}" for number in range(20)]
     tokens = {key: alice.lock(key, "0 30") for key in keys}
     queue = {key: queue_up(server, carol, key, "1 30") for key in keys}
-    server.signal(signal.SIGSTOP)
+    server.suspend()
     alice.send("".join(f"r\n{key}\n{tokens[key]}\n" for key in keys).encode())
     time.sleep(1.1)  # both are overdue when the process goes on
     server.signal(signal.SIGCONT)
