@@ -19,9 +19,6 @@ from dflockd import errors
 from dflockd.address import Address, Seeds, parse_server
 from dflockd.operations import ShardReport
 
-# The system's: no new seed after a fork, and nothing taken from a seed that somebody has set.
-_chance = random.SystemRandom()
-
 RETRY_PAUSES = (0.0, 0.05, 0.1, 0.2)
 """Seconds between attempts to reach a server again; the last one repeats."""
 
@@ -114,7 +111,7 @@ class ShardMap:
     def sources(self, suspects: set[Address]) -> list[Address]:
         """Return whom to ask about all shards, in this order; who is suspect comes last."""
         seeds = [seed for seed in self.seeds if seed not in self.servers]
-        listed = _chance.sample(self.servers, len(self.servers)) + _chance.sample(seeds, len(seeds))
+        listed = random.sample(self.servers, len(self.servers)) + random.sample(seeds, len(seeds))
         return sorted(listed, key=suspects.__contains__)
 
 
@@ -333,7 +330,7 @@ class _Pursuit:
     def _pause(self, seconds: float) -> _Part:
         self._check_time()
         left = self._left()
-        seconds *= _chance.uniform(1, 1 + JITTER)
+        seconds *= random.uniform(1, 1 + JITTER)
         yield from self._do(Pause(seconds if left is None else min(seconds, left)))
 
     def _do(self, step: Step) -> Generator[Step, Outcome, Outcome]:
