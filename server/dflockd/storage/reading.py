@@ -13,7 +13,7 @@ used at all: what it lacks could be a lock that somebody holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -189,11 +189,20 @@ class _Check:
 
 
 def _result(contents: list[Content]) -> Restored:
+    return restored((content.fence, content.records) for content in contents)
+
+
+def restored(segments: Iterable[tuple[int, list[HoldRecord | int]]]) -> Restored:
+    """Return what records say, one after the other: the latest of each hold that has not ended.
+
+    Args:
+        segments: of each in turn the last fence that was given out before it, and its records.
+    """
     holds: dict[int, HoldRecord] = {}
     highest = 0
-    for content in contents:
-        highest = max(highest, content.fence)
-        for record in content.records:
+    for fence, records in segments:
+        highest = max(highest, fence)
+        for record in records:
             if isinstance(record, int):
                 holds.pop(record, None)
             else:

@@ -11,7 +11,14 @@ import struct
 import zlib
 
 from dflockd.storage.disk import Disk
-from dflockd.storage.reading import DamagedError, Restored, Trust, names_of, number_of
+from dflockd.storage.reading import (
+    DamagedError,
+    Restored,
+    Trust,
+    names_of,
+    number_of,
+    restored,
+)
 from dflockd.table import HoldRecord
 from dflockd.wire import Space
 
@@ -44,8 +51,8 @@ def read(disk: Disk, generation: int, trust: Trust, ceiling: int) -> Restored:
         OSError: they cannot be read.
     """
     is_whole = trust in (Trust.CLOSED, Trust.KEPT)
-    holds: dict[int, HoldRecord] = {}
-    highest, expected = 0, 0
+    segments: list[tuple[int, list[HoldRecord | int]]] = []
+    expected = 0
     names = disk.names(names_of(generation))
     if is_whole and not names:
         raise DamagedError(f"{disk.path}: the segments of generation {generation} are missing")
@@ -68,15 +75,8 @@ def read(disk: Disk, generation: int, trust: Trust, ceiling: int) -> Restored:
             raise DamagedError(f"{path}: damaged at byte {_FENCE}")
         if is_whole and len(data) != SEGMENT:
             raise DamagedError(f"{path}: damaged at byte {len(data)}")
-        if fence <= ceiling:
-            highest = max(highest, fence)
-        for record in records:
-            if isinstance(record, int):
-                holds.pop(record, None)
-            else:
-                highest = max(highest, record.fence)
-                holds[record.fence] = record
-    return Restored(list(holds.values()), highest)
+        segments.append((fence if fence <= ceiling else 0, records))
+    return restored(segments)
 
 
 def _decode(data: bytes) -> tuple[list[HoldRecord | int], int]:
