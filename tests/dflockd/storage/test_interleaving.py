@@ -74,12 +74,8 @@ def lived(life: Life, live: Callable[[Life], None]) -> None:
 def judged(life: Life, path: Path, seed: int) -> list[str]:
     """Return what is wrong with what kills and power cuts could leave of it."""
 
-    def boot(name: str) -> None:
-        life.boot = name
-
-    killed = kill_everywhere(path / "left", life.record, boot)
-    life.boot = "the next"
-    cut = cut_everywhere(path / "left", life.record, seed, states=7, every=3)
+    killed = kill_everywhere(path / "left", life)
+    cut = cut_everywhere(path / "left", life, seed, states=7, every=3)
     assert killed.states + cut.states > 1000
     return killed.wrong + cut.wrong
 

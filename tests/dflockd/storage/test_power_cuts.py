@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dflockd.storage import journal
 from tests.dflockd.storage.life import Life, Told, judge
-from tests.dflockd.storage.power import Machine, Op, Record
+from tests.dflockd.storage.power import Machine, Op
 
 SEGMENT = 4096
 
@@ -70,12 +69,13 @@ class Tally:
 
 
 def cut_everywhere(
-    path: Path, record: Record, seed: int, *, states: int, every: int = 1, enough: int = 5
+    path: Path, life: Life, seed: int, *, states: int, every: int = 1, enough: int = 5
 ) -> Tally:
     """Judge what a power cut could leave after each of the operations."""
     machine, chance, tally = Machine(), random.Random(seed), Tally(path, enough)
+    life.boot = "the next"
     told = Told()
-    for number, op in enumerate(record.ops):
+    for number, op in enumerate(life.record.ops):
         machine.do(op)
         if op.kind == "note":
             told = op.note
@@ -99,18 +99,16 @@ def torn(machine: Machine, op: Op) -> Iterator[dict[str, bytes]]:
         yield files
 
 
-def kill_everywhere(
-    path: Path, record: Record, boot: Callable[[str], Any], *, enough: int = 5
-) -> Tally:
+def kill_everywhere(path: Path, life: Life, *, enough: int = 5) -> Tally:
     """Judge what the end of the process could leave after, and in the middle of, each operation."""
     machine, tally = Machine(), Tally(path, enough)
     told = Told()
-    for number, op in enumerate(record.ops):
+    for number, op in enumerate(life.record.ops):
         states = list(torn(machine, op)) if op.kind == "write" and len(op.data) > 8 else []
         machine.do(op)
         if op.kind == "note":
             told = op.note
-            boot(told.boot)
+            life.boot = told.boot
             continue
         when = f"killed at operation {number} ({op.kind} {op.name})"
         for files in [*states, machine.kept()]:
@@ -125,8 +123,7 @@ SEEDS = [1, 2]
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_power_cut_at_any_moment(tmp_path: Path, seed: int, patch: pytest.MonkeyPatch) -> None:
     life = lived(tmp_path / "run", seed, patch)
-    life.boot = "the next"
-    tally = cut_everywhere(tmp_path / "left", life.record, seed, states=7, every=2)
+    tally = cut_everywhere(tmp_path / "left", life, seed, states=7, every=2)
     assert not tally.wrong, tally.wrong[:5]
     assert tally.states > 2000
 
@@ -135,10 +132,7 @@ def test_a_power_cut_at_any_moment(tmp_path: Path, seed: int, patch: pytest.Monk
 def test_a_kill_at_any_moment(tmp_path: Path, seed: int, patch: pytest.MonkeyPatch) -> None:
     life = lived(tmp_path / "run", seed, patch)
 
-    def boot(name: str) -> None:
-        life.boot = name
-
-    tally = kill_everywhere(tmp_path / "left", life.record, boot)
+    tally = kill_everywhere(tmp_path / "left", life)
     deleted = [op.name for op in life.record.ops if op.kind == "unlink" and "-00000003-" in op.name]
     assert "journal-00000003-000000000002" in deleted  # as it was cleaned, too
     assert not tally.wrong, tally.wrong[:5]
@@ -150,9 +144,6 @@ def test_a_kill_at_any_moment(tmp_path: Path, seed: int, patch: pytest.MonkeyPat
 @pytest.mark.parametrize("seed", range(100, 130))
 def test_many_lives(tmp_path: Path, seed: int, patch: pytest.MonkeyPatch) -> None:
     life = lived(tmp_path / "run", seed, patch, scale=2)
-    killed = kill_everywhere(
-        tmp_path / "left", life.record, lambda name: setattr(life, "boot", name)
-    )
-    life.boot = "the next"
-    cut = cut_everywhere(tmp_path / "left", life.record, seed, states=40)
+    killed = kill_everywhere(tmp_path / "left", life)
+    cut = cut_everywhere(tmp_path / "left", life, seed, states=40)
     assert not killed.wrong + cut.wrong, (killed.wrong + cut.wrong)[:5]

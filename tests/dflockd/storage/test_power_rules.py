@@ -139,15 +139,11 @@ def found(path: Path, seed: int, shown_by: str, patch: pytest.MonkeyPatch) -> st
     """Return the first thing that is wrong, if anything is."""
     life = lived(path / "run", seed, patch)
 
-    def boot(name: str) -> None:
-        life.boot = name
-
     tally: Tally
     if shown_by == "kill":
-        tally = kill_everywhere(path / "left", life.record, boot, enough=1)
+        tally = kill_everywhere(path / "left", life, enough=1)
     else:
-        life.boot = "the next"
-        tally = cut_everywhere(path / "left", life.record, seed, states=12, every=2, enough=1)
+        tally = cut_everywhere(path / "left", life, seed, states=12, every=2, enough=1)
     return next(iter(tally.wrong), None)
 
 
