@@ -102,12 +102,12 @@ class Member:
             timeout: seconds for it; ``None`` is as long as it takes.
         """
         node = self.node
-        if node.lease:
+        if node.membership.lease:
             node.leave(time.monotonic())
             self._step()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while node.lease and not node.has_left:
+                while node.membership.lease and not node.has_left:
                     self._stepped.clear()
                     await self._stepped.wait()
         has_left = not node.counts()
@@ -117,10 +117,10 @@ class Member:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if node.lease:
+        if node.membership.lease:
             # Without this the others would find out once it has ended.
             with contextlib.suppress(StoreError):
-                await self._store.revoke_lease(node.lease)
+                await self._store.revoke_lease(node.membership.lease)
         await self._store.close()
         return has_left
 
@@ -141,12 +141,12 @@ class Member:
         node = self.node
         while True:
             try:
-                if node.wants_lease:
+                if node.membership.wants_lease:
                     lease = await self._store.grant_lease(node.terms.promise)
                     node.enlist(uuid.uuid4().hex, lease.id, time.monotonic())
                     self._step()
-                elif node.lease:
-                    await self._store.keep_alive(node.lease)
+                elif node.membership.lease:
+                    await self._store.keep_alive(node.membership.lease)
                 await asyncio.sleep(node.terms.promise / 3)
             except LeaseGoneError:
                 # The node finds out by itself: its next heartbeat fails.
@@ -193,7 +193,7 @@ class Member:
         # It may be endless, which a timer cannot be.
         deadline = min(self.node.next_deadline(), now + self.node.terms.promise)
         if not self._lapsed:
-            deadline = min(deadline, self.node.promised)
+            deadline = min(deadline, self.node.leases.until)
         self._timer = self._loop.call_later(max(0.0, deadline - now), self._due)
         self._stepped.set()
 

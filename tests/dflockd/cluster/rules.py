@@ -9,10 +9,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from dflockd.cluster import snapshot as snapshots
-from dflockd.cluster.calls import Call, Kind, Tenure
+from dflockd.cluster.calls import Call, Kind
+from dflockd.cluster.claims import Claims
+from dflockd.cluster.handover import HandOver
+from dflockd.cluster.membership import Membership, News
 from dflockd.cluster.node import Node
+from dflockd.cluster.serving_leases import ServingLeases
+from dflockd.cluster.tenures import Tenure
 from dflockd.cluster.terms import MARGIN
-from dflockd.shards import Delete, Get, Loaded, Outcome, Put, Record, RevisionIs, ShardRecord
+from dflockd.shards import Delete, Get, Outcome, Put, Record, RevisionIs, ShardRecord
 from dflockd.shards.values import format_shard_value
 from dflockd.table import Effect, ShardTable, Snapshot
 from dflockd.table.state import Entry, Group, Peer
@@ -45,40 +50,49 @@ class RenewsForEver(ShardTable):
             return super()._renew(*args)
 
 
-class PromisesUnseen(Node):
+def with_part(name: str, part: type) -> type[Node]:
+    """Return a node one part of which is of another class."""
+
+    class WithPart(Node):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            getattr(self, name).__class__ = part
+
+    return WithPart
+
+
+class ServesUnseen(Membership):
     """Takes an entry that is found, from an attempt whose answer was lost, for a sign of life."""
 
-    def _beaten(self, call: Call, outcome: Outcome | None, now: float) -> None:
-        super()._beaten(call, outcome, now)
-        if call.kind is Kind.ENLIST and self._is_there and not self._enlisted:
-            self._next_beat = call.made + self.terms.promise / 3
-            self._alive(call, now)
+    def answered(self, call: Call, outcome: Outcome | None, now: float) -> News:
+        news = super().answered(call, outcome, now)
+        if call.kind is Kind.ENLIST and self._is_there and not self.joined:
+            self._next_beat = call.made + self._terms.promise / 3
+            return self._alive(call)
+        return news
 
 
-class RemembersItsLife(Node):
+class RemembersItsLife(Membership):
     """Takes answers to calls that it made before it was taken for dead as if it had not been."""
 
-    def _gone(self, now: float) -> None:
-        condition = self._condition
-        super()._gone(now)
-        self._condition = condition
+    def end(self) -> None:
+        condition = self.condition
+        super().end()
+        self.condition = condition
 
 
-class PromisesFromTheAnswer(Node):
-    def _promise_of(self, call: Call) -> float:
-        return self.now + self.terms.promise
-
-    def _beaten(self, call: Call, outcome: Outcome | None, now: float) -> None:
-        self.now = now
-        super()._beaten(call, outcome, now)
+class ServesFromTheAnswer(Membership):
+    def answered(self, call: Call, outcome: Outcome | None, now: float) -> News:
+        call.made = now
+        return super().answered(call, outcome, now)
 
 
 def without(kind: Kind, is_left_out: Callable[[Node, Any], bool]) -> type[Node]:
     """Return a node whose transactions of a kind go without some of their conditions."""
 
     class WithoutCondition(Node):
-        def _call(self, call: Call) -> None:
-            if call.kind is kind:
+        def _call(self, call: Call | None) -> None:
+            if call is not None and call.kind is kind:
                 call.compares = [c for c in call.compares if not is_left_out(self, c)]
             super()._call(call)
 
@@ -86,7 +100,7 @@ def without(kind: Kind, is_left_out: Callable[[Node, Any], bool]) -> type[Node]:
 
 
 def is_own_entry(node: Node, compare: Any) -> bool:
-    return bool(compare == node._condition)
+    return bool(compare == node.membership.condition)
 
 
 def is_any(node: Node, compare: Any) -> bool:
@@ -108,27 +122,27 @@ class DoesNotFreeze(ShardTable):
         return snapshot
 
 
-class ThawsAtOnce(Node):
-    def _may_thaw(self, tenure: Tenure) -> bool:
+class ThawsAtOnce(HandOver):
+    def may_thaw(self, tenure: Tenure) -> bool:
         return True
 
 
-class NoGrace(Node):
-    _grace = 0.0  # type: ignore[assignment]
+class NoGrace(ServingLeases):
+    grace = 0.0  # type: ignore[assignment]
 
 
-class GraceWithoutThePromise(Node):
+class GraceWithoutThePromise(ServingLeases):
     @property
-    def _grace(self) -> float:
-        return self.terms.max_lease * self.terms.stretch + MARGIN
+    def grace(self) -> float:
+        return self._terms.max_lease * self._terms.stretch + MARGIN
 
 
-class DropsSnapshots(Node):
+class DropsSnapshots(Claims):
     def _handed_over(self, record: Record | None, epoch: int, now: float) -> Snapshot | None:
         return None
 
 
-class TakesAnySnapshot(Node):
+class TakesAnySnapshot(Claims):
     def _handed_over(self, record: Record | None, epoch: int, now: float) -> Snapshot | None:
         if record is None:
             return None
@@ -138,18 +152,22 @@ class TakesAnySnapshot(Node):
 class DeletesInTheClaim(Node):
     """Deletes what was handed over before it is known that it has arrived."""
 
-    def _call(self, call: Call) -> None:
-        if call.kind is Kind.CLAIM:
+    def _call(self, call: Call | None) -> None:
+        if call is not None and call.kind is Kind.CLAIM:
             gets = [op for op in call.operations if isinstance(op, Get)]
             call.operations = [*call.operations, *(Delete(get.key) for get in gets)]
         super()._call(call)
 
 
-class KeepsClean(Node):
+class KeepsCleanWhenCalling(Node):
     """The flag has its epoch, so it does no harm by itself: that is ignored here as well."""
 
-    def _call(self, call: Call) -> None:
-        if call.kind is Kind.CLAIM:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.claims.__class__ = KeepsClean
+
+    def _call(self, call: Call | None) -> None:
+        if call is not None and call.kind is Kind.CLAIM:
             for tenure in call.tenures:
                 if tenure.former.clean is not None:
                     tenure.record = tenure.record.with_clean(tenure.former.clean)
@@ -162,22 +180,24 @@ class KeepsClean(Node):
             ]
         super()._call(call)
 
-    def _begin(self, tenure: Tenure, *args: Any) -> None:
+
+class KeepsClean(Claims):
+    def begin(self, tenure: Tenure, outcome: Outcome, now: float) -> None:
         if tenure.former.clean is not None:
             tenure.former = tenure.former._replace(current="").with_clean(tenure.former.epoch)
-        super()._begin(tenure, *args)
+        super().begin(tenure, outcome, now)
 
 
-class ResumesByAddress(Node):
-    def _begin(self, tenure: Tenure, *args: Any) -> None:
-        if tenure.former.current == self.address:
+class ResumesByAddress(Claims):
+    def begin(self, tenure: Tenure, outcome: Outcome, now: float) -> None:
+        if tenure.former.current == self._tenures.address:
             tenure.former = ShardRecord()
-        super()._begin(tenure, *args)
+        super().begin(tenure, outcome, now)
 
 
-class KeepsEpoch(Node):
+class KeepsEpoch(Claims):
     def _next_epoch(self, shard: int) -> int:
-        return self.view.epochs[shard] or 1
+        return self._view.epochs[shard] or 1
 
 
 class DoesNotStretch(Node):
@@ -196,40 +216,37 @@ class LowerFenceWins(ShardTable):
         return super()._reclaim(group, peer, request, lease, now)
 
 
-class NoSilence(Node):
-    _silence = 0.0  # type: ignore[assignment]
+class NoSilence(ServingLeases):
+    silence = 0.0  # type: ignore[assignment]
 
 
-class HearsTooSoon(Node):
-    def _open_heard(self) -> None:
-        self._promises.told(1 << 62)
-        super()._open_heard()
+class HearsTooSoon(ServingLeases):
+    def silent_at(self, server: str, claimed: float, revision: int) -> float:
+        return super().silent_at(server, claimed, 0)
 
 
-class ForgetsThoseBefore(Node):
+class ForgetsThoseBefore(ServingLeases):
     """Waits for the former server alone, not for those that it was to wait for itself."""
 
-    def _begin(self, tenure: Tenure, *args: Any) -> None:
-        tenure.former_claimed = -math.inf
-        super()._begin(tenure, *args)
+    def silent_at(self, server: str, claimed: float, revision: int) -> float:
+        return super().silent_at(server, -math.inf, revision)
 
 
-class StartsWithNothing(Node):
+class StartsWithNothing(ServingLeases):
     """Takes what was in the store before it looked for something of long ago."""
 
-    def loaded(self, loaded: Loaded, now: float) -> None:
-        super().loaded(loaded, now)
-        self._promises.loaded(loaded.revision, -math.inf)
-        self._promises._claimed = [-math.inf] * self.terms.num_shards
+    def loaded(self, revision: int, now: float) -> None:
+        super().loaded(revision, -math.inf)
+        self._claimed = [-math.inf] * self._terms.num_shards
 
 
-class MissesSigns(Node):
+class MissesSigns(ServingLeases):
     """Goes by the last sign of life that it has heard, also when it has not heard all of them."""
 
-    def loaded(self, loaded: Loaded, now: float) -> None:
-        heard = dict(self._promises._heard)
-        super().loaded(loaded, now)
-        self._promises._heard |= heard
+    def loaded(self, revision: int, now: float) -> None:
+        heard = dict(self._heard)
+        super().loaded(revision, now)
+        self._heard |= heard
 
 
 class ForgetsPositions(ShardTable):
@@ -242,32 +259,32 @@ class ForgetsPositions(ShardTable):
 BROKEN: dict[str, Rules] = {
     "grants without a promise": Rules(table=GrantsForEver),
     "renewals without a promise": Rules(table=RenewsForEver),
-    "promise counted from the answer": Rules(node=PromisesFromTheAnswer),
+    "promise counted from the answer": Rules(node=with_part("membership", ServesFromTheAnswer)),
     "heartbeat whatever the entry": Rules(node=without(Kind.HEARTBEAT, is_own_entry)),
     "no freeze before the release": Rules(table=DoesNotFreeze),
-    "thaw without a newer revision": Rules(node=ThawsAtOnce),
-    "no grace": Rules(node=NoGrace),
-    "promise that nobody sees": Rules(node=PromisesUnseen),
-    "confirmed in an earlier life": Rules(node=RemembersItsLife),
-    "grace without the promise": Rules(node=GraceWithoutThePromise),
-    "snapshot dropped": Rules(node=DropsSnapshots),
+    "thaw without a newer revision": Rules(node=with_part("handover", ThawsAtOnce)),
+    "no grace": Rules(node=with_part("leases", NoGrace)),
+    "promise that nobody sees": Rules(node=with_part("membership", ServesUnseen)),
+    "confirmed in an earlier life": Rules(node=with_part("membership", RemembersItsLife)),
+    "grace without the promise": Rules(node=with_part("leases", GraceWithoutThePromise)),
+    "snapshot dropped": Rules(node=with_part("claims", DropsSnapshots)),
     "snapshot deleted in the claim": Rules(node=DeletesInTheClaim),
     "deleted whatever was handed over": Rules(node=without(Kind.TIDY, is_any)),
-    "snapshot of any epoch": Rules(node=TakesAnySnapshot),
-    "clean for ever": Rules(node=KeepsClean),
-    "resumed by address": Rules(node=ResumesByAddress),
+    "snapshot of any epoch": Rules(node=with_part("claims", TakesAnySnapshot)),
+    "clean for ever": Rules(node=KeepsCleanWhenCalling),
+    "resumed by address": Rules(node=with_part("claims", ResumesByAddress)),
     "claim while the former server lives": Rules(node=without(Kind.CLAIM, is_other_entry)),
     "claim whatever the record": Rules(node=without(Kind.CLAIM, is_shard)),
     "release whatever the record": Rules(node=without(Kind.RELEASE, is_shard)),
     "confirmed whatever the record": Rules(node=without(Kind.CONFIRM, is_shard)),
-    "epoch not increased": Rules(node=KeepsEpoch),
+    "epoch not increased": Rules(node=with_part("claims", KeepsEpoch)),
     "leases not stretched": Rules(node=DoesNotStretch),
     "lower fence wins": Rules(table=LowerFenceWins),
-    "reclaim while the former server serves": Rules(node=NoSilence),
-    "signs of life not waited for": Rules(node=HearsTooSoon),
-    "what was before the start forgotten": Rules(node=StartsWithNothing),
-    "signs of life that were missed": Rules(node=MissesSigns),
-    "those before the former server forgotten": Rules(node=ForgetsThoseBefore),
+    "reclaim while the former server serves": Rules(node=with_part("leases", NoSilence)),
+    "signs of life not waited for": Rules(node=with_part("leases", HearsTooSoon)),
+    "what was before the start forgotten": Rules(node=with_part("leases", StartsWithNothing)),
+    "signs of life that were missed": Rules(node=with_part("leases", MissesSigns)),
+    "those before the former server forgotten": Rules(node=with_part("leases", ForgetsThoseBefore)),
     "lease counted from the answer": Rules(counts_from_answer=True),
     "grant confirmed by a renewal": Rules(confirms_by_renewal=True),
     "positions not kept": Rules(table=ForgetsPositions),

@@ -77,7 +77,7 @@ def confirmed_for_an_earlier_life(world: World) -> None:
         world.blind(FIRST, 10)
         world.move(0, SECOND)
         world.take_for_dead(FIRST)
-        world.when(lambda: world.servers[FIRST].node.wants_lease, etcd.kept_back[0])
+        world.when(lambda: world.servers[FIRST].node.membership.wants_lease, etcd.kept_back[0])
 
     world.at(6, world.lose_answer, FIRST, Kind.CONFIRM)
     world.at(6, world.take_for_dead, FIRST)
@@ -97,7 +97,7 @@ def _after_a_beat(world: World, name: str, since: float, act: Callable[[], None]
     former: list[float] = []
 
     def is_new() -> bool:
-        promised = world.servers[name].node.promised
+        promised = world.servers[name].node.leases.until
         former.append(promised)
         return promised > former[0]
 

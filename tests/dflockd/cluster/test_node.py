@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from dflockd.cluster import node as nodes
-from dflockd.cluster.calls import Call, Kind
+from dflockd.cluster import handover
+from dflockd.cluster.calls import BATCH, Call, Kind
 from dflockd.cluster.leader import SETTLE
-from dflockd.cluster.node import BATCH, LEAVE_TIMEOUT, MAX_CALLS, Node
+from dflockd.cluster.node import LEAVE_TIMEOUT, MAX_CALLS, Node
 from dflockd.cluster.terms import Terms
 from dflockd.cluster.view import MAX_EPOCH
 from dflockd.shards import Delete, Event, Loaded, Outcome, Put, RevisionIs, ShardRecord, ValueIs
@@ -73,7 +73,7 @@ class Cluster:
 
     def kill(self, address: str) -> None:
         """End a server, and its lease with it."""
-        self.store.revoke(self.nodes.pop(address).lease)
+        self.store.revoke(self.nodes.pop(address).membership.lease)
         self.settle()
 
     def settle(self) -> None:
@@ -104,7 +104,7 @@ class Cluster:
         while self.now < end:
             self.now = min(end, self.now + step)
             for node in self.nodes.values():
-                self.store.keep_alive(node.lease, self.now)
+                self.store.keep_alive(node.membership.lease, self.now)
                 node.advance(self.now)
                 assert node.next_deadline() > self.now
             self.settle()
@@ -182,7 +182,7 @@ def test_a_lock_goes_with_its_shard_at_once() -> None:
 def test_more_locks_than_fit_into_one_transaction_go_in_several(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nodes, "MAX_SNAPSHOT", 300)
+    monkeypatch.setattr(handover, "MAX_SNAPSHOT", 300)
     cluster = Cluster("a:1", "b:1", num_shards=8)
     tokens = {}
     for shard in range(0, 8, 2):
@@ -200,7 +200,7 @@ def test_more_locks_than_fit_into_one_transaction_go_in_several(
 def test_a_shard_with_too_many_locks_is_recovered_by_their_holders(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(nodes, "MAX_SNAPSHOT", 50)
+    monkeypatch.setattr(handover, "MAX_SNAPSHOT", 50)
     cluster = Cluster("a:1", "b:1")
     token = cluster.take("a:1")
     cluster.move(0, "b:1")
@@ -422,12 +422,12 @@ def test_a_server_that_was_taken_for_dead_goes_on_with_what_nobody_took() -> Non
     cluster = Cluster("a:1", "b:1", num_shards=4)
     tokens = [cluster.take("a:1", b"shard#%d/a" % shard) for shard in (0, 2)]
     a = cluster.nodes["a:1"]
-    cluster.store.revoke(a.lease)
+    cluster.store.revoke(a.membership.lease)
     cluster.move(2, "b:1")
     cluster.now += 1.2
     a.advance(cluster.now)
     cluster.settle()
-    assert a.wants_lease
+    assert a.membership.wants_lease
     assert a.next_deadline() > cluster.now
     assert isinstance(cluster.renew("a:1", tokens[0]), Recovering)
     a.enlist("again", cluster.store.grant(3, cluster.now).id, cluster.now)
@@ -450,7 +450,7 @@ def test_without_a_lease_or_an_answer_there_is_nothing_to_wake_up_for() -> None:
     (call,) = node.output().calls
     node.answered(call, Outcome(True, 5, {}), 3)
     # Its leases begin when they are asked for, not when they are given.
-    assert node.promised == call.made + node.terms.promise
+    assert node.leases.until == call.made + node.terms.promise
 
 
 def test_strange_keys_do_not_stop_a_node(caplog: pytest.LogCaptureFixture) -> None:

@@ -96,14 +96,14 @@ class ServerProcess(Process):
     def _live(self, now: float) -> None:
         node, etcd = self.node, self.world.etcd
         self._lives_at = now + self.world.terms.promise / 3
-        if node.wants_lease:
+        if node.membership.wants_lease:
             if not self._waits_for_lease:
                 self._waits_for_lease = True
                 ttl, space = self.world.terms.promise, etcd.space
                 grant = lambda: space.grant(ttl, self.world.time)  # noqa: E731
                 self.outbox.append((etcd.call, (self, grant, self._leased)))
-        elif node.lease and self.address not in etcd.no_keep_alives:
-            lease = node.lease
+        elif node.membership.lease and self.address not in etcd.no_keep_alives:
+            lease = node.membership.lease
 
             def keep() -> None:
                 try:
@@ -145,7 +145,7 @@ class ServerProcess(Process):
         self._judged = True
 
     def leave(self, now: float) -> None:
-        if self.node.lease and self._left_by is None:
+        if self.node.membership.lease and self._left_by is None:
             self.world.log(self.name, "is drained")
             self.world.counts["drains"] += 1
             self.node.leave(now)

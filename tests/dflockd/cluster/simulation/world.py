@@ -209,7 +209,7 @@ class World:
             left = process.node.has_left
             self.counts["clean ends" if left else "ends that were not clean"] += 1
             self.log(process.name, "ends")
-            lease = process.node.lease
+            lease = process.node.membership.lease
             process.kill()
             self.after(self.delay(), self.revoke, lease)
             self.after(self.random.uniform(0.5, 4), self._start, process.address, process)
@@ -220,7 +220,7 @@ class World:
         process = self.servers[name]
         self.log(process.name, "ends at once")
         process.kill()
-        self.revoke(process.node.lease)
+        self.revoke(process.node.membership.lease)
         self.after(back_after, self._start, name, process)
 
     def replace(self, shard: int, by: str, cut: float = 10.0) -> None:
@@ -246,7 +246,7 @@ class World:
         """End a server's lease before its time."""
         self.counts["early ends of leases"] += 1
         self.log(name, "its lease ends early")
-        self.revoke(self.servers[name].node.lease)
+        self.revoke(self.servers[name].node.membership.lease)
 
     def delete_entry(self, name: str) -> None:
         """Delete a server's entry by hand."""

@@ -1,0 +1,149 @@
+"""How shards come to a server: claimed, opened, and confirmed after it was taken for dead."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+from dflockd.cluster import snapshot as snapshots
+from dflockd.cluster.calls import Call, Kind, take
+from dflockd.cluster.leftovers import Leftovers
+from dflockd.cluster.serving_leases import ServingLeases
+from dflockd.cluster.tenures import Stage, Tenure, Tenures
+from dflockd.cluster.view import HANDED_OVER, MAX_EPOCH, NODES, SHARDS
+from dflockd.shards import Get, Outcome, Record, RevisionIs, ShardRecord, ValueIs
+from dflockd.shards.store import Compare, Operation
+from dflockd.table import Snapshot
+
+EPOCH_SHIFT = 40
+"""A fence is the epoch of its shard, and so many bits that count the grants in it."""
+
+logger = logging.getLogger("dflockd.cluster")
+
+
+class Claims:
+    """Takes shards over, and opens each once nobody else can serve it.
+
+    Attributes:
+        queue: shards that are to be claimed, first come, first served.
+        unconfirmed: those that are to be confirmed.
+        leftovers: what was handed over and has been taken in.
+    """
+
+    def __init__(self, tenures: Tenures, leases: ServingLeases, wall: Callable[[], int]) -> None:
+        self.queue: dict[int, None] = {}
+        self.unconfirmed: dict[int, None] = {}
+        self.leftovers = Leftovers()
+        self._tenures = tenures
+        self._view = tenures.view
+        self._table = tenures.table
+        self._leases = leases
+        self._wall = wall
+        self._unheard: dict[int, tuple[Tenure, int]] = {}
+        """Shards that wait for their former servers, and the revisions of their claims."""
+
+    def call(self, condition: ValueIs, now: float) -> Call | None:
+        """Return the transaction that takes some shards over, if there is one left to be claimed."""
+        view = self._view
+        compares: list[Compare] = [condition]
+        operations: list[Operation] = []
+        tenures = []
+        for shard in take(self.queue):
+            record = view.records[shard]
+            epoch = self._next_epoch(shard)
+            unanswered = self._tenures.get(shard)
+            if unanswered is not None:
+                self._tenures.forget(unanswered)
+            if epoch > MAX_EPOCH:
+                logger.error("%s has had its last epoch", view.key(SHARDS, shard))
+                continue
+            claimed = record._replace(current=self._tenures.address).with_epoch(epoch)
+            claimed = claimed.with_clean(None)
+            known = self._leases.claimed(shard, record.epoch, now)
+            former = unanswered.former if unanswered is not None else record
+            revision = view.revisions[shard]
+            tenures.append(Tenure(shard, epoch, former, known, claimed, revision))
+            compares.append(self._tenures.unchanged(shard))
+            if _was_handed_over(former):
+                operations.append(Get(view.key(HANDED_OVER, shard)))
+            operations.append(self._tenures.put(shard, claimed))
+        if not tenures:
+            return None
+        compares += self._are_gone({tenure.former.current for tenure in tenures})
+        for tenure in tenures:
+            self._tenures.add(tenure)
+        return Call(Kind.CLAIM, now, compares, operations, tenures)
+
+    def confirm(self, condition: ValueIs, now: float) -> Call:
+        """Find out which shards are still this server's, now that nobody can claim them any more."""
+        tenures = [self._tenures[shard] for shard in take(self.unconfirmed)]
+        compares: list[Compare] = [condition]
+        for tenure in tenures:
+            tenure.calling = True
+            compares.append(self._tenures.unchanged(tenure.shard))
+        return Call(Kind.CONFIRM, now, compares, (), tenures)
+
+    def confirmed(self, tenure: Tenure, now: float) -> None:
+        """Serve a shard again whose record was found as it was seen."""
+        if self._tenures.is_mine(tenure):
+            self._tenures.thaw(tenure, now)
+
+    def begin(self, tenure: Tenure, outcome: Outcome, now: float) -> None:
+        """Serve a shard whose claim has been carried out."""
+        shard, former = tenure.shard, tenure.former
+        tenure.stage, fence = Stage.SERVING, tenure.epoch << EPOCH_SHIFT
+        key = self._view.key(HANDED_OVER, shard)
+        handed_over = outcome.records.get(key)
+        if handed_over is not None:
+            self.leftovers.add(key, handed_over)
+        if opens_at_once(former):
+            try:
+                snapshot = self._handed_over(handed_over, former.epoch, now)
+            except snapshots.BadSnapshotError as exc:
+                logger.error("%s: %s", key, exc)
+            else:
+                self._table.open(shard, fence)
+                if snapshot is not None:
+                    self._table.load(shard, snapshot, now)
+                return
+        # Before no former server can serve it any more, holders may not come back: one of them would
+        # not renew there any longer, and its lock could be granted there once more.
+        opens_at = now + self._leases.silence
+        self._table.open(shard, fence, opens_at=opens_at, recovers_until=now + self._leases.grace)
+        if former.current:
+            self._unheard[shard] = tenure, outcome.revision
+            self.open_heard()
+
+    def open_heard(self) -> None:
+        """Find out how soon shards can be opened: once no former server can serve them."""
+        for shard, (tenure, revision) in list(self._unheard.items()):
+            if not self._tenures.has(tenure):
+                del self._unheard[shard]
+                continue
+            former = tenure.former.current
+            silent_at = self._leases.silent_at(former, tenure.former_claimed, revision)
+            if silent_at < math.inf:
+                del self._unheard[shard]
+                group = self._table.groups[shard]
+                if group.opens_at is not None:
+                    group.opens_at = min(group.opens_at, silent_at)
+
+    def _next_epoch(self, shard: int) -> int:
+        return max(self._view.epochs[shard] + 1, self._wall() >> EPOCH_SHIFT)
+
+    def _are_gone(self, nodes: set[str]) -> list[Compare]:
+        others = sorted(nodes - {"", self._tenures.address})
+        return [RevisionIs(self._view.key(NODES, node), 0) for node in others]
+
+    def _handed_over(self, record: Record | None, epoch: int, now: float) -> Snapshot | None:
+        return None if record is None else snapshots.load(record.value, epoch, now)
+
+
+def opens_at_once(record: ShardRecord) -> bool:
+    """Whether nobody has served the shard yet, or all its locks were handed over."""
+    return not (record.current or record.epoch) or _was_handed_over(record)
+
+
+def _was_handed_over(record: ShardRecord) -> bool:
+    return not record.current and record.clean is not None and record.clean == record.epoch

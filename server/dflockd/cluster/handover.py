@@ -1,0 +1,123 @@
+"""How shards go from a server: frozen, then written down with their locks for the next one."""
+
+from __future__ import annotations
+
+import logging
+
+from dflockd.cluster import snapshot as snapshots
+from dflockd.cluster.calls import BATCH, Call, Kind, take
+from dflockd.cluster.tenures import Stage, Tenure, Tenures
+from dflockd.cluster.terms import Terms
+from dflockd.cluster.view import HANDED_OVER
+from dflockd.shards import Delete, Put, ValueIs
+from dflockd.shards.store import Compare, Operation
+
+MAX_HANDED = 2 * BATCH
+"""Shards that were handed over and not taken yet, before others follow: none is to wait for long."""
+
+HAND_OVER_TIMEOUT = 0.5
+"""Seconds for which a shard that was handed over is waited for to be taken."""
+
+MAX_SNAPSHOT = 1_000_000
+"""Bytes that are handed over in one transaction: etcd takes 1.5 MiB."""
+
+logger = logging.getLogger("dflockd.cluster")
+
+
+class HandOver:
+    """Gives shards away.
+
+    Attributes:
+        queue: shards that are to be handed over, first come, first served.
+        foreign: shards of an earlier life of this server, of which nothing is known.
+    """
+
+    def __init__(self, tenures: Tenures, terms: Terms) -> None:
+        self.queue: dict[int, None] = {}
+        self.foreign: dict[int, None] = {}
+        self._tenures = tenures
+        self._view = tenures.view
+        self._table = tenures.table
+        self._terms = terms
+        self._handed: dict[int, float] = {}
+        """When shards were handed over that nobody has taken yet, oldest first."""
+
+    def next_deadline(self) -> float | None:
+        """Return when `may_go_on` should be asked again."""
+        if not (self.queue and self._handed):
+            return None
+        return next(iter(self._handed.values())) + HAND_OVER_TIMEOUT
+
+    def may_go_on(self, now: float) -> bool:
+        """Whether those who take shards over keep up with this server."""
+        for shard, since in list(self._handed.items()):
+            if self._view.records[shard].current or now >= since + HAND_OVER_TIMEOUT:
+                del self._handed[shard]
+        return len(self._handed) < MAX_HANDED
+
+    def call(self, condition: ValueIs, now: float) -> Call:
+        """Hand some shards over. From here on nothing about them changes in the table."""
+        compares: list[Compare] = [condition]
+        operations: list[Operation] = []
+        tenures: list[Tenure] = []
+        size = 0
+        for shard in take(self.queue):
+            tenure = self._tenures[shard]
+            if tenure.stage is Stage.SERVING:
+                self._freeze(tenure, now)
+            size += len(tenure.snapshot)
+            if size > MAX_SNAPSHOT and tenures:
+                self.queue[shard] = None  # too much for one transaction: it is the next one's
+                break
+            record = self._view.records[shard]._replace(current="")
+            tenure.record = record.with_clean(tenure.epoch if tenure.clean else None)
+            tenure.compared = self._view.revisions[shard]
+            tenure.calling = True
+            tenures.append(tenure)
+            compares.append(self._tenures.unchanged(shard))
+            key = self._view.key(HANDED_OVER, shard)
+            operations.append(Put(key, tenure.snapshot) if tenure.snapshot else Delete(key))
+            operations.append(self._tenures.put(shard, tenure.record))
+        return Call(Kind.RELEASE, now, compares, operations, tenures)
+
+    def ended(self, tenure: Tenure, now: float) -> None:
+        """Forget a shard that has been handed over."""
+        self._tenures.forget(tenure)
+        if tenure.record.target in self._view.nodes:
+            self._handed[tenure.shard] = now
+
+    def may_thaw(self, tenure: Tenure) -> bool:
+        """Whether a shard that is not to go after all can be served again.
+
+        With a newer revision in the store, no release that was sent before can be carried out. An
+        answer that does not come says nothing of the kind.
+        """
+        return self._view.revisions[tenure.shard] > tenure.compared
+
+    def clear(self, condition: ValueIs, now: float) -> Call:
+        """Let go of shards of an earlier life: whoever gets them must wait for their holders."""
+        compares: list[Compare] = [condition]
+        operations: list[Operation] = []
+        shards = list(take(self.foreign))
+        for shard in shards:
+            record = self._view.records[shard]._replace(current="").with_clean(None)
+            compares.append(self._tenures.unchanged(shard))
+            operations.append(self._tenures.put(shard, record))
+        return Call(Kind.CLEAR, now, compares, operations, shards=shards)
+
+    def _freeze(self, tenure: Tenure, now: float) -> None:
+        shard = tenure.shard
+        tenure.stage = Stage.LEAVING
+        recovers_until = self._table.groups[shard].recovers_until
+        tenure.clean = recovers_until is None or now >= recovers_until
+        snapshot = self._table.freeze(shard)
+        tenure.snapshot = b""
+        if tenure.clean and (snapshot.holds or snapshot.waiters):
+            tenure.snapshot = snapshots.dump(snapshot, tenure.epoch, now)
+            if len(tenure.snapshot) > MAX_SNAPSHOT:
+                logger.warning(
+                    "shard %d has too many locks to hand them over: its next server waits %g s "
+                    "for their holders",
+                    *(shard, self._terms.grace),
+                )
+                tenure.clean, tenure.snapshot = False, b""

@@ -1,0 +1,136 @@
+"""How a server joins the cluster, and shows that it lives: its own entry in the store."""
+
+from __future__ import annotations
+
+import logging
+from enum import Enum
+
+from dflockd.cluster.calls import RETRY, Call, Kind
+from dflockd.cluster.serving_leases import ServingLeases
+from dflockd.cluster.terms import Terms
+from dflockd.cluster.view import LEAVING, NODES, View
+from dflockd.shards import Outcome, Put, RevisionIs, ValueIs
+
+logger = logging.getLogger("dflockd.cluster")
+
+
+class News(Enum):
+    """What the answer to a sign of life says."""
+
+    NOTHING = "nothing"
+    ALIVE = "alive"
+    """The entry is there: this server's serving lease is extended."""
+    JOINED = "joined"
+    """The same, for the first time in this life."""
+    GONE = "gone"
+    """The others take this server for dead."""
+
+
+class Membership:
+    """One server's life in the cluster, and the next one when it was taken for dead.
+
+    Attributes:
+        condition: that the entry of this life is there. Answers under another one are of another life.
+        lease: of the store, by which the entry lives; 0 while there is none.
+        wants_lease: whether it has to `enlist`, for it never did or was taken for dead.
+        joined: whether the entry was found in this life.
+    """
+
+    def __init__(self, address: str, view: View, terms: Terms, leases: ServingLeases) -> None:
+        self.key = view.key(NODES, address)
+        self.condition = ValueIs(self.key, b"")
+        self.lease = 0
+        self.wants_lease = True
+        self.joined = False
+        self._address = address
+        self._terms = terms
+        self._leases = leases
+        self._leaving = view.key(LEAVING, address)
+        self._is_there = False
+        self._is_taken = False
+        self._beating = False
+        self._next_beat = 0.0
+        self._announcing = False
+
+    def enlist(self, incarnation: str, lease: int, now: float) -> None:
+        """Begin a life: by a name that was never used, and with a new lease of the store."""
+        self.condition = ValueIs(self.key, incarnation.encode())
+        self.lease = lease
+        self.wants_lease = False
+        self._next_beat = now
+
+    def end(self) -> None:
+        """End a life."""
+        self.joined = self._is_there = self._announcing = False
+        self.condition = ValueIs(self.key, b"")  # answers that are under way are of another life
+        self.lease = 0
+        self.wants_lease = True
+
+    def next_deadline(self) -> float | None:
+        """Return when `call` should next be asked for."""
+        return None if self.wants_lease or self._beating else self._next_beat
+
+    def call(self, now: float) -> Call | None:
+        """Return the sign of life that is due, if one is."""
+        if self.wants_lease or self._beating or now < self._next_beat:
+            return None
+        self._beating = True
+        self._next_beat = now + self._terms.promise / 3
+        put = Put(self.key, self.condition.value, self.lease)
+        if self.joined or self._is_there:
+            # A lease that is kept alive would not do: an etcd member that was cut off has been known
+            # to confirm that (etcd-io/etcd, issue 15247).
+            return Call(Kind.HEARTBEAT, now, [self.condition], [put])
+        return Call(Kind.ENLIST, now, [RevisionIs(self.key, 0)], [put])
+
+    def answered(self, call: Call, outcome: Outcome | None, now: float) -> News:
+        """Take in how a sign of life ended; without an outcome nobody knows."""
+        self._beating = False
+        put = call.operations[0]
+        assert isinstance(put, Put)
+        if put.lease != self.lease:
+            return News.NOTHING  # of an earlier life
+        if outcome is None:
+            self._next_beat = now + RETRY
+            return News.NOTHING
+        if outcome.succeeded:
+            return self._alive(call)
+        there = outcome.records.get(self.key)
+        if call.kind is Kind.HEARTBEAT or there is None:
+            return News.GONE  # the lease has ended before
+        if (there.value, there.lease) == (put.value, put.lease):
+            # It is there from an attempt whose answer was lost. No serving lease follows: the others
+            # have seen nothing now, and reckon with the signs of life that they have seen.
+            self._is_there = True
+            self._next_beat = now
+        else:
+            # An earlier process's, until its lease ends; or somebody else advertises this address.
+            if not self._is_taken:
+                logger.warning(
+                    "another server is known as %s: waiting for it to be gone, up to %d s "
+                    "if it has ended; no two servers may --advertise one address",
+                    *(self._address, self._terms.promise),
+                )
+            self._is_taken = True
+            self._next_beat = now + RETRY
+        return News.NOTHING
+
+    def _alive(self, call: Call) -> News:
+        self._leases.extend(call.made)
+        if self.joined:
+            return News.ALIVE
+        self.joined, self._is_taken = True, False
+        logger.info("%s is in the cluster", self._address)
+        return News.JOINED
+
+    def announce(self, now: float) -> Call | None:
+        """Return what tells the leader that this server leaves, unless it was told."""
+        if self._announcing:
+            return None
+        self._announcing = True
+        put = Put(self._leaving, self.condition.value, self.lease)
+        return Call(Kind.ANNOUNCE, now, [self.condition], [put])
+
+    def not_announced(self) -> None:
+        """Take in that the leader may not have been told."""
+        self._announcing = False
