@@ -42,7 +42,7 @@ from dflockd.shards import (
     get_shard_id,
 )
 from dflockd.table import Effect, Limits, ShardTable, TokenIssuer
-from dflockd.wire import Refusal, Report
+from dflockd.wire import MapReport, Refusal
 
 MAX_CALLS = 4
 """Transactions about shards that are under way at once. A large move is spread out by this, and each
@@ -225,9 +225,9 @@ class Node:
         """Return what to answer about a shard that is not here."""
         return self.view.refer(shard, self.address)
 
-    def report(self) -> Report:
+    def report(self, now: float) -> MapReport:
         """Return which server has which shard."""
-        return self.view.report()
+        return self.view.report(now)
 
     # Signs of life.
 

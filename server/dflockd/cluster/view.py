@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 from collections.abc import Iterator, Set
 
 from dflockd.errors import InvalidArgumentError
@@ -16,13 +16,16 @@ from dflockd.shards import (
     parse_shard_value,
 )
 from dflockd.shards.mapping import sort_nodes
-from dflockd.wire import Moved, Recovering, Refusal, Report
+from dflockd.wire import MapReport, Moved, Recovering, Refusal, encode_map
 
 MAX_EPOCH = (1 << 24) - 1
 """The last epoch of a shard: fences have no room for more."""
 
 NOT_YET = Recovering(100)
 """The answer about a shard that no server has at the moment."""
+
+REPORT_INTERVAL = 0.1
+"""Seconds from one map to the next while shards move: to make one takes some milliseconds."""
 
 SHARDS, NODES, LEAVING, HANDED_OVER = "shard", "nodes", "leaving", "handoff"
 """The folders of the store: records by shard, incarnations by address (twice), snapshots by shard."""
@@ -55,6 +58,10 @@ class View:
         self.leavers: dict[str, Record] = {}
         self._seen: dict[str, int] = {}
         """The revisions at which keys were last seen, where no record tells."""
+        self._report: MapReport | None = None
+        self._is_reported = False
+        """Whether that has all that is known."""
+        self._next_report = -math.inf
 
     def key(self, folder: str, name: object) -> str:
         """Return a key of the store."""
@@ -81,9 +88,12 @@ class View:
         known = names.get(name)
         if record is not None:
             names[name] = record
-            return folder if known is None or known.value != record.value else None
-        names.pop(name, None)
-        return folder if known is not None else None
+            is_news = known is None or known.value != record.value
+        else:
+            is_news = names.pop(name, None) is not None
+        # A sign of life is no reason to make the map anew.
+        self._is_reported = self._is_reported and not is_news
+        return folder if is_news else None
 
     def see_shard(self, shard: int, record: Record | None, revision: int) -> bool:
         """Take in what a shard's record was at a revision; return whether that is news."""
@@ -99,6 +109,7 @@ class View:
             except BadShardValueError as exc:
                 logger.error("%s is left alone: %s", self.key(SHARDS, shard), exc)
                 self.unreadable.add(shard)
+        self._is_reported = False
         self.revisions[shard] = record.revision if record is not None else 0
         self.records[shard], self.epochs[shard] = parsed, parsed.epoch
         return True
@@ -139,16 +150,26 @@ class View:
                 return Moved(shard, self.epochs[shard], node.encode())
         return NOT_YET
 
-    def report(self) -> Report:
-        """Return which server has which shard, or is to have it."""
-        servers = {node: number for number, node in enumerate(sorted(self.nodes))}
-        document = {
-            "num_shards": len(self.records),
-            "servers": list(servers),
-            "shards": [servers.get(r.current, servers.get(r.target, -1)) for r in self.records],
-            "epochs": self.epochs,
-        }
-        return Report(json.dumps(document, separators=(",", ":")).encode())
+    def report(self, now: float) -> MapReport:
+        """Return which server has which shard, or is to have it.
+
+        It is made when somebody asks, and for all who ask until something has changed. While much
+        changes it may be `REPORT_INTERVAL` old: who is sent astray by it is sent on.
+        """
+        if self._report is None or (not self._is_reported and now >= self._next_report):
+            servers = {node: number for number, node in enumerate(sorted(self.nodes))}
+            self._report = encode_map(
+                {
+                    "num_shards": len(self.records),
+                    "servers": list(servers),
+                    "shards": [
+                        servers.get(r.current, servers.get(r.target, -1)) for r in self.records
+                    ],
+                    "epochs": self.epochs,
+                }
+            )
+            self._is_reported, self._next_report = True, now + REPORT_INTERVAL
+        return self._report
 
 
 def _is_address(name: str) -> bool:

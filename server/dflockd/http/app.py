@@ -37,9 +37,6 @@ MAX_OFFSET = 10_000
 MAX_SEARCHES = 8
 """Searches that wait for the one that is under way. More are told to come back."""
 
-SHARDS_INTERVAL = 0.5
-"""Seconds from one look at all shards to the next, which takes some milliseconds."""
-
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
@@ -78,8 +75,6 @@ class HttpServer:
         self._probes = probes_of(server, cluster)
         self._journal = journal
         self._cluster = cluster
-        self._shards_shown = b""
-        self._shards_until = 0.0
 
     async def start(self) -> None:
         """Listen. The lock server has been started.
@@ -260,12 +255,8 @@ class HttpServer:
     async def _shards(self, _request: web.Request) -> web.Response:
         if self._cluster is None:
             return _refused(404, "this server is in no cluster")
-        now = time.monotonic()
-        if now >= self._shards_until:
-            await self._pace.turn()
-            self._shards_shown = self._cluster.report().json
-            self._shards_until = now + SHARDS_INTERVAL
-        return web.Response(body=self._shards_shown, content_type="application/json")
+        report = self._cluster.report(time.monotonic())
+        return web.Response(body=report.plain.json, content_type="application/json")
 
     # Locks.
 

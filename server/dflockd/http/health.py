@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from dflockd.server import Server
-from dflockd.wire import Report
+from dflockd.wire import MapReport
 
 
 class Check(NamedTuple):
@@ -41,7 +41,7 @@ class Cluster(Protocol):
     def counts(self) -> Mapping[str, int]:
         """Return how many shards it has in which stage."""
 
-    def report(self) -> Report:
+    def report(self, now: float) -> MapReport:
         """Return which server has which shard."""
 
 

@@ -7,6 +7,7 @@ A request is three lines (command, key, argument), a reply is one line, and ther
 reply to each request, in order.
 """
 
+from dflockd.wire.maps import MapReport, decode_map, encode_map
 from dflockd.wire.messages import (
     MAX_LIMIT,
     MAX_LINE,
@@ -53,6 +54,7 @@ from dflockd.wire.replies import (
     parse_done,
     parse_enqueued,
     parse_granted,
+    parse_map,
     parse_renewed,
     parse_report,
 )
@@ -77,6 +79,7 @@ __all__ = [
     "Inspect",
     "Label",
     "Malformed",
+    "MapReport",
     "Moved",
     "Owner",
     "OwnerConflict",
@@ -101,6 +104,8 @@ __all__ = [
     "TimedOut",
     "UnexpectedReplyError",
     "Wait",
+    "decode_map",
+    "encode_map",
     "encode_reply",
     "encode_request",
     "fence_from_token",
@@ -109,6 +114,7 @@ __all__ = [
     "parse_done",
     "parse_enqueued",
     "parse_granted",
+    "parse_map",
     "parse_renewed",
     "parse_report",
 ]

@@ -176,7 +176,16 @@ class Evict(NamedTuple):
 
 
 class Shards(NamedTuple):
-    """``shards``: which server of a cluster has which shard, as JSON. An extension of this server."""
+    """``shards``: which server of a cluster has which shard, as JSON. An extension of this server.
+
+    Who has the map already names its version, and is answered `Status.OK` alone if it is the same.
+    Servers of 0.1 look at neither field and answer with the whole map.
+    """
+
+    version: bytes = b""
+    """Of the map that is known; empty without one."""
+    packed: bool = False
+    """Whether the map may come packed; see `dflockd.wire.maps`."""
 
 
 class Resume(NamedTuple):

@@ -130,6 +130,11 @@ def parse_report(line: bytes) -> Report | Refusal:
     return _status(line, Status.OK, Status.QUEUED, Status.TIMEOUT)
 
 
+def parse_map(line: bytes) -> Report | Refusal:
+    """Read the answer to a `Shards` with a version, which may be `Status.OK`; see `decode_map`."""
+    return Report(line[3:]) if line.startswith(b"ok {") else parse_done(line)
+
+
 def _status(line: bytes, *unfit: Status) -> Refusal:
     status = _STATUSES.get(line)
     if status is None and line.startswith(_RECOVERING):

@@ -42,6 +42,9 @@ from dflockd.wire.tokens import MAX_FENCE
 _forbidden_in_key = re.compile(rb"[\0\t\r\n ]").search
 _printable_ascii = re.compile(rb"[!-~]{1,%d}" % MAX_REF).fullmatch
 _is_owner = re.compile(rb"[!-~]{1,%d}" % MAX_OWNER).fullmatch
+_ANY = b"_"
+"""Stands where nothing is to be said."""
+_PACKED = b"zlib"
 _is_ticket = re.compile(rb"[0-9A-Za-z]{1,%d}" % MAX_TICKET).fullmatch
 
 
@@ -276,6 +279,12 @@ def _reserve(_key: bytes, argument: bytes) -> Request:
     return Reserve(_number(away, 0), _number(hold, 0))
 
 
+def _shards(_key: bytes, argument: bytes) -> Request:
+    # Anything may stand here, and what is no version is that of no map.
+    version, *others = argument.split() or [_ANY]
+    return Shards(b"" if version == _ANY else version, others == [_PACKED])
+
+
 _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"l": _acquire_lock,
     b"r": _release(Space.LOCK),
@@ -302,7 +311,7 @@ _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"sconfirm": _renew(Space.SEMAPHORE, Confirm),
     b"evict": _evict(Space.LOCK),
     b"sevict": _evict(Space.SEMAPHORE),
-    b"shards": lambda _key, _argument: Shards(),
+    b"shards": _shards,
     b"resume": _resume,
     b"keep": _reserve,
 }
@@ -354,8 +363,9 @@ def encode_request(request: Request) -> bytes:
             return b"%bi\n%b\n_\n" % (_PREFIXES[space], key)
         case Evict(space, key, fence):
             return b"%bevict\n%b\n%d\n" % (_PREFIXES[space], key, fence)
-        case Shards():
-            return b"shards\n_\n_\n"
+        case Shards(version, packed):
+            tail = b" " + _PACKED if packed else b""
+            return b"shards\n_\n%b%b\n" % (version or _ANY, tail)
         case Resume(ticket):
             return b"resume\n_\n%b\n" % ticket
         case Reserve(away, hold):

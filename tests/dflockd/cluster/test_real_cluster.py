@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dflockd.shards import get_shard_id
+from dflockd.wire import Report, decode_map
 from examples.demo.stage import wait_until
 from tests.dflockd.cluster.stage import ClusterServer, ClusterStage, Mapping, free_port
 from tests.dflockd.raw_server import PATIENCE, RawClient, granted
@@ -159,19 +162,50 @@ def _sorted(stage: ClusterStage) -> list[ClusterServer]:
     return sorted(stage.servers, key=lambda server: server.address)
 
 
-def test_every_server_knows_where_all_shards_are(cluster: ClusterStage) -> None:
+def wait_known(cluster: ClusterStage) -> dict[str, Any]:
+    """Wait until all servers say of the shards what etcd says, and return that."""
     records = cluster.mapping.records()
+    wanted = [(records[shard].current, records[shard].epoch) for shard in range(8192)]
 
-    def probe() -> bool | None:
+    def probe() -> dict[str, Any] | None:
         for server in cluster.servers:
             report = server.report()
             assert report["num_shards"] == 8192
             owners = [report["servers"][number] for number in report["shards"]]
-            if owners != [records[shard].current for shard in range(8192)]:
+            if list(zip(owners, report["epochs"], strict=True)) != wanted:
                 return None
-        return True
+        return report
 
-    wait_until(probe, PATIENCE, lambda: "they do not agree")
+    return wait_until(probe, PATIENCE, lambda: "they do not agree")
+
+
+def test_every_server_knows_where_all_shards_are(cluster: ClusterStage) -> None:
+    wait_known(cluster)
+
+
+def test_who_has_the_map_is_not_sent_it_again(cluster: ClusterStage) -> None:
+    """Whoever sent it: a map has one version."""
+    report = wait_known(cluster)
+    version = report["version"]
+    for client in map(cluster.connect, cluster.servers):
+        assert client.ask("shards", "_", version) == "ok"
+        assert client.ask("shards", "_", f"{version} zlib") == "ok"
+        for unknown in ("_", "", "x", f"x{version}", "at all", f"{version[:-1]} zlib zlib"):
+            assert json.loads(client.ask("shards", "_", unknown).removeprefix("ok ")) == report
+        status, _, packed = client.ask("shards", "_", "_ zlib").partition(" ")
+        assert status == "ok"
+        assert len(packed) < len(json.dumps(report)) / 4
+        document, known = decode_map(Report(packed.encode()))
+        assert {**document, "version": known.decode()} == report
+
+
+def test_who_has_the_map_of_before_is_sent_the_new_one(cluster: ClusterStage) -> None:
+    here, there, _ = cluster.servers
+    shard = get_shard_id(cluster.key_at(here))
+    version = wait_known(cluster)["version"]
+    cluster.move([shard], there)
+    assert wait_known(cluster)["version"] != version
+    assert cluster.connect(here).ask("shards", "_", version).startswith("ok {")
 
 
 # How locks move.
