@@ -249,7 +249,7 @@ class AsyncPool:
                     return await attempt(step)
                 if isinstance(step, Load):
                     there = route._replace(address=step.server)
-                    report = await self.ask(there, partial(shards, str(step.server)))
+                    report = await self.ask(there, partial(shards, str(step.server), step.known))
                 else:
                     await asyncio.sleep(step.seconds)
             except errors.RemoteError as exc:

@@ -42,10 +42,12 @@ from dflockd.wire import (
     TimedOut,
     UnexpectedReplyError,
     Wait,
+    decode_map,
     encode_request,
     parse_done,
     parse_enqueued,
     parse_granted,
+    parse_map,
     parse_renewed,
     parse_report,
 )
@@ -317,13 +319,22 @@ class ShardReport(NamedTuple):
     """For each shard the index of its server, -1 if it has none at the moment."""
     epochs: Sequence[int]
     """For each shard how new that is; see `dflockd.wire.Moved`."""
+    version: bytes = b""
+    """By which servers know it; empty if it came from one of 0.1."""
 
 
-def shards(server: str) -> Operation[ShardReport]:
-    """Ask a server of a cluster which of them has which shard."""
+def shards(server: str, known: ShardReport | None = None) -> Operation[ShardReport]:
+    """Ask a server of a cluster which of them has which shard.
+
+    Returns:
+        `known` itself, if the server says the same. Else nothing is spent on sending and reading it.
+    """
     target = about_server(server)
-    answer = yield Exchange(encode_request(Shards()), SHARDS_PATIENCE)
-    reply = _read(parse_report, answer, target)
+    version = b"" if known is None else known.version
+    request = encode_request(Shards(version, packed=True))
+    reply = _read(parse_map, (yield Exchange(request, SHARDS_PATIENCE)), target)
+    if reply is Status.OK and known is not None and version:
+        return known
     if reply is Status.ERROR:
         raise errors.RefusedError(
             f"server {server} is in no cluster: start it with --cluster, "
@@ -333,18 +344,24 @@ def shards(server: str) -> Operation[ShardReport]:
     if not isinstance(reply, Report):
         raise refused(reply, target)
     try:
-        report = json.loads(reply.json)
-        found = ShardReport(
-            [parse_server(each) for each in report["servers"]], report["shards"], report["epochs"]
-        )
-        if not found.shards or len(found.shards) != len(found.epochs):
-            raise ValueError("not one epoch for each shard")
-        if min(found.shards) < -1 or max(found.shards) >= len(found.servers):
-            raise ValueError("a server that is not listed")
+        found = _read_map(reply)
     except (ValueError, KeyError, TypeError) as exc:
         raise errors.BadReplyError(
             f"server {server}: its list of shards cannot be read: {exc}", server=server
         ) from None
+    return found
+
+
+def _read_map(reply: Report) -> ShardReport:
+    report, version = decode_map(reply)
+    servers = [parse_server(each) for each in report["servers"]]
+    found = ShardReport(servers, report["shards"], report["epochs"], version)
+    if not found.shards or len(found.shards) != len(found.epochs):
+        raise ValueError("not one epoch for each shard")
+    if set(map(type, found.shards)) | set(map(type, found.epochs)) != {int}:
+        raise ValueError("a number is missing")
+    if min(found.shards) < -1 or max(found.shards) >= len(found.servers):
+        raise ValueError("a server that is not listed")
     return found
 
 

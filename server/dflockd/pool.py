@@ -110,7 +110,7 @@ class Pool:
                     return attempt(step)
                 if isinstance(step, Load):
                     there = route._replace(address=step.server)
-                    report = self.ask(there, partial(shards, str(step.server)))
+                    report = self.ask(there, partial(shards, str(step.server), step.known))
                 else:
                     # Looked up now: gevent and eventlet replace what is in `time`.
                     (pause or time.sleep)(step.seconds)

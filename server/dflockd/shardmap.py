@@ -58,6 +58,13 @@ def _shard_of(key: bytes, num_shards: int) -> int:
     return get_shard_id(key, num_shards)
 
 
+class _Owned(NamedTuple):
+    """Whose a shard is, since which epoch."""
+
+    by: Address | None
+    epoch: int
+
+
 class ShardMap:
     """What a process knows of one cluster: which server has which shard, and since which epoch.
 
@@ -67,21 +74,27 @@ class ShardMap:
     Attributes:
         seeds: where it begins.
         servers: all servers, as far as known.
+        report: what was said last about all shards; ``None`` before.
         loaded_at: monotonic time of the latest `update`, ``-inf`` before the first.
     """
 
     def __init__(self, seeds: Seeds) -> None:
         self.seeds = seeds
         self.servers: tuple[Address, ...] = ()
+        self.report: ShardReport | None = None
         self.loaded_at = float("-inf")
-        self._owners: list[Address | None] = []
-        self._epochs: list[int] = []
+        self._newer: dict[int, _Owned] = {}
+        """What is known of shards beyond the report."""
         self._source: Address = seeds[0]
 
     def owner_of(self, key: bytes) -> Address | None:
         """Return the server in charge of a key; ``None`` if that is not known, or nobody is."""
-        owners = self._owners
-        return owners[_shard_of(key, len(owners))] if owners else None
+        report = self.report
+        if report is None:
+            return None
+        shard = _shard_of(key, len(report.shards))
+        newer = self._newer.get(shard)
+        return _owned(report, shard).by if newer is None else newer.by
 
     def whom_to_ask(self, key: bytes) -> Address:
         """Return the server in charge, or else one that will know when there is one."""
@@ -89,30 +102,45 @@ class ShardMap:
 
     def learn(self, moved: errors.MovedError) -> bool:
         """Take in that a shard has moved; ``False`` if something newer is known already."""
-        if moved.shard < len(self._owners):
-            if moved.epoch < self._epochs[moved.shard]:
+        report, shard = self.report, moved.shard
+        if report is not None and shard < len(report.shards):
+            if moved.epoch < (self._newer.get(shard) or _owned(report, shard)).epoch:
                 return False
-            self._owners[moved.shard] = parse_server(moved.to)
-            self._epochs[moved.shard] = moved.epoch
+            self._newer[shard] = _Owned(parse_server(moved.to), moved.epoch)
         return True
 
     def update(self, report: ShardReport, source: Address, now: float) -> None:
         """Take in what a server says about all shards, but where something newer is known."""
-        owners = [report.servers[index] if index >= 0 else None for index in report.shards]
-        epochs = list(report.epochs)
-        if len(owners) == len(self._owners):
-            known = zip(self._owners, self._epochs, strict=True)
-            for shard, (owner, epoch) in enumerate(known):
-                if epoch > epochs[shard] and owner in report.servers:
-                    owners[shard], epochs[shard] = owner, epoch
-        self._owners, self._epochs = owners, epochs
+        servers, known = set(report.servers), self._known_beside(report)
+        self._newer = {
+            shard: owned
+            for shard, owned in known.items()
+            if owned.epoch > report.epochs[shard] and owned.by in servers
+        }
+        self.report = report
         self.servers, self._source, self.loaded_at = tuple(report.servers), source, now
+
+    def _known_beside(self, report: ShardReport) -> dict[int, _Owned]:
+        """Return what is known of shards and may be newer than that."""
+        before = self.report
+        if before is None or len(before.shards) != len(report.shards):
+            return {}
+        newer = self._newer.copy()  # others may learn meanwhile
+        if report is before:
+            return newer
+        epochs = enumerate(zip(before.epochs, report.epochs, strict=True))
+        return {shard: _owned(before, shard) for shard, (old, new) in epochs if old > new} | newer
 
     def sources(self, suspects: set[Address]) -> list[Address]:
         """Return whom to ask about all shards, in this order; who is suspect comes last."""
         seeds = [seed for seed in self.seeds if seed not in self.servers]
         listed = random.sample(self.servers, len(self.servers)) + random.sample(seeds, len(seeds))
         return sorted(listed, key=suspects.__contains__)
+
+
+def _owned(report: ShardReport, shard: int) -> _Owned:
+    index = report.shards[shard]
+    return _Owned(report.servers[index] if index >= 0 else None, report.epochs[shard])
 
 
 _maps: dict[tuple[Any, ...], ShardMap] = {}
@@ -134,6 +162,8 @@ class Load(NamedTuple):
     """Ask this server which has which shard."""
 
     server: Address
+    known: ShardReport | None = None
+    """What is known already, to be returned if the server says the same."""
 
 
 class Pause(NamedTuple):
@@ -315,7 +345,7 @@ class _Pursuit:
         """Ask one server after another for the map; return why none could answer."""
         refusals = []
         for server in self._map.sources(self._suspects):
-            _, error, report = yield from self._do(Load(server))
+            _, error, report = yield from self._do(Load(server, self._map.report))
             if report is not None:
                 self._map.update(report, server, self._now)
                 self._reloads += 1

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import Any
 
 import pytest
 
 from dflockd import errors, operations
+from dflockd.address import Address
 from dflockd.operations import REPLY_PATIENCE, Answer, Exchange, Grant, Operation, Target
-from dflockd.wire import MAX_SECONDS, Space
+from dflockd.wire import MAX_SECONDS, Space, encode_map
 
 LOCK = Target(Space.LOCK, b"key", 1, None, "host:6388")
 LEASED = LOCK._replace(lease=10)
@@ -44,6 +46,48 @@ def at_once(line: bytes) -> Answer:
 
 def granted(lease: int, *, sent: float = 100.0, received: float = 100.001) -> Answer:
     return Answer(b"ok %b %d" % (TOKEN, lease), sent, received)
+
+
+# The map.
+
+MAP = {"num_shards": 2, "servers": ["a:1"], "shards": [0, -1], "epochs": [7, 0]}
+
+
+def test_the_map_comes_packed_and_is_not_sent_twice() -> None:
+    report = encode_map(MAP)
+    first = Played(operations.shards("a:1"), at_once(b"ok " + report.packed.json))
+    assert first.requests == [b"shards\n_\n_ zlib\n"]
+    assert first.result == ([Address("a", 1)], [0, -1], [7, 0], report.version)
+    again = Played(operations.shards("b:1", first.result), at_once(b"ok"))
+    assert again.requests == [b"shards\n_\n%b zlib\n" % report.version]
+    assert again.result is first.result
+    other = encode_map(MAP | {"epochs": [8, 0]})
+    changed = Played(
+        operations.shards("b:1", first.result), at_once(b"ok " + other.packed.json)
+    ).result
+    assert (changed.epochs, changed.version) == ([8, 0], other.version)
+
+
+def test_a_server_of_0_1_sends_the_whole_map_whatever_is_asked() -> None:
+    whole = at_once(b"ok " + json.dumps(MAP).encode())
+    known = operations.ShardReport([], [-1], [0], b"0af3")
+    assert Played(operations.shards("a:1"), whole).result == (
+        [Address("a", 1)],
+        [0, -1],
+        [7, 0],
+        b"",
+    )
+    old = Played(operations.shards("a:1", known), whole)
+    assert old.requests == [b"shards\n_\n0af3 zlib\n"]
+    assert old.result.version == b""
+    next_ = Played(operations.shards("a:1", old.result), whole)
+    assert next_.requests == [b"shards\n_\n_ zlib\n"], "it has nothing that could be named"
+
+
+@pytest.mark.parametrize("known", [None, operations.ShardReport([], [-1], [0])])
+def test_the_same_as_nothing_is_no_answer(known: operations.ShardReport | None) -> None:
+    with pytest.raises(errors.RefusedError, match="unexpected answer"):
+        Played(operations.shards("a:1", known), at_once(b"ok"))
 
 
 # What is asked.

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflockd import errors, shardmap
-from dflockd.address import Address, Seeds, parse_servers
+from dflockd.address import Address, Seeds, parse_server, parse_servers
 from dflockd.operations import ShardReport
 from dflockd.shardmap import (
     LONGEST_RETRY,
@@ -103,6 +103,81 @@ def test_another_cluster_with_other_shards() -> None:
     shards = known(A, 9)
     shards.update(ShardReport([B], [0] * 4, [1] * 4), B, NOW)
     assert shards.owner_of(KEY) == B
+
+
+def test_a_server_that_says_the_same_knows_better_than_who_sent_us_away() -> None:
+    shards = known(A, 7)
+    same = shards.report
+    assert same is not None
+    assert shards.learn(moved(B, 7))
+    shards.update(same, C, NOW)
+    assert shards.owner_of(KEY) == A, "the shard was to move, and is not any more"
+    gone = Address("gone", 1)
+    assert shards.learn(moved(gone, 9))
+    shards.update(same, C, NOW)
+    assert shards.owner_of(KEY) == A, "who is not in the list is gone, whatever its epoch"
+    assert shards.learn(moved(B, 9))
+    shards.update(same, C, NOW)
+    assert shards.owner_of(KEY) == B
+    assert (shards.loaded_at, shards.report) == (NOW, same)
+
+
+class NaiveMap:
+    """What `ShardMap` is to know, written down without a thought for time and room."""
+
+    def __init__(self) -> None:
+        self.owners: list[Address | None] = []
+        self.epochs: list[int] = []
+
+    def learn(self, moved: errors.MovedError) -> bool:
+        if moved.shard < len(self.owners):
+            if moved.epoch < self.epochs[moved.shard]:
+                return False
+            self.owners[moved.shard] = parse_server(moved.to)
+            self.epochs[moved.shard] = moved.epoch
+        return True
+
+    def update(self, report: ShardReport) -> None:
+        owners = [report.servers[index] if index >= 0 else None for index in report.shards]
+        epochs = list(report.epochs)
+        if len(owners) == len(self.owners):
+            for shard, (owner, epoch) in enumerate(zip(self.owners, self.epochs, strict=True)):
+                if epoch > epochs[shard] and owner in report.servers:
+                    owners[shard], epochs[shard] = owner, epoch
+        self.owners, self.epochs = owners, epochs
+
+
+FEW = 3
+KEYS = [
+    next(k for k in map(b"%d".__mod__, range(99)) if get_shard_id(k, FEW) == s) for s in range(FEW)
+]
+
+some_reports = st.builds(
+    lambda servers, shards: ShardReport(
+        servers, [min(index, len(servers) - 1) for index, _ in shards], [e for _, e in shards]
+    ),
+    st.lists(st.sampled_from([A, B, C]), unique=True, max_size=3),
+    st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 4)), min_size=FEW, max_size=FEW),
+)
+some_moves = st.builds(
+    lambda shard, epoch, to: errors.MovedError("moved", shard=shard, epoch=epoch, to=str(to)),
+    *(st.integers(0, FEW), st.integers(0, 4), st.sampled_from([A, B, C])),
+)
+
+
+@given(st.lists(some_reports | some_moves | st.just("same"), max_size=20))
+def test_whatever_is_said_in_whatever_order(said: list[Any]) -> None:
+    shards, naive = ShardMap(seeds(A, B)), NaiveMap()
+    for each in said:
+        if isinstance(each, errors.MovedError):
+            assert shards.learn(each) is naive.learn(each)
+        else:
+            report = shards.report if each == "same" else each
+            if report is not None:
+                shards.update(report, A, NOW)
+                naive.update(report)
+        if naive.owners:
+            assert [shards.owner_of(key) for key in KEYS] == naive.owners
 
 
 def test_whom_to_ask_for_the_map() -> None:
