@@ -38,6 +38,10 @@ a server that is cut off from them does not know."""
 RELOAD_EVERY = 0.5
 """Seconds for which one map is good enough for all of a process that look for a lost server."""
 
+LOAD_TURN, LOAD_LOOK = 0.1, 0.01
+"""Seconds for which all of a process leave it to one of them to load the map, and how often they
+look. Not for longer: the server that is asked may be silent, and they may ask another one."""
+
 SETTLED = 1.0
 """Seconds after which an answer has nothing to do with the refusals before it."""
 
@@ -76,13 +80,14 @@ class ShardMap:
         servers: all servers, as far as known.
         report: what was said last about all shards; ``None`` before.
         loaded_at: monotonic time of the latest `update`, ``-inf`` before the first.
+        loading_until: monotonic time until which nobody else need load it, for one does so.
     """
 
     def __init__(self, seeds: Seeds) -> None:
         self.seeds = seeds
         self.servers: tuple[Address, ...] = ()
         self.report: ShardReport | None = None
-        self.loaded_at = float("-inf")
+        self.loaded_at = self.loading_until = float("-inf")
         self._newer: dict[int, _Owned] = {}
         """What is known of shards beyond the report."""
         self._source: Address = seeds[0]
@@ -343,6 +348,16 @@ class _Pursuit:
 
     def _ask_around(self) -> Generator[Step, Outcome, errors.RemoteError | None]:
         """Ask one server after another for the map; return why none could answer."""
+        if (yield from self._leave_to_others()):
+            self._reloads += 1
+            return None
+        self._map.loading_until = self._now + LOAD_TURN
+        try:
+            return (yield from self._ask_in_turn())
+        finally:
+            self._map.loading_until = self._now
+
+    def _ask_in_turn(self) -> Generator[Step, Outcome, errors.RemoteError | None]:
         refusals = []
         for server in self._map.sources(self._suspects):
             _, error, report = yield from self._do(Load(server, self._map.report))
@@ -356,6 +371,18 @@ class _Pursuit:
             refusals.append(error)
         # What one that can be reached has said is worth more.
         return min(refusals, key=lambda error: isinstance(error, errors.UnreachableError))
+
+    def _leave_to_others(self) -> Generator[Step, Outcome, bool]:
+        """Return whether others of this process have loaded the map while they were waited for."""
+        began = self._now
+        until = began + LOAD_TURN
+        if self._until is not None:
+            until = min(until, self._until)
+        while self._now < min(until, self._map.loading_until):
+            yield from self._do(Pause(min(LOAD_LOOK, until - self._now)))
+            if self._map.loaded_at >= began:
+                return True
+        return False
 
     def _pause(self, seconds: float) -> _Part:
         self._check_time()

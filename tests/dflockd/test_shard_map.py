@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from dflockd import errors, shardmap
 from dflockd.address import Address, Seeds, parse_server, parse_servers
 from dflockd.operations import ShardReport
 from dflockd.shardmap import (
+    LOAD_LOOK,
+    LOAD_TURN,
     LONGEST_RETRY,
     MAX_HOPS,
     Ask,
@@ -343,6 +346,72 @@ def test_others_of_the_process_have_asked_meanwhile() -> None:
     to = walk(shards, None)
     shards.update(report(B, 8), C, NOW + 5)
     assert to(GONE, after=10) == Ask(B, None)
+
+
+def test_one_of_a_process_loads_the_map_for_all() -> None:
+    shards = ShardMap(seeds(A, B))
+    one, other = walk(shards), walk(shards)
+    assert isinstance(one.step, Load)
+    assert isinstance(other.step, Pause)
+    for _ in range(3):
+        assert isinstance(other(), Pause)
+    one(report=report(C), after=0.05)
+    assert other() == Ask(C, pytest.approx(9.95, abs=0.02))
+    assert isinstance(walk(ShardMap(seeds(A, C))).step, Load), "of another cluster"
+
+
+def test_others_load_it_again_if_that_takes_long() -> None:
+    shards = known(A)
+    one, other = walk(shards), walk(shards, 0.05)
+    assert isinstance(one(GONE), Load)
+    assert isinstance(other(GONE), Pause)
+    late = walk(shards)
+    late(GONE, after=0.05)
+    paused = 0.0
+    while isinstance(late.step, Pause):
+        paused += late.step.seconds
+        late()
+    assert isinstance(late.step, Load)
+    assert LOAD_TURN - 0.05 <= paused <= LOAD_TURN - 0.05 + 2 * LOAD_LOOK
+    while isinstance(other.step, Pause):
+        other()
+    assert isinstance(other.step, Load), "its own time is over"
+    assert other.now == pytest.approx(NOW + 0.05)
+
+
+def test_who_has_no_time_loads_it_without_waiting_for_others() -> None:
+    shards = known(A)
+    one, other = walk(shards), walk(shards, 0)
+    assert isinstance(one(GONE), Load)
+    assert isinstance(other(GONE), Load)
+
+
+def test_who_gives_up_while_it_loads_the_map_holds_nobody_up() -> None:
+    for end in (lambda path: path.close(), lambda path: path.throw(KeyboardInterrupt)):
+        shards = known(A)
+        one = walk(shards)
+        assert isinstance(one(GONE), Load)
+        with contextlib.suppress(KeyboardInterrupt):
+            end(one._path)
+        assert isinstance(walk(shards)(GONE), Load)
+    shards = ShardMap(seeds(A, B))
+    one = walk(shards)
+    one(GONE)
+    with pytest.raises(errors.UnreachableError):
+        one(GONE)
+    assert isinstance(walk(shards).step, Load)
+
+
+def test_nobody_waits_for_one_after_the_other() -> None:
+    """A hundred whose servers say nothing are not a queue in which each waits for all before it."""
+    shards = known(A)
+    walks = [walk(shards, None) for _ in range(100)]
+    for each in walks:
+        each(GONE)
+    while pausing := [each for each in walks if isinstance(each.step, Pause)]:
+        each = min(pausing, key=lambda each: each.now)
+        each()
+        assert each.now <= NOW + LOAD_TURN + 1e-6
 
 
 def test_without_time() -> None:
