@@ -21,9 +21,15 @@ PLANTED: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "a holder ignores the end of its lease": (
         {
-            **{"faults": ["client-stop"], "pace": 0.5, "lease": 1, "heedless": True},
+            "faults": ["client-stop"],
+            "pace": 0.5,
+            "lease": 1,
+            "heedless": True,
             # Somebody waits whenever a holder is stopped: there is no idle lock to be lucky with.
-            **{"work": 0.8, "aside": 0.02, "keys": 2, "seconds": 3},
+            "work": 0.8,
+            "aside": 0.02,
+            "keys": 2,
+            "seconds": 3,
         },
         {"overlap"},
     ),
