@@ -10,6 +10,7 @@ from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.terms import Terms
 from dflockd.cluster.view import LEAVING, NODES, View
 from dflockd.shards import Outcome, Put, RevisionIs, ValueIs
+from dflockd.shards.store import NO_LEASE
 
 logger = logging.getLogger("dflockd.cluster")
 
@@ -105,7 +106,13 @@ class Membership:
             self._next_beat = now
         else:
             # An earlier process's, until its lease ends; or somebody else advertises this address.
-            if not self._is_taken:
+            if there.lease == NO_LEASE and not self._is_taken:
+                logger.error(
+                    "%s is no server's: it has no lease, so that it would stay for ever, and this "
+                    "server cannot join; delete it: etcdctl del %s",
+                    *(self.key, self.key),
+                )
+            elif not self._is_taken:
                 logger.warning(
                     "another server is known as %s: waiting for it to be gone, up to %d s "
                     "if it has ended; no two servers may --advertise one address",

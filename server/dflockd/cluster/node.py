@@ -328,7 +328,7 @@ class Node:
     def _is_to_come(self, record: ShardRecord) -> bool:
         if record.target != self.address or self.leaving:
             return False
-        return record.current in ("", self.address) or record.current not in self.view.nodes
+        return record.current in ("", self.address) or self.view.roster.is_gone(record.current)
 
     def _is_to_leave(self, record: ShardRecord) -> bool:
         if record.target != self.address:

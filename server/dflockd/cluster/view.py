@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Iterator, Set
 
-from dflockd.errors import InvalidArgumentError
 from dflockd.shards import (
     BadShardValueError,
     Loaded,
@@ -15,7 +14,7 @@ from dflockd.shards import (
     ShardRecord,
     parse_shard_value,
 )
-from dflockd.shards.mapping import sort_nodes
+from dflockd.shards.liveness import Roster, is_name
 from dflockd.wire import MapReport, Moved, Recovering, Refusal, encode_map
 
 MAX_EPOCH = (1 << 24) - 1
@@ -44,8 +43,8 @@ class View:
         epochs: of each shard, as in its record.
         revisions: of each shard, to be compared with; 0 where the store has none.
         unreadable: shards whose records are to be left alone.
-        nodes: the servers that are alive, and what tells each from others of its name.
-        leavers: those of them that want to have no shards.
+        roster: the servers: who is alive, who may be given shards, and who leads.
+        nodes: those that are alive, and what tells each from others of its name.
     """
 
     def __init__(self, prefix: str, num_shards: int) -> None:
@@ -54,8 +53,8 @@ class View:
         self.epochs = [0] * num_shards
         self.revisions = [0] * num_shards
         self.unreadable: set[int] = set()
-        self.nodes: dict[str, Record] = {}
-        self.leavers: dict[str, Record] = {}
+        self.roster = Roster()
+        self.nodes = self.roster.nodes
         self._seen: dict[str, int] = {}
         """The revisions at which keys were last seen, where no record tells."""
         self._report: MapReport | None = None
@@ -77,23 +76,23 @@ class View:
             shard = int(name)
             is_one = shard < len(self.records) and str(shard) == name
             return shard if is_one and self.see_shard(shard, record, revision) else None
-        names = {NODES: self.nodes, LEAVING: self.leavers}.get(folder)
-        if (
-            names is None
-            or not (name in names or _is_address(name))
-            or revision <= self._seen.get(key, 0)
-        ):
+        if folder not in (NODES, LEAVING) or not is_name(name):
+            return None
+        if revision <= self._seen.get(key, 0):
             return None
         self._seen[key] = revision
-        known = names.get(name)
-        if record is not None:
-            names[name] = record
-            is_news = known is None or known.value != record.value
-        else:
-            is_news = names.pop(name, None) is not None
-        # A sign of life is no reason to make the map anew.
-        self._is_reported = self._is_reported and not is_news
-        return folder if is_news else None
+        if folder == LEAVING:
+            return folder if self.roster.see_leaver(name, record) else None
+        if not self.roster.see_node(name, record):
+            return None  # a sign of life, say: no reason to make the map anew
+        self._is_reported = False
+        if name in self.roster.strangers:
+            logger.warning(
+                "%s is no server's: it has no lease, so that it would stay for ever; "
+                "delete it: etcdctl del %s",
+                *(key, key),
+            )
+        return folder
 
     def see_shard(self, shard: int, record: Record | None, revision: int) -> bool:
         """Take in what a shard's record was at a revision; return whether that is news."""
@@ -116,8 +115,8 @@ class View:
 
     def differences(self, loaded: Loaded) -> Iterator[tuple[str, Record | None, int]]:
         """Yield what `see` should be told of a whole load, also of what has vanished."""
-        known = [self.key(NODES, name) for name in self.nodes]
-        known += [self.key(LEAVING, name) for name in self.leavers]
+        known = [self.key(NODES, name) for name in (*self.nodes, *self.roster.strangers)]
+        known += [self.key(LEAVING, name) for name in self.roster.leavers]
         known += [self.key(SHARDS, s) for s, revision in enumerate(self.revisions) if revision]
         for key in known:
             if key not in loaded.records:
@@ -132,13 +131,13 @@ class View:
 
     @property
     def leader(self) -> str | None:
-        """The server that looks after the targets: the smallest."""
-        return min(self.nodes, default=None)
+        """The server that looks after the targets."""
+        return self.roster.leader
 
     @property
     def candidates(self) -> Set[str]:
         """The servers that may be given shards."""
-        return self.nodes.keys() - self.leavers.keys() if self.leavers else self.nodes.keys()
+        return self.roster.candidates
 
     def refer(self, shard: int, asked: str) -> Refusal:
         """Return what the server `asked`, which has not got a shard, is to answer about it."""
@@ -170,15 +169,6 @@ class View:
             )
             self._is_reported, self._next_report = True, now + REPORT_INTERVAL
         return self._report
-
-
-def _is_address(name: str) -> bool:
-    """Whether a shard's record can name it. Anything else is no server of this cluster."""
-    try:
-        sort_nodes([name])
-    except InvalidArgumentError:
-        return False
-    return True
 
 
 def _parse(value: bytes) -> ShardRecord:

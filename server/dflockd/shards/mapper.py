@@ -16,6 +16,7 @@ from dflockd.errors import InvalidArgumentError
 from dflockd.shards import mapping as pure
 from dflockd.shards.errors import BadShardValueError, NoShardMappingError, ShardConflictError
 from dflockd.shards.ids import NUM_SHARDS, get_shard_id
+from dflockd.shards.liveness import Roster
 from dflockd.shards.mapping import ShardMapping
 from dflockd.shards.store import Put, Registration, RevisionIs, Store
 from dflockd.shards.values import format_shard_value, parse_shard_value
@@ -250,23 +251,35 @@ class Cluster:
 
     async def get_nodes(self) -> list[str]:
         """Return the nodes that are alive, in their order; there may be none."""
-        loaded = await self._store.get_prefix(self._nodes)
-        return sorted(key.removeprefix(self._nodes) for key in loaded.records)
+        return sorted((await self.get_roster(leavers=False)).nodes)
 
     async def get_leavers(self) -> list[str]:
-        """Return those of them that want to have no shards any more."""
-        loaded = await self._store.get_prefix(self._leaving)
-        return sorted(key.removeprefix(self._leaving) for key in loaded.records)
+        """Return those that want to have no shards any more."""
+        return sorted((await self.get_roster()).leavers)
 
     async def get_candidates(self) -> list[str]:
         """Return the nodes that may be given shards."""
-        leavers = await self.get_leavers()
-        return [node for node in await self.get_nodes() if node not in leavers]
+        return sorted((await self.get_roster()).candidates)
 
     async def is_leader(self) -> bool:
         """Whether this node is the smallest that is alive."""
-        nodes = await self.get_nodes()
-        return bool(nodes) and pure.get_leader(nodes) == self.address
+        return (await self.get_roster(leavers=False)).leader == self.address
+
+    async def get_roster(self, *, leavers: bool = True) -> Roster:
+        """Return what the store says of the nodes.
+
+        Args:
+            leavers: whether to ask which of them want to have no shards as well.
+        """
+        roster = Roster()
+        if leavers:
+            loaded = await self._store.get_prefix(self._leaving)
+            for key, record in loaded.records.items():
+                roster.see_leaver(key.removeprefix(self._leaving), record)
+        loaded = await self._store.get_prefix(self._nodes)
+        for key, record in loaded.records.items():
+            roster.see_node(key.removeprefix(self._nodes), record)
+        return roster
 
     async def initialize_shard_mapping(self) -> None:
         """Make the mapping over the nodes that are alive; of one that is there, only what is missing.

@@ -21,11 +21,20 @@ from dflockd.wire import Moved, Space, decode_map
 from dflockd.wire.messages import MAX_ATTEMPT
 
 
+LEASE = 7
+"""Of the store, by which the entries of servers live."""
+
+
 def view_of(num_shards: int = 4, **nodes: int) -> View:
     view = View("/p", num_shards)
     for name, revision in nodes.items():
-        view.see(f"/p/nodes/{name}:1", Record(name.encode(), revision), revision)
+        see_node(view, f"{name}:1", revision)
     return view
+
+
+def see_node(view: View, name: str, revision: int, lease: int = LEASE) -> object:
+    value = name.partition(":")[0].encode()
+    return view.see(f"/p/nodes/{name}", Record(value, revision, lease), revision)
 
 
 def see_shard(view: View, shard: int, text: str, revision: int) -> object:
@@ -72,15 +81,15 @@ def test_what_is_not_newer_is_no_news() -> None:
     assert see_shard(view, 0, "b:1,", 7) is None
     assert see_shard(view, 0, "b:1,", 6) is None
     assert view.see("/p/nodes/a:1", None, 4) is None
-    assert view.see("/p/nodes/a:1", Record(b"a", 8), 8) is None
-    assert view.see("/p/nodes/a:1", Record(b"another", 9), 9) == "nodes"
+    assert see_node(view, "a:1", 8) is None
+    assert view.see("/p/nodes/a:1", Record(b"another", 9, LEASE), 9) == "nodes"
     assert view.records[0].target == "a:1"
 
 
 def test_a_load_tells_what_has_vanished() -> None:
     view = view_of(a=5, b=6)
     see_shard(view, 1, "a:1,a:1", 7)
-    loaded = Loaded({"/p/nodes/b:1": Record(b"b", 6)}, 10)
+    loaded = Loaded({"/p/nodes/b:1": Record(b"b", 6, LEASE)}, 10)
     for key, record, revision in view.differences(loaded):
         view.see(key, record, revision)
     assert list(view.nodes) == ["b:1"]
@@ -103,6 +112,37 @@ def test_a_record_that_cannot_be_read_is_left_alone(text: str) -> None:
 def test_keys_that_mean_nothing_are_ignored(key: str) -> None:
     view = view_of(a=1)
     assert view.see(f"/p/{key}", Record(b"a:1,", 9), 9) is None
+    assert view.leader == "a:1"
+
+
+def test_an_entry_without_a_lease_neither_leads_nor_gets_shards() -> None:
+    view = view_of(a=1, b=2)
+    assert see_node(view, "0", 3, lease=0) == "nodes"
+    assert view.leader == "a:1"
+    assert view.candidates == {"a:1", "b:1"}
+    see_shard(view, 0, "0,0,f=e:3", 4)
+    assert view.refer(0, "a:1") is NOT_YET
+    assert json.loads(view.report().json)["servers"] == ["a:1", "b:1"]
+    # Its name is taken: no claim of its shards can succeed, so that none is tried.
+    assert not view.roster.is_gone("0")
+    assert view.see("/p/nodes/0", None, 5) == "nodes"
+    assert view.roster.is_gone("0")
+
+
+def test_a_load_tells_that_a_stranger_has_vanished() -> None:
+    view = view_of(a=1)
+    see_node(view, "0", 3, lease=0)
+    for key, record, revision in view.differences(Loaded({}, 10)):
+        view.see(key, record, revision)
+    assert view.roster.is_gone("0")
+    assert view.roster.is_gone("a:1")
+
+
+def test_a_server_that_takes_the_place_of_a_stranger_is_one() -> None:
+    view = view_of()
+    see_node(view, "a:1", 1, lease=0)
+    assert view.leader is None
+    assert see_node(view, "a:1", 2) == "nodes"
     assert view.leader == "a:1"
 
 
@@ -226,7 +266,7 @@ def test_the_first_mapping_waits_for_servers_that_are_still_to_come() -> None:
     leader = Leader(view, "a:1")
     leader.joined(0)
     assert leader.call(SETTLE - 0.1) is None
-    view.see("/p/nodes/b:1", Record(b"b", 2), 2)
+    see_node(view, "b:1", 2)
     leader.joined(1.5)
     assert leader.call(SETTLE + 0.1) is None
     assert leader.next_deadline() == 1.5 + SETTLE
