@@ -59,9 +59,9 @@ class Claims:
                 logger.error("%s has had its last epoch", view.key(SHARDS, shard))
                 continue
             claimed = record._replace(current=self._tenures.address).with_epoch(epoch)
-            claimed = claimed.with_clean(None)
             known = self._leases.claimed(shard, record.epoch, now)
             former = unanswered.former if unanswered is not None else record
+            claimed = claimed.with_clean(None).with_recovers(self._recovers(former))
             revision = view.revisions[shard]
             tenures.append(Tenure(shard, epoch, former, known, claimed, revision))
             compares.append(self._tenures.unchanged(shard))
@@ -131,6 +131,12 @@ class Claims:
 
     def _next_epoch(self, shard: int) -> int:
         return max(self._view.epochs[shard] + 1, self._wall() >> EPOCH_SHIFT)
+
+    def _recovers(self, former: ShardRecord) -> int | None:
+        """Return until when the shard is going to recover, for those who look at the store."""
+        if opens_at_once(former):
+            return None
+        return math.ceil(self._wall() / 1e9 + self._leases.grace)
 
     def _are_gone(self, nodes: set[str]) -> list[Compare]:
         others = sorted(nodes - {"", self._tenures.address})

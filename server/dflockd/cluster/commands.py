@@ -5,19 +5,30 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import NoReturn, TypeAlias
 
 from dflockd.errors import InvalidArgumentError, RemoteError
 from dflockd.shards import NUM_SHARDS, Cluster, ShardMapping, Store, get_shard_id
+from dflockd.shards.conditions import Condition, condition_of, count_conditions
+from dflockd.shards.liveness import Roster
 
 MOVE_TIMEOUT = 60.0
 """Seconds that a move is waited for."""
 
 POLL = 0.2
 """Seconds between two looks at a move."""
+
+_CONDITIONS = {
+    Condition.SERVED: "served",
+    Condition.RECOVERING: "recovering",
+    Condition.MOVING: "moving",
+    Condition.GONE: "of servers that are gone",
+    Condition.UNASSIGNED: "without a server",
+}
 
 Command: TypeAlias = Callable[[Cluster, argparse.Namespace], Awaitable[None]]
 
@@ -94,46 +105,74 @@ async def run(store: Store, prefix: str, parsed: argparse.Namespace) -> None:
 
 
 async def _status(cluster: Cluster, parsed: argparse.Namespace) -> None:
-    mapping, nodes = await cluster.mapper.load_shard_mapping(), await cluster.get_nodes()
-    leavers = await cluster.get_leavers()
-    serving = Counter(record.current for record in mapping.records if record.current)
-    targets = mapping.counts()
+    roster, mapping = await cluster.get_roster(), await cluster.mapper.load_shard_mapping()
+    now = time.time()
     if parsed.json:
-        print(json.dumps(_document(mapping, nodes, leavers)))
+        print(json.dumps(_document(mapping, roster, now)))
         return
-    names = sorted({*nodes, *serving, *targets})
+    for line in (*_table(mapping, roster, now), *_summary(mapping, roster, now)):
+        print(line)
+
+
+def _table(mapping: ShardMapping, roster: Roster, now: float) -> Iterator[str]:
+    """Yield a line for each server."""
+    having = Counter(record.current for record in mapping.records if record.current)
+    recovering = Counter(r.current for r in mapping.records if r.recovers > now)
+    targets = mapping.counts()
     rows = [("server", "serves", "is to serve", "")]
-    for name in names:
-        notes = ["leader"] * (name == min(nodes, default="")) + ["leaving"] * (name in leavers)
-        notes += ["gone"] * (name not in nodes)
-        rows.append((name, str(serving[name]), str(targets[name]), ", ".join(notes)))
+    for name in sorted({*roster.nodes, *having, *targets}):
+        is_alive = name in roster.nodes
+        notes = ["leader"] * (name == roster.leader) + ["leaving"] * (name in roster.leavers)
+        if is_alive and recovering[name]:
+            notes.append(f"{recovering[name]} recover")
+        if not is_alive:
+            notes.append(f"gone, had {having[name]}" if having[name] else "gone")
+        serves = having[name] if is_alive else 0
+        rows.append((name, str(serves), str(targets[name]), ", ".join(notes)))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for server, serves, is_to, notes_ in rows:
-        line = f"{server:<{widths[0]}}  {serves:>{widths[1]}}  {is_to:>{widths[2]}}  {notes_}"
-        print(line.rstrip())
-    print(
-        f"{mapping.num_shards} shards: {serving.total()} served, "
-        f"{sum(r.moving for r in mapping.records)} moving, "
-        f"{sum(not r.current for r in mapping.records)} without a server, "
-        f"{sum(r.pinned for r in mapping.records)} pinned"
-    )
-    if stranded := mapping.stranded(nodes):
-        print(
+    for server, serves_, is_to, notes_ in rows:
+        line = f"{server:<{widths[0]}}  {serves_:>{widths[1]}}  {is_to:>{widths[2]}}  {notes_}"
+        yield line.rstrip()
+
+
+def _summary(mapping: ShardMapping, roster: Roster, now: float) -> Iterator[str]:
+    counts = count_conditions(mapping.records, roster.nodes, now)
+    texts = (f"{counts[condition]} {text}" for condition, text in _CONDITIONS.items())
+    pinned = sum(record.pinned for record in mapping.records)
+    yield f"{mapping.num_shards} shards: {', '.join(texts)}; {pinned} pinned"
+    if counts[Condition.RECOVERING]:
+        left = max(r.recovers for r in mapping.records if r.current in roster.nodes) - now
+        yield (
+            f"those that recover grant nothing for up to {math.ceil(left)} s: their last server ended "
+            "without handing them over, and its holders renew meanwhile"
+        )
+    if stranded := mapping.stranded(roster.nodes):
+        yield (
             f"{len(stranded)} shards are pinned to servers that are gone, the first of them "
             f"{stranded[0]}: start those servers, or unpin or move the shards"
         )
+    for name in sorted(roster.strangers):
+        yield f"the entry of {name} has no lease, so that no server has written it: delete it"
 
 
-def _document(
-    mapping: ShardMapping, nodes: Sequence[str], leavers: Sequence[str]
-) -> Mapping[str, object]:
+def _document(mapping: ShardMapping, roster: Roster, now: float) -> Mapping[str, object]:
+    counts = count_conditions(mapping.records, roster.nodes, now)
+    having = {record.current for record in mapping.records if record.current}
     return {
-        "servers": nodes,
-        "leader": min(nodes, default=None),
-        "leaving": leavers,
+        "servers": sorted(roster.nodes),
+        "leader": roster.leader,
+        "leaving": sorted(roster.leavers),
+        "gone": sorted({*having, *mapping.counts()} - roster.nodes.keys()),
+        "counts": {condition.value: count for condition, count in counts.items()},
         "shards": [
-            {"target": r.target, "current": r.current, "epoch": r.epoch, "pinned": r.pinned}
-            for r in mapping.records
+            {
+                "target": record.target,
+                "current": record.current,
+                "epoch": record.epoch,
+                "pinned": record.pinned,
+                "state": condition_of(record, roster.nodes, now).value,
+            }
+            for record in mapping.records
         ],
     }
 

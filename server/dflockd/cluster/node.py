@@ -75,7 +75,7 @@ class Node:
         terms: what all servers have agreed upon.
         prefix: what its keys in the store begin with.
         balances: whether it moves shards, while it leads, until all servers have equally many.
-        wall: the time since 1970 in nanoseconds, for fences to grow with; nothing else rests on it.
+        wall: the time since 1970 in nanoseconds, for fences to grow with, and for people to read.
 
     Attributes:
         table: the locks of its shards.
@@ -211,9 +211,35 @@ class Node:
         """Whether its serving lease lasts, so that locks are granted."""
         return self.leases.lasts(now)
 
+    @property
+    def joined(self) -> bool:
+        """Whether it is in the cluster, and knows what the store has."""
+        return self.membership.joined and self._is_loaded
+
     def counts(self) -> Counter[str]:
-        """Return how many shards it is ``claiming``, ``serving``, ``leaving``."""
+        """Return how many shards it has in each `Stage`, by its value."""
         return self._tenures.counts()
+
+    def unserved(self) -> dict[int, int]:
+        """Return the shards that are to be this server's and that nobody serves.
+
+        While a shard is under way from a server that lives, that one serves it until it hands it over.
+
+        Returns:
+            The revision of each record, by shard.
+        """
+        found = {}
+        for shard, record in enumerate(self.view.records):
+            if record.target != self.address:
+                continue
+            if record.current in ("", self.address):
+                tenure = self._tenures.get(shard)
+                is_served = tenure is not None and tenure.stage is Stage.SERVING
+            else:
+                is_served = record.current in self.view.nodes
+            if not is_served:
+                found[shard] = self.view.revisions[shard]
+        return found
 
     # What the table asks; see `dflockd.table.Directory`.
 

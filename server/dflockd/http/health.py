@@ -9,6 +9,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 from dflockd.server import Server
 from dflockd.wire import MapReport
 
+MOVE_TIME = 2.0
+"""Seconds that a shard may take from one server to another."""
+
 
 class Check(NamedTuple):
     """One thing that must be so for a server to grant locks, and the state it is in."""
@@ -18,6 +21,8 @@ class Check(NamedTuple):
     ok: bool
     reason: str
     """One line for people, whether it is so or not."""
+    needed: bool = True
+    """Whether the server is not ready without it."""
 
 
 Probe: TypeAlias = Callable[[], Check]
@@ -32,6 +37,10 @@ class Cluster(Protocol):
         """How the others know this server."""
 
     @property
+    def joined(self) -> bool:
+        """Whether it is in the cluster, and knows what the store has."""
+
+    @property
     def leaving(self) -> bool:
         """Whether it hands its shards over, to stop."""
 
@@ -40,6 +49,9 @@ class Cluster(Protocol):
 
     def counts(self) -> Mapping[str, int]:
         """Return how many shards it has in which stage."""
+
+    def unserved(self) -> Mapping[int, int]:
+        """Return the shards that are to be its own and that nobody serves, and their revisions."""
 
     def report(self, now: float) -> MapReport:
         """Return which server has which shard."""
@@ -50,17 +62,57 @@ def probes_of(server: Server, cluster: Cluster | None) -> list[Probe]:
     probes: list[Probe] = [
         lambda: _listening(server),
         lambda: _not_draining(server, cluster),
-        lambda: _not_recovering(server),
+        lambda: _not_recovering(server, cluster),
     ]
     if cluster is not None:
-        probes.append(lambda: _store_answers(cluster))
+        shards = ShardProbe(cluster)
+        probes += [
+            lambda: _store_answers(cluster),
+            lambda: _joined(cluster),
+            lambda: shards.look(time.monotonic()),
+        ]
     return probes
 
 
 def look(probes: Sequence[Probe]) -> tuple[bool, list[Check]]:
     """Return whether all is well, and everything that was looked at."""
     checks = [probe() for probe in probes]
-    return all(check.ok for check in checks), checks
+    return all(check.ok for check in checks if check.needed), checks
+
+
+class ShardProbe:
+    """Looks whether shards that a server is to serve are served.
+
+    A shard on its way from one server to another is nobody's for some milliseconds, and in a large
+    move there is always one. So one counts once nothing has become of it for `MOVE_TIME`; but a server
+    that has only just joined has to have all of its shards first.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._since: dict[tuple[int, int], float] = {}
+        self._has_had_all = False
+
+    def look(self, now: float) -> Check:
+        """Return how it stands with them."""
+        unserved = self._cluster.unserved()
+        self._since = {item: self._since.get(item, now) for item in unserved.items()}
+        if not self._cluster.joined:
+            self._has_had_all = False
+        elif not unserved:
+            self._has_had_all = True
+        missing = sorted(
+            shard
+            for (shard, _), since in self._since.items()
+            if not self._has_had_all or now - since >= MOVE_TIME
+        )
+        reason = "its shards are served"
+        if missing:
+            reason = (
+                f"{len(missing)} of its shards are not served, the first of them {missing[0]}: "
+                "etcd does not let it take them over, or is slow"
+            )
+        return Check("shards_served", not missing, reason)
 
 
 def _listening(server: Server) -> Check:
@@ -76,7 +128,7 @@ def _not_draining(server: Server, cluster: Cluster | None) -> Check:
     return Check("not_draining", True, "not draining")
 
 
-def _not_recovering(server: Server) -> Check:
+def _not_recovering(server: Server, cluster: Cluster | None) -> Check:
     now = time.monotonic()
     groups = list(server.table.each_group())
     waits = [group.recovers_until - now for group in groups if group.recovers_until is not None]
@@ -87,8 +139,15 @@ def _not_recovering(server: Server) -> Check:
             f"no grants for another {max(waits):.1f} s: locks may be held that were forgotten here, "
             "and their holders can bring them back"
         )
-    # Some of its shards recover in the ordinary course of a cluster, while it serves the others.
-    return Check("not_recovering", len(waits) < len(groups) or not groups, reason)
+    # In a cluster it is ready all the same: holders have to reach it, to keep what they hold, and
+    # nobody else can do anything for those who wait.
+    return Check("not_recovering", not waits or cluster is not None, reason)
+
+
+def _joined(cluster: Cluster) -> Check:
+    if cluster.joined:
+        return Check("joined", True, f"in the cluster as {cluster.address}")
+    return Check("joined", False, f"not in the cluster as {cluster.address}: see the log")
 
 
 def _store_answers(cluster: Cluster) -> Check:

@@ -23,7 +23,16 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from dflockd.cluster.terms import Terms
-from dflockd.shards import PREFIX, Cluster, Record, ShardRecord, get_shard_id, parse_shard_value
+from dflockd.shards import (
+    PREFIX,
+    Cluster,
+    Delete,
+    Put,
+    Record,
+    ShardRecord,
+    get_shard_id,
+    parse_shard_value,
+)
 from dflockd.shards.etcd import EtcdStore
 from examples.demo.stage import WAIT, LockServer, StageError, wait_until
 from tests.dflockd.raw_server import RawClient
@@ -106,6 +115,20 @@ class Mapping:
             await cluster.mapper.store_shard_mapping(mapping.pin(shard))
 
         self._run(pin)
+
+    def put(self, name: str, value: bytes) -> None:
+        """Write a key, below the prefix, as somebody would who is no server."""
+        self._write(Put(f"{self._prefix}/{name}", value))
+
+    def delete(self, name: str) -> None:
+        """Delete a key, below the prefix."""
+        self._write(Delete(f"{self._prefix}/{name}"))
+
+    def _write(self, operation: Put | Delete) -> None:
+        async def write(store: EtcdStore) -> None:
+            await store.txn([], [operation])
+
+        asyncio.run(self._with_store(write))
 
     def _load(self, folder: str) -> dict[str, Record]:
         prefix = f"{self._prefix}/{folder}/"

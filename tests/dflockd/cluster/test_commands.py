@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -115,7 +116,10 @@ async def test_status(etcd: Etcd, servers: Servers, store: Store) -> None:
     await store.txn([], [Put(f"{servers.prefix}/leaving/{NODES[1]}", b"x")])
     text = await output(etcd, servers, "status")
     *rows, last = text.splitlines()
-    assert last == "8192 shards: 8192 served, 0 moving, 0 without a server, 0 pinned"
+    assert last == (
+        "8192 shards: 8192 served, 0 recovering, 0 moving, 0 of servers that are gone, "
+        "0 without a server; 0 pinned"
+    )
     assert [row.split() for row in rows] == [
         ["server", "serves", "is", "to", "serve"],
         [NODES[0], "4096", "4096", "leader"],
@@ -129,8 +133,44 @@ async def test_status_names_shards_that_nobody_will_serve(etcd: Etcd, servers: S
     await cluster.mapper.pin_shard(1)  # the second node's
     await cluster.registration.end()
     text = await output(etcd, servers, "status")
-    assert f"{NODES[1]}    4096         4096  gone" in text
+    assert f"{NODES[1]}       0         4096  gone, had 4096" in text
+    assert "8192 shards: 4096 served, 0 recovering, 0 moving, 4096 of servers that are gone" in text
     assert "1 shards are pinned to servers that are gone, the first of them 1: start" in text
+
+
+async def test_status_tells_what_recovers_and_what_is_on_its_way(
+    etcd: Etcd, servers: Servers, store: Store
+) -> None:
+    until = int(time.time()) + 3600
+    values = [
+        f"{NODES[0]},{NODES[0]},f=e:2,f=recovers:{until}",
+        f"{NODES[1]},{NODES[1]},f=e:2,f=recovers:{until - 7200}",
+        "",
+    ]
+    await store.txn(
+        [], [Put(f"{servers.prefix}/shard/{s}", value.encode()) for s, value in enumerate(values)]
+    )
+    await store.txn([], [Put(f"{servers.prefix}/nodes/0", b"by hand")])
+    text = await output(etcd, servers, "status")
+    assert "8192 shards: 8190 served, 1 recovering, 0 moving, " in text
+    assert "0 of servers that are gone, 1 without a server; 0 pinned" in text
+    assert f"{NODES[0]}    4095         4095  leader, 1 recover" in text
+    assert "those that recover grant nothing for up to 3" in text
+    assert "the entry of 0 has no lease, so that no server has written it: delete it" in text
+    found = json.loads(await output(etcd, servers, "status", "--json"))
+    assert [shard["state"] for shard in found["shards"][:4]] == [
+        "recovering",
+        "served",
+        "unassigned",
+        "served",
+    ]
+    assert found["counts"] == {
+        "served": 8190,
+        "recovering": 1,
+        "moving": 0,
+        "gone": 0,
+        "unassigned": 1,
+    }
 
 
 async def test_status_for_scripts(etcd: Etcd, servers: Servers) -> None:
@@ -143,7 +183,9 @@ async def test_status_for_scripts(etcd: Etcd, servers: Servers) -> None:
         "current": NODES[1],
         "epoch": 0,
         "pinned": False,
+        "state": "served",
     }
+    assert found["gone"] == []
 
 
 async def test_rebalance_waits_until_the_servers_have_moved_them(

@@ -20,7 +20,6 @@ from dflockd.table import HoldRecord, Reservation, Snapshot, WaiterRecord
 from dflockd.wire import Moved, Space, decode_map
 from dflockd.wire.messages import MAX_ATTEMPT
 
-
 LEASE = 7
 """Of the store, by which the entries of servers live."""
 
