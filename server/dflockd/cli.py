@@ -18,14 +18,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dflockd import __version__
+from dflockd.address import parse_server
 from dflockd.cluster import Member, Node, Terms, TermsError, agree, commands
+from dflockd.cluster.front_door import FrontDoor, Tls
 from dflockd.config import SettingError, Settings, load, load_cluster, read_etcd_tls
 from dflockd.server import Server, ServerOptions
 from dflockd.server.descriptors import Shares, raise_limit, share
 from dflockd.server.unix import SocketPathError
 from dflockd.shards import StoreError, StoreUnreachableError
 from dflockd.storage import StateDir, StateError
-from dflockd.table import LockTable, TokenIssuer
+from dflockd.table import Identity, LockTable, TokenIssuer
 
 if TYPE_CHECKING:
     from dflockd.http import HttpServer
@@ -190,13 +192,14 @@ async def _serve_shards(settings: Settings) -> int:
         wall=time.time_ns,
     )
     server = Server(node.table, _server_options(settings))
-    http = _http(server, settings, cluster=node)
+    door = _front_door(node, settings)
+    http = _http(server, settings, cluster=node, door=door)
     if not await _listen(server, http, settings, f"{node.address} in {settings['cluster_prefix']}"):
         return 1
     name = f"etcd {', '.join(store.endpoints)}"
     member = Member(node, store, server.carry_out, name=name)
-    member.start()
-    await stopped.wait()
+    entering = asyncio.create_task(_enter(member, door))
+    await _first(stopped, entering)
     timeout = settings["shutdown_timeout"] * LEAVE_SHARE or None
     if await member.stop(timeout):
         await server.stop()
@@ -208,6 +211,41 @@ async def _serve_shards(settings: Settings) -> int:
         await http.stop()
     logger.info("stopped")
     return 0
+
+
+def _front_door(node: Node, settings: Settings) -> FrontDoor | None:
+    """Return what looks whether clients find this server, if that is wanted."""
+    if settings["advertise_check"] == "off":
+        return None
+    identity = node.table.identity = Identity(secrets.token_bytes(32))
+    tls = None
+    if settings.tls is not None:
+        asks = settings["tls_client_ca"] is not None
+        tls = Tls(settings["tls_cert"], settings["tls_key"], asks)
+    is_strict = settings["advertise_check"] == "strict"
+    return FrontDoor(parse_server(node.address), identity, tls=tls, strict=is_strict)
+
+
+async def _enter(member: Member, door: FrontDoor | None) -> None:
+    """Join the cluster, once clients would find this server there."""
+    if door is not None:
+        await door.open()
+    member.start()
+    if door is not None:
+        await door.watch()
+
+
+async def _first(stopped: asyncio.Event, work: asyncio.Task[None]) -> None:
+    """Return once the process is to stop; work that ends by itself is none of that."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            logger.critical("stopping: unexpected error", exc_info=exc)
+            stopped.set()
+
+    work.add_done_callback(ended)
+    await stopped.wait()
+    work.cancel()
 
 
 async def _agreed(
@@ -288,6 +326,7 @@ def _http(
     *,
     journal: Journal | None = None,
     cluster: Node | None = None,
+    door: FrontDoor | None = None,
 ) -> HttpServer | None:
     """Return what is to show the server over HTTP, if anything is."""
     if settings["http_port"] is None:
@@ -300,7 +339,7 @@ def _http(
         tls=settings.tls,
         max_connections=_share(settings).http,
     )
-    return HttpServer(server, options, journal=journal, cluster=cluster)
+    return HttpServer(server, options, journal=journal, cluster=cluster, door=door)
 
 
 async def _listen(server: Server, http: HttpServer | None, settings: Settings, what: str) -> bool:

@@ -292,7 +292,15 @@ SETTINGS: tuple[Setting, ...] = (
         "DFLOCKD_ADVERTISE",
         None,
         _ADDRESS,
-        "Where clients and the other servers of the cluster reach this one",
+        "Where clients of the cluster reach this server",
+    ),
+    Setting(
+        "--advertise-check",
+        "DFLOCKD_ADVERTISE_CHECK",
+        "strict",
+        _choice("strict", "warn", "off"),
+        "Whether the server looks if it is reached at --advertise: before it joins the cluster, and "
+        "now and then (strict); it joins anyway, and says so (warn); not at all (off)",
     ),
     Setting(
         "--cluster-ca",

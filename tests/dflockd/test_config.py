@@ -54,6 +54,7 @@ DOCUMENTED: dict[str, tuple[str, Any]] = {
     "--state-recover": ("DFLOCKD_STATE_RECOVER", False),
     "--cluster": ("DFLOCKD_CLUSTER", None),
     "--advertise": ("DFLOCKD_ADVERTISE", None),
+    "--advertise-check": ("DFLOCKD_ADVERTISE_CHECK", "strict"),
     "--cluster-ca": ("DFLOCKD_CLUSTER_CA", None),
     "--cluster-cert": ("DFLOCKD_CLUSTER_CERT", None),
     "--cluster-key": ("DFLOCKD_CLUSTER_KEY", None),
@@ -137,6 +138,8 @@ def two_values(row: Setting, files: Path) -> tuple[dict[str, str], list[tuple[st
         others, values = paths[row.flag]
         others = {name: value for name, value in others.items() if name != row.variable}
         return others, [(str(path), str(path)) for path in values]
+    if row.flag == "--advertise-check":
+        return cluster, [("off", "off"), ("Warn", "warn")]
     if row.flag == "--state-recover":
         return {"DFLOCKD_STATE_DIR": str(files / "d1")}, [("0", False), ("yes", True)]
     if type(row.default) is int:

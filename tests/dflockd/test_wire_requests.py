@@ -22,6 +22,7 @@ from dflockd.wire import (
     Enqueue,
     Evict,
     FrameTooLongError,
+    Identify,
     Inspect,
     Label,
     Malformed,
@@ -92,6 +93,7 @@ FRAMES: list[tuple[bytes, Request]] = [
     (b"shards\n_\n_ zlib\n", Shards(packed=True)),
     (b"shards\n_\n0af3\n", Shards(b"0af3")),
     (b"shards\n_\n0af3 zlib\n", Shards(b"0af3", packed=True)),
+    (b"identify\n_\n0aZ9\n", Identify(b"0aZ9")),
     (b"resume\n_\n0123456789abcdef\n", Resume(b"0123456789abcdef")),
     (b"keep\n_\n1500 0\n", Reserve(1500, 0)),
     (b"keep\n_\n0 %d\n" % MAX_SECONDS, Reserve(0, MAX_SECONDS)),
@@ -372,6 +374,7 @@ requests_ = st.one_of(
     st.builds(
         Shards, st.just(b"") | st.from_regex(rb"[0-9a-f]{1,64}", fullmatch=True), st.booleans()
     ),
+    st.builds(Identify, st.from_regex(rb"[0-9A-Za-z]{1,64}", fullmatch=True)),
     st.builds(Reserve, seconds, seconds),
     st.builds(Resume, st.from_regex(rb"[0-9A-Za-z]{1,64}", fullmatch=True)),
     st.just(Owner(b"", 0)),
@@ -383,7 +386,7 @@ requests_ = st.one_of(
 pieces = st.one_of(
     st.sampled_from([b"l", b"sl", b"r", b"n", b"e", b"se", b"w", b"sw", b"auth", b"i", b"label"]),
     st.sampled_from([b"owner\n_\n", b"run 1", b"owner"]),
-    st.sampled_from([b"keep\n_\n", b"resume\n_\n", b"1 2\n"]),
+    st.sampled_from([b"keep\n_\n", b"resume\n_\n", b"identify\n_\n", b"1 2\n"]),
     st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b"\r", b" ", b"\t", b"\0", b"0", b"1", b"33"]),
     st.sampled_from([b"k" * 255, b"k" * 256, b"k" * 257, b"s" * MAX_SECRET]),
     st.binary(max_size=8),

@@ -20,7 +20,7 @@ from dflockd.http.faults import QuietLogger, logger
 from dflockd.http.gate import GateHouse
 from dflockd.http.guard import GATE, HEADERS, WHO, Handler, add_headers, guard
 from dflockd.http.head import MAX_HEAD
-from dflockd.http.health import Cluster, look, probes_of
+from dflockd.http.health import Cluster, Door, look, probes_of
 from dflockd.http.metrics import Exposition, LoopLag, ServerCollector
 from dflockd.http.pace import BusyError, Desk, Pace
 from dflockd.server import Listener, Server, SparingLog, listen
@@ -60,6 +60,7 @@ class HttpServer:
         options: where.
         journal: where it keeps its holds, if it does.
         cluster: the cluster it is in, if it is.
+        door: what looks whether clients find it there.
     """
 
     def __init__(
@@ -69,10 +70,11 @@ class HttpServer:
         *,
         journal: Journal | None = None,
         cluster: Cluster | None = None,
+        door: Door | None = None,
     ) -> None:
         self._server = server
         self._options = options
-        self._probes = probes_of(server, cluster)
+        self._probes = probes_of(server, cluster, door)
         self._journal = journal
         self._cluster = cluster
 

@@ -57,7 +57,15 @@ class Cluster(Protocol):
         """Return which server has which shard."""
 
 
-def probes_of(server: Server, cluster: Cluster | None) -> list[Probe]:
+class Door(Protocol):
+    """What is seen of the address that a server advertises: a `front_door.FrontDoor`."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why a connection does not reach it; empty if one does, ``None`` before the first."""
+
+
+def probes_of(server: Server, cluster: Cluster | None, door: Door | None = None) -> list[Probe]:
     """Return what is to be looked at."""
     probes: list[Probe] = [
         lambda: _listening(server),
@@ -71,6 +79,8 @@ def probes_of(server: Server, cluster: Cluster | None) -> list[Probe]:
             lambda: _joined(cluster),
             lambda: shards.look(time.monotonic()),
         ]
+    if door is not None:
+        probes.append(lambda: _found(door))
     return probes
 
 
@@ -148,6 +158,16 @@ def _joined(cluster: Cluster) -> Check:
     if cluster.joined:
         return Check("joined", True, f"in the cluster as {cluster.address}")
     return Check("joined", False, f"not in the cluster as {cluster.address}: see the log")
+
+
+def _found(door: Door) -> Check:
+    # Readiness does not go by it: what waits for readiness may be what is in the way.
+    if door.problem is None:
+        return Check("advertised", False, "not looked yet whether --advertise leads here", False)
+    reason = "a connection to --advertise leads here"
+    if door.problem:
+        reason = f"--advertise does not lead here: {door.problem}"
+    return Check("advertised", not door.problem, reason, False)
 
 
 def _store_answers(cluster: Cluster) -> Check:

@@ -188,6 +188,15 @@ class Shards(NamedTuple):
     """Whether the map may come packed; see `dflockd.wire.maps`."""
 
 
+class Identify(NamedTuple):
+    """``identify``: what only this process can answer to a nonce, as JSON.
+
+    A server of a cluster asks it where it says that it is. An extension of this server.
+    """
+
+    nonce: bytes
+
+
 class Resume(NamedTuple):
     """``resume``: the next `Acquire` or `Enqueue` takes up a queue position that was kept.
 
@@ -234,6 +243,7 @@ Request: TypeAlias = (
     | Confirm
     | Evict
     | Shards
+    | Identify
     | Resume
     | Reserve
     | Malformed
@@ -326,7 +336,7 @@ class Renewed(NamedTuple):
 
 
 class Report(NamedTuple):
-    """``ok <json>``: the answer to `Stats`, `Inspect` and `Shards`, one line of JSON."""
+    """``ok <json>``: the answer to `Stats`, `Inspect`, `Shards` and `Identify`, one line of JSON."""
 
     json: bytes
 

@@ -124,7 +124,7 @@ def parse_done(line: bytes) -> Refusal:
 
 
 def parse_report(line: bytes) -> Report | Refusal:
-    """Read the answer to `Stats`, `Inspect` and `Shards`; the JSON itself is not looked at."""
+    """Read the answer to `Stats` and its like; the JSON itself is not looked at."""
     if line.startswith(b"ok {"):
         return Report(line[3:])
     return _status(line, Status.OK, Status.QUEUED, Status.TIMEOUT)

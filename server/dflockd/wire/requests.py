@@ -21,6 +21,7 @@ from dflockd.wire.messages import (
     Detach,
     Enqueue,
     Evict,
+    Identify,
     Inspect,
     Label,
     Malformed,
@@ -268,6 +269,12 @@ def _evict(space: Space) -> Callable[[bytes, bytes], Request]:
     return parse
 
 
+def _identify(_key: bytes, nonce: bytes) -> Request:
+    if not _is_ticket(nonce):
+        raise _MalformedError(f"a nonce is 1 to {MAX_TICKET} letters and digits")
+    return Identify(nonce)
+
+
 def _resume(_key: bytes, ticket: bytes) -> Request:
     if not _is_ticket(ticket):
         raise _MalformedError(f"a ticket is 1 to {MAX_TICKET} letters and digits")
@@ -312,6 +319,7 @@ _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"evict": _evict(Space.LOCK),
     b"sevict": _evict(Space.SEMAPHORE),
     b"shards": _shards,
+    b"identify": _identify,
     b"resume": _resume,
     b"keep": _reserve,
 }
@@ -366,6 +374,8 @@ def encode_request(request: Request) -> bytes:
         case Shards(version, packed):
             tail = b" " + _PACKED if packed else b""
             return b"shards\n_\n%b%b\n" % (version or _ANY, tail)
+        case Identify(nonce):
+            return b"identify\n_\n%b\n" % nonce
         case Resume(ticket):
             return b"resume\n_\n%b\n" % ticket
         case Reserve(away, hold):

@@ -99,7 +99,9 @@ def test_it_says_what_readiness_is_made_of(cluster: ClusterStage) -> None:
         "store_answers",
         "joined",
         "shards_served",
+        "advertised",
     }
+    assert [check["name"] for check in answer["checks"] if not check["needed"]] == ["advertised"]
 
 
 def test_a_server_that_waits_for_its_entry_is_not_ready(cluster: ClusterStage) -> None:
