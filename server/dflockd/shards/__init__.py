@@ -5,6 +5,7 @@ change: the mapping says to which (`ShardMapper`, `Cluster`). It is kept in a st
 etcd (`dflockd.shards.etcd.EtcdStore`) or one in memory (`MemoryStore`).
 """
 
+from dflockd.shards.cluster import Cluster
 from dflockd.shards.errors import (
     BadShardValueError,
     CompactedError,
@@ -15,7 +16,7 @@ from dflockd.shards.errors import (
     StoreUnreachableError,
 )
 from dflockd.shards.ids import NUM_SHARDS, get_shard_id
-from dflockd.shards.mapper import PREFIX, Cluster, ShardMapper
+from dflockd.shards.mapper import PREFIX, ShardMapper
 from dflockd.shards.mapping import (
     ShardMapping,
     create_shard_mapping,
