@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from dflockd.address import parse_server
 from dflockd.cluster.terms import MAX_LEASE, PROMISE, Terms
 from dflockd.server import ServerOptions, TlsContext
-from dflockd.shards import PREFIX as PREFIX_IN_STORE
+from dflockd.shards.keys import SERVERS_PREFIX, Keys
 from dflockd.shards.tls import EtcdTls
 from dflockd.table import Limits
 from dflockd.wire import MAX_SECONDS, MAX_SECRET
@@ -123,6 +123,14 @@ def _read_address(text: str) -> str:
     return str(address)
 
 
+def _read_prefix(text: str) -> str:
+    if not text.strip("/") or any(end in text for end in "\n\r\0"):
+        raise ValueError
+    Keys(text)
+    return text
+
+
+_PREFIX = Kind(f"the beginning of keys in etcd, such as {SERVERS_PREFIX}", _read_prefix)
 _CLUSTER = Kind("etcd://host:2379, more of them behind commas", _read_cluster)
 _ADDRESS = Kind("host:port", _read_address)
 
@@ -320,8 +328,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "--cluster-prefix",
         "DFLOCKD_CLUSTER_PREFIX",
-        PREFIX_IN_STORE,
-        _text("the beginning of keys in etcd"),
+        SERVERS_PREFIX,
+        _PREFIX,
         "What the keys of the cluster in etcd begin with",
     ),
     Setting(

@@ -24,6 +24,7 @@ from dflockd.shards import (
     StoreError,
     follow,
 )
+from dflockd.shards.keys import Keys
 from dflockd.table import Effect
 
 SECRET = 32
@@ -37,16 +38,22 @@ async def agree(store: Store, prefix: str, terms: Terms) -> bytes:
 
     Raises:
         TermsError: it has other terms.
-        StoreError: the store did not answer, or refused.
+        StoreError: the store did not answer, or refused; or somebody else has the prefix.
     """
-    meta, secret = f"{prefix.rstrip('/')}/meta", f"{prefix.rstrip('/')}.secret"
+    keys = Keys(prefix)
+    meta, secret = keys.meta, keys.secret
     founded = secrets.token_bytes(SECRET)
     outcome = await store.txn(
-        [RevisionIs(meta, 0), RevisionIs(secret, 0)],
+        [RevisionIs(key, 0) for key in (meta, secret, keys.library)],
         [Put(meta, terms.dump()), Put(secret, founded)],
     )
     if outcome.succeeded:
         return founded
+    if keys.library in outcome.records:
+        raise StoreError(
+            f"{keys.library} is there, so that nodes of the library have this prefix: "
+            "choose another one"
+        )
     kept = {key: record.value for key, record in outcome.records.items()}
     terms.check(kept.get(meta, b""))
     if secret not in kept:

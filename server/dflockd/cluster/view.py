@@ -14,6 +14,7 @@ from dflockd.shards import (
     ShardRecord,
     parse_shard_value,
 )
+from dflockd.shards.keys import FOLDERS, Keys
 from dflockd.shards.liveness import Roster, is_name
 from dflockd.wire import MapReport, Moved, Recovering, Refusal, encode_map
 
@@ -26,8 +27,7 @@ NOT_YET = Recovering(100)
 REPORT_INTERVAL = 0.1
 """Seconds from one map to the next while shards move: to make one takes some milliseconds."""
 
-SHARDS, NODES, LEAVING, HANDED_OVER = "shard", "nodes", "leaving", "handoff"
-"""The folders of the store: records by shard, incarnations by address (twice), snapshots by shard."""
+SHARDS, NODES, LEAVING, HANDED_OVER = FOLDERS
 
 logger = logging.getLogger("dflockd.cluster")
 
@@ -48,7 +48,9 @@ class View:
     """
 
     def __init__(self, prefix: str, num_shards: int) -> None:
-        self.prefix = prefix.rstrip("/") + "/"
+        self._keys = Keys(prefix)
+        self.key = self._keys.key
+        self.prefix = f"{self._keys.prefix}/"
         self.records = [ShardRecord()] * num_shards
         self.epochs = [0] * num_shards
         self.revisions = [0] * num_shards
@@ -61,13 +63,6 @@ class View:
         self._is_reported = False
         """Whether that has all that is known."""
         self._next_report = -math.inf
-
-    def key(self, folder: str, name: object) -> str:
-        """Return a key of the store."""
-        if folder == HANDED_OVER:
-            # Beside the rest: it can be long, and nobody needs to be told of it.
-            return f"{self.prefix[:-1]}.{folder}/{name}"
-        return f"{self.prefix}{folder}/{name}"
 
     def see(self, key: str, record: Record | None, revision: int) -> int | str | None:
         """Take in what a key was at a revision; return the shard or folder if that is news."""

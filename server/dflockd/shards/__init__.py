@@ -10,13 +10,15 @@ from dflockd.shards.errors import (
     BadShardValueError,
     CompactedError,
     LeaseGoneError,
+    NoClusterError,
     NoShardMappingError,
     ShardConflictError,
     StoreError,
     StoreUnreachableError,
 )
 from dflockd.shards.ids import NUM_SHARDS, get_shard_id
-from dflockd.shards.mapper import PREFIX, ShardMapper
+from dflockd.shards.keys import PREFIX
+from dflockd.shards.mapper import ShardMapper
 from dflockd.shards.mapping import (
     ShardMapping,
     create_shard_mapping,
@@ -56,6 +58,7 @@ __all__ = [
     "LeaseGoneError",
     "Loaded",
     "MemoryStore",
+    "NoClusterError",
     "NoShardMappingError",
     "Outcome",
     "Put",

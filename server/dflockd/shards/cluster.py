@@ -1,19 +1,57 @@
-"""The nodes that share a store: one key for each that is alive, ``<prefix>/nodes/<address>``."""
+"""The nodes that share a store, and the cluster that this process is a part of.
+
+One key for each node that is alive, ``<prefix>/nodes/<address>``; the mapping is a `ShardMapper`'s.
+"""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
+from typing import Any
 
 from dflockd.errors import InvalidArgumentError
 from dflockd.shards import mapping as pure
+from dflockd.shards.errors import NoClusterError
 from dflockd.shards.ids import NUM_SHARDS
+from dflockd.shards.keys import LEAVING, NODES, PREFIX, Keys
 from dflockd.shards.liveness import Roster
-from dflockd.shards.mapper import PREFIX, ShardMapper
+from dflockd.shards.mapper import ShardMapper
 from dflockd.shards.store import Registration, Store
 
 TTL = 15
 """Seconds after its latest heartbeat that a node is taken for dead."""
+
+_of_process: Cluster | None = None
+
+
+def init(store: Store, address: str, **options: Any) -> Cluster:
+    """Make the cluster of this process, which `get` returns from now on, and return it.
+
+    Args:
+        store: what its nodes share.
+        address: this node's name to the others.
+        options: those of `Cluster`.
+
+    Raises:
+        InvalidArgumentError: one of them is out of its range.
+    """
+    global _of_process
+    _of_process = Cluster(store, address, **options)
+    return _of_process
+
+
+def get() -> Cluster:
+    """Return the cluster of this process: the one that `init` has made last.
+
+    Raises:
+        NoClusterError: there is none yet.
+    """
+    if _of_process is None:
+        raise NoClusterError(
+            "this process has no cluster yet: call dflockd.shards.cluster.init(store, address) "
+            "where it starts"
+        )
+    return _of_process
 
 
 class Cluster:
@@ -44,10 +82,16 @@ class Cluster:
         (self.address,) = pure.sort_nodes([address])
         self.mapper = ShardMapper(store, prefix=prefix, num_shards=num_shards)
         self._store = store
-        self._nodes = f"{prefix.rstrip('/')}/nodes/"
-        self._leaving = f"{prefix.rstrip('/')}/leaving/"
+        keys = Keys(prefix)
+        self._nodes = keys.key(NODES, "")
+        self._leaving = keys.key(LEAVING, "")
         self.registration = Registration(
-            store, f"{self._nodes}{address}", uuid.uuid4().hex, ttl=ttl
+            store,
+            f"{self._nodes}{address}",
+            uuid.uuid4().hex,
+            ttl=ttl,
+            sign=keys.library,
+            unless=keys.meta,
         )
 
     async def get_nodes(self) -> list[str]:

@@ -4,7 +4,8 @@
 
     DflockdError
     ├── LocalError
-    │   └── InvalidArgumentError     no nodes, a shard out of range, a node that cannot be written
+    │   ├── InvalidArgumentError     no nodes, a shard out of range, a node that cannot be written
+    │   └── NoClusterError           (LookupError) this process has no cluster yet
     └── RemoteError
         ├── NoShardMappingError      (LookupError) no node has been given to the shard yet
         ├── BadShardValueError       (ValueError) what the store has for a shard cannot be read
@@ -20,7 +21,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dflockd.errors import RemoteError
+from dflockd.errors import LocalError, RemoteError
+
+
+class NoClusterError(LocalError, LookupError):
+    """This process has no cluster yet: nobody has called `dflockd.shards.cluster.init`."""
 
 
 class NoShardMappingError(RemoteError, LookupError):

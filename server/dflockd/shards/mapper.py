@@ -1,7 +1,4 @@
-"""The mapping in the store: made, kept, looked up.
-
-One key for each shard, ``<prefix>/shard/<number>``.
-"""
+"""The mapping in the store: made, kept, looked up. A shard is a key, ``<prefix>/shard/<number>``."""
 
 from __future__ import annotations
 
@@ -13,11 +10,10 @@ from itertools import islice
 from dflockd.shards import mapping as pure
 from dflockd.shards.errors import BadShardValueError, NoShardMappingError, ShardConflictError
 from dflockd.shards.ids import NUM_SHARDS, get_shard_id
+from dflockd.shards.keys import PREFIX, SHARDS, Keys
 from dflockd.shards.mapping import ShardMapping
 from dflockd.shards.store import Put, RevisionIs, Store
 from dflockd.shards.values import format_shard_value, parse_shard_value
-
-PREFIX = "/dflockd"
 
 BATCH = 64
 """Shards that are stored in one transaction."""
@@ -42,7 +38,7 @@ class ShardMapper:
 
     def __init__(self, store: Store, *, prefix: str = PREFIX, num_shards: int = NUM_SHARDS) -> None:
         self._store = store
-        self._shards = f"{prefix.rstrip('/')}/shard/"
+        self._shards = Keys(prefix).key(SHARDS, "")
         self._empty = ShardMapping.empty(num_shards)
         self._cached: ShardMapping | None = None
         self._loading = asyncio.Lock()

@@ -221,10 +221,16 @@ class Registration:
         key: the key, say ``/dflockd/nodes/10.0.0.1:6388``.
         value: what tells this process from any other one, also from an earlier one of its own name.
         ttl: seconds after the latest heartbeat that the key is deleted; the store may add to them.
+        sign: a key that is written as well, and stays.
+        unless: a key of others, beside whom it must not be.
     """
 
-    def __init__(self, store: Store, key: str, value: str, *, ttl: int) -> None:
+    def __init__(
+        self, store: Store, key: str, value: str, *, ttl: int, sign: str = "", unless: str = ""
+    ) -> None:
         check_ttl(ttl)
+        self._sign = sign
+        self._unless = unless
         self.key = key
         self.value = value.encode("utf-8")
         self._store = store
@@ -243,15 +249,22 @@ class Registration:
 
         Raises:
             StoreUnreachableError: the key may exist all the same: call it again.
+            StoreError: it must not exist, for others are there.
         """
         if self._lease == NO_LEASE:
             self._lease = (await self._store.grant_lease(self._ttl)).id
         put = Put(self.key, self.value, self._lease)
+        compares = [RevisionIs(key, 0) for key in (self.key, self._unless) if key]
+        puts = [put, Put(self._sign, b"")] if self._sign else [put]
         try:
-            made = await self._store.txn([RevisionIs(self.key, 0)], [put])
+            made = await self._store.txn(compares, puts)
         except LeaseGoneError:
             self._lease = NO_LEASE
             return False
+        if self._unless in made.records:
+            raise StoreError(
+                f"{self._unless} is there, so that lock servers have this prefix: choose another one"
+            )
         # It may be there from an attempt whose answer was lost.
         there = made.records.get(self.key)
         return made.succeeded or (there is not None and there[::2] == (self.value, self._lease))

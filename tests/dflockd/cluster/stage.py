@@ -24,7 +24,6 @@ from typing import Any, Self, TypeVar
 
 from dflockd.cluster.terms import Terms
 from dflockd.shards import (
-    PREFIX,
     Cluster,
     Delete,
     Put,
@@ -34,6 +33,7 @@ from dflockd.shards import (
     parse_shard_value,
 )
 from dflockd.shards.etcd import EtcdStore
+from dflockd.shards.keys import SERVERS_PREFIX
 from examples.demo.stage import WAIT, LockServer, StageError, wait_until
 from tests.dflockd.raw_server import RawClient
 from tests.dflockd.shards.etcd_process import Etcd
@@ -79,7 +79,7 @@ class ClusterServer(LockServer):
 class Mapping:
     """What etcd says of a cluster, and what can be done to it."""
 
-    def __init__(self, endpoint: Callable[[], str], prefix: str = PREFIX) -> None:
+    def __init__(self, endpoint: Callable[[], str], prefix: str = SERVERS_PREFIX) -> None:
         self._endpoint = endpoint
         self._prefix = prefix
 
@@ -174,7 +174,7 @@ class ClusterStage:
         number: int = 3,
         promise: int,
         max_lease: int,
-        prefix: str = PREFIX,
+        prefix: str = SERVERS_PREFIX,
         way: Callable[[int], str] | None = None,
     ) -> None:
         self.etcd = etcd
