@@ -79,6 +79,10 @@ def _command(arguments: Sequence[str]) -> int:
     except (commands.CommandError, ImportError) as exc:
         print(f"dflockd cluster: {exc}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        # What was written stays: shards that are on their way go on.
+        print("dflockd cluster: interrupted; see dflockd cluster status", file=sys.stderr)
+        return 130
     return 0
 
 

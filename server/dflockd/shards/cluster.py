@@ -169,13 +169,15 @@ class Cluster:
         """Have shards, pinned or not, served by another node; return how many were not before.
 
         Raises:
-            InvalidArgumentError: there is no such shard, or the node is not alive.
+            InvalidArgumentError: there is no such shard, or the node is not alive, or leaves.
             StoreError, ShardConflictError: it was not stored.
         """
-        nodes = await self.get_candidates()
-        if node not in nodes:
+        roster = await self.get_roster()
+        if node not in roster.candidates:
+            nodes = ", ".join(sorted(roster.candidates)) or "none"
+            what = "leaves" if node in roster.nodes else "is not alive"
             raise InvalidArgumentError(
-                f"node {node!r} is not alive: {', '.join(nodes) or 'none'} of {self._nodes} are"
+                f"node {node!r} {what}: {nodes} of {self._nodes} may be given shards"
             )
         mapping = await self.mapper.load_shard_mapping()
         for shard_id in shard_ids:

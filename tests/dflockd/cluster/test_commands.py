@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from dflockd.cluster import commands
+from dflockd.cluster.terms import Terms
 from dflockd.shards import (
     Cluster,
     Put,
@@ -55,6 +57,7 @@ class Servers:
     async def start(self, *nodes: str) -> None:
         for node in nodes:
             assert await self.clusters[node].registration.register()
+        await self.store.txn([], [Put(f"{self.prefix}/meta", Terms().dump())])
 
     async def serve(self) -> None:
         """Do what real servers do about targets, without any locks, until cancelled."""
@@ -216,6 +219,24 @@ async def test_pinned_shards_stay_unless_they_are_moved_by_name(
     ("arguments", "status", "error"),
     [
         (["move", "1", "--to", "10.0.0.9:1"], 1, "node '10.0.0.9:1' is not alive: 10.0.0.1:6388, "),
+        (["move", "1", "--to", ""], 1, "node '' is not alive: "),
+        (["pin", "99-0"], 2, "shard '99-0' is an empty range: write 0-99"),
+        (["pin", "0-99999999999"], 2, "shard '0-99999999999' does not exist: they are 0 to 8191"),
+        (["pin", "9" * 5000], 2, "does not exist: they are 0 to 8191"),
+        (["unpin", "8192-3"], 2, "shard '8192-3' does not exist"),
+        (["pin", "key:"], 2, "shard 'key:': the key is empty, so that no lock has it"),
+        (["pin", "key:a b"], 2, "shard 'key:a b': the key contains white space or NUL"),
+        (["pin", "key:\udcff"], 2, "the key is not UTF-8, so that no lock has it"),
+        (["pin", "key:" + "k" * 300], 2, "the key has 300 bytes, 256 are allowed"),
+        (["pin", "\u0663"], 2, "is none: write 7, 0-99 or key:NAME"),
+        (["pin", "\u00b2"], 2, "is none: write 7, 0-99 or key:NAME"),
+        (["pin", "0", "1", "x"], 2, "shard 'x' is none"),
+        (["pin"], 2, "the following arguments are required: SHARD"),
+        (["rebalance", "--threshold", "nan"], 2, "'nan' is not a share of the mean, such as 0.2"),
+        (["rebalance", "--threshold=-1"], 2, "'-1' is not a share of the mean"),
+        (["rebalance", "--threshold", "x"], 2, "'x' is not a share of the mean"),
+        (["status", "x"], 2, "unrecognized arguments: x"),
+        (["status", "--clust", "x"], 2, "unrecognized arguments: --clust x"),
         (["move", "1"], 2, "the following arguments are required: --to"),
         (["pin", "8192"], 2, "shard '8192' does not exist: they are 0 to 8191"),
         (["pin", "x"], 2, "shard 'x' is none: write 7, 0-99 or key:NAME"),
@@ -234,6 +255,76 @@ async def test_what_is_refused_changes_nothing(
     assert line.startswith("dflockd cluster: ")
     assert error in line
     assert await servers.mapping() == before
+
+
+COMMANDS = [["status"], ["rebalance"], ["pin", "0"], ["unpin", "0"], ["move", "0", "--to", "a:1"]]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: arguments[0])
+def test_settings_stand_before_the_command_or_behind_it(arguments: list[str]) -> None:
+    url, prefix = ["--cluster", "etcd://a"], ["--cluster-prefix", "/p"]
+    others = ["--cluster", "etcd://b", "--cluster-prefix", "/q"]
+    for before, behind in (
+        (url + prefix, []),
+        ([], url + prefix),
+        (url, prefix),
+        (prefix, url),
+        (others, url + prefix),
+    ):
+        parsed = commands.parse([*before, *arguments, *behind])
+        assert (parsed.cluster, parsed.cluster_prefix) == ("etcd://a", "/p")
+        assert parsed.cluster_ca is None
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: arguments[0])
+async def test_where_there_is_no_cluster_nothing_is_written(
+    etcd: Etcd, store: Store, arguments: list[str]
+) -> None:
+    done = await command(etcd, Servers(store, "/typo"), *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "dflockd cluster: --cluster-prefix /typo: there is no cluster, for /typo/meta is not in etcd: "
+        "no server was started with that prefix, or --cluster is another etcd\n"
+    )
+    assert (await store.get_prefix("/typo")).records == {}
+
+
+async def test_pins_that_change_nothing_are_told(etcd: Etcd, servers: Servers) -> None:
+    assert await output(etcd, servers, "pin", "0-9", "3") == "10 shards pinned\n"
+    assert await output(etcd, servers, "pin", "8-11") == "2 shards pinned; 2 were already\n"
+    assert await output(etcd, servers, "unpin", "11-12") == "1 shards unpinned; 1 were not\n"
+
+
+async def test_a_shard_without_a_server_cannot_be_pinned(
+    etcd: Etcd, servers: Servers, store: Store
+) -> None:
+    await store.txn([], [Put(f"{servers.prefix}/shard/{shard}", b",") for shard in (3, 4)])
+    done = await command(etcd, servers, "pin", "0-9")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "2 of these shards have no server to be pinned to, the first of them 3" in done.stderr
+    assert not any(record.pinned for record in (await servers.mapping()).records)
+
+
+async def test_a_server_that_leaves_is_given_nothing(
+    etcd: Etcd, servers: Servers, store: Store
+) -> None:
+    await store.txn([], [Put(f"{servers.prefix}/leaving/{NODES[1]}", b"x")])
+    done = await command(etcd, servers, "move", "0", "--to", NODES[1])
+    assert done.returncode == 1
+    assert f"node '{NODES[1]}' leaves: {NODES[0]}, {NODES[2]} of " in done.stderr
+
+
+async def test_without_a_living_server(etcd: Etcd, servers: Servers) -> None:
+    for node in NODES:
+        await servers.clusters[node].registration.end()
+    text = await output(etcd, servers, "status")
+    assert "0 served, 0 recovering, 0 moving, 8192 of servers that are gone" in text
+    assert "no server is alive: locks are neither granted nor renewed" in text
+    done = await command(etcd, servers, "rebalance")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "dflockd cluster: no server is alive that shards could be moved to\n",
+    )
 
 
 def test_without_a_cluster() -> None:
