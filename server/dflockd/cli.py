@@ -73,12 +73,16 @@ def _command(arguments: Sequence[str]) -> int:
         parsed = commands.parse(arguments)
         where = load_cluster(parsed, os.environ)
         asyncio.run(_run(where, parsed))
+        sys.stdout.flush()
     except (commands.UsageError, SettingError) as exc:
         print(f"dflockd cluster: {exc}", file=sys.stderr)
         return 2
     except (commands.CommandError, ImportError) as exc:
         print(f"dflockd cluster: {exc}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        # Whoever reads it has seen enough: `| grep -q`, `| head`. The interpreter must not try again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         # What was written stays: shards that are on their way go on.
         print("dflockd cluster: interrupted; see dflockd cluster status", file=sys.stderr)

@@ -91,17 +91,21 @@ async def servers(store: Store) -> AsyncIterator[Servers]:
     await asyncio.gather(serving, return_exceptions=True)
 
 
+def environment(etcd: Etcd, servers: Servers) -> dict[str, str]:
+    return {
+        **os.environ,
+        "DFLOCKD_CLUSTER": f"etcd://{etcd.endpoint}",
+        "DFLOCKD_CLUSTER_PREFIX": servers.prefix,
+    }
+
+
 async def command(
     etcd: Etcd, servers: Servers, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-m", "dflockd", "cluster", *arguments],
-        env={
-            **os.environ,
-            "DFLOCKD_CLUSTER": f"etcd://{etcd.endpoint}",
-            "DFLOCKD_CLUSTER_PREFIX": servers.prefix,
-        },
+        env=environment(etcd, servers),
         capture_output=True,
         text=True,
         timeout=60,
@@ -139,6 +143,26 @@ async def test_status_names_shards_that_nobody_will_serve(etcd: Etcd, servers: S
     assert f"{NODES[1]}       0         4096  gone, had 4096" in text
     assert "8192 shards: 4096 served, 0 recovering, 0 moving, 4096 of servers that are gone" in text
     assert "1 shards are pinned to servers that are gone, the first of them 1: start" in text
+
+
+async def test_a_reader_that_has_seen_enough_is_no_error(etcd: Etcd, servers: Servers) -> None:
+    """``dflockd cluster status | grep -q ...`` ends before all is written."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "dflockd", "cluster", "status"],
+            env=environment(etcd, servers),
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 async def test_status_tells_what_recovers_and_what_is_on_its_way(
