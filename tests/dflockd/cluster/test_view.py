@@ -121,7 +121,7 @@ def test_an_entry_without_a_lease_neither_leads_nor_gets_shards() -> None:
     assert view.candidates == {"a:1", "b:1"}
     see_shard(view, 0, "0,0,f=e:3", 4)
     assert view.refer(0, "a:1") is NOT_YET
-    assert json.loads(view.report().json)["servers"] == ["a:1", "b:1"]
+    assert reported(view)["servers"] == ["a:1", "b:1"]
     # Its name is taken: no claim of its shards can succeed, so that none is tried.
     assert not view.roster.is_gone("0")
     assert view.see("/p/nodes/0", None, 5) == "nodes"
@@ -182,12 +182,18 @@ def test_the_map_is_made_once_for_each_change() -> None:
     assert reported(view, 1e6)["shards"] == [1, -1, -1, -1]
     assert view.report(2e6) is view.report(1e6)
     assert view.report(2e6).version != report.version
+    see_node(view, "c:1", 4)
+    assert reported(view, 3e6)["servers"] == ["a:1", "b:1", "c:1"]
+    view.see("/p/nodes/a:1", None, 5)
+    assert reported(view, 4e6)["servers"] == ["b:1", "c:1"]
+    assert reported(view, 4e6)["shards"] == [0, -1, -1, -1]
 
 
 @pytest.mark.parametrize(
     ("key", "record"),
     [
-        ("nodes/a:1", Record(b"a", 9)),  # a sign of life
+        ("nodes/a:1", Record(b"a", 9, LEASE)),  # a sign of life
+        ("leaving/a:1", Record(b"a", 9, LEASE)),
         ("nodes/c:1", None),
         ("nodes/a,b", Record(b"x", 9)),
         ("shard/0", Record(b"a:1,", 3)),
@@ -221,7 +227,8 @@ whatever_changes = st.lists(
         st.sampled_from(["shard/0", "shard/2"]), st.sampled_from(["a:1,", "b:1,a:1,f=e:3", None])
     )
     | st.tuples(
-        st.sampled_from(["nodes/a:1", "nodes/b:1", "leaving/a:1"]), st.sampled_from(["x", None])
+        st.sampled_from(["nodes/a:1", "nodes/b:1", "leaving/a:1"]),
+        st.sampled_from(["x", "without", None]),
     ),
     max_size=12,
 )
@@ -231,7 +238,8 @@ whatever_changes = st.lists(
 def test_whenever_it_is_asked_for_the_map_is_that_of_another_server(changes, asked):  # type: ignore[no-untyped-def]
     views = [view_of(), view_of()]
     for revision, ((key, text), asks) in enumerate(zip(changes, asked, strict=False), start=1):
-        record = None if text is None else Record(text.encode(), revision)
+        lease = LEASE if key.startswith("nodes") and text != "without" else 0
+        record = None if text is None else Record(text.encode(), revision, lease)
         for view in views:
             view.see(f"/p/{key}", record, revision)
         if asks:
