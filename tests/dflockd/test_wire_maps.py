@@ -50,6 +50,18 @@ def test_the_version_says_whether_two_maps_are_the_same(
     assert encode_map(json.loads(json.dumps(one))).version == encode_map(one).version
 
 
+def test_every_entry_counts_for_the_version() -> None:
+    shards = list(range(-1, 40))
+    whole = {"servers": [f"{n}:1" for n in range(40)], "shards": shards, "epochs": shards}
+    changed = [
+        {**whole, name: [*entries[:number], entries[number - 1], *entries[number + 1 :]]}
+        for name, entries in whole.items()
+        for number in range(len(entries))
+    ]
+    versions = {encode_map(each).version for each in [whole, *changed]}
+    assert len(versions) == 1 + len(changed)
+
+
 def test_what_is_answered() -> None:
     report = encode_map(MAP)
     assert report.answer(Shards()) is report.plain
