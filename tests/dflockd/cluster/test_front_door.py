@@ -322,13 +322,18 @@ async def test_later_it_tells_what_has_changed(
     caplog.set_level("INFO", "dflockd.cluster")
     await asyncio.to_thread(eventually, lambda: said("and do not find this server there"))
     assert watched.problem == "the connection is refused"
-    port = watched._address.port
+    port, closed = watched._address.port, asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonce = (await reader.readuntil(b"\n_\n"), await reader.readline())[1].strip()
         writer.write(b'ok {"proof":"%b"}\n' % Identity(b"key").prove(nonce))
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        closed.set()
 
     async with await asyncio.start_server(answer, "127.0.0.1", port):
         await asyncio.to_thread(eventually, lambda: said("reached again"))
+        async with asyncio.timeout(PATIENCE):
+            await closed.wait()
     assert watched.problem == ""
