@@ -313,6 +313,29 @@ async def watched(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FrontDoor]:
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_one_failure_is_not_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = iter([True, False, True, False, True])
+
+    class Done(Exception):
+        pass
+
+    class Sometimes(FrontDoor):
+        async def look(self) -> bool:
+            for reached in looks:
+                self.problem = "" if reached else "a hiccup"
+                return reached
+            raise Done
+
+    monkeypatch.setattr(front_door, "EVERY", 0)
+    looking = Sometimes(Address("h", 1), Identity(b"key"), tls=None, strict=True)
+    looking.problem = ""
+    with pytest.raises(Done):
+        await looking.watch()
+    assert not caplog.records
+
+
 async def test_later_it_tells_what_has_changed(
     watched: FrontDoor, caplog: pytest.LogCaptureFixture
 ) -> None:

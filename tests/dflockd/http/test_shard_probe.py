@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from dflockd.http import health
 from dflockd.http.health import MOVE_TIME, ShardProbe
+from dflockd.server import Server
 from tests.dflockd.cluster.test_node import KEY, Cluster
 
 LATER = MOVE_TIME + 0.1
@@ -60,6 +67,21 @@ def test_one_that_was_taken_for_dead_begins_anew() -> None:
     assert not node.joined
     assert node.unserved().keys() == {0, 1, 2, 3}
     assert probe.look(1).reason.startswith("4 of its shards are not served")
+
+
+def test_a_server_is_ready_while_all_of_its_shards_recover(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster("a:1")
+    cluster.take("a:1", KEY)
+    cluster.kill("a:1")
+    node = cluster.start("b:1")
+    cluster.pass_(3)
+    monkeypatch.setattr(health, "time", SimpleNamespace(monotonic=lambda: cluster.now))
+    server = cast(Server, SimpleNamespace(table=node.table))
+    ready, waits = health._not_recovering(server, node)[1:3]
+    assert ready
+    assert "no grants for another " in waits
+    # One that is in no cluster has nobody who comes back to it but after a crash of its machine.
+    assert not health._not_recovering(server, None).ok
 
 
 def test_what_recovers_is_served() -> None:
