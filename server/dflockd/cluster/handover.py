@@ -69,7 +69,7 @@ class HandOver:
             if size > MAX_SNAPSHOT and tenures:
                 self.queue[shard] = None  # too much for one transaction: it is the next one's
                 break
-            record = self._view.records[shard]._replace(current="").with_recovers(None)
+            record = self._view.records[shard]._replace(current="")
             tenure.record = record.with_clean(tenure.epoch if tenure.clean else None)
             tenure.compared = self._view.revisions[shard]
             tenure.calling = True
@@ -100,8 +100,7 @@ class HandOver:
         operations: list[Operation] = []
         shards = list(take(self.foreign))
         for shard in shards:
-            record = self._view.records[shard]._replace(current="")
-            record = record.with_clean(None).with_recovers(None)
+            record = self._view.records[shard]._replace(current="").with_clean(None)
             compares.append(self._tenures.unchanged(shard))
             operations.append(self._tenures.put(shard, record))
         return Call(Kind.CLEAR, now, compares, operations, shards=shards)

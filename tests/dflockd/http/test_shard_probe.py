@@ -48,6 +48,19 @@ def test_a_shard_on_its_way_counts_once_that_takes_too_long() -> None:
     assert probe.look(1 + 2 * LATER).ok
 
 
+def test_a_shard_that_comes_twice_is_on_its_way_twice() -> None:
+    cluster = Cluster("a:1", "b:1")
+    node = cluster.nodes["a:1"]
+    probe = ShardProbe(node)
+    assert probe.look(0).ok
+    del node._tenures._tenures[0]
+    assert probe.look(1).ok
+    # Nobody has looked when it was served in between. Its record tells.
+    node.view.revisions[0] += 2
+    assert probe.look(1 + LATER).ok
+    assert not probe.look(1 + 2 * LATER).ok
+
+
 def test_a_shard_that_another_server_still_serves_is_served() -> None:
     cluster = Cluster("a:1", "b:1")
     giving, taking = cluster.nodes.values()
