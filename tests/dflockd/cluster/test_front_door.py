@@ -230,8 +230,8 @@ def test_a_server_that_is_not_found_there_does_not_join(
 def test_it_joins_once_the_way_to_it_is_open(cluster: ClusterStage, start_at: StartAt) -> None:
     """A load balancer, or a name, that takes its time."""
     port, network = free_port(), Network()
+    way = network.link(port)
     try:
-        way = network.link(port)
         way.refuses = True
         server = start_at(f"127.0.0.1:{way.port}", port=port)
         server.wait_log(WRONG)
@@ -239,6 +239,7 @@ def test_it_joins_once_the_way_to_it_is_open(cluster: ClusterStage, start_at: St
         way.refuses = False
         server.wait_log("is in the cluster")
     finally:
+        way.close()
         network.close()
 
 
