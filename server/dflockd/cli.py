@@ -207,7 +207,7 @@ async def _serve_shards(settings: Settings) -> int:
     name = f"etcd {', '.join(store.endpoints)}"
     member = Member(node, store, server.carry_out, name=name)
     entering = asyncio.create_task(_enter(member, door))
-    await _first(stopped, entering)
+    await _first(stopped, member.over, entering)
     timeout = settings["shutdown_timeout"] * LEAVE_SHARE or None
     if await member.stop(timeout):
         await server.stop()
@@ -217,6 +217,9 @@ async def _serve_shards(settings: Settings) -> int:
         await server.stop(0)
     if http is not None:
         await http.stop()
+    if member.over.is_set() and not stopped.is_set():
+        logger.error("stopped: etcd was wiped, or restored from a backup; start this server again")
+        return 1
     logger.info("stopped")
     return 0
 
@@ -243,8 +246,8 @@ async def _enter(member: Member, door: FrontDoor | None) -> None:
         await door.watch()
 
 
-async def _first(stopped: asyncio.Event, work: asyncio.Task[None]) -> None:
-    """Return once the process is to stop; work that ends by itself is none of that."""
+async def _first(stopped: asyncio.Event, over: asyncio.Event, work: asyncio.Task[None]) -> None:
+    """Return once the process is to stop, or is over; work that ends by itself is none of that."""
 
     def ended(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (exc := task.exception()) is not None:
@@ -252,8 +255,10 @@ async def _first(stopped: asyncio.Event, work: asyncio.Task[None]) -> None:
             stopped.set()
 
     work.add_done_callback(ended)
-    await stopped.wait()
-    work.cancel()
+    waits = [asyncio.ensure_future(event.wait()) for event in (stopped, over)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for task in (*waits, work):
+        task.cancel()
 
 
 async def _agreed(

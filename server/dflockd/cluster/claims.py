@@ -40,6 +40,7 @@ class Claims:
         self._table = tenures.table
         self._leases = leases
         self._wall = wall
+        self._has_told = False
         self._unheard: dict[int, tuple[Tenure, int]] = {}
         """Shards that wait for their former servers, and the revisions of their claims."""
 
@@ -71,9 +72,22 @@ class Claims:
         if not tenures:
             return None
         compares += self._are_gone({tenure.former.current for tenure in tenures})
+        if any(opens_at_once(tenure.former) for tenure in tenures):
+            compares.append(RevisionIs(view.closed, 0))
         for tenure in tenures:
             self._tenures.add(tenure)
         return Call(Kind.CLAIM, now, compares, operations, tenures)
+
+    def failed(self, outcome: Outcome) -> None:
+        """Take in why shards could not be claimed."""
+        closed = outcome.records.get(self._view.closed)
+        if closed is not None and not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "etcd was wiped, or restored from a backup, says %s: shards of which nothing is known "
+                "are opened when no lock from before can be left, and %s has ended",
+                *(closed.value.decode(errors="replace"), self._view.closed),
+            )
 
     def confirm(self, condition: ValueIs, now: float) -> Call:
         """Find out which shards are still this server's, now that nobody can claim them any more."""
@@ -130,7 +144,8 @@ class Claims:
                     group.opens_at = min(group.opens_at, silent_at)
 
     def _next_epoch(self, shard: int) -> int:
-        return max(self._view.epochs[shard] + 1, self._wall() >> EPOCH_SHIFT)
+        view = self._view
+        return max(view.epochs[shard] + 1, view.floor, self._wall() >> EPOCH_SHIFT)
 
     def _recovers(self, former: ShardRecord) -> int | None:
         """Return until when the shard is going to recover, for those who look at the store."""

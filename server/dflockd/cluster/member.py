@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import secrets
 import time
@@ -22,13 +23,17 @@ from dflockd.shards import (
     RevisionIs,
     Store,
     StoreError,
+    StoreReplacedError,
     follow,
 )
 from dflockd.shards.keys import Keys
 from dflockd.table import Effect
 
-SECRET = 32
+SECRET_SIZE = 32
 """Bytes of the secret that the tokens of a cluster are made with."""
+
+CLOSING_PAUSE = 3.0
+"""Seconds between two attempts to tell servers that start of locks of which the store does not know."""
 
 logger = logging.getLogger("dflockd.cluster")
 
@@ -42,7 +47,7 @@ async def agree(store: Store, prefix: str, terms: Terms) -> bytes:
     """
     keys = Keys(prefix)
     meta, secret = keys.meta, keys.secret
-    founded = secrets.token_bytes(SECRET)
+    founded = secrets.token_bytes(SECRET_SIZE)
     outcome = await store.txn(
         [RevisionIs(key, 0) for key in (meta, secret, keys.library)],
         [Put(meta, terms.dump()), Put(secret, founded)],
@@ -71,6 +76,10 @@ class Member:
         store: what it shares with the others; it is closed with this.
         carry_out: what to do with effects, and with peers whose connections are to be closed.
         name: how people know the store.
+
+    Attributes:
+        over: set when the store was replaced, and no lock from before can be left: then this process
+            is to end, and whatever is started next finds the store as it is.
     """
 
     def __init__(
@@ -90,6 +99,8 @@ class Member:
         self._stepped = asyncio.Event()
         self._lapsed = True
         self._has_complained = False
+        self._closes = False
+        self.over = asyncio.Event()
 
     def start(self) -> None:
         """Begin; in a running event loop."""
@@ -135,13 +146,16 @@ class Member:
 
     async def _follow(self) -> None:
         async with contextlib.aclosing(follow(self._store, self.node.view.prefix)) as found:
-            async for news in found:
-                now = time.monotonic()
-                if isinstance(news, list):
-                    self.node.changed(news, now)
-                else:
-                    self.node.loaded(news, now)
-                self._step()
+            try:
+                async for news in found:
+                    now = time.monotonic()
+                    if isinstance(news, list):
+                        self.node.changed(news, now)
+                    else:
+                        self.node.loaded(news, now)
+                    self._step()
+            except StoreReplacedError as exc:
+                self._replaced(exc)
 
     async def _live(self) -> None:
         """Get a lease of the store, and keep it; another one each time that the node needs one."""
@@ -158,6 +172,9 @@ class Member:
             except LeaseGoneError:
                 # The node finds out by itself: its next heartbeat fails.
                 await asyncio.sleep(RETRY)
+            except StoreReplacedError as exc:
+                self._replaced(exc)
+                return
             except StoreError as exc:
                 self._complain("lease", exc)
                 await asyncio.sleep(RETRY)
@@ -169,10 +186,35 @@ class Member:
             self._has_complained = False
         except LeaseGoneError:
             outcome = Outcome(False, 0, {})
+        except StoreReplacedError as exc:
+            self._replaced(exc)
         except StoreError as exc:
             self._complain(call.kind.value, exc)
         self.node.answered(call, outcome, time.monotonic())
         self._step()
+
+    def _replaced(self, exc: StoreReplacedError) -> None:
+        self.node.replaced(str(exc), time.monotonic())
+        self._step()
+
+    async def _close_store(self) -> None:
+        """Tell servers that start on the store as it is now that locks may be held in spite of it.
+
+        A new one finds there that nobody has served a shard yet, and would open it at once. It is told
+        again and again: the store may be replaced once more.
+        """
+        node, store, lease = self.node, self._store, 0
+        while True:
+            # Each time: an answer to what was asked before may have come in meanwhile.
+            store.begin_anew()
+            try:
+                lease = lease or (await store.grant_lease(math.ceil(node.terms.grace))).id
+                await store.txn((), node.closing(lease, time.monotonic()))
+            except LeaseGoneError:
+                lease = 0
+            except StoreError as exc:
+                self._complain("closing", exc)
+            await asyncio.sleep(CLOSING_PAUSE)
 
     def _complain(self, what: str, exc: StoreError) -> None:
         # Once, until the store answers again: each call fails while it is away.
@@ -193,6 +235,9 @@ class Member:
             self._carry_out(effects, idle)
         for call in calls:
             self._spawn(self._send(call))
+        if self.node.leases.over_at is not None and not self._closes:
+            self._closes = True
+            self._spawn(self._close_store())
         self._tell()
         if self._timer is not None:
             self._timer.cancel()
@@ -201,12 +246,19 @@ class Member:
         deadline = min(self.node.next_deadline(), now + self.node.terms.promise)
         if not self._lapsed:
             deadline = min(deadline, self.node.leases.until)
+        if self.node.leases.over_at is not None:
+            deadline = min(deadline, self.node.leases.over_at)
+            if now >= self.node.leases.over_at:
+                self.over.set()
+                return
         self._timer = self._loop.call_later(max(0.0, deadline - now), self._due)
         self._stepped.set()
 
     def _tell(self) -> None:
         """Say so when locks are not granted any more, and when they are again."""
         lapsed = not self.is_serving()
+        if self.node.leases.over_at is not None:
+            self._lapsed = True  # which has been said
         if lapsed and not self._lapsed:
             logger.error(
                 "%s has not answered for %d s: no lock is granted or renewed until it does",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from enum import Enum
 
 from dflockd.cluster.calls import RETRY, Call, Kind
@@ -25,6 +26,8 @@ class News(Enum):
     """The same, for the first time in this life."""
     GONE = "gone"
     """The others take this server for dead."""
+    REPLACED = "replaced"
+    """The store has another cluster, or none: it was wiped."""
 
 
 class Membership:
@@ -37,7 +40,9 @@ class Membership:
         joined: whether the entry was found in this life.
     """
 
-    def __init__(self, address: str, view: View, terms: Terms, leases: ServingLeases) -> None:
+    def __init__(
+        self, address: str, secret: bytes, view: View, terms: Terms, leases: ServingLeases
+    ) -> None:
         self.key = view.key(NODES, address)
         self.condition = ValueIs(self.key, b"")
         self.lease = 0
@@ -46,6 +51,7 @@ class Membership:
         self._address = address
         self._terms = terms
         self._leases = leases
+        self._cluster = ValueIs(view.secret, secret)
         self._leaving = view.key(LEAVING, address)
         self._is_there = False
         self._is_taken = False
@@ -67,6 +73,12 @@ class Membership:
         self.lease = 0
         self.wants_lease = True
 
+    def give_up(self) -> None:
+        """Begin no other life."""
+        self.end()
+        self.wants_lease = False
+        self._next_beat = math.inf
+
     def next_deadline(self) -> float | None:
         """Return when `call` should next be asked for."""
         return None if self.wants_lease or self._beating else self._next_beat
@@ -81,8 +93,8 @@ class Membership:
         if self.joined or self._is_there:
             # A lease that is kept alive would not do: an etcd member that was cut off has been known
             # to confirm that (etcd-io/etcd, issue 15247).
-            return Call(Kind.HEARTBEAT, now, [self.condition], [put])
-        return Call(Kind.ENLIST, now, [RevisionIs(self.key, 0)], [put])
+            return Call(Kind.HEARTBEAT, now, [self.condition, self._cluster], [put])
+        return Call(Kind.ENLIST, now, [RevisionIs(self.key, 0), self._cluster], [put])
 
     def answered(self, call: Call, outcome: Outcome | None, now: float) -> News:
         """Take in how a sign of life ended; without an outcome nobody knows."""
@@ -96,6 +108,10 @@ class Membership:
             return News.NOTHING
         if outcome.succeeded:
             return self._alive(call)
+        if outcome.revision:  # else only the lease is known to have ended
+            founded = outcome.records.get(self._cluster.key)
+            if founded is None or founded.value != self._cluster.value:
+                return News.REPLACED
         there = outcome.records.get(self.key)
         if call.kind is Kind.HEARTBEAT or there is None:
             return News.GONE  # the lease has ended before

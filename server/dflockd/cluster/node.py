@@ -30,7 +30,7 @@ from dflockd.cluster.membership import Membership, News
 from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.tenures import Stage, Tenures
 from dflockd.cluster.terms import Terms
-from dflockd.cluster.view import NODES, View
+from dflockd.cluster.view import FLOOR_MARGIN, NODES, View
 from dflockd.shards import (
     Event,
     Loaded,
@@ -41,6 +41,8 @@ from dflockd.shards import (
     format_shard_value,
     get_shard_id,
 )
+from dflockd.shards.keys import FLOORS
+from dflockd.shards.store import Operation
 from dflockd.table import Effect, Limits, ShardTable, TokenIssuer
 from dflockd.wire import MapReport, Refusal
 
@@ -86,6 +88,7 @@ class Node:
         handover: shards that go.
         leader: what it does while it leads.
         leaving: whether it gives all shards away.
+        trouble: why it does not serve, in a few words; empty while it does, or nothing is known.
     """
 
     def __init__(
@@ -104,12 +107,13 @@ class Node:
         self.table = ShardTable(limits, TokenIssuer(secret, 0), self, stretch=terms.stretch)
         self.view = View(prefix, terms.num_shards)
         self.leases = ServingLeases(terms)
-        self.membership = Membership(address, self.view, terms, self.leases)
+        self.membership = Membership(address, secret, self.view, terms, self.leases)
         self._tenures = Tenures(address, self.view, self.table)
         self.claims = Claims(self._tenures, self.leases, wall)
         self.handover = HandOver(self._tenures, terms)
         self.leader = Leader(self.view, address, balances=balances)
         self.leaving = False
+        self.trouble = ""
         self._shard_of = lru_cache(1 << 16)(lambda key: get_shard_id(key, terms.num_shards))
         self._calls: list[Call] = []
         self._under_way = 0
@@ -130,6 +134,8 @@ class Node:
 
     def loaded(self, loaded: Loaded, now: float) -> None:
         """Take in all that the store has under the prefix, at the start and after an interruption."""
+        if self.leases.over_at is not None:
+            return
         for key, record, revision in self.view.differences(loaded):
             self._learn(key, record, revision, now)
         self._is_loaded = True
@@ -140,6 +146,8 @@ class Node:
 
     def changed(self, events: Iterable[Event], now: float) -> None:
         """Take in what has changed in the store since."""
+        if self.leases.over_at is not None:
+            return
         for event in events:
             if event.record is not None and event.record.value != self.membership.condition.value:
                 self._hear(event.key, now)
@@ -150,11 +158,14 @@ class Node:
 
     def enlist(self, incarnation: str, lease: int, now: float) -> None:
         """Begin a life: by a name that was never used, and with a new lease of the store."""
-        self.membership.enlist(incarnation, lease, now)
+        if self.leases.over_at is None:
+            self.membership.enlist(incarnation, lease, now)
         self._work(now)
 
     def answered(self, call: Call, outcome: Outcome | None, now: float) -> None:
         """Take in how a call ended. Without an outcome nobody knows: it may yet be carried out."""
+        if self.leases.over_at is not None:
+            return
         if call.kind in (Kind.ENLIST, Kind.HEARTBEAT):
             self._beaten(call, outcome, now)
         elif call.kind is Kind.TIDY:
@@ -172,6 +183,43 @@ class Node:
             else:
                 self._failed(call, outcome, now)
         self._work(now)
+
+    def replaced(self, reason: str, now: float) -> None:
+        """Serve nothing any more: the store was wiped, or restored from a backup.
+
+        What other servers find there says nothing of the locks that were granted here. So this server
+        grants and renews nothing from now on, and is not to be started again before all of them have
+        ended: ``leases.over_at``.
+        """
+        if self.leases.over_at is not None:
+            return
+        wait = self.leases.end(now)
+        self.table.lapse()
+        self.membership.give_up()
+        for queue in (*self._queues, self._retries):
+            queue.clear()
+        self.trouble = f"etcd was wiped, or restored from a backup: {reason}"
+        logger.error(
+            "%s: no lock is granted or renewed any more; this server ends in %d s, when no lock from "
+            "before can be left: start no other one before that",
+            *(self.trouble, wait),
+        )
+
+    def closing(self, lease: int, now: float) -> list[Operation]:
+        """Return what tells other servers of locks that a store that was replaced does not know of.
+
+        They are to open no shard at once while the lease lasts, and to begin no epoch again.
+
+        Args:
+            lease: of the store as it is now, for as long as a lock from before may be left.
+            now: the time.
+        """
+        view = self.view
+        floor = max(view.floor, *view.epochs) + FLOOR_MARGIN
+        puts: list[Operation] = [Put(view.key(FLOORS, self.address), b"%d" % floor)]
+        if now < self.leases.hopeless_at:
+            puts.append(Put(view.closed, self.address.encode(), lease))
+        return puts
 
     def advance(self, now: float) -> None:
         """Do what is due."""
@@ -261,6 +309,8 @@ class Node:
         news = self.membership.answered(call, outcome, now)
         if news is News.GONE:
             self._gone()
+        elif news is News.REPLACED:
+            self.replaced(f"{self.view.secret} is not the one that it was", now)
         elif news is not News.NOTHING:
             self._sends_away = True
             self._tenures.effects.extend(self.table.promise(self.leases.until, now))
@@ -453,6 +503,7 @@ class Node:
                 for shard in shards:
                     self._look_at(shard, now)
                 return
+            self.claims.failed(outcome)
         self._later(shards, now)
 
     def _later(self, shards: Iterable[int], now: float) -> None:

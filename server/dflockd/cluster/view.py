@@ -14,7 +14,7 @@ from dflockd.shards import (
     ShardRecord,
     parse_shard_value,
 )
-from dflockd.shards.keys import FOLDERS, Keys
+from dflockd.shards.keys import FLOORS, FOLDERS, Keys
 from dflockd.shards.liveness import Roster, is_name
 from dflockd.wire import MapReport, Moved, Recovering, Refusal, encode_map
 
@@ -28,6 +28,9 @@ REPORT_INTERVAL = 0.1
 """Seconds from one map to the next while shards move: to make one takes some milliseconds."""
 
 SHARDS, NODES, LEAVING, HANDED_OVER = FOLDERS
+
+FLOOR_MARGIN = 1000
+"""Epochs that are left out after the last one that is known: one server does not know of all."""
 
 logger = logging.getLogger("dflockd.cluster")
 
@@ -45,11 +48,13 @@ class View:
         unreadable: shards whose records are to be left alone.
         roster: the servers: who is alive, who may be given shards, and who leads.
         nodes: those that are alive, and what tells each from others of its name.
+        floor: the first epoch that was not used before the store was wiped or restored.
     """
 
     def __init__(self, prefix: str, num_shards: int) -> None:
         self._keys = Keys(prefix)
         self.key = self._keys.key
+        self.secret, self.closed = self._keys.secret, self._keys.closed
         self.prefix = f"{self._keys.prefix}/"
         self.records = [ShardRecord()] * num_shards
         self.epochs = [0] * num_shards
@@ -57,6 +62,7 @@ class View:
         self.unreadable: set[int] = set()
         self.roster = Roster()
         self.nodes = self.roster.nodes
+        self.floor = 0
         self._seen: dict[str, int] = {}
         """The revisions at which keys were last seen, where no record tells."""
         self._report: MapReport | None = None
@@ -71,6 +77,8 @@ class View:
             shard = int(name)
             is_one = shard < len(self.records) and str(shard) == name
             return shard if is_one and self.see_shard(shard, record, revision) else None
+        if folder == FLOORS and record is not None and record.value.isdigit():
+            self.floor = max(self.floor, min(int(record.value[:9]), MAX_EPOCH - FLOOR_MARGIN))
         if folder not in (NODES, LEAVING) or not is_name(name):
             return None
         if revision <= self._seen.get(key, 0):

@@ -47,6 +47,10 @@ class Cluster(Protocol):
     def may_serve(self, now: float) -> bool:
         """Whether the store has answered lately, so that locks are granted."""
 
+    @property
+    def trouble(self) -> str:
+        """Why no lock is granted, as far as it is known."""
+
     def counts(self) -> Mapping[str, int]:
         """Return how many shards it has in which stage."""
 
@@ -172,5 +176,7 @@ def _found(door: Door) -> Check:
 
 def _store_answers(cluster: Cluster) -> Check:
     ok = cluster.may_serve(time.monotonic())
-    reason = "the store answers" if ok else "no word from the store: no lock is granted or renewed"
+    reason = "the store answers"
+    if not ok:
+        reason = f"{cluster.trouble or 'no word from the store'}: no lock is granted or renewed"
     return Check("store_answers", ok, reason)

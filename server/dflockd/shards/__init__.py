@@ -14,6 +14,7 @@ from dflockd.shards.errors import (
     NoShardMappingError,
     ShardConflictError,
     StoreError,
+    StoreReplacedError,
     StoreUnreachableError,
 )
 from dflockd.shards.ids import NUM_SHARDS, get_shard_id
@@ -71,6 +72,7 @@ __all__ = [
     "ShardRecord",
     "Store",
     "StoreError",
+    "StoreReplacedError",
     "StoreUnreachableError",
     "ValueIs",
     "create_shard_mapping",

@@ -12,6 +12,7 @@
         ├── ShardConflictError       another process changed the shards in between
         └── StoreError               the store said no
             ├── StoreUnreachableError    (ConnectionError) or it said nothing in time
+            ├── StoreReplacedError       it was wiped, or restored from a backup
             ├── CompactedError           it has forgotten the changes that were asked for
             └── LeaseGoneError           the lease has ended, and its keys with it
 """
@@ -64,6 +65,13 @@ class StoreUnreachableError(StoreError, ConnectionError):
     """The store did not answer in time, or the connection broke.
 
     A transaction may have been carried out all the same, or may yet be.
+    """
+
+
+class StoreReplacedError(StoreError):
+    """The store is not the one that it was: it was wiped, or restored from a backup.
+
+    Nothing is asked of it any more by whoever has noticed.
     """
 
 

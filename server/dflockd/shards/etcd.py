@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from dflockd.errors import InvalidArgumentError
 from dflockd.shards import etcd_messages as messages
+from dflockd.shards.continuity import Continuity
 from dflockd.shards.errors import (
     CompactedError,
     LeaseGoneError,
@@ -73,6 +74,7 @@ class EtcdStore:
         self._members: list[Endpoint] = []
         """In the order in which they are tried."""
         self._closing: set[asyncio.Task[None]] = set()
+        self._continuity = Continuity()
 
     async def get_prefix(self, prefix: str) -> Loaded:
         """See `Store`. An endpoint that is silent has its share of the time; then the next is asked."""
@@ -128,7 +130,7 @@ class EtcdStore:
     async def keep_alive(self, lease: int) -> None:
         """See `Store`."""
 
-        async def send(member: Endpoint, timeout: float) -> int:
+        async def send(member: Endpoint, timeout: float) -> Any:
             requests = iter([rpc.LeaseKeepAliveRequest(ID=lease)])
             call = member.leases.LeaseKeepAlive(requests, timeout=timeout)
             try:
@@ -137,9 +139,9 @@ class EtcdStore:
                 call.cancel()
             if reply is grpc.aio.EOF:
                 raise silent(member, "ended the call")
-            return int(reply.TTL)
+            return reply
 
-        if await self._call(send, repeat=True) <= 0:
+        if (await self._call(send, repeat=True)).TTL <= 0:
             raise LeaseGoneError(f"lease {lease} has ended")
 
     async def revoke_lease(self, lease: int) -> None:
@@ -148,6 +150,10 @@ class EtcdStore:
         await self._call(
             lambda member, timeout: member.leases.LeaseRevoke(request, timeout=timeout)
         )
+
+    def begin_anew(self) -> None:
+        """See `Store`."""
+        self._continuity.begin_anew()
 
     async def close(self) -> None:
         """See `Store`."""
@@ -159,6 +165,7 @@ class EtcdStore:
     async def _call(self, send: _Send, *, repeat: bool = False) -> Any:
         """Send a request to one endpoint, or if it may be repeated to one after the other."""
         deadline = time.monotonic() + self._timeout
+        asked = self._continuity.asks()
         unanswered: StoreError | None = None
         for left in range(len(self.endpoints) if repeat else 1, 0, -1):
             try:
@@ -166,7 +173,7 @@ class EtcdStore:
             except StoreUnreachableError as exc:
                 raise unanswered or exc from None
             try:
-                return await send(member, (deadline - time.monotonic()) / left)
+                reply = await send(member, (deadline - time.monotonic()) / left)
             except rpc.AioRpcError as exc:
                 unanswered = failure(member, exc)
                 if not isinstance(unanswered, StoreUnreachableError):
@@ -178,6 +185,16 @@ class EtcdStore:
                     raise
                 # Not this task: its connection was given up when another call was not answered.
                 unanswered = silent(member, "the connection was given up")
+            else:
+                # What is said of leases may come from a member that lags behind the others.
+                is_latest = isinstance(reply, rpc.RangeResponse | rpc.TxnResponse)
+                self._continuity.answered(
+                    asked,
+                    reply.header.revision if is_latest else 0,
+                    name=f"etcd {member.name}",
+                    cluster=reply.header.cluster_id,
+                )
+                return reply
         assert unanswered is not None
         raise unanswered
 

@@ -13,6 +13,9 @@ PREFIX = "/dflockd-shards"
 FOLDERS = SHARDS, NODES, LEAVING, HANDED_OVER = "shard", "nodes", "leaving", "handoff"
 """The folders of the store: records by shard, incarnations by address (twice), snapshots by shard."""
 
+FLOORS = "floor"
+"""The folder of what servers say of epochs that were used before the store was wiped or restored."""
+
 
 class Keys:
     """The names of a cluster's keys.
@@ -30,8 +33,8 @@ class Keys:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix.rstrip("/")
         parts = self.prefix.split("/")
-        taken = {SHARDS, NODES, LEAVING}.intersection(parts)
-        if taken or any(part.endswith((f".{HANDED_OVER}", ".secret")) for part in parts):
+        taken = {SHARDS, NODES, LEAVING, FLOORS}.intersection(parts)
+        if taken or any(part.endswith((f".{HANDED_OVER}", ".secret", ".closed")) for part in parts):
             raise InvalidArgumentError(
                 f"prefix {prefix!r} is a part of a cluster's own keys: choose another one, such as "
                 f"{SERVERS_PREFIX}-2"
@@ -40,6 +43,8 @@ class Keys:
         """What lock servers have agreed upon."""
         self.secret = f"{self.prefix}.secret"
         """What they make tokens with."""
+        self.closed = f"{self.prefix}.closed"
+        """It is there while shards may be held of which a store that was replaced does not know."""
         self.library = f"{self.prefix}/library"
         """That nodes of this library have the prefix."""
 

@@ -205,6 +205,9 @@ class MemoryStore:
         with self._turn():
             self._space.revoke(lease)
 
+    def begin_anew(self) -> None:
+        """See `Store`. It is never replaced."""
+
     async def close(self) -> None:
         """See `Store`."""
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from dflockd.errors import InvalidArgumentError
-from dflockd.shards.errors import LeaseGoneError, StoreError
+from dflockd.shards.errors import LeaseGoneError, StoreError, StoreReplacedError
 
 MAX_OPERATIONS = 128
 """Comparisons and operations, each, of one transaction. It is etcd's limit."""
@@ -114,7 +114,8 @@ class Lease(NamedTuple):
 class Store(Protocol):
     """The calls. Each of them ends within a bound, also when the store is silent.
 
-    All of them raise `StoreUnreachableError` when there is no answer and `StoreError` when it is no.
+    All of them raise `StoreUnreachableError` when there is no answer, `StoreError` when it is no, and
+    `StoreReplacedError`, from the first time on, when the store is not the one any more that it was.
     """
 
     async def get_prefix(self, prefix: str) -> Loaded:
@@ -156,6 +157,9 @@ class Store(Protocol):
             LeaseGoneError: it has ended before.
         """
 
+    def begin_anew(self) -> None:
+        """Take the store as it is now, after `StoreReplacedError`: for who knows what to do then."""
+
     async def close(self) -> None:
         """Give the connections back. Whoever calls or watches ends that before."""
 
@@ -194,6 +198,9 @@ async def follow(store: Store, prefix: str) -> AsyncGenerator[Loaded | list[Even
 
     After any interruption comes another `Loaded`, which replaces all that was known: changes that
     were missed are in it. Close it (`contextlib.aclosing`) to end the watch at once.
+
+    Raises:
+        StoreReplacedError: the store was wiped, or restored from a backup.
     """
     failures = 0
     while True:
@@ -204,6 +211,8 @@ async def follow(store: Store, prefix: str) -> AsyncGenerator[Loaded | list[Even
                 async for events in changes:
                     failures = 0
                     yield events
+        except StoreReplacedError:
+            raise
         except StoreError as exc:
             pause = RELOAD_PAUSES[min(failures, len(RELOAD_PAUSES) - 1)]
             failures += 1

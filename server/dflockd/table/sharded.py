@@ -99,6 +99,10 @@ class ShardTable(LockTable):
         lapsed, self._promised = now >= self._promised, max(self._promised, until)
         return self._give_withheld(now) if lapsed else []
 
+    def lapse(self) -> None:
+        """Grant and renew no more, whatever was promised."""
+        self._promised = -math.inf
+
     def open(
         self,
         shard: int,

@@ -17,6 +17,7 @@ from dflockd.cluster.node import Node
 from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.tenures import Tenure
 from dflockd.cluster.terms import MARGIN
+from dflockd.cluster.view import View
 from dflockd.shards import Delete, Get, Outcome, Put, Record, RevisionIs, ShardRecord
 from dflockd.shards.values import format_shard_value
 from dflockd.table import Effect, ShardTable, Snapshot
@@ -81,6 +82,35 @@ class RemembersItsLife(Membership):
         self.condition = condition
 
 
+class JoinsAnyCluster(Membership):
+    """Makes its entry in whatever it finds."""
+
+    def call(self, now: float) -> Call | None:
+        call = super().call(now)
+        if call is not None:
+            call.compares = [c for c in call.compares if c is not self._cluster]
+        return call
+
+    def answered(self, call: Call, outcome: Outcome | None, now: float) -> News:
+        if outcome is not None and outcome.revision:
+            founded = Record(self._cluster.value, 1)
+            records = {**outcome.records, self._cluster.key: founded}
+            outcome = outcome._replace(records=records)
+        return super().answered(call, outcome, now)
+
+
+class BeginsAgain(View):
+    """Looks at no epochs but those that the store has."""
+
+    @property  # type: ignore[override]
+    def floor(self) -> int:
+        return 0
+
+    @floor.setter
+    def floor(self, floor: int) -> None:
+        pass
+
+
 class ServesFromTheAnswer(Membership):
     def answered(self, call: Call, outcome: Outcome | None, now: float) -> News:
         call.made = now
@@ -113,6 +143,10 @@ def is_shard(node: Node, compare: Any) -> bool:
 
 def is_other_entry(node: Node, compare: Any) -> bool:
     return isinstance(compare, RevisionIs) and "/nodes/" in compare.key
+
+
+def is_closed(node: Node, compare: Any) -> bool:
+    return bool(compare.key == node.view.closed)
 
 
 class DoesNotFreeze(ShardTable):
@@ -287,5 +321,8 @@ BROKEN: dict[str, Rules] = {
     "those before the former server forgotten": Rules(node=with_part("leases", ForgetsThoseBefore)),
     "lease counted from the answer": Rules(counts_from_answer=True),
     "grant confirmed by a renewal": Rules(confirms_by_renewal=True),
+    "opened in a store that was wiped": Rules(node=without(Kind.CLAIM, is_closed)),
+    "joined whatever the cluster": Rules(node=with_part("membership", JoinsAnyCluster)),
+    "epochs of before used again": Rules(node=with_part("view", BeginsAgain)),
     "positions not kept": Rules(table=ForgetsPositions),
 }

@@ -288,6 +288,30 @@ def waits_where_nobody_comes(world: World) -> None:
     world.at(6.6, world.stop, "c1", 30)
 
 
+def wiped(world: World) -> None:
+    """The store is wiped while a lock is held, and a server starts on it once another has noticed."""
+    world.at(4, world.crash, THIRD, 40)
+    world.visit("c1", 5, lease=8, hold=20)
+    world.at(7, world.wipe_store, 0.0)
+    world.at(7, world.when, lambda: bool(world.etcd.closed_by), world.start_at_once, THIRD)
+    world.visit("c2", 8, lease=3, hold=3, via=THIRD)
+
+
+def wiped_and_busy(world: World) -> None:
+    """The store is wiped, and others write so much to it that its revision does not show it."""
+    world.visit("c1", 5, lease=8, hold=20)
+    world.at(7, world.wipe_store, 0.0, 1_000_000)
+    world.visit("c2", 7.5, lease=3, hold=3)
+
+
+def restored(world: World) -> None:
+    """The store is set back to before a shard was moved."""
+    world.at(4, world.etcd.copy)
+    world.visit("c1", 5, lease=8, hold=20)
+    world.at(6, world.move, 0, SECOND)
+    world.at(8, world.restore_store, 0.5)
+
+
 STORIES: dict[Callable[[World], None], list[str]] = {
     cut_off: ["grants without a promise", "renewals without a promise"],
     entry_deleted: ["heartbeat whatever the entry"],
@@ -309,6 +333,8 @@ STORIES: dict[Callable[[World], None], list[str]] = {
     overtaken_release: ["release whatever the record"],
     restart: ["resumed by address"],
     stray_renewal: ["lower fence wins"],
+    wiped: ["opened in a store that was wiped"],
+    wiped_and_busy: ["joined whatever the cluster"],
     late_grant: ["grant confirmed by a renewal"],
 }
 """The rules without which each of them ends badly."""

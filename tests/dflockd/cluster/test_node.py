@@ -41,6 +41,7 @@ class Cluster:
 
     def __init__(self, *addresses: str, num_shards: int = 4, wall: int = WALL) -> None:
         self.store = KeySpace(history=1 << 20)
+        self.store.txn([], [Put("/p.secret", b"secret")])
         self.terms = Terms(num_shards=num_shards, promise=3, max_lease=4)
         self.now = 1000.0
         self.nodes: dict[str, Node] = {}

@@ -15,7 +15,12 @@ import pytest
 
 from tests.dflockd.cluster.rules import BROKEN
 from tests.dflockd.cluster.simulation import Rules, ViolationError, World
-from tests.dflockd.cluster.stories import STORIES, lost_with_the_answer, waits_where_nobody_comes
+from tests.dflockd.cluster.stories import (
+    STORIES,
+    lost_with_the_answer,
+    restored,
+    waits_where_nobody_comes,
+)
 
 SCHEDULES = 120
 SOAK = 10_000
@@ -66,6 +71,11 @@ FOUND_BY_CHANCE = {
     "epoch not increased": 0,
     "lease counted from the answer": 20,
     "positions not kept": 10,
+}
+
+# The same, in schedules in which the store is wiped, or restored from a backup.
+FOUND_WITH_REPLACED_STORES = {
+    "epochs of before used again": (1, 3, 4),
 }
 
 # The same, in schedules with chains of take-overs.
@@ -130,6 +140,14 @@ def test_schedules_with_chains_of_take_overs() -> None:
     assert counts["grants"] > 600
 
 
+def test_schedules_in_which_the_store_is_replaced() -> None:
+    counts = sum((World(seed, Rules(replaces=True)).run().counts for seed in range(60)), Counter())
+    assert counts["wipes"] > 20
+    assert counts["restores"] > 5
+    assert counts["stores seen to be replaced"] > 60
+    assert counts["grants"] > 600
+
+
 def test_a_seed_replays_exactly() -> None:
     one, other = World(7).run(), World(7).run()
     assert one.timeline() == other.timeline()
@@ -138,7 +156,12 @@ def test_a_seed_replays_exactly() -> None:
 
 def test_no_rule_is_left_out() -> None:
     by_stories = {name for names in STORIES.values() for name in names}
-    assert {*FOUND_BY_CHANCE, *FOUND_IN_CHAINS, *by_stories} == BROKEN.keys()
+    assert {
+        *FOUND_BY_CHANCE,
+        *FOUND_IN_CHAINS,
+        *FOUND_WITH_REPLACED_STORES,
+        *by_stories,
+    } == BROKEN.keys()
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
@@ -152,6 +175,12 @@ def test_a_story_ends_well_by_the_rules_and_badly_without(story: Callable[[World
 def test_who_waits_at_a_server_that_was_replaced_unawares_is_sent_to_the_new_one() -> None:
     world = World(1, story=waits_where_nobody_comes).run()
     assert world.granted["c2"] < 30  # it is cut off until 35
+
+
+def test_all_servers_notice_that_the_store_was_restored_and_begin_anew() -> None:
+    world = World(1, story=restored).run()
+    assert world.counts["stores seen to be replaced"] == 3
+    assert {process.name for process in world.running()}.isdisjoint({"s1.1", "s2.2", "s3.3"})
 
 
 def test_a_hand_over_whose_claim_was_not_answered_costs_its_waiters_no_recovery() -> None:
@@ -173,6 +202,14 @@ def test_chains_of_take_overs_show_that_a_rule_is_missing(name: str) -> None:
         run_chains(seed)
         with pytest.raises(ViolationError):
             World(seed, replace(BROKEN[name], chains=True)).run()
+
+
+@pytest.mark.parametrize("name", FOUND_WITH_REPLACED_STORES)
+def test_a_store_that_was_replaced_shows_that_a_rule_is_missing(name: str) -> None:
+    for seed in FOUND_WITH_REPLACED_STORES[name]:
+        World(seed, Rules(replaces=True)).run()
+        with pytest.raises(ViolationError):
+            World(seed, replace(BROKEN[name], replaces=True)).run()
 
 
 @pytest.mark.soak

@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
+import urllib.request
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from examples.demo.stage import Process, StageError
+from examples.demo.stage import WAIT, Process, StageError
 
 
 class Etcd(Process):
@@ -38,11 +41,51 @@ class Etcd(Process):
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
+    @property
+    def data(self) -> Path:
+        """Where it keeps everything."""
+        return self.directory.resolve() / f"{self.name}.data"
+
+    def wipe(self) -> None:
+        """Have it start with nothing, as when its disk was lost."""
+        self.kill()
+        shutil.rmtree(self.data)
+        self.start()
+
+    def back_up(self) -> Path:
+        """Copy everything it has, while it is stopped for a moment; return where to."""
+        self.stop()
+        copy = self.data.with_suffix(".copy")
+        shutil.copytree(self.data, copy)
+        self.start()
+        return copy
+
+    def restore(self, copy: Path) -> None:
+        """Have it start with what it had then."""
+        self.kill()
+        shutil.rmtree(self.data)
+        shutil.copytree(copy, self.data)
+        self.start()
+
+    def calls(self) -> Counter[str]:
+        """Return how many calls it has answered, by their names."""
+        with urllib.request.urlopen(
+            f"{self.scheme}://{self.endpoint}/metrics", timeout=WAIT
+        ) as page:
+            text = page.read().decode()
+        found = re.findall(
+            r'^grpc_server_handled_total\{.*grpc_method="(\w+)".*\} (\d+)', text, re.M
+        )
+        counts: Counter[str] = Counter()
+        for name, number in found:
+            counts[name] += int(number)
+        return counts
+
     def _command(self) -> Sequence[str]:
         here, anywhere = f"{self.scheme}://{self.endpoint}", "http://127.0.0.1:0"
         options = {
             "--name": self.name,
-            "--data-dir": str(self.directory.resolve() / f"{self.name}.data"),
+            "--data-dir": str(self.data),
             "--listen-client-urls": here,
             "--advertise-client-urls": here,
             "--listen-peer-urls": anywhere,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflockd.cluster.node import Node
+from dflockd.shards.continuity import Continuity
 from dflockd.table import ShardTable
 from dflockd.table.state import Peer
 from dflockd.wire import (
@@ -69,6 +70,9 @@ class Rules:
     """Whether clients do something else while they wait, and have their places kept meanwhile."""
     chains: bool = False
     """Whether servers also end while those that they replaced may still serve."""
+    continuity: type[Continuity] = Continuity
+    replaces: bool = False
+    """Whether the store is also full, wiped, or restored from a backup."""
 
 
 class Clock:

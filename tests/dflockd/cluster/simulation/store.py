@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +16,7 @@ from dflockd.shards.values import ShardRecord, parse_shard_value
 from tests.dflockd.cluster.simulation.machines import (
     PATIENCE,
     PREFIX,
+    SECRET,
 )
 
 if TYPE_CHECKING:
@@ -26,6 +30,8 @@ class Watch:
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
         self.next = 0
+        self.asked = 0
+        """The highest revision that was known when everything was asked for."""
         self.cut = False
         self._last = 0.0
 
@@ -53,6 +59,42 @@ class Etcd:
         """Answers that were lost, for stories in which they come after all."""
         self.watches: list[Watch] = []
         self._told = self.space.revision
+        self.copies: list[KeySpace] = []
+        """Backups."""
+        self._generation = 0
+        self._founded = 0
+
+    def agree(self) -> bytes:
+        """Join the cluster, or found it: return its secret."""
+        key = f"{PREFIX}.secret"
+        record = self.space.load(key).records.get(key)
+        if record is not None:
+            return record.value
+        self._founded += 1
+        secret = SECRET + b"%d" % self._founded
+        self.space.txn([], [Put(key, secret)])
+        return secret
+
+    @property
+    def closed_by(self) -> bytes:
+        """Who has said that the store was replaced."""
+        key = f"{PREFIX}.closed"
+        record = self.space.load(key).records.get(key)
+        return record.value if record is not None else b""
+
+    def copy(self) -> None:
+        """Make a backup."""
+        self.copies.append(copy.deepcopy(self.space))
+
+    def replace(self, space: KeySpace) -> None:
+        """Have another store there: an empty one, or a backup."""
+        self._generation += 1
+        space._lease_ids = itertools.count(1000 * self._generation)
+        self.space = space
+        self._told = space.revision
+        for watch in self.watches:
+            watch.cut = True
+        self.watches = []
 
     def call(
         self,
@@ -61,18 +103,21 @@ class Etcd:
         answer: Callable[..., None],
         held_up: float = 0,
         unanswered: bool = False,
+        is_judged: bool = True,
     ) -> None:
         """Send something; `answer` gets what comes back, or ``None`` once nothing came for long."""
-        world, open_ = self.world, [True]
+        world, open_, generation = self.world, [True], self._generation
+        asked = server.continuity.revision
 
         def give(result: object) -> None:
             if open_:
                 open_.clear()
-                server.receive(answer, result)
+                handle = functools.partial(server.judge, asked) if is_judged else server.take
+                server.receive(handle, answer, result)
 
         def run(*, answered: bool) -> None:
-            if not self.is_up:
-                return
+            if not self.is_up or generation != self._generation:
+                return  # no request outlives the process that it was sent to
             result = execute()
             self.changed()
             if answered and not self._loses(server):
@@ -107,6 +152,7 @@ class Etcd:
             watch.next = loaded.revision + 1
             self.watches = [w for w in self.watches if w.server is not watch.server]
             self.watches.append(watch)
+            watch.asked = watch.server.continuity.revision
             watch.tell(watch.server.loaded, loaded)
 
     def changed(self) -> None:

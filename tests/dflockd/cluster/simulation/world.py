@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import heapq
 import itertools
 import random
@@ -11,7 +12,7 @@ from typing import Any
 
 from dflockd.cluster.calls import Kind
 from dflockd.cluster.terms import Terms
-from dflockd.shards import Delete
+from dflockd.shards import Delete, KeySpace
 from dflockd.shards.errors import LeaseGoneError
 from dflockd.wire import (
     Space,
@@ -70,6 +71,7 @@ class World:
         self.slow = rng.choice((0.01, 0.05, 0.2))
         self.watch_lag = rng.choice((1, 1, 5, 20))
         self.etcd = Etcd(self)
+        self._closed_until = 0.0
         self._lives = itertools.count(1)
         if story is not None:
             self.terms = Terms(num_shards=2, promise=2, max_lease=8)
@@ -101,12 +103,14 @@ class World:
     def after(self, seconds: float, call: Callable[..., Any], *args: Any) -> None:
         self.at(self.time + seconds, call, *args)
 
-    def run(self, until: float = CALM + FINALE) -> World:
+    def run(self) -> World:
         """Let everything happen.
 
         Raises:
             ViolationError: something did that must not.
         """
+        # Servers whose store was replaced end and start again, at their leisure.
+        until = CALM + FINALE * (2 if self.rules.replaces else 1)
         while self._events and self._events[0][0] <= until:
             self.time, _, call, args = heapq.heappop(self._events)
             try:
@@ -196,7 +200,9 @@ class World:
     def _start(self, name: str, former: Process) -> None:
         if (self.servers.get(name) or self.clients[name]) is not former:
             return
-        if isinstance(former, ServerProcess):
+        if isinstance(former, ServerProcess) and self.time < self._closed_until:
+            self.at(self._closed_until, self._start, name, former)
+        elif isinstance(former, ServerProcess):
             process = ServerProcess(self, name, former.clock, next(self._lives))
             self.servers[name] = process
             self.log(process.name, "starts")
@@ -213,6 +219,13 @@ class World:
             process.kill()
             self.after(self.delay(), self.revoke, lease)
             self.after(self.random.uniform(0.5, 4), self._start, process.address, process)
+
+    def end_for_good(self, process: ServerProcess) -> None:
+        """A server whose store was replaced ends, and is started again."""
+        if process.alive:
+            self.log(process.name, "ends, for the store was replaced")
+            process.kill()
+            self.after(self.random.uniform(0.1, 2), self._start, process.address, process)
 
     def end_at_once(self, name: str, back_after: float = 1.0) -> None:
         """Have a server end without handing anything over, and revoke its lease."""
@@ -277,6 +290,32 @@ class World:
         self.etcd.is_up = True
         for watch in self.etcd.watches:
             watch.cut = True
+
+    def wipe_store(self, seconds: float, revision: int = 1) -> None:
+        """Have the store away for some time, and empty then."""
+        self.counts["wipes"] += 1
+        space = KeySpace()
+        space.revision = revision
+        self._replace_store(seconds, space)
+
+    def start_at_once(self, name: str) -> None:
+        """Start a server although the store was replaced: against the manual."""
+        self._closed_until = 0.0
+        self.start(name)
+
+    def restore_store(self, seconds: float) -> None:
+        """Have the store away for some time, and in an earlier state then."""
+        if self.etcd.copies and not self.calm:
+            self.counts["restores"] += 1
+            self._replace_store(seconds, copy.deepcopy(self.random.choice(self.etcd.copies)))
+
+    def _replace_store(self, seconds: float, space: KeySpace) -> None:
+        self.log("etcd", "is replaced, by one at revision %d", space.revision)
+        # For so long nobody starts a server: the manual says so.
+        self._closed_until = self.time + seconds + self.terms.grace * 1.03
+        self.stop_store(seconds)
+        self.etcd.replace(space)
+        self.etcd.copies.clear()
 
     def interrupt(self, name: str) -> None:
         process = self.servers[name]
@@ -435,8 +474,28 @@ def _trouble(world: World) -> None:
     chosen = rng.sample(faults, rng.randint(2, 6))
     if world.rules.chains:
         chosen += [lambda: _chain(world), lambda: world.end_at_once(server(), rng.uniform(0.1, 4))]
+    if world.rules.replaces:
+        _replace(world)
     for _ in range(rng.randint(3, 20)):
         world.at(rng.uniform(4, CALM - 3), rng.choice(chosen))
+
+
+def _replace(world: World) -> None:
+    """Have the store wiped, or restored from a backup."""
+    rng = world.random
+    for _ in range(2):
+        world.at(rng.uniform(3, 20), world.etcd.copy)
+    away = rng.choice((0.0, 0.5, 3.0, 6.0))
+    if rng.random() < 0.5:
+        world.at(rng.uniform(6, 24), world.wipe_store, away)
+        return
+
+    def is_fine() -> bool:
+        # The manual says that no other server is to run when a backup is restored.
+        servers = world.servers.values()
+        return all(s.alive and not s.stopped and s.keeps_up for s in servers) or world.calm
+
+    world.at(rng.uniform(6, 24), world.when, is_fine, world.restore_store, away)
 
 
 def _chain(world: World) -> None:
