@@ -10,6 +10,7 @@ import gc
 import logging
 import math
 import os
+import random
 import secrets
 import signal
 import sys
@@ -25,7 +26,7 @@ from dflockd.config import SettingError, Settings, load, load_cluster, read_etcd
 from dflockd.server import Server, ServerOptions
 from dflockd.server.descriptors import Shares, raise_limit, share
 from dflockd.server.unix import SocketPathError
-from dflockd.shards import StoreError, StoreUnreachableError
+from dflockd.shards import StoreError, StoreFullError, StoreUnreachableError
 from dflockd.storage import StateDir, StateError
 from dflockd.table import Identity, LockTable, TokenIssuer
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 LEAVE_SHARE = 0.75
 """Share of the shutdown timeout in which shards are handed over."""
+
+AGREE_PAUSE = 1.5
+"""Seconds, about, between two attempts to join a cluster whose store cannot be used yet."""
 
 COLLECTIONS = (2000, 10, 1000)
 """When Python looks for garbage in cycles: after so many new objects, and how rarely in old ones."""
@@ -268,10 +272,10 @@ async def _agreed(
     while not stopped.is_set():
         try:
             return await agree(store, prefix, terms)
-        except StoreUnreachableError as exc:
+        except (StoreUnreachableError, StoreFullError) as exc:
             logger.warning("%s: trying again", exc)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopped.wait(), 1)
+            await asyncio.wait_for(stopped.wait(), AGREE_PAUSE * random.uniform(0.75, 1.25))
     await store.close()
     return None
 

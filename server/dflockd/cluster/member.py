@@ -7,13 +7,15 @@ import contextlib
 import logging
 import math
 import os
+import random
 import secrets
 import time
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from dflockd.cluster.calls import RETRY, Call
+from dflockd.cluster.backoff import Backoff
+from dflockd.cluster.calls import Call, Kind
 from dflockd.cluster.node import Node
 from dflockd.cluster.terms import Terms
 from dflockd.shards import (
@@ -24,6 +26,7 @@ from dflockd.shards import (
     Store,
     StoreError,
     StoreReplacedError,
+    StoreUnreachableError,
     follow,
 )
 from dflockd.shards.keys import Keys
@@ -34,6 +37,8 @@ SECRET_SIZE = 32
 
 CLOSING_PAUSE = 3.0
 """Seconds between two attempts to tell servers that start of locks of which the store does not know."""
+
+SIGNS_OF_LIFE = (Kind.ENLIST.value, Kind.HEARTBEAT.value)
 
 logger = logging.getLogger("dflockd.cluster")
 
@@ -98,7 +103,11 @@ class Member:
         self._timer: asyncio.TimerHandle | None = None
         self._stepped = asyncio.Event()
         self._lapsed = True
-        self._has_complained = False
+        self._complaints: dict[str, type[StoreError]] = {}
+        self._refused = False
+        """Whether the last sign of life was answered, with no."""
+        self._wants_lease = asyncio.Event()
+        self._wanted_lease = True
         self._closes = False
         self.over = asyncio.Event()
 
@@ -159,31 +168,46 @@ class Member:
 
     async def _live(self) -> None:
         """Get a lease of the store, and keep it; another one each time that the node needs one."""
-        node = self.node
+        backoff = Backoff(random.random)
+        third = self.node.terms.promise / 3
+        kept_until = 0.0
         while True:
+            self._wants_lease.clear()
+            made = time.monotonic()
             try:
-                if node.membership.wants_lease:
-                    lease = await self._store.grant_lease(node.terms.promise)
-                    node.enlist(uuid.uuid4().hex, lease.id, time.monotonic())
-                    self._step()
-                elif node.membership.lease:
-                    await self._store.keep_alive(node.membership.lease)
-                await asyncio.sleep(node.terms.promise / 3)
-            except LeaseGoneError:
-                # The node finds out by itself: its next heartbeat fails.
-                await asyncio.sleep(RETRY)
+                if await self._keep_lease():
+                    kept_until = made + 3 * third
+                pause = third
+                backoff.worked()
             except StoreReplacedError as exc:
                 self._replaced(exc)
                 return
             except StoreError as exc:
-                self._complain("lease", exc)
-                await asyncio.sleep(RETRY)
+                if not isinstance(exc, LeaseGoneError):  # else the node finds out by its heartbeat
+                    self._complain("lease", exc)
+                now = time.monotonic()
+                pause = backoff.failed(made, now, kept_until - now) - now
+            else:
+                self._is_well("lease")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wants_lease.wait(), pause)
+
+    async def _keep_lease(self) -> bool:
+        """Keep the lease, or get one, and return whether there is one."""
+        node = self.node
+        if node.membership.wants_lease:
+            lease = await self._store.grant_lease(node.terms.promise)
+            node.enlist(uuid.uuid4().hex, lease.id, time.monotonic())
+            self._step()
+        elif node.membership.lease:
+            await self._store.keep_alive(node.membership.lease)
+        return bool(node.membership.lease)
 
     async def _send(self, call: Call) -> None:
         outcome: Outcome | None = None
         try:
             outcome = await self._store.txn(call.compares, call.operations)
-            self._has_complained = False
+            self._is_well(call.kind.value)
         except LeaseGoneError:
             outcome = Outcome(False, 0, {})
         except StoreReplacedError as exc:
@@ -217,9 +241,18 @@ class Member:
             await asyncio.sleep(CLOSING_PAUSE)
 
     def _complain(self, what: str, exc: StoreError) -> None:
-        # Once, until the store answers again: each call fails while it is away.
-        logger.log(logging.DEBUG if self._has_complained else logging.WARNING, "%s: %s", what, exc)
-        self._has_complained = True
+        """Say once what the store says, until that works again or it says something else."""
+        if what in SIGNS_OF_LIFE and self.node.leases.over_at is None:
+            self._refused = not isinstance(exc, StoreUnreachableError)
+            self.node.trouble = str(exc)
+        is_known = self._complaints.get(what) is type(exc)
+        self._complaints[what] = type(exc)
+        logger.log(logging.DEBUG if is_known else logging.WARNING, "%s: %s", what, exc)
+
+    def _is_well(self, what: str) -> None:
+        self._complaints.pop(what, None)
+        if what in SIGNS_OF_LIFE:
+            self.node.trouble = ""
 
     def _due(self) -> None:
         self._timer = None
@@ -238,6 +271,9 @@ class Member:
         if self.node.leases.over_at is not None and not self._closes:
             self._closes = True
             self._spawn(self._close_store())
+        if self.node.membership.wants_lease and not self._wanted_lease:
+            self._wants_lease.set()
+        self._wanted_lease = self.node.membership.wants_lease
         self._tell()
         if self._timer is not None:
             self._timer.cancel()
@@ -260,9 +296,17 @@ class Member:
         if self.node.leases.over_at is not None:
             self._lapsed = True  # which has been said
         if lapsed and not self._lapsed:
+            what = (
+                "has refused what keeps this server alive" if self._refused else "has not answered"
+            )
             logger.error(
-                "%s has not answered for %d s: no lock is granted or renewed until it does",
-                *(self._name, self.node.terms.promise),
+                "%s %s for %d s: no lock is granted or renewed until it does: %s",
+                *(
+                    self._name,
+                    what,
+                    self.node.terms.promise,
+                    self.node.trouble or "no error so far",
+                ),
             )
         elif self._lapsed and not lapsed:
             logger.info("%s answers: locks are granted and renewed", self._name)

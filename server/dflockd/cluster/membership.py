@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from enum import Enum
 
-from dflockd.cluster.calls import RETRY, Call, Kind
+from dflockd.cluster.backoff import Backoff
+from dflockd.cluster.calls import Call, Kind
 from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.terms import Terms
 from dflockd.cluster.view import LEAVING, NODES, View
@@ -58,6 +60,20 @@ class Membership:
         self._beating = False
         self._next_beat = 0.0
         self._announcing = False
+        chance = random.Random(address).random
+        self._backoff = Backoff(chance)
+        self._waits = Backoff(chance)
+        """For an earlier process to be gone."""
+
+    @property
+    def in_touch(self) -> bool:
+        """Whether the last sign of life was answered."""
+        return not self._backoff.failing
+
+    def hurry(self, now: float) -> None:
+        """Try again now what was to be tried later: something has changed."""
+        if not self._beating and (self._backoff.failing or self._waits.failing):
+            self._next_beat = min(self._next_beat, now)
 
     def enlist(self, incarnation: str, lease: int, now: float) -> None:
         """Begin a life: by a name that was never used, and with a new lease of the store."""
@@ -104,8 +120,10 @@ class Membership:
         if put.lease != self.lease:
             return News.NOTHING  # of an earlier life
         if outcome is None:
-            self._next_beat = now + RETRY
+            left = self._leases.until - now
+            self._next_beat = self._backoff.failed(call.made, now, left)
             return News.NOTHING
+        self._backoff.worked()
         if outcome.succeeded:
             return self._alive(call)
         if outcome.revision:  # else only the lease is known to have ended
@@ -135,7 +153,7 @@ class Membership:
                     *(self._address, self._terms.promise),
                 )
             self._is_taken = True
-            self._next_beat = now + RETRY
+            self._next_beat = self._waits.failed(call.made, now)
         return News.NOTHING
 
     def _alive(self, call: Call) -> News:
@@ -143,6 +161,7 @@ class Membership:
         if self.joined:
             return News.ALIVE
         self.joined, self._is_taken = True, False
+        self._waits.worked()
         logger.info("%s is in the cluster", self._address)
         return News.JOINED
 

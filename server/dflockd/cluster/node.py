@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from dflockd.cluster.backoff import Backoffs
 from dflockd.cluster.calls import RETRY, Call, Kind
 from dflockd.cluster.claims import Claims, opens_at_once
 from dflockd.cluster.handover import HandOver
@@ -49,6 +51,9 @@ from dflockd.wire import MapReport, Refusal
 MAX_CALLS = 4
 """Transactions about shards that are under way at once. A large move is spread out by this, and each
 shard is out of service only while its own transactions are under way."""
+
+QUEUED = (Kind.CONFIRM, Kind.CLAIM, Kind.RELEASE, Kind.CLEAR)
+"""What the calls are for that are made from each of a node's queues."""
 
 LEAVE_TIMEOUT = 5.0
 """Seconds that a server that leaves gives the leader to find new servers for its shards."""
@@ -129,6 +134,7 @@ class Node:
         )
         self._retries: dict[int, None] = {}
         self._retry_at: float | None = None
+        self._backoffs = Backoffs(random.Random(address).random)
 
     # What comes in.
 
@@ -142,6 +148,7 @@ class Node:
         self.leases.loaded(loaded.revision, now)
         self.claims.open_heard()
         self.leader.settle(now)
+        self.membership.hurry(now)
         self._look_at_all(now)
 
     def changed(self, events: Iterable[Event], now: float) -> None:
@@ -151,6 +158,8 @@ class Node:
         for event in events:
             if event.record is not None and event.record.value != self.membership.condition.value:
                 self._hear(event.key, now)
+            elif event.record is None and event.key == self.membership.key:
+                self.membership.hurry(now)
             self._see(event.key, event.record, event.revision, now)
             self.leases.told(event.revision)
         self.claims.open_heard()
@@ -169,8 +178,10 @@ class Node:
         if call.kind in (Kind.ENLIST, Kind.HEARTBEAT):
             self._beaten(call, outcome, now)
         elif call.kind is Kind.TIDY:
+            self._backoffs.ended(call, worked=outcome is not None, now=now)
             self.claims.leftovers.answered(call, outcome, now)
         elif call.kind is Kind.ANNOUNCE:
+            self._backoffs.ended(call, worked=outcome is not None, now=now)
             if outcome is None or not outcome.succeeded:
                 self.membership.not_announced()
                 self._later((), now)
@@ -180,8 +191,10 @@ class Node:
                 self.leader.answered(outcome.succeeded if outcome else None, now)
             if outcome is not None and outcome.succeeded:
                 self._succeeded(call, outcome, now)
+                worked = True
             else:
-                self._failed(call, outcome, now)
+                worked = self._failed(call, outcome, now)
+            self._backoffs.ended(call, worked=worked, now=now)
         self._work(now)
 
     def replaced(self, reason: str, now: float) -> None:
@@ -250,10 +263,23 @@ class Node:
         if self._sends_away:
             times.append(self.leases.hopeless_at)
         if self.membership.joined and self._is_loaded:
-            times += self._leave_until, self.claims.leftovers.next_deadline()
-            if self._under_way < MAX_CALLS:
-                times += self.leader.next_deadline(), self.handover.next_deadline()
+            times.append(self._leave_until)
+            if self.membership.in_touch:
+                times += self._calls_due()
         return min((time for time in times if time is not None), default=math.inf)
+
+    def _calls_due(self) -> Iterator[float | None]:
+        """Yield when calls are due, also such as have failed."""
+        backoffs = self._backoffs
+        yield backoffs[Kind.TIDY].due(self.claims.leftovers.next_deadline())
+        if self.leaving and self._retry_at is None:
+            yield backoffs.again_at(Kind.ANNOUNCE)
+        if self._under_way < MAX_CALLS:
+            yield backoffs[Kind.ASSIGN].due(self.leader.next_deadline())
+            yield (waits := backoffs[Kind.RELEASE].due(self.handover.next_deadline()))
+            for queue, kind in zip(self._queues, QUEUED, strict=True):
+                if queue and (kind is not Kind.RELEASE or waits is None):
+                    yield backoffs.again_at(kind)
 
     def may_serve(self, now: float) -> bool:
         """Whether its serving lease lasts, so that locks are granted."""
@@ -430,29 +456,31 @@ class Node:
             self._tenures.effects.extend(self.table.send_away())
         if not (self.membership.joined and self._is_loaded):
             return
-        if self.leaving:
-            if self._retry_at is None:
-                self._call(self.membership.announce(now))
-            if self._leave_until is not None and now >= self._leave_until:
-                self._leave_until = None
-                for tenure in self._tenures:
-                    self._look_at(tenure.shard, now)
+        if self._leave_until is not None and now >= self._leave_until:
+            self._leave_until = None
+            for tenure in self._tenures:
+                self._look_at(tenure.shard, now)
+        if not self.membership.in_touch:
+            return  # one call finds out whether the store answers again, and not all of them
+        if self.leaving and self._retry_at is None and self._backoffs[Kind.ANNOUNCE].may(now):
+            self._call(self.membership.announce(now))
         self._work_on_shards(now)
-        self._call(self.claims.leftovers.call(now))
+        if self._backoffs[Kind.TIDY].may(now):
+            self._call(self.claims.leftovers.call(now))
 
     def _work_on_shards(self, now: float) -> None:
         condition, claims, handover = self.membership.condition, self.claims, self.handover
-        while claims.unconfirmed and self._may_call:
+        while claims.unconfirmed and self._may_call(Kind.CONFIRM, now):
             self._call_shards(claims.confirm(condition, now))
-        while handover.foreign and self._may_call:
+        while handover.foreign and self._may_call(Kind.CLEAR, now):
             call = handover.clear(condition, now)
             self._later(call.shards, now)  # not again before this one has ended
             self._call_shards(call)
-        while claims.queue and self._may_call:
+        while claims.queue and self._may_call(Kind.CLAIM, now):
             self._call_shards(claims.call(condition, now))
-        while handover.queue and self._may_call and handover.may_go_on(now):
+        while handover.queue and self._may_call(Kind.RELEASE, now) and handover.may_go_on(now):
             self._call_shards(handover.call(condition, now))
-        if self._may_call:
+        if self._may_call(Kind.ASSIGN, now):
             self._call_shards(self.leader.call(now))
 
     # How calls end.
@@ -481,8 +509,12 @@ class Node:
                 assert isinstance(put_, Put)
                 self._see(put_.key, Record(put_.value, outcome.revision), outcome.revision, now)
 
-    def _failed(self, call: Call, outcome: Outcome | None, now: float) -> None:
-        """Look at it as it is now. Something was not as expected, or nobody knows what was done."""
+    def _failed(self, call: Call, outcome: Outcome | None, now: float) -> bool:
+        """Look at it as it is now. Something was not as expected, or nobody knows what was done.
+
+        Returns:
+            Whether it is known why.
+        """
         for tenure in call.tenures:
             tenure.calling = False
         shards = [tenure.shard for tenure in call.tenures] + list(call.shards)
@@ -491,7 +523,7 @@ class Node:
             me = outcome.records.get(mine.key)
             if mine in call.compares and (not me or me.value != mine.value):
                 self._gone()
-                return
+                return True
             has_learned = False
             for compare in call.compares:
                 record = outcome.records.get(compare.key)
@@ -502,9 +534,10 @@ class Node:
             if has_learned:
                 for shard in shards:
                     self._look_at(shard, now)
-                return
+                return True
             self.claims.failed(outcome)
         self._later(shards, now)
+        return False
 
     def _later(self, shards: Iterable[int], now: float) -> None:
         """Look at some shards again in a moment."""
@@ -517,9 +550,8 @@ class Node:
 
     # Calls.
 
-    @property
-    def _may_call(self) -> bool:
-        return self._under_way < MAX_CALLS
+    def _may_call(self, kind: Kind, now: float) -> bool:
+        return self._under_way < MAX_CALLS and self._backoffs[kind].may(now)
 
     def _call_shards(self, call: Call | None) -> None:
         if call is not None:
@@ -528,4 +560,5 @@ class Node:
 
     def _call(self, call: Call | None) -> None:
         if call is not None:
+            self._backoffs[call.kind].begin()
             self._calls.append(call)

@@ -11,6 +11,8 @@
         ├── BadShardValueError       (ValueError) what the store has for a shard cannot be read
         ├── ShardConflictError       another process changed the shards in between
         └── StoreError               the store said no
+            ├── StoreDeniedError         who asks may not: user, password or permission
+            ├── StoreFullError           it has no room for what was to be written
             ├── StoreUnreachableError    (ConnectionError) or it said nothing in time
             ├── StoreReplacedError       it was wiped, or restored from a backup
             ├── CompactedError           it has forgotten the changes that were asked for
@@ -59,6 +61,14 @@ def _restore(message: str, shards: tuple[int, ...]) -> ShardConflictError:
 
 class StoreError(RemoteError):
     """The store refused the request; nothing has changed."""
+
+
+class StoreDeniedError(StoreError):
+    """Who asks may not do so: it is the wrong user or password, or the user lacks a permission."""
+
+
+class StoreFullError(StoreError):
+    """The store has no room for what was to be written: the database of etcd is as big as it may be."""
 
 
 class StoreUnreachableError(StoreError, ConnectionError):

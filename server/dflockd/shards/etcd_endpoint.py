@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import contextlib
 
-from dflockd.shards.errors import LeaseGoneError, StoreError, StoreUnreachableError
+from dflockd.shards.errors import (
+    LeaseGoneError,
+    StoreDeniedError,
+    StoreError,
+    StoreFullError,
+    StoreUnreachableError,
+)
 from dflockd.shards.tls import EtcdTls
 
 try:
@@ -46,6 +52,8 @@ _REFUSALS = {
     grpc.StatusCode.UNIMPLEMENTED,
 }
 
+_DENIALS = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED}
+
 
 class Endpoint:
     """One endpoint and a connection to it."""
@@ -81,7 +89,13 @@ def failure(endpoint: Endpoint, exc: Exception) -> StoreError:
         return silent(endpoint, details)
     if code == grpc.StatusCode.NOT_FOUND:
         return LeaseGoneError(f"etcd {endpoint.name}: {details}", server=endpoint.name)
-    return StoreError(f"etcd {endpoint.name} refused: {details}", server=endpoint.name)
+    kind = StoreError
+    if code in _DENIALS:
+        kind = StoreDeniedError
+    elif code == grpc.StatusCode.RESOURCE_EXHAUSTED and "space exceeded" in details:
+        kind = StoreFullError
+        details += " (compact it, defragment it, and disarm its alarm)"
+    return kind(f"etcd {endpoint.name} refused: {details}", server=endpoint.name)
 
 
 def silent(endpoint: Endpoint, details: str) -> StoreUnreachableError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -22,8 +23,8 @@ MAX_OPERATIONS = 128
 NO_LEASE = 0
 """The lease of a key that stays until it is deleted."""
 
-RELOAD_PAUSES = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds between attempts to follow a store that fails; the last one repeats."""
+RELOAD_PAUSES = (0.0, 0.1, 0.2, 0.5, 1.0, 2.5)
+"""Seconds, about, between attempts to follow a store that fails; the last one repeats."""
 
 logger = logging.getLogger("dflockd.shards")
 
@@ -219,7 +220,7 @@ async def follow(store: Store, prefix: str) -> AsyncGenerator[Loaded | list[Even
             # Once: what is away for long is told of by whoever needs it.
             level = logging.DEBUG if failures > 1 else logging.WARNING
             logger.log(level, "cannot follow %s, loading it again: %s", prefix, exc)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause * random.uniform(0.75, 1.25))
 
 
 class Registration:

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from dflockd.cluster import snapshot as snapshots
-from dflockd.cluster.calls import Call, Kind
+from dflockd.cluster.backoff import Backoff
+from dflockd.cluster.calls import RETRY, Call, Kind
 from dflockd.cluster.claims import Claims
 from dflockd.cluster.handover import HandOver
 from dflockd.cluster.membership import Membership, News
@@ -109,6 +110,22 @@ class BeginsAgain(View):
     @floor.setter
     def floor(self, floor: int) -> None:
         pass
+
+
+class Impatient(Backoff):
+    """Tries again soon, however often it has failed."""
+
+    def failed(self, made: float, now: float, left: float = math.inf) -> float:
+        self._pause = RETRY
+        return super().failed(now, now)
+
+
+class RetriesSoon(Node):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.membership._backoff.__class__ = Impatient
+        for backoff in self._backoffs._kinds.values():
+            backoff.__class__ = Impatient
 
 
 class ServesFromTheAnswer(Membership):
@@ -324,5 +341,6 @@ BROKEN: dict[str, Rules] = {
     "opened in a store that was wiped": Rules(node=without(Kind.CLAIM, is_closed)),
     "joined whatever the cluster": Rules(node=with_part("membership", JoinsAnyCluster)),
     "epochs of before used again": Rules(node=with_part("view", BeginsAgain)),
+    "retried without a pause": Rules(node=RetriesSoon),
     "positions not kept": Rules(table=ForgetsPositions),
 }

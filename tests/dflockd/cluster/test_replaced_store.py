@@ -79,6 +79,8 @@ def test_nothing_is_granted_any_more_and_the_servers_end_when_no_lock_can_be_lef
     assert document["ready"] is False
     assert NOTICED in json.dumps(document)
 
+    calls = etcd.calls()
+
     # One that starts too soon opens nothing that may be held.
     second.kill()
     second.start()
@@ -91,6 +93,10 @@ def test_nothing_is_granted_any_more_and_the_servers_end_when_no_lock_can_be_lef
     assert ended == 1
     assert time.monotonic() > replaced + GRACE - 1
     assert "start this server again" in first.log_text()
+
+    spent = etcd.calls() - calls
+    # Each closes the store again and again; and one has joined it, and given its shards out.
+    assert spent["Txn"] + spent["Range"] + spent["LeaseGrant"] < 2 * GRACE * 3 + 450, spent
 
     first.start()
     _, line = cluster.follow("l", key, f"0 {LEASE}", timeout=2 * PATIENCE)

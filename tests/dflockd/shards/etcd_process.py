@@ -8,10 +8,12 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from examples.demo.stage import WAIT, Process, StageError
 
@@ -22,9 +24,12 @@ class Etcd(Process):
     scheme = "http"
     serving = "serving client traffic insecurely"
 
-    def __init__(self, directory: str | Path, name: str = "etcd") -> None:
+    def __init__(
+        self, directory: str | Path, name: str = "etcd", *, more: Sequence[str] = ()
+    ) -> None:
         super().__init__(directory, name)
         self.port = 0
+        self._more = more
 
     @property
     def endpoint(self) -> str:
@@ -67,6 +72,29 @@ class Etcd(Process):
         shutil.copytree(copy, self.data)
         self.start()
 
+    def control(self, *words: str) -> Any:
+        """Run `etcdctl`; return what it answers."""
+        command = [f"{etcd_executable()}ctl", "--endpoints", self.endpoint, "--write-out", "json"]
+        command += words
+        env = {**os.environ, "ETCDCTL_API": "3"}
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=WAIT, check=False
+        )
+        if done.returncode:
+            raise StageError(f"{' '.join(command)}: {done.stderr}")
+        try:
+            return json.loads(done.stdout)
+        except ValueError:
+            return done.stdout
+
+    def make_room(self) -> None:
+        """Do what the manual says about a database that is full."""
+        [status] = self.control("endpoint", "status")
+        # What is not off the disk yet, defragmentation keeps.
+        self.control("compaction", "--physical", str(status["Status"]["header"]["revision"]))
+        self.control("defrag")
+        self.control("alarm", "disarm")
+
     def calls(self) -> Counter[str]:
         """Return how many calls it has answered, by their names."""
         with urllib.request.urlopen(
@@ -96,7 +124,7 @@ class Etcd(Process):
             "--election-timeout": "100",
         }
         words = (word for option in options.items() for word in option)
-        return [etcd_executable(), *words, "--unsafe-no-fsync"]
+        return [etcd_executable(), *words, "--unsafe-no-fsync", *self._more]
 
     def _after_start(self) -> None:
         line = json.loads(self.wait_log(self.serving))

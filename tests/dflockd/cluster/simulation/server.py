@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from dflockd.cluster import node as node_module
-from dflockd.cluster.calls import RETRY, Call, Kind
+from dflockd.cluster.backoff import Backoff
+from dflockd.cluster.calls import Call, Kind
 from dflockd.shards import Outcome, get_shard_id
 from dflockd.shards.errors import LeaseGoneError, StoreReplacedError
 from dflockd.table import Effect, Limits
@@ -61,6 +63,8 @@ class ServerProcess(Process):
         self._judged = False
         """Whether this step may have begun what only one server may do."""
         self._waits_for_lease = False
+        self._leasing = Backoff(random.Random(address).random)
+        self._leasing_since = 0.0
         self._left_by: float | None = None
         self.continuity = world.rules.continuity()
         self._closes = False
@@ -101,8 +105,8 @@ class ServerProcess(Process):
         if node.membership.wants_lease:
             if not self._waits_for_lease:
                 self._waits_for_lease = True
-                ttl, space = self.world.terms.promise, etcd.space
-                grant = lambda: space.grant(ttl, self.world.time)  # noqa: E731
+                self._leasing_since = now
+                grant = functools.partial(etcd.grant, self.world.terms.promise)
                 self.outbox.append((etcd.call, (self, grant, self._leased)))
         elif node.membership.lease and self.address not in etcd.no_keep_alives:
             lease = node.membership.lease
@@ -117,7 +121,11 @@ class ServerProcess(Process):
 
     def _leased(self, now: float, lease: Any) -> None:
         self._waits_for_lease = False
-        self._lives_at = now + (self.world.terms.promise / 3 if lease else RETRY)
+        self._lives_at = now + self.world.terms.promise / 3
+        if lease is None:
+            self._lives_at = self._leasing.failed(self._leasing_since, now)
+        else:
+            self._leasing.worked()
         if lease is not None:
             self.node.enlist(f"{self.name}/{lease.id}", lease.id, now)
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dflockd.cluster.calls import Call, Kind
-from dflockd.shards import Outcome, Put, RevisionIs, format_shard_value
-from dflockd.shards.errors import LeaseGoneError
+from dflockd.shards import Lease, Outcome, Put, RevisionIs, format_shard_value
+from dflockd.shards.errors import LeaseGoneError, StoreError
 from dflockd.shards.memory import KeySpace
 from dflockd.shards.values import ShardRecord, parse_shard_value
 from tests.dflockd.cluster.simulation.machines import (
@@ -49,6 +49,9 @@ class Etcd:
         self.world = world
         self.space = KeySpace()
         self.is_up = True
+        self.is_full = False
+        self.refused: list[tuple[float, str]] = []
+        """When it refused whose transactions, while it was full."""
         self.cut: set[str] = set()
         self.no_keep_alives: set[str] = set()
         self.held_up: dict[Kind, float] = {}
@@ -118,7 +121,13 @@ class Etcd:
         def run(*, answered: bool) -> None:
             if not self.is_up or generation != self._generation:
                 return  # no request outlives the process that it was sent to
-            result = execute()
+            try:
+                result = execute()
+            except StoreError:
+                self.refused.append((world.time, server.name))
+                world.counts["refused"] += 1
+                world.after(world.delay(), give, None)
+                return
             self.changed()
             if answered and not self._loses(server):
                 world.after(world.delay(), give, result)
@@ -139,7 +148,14 @@ class Etcd:
     def _loses(self, server: ServerProcess) -> bool:
         return server.address in self.cut or self.world.chance(self.world.losses)
 
+    def grant(self, ttl: int) -> Lease:
+        if self.is_full:
+            raise StoreError("full")
+        return self.space.grant(ttl, self.world.time)
+
     def txn(self, call: Call) -> Outcome:
+        if self.is_full and any(isinstance(operation, Put) for operation in call.operations):
+            raise StoreError("full")
         try:
             return self.space.txn(call.compares, call.operations)
         except LeaseGoneError:

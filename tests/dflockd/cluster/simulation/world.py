@@ -33,6 +33,12 @@ from tests.dflockd.cluster.simulation.machines import (
 from tests.dflockd.cluster.simulation.server import ServerProcess
 from tests.dflockd.cluster.simulation.store import Etcd
 
+SOON = 4.0
+"""Seconds after which a server has found out that the store refuses."""
+
+PER_SECOND = 1.0
+"""Transactions with which it may try a store that refuses."""
+
 
 class World:
     """Everything there is, and the judge of it.
@@ -291,6 +297,20 @@ class World:
         for watch in self.etcd.watches:
             watch.cut = True
 
+    def fill_store(self, seconds: float) -> None:
+        """Have the store take nothing new for some time."""
+        self.counts["store full"] += 1
+        self.log("etcd", "is full for %.1f s", seconds)
+        self.etcd.is_full = True
+        self.after(seconds, self._empty_store, self.time)
+
+    def _empty_store(self, since: float) -> None:
+        self.etcd.is_full = False
+        refused = Counter(who for time, who in self.etcd.refused if time > since + SOON)
+        for who, number in refused.items():
+            if number > PER_SECOND * (self.time - since - SOON) + 2:
+                raise self.violation(f"{who} asked a full store {number} times")
+
     def wipe_store(self, seconds: float, revision: int = 1) -> None:
         """Have the store away for some time, and empty then."""
         self.counts["wipes"] += 1
@@ -475,7 +495,9 @@ def _trouble(world: World) -> None:
     if world.rules.chains:
         chosen += [lambda: _chain(world), lambda: world.end_at_once(server(), rng.uniform(0.1, 4))]
     if world.rules.replaces:
-        _replace(world)
+        world.at(rng.uniform(4, CALM - 15), world.fill_store, rng.choice((0.5, 3, 8, 14)))
+        if rng.random() < 0.7:
+            _replace(world)
     for _ in range(rng.randint(3, 20)):
         world.at(rng.uniform(4, CALM - 3), rng.choice(chosen))
 
