@@ -38,6 +38,9 @@ SECRET_SIZE = 32
 CLOSING_PAUSE = 3.0
 """Seconds between two attempts to tell servers that start of locks of which the store does not know."""
 
+MEASURE_PAUSE = 30.0
+"""Seconds, about, from one look at how full the store is to the next."""
+
 SIGNS_OF_LIFE = (Kind.ENLIST.value, Kind.HEARTBEAT.value)
 
 logger = logging.getLogger("dflockd.cluster")
@@ -116,6 +119,7 @@ class Member:
         self._loop = asyncio.get_running_loop()
         self._spawn(self._follow())
         self._spawn(self._live())
+        self._spawn(self._measure())
         self._step()
 
     def is_serving(self) -> bool:
@@ -202,6 +206,13 @@ class Member:
         elif node.membership.lease:
             await self._store.keep_alive(node.membership.lease)
         return bool(node.membership.lease)
+
+    async def _measure(self) -> None:
+        """Look now and then how full the store is."""
+        while self.node.leases.over_at is None:
+            with contextlib.suppress(StoreError):
+                self.node.store_size = await self._store.size()
+            await asyncio.sleep(MEASURE_PAUSE * random.uniform(0.75, 1.25))
 
     async def _send(self, call: Call) -> None:
         outcome: Outcome | None = None

@@ -44,7 +44,7 @@ from dflockd.shards import (
     get_shard_id,
 )
 from dflockd.shards.keys import FLOORS
-from dflockd.shards.store import Operation
+from dflockd.shards.store import Operation, Size
 from dflockd.table import Effect, Limits, ShardTable, TokenIssuer
 from dflockd.wire import MapReport, Refusal
 
@@ -94,6 +94,7 @@ class Node:
         leader: what it does while it leads.
         leaving: whether it gives all shards away.
         trouble: why it does not serve, in a few words; empty while it does, or nothing is known.
+        store_size: how much room the store takes, where that is known.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Node:
         self.leader = Leader(self.view, address, balances=balances)
         self.leaving = False
         self.trouble = ""
+        self.store_size: Size | None = None
         self._shard_of = lru_cache(1 << 16)(lambda key: get_shard_id(key, terms.num_shards))
         self._calls: list[Call] = []
         self._under_way = 0

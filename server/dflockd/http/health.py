@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from dflockd.server import Server
+from dflockd.shards.store import Size
 from dflockd.wire import MapReport
 
 MOVE_TIME = 2.0
@@ -50,6 +51,10 @@ class Cluster(Protocol):
     @property
     def trouble(self) -> str:
         """Why no lock is granted, as far as it is known."""
+
+    @property
+    def store_size(self) -> Size | None:
+        """How much room the store takes, where that is known."""
 
     def counts(self) -> Mapping[str, int]:
         """Return how many shards it has in which stage."""

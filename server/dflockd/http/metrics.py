@@ -216,6 +216,11 @@ class ServerCollector(Collector):
             "Shards that are to be this server's and that nobody serves.",
             len(cluster.unserved()),
         )
+        total, in_use = cluster.store_size or (0, 0)
+        yield _gauge(
+            "dflockd_store_bytes", "Bytes that the database of etcd takes; 0 before a look.", total
+        )
+        yield _gauge("dflockd_store_used_bytes", "Bytes of it that hold something.", in_use)
         now = time.monotonic()
         recovering = sum(
             1

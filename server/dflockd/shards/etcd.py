@@ -31,6 +31,7 @@ from dflockd.shards.store import (
     Loaded,
     Operation,
     Outcome,
+    Size,
     check_ttl,
     check_txn,
 )
@@ -150,6 +151,15 @@ class EtcdStore:
         await self._call(
             lambda member, timeout: member.leases.LeaseRevoke(request, timeout=timeout)
         )
+
+    async def size(self) -> Size | None:
+        """See `Store`. It is that of the member that answers."""
+        request = rpc.StatusRequest()
+        reply = await self._call(
+            lambda member, timeout: member.maintenance.Status(request, timeout=timeout),
+            repeat=True,
+        )
+        return Size(reply.dbSize, reply.dbSizeInUse)
 
     def begin_anew(self) -> None:
         """See `Store`."""

@@ -67,6 +67,7 @@ class Endpoint:
             self.channel = rpc.secure_channel(name, credentials, options=_OPTIONS)
         self.kv = rpc.KVStub(self.channel)
         self.leases = rpc.LeaseStub(self.channel)
+        self.maintenance = rpc.MaintenanceStub(self.channel)
         self.watches = rpc.WatchStub(self.channel)
 
     @property

@@ -24,6 +24,7 @@ from dflockd.shards.store import (
     Put,
     Record,
     RevisionIs,
+    Size,
     check_ttl,
     check_txn,
 )
@@ -204,6 +205,10 @@ class MemoryStore:
         """See `Store`."""
         with self._turn():
             self._space.revoke(lease)
+
+    async def size(self) -> Size | None:
+        """See `Store`."""
+        return None
 
     def begin_anew(self) -> None:
         """See `Store`. It is never replaced."""

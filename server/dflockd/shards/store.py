@@ -112,6 +112,18 @@ class Lease(NamedTuple):
     ttl: int
 
 
+class Size(NamedTuple):
+    """How much room the store takes, in bytes.
+
+    Attributes:
+        total: on disk; a limit that the store has is about this.
+        in_use: of it, what holds something. The rest is used again for what is written next.
+    """
+
+    total: int
+    in_use: int
+
+
 class Store(Protocol):
     """The calls. Each of them ends within a bound, also when the store is silent.
 
@@ -157,6 +169,9 @@ class Store(Protocol):
         Raises:
             LeaseGoneError: it has ended before.
         """
+
+    async def size(self) -> Size | None:
+        """Return how much room it takes; ``None`` if that means nothing."""
 
     def begin_anew(self) -> None:
         """Take the store as it is now, after `StoreReplacedError`: for who knows what to do then."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -54,6 +55,21 @@ def test_what_this_server_has(cluster: ClusterStage) -> None:
         stages = {stage.value for stage in Stage}
         assert {s for s in stages if f'dflockd_shards{{stage="{s}"}}' in metrics} == stages
     assert has.total() == NUM_SHARDS
+
+
+def test_how_full_etcd_is(cluster: ClusterStage) -> None:
+    [status] = cluster.etcd.control("endpoint", "status")
+    for server in cluster.servers:
+
+        def sizes(server: ClusterServer = server) -> list[float]:
+            found = re.findall(
+                r"^dflockd_store_(?:used_)?bytes (\S+)", ask(server, "metrics"), re.M
+            )
+            return [float(number) for number in found]
+
+        eventually(lambda sizes=sizes: all(sizes()))
+        total, used = sizes()
+        assert 0 < used <= total <= status["Status"]["dbSize"]
 
 
 def test_a_key_is_shown_where_its_shard_is(cluster: ClusterStage) -> None:

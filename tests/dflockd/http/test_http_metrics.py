@@ -68,6 +68,7 @@ def test_every_metric_is_documented_and_no_other(start_site: StartSite, tmp_path
         if name.startswith("dflockd_")
     }
     in_a_cluster = {f"dflockd_shards{end}" for end in ("", "_recovering", "_unserved")}
+    in_a_cluster |= {"dflockd_store_bytes", "dflockd_store_used_bytes"}
     rows = re.findall(r"^\| `(dflockd_\w+)[`{]", PAGE.read_text(), re.MULTILINE)
     assert len(rows) == len(set(rows))
     assert set(rows) == made | in_a_cluster
