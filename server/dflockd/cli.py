@@ -22,11 +22,11 @@ from dflockd import __version__
 from dflockd.address import parse_server
 from dflockd.cluster import Member, Node, Terms, TermsError, agree, commands
 from dflockd.cluster.front_door import FrontDoor, Tls
-from dflockd.config import SettingError, Settings, load, load_cluster, read_etcd_tls
+from dflockd.config import SettingError, Settings, load, load_cluster, read_etcd_tls, read_etcd_user
 from dflockd.server import Server, ServerOptions
 from dflockd.server.descriptors import Shares, raise_limit, share
 from dflockd.server.unix import SocketPathError
-from dflockd.shards import StoreError, StoreFullError, StoreUnreachableError
+from dflockd.shards import StoreDeniedError, StoreError, StoreFullError, StoreUnreachableError
 from dflockd.storage import StateDir, StateError
 from dflockd.table import Identity, LockTable, TokenIssuer
 
@@ -116,11 +116,11 @@ def _etcd(values: Mapping[str, Any] | Settings) -> EtcdStore:
 
     Raises:
         ImportError: the extra is not installed.
-        SettingError: what TLS needs cannot be read.
+        SettingError: what TLS needs, or the password, cannot be read.
     """
     from dflockd.shards.etcd import EtcdStore
 
-    return EtcdStore(values["cluster"], tls=read_etcd_tls(values))
+    return EtcdStore(values["cluster"], tls=read_etcd_tls(values), user=read_etcd_user(values))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -189,6 +189,9 @@ async def _serve_shards(settings: Settings) -> int:
     stopped, terms = _begin(settings), settings.terms()
     try:
         secret = await _agreed(store, settings["cluster_prefix"], terms, stopped)
+    except StoreDeniedError as exc:
+        logger.error("--cluster-user %s: %s", settings["cluster_user"] or "is not set", exc)
+        return 1
     except (TermsError, StoreError) as exc:
         logger.error("--cluster-prefix %s: %s", settings["cluster_prefix"], exc)
         return 1

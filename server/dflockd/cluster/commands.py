@@ -104,13 +104,15 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster-prefix", metavar="TEXT", help="prefix of its keys [DFLOCKD_CLUSTER_PREFIX]"
     )
-    for name, text in (
-        ("ca", "authorities of etcd's certificate"),
-        ("cert", "certificate to show to etcd"),
-        ("key", "its private key"),
+    for name, metavar, text in (
+        ("ca", "FILE", "authorities of etcd's certificate (PEM)"),
+        ("cert", "FILE", "certificate to show to etcd (PEM)"),
+        ("key", "FILE", "its private key (PEM)"),
+        ("user", "NAME", "as whom to ask etcd, where it has users"),
+        ("password-file", "FILE", "file with that user's password in its one line"),
     ):
-        variable = f"DFLOCKD_CLUSTER_{name.upper()}"
-        parser.add_argument(f"--cluster-{name}", metavar="FILE", help=f"{text} (PEM) [{variable}]")
+        variable = f"DFLOCKD_CLUSTER_{name.upper().replace('-', '_')}"
+        parser.add_argument(f"--cluster-{name}", metavar=metavar, help=f"{text} [{variable}]")
 
 
 async def run(store: Store, prefix: str, parsed: argparse.Namespace) -> None:

@@ -217,7 +217,9 @@ class Member:
     async def _send(self, call: Call) -> None:
         outcome: Outcome | None = None
         try:
-            outcome = await self._store.txn(call.compares, call.operations)
+            is_sign = call.kind.value in SIGNS_OF_LIFE
+            timeout = self.node.terms.promise / 3 if is_sign else None
+            outcome = await self._store.txn(call.compares, call.operations, timeout=timeout)
             self._is_well(call.kind.value)
         except LeaseGoneError:
             outcome = Outcome(False, 0, {})

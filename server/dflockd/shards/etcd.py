@@ -22,7 +22,15 @@ from dflockd.shards.errors import (
     StoreError,
     StoreUnreachableError,
 )
-from dflockd.shards.etcd_endpoint import METADATA, Endpoint, failure, grpc, rpc, silent
+from dflockd.shards.etcd_endpoint import (
+    METADATA,
+    Endpoint,
+    failure,
+    grpc,
+    is_signed_out,
+    rpc,
+    silent,
+)
 from dflockd.shards.store import (
     Compare,
     Event,
@@ -36,6 +44,7 @@ from dflockd.shards.store import (
     check_txn,
 )
 from dflockd.shards.tls import EtcdTls
+from dflockd.shards.user import EtcdUser
 
 DEFAULT_PORT = 2379
 TIMEOUT = 2.0
@@ -55,13 +64,19 @@ class EtcdStore:
         timeout: seconds that a call may take, over all endpoints. A watch that is silent for so
             long is asked for a sign of life, and ends if there is none for as long again.
         tls: how to speak TLS; ``None`` does not.
+        user: as whom to ask; ``None`` where etcd has no users.
 
     Raises:
         InvalidArgumentError: no endpoints, or no time.
     """
 
     def __init__(
-        self, endpoints: Sequence[str], *, timeout: float = TIMEOUT, tls: EtcdTls | None = None
+        self,
+        endpoints: Sequence[str],
+        *,
+        timeout: float = TIMEOUT,
+        tls: EtcdTls | None = None,
+        user: EtcdUser | None = None,
     ) -> None:
         if isinstance(endpoints, str) or not endpoints or not all(endpoints):
             raise InvalidArgumentError(
@@ -76,20 +91,33 @@ class EtcdStore:
         """In the order in which they are tried."""
         self._closing: set[asyncio.Task[None]] = set()
         self._continuity = Continuity()
+        self._user = user
+        self._metadata: tuple[tuple[str, str], ...] = ()
+        """What goes with every call: the token, once there is one."""
+        self._signing_in = asyncio.Lock()
 
     async def get_prefix(self, prefix: str) -> Loaded:
         """See `Store`. An endpoint that is silent has its share of the time; then the next is asked."""
         key, end = messages.key_range(prefix)
         request = rpc.RangeRequest(key=key, range_end=end)
         reply = await self._call(
-            lambda member, timeout: member.kv.Range(request, timeout=timeout), repeat=True
+            lambda member, timeout: member.kv.Range(
+                request, timeout=timeout, metadata=self._metadata
+            ),
+            repeat=True,
         )
         return Loaded(
             {messages.to_text(kv.key): messages.to_record(kv) for kv in reply.kvs},
             reply.header.revision,
         )
 
-    async def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        operations: Sequence[Operation],
+        *,
+        timeout: float | None = None,
+    ) -> Outcome:
         """See `Store`."""
         check_txn(compares, operations)
         request = rpc.TxnRequest(
@@ -97,7 +125,7 @@ class EtcdStore:
             success=[messages.request(operation) for operation in operations],
             failure=[messages.request(Get(compare.key)) for compare in compares],
         )
-        reply = await self._call(lambda member, timeout: member.kv.Txn(request, timeout=timeout))
+        reply = await self._ask(lambda member: member.kv.Txn, request, timeout=timeout)
         found = itertools.chain.from_iterable(r.response_range.kvs for r in reply.responses)
         return Outcome(reply.succeeded, reply.header.revision, messages.to_records(found))
 
@@ -124,7 +152,9 @@ class EtcdStore:
         check_ttl(ttl)
         request = rpc.LeaseGrantRequest(TTL=ttl)
         reply = await self._call(
-            lambda member, timeout: member.leases.LeaseGrant(request, timeout=timeout)
+            lambda member, timeout: member.leases.LeaseGrant(
+                request, timeout=timeout, metadata=self._metadata
+            )
         )
         return Lease(reply.ID, reply.TTL)
 
@@ -133,7 +163,7 @@ class EtcdStore:
 
         async def send(member: Endpoint, timeout: float) -> Any:
             requests = iter([rpc.LeaseKeepAliveRequest(ID=lease)])
-            call = member.leases.LeaseKeepAlive(requests, timeout=timeout)
+            call = member.leases.LeaseKeepAlive(requests, timeout=timeout, metadata=self._metadata)
             try:
                 reply = await call.read()
             finally:
@@ -149,14 +179,18 @@ class EtcdStore:
         """See `Store`."""
         request = rpc.LeaseRevokeRequest(ID=lease)
         await self._call(
-            lambda member, timeout: member.leases.LeaseRevoke(request, timeout=timeout)
+            lambda member, timeout: member.leases.LeaseRevoke(
+                request, timeout=timeout, metadata=self._metadata
+            )
         )
 
     async def size(self) -> Size | None:
         """See `Store`. It is that of the member that answers."""
         request = rpc.StatusRequest()
         reply = await self._call(
-            lambda member, timeout: member.maintenance.Status(request, timeout=timeout),
+            lambda member, timeout: member.maintenance.Status(
+                request, timeout=timeout, metadata=self._metadata
+            ),
             repeat=True,
         )
         return Size(reply.dbSize, reply.dbSizeInUse)
@@ -172,9 +206,25 @@ class EtcdStore:
         self._members = []
         await asyncio.gather(*self._closing)
 
-    async def _call(self, send: _Send, *, repeat: bool = False) -> Any:
+    async def _ask(
+        self,
+        method: Callable[[Endpoint], Callable[..., Awaitable[Any]]],
+        request: Any,
+        *,
+        repeat: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        return await self._call(
+            lambda member, left: method(member)(request, timeout=left, metadata=self._metadata),
+            repeat=repeat,
+            timeout=timeout,
+        )
+
+    async def _call(
+        self, send: _Send, *, repeat: bool = False, timeout: float | None = None
+    ) -> Any:
         """Send a request to one endpoint, or if it may be repeated to one after the other."""
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + min(timeout or self._timeout, self._timeout)
         asked = self._continuity.asks()
         unanswered: StoreError | None = None
         for left in range(len(self.endpoints) if repeat else 1, 0, -1):
@@ -183,7 +233,7 @@ class EtcdStore:
             except StoreUnreachableError as exc:
                 raise unanswered or exc from None
             try:
-                reply = await send(member, (deadline - time.monotonic()) / left)
+                reply = await self._send(send, member, (deadline - time.monotonic()) / left)
             except rpc.AioRpcError as exc:
                 unanswered = failure(member, exc)
                 if not isinstance(unanswered, StoreUnreachableError):
@@ -207,6 +257,30 @@ class EtcdStore:
                 return reply
         assert unanswered is not None
         raise unanswered
+
+    async def _send(self, send: _Send, member: Endpoint, timeout: float) -> Any:
+        """Send to one endpoint; once more where it did not know the token, and so has done nothing."""
+        if self._user is None:
+            return await send(member, timeout)
+        await self._sign_in(self._user, member, timeout)
+        signed_in = self._metadata
+        try:
+            return await send(member, timeout)
+        except rpc.AioRpcError as exc:
+            if not is_signed_out(exc):
+                raise
+        if self._metadata is signed_in:
+            self._metadata = ()
+        await self._sign_in(self._user, member, timeout)
+        return await send(member, timeout)
+
+    async def _sign_in(self, user: EtcdUser, member: Endpoint, timeout: float) -> None:
+        """Get a token, unless there is one: they end, and with a member that keeps them."""
+        async with self._signing_in:
+            if not self._metadata:
+                request = rpc.AuthenticateRequest(name=user.name, password=user.password)
+                reply = await member.auth.Authenticate(request, timeout=timeout)
+                self._metadata = (("token", reply.token),)
 
     async def _connected(self, timeout: float) -> Endpoint:
         """Return the first endpoint that has a connection, or else the first to get one."""
@@ -251,7 +325,7 @@ class EtcdStore:
                 await member.connect()
         except TimeoutError:
             raise silent(member, f"no connection within {self._timeout:g} s") from None
-        call = member.watches.Watch(metadata=METADATA)
+        call = member.watches.Watch(metadata=(*METADATA, *self._metadata))
         await call.write(rpc.WatchRequest(create_request=create))
         reading = asyncio.ensure_future(call.read())
         asked = False

@@ -21,7 +21,7 @@ except ImportError as exc:
         f"the etcd store needs aetcd: pip install 'dflockd-py[etcd]' ({exc})"
     ) from exc
 
-__all__ = ["METADATA", "Endpoint", "failure", "grpc", "rpc", "silent"]
+__all__ = ["METADATA", "Endpoint", "failure", "grpc", "is_signed_out", "rpc", "silent"]
 
 # Else gRPC ends its thread when the last channel is gone, and blocks until that has ended, which can
 # be never: https://github.com/grpc/grpc/issues/22365
@@ -53,6 +53,8 @@ _REFUSALS = {
 }
 
 _DENIALS = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED}
+# The same, under codes that mean other things as well.
+_DENIED = ("invalid user ID or password", "user name is empty", "authentication is not enabled")
 
 
 class Endpoint:
@@ -65,6 +67,7 @@ class Endpoint:
         else:
             credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
             self.channel = rpc.secure_channel(name, credentials, options=_OPTIONS)
+        self.auth = rpc.AuthStub(self.channel)
         self.kv = rpc.KVStub(self.channel)
         self.leases = rpc.LeaseStub(self.channel)
         self.maintenance = rpc.MaintenanceStub(self.channel)
@@ -91,12 +94,20 @@ def failure(endpoint: Endpoint, exc: Exception) -> StoreError:
     if code == grpc.StatusCode.NOT_FOUND:
         return LeaseGoneError(f"etcd {endpoint.name}: {details}", server=endpoint.name)
     kind = StoreError
-    if code in _DENIALS:
+    if code in _DENIALS or any(text in details for text in _DENIED):
         kind = StoreDeniedError
     elif code == grpc.StatusCode.RESOURCE_EXHAUSTED and "space exceeded" in details:
         kind = StoreFullError
         details += " (compact it, defragment it, and disarm its alarm)"
     return kind(f"etcd {endpoint.name} refused: {details}", server=endpoint.name)
+
+
+def is_signed_out(exc: Exception) -> bool:
+    """Whether a call was refused for its token: it has ended, or users were changed since."""
+    if not isinstance(exc, rpc.AioRpcError):
+        return False
+    details = exc.details() or ""
+    return exc.code() == grpc.StatusCode.UNAUTHENTICATED or "auth store is old" in details
 
 
 def silent(endpoint: Endpoint, details: str) -> StoreUnreachableError:

@@ -170,7 +170,13 @@ class MemoryStore:
         with self._turn():
             return self._space.load(prefix)
 
-    async def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        operations: Sequence[Operation],
+        *,
+        timeout: float | None = None,
+    ) -> Outcome:
         """See `Store`."""
         with self._turn():
             return self._space.txn(compares, operations)

@@ -134,10 +134,21 @@ class Store(Protocol):
     async def get_prefix(self, prefix: str) -> Loaded:
         """Return all keys that begin with `prefix`."""
 
-    async def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        operations: Sequence[Operation],
+        *,
+        timeout: float | None = None,
+    ) -> Outcome:
         """Carry out the operations, all or none, if all conditions hold.
 
         It is never sent twice: after `StoreUnreachableError` it may or may not have happened.
+
+        Args:
+            compares: the conditions.
+            operations: what is to be done.
+            timeout: seconds until the answer is given up, where that is sooner than usual.
 
         Raises:
             InvalidArgumentError: more than `MAX_OPERATIONS`, or a key is written twice.
