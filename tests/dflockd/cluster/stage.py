@@ -146,7 +146,7 @@ class Mapping:
         asyncio.run(self._with_store(run))
 
     async def _with_store(self, work: Callable[[EtcdStore], Awaitable[R]]) -> R:
-        store = EtcdStore([self._endpoint()], timeout=10)
+        store = EtcdStore(self._endpoint().split(","), timeout=10)
         try:
             return await work(store)
         finally:
