@@ -18,6 +18,7 @@ from dflockd.wire import (
     Granted,
     Label,
     Moved,
+    Ping,
     Release,
     Renew,
     Renewed,
@@ -77,12 +78,16 @@ class ScriptedServer:
         self._script[kind] = list(answers)
 
     def asked(self, *kinds: type) -> list[Any]:
-        """Return the requests of these kinds; without kinds, all but labels, auth and shards."""
+        """Return the requests of these kinds; without kinds, all but labels, auth, pings and shards."""
         with self._changed:
             return [
                 r
                 for _, r in self.requests
-                if (isinstance(r, kinds) if kinds else not isinstance(r, Label | Auth | Shards))
+                if (
+                    isinstance(r, kinds)
+                    if kinds
+                    else not isinstance(r, Label | Auth | Ping | Shards)
+                )
             ]
 
     def wait_asked(self, kind: type, number: int = 1) -> None:
@@ -164,6 +169,7 @@ _DEFAULTS: dict[type, Any] = {
     Release: Status.OK,
     Label: Status.OK,
     Auth: Status.OK,
+    Ping: Status.OK,
     Resume: Status.OK,
     Reserve: Status.OK,
     Shards: Status.ERROR,
