@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from dflockd import operations
 from dflockd.cluster import snapshot as snapshots
 from dflockd.cluster.backoff import Backoff
 from dflockd.cluster.calls import RETRY, Call, Kind
@@ -19,6 +20,7 @@ from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.tenures import Tenure
 from dflockd.cluster.terms import MARGIN
 from dflockd.cluster.view import View
+from dflockd.operations import GRACE, Answer, Exchange, Operation, Target
 from dflockd.shards import Delete, Get, Outcome, Put, Record, RevisionIs, ShardRecord
 from dflockd.shards.values import format_shard_value
 from dflockd.table import Effect, ShardTable, Snapshot
@@ -307,6 +309,45 @@ class ForgetsPositions(ShardTable):
         super().load(shard, snapshot._replace(waiters=[]), now)
 
 
+def silence_for_an_answer(target: Target, timeout: float | None) -> Operation[Any]:
+    """Take the end of a client's patience for the answer that the lock is not free."""
+    operation = operations.acquire(target, timeout)
+    return (yield from _changed(operation, lambda e: e._replace(timeout_is_reply=True)))
+
+
+def long_patience(target: Target, timeout: float | None) -> Operation[Any]:
+    """Give a server ten seconds for any answer."""
+
+    def change(exchange: Exchange) -> Exchange:
+        if exchange.timeout_is_reply or exchange.patience is None:
+            return exchange
+        return exchange._replace(patience=exchange.patience + 10 - GRACE)
+
+    return (yield from _changed(operations.acquire(target, timeout), change))
+
+
+def without_an_attempt(target: Target, timeout: float | None) -> Operation[Any]:
+    """Cut a wait off without having been told before that the lock is not free."""
+    operation = operations.acquire(target, timeout)
+    exchange = next(operation)
+    if timeout and exchange.patience == GRACE:
+        exchange = operation.send(Answer(b"timeout", 0.0, 0.0))
+    return (yield from _changed(operation, lambda e: e, exchange))
+
+
+def _changed(
+    operation: Operation[Any],
+    change: Callable[[Exchange], Exchange],
+    exchange: Exchange | None = None,
+) -> Operation[Any]:
+    try:
+        exchange = exchange or next(operation)
+        while True:
+            exchange = operation.send((yield change(exchange)))
+    except StopIteration as stop:
+        return stop.value
+
+
 BROKEN: dict[str, Rules] = {
     "grants without a promise": Rules(table=GrantsForEver),
     "renewals without a promise": Rules(table=RenewsForEver),
@@ -343,4 +384,8 @@ BROKEN: dict[str, Rules] = {
     "epochs of before used again": Rules(node=with_part("view", BeginsAgain)),
     "retried without a pause": Rules(node=RetriesSoon),
     "positions not kept": Rules(table=ForgetsPositions),
+    "silence taken for an answer": Rules(acquires=silence_for_an_answer),
+    "cut off though nobody has answered": Rules(acquires=without_an_attempt),
+    "nobody looks at a silent server": Rules(looks=False),
+    "ten seconds for any answer": Rules(acquires=long_patience, gives_up=False),
 }

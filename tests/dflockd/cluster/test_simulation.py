@@ -16,6 +16,7 @@ import pytest
 from tests.dflockd.cluster.rules import BROKEN
 from tests.dflockd.cluster.simulation import Rules, ViolationError, World
 from tests.dflockd.cluster.stories import (
+    HANGS,
     STORIES,
     lost_with_the_answer,
     restored,
@@ -87,6 +88,14 @@ FOUND_IN_CHAINS = {
 }
 
 
+# The same, in schedules in which servers hang.
+FOUND_IN_HANGS = {
+    "silence taken for an answer": (0,),
+    "cut off though nobody has answered": (0,),
+    "ten seconds for any answer": (0,),
+}
+
+
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     """The story is told by the simulation; the log of a thousand crashes says nothing more."""
@@ -101,6 +110,10 @@ def run(seed: int) -> Counter[str]:
 
 def run_chains(seed: int) -> Counter[str]:
     return World(seed, Rules(chains=True)).run().counts
+
+
+def run_hangs(seed: int) -> Counter[str]:
+    return World(seed, Rules(hangs=True)).run().counts
 
 
 def judge(counts: Counter[str], schedules: int) -> None:
@@ -150,20 +163,27 @@ def test_schedules_in_which_the_store_is_replaced() -> None:
     assert counts["grants"] > 600
 
 
-def test_a_seed_replays_exactly() -> None:
-    one, other = World(7).run(), World(7).run()
+def test_schedules_in_which_servers_hang() -> None:
+    """Clients wait by the rules of the library, and say that a lock is held if a server did."""
+    counts = sum((run_hangs(seed) for seed in range(100)), Counter())
+    assert counts["hangs"] > 300
+    assert counts["silence"] > 2000
+    assert counts["not answered"] > 1500
+    assert counts["told that it is held"] > 500
+    assert counts["grants"] > 1000
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_seed_replays_exactly(hangs: bool) -> None:
+    one, other = (World(7, Rules(hangs=hangs)).run() for _ in range(2))
     assert one.timeline() == other.timeline()
     assert one.counts == other.counts
 
 
 def test_no_rule_is_left_out() -> None:
-    by_stories = {name for names in STORIES.values() for name in names}
-    assert {
-        *FOUND_BY_CHANCE,
-        *FOUND_IN_CHAINS,
-        *FOUND_WITH_REPLACED_STORES,
-        *by_stories,
-    } == BROKEN.keys()
+    by_stories = {name for names in (*STORIES.values(), *HANGS.values()) for name in names}
+    by_chance = {*FOUND_BY_CHANCE, *FOUND_IN_CHAINS, *FOUND_IN_HANGS, *FOUND_WITH_REPLACED_STORES}
+    assert by_chance | by_stories == BROKEN.keys()
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
@@ -172,6 +192,14 @@ def test_a_story_ends_well_by_the_rules_and_badly_without(story: Callable[[World
     for name in STORIES[story]:
         with pytest.raises(ViolationError):
             World(1, BROKEN[name], story).run()
+
+
+@pytest.mark.parametrize("story", HANGS, ids=lambda story: story.__name__)
+def test_a_server_that_hangs_is_no_server_that_says_no(story: Callable[[World], None]) -> None:
+    World(1, Rules(hangs=True), story).run()
+    for name in HANGS[story]:
+        with pytest.raises(ViolationError):
+            World(1, replace(BROKEN[name], hangs=True), story).run()
 
 
 def test_who_waits_at_a_server_that_was_replaced_unawares_is_sent_to_the_new_one() -> None:
@@ -212,6 +240,22 @@ def test_a_store_that_was_replaced_shows_that_a_rule_is_missing(name: str) -> No
         World(seed, Rules(replaces=True)).run()
         with pytest.raises(ViolationError):
             World(seed, replace(BROKEN[name], replaces=True)).run()
+
+
+@pytest.mark.parametrize("name", FOUND_IN_HANGS)
+def test_servers_that_hang_show_that_a_rule_is_missing(name: str) -> None:
+    for seed in FOUND_IN_HANGS[name]:
+        with pytest.raises(ViolationError):
+            World(seed, replace(BROKEN[name], hangs=True)).run()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_thousands_of_schedules_in_which_servers_hang() -> None:
+    with multiprocessing.get_context("spawn").Pool(2, logging.disable, (logging.CRITICAL,)) as pool:
+        seeds = range(4_000_000, 4_000_000 + SOAK)
+        counts = sum(pool.imap_unordered(run_hangs, seeds, chunksize=50), Counter())
+    assert counts["hangs"] > SOAK
 
 
 @pytest.mark.soak

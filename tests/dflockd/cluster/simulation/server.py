@@ -24,11 +24,13 @@ from dflockd.wire import (
     Enqueued,
     Granted,
     Moved,
+    Ping,
     Recovering,
     Renewed,
     Request,
     Reserve,
     Resume,
+    Shards,
     Status,
     TimedOut,
     Wait,
@@ -203,6 +205,9 @@ class ServerProcess(Process):
             self.sessions[connection.peer.id] = connection
         resumed, kept_until = b"", -math.inf
         for request in requests:
+            if isinstance(request, Shards | Ping):
+                self._dispatch(self.table.handle(connection.peer, request, now))
+                continue
             absent = self._absent()
             effects = self.table.handle(connection.peer, request, now)
             if isinstance(request, Resume):

@@ -9,7 +9,9 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any
+from unittest import mock
 
+from dflockd import shardmap
 from dflockd.cluster.calls import Kind
 from dflockd.cluster.terms import Terms
 from dflockd.shards import Delete, KeySpace
@@ -18,6 +20,7 @@ from dflockd.wire import (
     Space,
 )
 from tests.dflockd.cluster.simulation.client import Client, Life
+from tests.dflockd.cluster.simulation.library import LibraryClient
 from tests.dflockd.cluster.simulation.machines import (
     CALM,
     FINALE,
@@ -96,7 +99,7 @@ class World:
         names = [name for name in self.clocks if name.startswith("c")]
         self.clients = {}
         if story is None:
-            self.clients = {name: Client(self, name, self.clocks[name]) for name in names}
+            self.clients = {name: self._client(name) for name in names}
         self.after(0.25, self._tick)
         (story or _trouble)(self)
         self.at(CALM, self._calm_down)
@@ -117,6 +120,10 @@ class World:
         """
         # Servers whose store was replaced end and start again, at their leisure.
         until = CALM + FINALE * (2 if self.rules.replaces else 1)
+        with mock.patch.object(shardmap, "random", self.random):
+            return self._run(until)
+
+    def _run(self, until: float) -> World:
         while self._events and self._events[0][0] <= until:
             self.time, _, call, args = heapq.heappop(self._events)
             try:
@@ -171,13 +178,14 @@ class World:
         """Have a client take the first lock at some time, and keep it for so long."""
 
         def errand(client: Client) -> Life:
-            client.owners[0] = via, 0
+            client.remember(0, via)
             yield from client.use(client.acquire, KEYS[0], timeout, lease, hold)
 
-        def come() -> None:
-            self.clients[name] = Client(self, name, self.clocks[name], errand)
+        self.at(at, self.come, name, errand)
 
-        self.at(at, come)
+    def come(self, name: str, errand: Callable[[Client], Life]) -> None:
+        """Have a client come, for an errand."""
+        self.clients[name] = self._client(name, errand)
 
     def when(self, condition: Callable[[], bool], act: Callable[..., Any], *args: Any) -> None:
         """Do something once a condition holds."""
@@ -186,11 +194,22 @@ class World:
         else:
             self.after(0.01, self.when, condition, act, *args)
 
+    def _client(self, name: str, errand: Callable[[Client], Life] | None = None) -> Client:
+        kind = LibraryClient if self.rules.hangs else Client
+        return kind(self, name, self.clocks[name], errand)
+
     # Faults; also for stories.
 
     def stop(self, name: str, seconds: float) -> None:
         process = self.servers.get(name) or self.clients[name]
         process.stop(seconds)
+
+    def hang(self, shard: int, seconds: float) -> None:
+        """Have the server of a shard do nothing for so long, and not end."""
+        name = self.etcd.record(shard).current
+        if name:
+            self.counts["hangs"] += 1
+            self.stop(name, seconds)
 
     def crash(self, name: str, back_after: float = 1.0) -> None:
         self.counts["crashes"] += 1
@@ -213,7 +232,7 @@ class World:
             self.servers[name] = process
             self.log(process.name, "starts")
         else:
-            self.clients[name] = Client(self, name, former.clock)
+            self.clients[name] = self._client(name)
 
     def end_server(self, process: ServerProcess) -> None:
         """A server that was drained ends."""
@@ -446,7 +465,7 @@ class World:
         )
 
     def violation(self, what: str) -> ViolationError:
-        option = "--chains " if self.rules.chains else ""
+        option = "--chains " if self.rules.chains else "--hangs " if self.rules.hangs else ""
         return ViolationError(
             f"{what}\n\n{self.timeline()}\n{self.time:8.3f}  {what}\n\n"
             f"replay: python -m tests.dflockd.cluster.simulation {option}{self.seed}"
@@ -498,6 +517,9 @@ def _trouble(world: World) -> None:
         world.at(rng.uniform(4, CALM - 15), world.fill_store, rng.choice((0.5, 3, 8, 14)))
         if rng.random() < 0.7:
             _replace(world)
+    if world.rules.hangs:
+        for _ in range(4):
+            chosen.append(lambda: world.hang(rng.choice(shards), rng.uniform(1, 15)))
     for _ in range(rng.randint(3, 20)):
         world.at(rng.uniform(4, CALM - 3), rng.choice(chosen))
 
