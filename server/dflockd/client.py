@@ -381,7 +381,7 @@ class DistributedLock(LockBase):
         look: Look | None = None,
     ) -> tuple[R, AsyncConnection]:
         """Run an operation on a connection of the pool, or on a new one if that has died there."""
-        started, pool = time.monotonic(), aio.pool()
+        pool = aio.pool()
         if connection is None:
             connection = await pool.take(self._route, until)
         try:
@@ -390,8 +390,8 @@ class DistributedLock(LockBase):
             if not connection.pooled or (until is not None and time.monotonic() >= until):
                 raise
         # Nothing was granted that still is: a grant on the dead connection ended with it.
-        if timeout is not None:
-            timeout = max(0, timeout - (time.monotonic() - started))
+        if timeout is not None and until is not None:
+            timeout = min(timeout, max(0, until - GRACE - time.monotonic()))
         connection = await AsyncConnection.open(self._route, until)
         return await self._run(operation, connection, timeout, until, look), connection
 

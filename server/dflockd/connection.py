@@ -149,8 +149,9 @@ class Connection:
         """
         sent = time.monotonic()
         limit = until if patience is None else sent + patience
-        if until is not None and limit is not None:
-            limit = min(limit, max(until, sent + LEAST_PATIENCE))
+        if until is not None and limit is not None and limit > until:
+            least = sent + LEAST_PATIENCE
+            limit = until if until > least else min(limit, least)
         if self.owed:
             self._receive(limit, look)
             self.owed = False

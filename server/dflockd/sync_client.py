@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -409,7 +408,7 @@ class DistributedLock(LockBase):
         look: Callable[[bool], float] | None = None,
     ) -> R:
         """Run an operation on a connection of the pool, or on a new one if that has died there."""
-        started, pool = time.monotonic(), current().pool
+        pool = current().pool
         if connection is None:
             connection = pool.take(self._route, until)
         self._asking = connection
@@ -425,8 +424,8 @@ class DistributedLock(LockBase):
             if until is not None and time.monotonic() >= until:
                 raise
         # Nothing was granted that still is: a grant on the dead connection ended with it.
-        if timeout is not None:
-            timeout = max(0, timeout - (time.monotonic() - started))
+        if timeout is not None and until is not None:
+            timeout = min(timeout, max(0, until - GRACE - time.monotonic()))
         self._asking = connection = Connection.open(*self._route, until)
         return self._run(operation(self._target_on(connection), timeout), connection, until, look)
 
@@ -556,16 +555,16 @@ class DistributedLock(LockBase):
                 self._telling = None
                 return released, connection
             until = time.monotonic() + RELEASE_PATIENCE
-            releasing = partial(operations.release, self._target, hold.token)
             if connection is not None:
                 try:
-                    return run(releasing(), connection, until), connection
+                    releasing = operations.release(self._target, hold.token)
+                    return run(releasing, connection, until), connection
                 except errors.UnreachableError as exc:
                     if isinstance(exc.__cause__, TimeoutError):
                         raise
             # It broke. The server may wait for a renewal, all the lease long: say that none comes.
             connection = Connection.open(*self._route, until)
-            return run(releasing(), connection, until), connection
+            return run(operations.release(self._target, hold.token), connection, until), connection
         except errors.RemoteError as exc:
             logger.warning("lock %r could not be released in order: %s", self.key, exc)
             if self._telling is not None:
