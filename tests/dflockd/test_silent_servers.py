@@ -7,23 +7,28 @@ what they must stay below is what a client took that waited for such a server.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
+from dflockd import aio, errors, operations, sync_client
 from dflockd import client as async_client
-from dflockd import errors, operations, sync_client
 from dflockd import lock as lock_module
+from dflockd.address import Address
+from dflockd.aio import AsyncConnection
+from dflockd.connection import Connection, run
 from dflockd.places import Places
+from dflockd.pool import Route
 from dflockd.wire import Acquire, Enqueue, Ping, Release, Shards, Status, Wait
 from tests.dflockd.client_support import Client, soon, until
-from tests.dflockd.cluster.stage import ClusterStage
-from tests.dflockd.raw_server import PATIENCE, ServerProcess
+from tests.dflockd.cluster.stage import ClusterServer, ClusterStage
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 from tests.dflockd.scripted_server import ScriptedCluster, Silence
 from tests.dflockd.shards.etcd_process import Etcd
 
@@ -127,6 +132,19 @@ async def test_a_server_that_goes_on_within_the_time(client: Client, hung: Serve
     hung.signal(signal.SIGCONT)
     assert await soon(acquiring) is True
     assert await lock.release() is True
+
+
+async def test_an_answer_is_given_a_moment_also_when_the_time_is_over(
+    start: Callable[..., ServerProcess],
+) -> None:
+    """The process was stopped: what it asks when it goes on is still answered."""
+    route, is_over = Route(Address("127.0.0.1", start().port)), time.monotonic() - 60
+    connection = Connection.open(*route, is_over)
+    run(operations.ping(""), connection, is_over)
+    connection.close()
+    on_the_loop = await AsyncConnection.open(route, is_over)
+    await aio.run(operations.ping(""), on_the_loop, "", is_over)
+    on_the_loop.close()
 
 
 @pytest.mark.parametrize("name", ["asyncio", "uvloop"])
@@ -353,9 +371,30 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
         yield stage
 
 
-async def test_the_owner_of_a_shard_hangs(stage: ClusterStage) -> None:
+@contextlib.contextmanager
+def hanging(server: ClusterServer) -> Iterator[None]:
+    """Stop a server, and let it go on."""
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def servers(stage: ClusterStage) -> Sequence[ClusterServer]:
+    """All that are in the cluster; one that hung before has joined again."""
+    for server in stage.servers:
+        eventually(lambda server=server: server.address in stage.mapping.nodes())
+    stage.wait_settled()
+    return stage.servers
+
+
+async def test_the_owner_of_a_shard_hangs(
+    stage: ClusterStage, servers: Sequence[ClusterServer]
+) -> None:
     """Who has no time hears that nobody answered, who has it gets the lock from the next owner."""
-    owner, other = stage.servers
+    owner = servers[0]
     keys = [await asyncio.to_thread(stage.key_at, owner) for _ in range(6)]
     seeds = stage.address
 
@@ -373,8 +412,7 @@ async def test_the_owner_of_a_shard_hangs(stage: ClusterStage) -> None:
 
     for use in (blocking, on_the_loop):
         assert await use(keys[5], 1) is True
-    os.kill(owner.pid, signal.SIGSTOP)
-    try:
+    with hanging(owner):
         patient = [
             asyncio.ensure_future(use(key, timeout))
             for use, key, timeout in (
@@ -391,7 +429,23 @@ async def test_the_owner_of_a_shard_hangs(stage: ClusterStage) -> None:
                     await use(keys[4], timeout)
                 assert time.monotonic() - started < timeout + TOO_LONG
         assert await asyncio.gather(*patient) == [True] * 4
-    finally:
-        os.kill(owner.pid, signal.SIGCONT)
-    await asyncio.to_thread(owner.wait_log, "is in the cluster")
-    assert await asyncio.to_thread(other.report)
+
+
+def test_who_waits_in_a_process_of_many_goes_to_the_next_owner(
+    stage: ClusterStage, servers: Sequence[ClusterServer], places: Places
+) -> None:
+    owner, other = servers
+    key, seeds = stage.key_at(owner), stage.address
+    holder = sync_client.DistributedLock(key, servers=seeds, lease_ttl_s=1)
+    assert holder.acquire()
+    waiter = Waiter(places, sync_client.DistributedLock(key, servers=seeds), 120)
+    assert waiter.queued.wait(PATIENCE)
+    with hanging(owner):
+        # Nobody can renew before there is another owner: the holder has lost its lock by then.
+        assert waiter.ended.wait(60)
+        assert waiter.error is None
+        assert waiter.lock.held
+        assert waiter.lock.server == other.address
+        assert not holder.held
+    waiter.place.leave()
+    holder.release()
