@@ -637,3 +637,12 @@ def test_all_are_silent_when_the_time_is_over() -> None:
         load = path.send(Outcome(now, SILENT.error))
     with pytest.raises(errors.UnreachableError, match="gone"):
         path.send(Outcome(now, SILENT.error))
+
+
+def test_nobody_is_followed_long_after_the_time_is_over() -> None:
+    """One server after the other may hang, and send on when it goes on."""
+    path = pursue(known(), KEY, NOW, NOW)
+    assert next(path) == Ask(A, 0)
+    assert path.send(Outcome(NOW + 1, moved(B))) == Ask(B, 0)
+    with pytest.raises(errors.MovedError):
+        path.send(Outcome(NOW + GRACE, moved(C, 9)))
