@@ -215,6 +215,16 @@ class ScriptedCluster:
             return Report(json.dumps(document).encode())
         return encode_map(document).answer  # type: ignore[return-value]
 
+    def shared(self, owners: Iterable[int]) -> Answer:
+        """What `shards` is answered where each shard is at the server with this number."""
+        document = {
+            "num_shards": NUM_SHARDS,
+            "servers": list(map(str, self.servers)),
+            "shards": list(owners),
+            "epochs": [self.epoch] * NUM_SHARDS,
+        }
+        return encode_map(document).answer  # type: ignore[return-value]
+
     def is_at(self, owner: int | None, epoch: int | None = None) -> None:
         """Let all servers report that this one has all shards."""
         self.epoch = self.epoch if epoch is None else epoch

@@ -25,11 +25,12 @@ from dflockd.aio import AsyncConnection
 from dflockd.connection import Connection, run
 from dflockd.places import Places
 from dflockd.pool import Route
+from dflockd.shards import get_shard_id
 from dflockd.wire import Acquire, Enqueue, Ping, Release, Shards, Status, Wait
 from tests.dflockd.client_support import Client, soon, until
 from tests.dflockd.cluster.stage import ClusterServer, ClusterStage
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
-from tests.dflockd.scripted_server import ScriptedCluster, Silence
+from tests.dflockd.scripted_server import NUM_SHARDS, ScriptedCluster, Silence
 from tests.dflockd.shards.etcd_process import Etcd
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
@@ -337,6 +338,27 @@ def test_places_go_to_the_one_that_has_replaced_it(
     second.wait_asked(Wait)
     assert not waiter.ended.is_set()
     waiter.place.leave()
+
+
+def test_a_server_that_hangs_does_not_keep_places_from_another(
+    places: Places, cluster: ScriptedCluster
+) -> None:
+    """Each attempt there takes the thread of all of them its time."""
+    second = cluster.servers[1]
+    second.script(Enqueue, Status.QUEUED)
+    second.script(Wait, Silence)
+    shards = [get_shard_id(key, NUM_SHARDS) for key in ("a", "b", "c", KEY)]
+    owners = [int(shard == shards[-1]) for shard in range(NUM_SHARDS)]
+    assert [owners[shard] for shard in shards] == [0, 0, 0, 1]
+    for server in cluster.servers:
+        server.script(Shards, cluster.shared(owners))
+    waiters = [
+        Waiter(places, sync_client.DistributedLock(key, servers=cluster.seeds), 60)
+        for key in ("a", "b", "c", KEY)
+    ]
+    assert waiters[-1].queued.wait(PATIENCE)
+    for waiter in waiters:
+        waiter.place.leave()
 
 
 def test_places_at_a_server_that_hangs_end_in_time(places: Places, hung: ServerProcess) -> None:
