@@ -53,6 +53,7 @@ def main() -> int:
         dest="promise",
         help="the servers share an etcd; with this --cluster-promise, in seconds",
     )
+    number("--etcd", type=int, default=Options.etcd, help="members of the etcd of a cluster")
     number("--wait", choices=["slot", "consumer"], default=Options.wait, help="where tasks wait")
     number("--heedless", action="store_true", help="clients ignore the ends of their leases")
     number("--directory", type=Path, help="for the history and the logs; a new one by default")

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from collections.abc import Sequence
 
 from dflockd.cluster import Terms
 from dflockd.errors import InvalidArgumentError
-from dflockd.shards import ShardConflictError, StoreError, get_shard_id
-from examples.demo.stage import LockServer, wait_until
+from dflockd.shards import Put, ShardConflictError, StoreError, get_shard_id
+from dflockd.shards.etcd import EtcdStore
+from examples.demo.stage import LockServer, StageError, wait_until
 from tests.chaos.network import Link, Network
 from tests.chaos.options import Options, key_names
 from tests.chaos.processes import Server
 from tests.dflockd.cluster.stage import Mapping, free_port
-from tests.dflockd.shards.etcd_process import Etcd
+from tests.dflockd.shards.etcd_cluster import EtcdCluster
 
 SEEDS = 2
 """Servers that a client is told of: it has to find the others."""
 
 PATIENCE = 60.0
+
+LIMITS = (
+    *("--quota-backend-bytes", str(48 << 20)),
+    *("--auto-compaction-mode", "periodic", "--auto-compaction-retention", "10s"),
+)
+"""So that etcd can be filled, and is not by itself."""
 
 UNCHANGED = (StoreError, ShardConflictError, InvalidArgumentError, IndexError)
 """Servers may come and go, all of them too, and etcd be away: then nothing is moved this time."""
@@ -29,11 +37,12 @@ class ClusterOfServers:
     """Servers, and one more that joins them now and then.
 
     Attributes:
-        etcd: what they share.
+        etcd: what they share; each member of it is in `members`.
+        peers: the ways of the members to each other, if there are several.
         servers: those that are started at the beginning.
         spare: the one that is not.
         links: the way of all clients to each server, the spare one's last.
-        ties: the way of each server to etcd, as well.
+        ties: the ways of each server to the members of etcd, as well.
         mapping: what etcd says.
     """
 
@@ -41,22 +50,28 @@ class ClusterOfServers:
         self, options: Options, terms: Terms, network: Network, opened: contextlib.ExitStack
     ) -> None:
         self._keys = [*key_names(options.keys), *(f"several-{k}" for k in key_names(options.keys))]
-        self.etcd = Etcd(options.directory)
-        # Of those that no outgoing connection takes while it is restarted.
-        self.etcd.port = free_port()
+        self.etcd = EtcdCluster(options.directory, options.etcd, more=LIMITS)
+        self.members = self.etcd.members
+        self.peers: list[Link] = []
+        for member in self.members if options.etcd > 1 else ():
+            peer = network.link(member.peer_port)
+            opened.callback(peer.close)
+            member.peer_way = peer.port
+            self.peers.append(peer)
         opened.enter_context(self.etcd)
         self.mapping = Mapping(lambda: self.etcd.endpoint)
         self.links: list[Link] = []
-        self.ties: list[Link] = []
+        self.ties: list[Ties] = []
         made: list[Server] = []
         for number in range(options.servers + 1):
             port = free_port()
-            link, tie = network.link(port), network.link(self.etcd.port)
-            for each in (link, tie):
+            link = network.link(port)
+            ties = Ties([network.link(member.port) for member in self.members])
+            for each in (link, *ties.links):
                 opened.callback(each.close)
             self.links.append(link)
-            self.ties.append(tie)
-            made.append(Server(options, number, *_arguments(link, tie, terms), port=port))
+            self.ties.append(ties)
+            made.append(Server(options, number, *_arguments(link, ties, terms), port=port))
         *self.servers, self.spare = made
         opened.callback(self.spare.kill)
         for server in self.servers:
@@ -80,14 +95,61 @@ class ClusterOfServers:
         with contextlib.suppress(*UNCHANGED):
             self.mapping.rebalance()
 
+    def fill(self) -> None:
+        """Have etcd take nothing new any more, unless it is away."""
+
+        async def put_until_it_is_full() -> None:
+            store = EtcdStore(self.etcd.endpoint.split(","), timeout=PATIENCE)
+            with contextlib.suppress(StoreError):
+                while True:
+                    await store.txn([], [Put("/else", b"x" * 1_000_000)])
+            await store.close()
+
+        asyncio.run(put_until_it_is_full())
+
+    def make_room(self) -> None:
+        """Do what the manual says about a database that is full, as soon as all members let one."""
+
+        def probe() -> bool | None:
+            try:
+                self.etcd.make_room()
+            except StageError:
+                return None
+            return True
+
+        wait_until(probe, PATIENCE, lambda: "no room can be made in etcd")
+
     def _is_ready(self) -> bool:
         counts = self.mapping.counts()
         return bool(counts) and not counts[""] and len(counts) == len(self.servers)
 
 
-def _arguments(link: Link, tie: Link, terms: Terms) -> Sequence[str]:
+class Ties:
+    """The ways of one server to all members of etcd."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self.links = links
+
+    def cut(self) -> None:
+        for link in self.links:
+            link.cut()
+
+    def hold(self) -> None:
+        for link in self.links:
+            link.hold()
+
+    def refuse(self) -> None:
+        for link in self.links:
+            link.refuse()
+
+    def pass_on(self) -> None:
+        for link in self.links:
+            link.pass_on()
+
+
+def _arguments(link: Link, ties: Ties, terms: Terms) -> Sequence[str]:
     return (
-        *("--cluster", f"etcd://127.0.0.1:{tie.port}"),
+        *("--cluster", "etcd://" + ",".join(f"127.0.0.1:{link.port}" for link in ties.links)),
         *("--advertise", f"{LockServer.host}:{link.port}"),
         *("--cluster-promise", str(terms.promise)),
         *("--cluster-max-lease-ttl", str(terms.max_lease)),

@@ -20,7 +20,7 @@ from dflockd.table.sharded import RESUME_TIMEOUT
 from examples.demo.stage import Process, Redis, StageError, Worker
 from tests.chaos import jobs, timeline
 from tests.chaos.checker import check
-from tests.chaos.cluster import ClusterOfServers
+from tests.chaos.cluster import ClusterOfServers, Ties
 from tests.chaos.faults import UNSETTLING, Fault, recovery, schedule
 from tests.chaos.history import Recorder, now, read
 from tests.chaos.network import Link, Network
@@ -137,7 +137,10 @@ class _Stage:
             self._add(f"server-{number}", server)
             self._add(f"link-{number}", cluster.links[number])
             self._add(f"tie-{number}", cluster.ties[number])
-        self._add("etcd-0", cluster.etcd)
+        for number, member in enumerate(cluster.members):
+            self._add(f"etcd-{number}", member)
+        for number, peer in enumerate(cluster.peers):
+            self._add(f"peer-{number}", peer)
         self._add("cluster-0", cluster)
         return [cluster.address] * 2
 
@@ -307,6 +310,28 @@ class _Stage:
         time.sleep(fault.seconds)
         etcd.start()
 
+    def _etcd_kill(self, etcd: Etcd, fault: Fault) -> None:
+        etcd.kill()
+        time.sleep(fault.seconds)
+        etcd.start()
+
+    def _etcd_full(self, _etcd: Etcd, fault: Fault) -> None:
+        assert self._cluster is not None
+        try:
+            self._cluster.fill()
+            time.sleep(fault.seconds)
+        finally:
+            self._cluster.make_room()
+
+    def _peer_cut(self, peer: Link, _fault: Fault) -> None:
+        peer.cut()
+
+    def _peer_delay(self, peer: Link, fault: Fault) -> None:
+        self._link_delay(peer, fault)
+
+    def _peer_refuse(self, peer: Link, fault: Fault) -> None:
+        self._tie_refuse(peer, fault)
+
     def _client_kill(self, client: Process, fault: Fault) -> None:
         with self._death(group=client.pid):
             client.kill()
@@ -369,7 +394,7 @@ class _Stage:
         link.cut()
         self._recorder.note("broken", detail=fault.target)
 
-    def _link_delay(self, link: Link, fault: Fault) -> None:
+    def _link_delay(self, link: Link | Ties, fault: Fault) -> None:
         link.hold()
         time.sleep(fault.seconds)
         link.pass_on()
@@ -381,13 +406,13 @@ class _Stage:
         link.pass_on()
         self._recorder.note("broken", detail=fault.target)
 
-    def _tie_cut(self, tie: Link, _fault: Fault) -> None:
+    def _tie_cut(self, tie: Ties, _fault: Fault) -> None:
         tie.cut()
 
-    def _tie_delay(self, tie: Link, fault: Fault) -> None:
+    def _tie_delay(self, tie: Ties, fault: Fault) -> None:
         self._link_delay(tie, fault)
 
-    def _tie_refuse(self, tie: Link, fault: Fault) -> None:
+    def _tie_refuse(self, tie: Ties | Link, fault: Fault) -> None:
         tie.refuse()
         time.sleep(fault.seconds)
         tie.pass_on()

@@ -14,7 +14,8 @@ KINDS = {
     "worker": ("kill", "child", "restart", "stop"),
     "client": ("kill", "restart", "stop"),
     "link": ("cut", "delay", "refuse"),
-    "etcd": ("stop", "restart"),
+    "etcd": ("stop", "restart", "kill", "full"),
+    "peer": ("cut", "delay", "refuse"),
     "tie": ("cut", "delay", "refuse"),
     "cluster": ("move", "rebalance", "join"),
 }
@@ -26,26 +27,30 @@ monotonic clock, in a time namespace: only root may do that, and not on every ma
 SIGKILL for one process of a worker's pool. cut: all connections are reset. delay: nothing is passed
 on for a while. refuse: cut, and no new connections for a while.
 
-In a cluster, a tie is the link between a server and etcd. move: some of the keys' shards get another
-server. rebalance: all servers get equally many. join: there is one server more for a while.
+In a cluster, etcd may have several members, each of which is stopped, restarted or killed, whether it
+leads or not. full: their database takes nothing new, until an operator makes room. A peer is the link
+by which the others reach one of them. A tie is the link between a server and etcd. move: some of the
+keys' shards get another server. rebalance: all servers get equally many. join: there is one server
+more for a while.
 """
 
 ALL_FAULTS = tuple(f"{target}-{kind}" for target, kinds in KINDS.items() for kind in kinds)
 FAULTS = tuple(name for name in ALL_FAULTS if name != "server-shift")
 """What every machine lets one do."""
 
-RARER = {"worker": 4.0, "etcd": 4.0}
+RARER = {"worker": 4.0, "etcd": 4.0, "peer": 4.0}
 """How many times rarer some faults are: a worker takes seconds to start, and etcd is everybody's."""
 
 UNSETTLING = frozenset(
     {
         *("server-kill", "server-step", "server-shift", "server-stop"),
-        *("etcd-stop", "etcd-restart", "tie-cut", "tie-delay", "tie-refuse"),
+        *("etcd-stop", "etcd-restart", "etcd-kill", "etcd-full"),
+        *("peer-cut", "peer-delay", "peer-refuse", "tie-cut", "tie-delay", "tie-refuse"),
     }
 )
 """Faults after which shards of a cluster may be taken over that were not handed over."""
 
-COSTLY = ("server", "tie", "etcd", "link")
+COSTLY = ("server", "tie", "etcd", "peer", "link")
 CROWDED = 0.5
 """In a cluster, what it takes to recover from a crash, times this, is between two faults of these."""
 
@@ -149,7 +154,7 @@ def _duration(
         return 0.0
     if kind in ("kill", "restart", "step", "shift"):
         return chance.random() * 0.3
-    if sort == "etcd" and terms is not None:
+    if sort in ("etcd", "peer") and terms is not None:
         return chance.random() * LONGEST_SILENCE * terms.promise
     if chance.random() < 0.5:
         return chance.random() * lease / 2

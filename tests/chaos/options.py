@@ -36,6 +36,7 @@ class Options:
         heedless: whether clients ignore the ends of their leases.
         wait: where tasks wait for their locks, see `LockedTask.lock_wait`.
         promise: that of the servers of a cluster; ``None`` if they are none.
+        etcd: how many members their etcd has.
     """
 
     directory: Path
@@ -57,6 +58,7 @@ class Options:
     heedless: bool = False
     wait: str = "slot"
     promise: int | None = None
+    etcd: int = 1
 
     @property
     def terms(self) -> Terms | None:

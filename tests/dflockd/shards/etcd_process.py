@@ -77,9 +77,12 @@ class Etcd(Process):
         command = [f"{etcd_executable()}ctl", "--endpoints", self.endpoint, "--write-out", "json"]
         command += words
         env = {**os.environ, "ETCDCTL_API": "3"}
-        done = subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=WAIT, check=False
-        )
+        try:
+            done = subprocess.run(
+                command, env=env, capture_output=True, text=True, timeout=WAIT, check=False
+            )
+        except subprocess.TimeoutExpired as exc:
+            raise StageError(f"{' '.join(command)}: no answer within {WAIT:g} s") from exc
         if done.returncode:
             raise StageError(f"{' '.join(command)}: {done.stderr}")
         try:
