@@ -51,7 +51,9 @@ class HandOver:
     def may_go_on(self, now: float) -> bool:
         """Whether those who take shards over keep up with this server."""
         for shard, since in list(self._handed.items()):
-            if self._view.records[shard].current or now >= since + HAND_OVER_TIMEOUT:
+            record = self._view.records[shard]
+            is_late = now >= since + HAND_OVER_TIMEOUT
+            if record.current or is_late or not self._is_taker(record.target):
                 del self._handed[shard]
         return len(self._handed) < MAX_HANDED
 
@@ -83,8 +85,12 @@ class HandOver:
     def ended(self, tenure: Tenure, now: float) -> None:
         """Forget a shard that has been handed over."""
         self._tenures.forget(tenure)
-        if tenure.record.target in self._view.nodes:
+        if self._is_taker(tenure.record.target):
             self._handed[tenure.shard] = now
+
+    def _is_taker(self, server: str) -> bool:
+        """Whether a server takes over what is handed to it: not one that leaves, this one above all."""
+        return server in self._view.candidates and server != self._tenures.address
 
     def may_thaw(self, tenure: Tenure) -> bool:
         """Whether a shard that is not to go after all can be served again.

@@ -6,11 +6,14 @@ anything, and each is written only where nobody has changed the record since.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from dflockd.cluster.calls import RETRY, Call, Kind
 from dflockd.cluster.view import SHARDS, View
 from dflockd.shards import (
     Put,
     RevisionIs,
+    ShardMapping,
     format_shard_value,
     rebalance_shard_mapping,
     update_shard_mapping,
@@ -88,14 +91,20 @@ class Leader:
             return None
         if not self._targets:
             self._decide(now)
-        if not self._targets:
-            return None
+        candidates = self._view.candidates
         compares, puts = [], []
-        for shard in list(self._targets)[:BATCH]:
-            record = self._view.records[shard]._replace(target=self._targets.pop(shard))
+        for shard in list(self._targets):
+            target = self._targets.pop(shard)
+            if target not in candidates:
+                continue  # it leaves by now, or is gone: there will be another look
+            record = self._view.records[shard]._replace(target=target)
             key = self._view.key(SHARDS, shard)
             compares.append(RevisionIs(key, self._view.revisions[shard]))
             puts.append(Put(key, format_shard_value(record).encode()))
+            if len(puts) == BATCH:
+                break
+        if not puts:
+            return None
         self._calling = True
         return Call(Kind.ASSIGN, now, compares, puts)
 
@@ -112,7 +121,8 @@ class Leader:
         candidates = self._view.candidates
         if not (due or balancing):
             return
-        self._look_at = None
+        if due:
+            self._look_at = None
         self._balance_at = now + BALANCE_EVERY
         if not candidates:
             return
@@ -121,11 +131,19 @@ class Leader:
         if is_first and now < self._joined_at + SETTLE:
             self._look_at = self._joined_at + SETTLE
             return
-        decided = update_shard_mapping(mapping, candidates)
-        if decided is mapping and balancing and not any(r.moving for r in mapping.records):
+        decided = update_shard_mapping(mapping, candidates) if due else mapping
+        if decided is mapping and balancing and self._is_settled(mapping, candidates):
             decided = rebalance_shard_mapping(mapping, candidates)
         self._targets = {
             shard: decided[shard].target
             for shard in sorted(decided.unsaved)
             if shard not in self._view.unreadable
         }
+
+    @staticmethod
+    def _is_settled(mapping: ShardMapping, candidates: Set[str]) -> bool:
+        """Whether no shard is on its way, or waits for a server that may yet be back."""
+        return not any(
+            record.moving or not (record.target in candidates or record.pinned)
+            for record in mapping.records
+        )

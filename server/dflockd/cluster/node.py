@@ -48,7 +48,7 @@ MAX_CALLS = 4
 """Transactions about shards that are under way at once. A large move is spread out by this, and each
 shard is out of service only while its own transactions are under way."""
 
-LEAVE_TIMEOUT = 5.0
+LEAVE_TIMEOUT = 3.0
 """Seconds that a server that leaves gives the leader to find new servers for its shards."""
 
 logger = logging.getLogger("dflockd.cluster")
@@ -177,10 +177,15 @@ class Node:
         """Do what is due."""
         self._work(now)
 
-    def leave(self, now: float) -> None:
-        """Hand over every shard. Once it `has_left`, the server is not needed any more."""
+    def leave(self, now: float, timeout: float | None = None) -> None:
+        """Hand over every shard. Once it `has_left`, the server is not needed any more.
+
+        Args:
+            now: the time.
+            timeout: seconds in which it is to be done; ``None`` is as long as it takes.
+        """
         self.leaving = True
-        self._leave_until = now + LEAVE_TIMEOUT
+        self._leave_until = now + min(LEAVE_TIMEOUT, math.inf if timeout is None else timeout / 2)
         self._look_at_all(now)
 
     # What goes out.
@@ -283,8 +288,10 @@ class Node:
         elif news == NODES and key.removeprefix(self.view.key(NODES, "")) in self.view.nodes:
             self.leader.joined(now)
         elif news is not None:
-            # Its shards can be taken over, or are to be. Who says that it leaves is not waited for.
-            self.leader.look(now + (SETTLE if news == NODES else 0))
+            # Its shards can be taken over, or are to be. Who says that it leaves is not waited for,
+            # nor does it wait when the leader is gone that was to find others for its shards.
+            waits = news == NODES and not self.view.leavers
+            self.leader.look(now + (SETTLE if waits else 0))
             self._look_at_all(now)
         return news is not None
 

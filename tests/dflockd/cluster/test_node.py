@@ -166,6 +166,92 @@ def test_a_cluster_of_8192_shards_is_shared_out_and_handed_over_in_batches() -> 
     assert not cluster.store.load("/p.handoff/").records
 
 
+def dirty(cluster: Cluster) -> list[int]:
+    """The shards whose next server would have to wait for holders."""
+    records = map(cluster.record, range(cluster.terms.num_shards))
+    return [shard for shard, r in enumerate(records) if r.current or r.clean != r.epoch]
+
+
+def test_a_lone_server_hands_everything_over_without_anybody_to_take_it() -> None:
+    cluster = Cluster("a:1", num_shards=1000)
+    token = cluster.take("a:1")
+    cluster.nodes["a:1"].leave(cluster.now)
+    cluster.settle()
+    assert cluster.nodes["a:1"].has_left
+    assert not dirty(cluster)
+    cluster.kill("a:1")
+    cluster.start("a:1")
+    cluster.settle()
+    assert len(cluster.serving()["a:1"]) == 1000
+    assert cluster.renew("a:1", token) == Renewed(4)
+    assert cluster.ask("a:1", Acquire(Space.LOCK, KEY, 1, 0, 4)) is Status.TIMEOUT
+    assert isinstance(cluster.ask("a:1", Acquire(Space.LOCK, b"shard#1/b", 1, 0, 4)), Granted)
+
+
+def test_servers_that_leave_together_do_not_wait_for_one_another() -> None:
+    cluster = Cluster("a:1", "b:1", "c:1", num_shards=1000)
+    for node in cluster.nodes.values():
+        node.leave(cluster.now)
+    cluster.pass_(1.0, step=0.1)
+    assert all(node.has_left for node in cluster.nodes.values())
+    assert not dirty(cluster)
+
+
+def test_what_was_given_to_a_server_that_leaves_since_is_not_waited_for() -> None:
+    cluster = Cluster("a:1", "b:1", num_shards=1000)
+    a, b = cluster.nodes.values()
+    b.membership.announce = lambda now: None  # type: ignore[method-assign]
+    b.leave(cluster.now)
+    a.leave(cluster.now)
+    cluster.pass_(0.3, step=0.1)
+    assert a.handover.queue, "what b has been given is waited for"
+    del b.membership.announce  # type: ignore[method-assign]
+    cluster.pass_(0.5, step=0.1)
+    assert a.has_left
+    assert b.has_left
+    assert not dirty(cluster)
+
+
+def test_a_server_that_comes_while_the_others_leave_is_given_their_shards() -> None:
+    cluster = Cluster("a:1", "b:1", num_shards=1000)
+    token = cluster.take("a:1")
+    for node in list(cluster.nodes.values()):
+        node.leave(cluster.now)
+    cluster.start("c:1")
+    cluster.kill("a:1")
+    cluster.kill("b:1")
+    cluster.pass_(SETTLE + 0.5)
+    assert len(cluster.serving()["c:1"]) == 1000
+    assert cluster.renew("c:1", token) == Renewed(4)
+    assert all(group.recovers_until is None for group in cluster.nodes["c:1"].table.groups.values())
+
+
+def test_who_leaves_after_the_leader_has_left_waits_for_nothing() -> None:
+    cluster = Cluster("a:1", "b:1", "c:1", num_shards=30)
+    a, b = cluster.nodes["a:1"], cluster.nodes["b:1"]
+    a.leader._calling = True  # and is not answered
+    b.leave(cluster.now)
+    cluster.settle()
+    assert not b.has_left
+    cluster.kill("a:1")
+    assert b.has_left
+    assert not [shard for shard in range(30) if cluster.record(shard).target == "b:1"]
+
+
+def test_a_leader_that_does_nothing_is_not_waited_for_until_the_time_is_up() -> None:
+    for timeout, waits in ((None, LEAVE_TIMEOUT), (6.0, LEAVE_TIMEOUT), (1.0, 0.5)):
+        cluster = Cluster("a:1", "b:1", num_shards=30)
+        cluster.nodes["a:1"].leader._calling = True  # and is not answered
+        b = cluster.nodes["b:1"]
+        b.leave(cluster.now, timeout)
+        cluster.pass_(waits - 0.1, step=0.1)
+        assert not b.has_left
+        cluster.pass_(0.2, step=0.1)
+        assert b.has_left
+        records = [cluster.record(shard) for shard in range(30)]
+        assert all(r.clean == r.epoch for r in records if r.target == "b:1")
+
+
 def test_a_lock_goes_with_its_shard_at_once() -> None:
     cluster = Cluster("a:1", "b:1")
     token = cluster.take("a:1")

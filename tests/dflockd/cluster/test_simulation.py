@@ -70,9 +70,16 @@ FOUND_BY_CHANCE = {
 
 # The same, in schedules with chains of take-overs.
 FOUND_IN_CHAINS = {
-    "those before the former server forgotten": (45, 233),
+    "those before the former server forgotten": (233, 588),
     "snapshot deleted in the claim": (2,),
-    "deleted whatever was handed over": (15, 21, 70),
+    "deleted whatever was handed over": (21, 39, 70),
+}
+
+# The same, in schedules in which all servers are stopped and started.
+FOUND_IN_STOPS = {
+    "takers that are the leaver itself": (0, 1, 2),
+    "takers that leave": (1, 2, 3),
+    "leaving to somebody or not at all": (0, 1, 2),
 }
 
 
@@ -90,6 +97,10 @@ def run(seed: int) -> Counter[str]:
 
 def run_chains(seed: int) -> Counter[str]:
     return World(seed, Rules(chains=True)).run().counts
+
+
+def run_stops(seed: int) -> Counter[str]:
+    return World(seed, Rules(stops=True)).run().counts
 
 
 def judge(counts: Counter[str], schedules: int) -> None:
@@ -130,6 +141,16 @@ def test_schedules_with_chains_of_take_overs() -> None:
     assert counts["grants"] > 600
 
 
+def test_all_servers_are_stopped_and_started_again_without_anybody_waiting_for_holders() -> None:
+    counts = sum((run_stops(seed) for seed in range(40)), Counter())
+    assert counts["stops of all"] == 120
+    assert counts["clean ends"] == 360
+    assert counts["claims with grace"] == 0
+    assert counts["snapshots"] > 80
+    assert counts["renewals"] > 400
+    assert counts["places resumed"] > 20
+
+
 def test_a_seed_replays_exactly() -> None:
     one, other = World(7).run(), World(7).run()
     assert one.timeline() == other.timeline()
@@ -138,7 +159,8 @@ def test_a_seed_replays_exactly() -> None:
 
 def test_no_rule_is_left_out() -> None:
     by_stories = {name for names in STORIES.values() for name in names}
-    assert {*FOUND_BY_CHANCE, *FOUND_IN_CHAINS, *by_stories} == BROKEN.keys()
+    by_chance = {*FOUND_BY_CHANCE, *FOUND_IN_CHAINS, *FOUND_IN_STOPS}
+    assert {*by_chance, *by_stories} == BROKEN.keys()
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
@@ -173,6 +195,22 @@ def test_chains_of_take_overs_show_that_a_rule_is_missing(name: str) -> None:
         run_chains(seed)
         with pytest.raises(ViolationError):
             World(seed, replace(BROKEN[name], chains=True)).run()
+
+
+@pytest.mark.parametrize("name", FOUND_IN_STOPS)
+def test_stops_show_that_a_rule_is_missing(name: str) -> None:
+    for seed in FOUND_IN_STOPS[name]:
+        with pytest.raises(ViolationError, match="has not handed everything over in time"):
+            World(seed, replace(BROKEN[name], stops=True)).run()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_thousands_of_schedules_with_stops() -> None:
+    with multiprocessing.get_context("spawn").Pool(2, logging.disable, (logging.CRITICAL,)) as pool:
+        seeds = range(4_000_000, 4_000_000 + SOAK // 4)
+        counts = sum(pool.imap_unordered(run_stops, seeds, chunksize=50), Counter())
+    assert counts["claims with grace"] == 0
 
 
 @pytest.mark.soak
