@@ -13,7 +13,8 @@ from dflockd.shards import Delete, Put, ValueIs
 from dflockd.shards.store import Compare, Operation
 
 MAX_HANDED = 2 * BATCH
-"""Shards that were handed over and not taken yet, before others follow: none is to wait for long."""
+"""Shards for each that takes some, handed over and not taken yet, before others follow: none is to
+wait for long."""
 
 HAND_OVER_TIMEOUT = 0.5
 """Seconds for which a shard that was handed over is waited for to be taken."""
@@ -50,12 +51,20 @@ class HandOver:
 
     def may_go_on(self, now: float) -> bool:
         """Whether those who take shards over keep up with this server."""
-        for shard, since in list(self._handed.items()):
+        while self._handed:
+            shard = next(iter(self._handed))
+            if now < self._handed[shard] + HAND_OVER_TIMEOUT:
+                break
+            del self._handed[shard]
+        takers = len(self._view.candidates - {self._tenures.address})
+        return len(self._handed) < MAX_HANDED * max(1, takers)
+
+    def seen(self, shard: int) -> None:
+        """Take note of what there is to know about a shard: it may not be waited for any more."""
+        if shard in self._handed:
             record = self._view.records[shard]
-            is_late = now >= since + HAND_OVER_TIMEOUT
-            if record.current or is_late or not self._is_taker(record.target):
+            if record.current or not self._is_taker(record.target):
                 del self._handed[shard]
-        return len(self._handed) < MAX_HANDED
 
     def call(self, condition: ValueIs, now: float) -> Call:
         """Hand some shards over. From here on nothing about them changes in the table."""

@@ -302,6 +302,7 @@ class Node:
 
     def _look_at(self, shard: int, now: float) -> None:
         """Find out what is to be done about a shard."""
+        self.handover.seen(shard)
         for queue in self._queues:
             queue.pop(shard, None)
         if not self.membership.joined or shard in self._retries:

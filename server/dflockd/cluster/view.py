@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Set
+from functools import lru_cache
 
 from dflockd.errors import InvalidArgumentError
 from dflockd.shards import (
@@ -53,6 +54,7 @@ class View:
         self.unreadable: set[int] = set()
         self.nodes: dict[str, Record] = {}
         self.leavers: dict[str, Record] = {}
+        self._candidates: frozenset[str] | None = None
         self._seen: dict[str, int] = {}
         """The revisions at which keys were last seen, where no record tells."""
 
@@ -79,6 +81,8 @@ class View:
             return None
         self._seen[key] = revision
         known = names.get(name)
+        if (known is None) is not (record is None):
+            self._candidates = None
         if record is not None:
             names[name] = record
             return folder if known is None or known.value != record.value else None
@@ -89,18 +93,18 @@ class View:
         """Take in what a shard's record was at a revision; return whether that is news."""
         if revision <= max(self.revisions[shard], self._seen.get(self.key(SHARDS, shard), 0)):
             return False
-        parsed = ShardRecord()
+        parsed, epoch = ShardRecord(), 0
         self.unreadable.discard(shard)
         if record is None:
             self._seen[self.key(SHARDS, shard)] = revision
         else:
             try:
-                parsed = _parse(record.value)
+                parsed, epoch = _parse(record.value)
             except BadShardValueError as exc:
                 logger.error("%s is left alone: %s", self.key(SHARDS, shard), exc)
                 self.unreadable.add(shard)
         self.revisions[shard] = record.revision if record is not None else 0
-        self.records[shard], self.epochs[shard] = parsed, parsed.epoch
+        self.records[shard], self.epochs[shard] = parsed, epoch
         return True
 
     def differences(self, loaded: Loaded) -> Iterator[tuple[str, Record | None, int]]:
@@ -127,7 +131,9 @@ class View:
     @property
     def candidates(self) -> Set[str]:
         """The servers that may be given shards."""
-        return self.nodes.keys() - self.leavers.keys() if self.leavers else self.nodes.keys()
+        if self._candidates is None:
+            self._candidates = frozenset(self.nodes.keys() - self.leavers.keys())
+        return self._candidates
 
     def refer(self, shard: int, asked: str) -> Refusal:
         """Return what the server `asked`, which has not got a shard, is to answer about it."""
@@ -160,8 +166,11 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _parse(value: bytes) -> ShardRecord:
+@lru_cache(1 << 12)
+def _parse(value: bytes) -> tuple[ShardRecord, int]:
+    """Return a record and its epoch. Thousands of shards have one value, and change it at a time."""
     record = parse_shard_value(value)
-    if max(record.epoch, record.clean or 0) > MAX_EPOCH:
-        raise BadShardValueError(f"epoch {record.epoch} is over {MAX_EPOCH}")
-    return record
+    epoch = record.epoch
+    if max(epoch, record.clean or 0) > MAX_EPOCH:
+        raise BadShardValueError(f"epoch {epoch} is over {MAX_EPOCH}")
+    return record, epoch

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
+from unittest import mock
 
 import pytest
 
 from dflockd.cluster import handover
 from dflockd.cluster.calls import BATCH, Call, Kind
+from dflockd.cluster.handover import HAND_OVER_TIMEOUT, MAX_HANDED
 from dflockd.cluster.leader import SETTLE
 from dflockd.cluster.node import LEAVE_TIMEOUT, MAX_CALLS, Node
 from dflockd.cluster.terms import Terms
@@ -210,6 +212,28 @@ def test_what_was_given_to_a_server_that_leaves_since_is_not_waited_for() -> Non
     assert a.has_left
     assert b.has_left
     assert not dirty(cluster)
+
+
+def test_each_server_that_takes_shards_over_is_given_some_at_a_time() -> None:
+    cluster = Cluster("a:1", "b:1", "c:1", "d:1", num_shards=4096)
+    for other in ("b:1", "c:1", "d:1"):
+        del cluster.nodes[other]  # is alive, and takes nothing
+    a = cluster.nodes["a:1"]
+    a.leave(cluster.now)
+    cluster.settle()
+    assert 3 * MAX_HANDED <= 1024 - len(a.table.groups) < 3 * MAX_HANDED + MAX_CALLS * BATCH
+    cluster.pass_(HAND_OVER_TIMEOUT + 0.1, step=0.1)
+    assert 1024 - len(a.table.groups) >= 6 * MAX_HANDED
+
+
+def test_to_take_many_shards_over_is_no_more_work_for_each() -> None:
+    cluster = Cluster("a:1", "b:1", num_shards=2000)
+    leases = cluster.nodes["b:1"].leases
+    with mock.patch.object(leases, "silent_at", wraps=leases.silent_at) as asked:
+        cluster.kill("a:1")
+        cluster.pass_(SETTLE + 0.5)
+    assert len(cluster.serving()["b:1"]) == 2000
+    assert asked.call_count < 10 * 1000
 
 
 def test_a_server_that_comes_while_the_others_leave_is_given_their_shards() -> None:

@@ -77,8 +77,8 @@ FOUND_IN_CHAINS = {
 
 # The same, in schedules in which all servers are stopped and started.
 FOUND_IN_STOPS = {
-    "takers that are the leaver itself": (0, 1, 2),
-    "takers that leave": (1, 2, 3),
+    "takers that are the leaver itself": (0, 1, 6),
+    "takers that leave": (1, 3, 4),
     "leaving to somebody or not at all": (0, 1, 2),
 }
 
