@@ -18,8 +18,9 @@ from dflockd.shards import (
     rebalance_shard_mapping,
     update_shard_mapping,
 )
+from dflockd.shards.store import MAX_OPERATIONS
 
-BATCH = 64
+BATCH = MAX_OPERATIONS
 """Targets that are written in one transaction."""
 
 SETTLE = 2.0
@@ -62,14 +63,17 @@ class Leader:
         self._look_at = at if self._look_at is None else min(at, self._look_at)
 
     def joined(self, now: float) -> None:
-        """Take note that there is a new server."""
+        """Take note that there is a new server. Shards of those that leave have waited for it."""
         self._joined_at = now
-        self.look(now + SETTLE)
+        self.look(now if self._view.leavers else now + SETTLE)
 
     def settle(self, now: float) -> None:
-        """Give the others time to show themselves: this server has only just come in."""
+        """Give the others time to show themselves: this server has only just come in.
+
+        Where somebody leaves, the others are there, or have left.
+        """
         self._joined_at = now
-        self._look_at = now + SETTLE
+        self._look_at = now if self._view.leavers else now + SETTLE
 
     def next_deadline(self) -> float | None:
         """Return when `call` should next be asked for; ``None`` while there is something under way."""

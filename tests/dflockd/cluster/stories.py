@@ -216,6 +216,7 @@ def late_release(world: World) -> None:
     world.at(4, world.crash, SECOND, 11.9)
     world.at(4, world.crash, THIRD, 40)
     world.at(15, world.hold_up, Kind.RELEASE, 2.6)
+    world.at(15, world.hold_up, Kind.ASSIGN, 4)
     world.at(15, world.drain, FIRST)
     world.visit("c2", 16.75, lease=8, hold=12)
     world.visit("c3", 19, lease=8, hold=3, via=SECOND)

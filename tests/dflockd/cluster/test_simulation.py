@@ -77,9 +77,9 @@ FOUND_IN_CHAINS = {
 
 # The same, in schedules in which all servers are stopped and started.
 FOUND_IN_STOPS = {
-    "takers that are the leaver itself": (0, 1, 6),
-    "takers that leave": (1, 3, 4),
-    "leaving to somebody or not at all": (0, 1, 2),
+    "takers that are the leaver itself": (1, 10, 15),
+    "takers that leave": (1, 18, 27),
+    "leaving to somebody or not at all": (0, 1, 3),
 }
 
 
@@ -142,13 +142,13 @@ def test_schedules_with_chains_of_take_overs() -> None:
 
 
 def test_all_servers_are_stopped_and_started_again_without_anybody_waiting_for_holders() -> None:
-    counts = sum((run_stops(seed) for seed in range(40)), Counter())
-    assert counts["stops of all"] == 120
-    assert counts["clean ends"] == 360
+    counts = sum((run_stops(seed) for seed in range(25)), Counter())
+    assert counts["stops of all"] == 75
+    assert counts["clean ends"] == 225
     assert counts["claims with grace"] == 0
-    assert counts["snapshots"] > 80
-    assert counts["renewals"] > 400
-    assert counts["places resumed"] > 20
+    assert counts["snapshots"] > 40
+    assert counts["renewals"] > 200
+    assert counts["places resumed"] > 10
 
 
 def test_a_seed_replays_exactly() -> None:

@@ -172,7 +172,7 @@ def test_shards_of_servers_that_are_gone_or_leave_go_to_the_others_and_pinned_on
 
 
 def test_who_begins_to_leave_is_given_no_more_of_what_was_decided_before() -> None:
-    view = view_of(300, a=1, b=2, c=3)
+    view = view_of(400, a=1, b=2, c=3)
     leader = Leader(view, "a:1")
     leader.joined(0)
     assert leader.call(SETTLE) is not None
