@@ -66,6 +66,11 @@ class HandOver:
             if record.current or not self._is_taker(record.target):
                 del self._handed[shard]
 
+    def look(self) -> None:
+        """Find out which of those that were to take shards over do not any more."""
+        for shard in list(self._handed):
+            self.seen(shard)
+
     def call(self, condition: ValueIs, now: float) -> Call:
         """Hand some shards over. From here on nothing about them changes in the table."""
         compares: list[Compare] = [condition]

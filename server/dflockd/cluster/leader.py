@@ -6,8 +6,10 @@ anything, and each is written only where nobody has changed the record since.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set
 
+from dflockd.cluster.calls import BATCH as CLAIMED
 from dflockd.cluster.calls import RETRY, Call, Kind
 from dflockd.cluster.view import SHARDS, View
 from dflockd.shards import (
@@ -138,11 +140,13 @@ class Leader:
         decided = update_shard_mapping(mapping, candidates) if due else mapping
         if decided is mapping and balancing and self._is_settled(mapping, candidates):
             decided = rebalance_shard_mapping(mapping, candidates)
-        self._targets = {
-            shard: decided[shard].target
-            for shard in sorted(decided.unsaved)
-            if shard not in self._view.unreadable
-        }
+        self._targets = _in_turns(
+            {
+                shard: decided[shard].target
+                for shard in sorted(decided.unsaved)
+                if shard not in self._view.unreadable
+            }
+        )
 
     @staticmethod
     def _is_settled(mapping: ShardMapping, candidates: Set[str]) -> bool:
@@ -151,3 +155,18 @@ class Leader:
             record.moving or not (record.target in candidates or record.pinned)
             for record in mapping.records
         )
+
+
+def _in_turns(targets: dict[int, str]) -> dict[int, str]:
+    """Return them so that each server gets as many at a time as it takes over in one transaction.
+
+    One by one, a hundred servers would make thousands of transactions of it; all of one server
+    first, the others would have nothing to do meanwhile.
+    """
+    numbers: Counter[str] = Counter()
+    turns: dict[int, int] = {}
+    for shard, target in targets.items():
+        turns[shard] = numbers[target] // CLAIMED
+        numbers[target] += 1
+    ordered = sorted(targets, key=lambda shard: (turns[shard], targets[shard], shard))
+    return {shard: targets[shard] for shard in ordered}

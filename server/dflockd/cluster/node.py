@@ -30,7 +30,7 @@ from dflockd.cluster.membership import Membership, News
 from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.tenures import Stage, Tenures
 from dflockd.cluster.terms import Terms
-from dflockd.cluster.view import NODES, View
+from dflockd.cluster.view import LEAVING, NODES, View
 from dflockd.shards import (
     Event,
     Loaded,
@@ -287,18 +287,32 @@ class Node:
             self._look_at(news, now)
         elif news == NODES and key.removeprefix(self.view.key(NODES, "")) in self.view.nodes:
             self.leader.joined(now)
-        elif news is not None:
-            # Its shards can be taken over, or are to be. Who says that it leaves is not waited for,
-            # nor does it wait when the leader is gone that was to find others for its shards.
-            waits = news == NODES and not self.view.leavers
-            self.leader.look(now + (SETTLE if waits else 0))
-            self._look_at_all(now)
+        elif news == NODES:
+            # Its shards can be taken over. Nobody waits for it to be back where others leave, for the
+            # leader may be gone that was to find servers for theirs.
+            self.leader.look(now if self.view.leavers else now + SETTLE)
+            self._look_at_those_of(key.removeprefix(self.view.key(NODES, "")), now)
+        elif news == LEAVING:
+            if record is not None:
+                self.leader.look(now)
+            self._look_at_those_of("", now)
         return news is not None
 
     def _look_at_all(self, now: float) -> None:
         for shard in range(self.terms.num_shards):
             self._look_at(shard, now)
         self._work(now)
+
+    def _look_at_those_of(self, gone: str, now: float) -> None:
+        """Look at the shards that a server had, and at those that the servers left are to take."""
+        if gone:
+            for shard, record in enumerate(self.view.records):
+                if record.current == gone:
+                    self._look_at(shard, now)
+        if self.leaving:
+            for tenure in self._tenures:
+                self._look_at(tenure.shard, now)
+        self.handover.look()
 
     def _look_at(self, shard: int, now: float) -> None:
         """Find out what is to be done about a shard."""

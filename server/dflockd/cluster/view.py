@@ -54,7 +54,9 @@ class View:
         self.unreadable: set[int] = set()
         self.nodes: dict[str, Record] = {}
         self.leavers: dict[str, Record] = {}
+        # Until they change: they are asked for at each event.
         self._candidates: frozenset[str] | None = None
+        self._leader: str | None = None
         self._seen: dict[str, int] = {}
         """The revisions at which keys were last seen, where no record tells."""
 
@@ -82,7 +84,7 @@ class View:
         self._seen[key] = revision
         known = names.get(name)
         if (known is None) is not (record is None):
-            self._candidates = None
+            self._candidates = self._leader = None
         if record is not None:
             names[name] = record
             return folder if known is None or known.value != record.value else None
@@ -126,7 +128,9 @@ class View:
     @property
     def leader(self) -> str | None:
         """The server that looks after the targets: the smallest."""
-        return min(self.nodes, default=None)
+        if self._leader is None:
+            self._leader = min(self.nodes, default=None)
+        return self._leader
 
     @property
     def candidates(self) -> Set[str]:

@@ -236,6 +236,20 @@ def test_to_take_many_shards_over_is_no_more_work_for_each() -> None:
     assert asked.call_count < 10 * 1000
 
 
+def test_who_comes_and_goes_is_no_work_for_those_that_it_does_not_concern() -> None:
+    cluster = Cluster("a:1", "b:1", num_shards=1000)
+    cluster.start("c:1")
+    a, c = cluster.nodes["a:1"], cluster.nodes["c:1"]
+    with mock.patch.object(a, "_look_at", wraps=a._look_at) as looked:
+        c.leave(cluster.now)
+        cluster.settle()
+        cluster.kill("c:1")
+        cluster.pass_(SETTLE + 0.5)
+        assert not looked.call_count
+        cluster.kill("b:1")
+    assert looked.call_count == 500, "those that it had"
+
+
 def test_a_server_that_comes_while_the_others_leave_is_given_their_shards() -> None:
     cluster = Cluster("a:1", "b:1", num_shards=1000)
     token = cluster.take("a:1")

@@ -75,11 +75,11 @@ FOUND_IN_CHAINS = {
     "deleted whatever was handed over": (21, 39, 70),
 }
 
-# The same, in schedules in which all servers are stopped and started.
+# The same, in schedules in which all servers are stopped and started, and one to begin with.
 FOUND_IN_STOPS = {
-    "takers that are the leaver itself": (1, 10, 15),
-    "takers that leave": (1, 18, 27),
-    "leaving to somebody or not at all": (0, 1, 3),
+    "takers that are the leaver itself": 1,
+    "takers that leave": 1,
+    "leaving to somebody or not at all": 0,
 }
 
 
@@ -199,9 +199,9 @@ def test_chains_of_take_overs_show_that_a_rule_is_missing(name: str) -> None:
 
 @pytest.mark.parametrize("name", FOUND_IN_STOPS)
 def test_stops_show_that_a_rule_is_missing(name: str) -> None:
-    for seed in FOUND_IN_STOPS[name]:
-        with pytest.raises(ViolationError, match="has not handed everything over in time"):
-            World(seed, replace(BROKEN[name], stops=True)).run()
+    first = FOUND_IN_STOPS[name]
+    rules = replace(BROKEN[name], stops=True)
+    assert first_violation(rules, range(first, first + 50)) is not None
 
 
 @pytest.mark.soak

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -183,6 +184,22 @@ def test_who_begins_to_leave_is_given_no_more_of_what_was_decided_before() -> No
     assert call is not None
     assert len(call.operations) == BATCH
     assert not any(put.value.startswith(b"b:1") for put in call.operations if isinstance(put, Put))
+
+
+def test_each_of_many_servers_is_given_its_shards_together() -> None:
+    view = view_of(8192, **{f"s{number:02}": 1 + number for number in range(100)})
+    leader = Leader(view, "s00:1")
+    leader.joined(0)
+    told: Counter[str] = Counter()
+    while (call := leader.call(SETTLE)) is not None:
+        puts = [put for put in call.operations if isinstance(put, Put)]
+        targets = {put.value.partition(b",")[0].decode() for put in puts}
+        told.update(targets)
+        for put in puts:
+            view.see(put.key, Record(put.value, 500), 500)
+        leader.answered(True, SETTLE)
+    assert told.total() < 500, "one by one they would be told 6,400 times"
+    assert set(told.values()) <= {3, 4, 5}, "and all of them have something to do"
 
 
 def test_with_nobody_to_take_shards_they_stay() -> None:
