@@ -66,13 +66,10 @@ class Host:
         self._free_at = 0.0
         self._wakes = 0
         self._has_left = False
-        self._work(self._load)
-        self._live()
-
-    def _load(self, now: float) -> None:
-        loaded = self.scale.space.load(PREFIX + "/")
+        loaded = scale.space.load(PREFIX + "/")
         self.told = loaded.revision
-        self.node.loaded(loaded, now)
+        self._work(lambda now: self.node.loaded(loaded, now))
+        self._live()
 
     def _live(self) -> None:
         """What `Member` does about the lease of the store."""
