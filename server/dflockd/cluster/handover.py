@@ -31,17 +31,21 @@ class HandOver:
     Attributes:
         queue: shards that are to be handed over, first come, first served.
         foreign: shards of an earlier life of this server, of which nothing is known.
+        leaving: whether all are given away, and who is silent is not waited for again.
     """
 
     def __init__(self, tenures: Tenures, terms: Terms) -> None:
         self.queue: dict[int, None] = {}
         self.foreign: dict[int, None] = {}
+        self.leaving = False
         self._tenures = tenures
         self._view = tenures.view
         self._table = tenures.table
         self._terms = terms
         self._handed: dict[int, float] = {}
         """When shards were handed over that nobody has taken yet, oldest first."""
+        self._silent: set[str] = set()
+        """Those that did not take in time what they were given."""
 
     def next_deadline(self) -> float | None:
         """Return when `may_go_on` should be asked again."""
@@ -56,6 +60,12 @@ class HandOver:
             if now < self._handed[shard] + HAND_OVER_TIMEOUT:
                 break
             del self._handed[shard]
+            target = self._view.records[shard].target
+            if self.leaving and target not in self._silent:
+                # It may be dead: what it is given now is out of service for no longer than what it
+                # has been given, and what this server is left with waits for holders.
+                self._silent.add(target)
+                self.look()
         takers = len(self._view.candidates - {self._tenures.address})
         return len(self._handed) < MAX_HANDED * max(1, takers)
 
@@ -104,7 +114,11 @@ class HandOver:
 
     def _is_taker(self, server: str) -> bool:
         """Whether a server takes over what is handed to it: not one that leaves, this one above all."""
-        return server in self._view.candidates and server != self._tenures.address
+        return (
+            server in self._view.candidates
+            and server != self._tenures.address
+            and server not in self._silent
+        )
 
     def may_thaw(self, tenure: Tenure) -> bool:
         """Whether a shard that is not to go after all can be served again.

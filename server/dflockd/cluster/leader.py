@@ -70,12 +70,9 @@ class Leader:
         self.look(now if self._view.leavers else now + SETTLE)
 
     def settle(self, now: float) -> None:
-        """Give the others time to show themselves: this server has only just come in.
-
-        Where somebody leaves, the others are there, or have left.
-        """
+        """Give the others time to show themselves: this server has only just come in."""
         self._joined_at = now
-        self._look_at = now if self._view.leavers else now + SETTLE
+        self._look_at = now + SETTLE
 
     def next_deadline(self) -> float | None:
         """Return when `call` should next be asked for; ``None`` while there is something under way."""

@@ -184,7 +184,7 @@ class Node:
             now: the time.
             timeout: seconds in which it is to be done; ``None`` is as long as it takes.
         """
-        self.leaving = True
+        self.leaving = self.handover.leaving = True
         self._leave_until = now + min(LEAVE_TIMEOUT, math.inf if timeout is None else timeout / 2)
         self._look_at_all(now)
 

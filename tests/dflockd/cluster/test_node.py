@@ -226,6 +226,19 @@ def test_each_server_that_takes_shards_over_is_given_some_at_a_time() -> None:
     assert 1024 - len(a.table.groups) >= 6 * MAX_HANDED
 
 
+def test_who_leaves_does_not_wait_again_and_again_for_a_server_that_is_dead() -> None:
+    cluster = Cluster("a:1", "b:1", "c:1", num_shards=3000)
+    del cluster.nodes["c:1"]  # killed, and its entry is there for some time yet
+    a, b = cluster.nodes["a:1"], cluster.nodes["b:1"]
+    a.leave(cluster.now, 6.0)
+    b.leave(cluster.now, 6.0)
+    cluster.pass_(2 * HAND_OVER_TIMEOUT, step=0.1)
+    assert a.has_left
+    assert b.has_left
+    assert {cluster.record(shard).current for shard in range(3000)} == {"", "c:1"}
+    assert len(dirty(cluster)) == 1000
+
+
 def test_to_take_many_shards_over_is_no_more_work_for_each() -> None:
     cluster = Cluster("a:1", "b:1", num_shards=2000)
     leases = cluster.nodes["b:1"].leases
@@ -250,18 +263,19 @@ def test_who_comes_and_goes_is_no_work_for_those_that_it_does_not_concern() -> N
     assert looked.call_count == 500, "those that it had"
 
 
-def test_a_server_that_comes_while_the_others_leave_is_given_their_shards() -> None:
+@pytest.mark.parametrize("new", ["0:1", "z:1"])  # the one leads, the other does not
+def test_a_server_that_comes_while_the_others_leave_is_given_their_shards(new: str) -> None:
     cluster = Cluster("a:1", "b:1", num_shards=1000)
     token = cluster.take("a:1")
     for node in list(cluster.nodes.values()):
         node.leave(cluster.now)
-    cluster.start("c:1")
-    assert len(cluster.serving()["c:1"]) == 1000, "at once: those that leave are not waited for"
+    cluster.pass_(1.0, step=0.1)
+    cluster.start(new)
+    assert len(cluster.serving()[new]) == 1000, "at once: those that leave are not waited for"
     cluster.kill("a:1")
     cluster.kill("b:1")
-    assert len(cluster.serving()["c:1"]) == 1000
-    assert cluster.renew("c:1", token) == Renewed(4)
-    assert all(group.recovers_until is None for group in cluster.nodes["c:1"].table.groups.values())
+    assert cluster.renew(new, token) == Renewed(4)
+    assert all(group.recovers_until is None for group in cluster.nodes[new].table.groups.values())
 
 
 def test_who_leaves_after_the_leader_has_left_waits_for_nothing() -> None:
