@@ -140,6 +140,7 @@ class Scale:
     def __init__(self, servers: int, locks: int) -> None:
         self.terms = Terms()
         self.space = KeySpace(history=1 << 12)
+        self.space.txn([], [Put(f"{PREFIX}.secret", b"secret")])
         self.now = 1000.0
         self.counts: Counter[str] = Counter()
         self.locks = locks

@@ -236,6 +236,8 @@ class Locks(LocksBase[DistributedLock]):
         try:
             return lock.wait(keep=keeping)
         except _RESTARTS as exc:
+            if _left(lock.acquire_timeout_s, started) == 0:
+                raise  # it has said nothing for all that time
             logger.info("queueing again for lock %r: %s", lock.key, exc)
             return self._queue_again(lock, started)
 

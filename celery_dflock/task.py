@@ -98,7 +98,8 @@ class LockedTask(Task):
         lock_timeout: seconds to wait for the lock in the worker, first come, first served; 0 tries
             once, ``None`` has no end. Of a task that waits in the consumer, where the default is
             1500, it bounds the time there. Rounded up to whole seconds there, and wherever the
-            place is kept (see `lock_requeue`).
+            place is kept (see `lock_requeue`). A server that does not answer is given two seconds
+            more; then `dflock_unavailable` decides.
         lock_wait: where it waits: ``"slot"``, in a process of the worker's pool, which does nothing
             else meanwhile; or ``"consumer"``, where hundreds can wait. By default the app's
             ``dflock_wait``, that is in the slot. See docs/waiting.md.

@@ -19,6 +19,7 @@ if sys.platform != "linux":
 
 from benchmarks import cpu, gaps, record, report
 from benchmarks.loads import NAMES
+from benchmarks.loads.shard_map import PING, Asker
 from benchmarks.record import Rounds
 from benchmarks.topic import Topic
 
@@ -181,6 +182,16 @@ def test_a_gap_is_as_long_as_the_server_is_away(tmp_path):
         os.kill(server.pid, signal.SIGCONT)
 
     assert found[0] > 200
+
+
+def test_an_asker_asks_as_often_as_it_is_told_or_answered(tmp_path):
+    with stage.LockServer(tmp_path) as server, Asker.at(server, 7) as asker:
+        assert 0 < asker.run(PING, 0.5, 20) <= 24
+        assert asker.run(PING, 0.2) > 0
+
+        server.kill()
+        with pytest.raises(stage.StageError, match="ended"):
+            asker.run(PING, 0.2)
 
 
 class Stingy(socketserver.ThreadingTCPServer):

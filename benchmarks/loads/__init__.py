@@ -10,6 +10,7 @@ NAMES = (
     "tasks",
     "held_keys",
     "storm",
+    "shard_map",
     "two_servers",
     "connections",
     "renewals",

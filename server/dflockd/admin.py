@@ -112,13 +112,16 @@ class Inquiry:
         """Ask who holds a key and who waits for it; see `DistributedLock.inspect`."""
         return self._ask(operations.inspect(_target(self.server, key, semaphore)))
 
-    def shards(self) -> operations.ShardReport:
+    def shards(self, known: operations.ShardReport | None = None) -> operations.ShardReport:
         """Ask which server of its cluster has which shard.
+
+        Returns:
+            `known` itself, if that is what it says.
 
         Raises:
             RefusedError: it is in no cluster.
         """
-        return self._ask(operations.shards(self.server))
+        return self._ask(operations.shards(self.server, known))
 
     def close(self) -> None:
         """Close the connection, if there is one."""

@@ -15,10 +15,17 @@ from typing import Protocol, TypeVar, cast
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.connection import CONNECT_TIMEOUT, CONNECTIONS, reason, tune
-from dflockd.operations import Answer, Operation, authenticate, shards
+from dflockd.connection import CONNECT_TIMEOUT, CONNECTIONS, LEAST_PATIENCE, SILENCE, reason, tune
+from dflockd.operations import (
+    PING_PATIENCE,
+    Answer,
+    Operation,
+    authenticate,
+    ping,
+    shards,
+)
 from dflockd.pool import MAX_IDLE, Route
-from dflockd.shardmap import Ask, Load, Outcome, Path
+from dflockd.shardmap import Ask, Load, Outcome, Path, Ping, ShardMap, glance
 from dflockd.wire import ReplyReader, UnexpectedReplyError
 
 R = TypeVar("R")
@@ -49,17 +56,22 @@ class AsyncConnection(asyncio.Protocol):
         self._reply: asyncio.Future[bytes] | None = None
 
     @classmethod
-    async def open(cls, route: Route) -> AsyncConnection:
+    async def open(cls, route: Route, until: float | None = None) -> AsyncConnection:
         """Connect and authenticate.
 
+        Args:
+            route: to the server.
+            until: monotonic time at which to give up; see `Connection.open`.
+
         Raises:
-            UnreachableError: nobody answered there within `CONNECT_TIMEOUT`.
+            UnreachableError: nobody answered there in time.
             AuthRefusedError: the server wants another secret.
         """
         server = str(route.address)
         connection = None
+        left = CONNECT_TIMEOUT if until is None else until - time.monotonic()
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT):
+            async with asyncio.timeout(min(max(LEAST_PATIENCE, left), CONNECT_TIMEOUT)):
                 connection = await _connect(route)
                 connection.address = route.address
                 if route.auth_secret is not None:
@@ -106,18 +118,33 @@ class AsyncConnection(asyncio.Protocol):
 
     # What clients call.
 
-    async def exchange(self, request: bytes, patience: float | None, ahead: int = 0) -> Answer:
+    async def exchange(
+        self,
+        request: bytes,
+        patience: float | None,
+        ahead: int = 0,
+        until: float | None = None,
+        look: Callable[[], Awaitable[float]] | None = None,
+    ) -> Answer:
         """Send a request and wait for its reply; see `Connection.exchange`."""
         if self.closed:
             raise ConnectionResetError("the server closed the connection")
-        self._reply = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        reply = self._reply = loop.create_future()
+        timer = None
         try:
             self._reader.ahead = ahead
             sent = time.monotonic()
             self._transport.write(request)
-            async with asyncio.timeout(patience):
-                line = await self._reply
+            limit = until if patience is None else sent + patience
+            if until is not None and limit is not None:
+                limit = min(limit, max(until, sent + LEAST_PATIENCE))
+            if limit is not None:
+                timer = loop.call_later(max(0.0, limit - sent), _late, reply)
+            line = await (reply if look is None else _looking(reply, look))
         finally:
+            if timer is not None:
+                timer.cancel()
             self._reply = None
         return Answer(line, sent, time.monotonic())
 
@@ -157,17 +184,42 @@ class AsyncConnection(asyncio.Protocol):
             owner.connection_broke()
 
 
-async def run(operation: Operation[R], connection: AsyncConnection, server: str) -> R:
-    """Run an operation to its end; raises as the blocking `dflockd.connection.run` does.
+def _late(reply: asyncio.Future[bytes]) -> None:
+    # Not by cancellation: what a loop that was busy for long finds there has come in time.
+    if not reply.done():
+        reply.set_exception(TimeoutError())
+
+
+async def _looking(reply: asyncio.Future[bytes], look: Callable[[], Awaitable[float]]) -> bytes:
+    """Wait for a reply, and look now and then whether it can still come."""
+    pause = SILENCE
+    while not (await asyncio.wait({reply}, timeout=pause))[0]:
+        try:
+            pause = await look()
+        except errors.MovedError:
+            if not reply.done():
+                raise
+    return reply.result()
+
+
+async def run(
+    operation: Operation[R],
+    connection: AsyncConnection,
+    server: str,
+    until: float | None = None,
+    look: Callable[[bool], Awaitable[float]] | None = None,
+) -> R:
+    """Run an operation to its end; see the blocking `dflockd.connection.run`.
 
     After any exception, cancellation included, the connection is closed.
     """
     try:
         exchange = next(operation)
         while True:
+            looks = None if look is None else partial(look, exchange.waits)
             try:
                 answer = await connection.exchange(
-                    exchange.request, exchange.patience, exchange.ahead
+                    exchange.request, exchange.patience, exchange.ahead, until, looks
                 )
             except TimeoutError:
                 if not exchange.timeout_is_reply:
@@ -205,14 +257,14 @@ class AsyncPool:
         with contextlib.suppress(StopIteration):
             self._guard.__anext__().__await__().send(None)
 
-    async def take(self, route: Route) -> AsyncConnection:
+    async def take(self, route: Route, until: float | None = None) -> AsyncConnection:
         """Return a connection that is the caller's until given back; raises as `open` does."""
         idle = self._idle[route]
         while idle:
             connection = idle.pop()
             if not connection.closed:
                 return connection
-        return await AsyncConnection.open(route)
+        return await AsyncConnection.open(route, until)
 
     def give(self, route: Route, connection: AsyncConnection) -> None:
         """Take a connection back, between two requests."""
@@ -225,19 +277,29 @@ class AsyncPool:
         else:
             connection.close()
 
-    async def ask(self, route: Route, operation: Callable[[], Operation[R]]) -> R:
-        """Run an operation that leaves nothing behind; again, if its connection has died here."""
-        connection = await self.take(route)
+    async def ask(self, route: Route, operation: Callable[[], Operation[R]], patience: float) -> R:
+        """Run an operation that leaves nothing behind; see `dflockd.pool.Pool.ask`."""
+        until = time.monotonic() + patience
+        connection = await self.take(route, until)
         server = str(route.address)
         try:
-            result = await run(operation(), connection, server)
+            result = await run(operation(), connection, server, until)
         except errors.UnreachableError:
-            if not connection.pooled:
+            if not connection.pooled or time.monotonic() >= until:
                 raise
-            connection = await AsyncConnection.open(route)
-            result = await run(operation(), connection, server)
+            connection = await AsyncConnection.open(route, until)
+            result = await run(operation(), connection, server, until)
         self.give(route, connection)
         return result
+
+    async def look(self, shards: ShardMap, key: bytes, route: Route, is_waiting: bool) -> float:
+        """Look at a server that has not answered yet; see `dflockd.pool.Pool.look`."""
+
+        async def found(step: Ask) -> float:
+            return step.timeout or 0.0
+
+        path = glance(shards, key, route.address, is_waiting, time.monotonic())
+        return await self.follow(path, route, found)
 
     async def follow(self, path: Path, route: Route, attempt: Callable[[Ask], Awaitable[R]]) -> R:
         """Walk a path until an attempt succeeds; see `dflockd.pool.Pool.follow`."""
@@ -249,7 +311,11 @@ class AsyncPool:
                     return await attempt(step)
                 if isinstance(step, Load):
                     there = route._replace(address=step.server)
-                    report = await self.ask(there, partial(shards, str(step.server)))
+                    loading = partial(shards, str(step.server), step.known)
+                    report = await self.ask(there, loading, step.patience)
+                elif isinstance(step, Ping):
+                    there = route._replace(address=step.server)
+                    await self.ask(there, partial(ping, str(step.server)), PING_PATIENCE)
                 else:
                     await asyncio.sleep(step.seconds)
             except errors.RemoteError as exc:

@@ -10,6 +10,7 @@ import gc
 import logging
 import math
 import os
+import random
 import secrets
 import signal
 import sys
@@ -18,14 +19,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dflockd import __version__
+from dflockd.address import parse_server
 from dflockd.cluster import Member, Node, Terms, TermsError, agree, commands
-from dflockd.config import SettingError, Settings, load, load_cluster, read_etcd_tls
+from dflockd.cluster.front_door import FrontDoor, Tls
+from dflockd.config import SettingError, Settings, load, load_cluster, read_etcd_tls, read_etcd_user
 from dflockd.server import Server, ServerOptions
 from dflockd.server.descriptors import Shares, raise_limit, share
 from dflockd.server.unix import SocketPathError
-from dflockd.shards import StoreError, StoreUnreachableError
+from dflockd.shards import StoreDeniedError, StoreError, StoreFullError, StoreUnreachableError
 from dflockd.storage import StateDir, StateError
-from dflockd.table import LockTable, TokenIssuer
+from dflockd.table import Identity, LockTable, TokenIssuer
 
 if TYPE_CHECKING:
     from dflockd.http import HttpServer
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 
 LEAVE_SHARE = 0.75
 """Share of the shutdown timeout in which shards are handed over."""
+
+AGREE_PAUSE = 1.5
+"""Seconds, about, between two attempts to join a cluster whose store cannot be used yet."""
 
 COLLECTIONS = (2000, 10, 1000)
 """When Python looks for garbage in cycles: after so many new objects, and how rarely in old ones."""
@@ -71,12 +77,20 @@ def _command(arguments: Sequence[str]) -> int:
         parsed = commands.parse(arguments)
         where = load_cluster(parsed, os.environ)
         asyncio.run(_run(where, parsed))
+        sys.stdout.flush()
     except (commands.UsageError, SettingError) as exc:
         print(f"dflockd cluster: {exc}", file=sys.stderr)
         return 2
     except (commands.CommandError, ImportError) as exc:
         print(f"dflockd cluster: {exc}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        # Whoever reads it has seen enough: `| grep -q`, `| head`. The interpreter must not try again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        # What was written stays: shards that are on their way go on.
+        print("dflockd cluster: interrupted; see dflockd cluster status", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -102,11 +116,11 @@ def _etcd(values: Mapping[str, Any] | Settings) -> EtcdStore:
 
     Raises:
         ImportError: the extra is not installed.
-        SettingError: what TLS needs cannot be read.
+        SettingError: what TLS needs, or the password, cannot be read.
     """
     from dflockd.shards.etcd import EtcdStore
 
-    return EtcdStore(values["cluster"], tls=read_etcd_tls(values))
+    return EtcdStore(values["cluster"], tls=read_etcd_tls(values), user=read_etcd_user(values))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -175,6 +189,9 @@ async def _serve_shards(settings: Settings) -> int:
     stopped, terms = _begin(settings), settings.terms()
     try:
         secret = await _agreed(store, settings["cluster_prefix"], terms, stopped)
+    except StoreDeniedError as exc:
+        logger.error("--cluster-user %s: %s", settings["cluster_user"] or "is not set", exc)
+        return 1
     except (TermsError, StoreError) as exc:
         logger.error("--cluster-prefix %s: %s", settings["cluster_prefix"], exc)
         return 1
@@ -190,13 +207,14 @@ async def _serve_shards(settings: Settings) -> int:
         wall=time.time_ns,
     )
     server = Server(node.table, _server_options(settings))
-    http = _http(server, settings, cluster=node)
+    door = _front_door(node, settings)
+    http = _http(server, settings, cluster=node, door=door)
     if not await _listen(server, http, settings, f"{node.address} in {settings['cluster_prefix']}"):
         return 1
     name = f"etcd {', '.join(store.endpoints)}"
     member = Member(node, store, server.carry_out, name=name)
-    member.start()
-    await stopped.wait()
+    entering = asyncio.create_task(_enter(member, door))
+    await _first(stopped, member.over, entering)
     timeout = settings["shutdown_timeout"] * LEAVE_SHARE or None
     if await member.stop(timeout):
         await server.stop()
@@ -206,8 +224,48 @@ async def _serve_shards(settings: Settings) -> int:
         await server.stop(0)
     if http is not None:
         await http.stop()
+    if member.over.is_set() and not stopped.is_set():
+        logger.error("stopped: etcd was wiped, or restored from a backup; start this server again")
+        return 1
     logger.info("stopped")
     return 0
+
+
+def _front_door(node: Node, settings: Settings) -> FrontDoor | None:
+    """Return what looks whether clients find this server, if that is wanted."""
+    if settings["advertise_check"] == "off":
+        return None
+    identity = node.table.identity = Identity(secrets.token_bytes(32))
+    tls = None
+    if settings.tls is not None:
+        asks = settings["tls_client_ca"] is not None
+        tls = Tls(settings["tls_cert"], settings["tls_key"], asks)
+    is_strict = settings["advertise_check"] == "strict"
+    return FrontDoor(parse_server(node.address), identity, tls=tls, strict=is_strict)
+
+
+async def _enter(member: Member, door: FrontDoor | None) -> None:
+    """Join the cluster, once clients would find this server there."""
+    if door is not None:
+        await door.open()
+    member.start()
+    if door is not None:
+        await door.watch()
+
+
+async def _first(stopped: asyncio.Event, over: asyncio.Event, work: asyncio.Task[None]) -> None:
+    """Return once the process is to stop, or is over; work that ends by itself is none of that."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            logger.critical("stopping: unexpected error", exc_info=exc)
+            stopped.set()
+
+    work.add_done_callback(ended)
+    waits = [asyncio.ensure_future(event.wait()) for event in (stopped, over)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for task in (*waits, work):
+        task.cancel()
 
 
 async def _agreed(
@@ -217,10 +275,10 @@ async def _agreed(
     while not stopped.is_set():
         try:
             return await agree(store, prefix, terms)
-        except StoreUnreachableError as exc:
+        except (StoreUnreachableError, StoreFullError) as exc:
             logger.warning("%s: trying again", exc)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopped.wait(), 1)
+            await asyncio.wait_for(stopped.wait(), AGREE_PAUSE * random.uniform(0.75, 1.25))
     await store.close()
     return None
 
@@ -288,6 +346,7 @@ def _http(
     *,
     journal: Journal | None = None,
     cluster: Node | None = None,
+    door: FrontDoor | None = None,
 ) -> HttpServer | None:
     """Return what is to show the server over HTTP, if anything is."""
     if settings["http_port"] is None:
@@ -300,7 +359,7 @@ def _http(
         tls=settings.tls,
         max_connections=_share(settings).http,
     )
-    return HttpServer(server, options, journal=journal, cluster=cluster)
+    return HttpServer(server, options, journal=journal, cluster=cluster, door=door)
 
 
 async def _listen(server: Server, http: HttpServer | None, settings: Settings, what: str) -> bool:

@@ -8,9 +8,9 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 from dflockd import aio, errors, operations
 from dflockd.aio import AsyncConnection
@@ -24,8 +24,9 @@ from dflockd.lock import (
     check_lease,
     check_timeout,
     check_token,
+    give_up_at,
 )
-from dflockd.operations import Detour, Grant, Operation, Progress, Target
+from dflockd.operations import GRACE, Detour, Grant, Operation, Progress, Target
 from dflockd.pool import Route
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.shardmap import PASSING, Ask, ShardMap
@@ -39,6 +40,9 @@ __all__ = [
 ]
 
 R = TypeVar("R")
+
+Look: TypeAlias = Callable[[bool], Awaitable[float]]
+"""What looks at a server that says nothing; see `dflockd.connection.run`."""
 
 logger = logging.getLogger("dflockd.client")
 
@@ -59,10 +63,13 @@ class DistributedLock(LockBase):
     async def acquire(self) -> bool:
         """Wait up to `acquire_timeout_s` for the lock; ``False`` if it was not granted in time.
 
+        ``False`` comes from a server: somebody else holds the lock.
+
         Raises:
             AlreadyHeldError: this object holds the lock or has a place in its queue.
-            UnreachableError: no server there, or the connection broke while waiting; in a cluster,
-                no server of it can be reached.
+            UnreachableError: no server there, or the connection broke while waiting, or it has said
+                nothing for two seconds more than `acquire_timeout_s`; in a cluster, no server of it
+                can be reached, or the one in charge says nothing and is not replaced in time.
             RefusedError: the server said no; the subclass says why. In a cluster a `MovedError`,
                 `RecoveringError` or `DrainingError` is followed until the time is over.
         """
@@ -87,6 +94,7 @@ class DistributedLock(LockBase):
 
         Raises:
             InvalidArgumentError: the place can be none.
+            RemoteError: as with `acquire`; `acquire_timeout_s` bounds this as well.
         """
         await self._check_free()
         grant, connection = await self._begin(self._enqueueing(place), self.acquire_timeout_s)
@@ -110,6 +118,7 @@ class DistributedLock(LockBase):
             InvalidArgumentError: a time is no number of seconds from 0.
             NotEnqueuedError: there is no place.
             LeaseExpiredError: the lock was granted and its lease has ended since.
+            RemoteError: as with `acquire`.
         """
         check_timeout(timeout_s, self.key, "timeout_s")
         if self.held:
@@ -121,8 +130,9 @@ class DistributedLock(LockBase):
         connection = place.take()
         timeout = self.acquire_timeout_s if timeout_s is None else timeout_s
         if self._shards is None:
-            waiting = operations.wait(self._target._replace(progress=progress), timeout)
-            grant = await aio.run(waiting, connection, self._target.server)
+            target = self._target._replace(progress=progress)
+            waiting, until = operations.wait(target, timeout), give_up_at(timeout)
+            grant = await aio.run(waiting, connection, target.server, until)
         else:
             # Both begin with the wait for this place.
             begin = operations.acquire if keep is None else operations.queue
@@ -143,7 +153,8 @@ class DistributedLock(LockBase):
 
         Raises:
             InvalidArgumentError: the lease is no whole number of seconds from 1.
-            RemoteError: the server could not be asked or refused; the lock ends with the connection.
+            RemoteError: the server could not be asked or refused, or said nothing for 10 s or until
+                the lease was over; the lock ends with the connection.
         """
         check_lease(lease_ttl_s, self.key)
         keeper = self._keeper
@@ -182,7 +193,8 @@ class DistributedLock(LockBase):
 
         Raises:
             InvalidArgumentError: the lease is no whole number of seconds from 1.
-            RemoteError: the server could not be asked or refused; the lock ends with the connection.
+            RemoteError: the server could not be asked or refused, or said nothing for 10 s or until
+                the lease was over; the lock ends with the connection.
         """
         check_lease(lease_ttl_s, self.key)
         keeper = self._keeper
@@ -235,7 +247,7 @@ class DistributedLock(LockBase):
 
         A failure to reach the server is logged, not raised: an error here would hide that of the
         code under the lock. The event loop tries again as long as the lease lasts, for a server
-        that is restarted may remember the lock.
+        that is restarted may remember the lock; that goes for one that says nothing for a second, too.
         """
         place, self._place = self._place, None
         if place is not None:
@@ -312,7 +324,7 @@ class DistributedLock(LockBase):
     ) -> tuple[R, AsyncConnection]:
         """Run an operation at the server in charge; return the connection to it as well."""
         if self._shards is None:
-            return await self._ask(operation, timeout, None)
+            return await self._ask(operation, timeout, None, give_up_at(timeout))
         return await self._follow(self._shards, operation, timeout, None)
 
     async def _follow(
@@ -328,8 +340,11 @@ class DistributedLock(LockBase):
         A connection that is given has a place in the queue: as long as it has, that is waited for.
         """
         pool, is_queued = aio.pool(), connection is not None
-        progress = progress or Progress()
+        progress, until = progress or Progress(), give_up_at(timeout)
         path = self._path(shards, timeout, connection)
+
+        def look(is_waiting: bool) -> Awaitable[float]:
+            return pool.look(shards, self._target.key, self._route, is_waiting)
 
         async def attempt(step: Ask) -> R:
             nonlocal connection, is_queued
@@ -338,7 +353,7 @@ class DistributedLock(LockBase):
                 connection, is_queued = None, False
             self._go_to(step.server)
             was_queued = is_queued
-            answer, connection = await self._ask(going_on, step.timeout, connection)
+            answer, connection = await self._ask(going_on, step.timeout, connection, until, look)
             is_queued = was_queued and isinstance(answer, errors.RecoveringError)
             return operations.raised(answer)
 
@@ -362,30 +377,34 @@ class DistributedLock(LockBase):
         operation: Callable[[Target, float | None], Operation[R]],
         timeout: float | None,
         connection: AsyncConnection | None,
+        until: float | None,
+        look: Look | None = None,
     ) -> tuple[R, AsyncConnection]:
         """Run an operation on a connection of the pool, or on a new one if that has died there."""
-        started = time.monotonic()
+        pool = aio.pool()
         if connection is None:
-            connection = await aio.pool().take(self._route)
+            connection = await pool.take(self._route, until)
         try:
-            return await self._run(operation, connection, timeout), connection
+            return await self._run(operation, connection, timeout, until, look), connection
         except errors.UnreachableError:
-            if not connection.pooled:
+            if not connection.pooled or (until is not None and time.monotonic() >= until):
                 raise
         # Nothing was granted that still is: a grant on the dead connection ended with it.
-        if timeout is not None:
-            timeout = max(0, timeout - (time.monotonic() - started))
-        connection = await AsyncConnection.open(self._route)
-        return await self._run(operation, connection, timeout), connection
+        if timeout is not None and until is not None:
+            timeout = min(timeout, max(0, until - GRACE - time.monotonic()))
+        connection = await AsyncConnection.open(self._route, until)
+        return await self._run(operation, connection, timeout, until, look), connection
 
     async def _run(
         self,
         operation: Callable[[Target, float | None], Operation[R]],
         connection: AsyncConnection,
         timeout: float | None,
+        until: float | None,
+        look: Look | None,
     ) -> R:
         target = self._target_on(connection)
-        return await aio.run(operation(target, timeout), connection, target.server)
+        return await aio.run(operation(target, timeout), connection, target.server, until, look)
 
     async def _tell(
         self,
@@ -394,11 +413,13 @@ class DistributedLock(LockBase):
         timeout: float,
     ) -> tuple[R, AsyncConnection]:
         """Run an operation about what is held, on its connection or, if that broke, on a new one."""
+        until = time.monotonic() + timeout
         if self._shards is None:
-            connection = connection or await AsyncConnection.open(self._route)
+            connection = connection or await AsyncConnection.open(self._route, until)
             target = self._target
-            return await aio.run(operation(target), connection, target.server), connection
-        path = self._path(self._shards, timeout, connection)
+            return await aio.run(operation(target), connection, target.server, until), connection
+        shards, pool = self._shards, aio.pool()
+        path = self._path(shards, timeout, connection)
         # Its server may have the lock after all, and would free it with this connection.
         stood_on = connection
 
@@ -408,12 +429,16 @@ class DistributedLock(LockBase):
             if connection is None or connection.closed or connection.address != step.server:
                 if connection is not None and connection is not stood_on:
                     connection.close()
-                connection = await AsyncConnection.open(route)
+                connection = await AsyncConnection.open(route, until)
             told = operations.kept(operation(self._target))
-            return operations.raised(await aio.run(told, connection, str(step.server))), connection
+            telling = aio.run(told, connection, str(step.server), until, look)
+            return operations.raised(await telling), connection
+
+        def look(is_waiting: bool) -> Awaitable[float]:
+            return pool.look(shards, self._target.key, self._route, is_waiting)
 
         try:
-            return await aio.pool().follow(path, self._route, attempt)
+            return await pool.follow(path, self._route, attempt)
         except BaseException:
             if connection is not None:
                 connection.close()
@@ -426,11 +451,11 @@ class DistributedLock(LockBase):
         """Run an operation that leaves nothing behind, whatever else this object is doing."""
         pool, target = aio.pool(), self._target
         if self._shards is None:
-            return await pool.ask(self._route, lambda: operation(target))
+            return await pool.ask(self._route, lambda: operation(target), ANSWER_PATIENCE)
 
         async def attempt(step: Ask) -> R:
             route = self._route._replace(address=step.server)
-            return await pool.ask(route, lambda: operation(target.at(step.server)))
+            return await pool.ask(route, lambda: operation(target.at(step.server)), GRACE)
 
         path = self._path(self._shards, ANSWER_PATIENCE)
         return await pool.follow(path, self._route, attempt)
@@ -444,7 +469,7 @@ class DistributedLock(LockBase):
             keeper.abandon()
             logger.warning("lock %r on %s was lost before its release", self.key, self.server)
             return False
-        released = None
+        released, until = None, time.monotonic() + RELEASE_PATIENCE
         if self._shards is not None:
             released, connection = await self._tell(
                 lambda target: operations.release(target, hold.token),
@@ -454,15 +479,15 @@ class DistributedLock(LockBase):
         elif connection is not None:
             operation = operations.release(self._target, hold.token)
             try:
-                released = await aio.run(operation, connection, self._target.server)
+                released = await aio.run(operation, connection, self._target.server, until)
             except errors.UnreachableError as exc:
                 if isinstance(exc.__cause__, TimeoutError):
                     raise
         if connection is None or released is None:
             # It broke. The server may wait for a renewal, all the lease long: say that none comes.
-            connection = await AsyncConnection.open(self._route)
+            connection = await AsyncConnection.open(self._route, until)
             operation = operations.release(self._target, hold.token)
-            released = await aio.run(operation, connection, self._target.server)
+            released = await aio.run(operation, connection, self._target.server, until)
         aio.pool().give(self._route, connection)
         return released
 
@@ -650,8 +675,14 @@ class _Keeper:
                 hold.target = hold.target.at(step.server)
                 connection = await AsyncConnection.open(self._route)
             renewal = operations.kept(self._renewal(hold.target))
-            return operations.raised(await aio.run(renewal, connection, hold.target.server))
+            renewing = aio.run(renewal, connection, hold.target.server, look=look)
+            return operations.raised(await renewing)
 
+        def look_around(is_waiting: bool) -> Awaitable[float]:
+            assert hold.shards is not None
+            return aio.pool().look(hold.shards, hold.target.key, self._route, is_waiting)
+
+        look = look_around if hold.may_move else None
         try:
             async with asyncio.timeout(hold.left):
                 path = hold.path_from(self._route.address, why)

@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 from dflockd.address import parse_server
 from dflockd.cluster.terms import MAX_LEASE, PROMISE, Terms
 from dflockd.server import ServerOptions, TlsContext
-from dflockd.shards import PREFIX as PREFIX_IN_STORE
+from dflockd.shards.keys import SERVERS_PREFIX, Keys
 from dflockd.shards.tls import EtcdTls
+from dflockd.shards.user import EtcdUser
 from dflockd.table import Limits
 from dflockd.wire import MAX_SECONDS, MAX_SECRET
 
@@ -123,6 +124,14 @@ def _read_address(text: str) -> str:
     return str(address)
 
 
+def _read_prefix(text: str) -> str:
+    if not text.strip("/") or any(end in text for end in "\n\r\0"):
+        raise ValueError
+    Keys(text)
+    return text
+
+
+_PREFIX = Kind(f"the beginning of keys in etcd, such as {SERVERS_PREFIX}", _read_prefix)
 _CLUSTER = Kind("etcd://host:2379, more of them behind commas", _read_cluster)
 _ADDRESS = Kind("host:port", _read_address)
 
@@ -292,7 +301,15 @@ SETTINGS: tuple[Setting, ...] = (
         "DFLOCKD_ADVERTISE",
         None,
         _ADDRESS,
-        "Where clients and the other servers of the cluster reach this one",
+        "Where clients of the cluster reach this server",
+    ),
+    Setting(
+        "--advertise-check",
+        "DFLOCKD_ADVERTISE_CHECK",
+        "strict",
+        _choice("strict", "warn", "off"),
+        "Whether the server looks if it is reached at --advertise: before it joins the cluster, and "
+        "now and then (strict); it joins anyway, and says so (warn); not at all (off)",
     ),
     Setting(
         "--cluster-ca",
@@ -310,10 +327,24 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("--cluster-key", "DFLOCKD_CLUSTER_KEY", None, _FILE, "Its private key (PEM)"),
     Setting(
+        "--cluster-user",
+        "DFLOCKD_CLUSTER_USER",
+        None,
+        _text("the name of a user"),
+        "As whom to ask etcd, where it has users",
+    ),
+    Setting(
+        "--cluster-password-file",
+        "DFLOCKD_CLUSTER_PASSWORD_FILE",
+        None,
+        _FILE,
+        "File with that user's password in its one line",
+    ),
+    Setting(
         "--cluster-prefix",
         "DFLOCKD_CLUSTER_PREFIX",
-        PREFIX_IN_STORE,
-        _text("the beginning of keys in etcd"),
+        SERVERS_PREFIX,
+        _PREFIX,
         "What the keys of the cluster in etcd begin with",
     ),
     Setting(
@@ -506,7 +537,8 @@ def _clear_text(values: Mapping[str, Any]) -> list[str]:
 
 def _check_cluster(values: Mapping[str, Any]) -> None:
     if values["cluster"] is None:
-        for name in ("advertise", "cluster_ca", "cluster_cert", "cluster_key"):
+        names = ("ca", "cert", "key", "user", "password_file")
+        for name in ("advertise", *(f"cluster_{name}" for name in names)):
             if values[name] is not None:
                 flag = "--" + name.replace("_", "-")
                 raise SettingError(f"{flag} is set and --cluster is not: set both, or neither")
@@ -575,6 +607,36 @@ def read_etcd_tls(values: Mapping[str, Any] | Settings) -> EtcdTls | None:
             flag = "--" + name.replace("_", "-")
             raise SettingError(f"{flag}: {path!r} cannot be read: {exc.strerror}") from None
     return EtcdTls(*contents)
+
+
+def read_etcd_user(values: Mapping[str, Any] | Settings) -> EtcdUser | None:
+    """Return whom ``--cluster-user`` and ``--cluster-password-file`` name; ``None`` without them.
+
+    Raises:
+        SettingError: one of them is missing, or the file cannot be read.
+    """
+    name, path = values["cluster_user"], values["cluster_password_file"]
+    if name is None and path is None:
+        return None
+    if name is None or path is None:
+        missing = "--cluster-user" if name is None else "--cluster-password-file"
+        raise SettingError(f"{missing} is not set: a user of etcd has a name and a password")
+    return EtcdUser(name, _one_line("--cluster-password-file", path))
+
+
+def _one_line(flag: str, path: str) -> str:
+    """Return the secret in a file.
+
+    Raises:
+        SettingError: there is none, or it cannot be read.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SettingError(f"{flag}: {path!r} cannot be read: {exc}") from None
+    if not text or "\n" in text or "\0" in text:
+        raise SettingError(f"{flag}: {path!r} must hold one line that is not empty")
+    return text
 
 
 class _Parser(argparse.ArgumentParser):
@@ -649,12 +711,7 @@ def _secret(values: Mapping[str, Any]) -> bytes | None:
     if token is not None and path is not None:
         raise SettingError("--auth-token and --auth-token-file are both set: set one of them")
     if path is not None:
-        try:
-            token = Path(path).read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
-        except (OSError, UnicodeDecodeError) as exc:
-            raise SettingError(f"--auth-token-file: {path!r} cannot be read: {exc}") from None
-        if not token or "\n" in token or "\0" in token:
-            raise SettingError(f"--auth-token-file: {path!r} must hold one line that is not empty")
+        token = _one_line("--auth-token-file", path)
     if token is None:
         return None
     # A variable may hold bytes that are no text; clients can send them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import selectors
@@ -10,6 +11,8 @@ import socket
 import ssl
 import time
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol, TypeVar
 
 from dflockd import errors
@@ -22,6 +25,12 @@ CONNECT_TIMEOUT = 5.0
 
 UNACKED_TIMEOUT = 10.0
 """Seconds after which data that the other side's kernel has not acknowledged breaks a connection."""
+
+SILENCE = 1.0
+"""Seconds without an answer after which somebody looks whether it can still come."""
+
+LEAST_PATIENCE = 0.5
+"""Seconds for any answer, also when the time is over: it may be that this process was stopped."""
 
 LONGEST_POLL = 86400.0
 """Seconds beyond which a wait has no end on this side: `poll` cannot count to a month."""
@@ -74,17 +83,29 @@ class Connection:
 
     @classmethod
     def open(
-        cls, address: Address, auth_secret: bytes | None, context: ssl.SSLContext | None
+        cls,
+        address: Address,
+        auth_secret: bytes | None,
+        context: ssl.SSLContext | None,
+        until: float | None = None,
     ) -> Connection:
         """Connect and authenticate.
 
+        Args:
+            address: the server.
+            auth_secret: what it wants to be shown.
+            context: for TLS.
+            until: monotonic time at which to give up, if that is before the `CONNECT_TIMEOUT`, but
+                for `LEAST_PATIENCE`.
+
         Raises:
-            UnreachableError: nobody answered there within `CONNECT_TIMEOUT`.
+            UnreachableError: nobody answered there in time.
             AuthRefusedError: the server wants another secret.
         """
-        server = str(address)
+        server, now = str(address), time.monotonic()
+        until = now + CONNECT_TIMEOUT if until is None else min(until, now + CONNECT_TIMEOUT)
         try:
-            sock = _connect(address, context)
+            sock = _connect(address, context, max(LEAST_PATIENCE, until - now))
         except (OSError, ValueError) as exc:  # the latter for what cannot be a host name
             raise errors.UnreachableError(
                 f"lock server {server} cannot be reached: {reason(exc)}", server=server
@@ -93,7 +114,7 @@ class Connection:
         try:
             sock.setblocking(False)
             if auth_secret is not None:
-                run(authenticate(auth_secret, server), connection)
+                run(authenticate(auth_secret, server), connection, until)
         except BaseException:
             connection.close()
             raise
@@ -103,21 +124,41 @@ class Connection:
         """Return the descriptor, for a selector."""
         return self._sock.fileno()
 
-    def exchange(self, request: bytes, patience: float | None, ahead: int = 0) -> Answer:
+    def exchange(
+        self,
+        request: bytes,
+        patience: float | None,
+        ahead: int = 0,
+        until: float | None = None,
+        look: Callable[[], float] | None = None,
+    ) -> Answer:
         """Send a request, with `ahead` others before it, and wait for its reply.
 
+        Args:
+            request: the bytes.
+            patience: seconds to wait for the reply; ``None`` for no end.
+            ahead: see above.
+            until: monotonic time at which the wait ends at the latest, but for `LEAST_PATIENCE`.
+            look: called once nothing has come for `SILENCE` seconds. It returns after how many more
+                it is to be called again, or raises what ends the wait.
+
         Raises:
-            TimeoutError: no reply within `patience` seconds. The connection is of no more use.
+            TimeoutError: no reply in time. The connection is of no more use.
             OSError: the connection broke.
             UnexpectedReplyError: the reply is none.
         """
-        if self.owed:
-            self._receive(patience)
-            self.owed = False
-        self._reader.ahead = ahead
         sent = time.monotonic()
-        self._send(request, patience)
-        return Answer(self._receive(patience), sent, time.monotonic())
+        limit = until if patience is None else sent + patience
+        if until is not None and limit is not None and limit > until:
+            least = sent + LEAST_PATIENCE
+            limit = until if until > least else min(limit, least)
+        if self.owed:
+            self._receive(limit, look)
+            self.owed = False
+            sent = time.monotonic()
+        self._reader.ahead = ahead
+        self._send(request, limit)
+        return Answer(self._receive(limit, look), sent, time.monotonic())
 
     def send(self, request: bytes, ahead: int = 0) -> None:
         """Send a request, with `ahead` others before it, for `receive_nowait` to fetch the reply later.
@@ -164,7 +205,7 @@ class Connection:
         with contextlib.suppress(OSError):
             os.close(self._sock.detach())
 
-    def _send(self, data: bytes, patience: float | None) -> None:
+    def _send(self, data: bytes, limit: float | None) -> None:
         while True:
             try:
                 sent = self._sock.send(data)
@@ -175,15 +216,24 @@ class Connection:
             data = data[sent:]
             with selectors.DefaultSelector() as selector:
                 selector.register(self._sock, selectors.EVENT_WRITE)
-                if not selector.select(patience):
+                left = None if limit is None else max(0.0, limit - time.monotonic())
+                if not selector.select(left):
                     raise TimeoutError
 
-    def _receive(self, patience: float | None) -> bytes:
-        limit = None if patience is None else time.monotonic() + patience
+    def _receive(self, limit: float | None, look: Callable[[], float] | None) -> bytes:
+        look_at = math.inf if look is None else time.monotonic() + SILENCE
         while True:
             # Over TLS there may be data that the socket no longer has.
             if not isinstance(self._sock, ssl.SSLSocket) or not self._sock.pending():
-                self._wait_readable(None if limit is None else limit - time.monotonic())
+                soonest = (
+                    limit if look is None else min(look_at, math.inf if limit is None else limit)
+                )
+                left = None if soonest is None else soonest - time.monotonic()
+                if not self._wait_readable(left):
+                    if look is None or (limit is not None and limit <= look_at):
+                        raise TimeoutError
+                    look_at = time.monotonic() + look()
+                    continue
             try:
                 data = self._sock.recv(65536)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -197,7 +247,7 @@ class Connection:
             raise ConnectionResetError("the server closed the connection")
         return self._reader.receive(data)
 
-    def _wait_readable(self, seconds: float | None) -> None:
+    def _wait_readable(self, seconds: float | None) -> bool:
         # Looked up at the time of the call: gevent and eventlet replace what is in `select`.
         make_poll = getattr(select, "poll", None)
         if seconds is not None and seconds > LONGEST_POLL:
@@ -210,12 +260,23 @@ class Connection:
                 self._poll = make_poll()
                 self._poll.register(self._sock, select.POLLIN)
             ready = self._poll.poll(None if seconds is None else max(0, seconds) * 1000)
-        if not ready:
-            raise TimeoutError
+        return bool(ready)
 
 
-def run(operation: Operation[R], connection: Connection) -> R:
+def run(
+    operation: Operation[R],
+    connection: Connection,
+    until: float | None = None,
+    look: Callable[[bool], float] | None = None,
+) -> R:
     """Run an operation to its end, blocking.
+
+    Args:
+        operation: what to do.
+        connection: where.
+        until: monotonic time at which no reply is waited for any more.
+        look: called now and then while none comes; see `Connection.exchange`. Its argument says
+            whether the server may be right to say nothing yet.
 
     Raises:
         UnreachableError: the connection broke, or no reply came in time.
@@ -227,8 +288,11 @@ def run(operation: Operation[R], connection: Connection) -> R:
     try:
         exchange = next(operation)
         while True:
+            looks = None if look is None else partial(look, exchange.waits)
             try:
-                answer = connection.exchange(exchange.request, exchange.patience, exchange.ahead)
+                answer = connection.exchange(
+                    exchange.request, exchange.patience, exchange.ahead, until, looks
+                )
             except TimeoutError:
                 if not exchange.timeout_is_reply:
                     raise
@@ -267,17 +331,17 @@ def forget_connections_after_fork() -> None:
     CONNECTIONS.clear()
 
 
-def _connect(address: Address, context: ssl.SSLContext | None) -> socket.socket:
+def _connect(address: Address, context: ssl.SSLContext | None, timeout: float) -> socket.socket:
     if address.unix_path is not None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(CONNECT_TIMEOUT)
+        sock.settimeout(timeout)
         try:
             sock.connect(address.unix_path)
         except BaseException:
             sock.close()
             raise
     else:
-        sock = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT)
+        sock = socket.create_connection((address.host, address.port), timeout)
     try:
         if sock.family != getattr(socket, "AF_UNIX", None):
             tune(sock)

@@ -83,7 +83,7 @@ class RemoteError(DflockdError):
 
 
 class UnreachableError(RemoteError, ConnectionError):
-    """No connection to the server, or it broke before the reply."""
+    """No connection to the server, or it broke before the reply, or none came in time."""
 
 
 class BadReplyError(RemoteError):

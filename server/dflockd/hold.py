@@ -36,11 +36,11 @@ class Hold:
         "_lost",
         "_on_lost",
         "_renew_ratio",
-        "_shards",
         "deadline",
         "lease",
         "pid",
         "renew_at",
+        "shards",
         "target",
         "token",
     )
@@ -54,7 +54,7 @@ class Hold:
         shards: ShardMap | None = None,
     ) -> None:
         self.target = target
-        self._shards = shards
+        self.shards = shards
         self.token = grant.token
         self.pid = os.getpid()
         self._renew_ratio = renew_ratio
@@ -98,14 +98,14 @@ class Hold:
             refusal: what it said, if it did.
         """
         now = time.monotonic()
-        if self._shards is None:
+        if self.shards is None:
             return insist(server, self.deadline, now)
         key = self.target.key
         if isinstance(refusal, errors.RefusedError):
             return pursue(
-                self._shards, key, self.deadline, now, first=server, refusal=refusal, insists=True
+                self.shards, key, self.deadline, now, first=server, refusal=refusal, insists=True
             )
-        return pursue(self._shards, key, self.deadline, now, insists=True)
+        return pursue(self.shards, key, self.deadline, now, insists=True)
 
     @property
     def silence(self) -> float:
@@ -115,12 +115,12 @@ class Hold:
     @property
     def may_move(self) -> bool:
         """Whether another server may take its server's place: it is a cluster."""
-        return self._shards is not None
+        return self.shards is not None
 
     def doubts(self, server: Address) -> Path:
         """Return how to learn, in a cluster, that a server that says nothing is in charge no more."""
-        assert self._shards is not None
-        return doubt(self._shards, self.target.key, server, self.deadline, time.monotonic())
+        assert self.shards is not None
+        return doubt(self.shards, self.target.key, server, self.deadline, time.monotonic())
 
     def lose(self) -> Callable[[], object] | None:
         """Mark the lock as lost; the first time, return what to call about it."""

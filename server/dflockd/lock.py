@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from dflockd import errors
 from dflockd.address import DEFAULT_PORT, Address, Seeds, ServerLike, parse_servers
 from dflockd.hold import Hold
-from dflockd.operations import Grant, Operation, Progress, Target, enqueue
+from dflockd.operations import GRACE, Grant, Operation, Progress, Target, enqueue
 from dflockd.pool import Route
 from dflockd.sharding import ShardingStrategy, server_index, stable_hash_shard
 from dflockd.shardmap import Path, ShardMap, pursue, shard_map
@@ -24,10 +24,10 @@ logger = logging.getLogger("dflockd.client")
 DEFAULT_SERVERS: tuple[ServerLike, ...] = (("127.0.0.1", DEFAULT_PORT),)
 
 ANSWER_PATIENCE = 5.0
-"""Seconds for a cluster to answer what is no waiting for a lock: a shard may be on its way."""
+"""Seconds for servers to answer what is no waiting for a lock: a shard may be on its way."""
 
 RELEASE_PATIENCE = 1.0
-"""Seconds that a release waits for its shard, in a cluster, before it is left to the background."""
+"""Seconds that a release waits for its server, or its shard, before it is left to the background."""
 
 
 class KeepPlace(NamedTuple):
@@ -63,7 +63,8 @@ class LockBase:
 
     Args:
         key: the name of the lock; at most 256 bytes of UTF-8 without white space.
-        acquire_timeout_s: seconds to wait for the lock; 0 tries once, ``None`` waits for ever.
+        acquire_timeout_s: seconds to wait for the lock, fractions too; 0 tries once, ``None`` waits
+            for ever. A server that does not answer is given two seconds more.
         lease_ttl_s: lease in whole seconds; ``None`` is the server's default (33 unless configured).
         servers: the servers as ``(host, port)`` tuples, or ``"host:port"`` or ``"unix:/path"``. Or
             the text ``"cluster://host:port,..."``, some servers of a cluster: each of them knows
@@ -306,6 +307,11 @@ class SemaphoreBase(LockBase):
 
     def _limit(self) -> int:
         return self.limit
+
+
+def give_up_at(timeout: float | None) -> float | None:
+    """Return the monotonic time at which a request with so many seconds is given up."""
+    return None if timeout is None else time.monotonic() + timeout + GRACE
 
 
 def _check_key(key: str) -> None:

@@ -29,6 +29,7 @@ from dflockd.wire import (
     Label,
     Moved,
     OwnerConflict,
+    Ping,
     Recovering,
     Release,
     Renew,
@@ -42,19 +43,33 @@ from dflockd.wire import (
     TimedOut,
     UnexpectedReplyError,
     Wait,
+    decode_map,
     encode_request,
     parse_done,
     parse_enqueued,
     parse_granted,
+    parse_map,
     parse_renewed,
     parse_report,
 )
 
 REPLY_PATIENCE = 10.0
-"""Seconds that a server may take over a reply beyond the time it was asked to wait."""
+"""Seconds that a server may take over a reply that comes at once, where the caller sets no time."""
 
-SHARDS_PATIENCE = 5.0
+GRACE = 2.0
+"""Seconds beyond a caller's time for a server to be reached and to answer: then it is an error.
+
+Only a server can say that the lock is somebody else's. One that says nothing has not said so.
+"""
+
+ROUNDING = 0.05
+"""A time that is so little short of whole seconds is waited for as if it were whole."""
+
+SHARDS_PATIENCE = 2.0
 """Seconds that a server may take to say where the shards are: the others know as well."""
+
+PING_PATIENCE = 1.0
+"""Seconds that a server may take to give a sign of life."""
 
 CONFIRM_SHARE = 0.25
 """A wait that took more than this share of the lease is followed by a renewal; see `_confirmed`."""
@@ -67,9 +82,12 @@ class Exchange(NamedTuple):
     patience: float | None
     """Seconds to wait for the reply; ``None`` waits for ever."""
     timeout_is_reply: bool = False
-    """Whether the end of patience counts as the reply ``timeout`` rather than as a fault."""
+    """Whether the end of patience counts as the reply ``timeout`` rather than as a fault: a server has
+    said that the lock is somebody else's."""
     ahead: int = 0
     """Requests before it in the same bytes, whose replies nobody needs."""
+    waits: bool = False
+    """Whether the server may be right to say nothing for a while: the lock is not free."""
 
 
 class Answer(NamedTuple):
@@ -140,29 +158,41 @@ Operation: TypeAlias = Generator[Exchange, Answer, R]
 
 
 def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
-    """Wait up to `timeout` seconds for a slot (``None``: as long as it takes); ``None`` without."""
+    """Wait up to `timeout` seconds for a slot (``None``: as long as it takes); ``None`` without.
+
+    A wait that this side cuts off begins with an attempt that does not wait: its answer comes at
+    once, and says that the lock is somebody else's. Who has a place in the queue would lose it by
+    that, and waits for whole seconds instead.
+    """
     start: float | None = None
     remaining = timeout
     grant = (yield from _confirmed_elsewhere(target)) if target.progress is not None else None
     if grant is not None:
         return grant
+    if timeout is not None and target.progress is not None and target.progress.place:
+        remaining = math.ceil(timeout)
+    is_told = False
     while True:
-        seconds, exchange = _waiting(remaining)
+        is_attempt = remaining is not None and not _is_whole(remaining) and not is_told
+        seconds, exchange = _waiting(0 if is_attempt else remaining)
         request = Acquire(target.space, target.key, target.limit, seconds, target.lease)
         answer = yield _with_ahead(exchange(encode_request(request)), target)
         reply = _read(parse_granted, answer, target)
-        if reply is Status.TIMEOUT:
+        is_told = reply is Status.TIMEOUT
+        if is_told and not is_attempt:
             return None
-        if not isinstance(reply, Granted):
-            raise refused(reply, target)
-        grant = yield from _confirmed(target, reply, answer)
-        if grant is not None:
-            return grant
-        # This process was stopped for so long that the lease ended before it learned of the grant.
+        if not is_told:
+            if not isinstance(reply, Granted):
+                raise refused(reply, target)
+            grant = yield from _confirmed(target, reply, answer)
+            if grant is not None:
+                return grant
+            # This process was stopped for so long that the lease ended before it learned of the
+            # grant. What was said before is out of date, so it is asked again also at the end.
         start = answer.sent if start is None else start
         if timeout is not None:
-            remaining = timeout - (answer.received - start)
-            if remaining <= 0:
+            remaining = max(0, timeout - (answer.received - start))
+            if is_told and not remaining:
                 return None
 
 
@@ -308,6 +338,11 @@ def evict(target: Target, fence: int) -> Operation[bool]:
     raise refused(reply, target)
 
 
+def ping(server: str) -> Operation[None]:
+    """Ask a server for a sign of life, which any answer is."""
+    yield Exchange(encode_request(Ping()), PING_PATIENCE)
+
+
 class ShardReport(NamedTuple):
     """Which server of a cluster has which shard, as one of them says."""
 
@@ -317,13 +352,22 @@ class ShardReport(NamedTuple):
     """For each shard the index of its server, -1 if it has none at the moment."""
     epochs: Sequence[int]
     """For each shard how new that is; see `dflockd.wire.Moved`."""
+    version: bytes = b""
+    """By which servers know it; empty if it came from one of 0.1."""
 
 
-def shards(server: str) -> Operation[ShardReport]:
-    """Ask a server of a cluster which of them has which shard."""
+def shards(server: str, known: ShardReport | None = None) -> Operation[ShardReport]:
+    """Ask a server of a cluster which of them has which shard.
+
+    Returns:
+        `known` itself, if the server says the same. Else nothing is spent on sending and reading it.
+    """
     target = about_server(server)
-    answer = yield Exchange(encode_request(Shards()), SHARDS_PATIENCE)
-    reply = _read(parse_report, answer, target)
+    version = b"" if known is None else known.version
+    request = encode_request(Shards(version, packed=True))
+    reply = _read(parse_map, (yield Exchange(request, SHARDS_PATIENCE)), target)
+    if reply is Status.OK and known is not None and version:
+        return known
     if reply is Status.ERROR:
         raise errors.RefusedError(
             f"server {server} is in no cluster: start it with --cluster, "
@@ -333,18 +377,24 @@ def shards(server: str) -> Operation[ShardReport]:
     if not isinstance(reply, Report):
         raise refused(reply, target)
     try:
-        report = json.loads(reply.json)
-        found = ShardReport(
-            [parse_server(each) for each in report["servers"]], report["shards"], report["epochs"]
-        )
-        if not found.shards or len(found.shards) != len(found.epochs):
-            raise ValueError("not one epoch for each shard")
-        if min(found.shards) < -1 or max(found.shards) >= len(found.servers):
-            raise ValueError("a server that is not listed")
+        found = _read_map(reply)
     except (ValueError, KeyError, TypeError) as exc:
         raise errors.BadReplyError(
             f"server {server}: its list of shards cannot be read: {exc}", server=server
         ) from None
+    return found
+
+
+def _read_map(reply: Report) -> ShardReport:
+    report, version = decode_map(reply)
+    servers = [parse_server(each) for each in report["servers"]]
+    found = ShardReport(servers, report["shards"], report["epochs"], version)
+    if not found.shards or len(found.shards) != len(found.epochs):
+        raise ValueError("not one epoch for each shard")
+    if set(map(type, found.shards)) | set(map(type, found.epochs)) != {int}:
+        raise ValueError("a number is missing")
+    if min(found.shards) < -1 or max(found.shards) >= len(found.servers):
+        raise ValueError("a server that is not listed")
     return found
 
 
@@ -388,14 +438,19 @@ def _waiting(timeout: float | None) -> tuple[int, Callable[[bytes], Exchange]]:
     """Return what to ask the server for, and how to wait for its answer.
 
     The wire knows whole seconds only. A time in between is cut off on this side, which costs the
-    connection: a server could still grant on it.
+    connection: a server could still grant on it. So a server must have said before that the lock is
+    not free: here nobody says so.
     """
     if timeout is None:
-        return MAX_SECONDS, lambda request: Exchange(request, None)
+        return MAX_SECONDS, lambda request: Exchange(request, None, waits=True)
     seconds = min(math.ceil(timeout), MAX_SECONDS)
-    if seconds == timeout:
-        return seconds, lambda request: Exchange(request, timeout + REPLY_PATIENCE)
-    return seconds, lambda request: Exchange(request, timeout, timeout_is_reply=True)
+    if _is_whole(timeout):
+        return seconds, lambda request: Exchange(request, seconds + GRACE, waits=seconds > 0)
+    return seconds, lambda request: Exchange(request, timeout, timeout_is_reply=True, waits=True)
+
+
+def _is_whole(seconds: float) -> bool:
+    return math.ceil(seconds) - seconds <= ROUNDING
 
 
 def _confirmed(target: Target, granted: Granted, answer: Answer) -> Operation[Grant | None]:

@@ -21,10 +21,12 @@ from collections.abc import Callable
 from functools import partial
 
 from dflockd import errors, operations
+from dflockd.address import Address
 from dflockd.connection import Connection, reason, run
 from dflockd.green import make_selector, select_green
 from dflockd.lock import KeepPlace
 from dflockd.operations import Answer, Exchange, Grant, Operation
+from dflockd.process import current
 from dflockd.shardmap import PASSING
 from dflockd.sync_client import DistributedLock
 from dflockd.wire import UnexpectedReplyError
@@ -42,6 +44,12 @@ JOIN_PATIENCE = 1.0
 
 LOOK_AROUND = 1.0
 """Seconds between looks at whether a server owes somebody an answer for too long."""
+
+SILENT_PAUSE = 3.0
+"""Seconds to the next attempt at a server that said nothing: each costs the thread that long."""
+
+FIRST_LOOK = 1.0
+"""Seconds of silence after which one looks, in a cluster, whether the server is alive."""
 
 logger = logging.getLogger("dflockd.client")
 
@@ -173,6 +181,8 @@ class _Keeper:
         self._failing: dict[str, float] = {}
         """Since when nobody of a line could be queued."""
         self._waiting: set[Place] = set()
+        self._looks: dict[Address, float] = {}
+        """When to look again at a server of the cluster; never while somebody does."""
         self._look_around_at = 0.0
         self._selector: selectors.BaseSelector
         self._woken: socket.socket
@@ -250,6 +260,7 @@ class _Keeper:
             self._look_around_at = now + LOOK_AROUND
             for place in [place for place in self._waiting if place.overdue <= now]:
                 self._failed(place, TimeoutError())
+            self._look_at_servers(now)
         times = {line: self._closed_until.get(line, 0.0) for line in self._lines}
         is_open = [line for line, when in times.items() if when <= now]
         if is_open:
@@ -345,6 +356,43 @@ class _Keeper:
         except Exception as exc:
             self._failed(place, exc)
 
+    def _look_at_servers(self, now: float) -> None:
+        """Look whether the servers are alive that somebody has not heard from for long."""
+        silent: dict[Address, Place] = {}
+        for place in self._waiting:
+            if place.lock._shards is not None and now - place.sent >= FIRST_LOOK:
+                assert place.connection is not None
+                silent[place.connection.address] = place
+        for address, place in silent.items():
+            if self._looks.get(address, 0.0) <= now:
+                self._looks[address] = math.inf
+                # Apart: it can take its time, and this thread has grants to take up.
+                look = partial(self._look, place.lock, address)
+                threading.Thread(target=look, name="dflockd-doubt", daemon=True).start()
+
+    def _look(self, lock: DistributedLock, address: Address) -> None:
+        again, shards = LOOK_AROUND, lock._shards
+        assert shards is not None
+        route = lock._route._replace(address=address)
+        try:
+            again = current().pool.look(shards, lock._target.key, route, True)
+        except errors.RemoteError as exc:
+            logger.info("places at %s: %s", self._where, exc)
+        finally:
+            self.tell(partial(self._looked, address, time.monotonic() + again))
+
+    def _looked(self, address: Address, again: float) -> None:
+        """Have all that wait at a server that says nothing queue where their keys are by now."""
+        self._looks[address] = again
+        for place in list(self._waiting):
+            shards, connection = place.lock._shards, place.connection
+            if connection is None or connection.address != address or shards is None:
+                continue
+            is_alive = shards.signs.get(address, (0.0, None))[1]
+            moved = shards.moved(place.lock._target.key, address)
+            if moved is not None and not is_alive:
+                self._failed(place, moved)
+
     def _stop_waiting(self, place: Place) -> None:
         self._waiting.discard(place)
         connection, place.connection = place.connection, None
@@ -383,6 +431,10 @@ class _Keeper:
             logger.info("queueing again for lock %r: %s", place.lock.key, error)
             self._closed_until[place.line] = now + RESTART_PAUSE
             self._line_up(place)
+            if isinstance(error.__cause__, TimeoutError):
+                for line, waiting in self._lines.items():
+                    if waiting[0][1].lock.server == place.lock.server:
+                        self._closed_until[line] = now + SILENT_PAUSE
         else:
             self._give_up(place, error)
 

@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeVar
 from dflockd import errors
 from dflockd.address import Address
 from dflockd.connection import Connection, run
-from dflockd.operations import Operation, shards
-from dflockd.shardmap import Ask, Load, Outcome, Path
+from dflockd.operations import PING_PATIENCE, Operation, ping, shards
+from dflockd.shardmap import Ask, Load, Outcome, Path, Ping, ShardMap, glance
 
 R = TypeVar("R")
 
@@ -42,17 +42,17 @@ class Pool:
         self._idle: defaultdict[Route, list[Connection]] = defaultdict(list)
         self._lock = threading.Lock()
 
-    def take(self, route: Route) -> Connection:
+    def take(self, route: Route, until: float | None = None) -> Connection:
         """Return a connection that is the caller's until given back.
 
         Raises:
-            UnreachableError: there is none idle, and none can be made.
+            UnreachableError: there is none idle, and none can be made, until this monotonic time.
         """
         idle = self._idle.get(route)
         if idle:
             with contextlib.suppress(IndexError):
                 return idle.pop()  # atomic; the latest is the one most likely alive
-        return Connection.open(*route)
+        return Connection.open(*route, until)
 
     def give(self, route: Route, connection: Connection) -> None:
         """Take a connection back, between two requests."""
@@ -66,23 +66,43 @@ class Pool:
                 return
         connection.close()
 
-    def ask(self, route: Route, operation: Callable[[], Operation[R]]) -> R:
+    def ask(self, route: Route, operation: Callable[[], Operation[R]], patience: float) -> R:
         """Run an operation that leaves nothing behind; again, if its connection has died here.
+
+        Args:
+            route: to the server.
+            operation: begins it.
+            patience: seconds for all of it.
 
         Raises:
             RemoteError: as `run` and `Connection.open` do.
         """
-        connection = self.take(route)
+        until = time.monotonic() + patience
+        connection = self.take(route, until)
         try:
-            result = run(operation(), connection)
+            result = run(operation(), connection, until)
         except errors.UnreachableError:
             if not connection.pooled:
                 raise
             self.clear(route)
-            connection = Connection.open(*route)
-            result = run(operation(), connection)
+            if time.monotonic() >= until:
+                raise
+            connection = Connection.open(*route, until)
+            result = run(operation(), connection, until)
         self.give(route, connection)
         return result
+
+    def look(self, shards: ShardMap, key: bytes, route: Route, is_waiting: bool) -> float:
+        """Look at a server of a cluster that has not answered yet; see `dflockd.shardmap.glance`.
+
+        Returns:
+            After how many seconds to look again.
+
+        Raises:
+            MovedError: another is in charge of the key.
+        """
+        path = glance(shards, key, route.address, is_waiting, time.monotonic())
+        return self.follow(path, route, lambda step: step.timeout or 0.0)
 
     def follow(
         self,
@@ -110,7 +130,11 @@ class Pool:
                     return attempt(step)
                 if isinstance(step, Load):
                     there = route._replace(address=step.server)
-                    report = self.ask(there, partial(shards, str(step.server)))
+                    loading = partial(shards, str(step.server), step.known)
+                    report = self.ask(there, loading, step.patience)
+                elif isinstance(step, Ping):
+                    there = route._replace(address=step.server)
+                    self.ask(there, partial(ping, str(step.server)), PING_PATIENCE)
                 else:
                     # Looked up now: gevent and eventlet replace what is in `time`.
                     (pause or time.sleep)(step.seconds)

@@ -328,10 +328,15 @@ class Renewer:
                 route = route._replace(address=step.server)
                 connection = Connection.open(*route)
             operation = renew(hold.target.at(step.server), hold.token, hold.lease)
-            grant = raised(run(kept(operation), connection))
+            grant = raised(run(kept(operation), connection, look=look))
             connection.label = hold.target.label or b""
             return grant
 
+        def look_around(is_waiting: bool) -> float:
+            assert hold.shards is not None
+            return self._pool.look(hold.shards, hold.target.key, route, is_waiting)
+
+        look = look_around if hold.may_move else None
         try:
             grant = self._pool.follow(hold.path_from(route.address, why), route, attempt)
         except (_OverError, errors.RemoteError):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Never, TypeAlias
 
 from dflockd import errors
 from dflockd.address import Address, Seeds, parse_server
-from dflockd.operations import ShardReport
+from dflockd.operations import GRACE, SHARDS_PATIENCE, ShardReport
 
 RETRY_PAUSES = (0.0, 0.05, 0.1, 0.2)
 """Seconds between attempts to reach a server again; the last one repeats."""
@@ -37,6 +37,20 @@ a server that is cut off from them does not know."""
 
 RELOAD_EVERY = 0.5
 """Seconds for which one map is good enough for all of a process that look for a lost server."""
+
+LOAD_TURN, LOAD_LOOK = 0.1, 0.01
+"""Seconds for which all of a process leave it to one of them to load the map, and how often they
+look. Not for longer: the server that is asked may be silent, and they may ask another one."""
+
+LOOK_EVERY = 5.0
+"""Seconds between looks whether a server is alive at which somebody waits for a lock."""
+
+LOOK_AGAIN = 1.0
+"""Seconds to the next look at one that says nothing, and that nobody has replaced yet."""
+
+ASKED_AT_LEAST = 3
+"""So many servers are asked for the map also when the time is over, if one after the other does not
+answer: else who tries once would ask the one that is gone for ever."""
 
 SETTLED = 1.0
 """Seconds after which an answer has nothing to do with the refusals before it."""
@@ -58,6 +72,13 @@ def _shard_of(key: bytes, num_shards: int) -> int:
     return get_shard_id(key, num_shards)
 
 
+class _Owned(NamedTuple):
+    """Whose a shard is, since which epoch."""
+
+    by: Address | None
+    epoch: int
+
+
 class ShardMap:
     """What a process knows of one cluster: which server has which shard, and since which epoch.
 
@@ -67,21 +88,31 @@ class ShardMap:
     Attributes:
         seeds: where it begins.
         servers: all servers, as far as known.
+        report: what was said last about all shards; ``None`` before.
         loaded_at: monotonic time of the latest `update`, ``-inf`` before the first.
+        loading_until: monotonic time until which nobody else need load it, for one does so.
+        signs: when somebody last looked whether a server is alive, and whether it is; ``None`` while
+            that is not known yet.
     """
 
     def __init__(self, seeds: Seeds) -> None:
         self.seeds = seeds
         self.servers: tuple[Address, ...] = ()
-        self.loaded_at = float("-inf")
-        self._owners: list[Address | None] = []
-        self._epochs: list[int] = []
+        self.report: ShardReport | None = None
+        self.loaded_at = self.loading_until = float("-inf")
+        self.signs: dict[Address, tuple[float, bool | None]] = {}
+        self._newer: dict[int, _Owned] = {}
+        """What is known of shards beyond the report."""
         self._source: Address = seeds[0]
 
     def owner_of(self, key: bytes) -> Address | None:
         """Return the server in charge of a key; ``None`` if that is not known, or nobody is."""
-        owners = self._owners
-        return owners[_shard_of(key, len(owners))] if owners else None
+        report = self.report
+        if report is None:
+            return None
+        shard = _shard_of(key, len(report.shards))
+        newer = self._newer.get(shard)
+        return _owned(report, shard).by if newer is None else newer.by
 
     def whom_to_ask(self, key: bytes) -> Address:
         """Return the server in charge, or else one that will know when there is one."""
@@ -89,30 +120,64 @@ class ShardMap:
 
     def learn(self, moved: errors.MovedError) -> bool:
         """Take in that a shard has moved; ``False`` if something newer is known already."""
-        if moved.shard < len(self._owners):
-            if moved.epoch < self._epochs[moved.shard]:
+        report, shard = self.report, moved.shard
+        if report is not None and shard < len(report.shards):
+            if moved.epoch < (self._newer.get(shard) or _owned(report, shard)).epoch:
                 return False
-            self._owners[moved.shard] = parse_server(moved.to)
-            self._epochs[moved.shard] = moved.epoch
+            self._newer[shard] = _Owned(parse_server(moved.to), moved.epoch)
         return True
+
+    def moved(self, key: bytes, server: Address) -> errors.MovedError | None:
+        """Return what a server would answer about a key if it knew that it is in charge no more."""
+        report = self.report
+        if report is None:
+            return None
+        shard = _shard_of(key, len(report.shards))
+        owner, epoch = self._newer.get(shard) or _owned(report, shard)
+        if owner is None or owner == server:
+            return None
+        return errors.MovedError(
+            f"lock {key.decode()!r} on {server}: the server says nothing, and {owner} is in charge "
+            f"of its shard {shard} by now",
+            shard=shard,
+            epoch=epoch,
+            to=str(owner),
+            key=key.decode(),
+            server=str(server),
+        )
 
     def update(self, report: ShardReport, source: Address, now: float) -> None:
         """Take in what a server says about all shards, but where something newer is known."""
-        owners = [report.servers[index] if index >= 0 else None for index in report.shards]
-        epochs = list(report.epochs)
-        if len(owners) == len(self._owners):
-            known = zip(self._owners, self._epochs, strict=True)
-            for shard, (owner, epoch) in enumerate(known):
-                if epoch > epochs[shard] and owner in report.servers:
-                    owners[shard], epochs[shard] = owner, epoch
-        self._owners, self._epochs = owners, epochs
+        servers, known = set(report.servers), self._known_beside(report)
+        self._newer = {
+            shard: owned
+            for shard, owned in known.items()
+            if owned.epoch > report.epochs[shard] and owned.by in servers
+        }
+        self.report = report
         self.servers, self._source, self.loaded_at = tuple(report.servers), source, now
+
+    def _known_beside(self, report: ShardReport) -> dict[int, _Owned]:
+        """Return what is known of shards and may be newer than that."""
+        before = self.report
+        if before is None or len(before.shards) != len(report.shards):
+            return {}
+        newer = self._newer.copy()  # others may learn meanwhile
+        if report is before:
+            return newer
+        epochs = enumerate(zip(before.epochs, report.epochs, strict=True))
+        return {shard: _owned(before, shard) for shard, (old, new) in epochs if old > new} | newer
 
     def sources(self, suspects: set[Address]) -> list[Address]:
         """Return whom to ask about all shards, in this order; who is suspect comes last."""
         seeds = [seed for seed in self.seeds if seed not in self.servers]
         listed = random.sample(self.servers, len(self.servers)) + random.sample(seeds, len(seeds))
         return sorted(listed, key=suspects.__contains__)
+
+
+def _owned(report: ShardReport, shard: int) -> _Owned:
+    index = report.shards[shard]
+    return _Owned(report.servers[index] if index >= 0 else None, report.epochs[shard])
 
 
 _maps: dict[tuple[Any, ...], ShardMap] = {}
@@ -131,7 +196,16 @@ class Ask(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Ask this server which has which shard."""
+    """Ask this server which has which shard, for so many seconds."""
+
+    server: Address
+    known: ShardReport | None = None
+    """What is known already, to be returned if the server says the same."""
+    patience: float = SHARDS_PATIENCE
+
+
+class Ping(NamedTuple):
+    """Ask this server for a sign of life."""
 
     server: Address
 
@@ -150,7 +224,7 @@ class Outcome(NamedTuple):
     report: ShardReport | None = None
 
 
-Step: TypeAlias = Ask | Load | Pause
+Step: TypeAlias = Ask | Load | Ping | Pause
 Path: TypeAlias = Generator[Step, Outcome, Never]
 """The steps to an answer. It raises the last error when there is nothing else to be done."""
 
@@ -208,8 +282,24 @@ def doubt(shards: ShardMap, key: bytes, server: Address, until: float, now: floa
     return _Pursuit(shards, key, until, now, insists=True).doubt(server)
 
 
+def glance(shards: ShardMap, key: bytes, server: Address, is_waiting: bool, now: float) -> Path:
+    """Look once at a server that has not answered yet: is it alive, is it still in charge?
+
+    It ends with an `Ask`: the answer may still come, and its `timeout` says after how many seconds to
+    look again. Or with a `MovedError`: others say that one of them is in charge.
+
+    Args:
+        shards: the map, which learns.
+        key: what the server was asked about.
+        server: it.
+        is_waiting: whether it is right to say nothing as long as it is alive.
+        now: monotonic time.
+    """
+    return _Pursuit(shards, key, None, now, insists=True).glance(server, is_waiting)
+
+
 class _Pursuit:
-    """The state of `pursue` and `doubt`."""
+    """The state of `pursue`, `doubt` and `glance`."""
 
     def __init__(
         self, shards: ShardMap, key: bytes, until: float | None, now: float, insists: bool
@@ -233,8 +323,8 @@ class _Pursuit:
         self._server, asked = server, self._now
         while True:
             if error is None:
-                if self._insists and self._error is not None:
-                    self._check_time()  # it is a holder, whose lease has ended
+                if self._error is not None and (self._insists or self._is_late()):
+                    self._check_time()  # it is a holder whose lease has ended, or has asked for long
                 asked = self._now
                 error = (yield from self._do(Ask(self._server, self._left()))).error
                 assert error is not None
@@ -261,6 +351,27 @@ class _Pursuit:
             if successor not in (server, None):
                 yield from self._do(Ask(successor, self._left()))
             yield from self._pause(RELOAD_EVERY)
+
+    def glance(self, server: Address, is_waiting: bool) -> Path:
+        is_alive = (yield from self._sign_of_life(server)) if is_waiting else False
+        if is_alive is False:
+            self._suspects.add(server)
+            if self._now - self._map.loaded_at > RELOAD_EVERY:
+                yield from self._ask_around(but=server, over=self._now)
+            if (moved := self._map.moved(self._key, server)) is not None:
+                raise moved
+        yield Ask(server, LOOK_EVERY if is_alive else LOOK_AGAIN)
+        raise AssertionError("it is the end of the path")
+
+    def _sign_of_life(self, server: Address) -> Generator[Step, Outcome, bool | None]:
+        """Ask for one, unless another of this process has done so, or is about to."""
+        looked_at, is_alive = self._map.signs.get(server, (float("-inf"), None))
+        if self._now - looked_at < (LOOK_EVERY / 2 if is_alive else LOOK_AGAIN):
+            return is_alive
+        self._map.signs[server] = self._now, None
+        is_alive = (yield from self._do(Ping(server))).error is None
+        self._map.signs[server] = self._now, is_alive
+        return is_alive
 
     def _calm(self) -> None:
         self._hops = self._refusals = 0
@@ -303,6 +414,8 @@ class _Pursuit:
         """
         while (error := (yield from self._ask_around())) is not None:
             if isinstance(error, errors.UnreachableError) and not self._insists:
+                if self._error is not None:
+                    self._check_time()  # not all may have been asked
                 raise errors.UnreachableError(
                     f"no server of {self._map.seeds} can be reached: {error}",
                     key=self._key.decode(),
@@ -311,11 +424,40 @@ class _Pursuit:
             self._error = self._error or error
             yield from self._pause(next(self._pauses))
 
-    def _ask_around(self) -> Generator[Step, Outcome, errors.RemoteError | None]:
-        """Ask one server after another for the map; return why none could answer."""
-        refusals = []
+    def _ask_around(
+        self, but: Address | None = None, over: float | None = None
+    ) -> Generator[Step, Outcome, errors.RemoteError | None]:
+        """Ask one server after another for the map; return why none could answer.
+
+        Args:
+            but: who is not asked.
+            over: from then on only few are asked; by default when the time of the caller is over.
+        """
+        if (yield from self._leave_to_others()):
+            self._reloads += 1
+            return None
+        self._map.loading_until = self._now + LOAD_TURN
+        try:
+            return (yield from self._ask_in_turn(but, over))
+        finally:
+            self._map.loading_until = self._now
+
+    def _ask_in_turn(
+        self, but: Address | None, over: float | None
+    ) -> Generator[Step, Outcome, errors.RemoteError | None]:
+        if over is None and self._until is not None and not self._insists:
+            over = self._until + GRACE
+        refusals: list[errors.RemoteError] = []
         for server in self._map.sources(self._suspects):
-            _, error, report = yield from self._do(Load(server))
+            if server == but:
+                continue
+            patience = SHARDS_PATIENCE
+            if over is not None:
+                if self._now >= over and len(refusals) >= ASKED_AT_LEAST:
+                    break
+                patience = min(patience, max(0.0, over - self._now))
+            load = Load(server, self._map.report, patience)
+            _, error, report = yield from self._do(load)
             if report is not None:
                 self._map.update(report, server, self._now)
                 self._reloads += 1
@@ -325,7 +467,23 @@ class _Pursuit:
                 raise error
             refusals.append(error)
         # What one that can be reached has said is worth more.
-        return min(refusals, key=lambda error: isinstance(error, errors.UnreachableError))
+        return min(
+            refusals,
+            key=lambda error: isinstance(error, errors.UnreachableError),
+            default=errors.UnreachableError("there is no other server to ask"),
+        )
+
+    def _leave_to_others(self) -> Generator[Step, Outcome, bool]:
+        """Return whether others of this process have loaded the map while they were waited for."""
+        began = self._now
+        until = began + LOAD_TURN
+        if self._until is not None:
+            until = min(until, self._until)
+        while self._now < min(until, self._map.loading_until):
+            yield from self._do(Pause(min(LOAD_LOOK, until - self._now)))
+            if self._map.loaded_at >= began:
+                return True
+        return False
 
     def _pause(self, seconds: float) -> _Part:
         self._check_time()
@@ -337,6 +495,9 @@ class _Pursuit:
         outcome = yield step
         self._now = outcome.now
         return outcome
+
+    def _is_late(self) -> bool:
+        return self._until is not None and self._now >= self._until + GRACE
 
     def _check_time(self) -> None:
         if self._until is not None and self._now >= self._until:

@@ -21,8 +21,9 @@ from dflockd.lock import (
     check_lease,
     check_timeout,
     check_token,
+    give_up_at,
 )
-from dflockd.operations import Detour, Grant, Operation, Progress, Target
+from dflockd.operations import GRACE, Detour, Grant, Operation, Progress, Target
 from dflockd.process import current
 from dflockd.renewal import Watch
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
@@ -65,10 +66,13 @@ class DistributedLock(LockBase):
     def acquire(self) -> bool:
         """Wait up to `acquire_timeout_s` for the lock; ``False`` if it was not granted in time.
 
+        ``False`` comes from a server: somebody else holds the lock.
+
         Raises:
             AlreadyHeldError: this object holds the lock or has a place in its queue.
-            UnreachableError: no server there, or the connection broke while waiting; in a cluster,
-                no server of it can be reached.
+            UnreachableError: no server there, or the connection broke while waiting, or it has said
+                nothing for two seconds more than `acquire_timeout_s`; in a cluster, no server of it
+                can be reached, or the one in charge says nothing and is not replaced in time.
             RefusedError: the server said no; the subclass says why. In a cluster a `MovedError`,
                 `RecoveringError` or `DrainingError` is followed until the time is over.
             AcquireCancelledError: another thread called `cancel`.
@@ -89,6 +93,7 @@ class DistributedLock(LockBase):
 
         Raises:
             InvalidArgumentError: the place can be none.
+            RemoteError: as with `acquire`; `acquire_timeout_s` bounds this as well.
         """
         self._check_free()
         operation = self._enqueueing(place)
@@ -118,6 +123,7 @@ class DistributedLock(LockBase):
             InvalidArgumentError: a time is no number of seconds from 0.
             NotEnqueuedError: there is no place.
             LeaseExpiredError: the lock was granted and its lease has ended since.
+            RemoteError: as with `acquire`.
         """
         check_timeout(timeout_s, self.key, "timeout_s")
         if self.held:
@@ -130,7 +136,8 @@ class DistributedLock(LockBase):
             self._asking, self._queued = self._queued, None
             if self._shards is None:
                 target = self._target._replace(progress=progress)
-                grant = self._run(operations.wait(target, timeout), self._asking)
+                waiting = operations.wait(target, timeout)
+                grant = self._run(waiting, self._asking, give_up_at(timeout))
             else:
                 # Both begin with the wait for this place.
                 begin = operations.acquire if keep is None else operations.queue
@@ -149,7 +156,8 @@ class DistributedLock(LockBase):
 
         Raises:
             InvalidArgumentError: the lease is no whole number of seconds from 1.
-            RemoteError: the server could not be asked or refused; the lock ends with the connection.
+            RemoteError: the server could not be asked or refused, or said nothing for 10 s or until
+                the lease was over; the lock ends with the connection.
         """
         check_lease(lease_ttl_s, self.key)
         watch = self._watch
@@ -191,7 +199,8 @@ class DistributedLock(LockBase):
 
         Raises:
             InvalidArgumentError: the lease is no whole number of seconds from 1.
-            RemoteError: the server could not be asked or refused; the lock ends with the connection.
+            RemoteError: the server could not be asked or refused, or said nothing for 10 s or until
+                the lease was over; the lock ends with the connection.
         """
         check_lease(lease_ttl_s, self.key)
         watch = self._watch
@@ -243,7 +252,7 @@ class DistributedLock(LockBase):
 
         A failure to reach the server is logged, not raised: an error here would hide that of the
         code under the lock. A thread tries again as long as the lease lasts, for a server that is
-        restarted may remember the lock.
+        restarted may remember the lock; that goes for one that says nothing for a second, too.
         """
         released, connection = False, None
         try:
@@ -338,7 +347,7 @@ class DistributedLock(LockBase):
     ) -> R:
         """Run an operation at the server in charge; `_asking` is then the connection to it."""
         if self._shards is None:
-            return self._ask(operation, timeout, None)
+            return self._ask(operation, timeout, None, give_up_at(timeout))
         return self._follow(self._shards, operation, timeout, None)
 
     def _follow(
@@ -354,7 +363,10 @@ class DistributedLock(LockBase):
         A connection that is given has a place in the queue: as long as it has, that is waited for.
         """
         pool, is_queued = current().pool, connection is not None
-        progress = progress or Progress()
+        progress, until = progress or Progress(), give_up_at(timeout)
+
+        def look(is_waiting: bool) -> float:
+            return pool.look(shards, self._target.key, self._route, is_waiting)
 
         def attempt(step: Ask) -> R:
             nonlocal is_queued
@@ -365,7 +377,7 @@ class DistributedLock(LockBase):
                 connection = None
             self._go_to(step.server)
             was_queued = is_queued
-            answer = self._ask(going_on, step.timeout, connection)
+            answer = self._ask(going_on, step.timeout, connection, until, look)
             is_queued = was_queued and isinstance(answer, errors.RecoveringError)
             return operations.raised(answer)
 
@@ -392,29 +404,42 @@ class DistributedLock(LockBase):
         operation: Callable[[Target, float | None], Operation[R]],
         timeout: float | None,
         connection: Connection | None,
+        until: float | None,
+        look: Callable[[bool], float] | None = None,
     ) -> R:
         """Run an operation on a connection of the pool, or on a new one if that has died there."""
-        started = time.monotonic()
+        pool = current().pool
         if connection is None:
-            connection = current().pool.take(self._route)
+            connection = pool.take(self._route, until)
         self._asking = connection
         try:
-            return self._run(operation(self._target_on(connection), timeout), connection)
+            return self._run(
+                operation(self._target_on(connection), timeout), connection, until, look
+            )
         except errors.UnreachableError:
             if not connection.pooled:
                 raise
+            # The other idle ones are most likely dead as well.
+            pool.clear(self._route)
+            if until is not None and time.monotonic() >= until:
+                raise
         # Nothing was granted that still is: a grant on the dead connection ended with it.
-        current().pool.clear(self._route)
-        if timeout is not None:
-            timeout = max(0, timeout - (time.monotonic() - started))
-        self._asking = connection = Connection.open(*self._route)
-        return self._run(operation(self._target_on(connection), timeout), connection)
+        if timeout is not None and until is not None:
+            timeout = min(timeout, max(0, until - GRACE - time.monotonic()))
+        self._asking = connection = Connection.open(*self._route, until)
+        return self._run(operation(self._target_on(connection), timeout), connection, until, look)
 
-    def _run(self, operation: Operation[R], connection: Connection) -> R:
+    def _run(
+        self,
+        operation: Operation[R],
+        connection: Connection,
+        until: float | None = None,
+        look: Callable[[bool], float] | None = None,
+    ) -> R:
         try:
             if self._is_cancelled:
                 raise self._cancelled()
-            return run(operation, connection)
+            return run(operation, connection, until, look)
         except errors.UnreachableError:
             if self._is_cancelled:
                 raise self._cancelled() from None
@@ -430,9 +455,11 @@ class DistributedLock(LockBase):
 
         `_telling` is then the connection, as long as the caller stands on it.
         """
+        until = time.monotonic() + timeout
         if self._shards is None:
-            self._telling = connection or Connection.open(*self._route)
-            return run(operation(self._target), self._telling), self._telling
+            self._telling = connection or Connection.open(*self._route, until)
+            return run(operation(self._target), self._telling, until), self._telling
+        shards, pool = self._shards, current().pool
         # Its server may have the lock after all, and would free it with this connection.
         self._telling = stood_on = connection
 
@@ -441,13 +468,16 @@ class DistributedLock(LockBase):
             if connection is None or connection.closed or connection.address != step.server:
                 if connection is not None and connection is not stood_on:
                     connection.close()
-                self._telling = connection = Connection.open(*route)
+                self._telling = connection = Connection.open(*route, until)
             told = operations.kept(operation(self._target))
-            return operations.raised(run(told, connection)), connection
+            return operations.raised(run(told, connection, until, look)), connection
 
-        path = self._path(self._shards, timeout, connection)
+        def look(is_waiting: bool) -> float:
+            return pool.look(shards, self._target.key, self._route, is_waiting)
+
+        path = self._path(shards, timeout, connection)
         try:
-            return current().pool.follow(path, self._route, attempt)
+            return pool.follow(path, self._route, attempt)
         finally:
             if stood_on is not None and stood_on is not self._telling:
                 stood_on.close()
@@ -456,11 +486,11 @@ class DistributedLock(LockBase):
         """Run an operation that leaves nothing behind, whatever else this object is doing."""
         pool, target = current().pool, self._target
         if self._shards is None:
-            return pool.ask(self._route, lambda: operation(target))
+            return pool.ask(self._route, lambda: operation(target), ANSWER_PATIENCE)
 
         def attempt(step: Ask) -> R:
             route = self._route._replace(address=step.server)
-            return pool.ask(route, lambda: operation(target.at(step.server)))
+            return pool.ask(route, lambda: operation(target.at(step.server)), GRACE)
 
         return pool.follow(self._path(self._shards, ANSWER_PATIENCE), self._route, attempt)
 
@@ -524,15 +554,17 @@ class DistributedLock(LockBase):
                 )
                 self._telling = None
                 return released, connection
+            until = time.monotonic() + RELEASE_PATIENCE
             if connection is not None:
                 try:
-                    return run(operations.release(self._target, hold.token), connection), connection
+                    releasing = operations.release(self._target, hold.token)
+                    return run(releasing, connection, until), connection
                 except errors.UnreachableError as exc:
                     if isinstance(exc.__cause__, TimeoutError):
                         raise
             # It broke. The server may wait for a renewal, all the lease long: say that none comes.
-            connection = Connection.open(*self._route)
-            return run(operations.release(self._target, hold.token), connection), connection
+            connection = Connection.open(*self._route, until)
+            return run(operations.release(self._target, hold.token), connection, until), connection
         except errors.RemoteError as exc:
             logger.warning("lock %r could not be released in order: %s", self.key, exc)
             if self._telling is not None:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeAlias
 
 from dflockd.address import Address
@@ -18,6 +18,7 @@ from dflockd.wire import (
     Granted,
     Label,
     Moved,
+    Ping,
     Release,
     Renew,
     Renewed,
@@ -29,6 +30,7 @@ from dflockd.wire import (
     Resume,
     Shards,
     Status,
+    encode_map,
     encode_reply,
     format_token,
 )
@@ -76,12 +78,16 @@ class ScriptedServer:
         self._script[kind] = list(answers)
 
     def asked(self, *kinds: type) -> list[Any]:
-        """Return the requests of these kinds; without kinds, all but labels, auth and shards."""
+        """Return the requests of these kinds; without kinds, all but labels, auth, pings and shards."""
         with self._changed:
             return [
                 r
                 for _, r in self.requests
-                if (isinstance(r, kinds) if kinds else not isinstance(r, Label | Auth | Shards))
+                if (
+                    isinstance(r, kinds)
+                    if kinds
+                    else not isinstance(r, Label | Auth | Ping | Shards)
+                )
             ]
 
     def wait_asked(self, kind: type, number: int = 1) -> None:
@@ -163,6 +169,7 @@ _DEFAULTS: dict[type, Any] = {
     Release: Status.OK,
     Label: Status.OK,
     Auth: Status.OK,
+    Ping: Status.OK,
     Resume: Status.OK,
     Reserve: Status.OK,
     Shards: Status.ERROR,
@@ -170,11 +177,17 @@ _DEFAULTS: dict[type, Any] = {
 
 
 class ScriptedCluster:
-    """Some of them, which agree on which of them has which shard."""
+    """Some of them, which agree on which of them has which shard.
 
-    def __init__(self, number: int = 2) -> None:
+    Args:
+        number: of servers.
+        old: the numbers of those that know nothing of versions, as servers of 0.1.
+    """
+
+    def __init__(self, number: int = 2, old: Collection[int] = ()) -> None:
         self.servers = [ScriptedServer() for _ in range(number)]
         self.epoch = 7
+        self.old = old
         self.is_at(0)
 
     @property
@@ -182,8 +195,13 @@ class ScriptedCluster:
         return "cluster://" + ",".join(map(str, self.servers))
 
     def report(
-        self, owner: int | None, epoch: int, servers: Iterable[ScriptedServer] | None = None
-    ) -> Report:
+        self,
+        owner: int | None,
+        epoch: int,
+        servers: Iterable[ScriptedServer] | None = None,
+        *,
+        is_old: bool = False,
+    ) -> Answer:
         """What `shards` is answered where one server has all shards."""
         listed = list(self.servers if servers is None else servers)
         index = -1 if owner is None else listed.index(self.servers[owner])
@@ -193,13 +211,16 @@ class ScriptedCluster:
             "shards": [index] * NUM_SHARDS,
             "epochs": [epoch] * NUM_SHARDS,
         }
-        return Report(json.dumps(document).encode())
+        if is_old:
+            return Report(json.dumps(document).encode())
+        return encode_map(document).answer  # type: ignore[return-value]
 
     def is_at(self, owner: int | None, epoch: int | None = None) -> None:
         """Let all servers report that this one has all shards."""
         self.epoch = self.epoch if epoch is None else epoch
-        for server in self.servers:
-            server.script(Shards, self.report(owner, self.epoch))
+        for number, server in enumerate(self.servers):
+            report = self.report(owner, self.epoch, is_old=number in self.old)
+            server.script(Shards, report)
 
     def moved(self, key: str, to: int, epoch: int | None = None, place: str = "") -> Moved:
         """The refusal that sends clients to another server."""

@@ -736,7 +736,7 @@ async def test_a_server_that_hangs_up(client: Client, impostor: Callable[[bytes]
 async def test_a_server_that_never_answers(
     client: Client, impostor: Callable[[bytes], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "REPLY_PATIENCE", 0.3)
+    monkeypatch.setattr(operations, "GRACE", 0.3)
     port = impostor(b"")
     lock = client.lock("key", servers=[("127.0.0.1", port)], acquire_timeout_s=0)
     started = time.monotonic()

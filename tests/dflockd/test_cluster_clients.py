@@ -55,11 +55,16 @@ KEY = "account:7"
 
 
 @pytest.fixture
-def cluster() -> Iterator[ScriptedCluster]:
-    """Two servers; the first has all shards."""
-    cluster = ScriptedCluster()
+def cluster(request: pytest.FixtureRequest) -> Iterator[ScriptedCluster]:
+    """Two servers; the first has all shards. The parameter says which of them are old."""
+    cluster = ScriptedCluster(old=getattr(request, "param", ()))
     yield cluster
     cluster.stop()
+
+
+during_a_roll_out = pytest.mark.parametrize(
+    "cluster", [(), (0,), (1,), (0, 1)], indirect=True, ids=["new", "old-new", "new-old", "old"]
+)
 
 
 @pytest.fixture
@@ -99,6 +104,7 @@ async def test_the_server_in_charge_is_asked(
     assert [type(r) for r in cluster.servers[1].asked(Acquire, Release)] == [Acquire, Release]
 
 
+@during_a_roll_out
 async def test_the_map_is_loaded_once(make: Callable[..., Any], cluster: ScriptedCluster) -> None:
     for number in range(5):
         async with make(f"{KEY}-{number}"):
@@ -157,6 +163,10 @@ async def test_a_server_that_is_in_no_cluster(
         b'{"servers": ["a:1"], "shards": [1], "epochs": [1]}',
         b'{"servers": ["a:1"], "shards": [0, 0], "epochs": [1]}',
         b'{"servers": ["a:1"], "shards": ["0"], "epochs": [1]}',
+        b'{"servers": ["a:1"], "shards": [0.0], "epochs": [1]}',
+        b'{"servers": ["a:1"], "shards": [0], "epochs": [null]}',
+        b'{"servers": ["a:1"], "shards": [0], "epochs": {"0": 1}}',
+        b'{"version": "0af3", "zlib": "AAAA"}',
         b'{"servers": ["a:x"], "shards": [0], "epochs": [1]}',
         b'{"servers": ["a:1"], "shards": [], "epochs": []}',
         b"{",
@@ -169,6 +179,39 @@ async def test_a_map_that_cannot_be_read(
         server.script(Shards, Report(text))
     with pytest.raises(errors.BadReplyError, match="its list of shards cannot be read"):
         await make().acquire()
+
+
+async def test_a_server_that_says_the_same_of_nothing(
+    make: Callable[..., Any], cluster: ScriptedCluster
+) -> None:
+    for server in cluster.servers:
+        server.script(Shards, Status.OK)
+    with pytest.raises(errors.RefusedError, match="unexpected answer"):
+        await make().acquire()
+
+
+@during_a_roll_out
+async def test_the_map_is_asked_for_by_its_version(
+    make: Callable[..., Any], cluster: ScriptedCluster
+) -> None:
+    """It is loaded twice more: once it is the same, once it is not."""
+    first, second = cluster.servers
+    async with make("other"):
+        pass
+    for owner, epoch in ((0, 7), (1, 8)):
+        first.script(Acquire, Status.DRAINING, Status.DRAINING, grant)
+        cluster.is_at(owner, epoch)
+        loads = cluster.loads()
+        assert await is_granted(make())
+        assert cluster.loads() > loads
+    assert make().server == str(second)
+    versions = [request.version for server in cluster.servers for request in server.asked(Shards)]
+    if len(cluster.old) == 0:
+        # Who is shutting down is asked last.
+        assert len(set(versions) - {b""}) == 1, versions
+        assert versions.count(b"") == 1, versions
+    elif len(cluster.old) == 2:
+        assert set(versions) == {b""}
 
 
 # Moved.
@@ -212,8 +255,9 @@ async def test_what_is_left_of_the_time_is_asked_for(
     first.script(Acquire, later)
     second.script(Acquire, Status.TIMEOUT)
     assert await make(acquire_timeout_s=5).acquire() is False
-    assert first.asked(Acquire)[0].timeout == 5
-    assert second.asked(Acquire)[0].timeout == 4
+    assert [request.timeout for request in first.asked(Acquire)] == [5]
+    # First whether it is free: who waits for less than whole seconds cuts that off himself.
+    assert [request.timeout for request in second.asked(Acquire)] == [0, 4]
 
 
 async def test_a_place_is_taken_along(make: Callable[..., Any], cluster: ScriptedCluster) -> None:

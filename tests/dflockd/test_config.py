@@ -20,9 +20,11 @@ from dflockd.config import (
     Settings,
     load,
     read_etcd_tls,
+    read_etcd_user,
 )
 from dflockd.server import ServerOptions
 from dflockd.shards.tls import EtcdTls
+from dflockd.shards.user import EtcdUser
 from dflockd.table import Limits
 
 # The names, variables and defaults that users rely on; the first nine are as old as dflockd.
@@ -54,9 +56,12 @@ DOCUMENTED: dict[str, tuple[str, Any]] = {
     "--state-recover": ("DFLOCKD_STATE_RECOVER", False),
     "--cluster": ("DFLOCKD_CLUSTER", None),
     "--advertise": ("DFLOCKD_ADVERTISE", None),
+    "--advertise-check": ("DFLOCKD_ADVERTISE_CHECK", "strict"),
     "--cluster-ca": ("DFLOCKD_CLUSTER_CA", None),
     "--cluster-cert": ("DFLOCKD_CLUSTER_CERT", None),
     "--cluster-key": ("DFLOCKD_CLUSTER_KEY", None),
+    "--cluster-user": ("DFLOCKD_CLUSTER_USER", None),
+    "--cluster-password-file": ("DFLOCKD_CLUSTER_PASSWORD_FILE", None),
     "--cluster-prefix": ("DFLOCKD_CLUSTER_PREFIX", "/dflockd"),
     "--cluster-promise": ("DFLOCKD_CLUSTER_PROMISE_S", 10),
     "--cluster-max-lease-ttl": ("DFLOCKD_CLUSTER_MAX_LEASE_TTL_S", 60),
@@ -130,6 +135,7 @@ def two_values(row: Setting, files: Path) -> tuple[dict[str, str], list[tuple[st
         "--cluster-ca": (cluster, [files / "cert", cert]),
         "--cluster-cert": (cluster, [files / "cert", cert]),
         "--cluster-key": (cluster, [files / "key", key]),
+        "--cluster-password-file": (cluster, [files / "secret", secret]),
     }
     if row.flag == "--unix-socket-mode":
         return {"DFLOCKD_UNIX_SOCKET": "s"}, [("660", 0o660), ("0700", 0o700)]
@@ -137,6 +143,10 @@ def two_values(row: Setting, files: Path) -> tuple[dict[str, str], list[tuple[st
         others, values = paths[row.flag]
         others = {name: value for name, value in others.items() if name != row.variable}
         return others, [(str(path), str(path)) for path in values]
+    if row.flag == "--advertise-check":
+        return cluster, [("off", "off"), ("Warn", "warn")]
+    if row.flag == "--cluster-user":
+        return cluster, [("locks", "locks"), ("Other", "Other")]
     if row.flag == "--state-recover":
         return {"DFLOCKD_STATE_DIR": str(files / "d1")}, [("0", False), ("yes", True)]
     if type(row.default) is int:
@@ -502,6 +512,22 @@ def test_leases_in_a_cluster_are_short_unless_they_are_detached() -> None:
     assert (limits.max_lease, limits.max_detached_lease) == (60, 3600)
     shorter = settings(**CLUSTER, DFLOCKD_MAX_LEASE_TTL_S="40")
     assert (shorter.limits().max_lease, shorter.terms().max_lease) == (40, 40)
+
+
+def test_a_user_of_etcd_has_a_name_and_a_password(files: Path) -> None:
+    name, path = {"DFLOCKD_CLUSTER_USER": "u"}, files / "secret"
+    file = {"DFLOCKD_CLUSTER_PASSWORD_FILE": str(path)}
+    assert read_etcd_user(settings(**CLUSTER)) is None
+    assert read_etcd_user(settings(**CLUSTER, **name, **file)) == EtcdUser(
+        "u", path.read_text().strip()
+    )
+    with pytest.raises(SettingError, match="--cluster-password-file is not set"):
+        read_etcd_user(settings(**CLUSTER, **name))
+    with pytest.raises(SettingError, match="--cluster-user is not set"):
+        read_etcd_user(settings(**CLUSTER, **file))
+    file["DFLOCKD_CLUSTER_PASSWORD_FILE"] = "/nowhere"
+    with pytest.raises(SettingError, match="--cluster-password-file: '/nowhere' cannot be read"):
+        read_etcd_user(settings(**CLUSTER, **name, **file))
 
 
 def test_tls_with_etcd_needs_all_of_it(files: Path) -> None:

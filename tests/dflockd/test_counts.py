@@ -11,16 +11,17 @@ from dflockd.wire import (
     Detach,
     Enqueue,
     Evict,
+    MapReport,
     Moved,
     Refusal,
     Release,
     Renew,
-    Report,
     Request,
     Reserve,
     Resume,
     Space,
     Wait,
+    encode_map,
 )
 
 KEYS = [b"a", b"b", b"c"]
@@ -124,8 +125,8 @@ class Everywhere:
     def refer(self, shard: int) -> Refusal:
         return Moved(shard, 1, b"elsewhere:6388")
 
-    def report(self) -> Report:
-        return Report(b"{}")
+    def report(self, now: float) -> MapReport:
+        return encode_map({})
 
 
 def test_shards_take_their_numbers_along() -> None:

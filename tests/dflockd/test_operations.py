@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import Any
 
 import pytest
 
 from dflockd import errors, operations
-from dflockd.operations import REPLY_PATIENCE, Answer, Exchange, Grant, Operation, Target
-from dflockd.wire import MAX_SECONDS, Space
+from dflockd.address import Address
+from dflockd.operations import (
+    GRACE,
+    REPLY_PATIENCE,
+    Answer,
+    Exchange,
+    Grant,
+    Operation,
+    Progress,
+    Target,
+)
+from dflockd.wire import MAX_SECONDS, Space, encode_map
 
 LOCK = Target(Space.LOCK, b"key", 1, None, "host:6388")
 LEASED = LOCK._replace(lease=10)
@@ -46,6 +57,48 @@ def granted(lease: int, *, sent: float = 100.0, received: float = 100.001) -> An
     return Answer(b"ok %b %d" % (TOKEN, lease), sent, received)
 
 
+# The map.
+
+MAP = {"num_shards": 2, "servers": ["a:1"], "shards": [0, -1], "epochs": [7, 0]}
+
+
+def test_the_map_comes_packed_and_is_not_sent_twice() -> None:
+    report = encode_map(MAP)
+    first = Played(operations.shards("a:1"), at_once(b"ok " + report.packed.json))
+    assert first.requests == [b"shards\n_\n_ zlib\n"]
+    assert first.result == ([Address("a", 1)], [0, -1], [7, 0], report.version)
+    again = Played(operations.shards("b:1", first.result), at_once(b"ok"))
+    assert again.requests == [b"shards\n_\n%b zlib\n" % report.version]
+    assert again.result is first.result
+    other = encode_map(MAP | {"epochs": [8, 0]})
+    changed = Played(
+        operations.shards("b:1", first.result), at_once(b"ok " + other.packed.json)
+    ).result
+    assert (changed.epochs, changed.version) == ([8, 0], other.version)
+
+
+def test_a_server_of_0_1_sends_the_whole_map_whatever_is_asked() -> None:
+    whole = at_once(b"ok " + json.dumps(MAP).encode())
+    known = operations.ShardReport([], [-1], [0], b"0af3")
+    assert Played(operations.shards("a:1"), whole).result == (
+        [Address("a", 1)],
+        [0, -1],
+        [7, 0],
+        b"",
+    )
+    old = Played(operations.shards("a:1", known), whole)
+    assert old.requests == [b"shards\n_\n0af3 zlib\n"]
+    assert old.result.version == b""
+    next_ = Played(operations.shards("a:1", old.result), whole)
+    assert next_.requests == [b"shards\n_\n_ zlib\n"], "it has nothing that could be named"
+
+
+@pytest.mark.parametrize("known", [None, operations.ShardReport([], [-1], [0])])
+def test_the_same_as_nothing_is_no_answer(known: operations.ShardReport | None) -> None:
+    with pytest.raises(errors.RefusedError, match="unexpected answer"):
+        Played(operations.shards("a:1", known), at_once(b"ok"))
+
+
 # What is asked.
 
 
@@ -54,8 +107,8 @@ def granted(lease: int, *, sent: float = 100.0, received: float = 100.001) -> An
     [
         (operations.acquire(LOCK, 10), b"l\nkey\n10\n"),
         (operations.acquire(LEASED, 0), b"l\nkey\n0 10\n"),
-        (operations.acquire(LEASED, 0.2), b"l\nkey\n1 10\n"),
-        (operations.acquire(LOCK, 9.5), b"l\nkey\n10\n"),
+        (operations.acquire(LEASED, 0.2), b"l\nkey\n0 10\n"),
+        (operations.acquire(LOCK, 9.98), b"l\nkey\n10\n"),
         (operations.acquire(LOCK, None), b"l\nkey\n%d\n" % MAX_SECONDS),
         (operations.acquire(SEMAPHORE, 5), b"sl\nkey\n5 3 10\n"),
         (operations.acquire(SEMAPHORE._replace(lease=None), 5), b"sl\nkey\n5 3\n"),
@@ -77,23 +130,54 @@ def test_requests(operation: Operation[Any], request_: bytes) -> None:
 
 @pytest.mark.parametrize("operation", [operations.acquire, operations.wait])
 @pytest.mark.parametrize(
-    ("timeout", "patience", "timeout_is_reply"),
+    ("timeout", "patience"),
     [
-        (0, REPLY_PATIENCE, False),
-        (10, 10 + REPLY_PATIENCE, False),
-        (10.0, 10 + REPLY_PATIENCE, False),
-        # Seconds that the wire does not know are cut off on this side.
-        (0.3, 0.3, True),
-        (9.5, 9.5, True),
-        (None, None, False),
-        (MAX_SECONDS, MAX_SECONDS + REPLY_PATIENCE, False),
+        (0, GRACE),
+        (10, 10 + GRACE),
+        (10.0, 10 + GRACE),
+        (9.98, 10 + GRACE),
+        (None, None),
+        (MAX_SECONDS, MAX_SECONDS + GRACE),
     ],
 )
-def test_patience(
-    operation: Any, timeout: float | None, patience: float | None, timeout_is_reply: bool
+def test_whole_seconds_are_the_servers_to_count(
+    operation: Any, timeout: float | None, patience: float | None
 ) -> None:
+    """What is no answer within them is a fault: nobody has said that the lock is somebody else's."""
     exchange = next(operation(LOCK, timeout))
-    assert (exchange.patience, exchange.timeout_is_reply) == (patience, timeout_is_reply)
+    assert (exchange.patience, exchange.timeout_is_reply) == (patience, False)
+    assert exchange.waits is (timeout != 0)
+
+
+@pytest.mark.parametrize(("timeout", "asked"), [(0.3, 1), (9.5, 10)])
+def test_seconds_that_the_wire_does_not_know_are_cut_off(timeout: float, asked: int) -> None:
+    """Once a server has said that the lock is somebody else's, and not before."""
+    began, ended = Answer(b"timeout", 100.0, 100.125), Answer(b"timeout", 100.2, 101.0)
+    played = Played(operations.acquire(LOCK, timeout), began, ended)
+    assert played.requests == [b"l\nkey\n0\n", b"l\nkey\n%d\n" % asked]
+    first, second = played.sent
+    assert (first.patience, first.timeout_is_reply, first.waits) == (GRACE, False, False)
+    assert (second.patience, second.timeout_is_reply) == (timeout - 0.125, True)
+    assert second.waits
+    assert played.result is None
+
+
+def test_a_free_lock_takes_one_request_whatever_the_time() -> None:
+    played = Played(operations.acquire(LEASED, 9.5), granted(10))
+    assert played.requests == [b"l\nkey\n0 10\n"]
+    assert played.result == Grant(TOKEN, 10, 110.0)
+
+
+def test_who_is_queued_has_been_told_that_the_lock_is_not_free() -> None:
+    exchange = next(operations.wait(LOCK, 9.5))
+    assert (exchange.patience, exchange.timeout_is_reply) == (9.5, True)
+
+
+def test_a_place_in_the_queue_is_not_given_up_for_an_attempt() -> None:
+    target = LOCK._replace(progress=Progress(place=b"p1"))
+    exchange = next(operations.acquire(target, 9.5))
+    assert exchange.request == b"resume\n_\np1\nl\nkey\n10\n"
+    assert (exchange.patience, exchange.timeout_is_reply) == (10 + GRACE, False)
 
 
 # What comes of it.
@@ -175,11 +259,13 @@ def test_a_late_grant_whose_lease_has_ended_is_not_believed() -> None:
         operations.acquire(LEASED, 60),
         granted(10, received=130.25),
         Answer(b"error", 130.25, 130.251),
+        Answer(b"timeout", 130.25, 130.5),
         granted(10, sent=130.5, received=131.0),
     )
     assert played.requests[0] == b"l\nkey\n60 10\n"
-    assert played.requests[2] == b"l\nkey\n30 10\n"
-    assert (played.sent[2].patience, played.sent[2].timeout_is_reply) == (29.75, True)
+    assert played.requests[2] == b"l\nkey\n0 10\n"
+    assert played.requests[3] == b"l\nkey\n30 10\n"
+    assert (played.sent[3].patience, played.sent[3].timeout_is_reply) == (29.5, True)
     assert played.result == Grant(TOKEN, 10, 140.5)
 
 
@@ -190,8 +276,10 @@ def test_late_grants_end_with_the_time_to_wait() -> None:
         Answer(b"error", 119.0, 119.001),
         granted(10, sent=119.0, received=125.0),
         Answer(b"error", 125.0, 125.001),
+        Answer(b"timeout", 125.0, 125.002),
     )
     assert played.requests[2] == b"l\nkey\n1 10\n"
+    assert played.requests[4] == b"l\nkey\n0 10\n", "nobody has said yet that it is not free"
     assert played.result is None
 
 

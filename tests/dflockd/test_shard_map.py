@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -9,18 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflockd import errors, shardmap
-from dflockd.address import Address, Seeds, parse_servers
-from dflockd.operations import ShardReport
+from dflockd.address import Address, Seeds, parse_server, parse_servers
+from dflockd.operations import GRACE, ShardReport
 from dflockd.shardmap import (
+    ASKED_AT_LEAST,
+    LOAD_LOOK,
+    LOAD_TURN,
     LONGEST_RETRY,
+    LOOK_AGAIN,
+    LOOK_EVERY,
     MAX_HOPS,
     Ask,
     Load,
     Outcome,
     Path,
     Pause,
+    Ping,
     ShardMap,
     Step,
+    glance,
     insist,
     pursue,
 )
@@ -103,6 +111,81 @@ def test_another_cluster_with_other_shards() -> None:
     shards = known(A, 9)
     shards.update(ShardReport([B], [0] * 4, [1] * 4), B, NOW)
     assert shards.owner_of(KEY) == B
+
+
+def test_a_server_that_says_the_same_knows_better_than_who_sent_us_away() -> None:
+    shards = known(A, 7)
+    same = shards.report
+    assert same is not None
+    assert shards.learn(moved(B, 7))
+    shards.update(same, C, NOW)
+    assert shards.owner_of(KEY) == A, "the shard was to move, and is not any more"
+    gone = Address("gone", 1)
+    assert shards.learn(moved(gone, 9))
+    shards.update(same, C, NOW)
+    assert shards.owner_of(KEY) == A, "who is not in the list is gone, whatever its epoch"
+    assert shards.learn(moved(B, 9))
+    shards.update(same, C, NOW)
+    assert shards.owner_of(KEY) == B
+    assert (shards.loaded_at, shards.report) == (NOW, same)
+
+
+class NaiveMap:
+    """What `ShardMap` is to know, written down without a thought for time and room."""
+
+    def __init__(self) -> None:
+        self.owners: list[Address | None] = []
+        self.epochs: list[int] = []
+
+    def learn(self, moved: errors.MovedError) -> bool:
+        if moved.shard < len(self.owners):
+            if moved.epoch < self.epochs[moved.shard]:
+                return False
+            self.owners[moved.shard] = parse_server(moved.to)
+            self.epochs[moved.shard] = moved.epoch
+        return True
+
+    def update(self, report: ShardReport) -> None:
+        owners = [report.servers[index] if index >= 0 else None for index in report.shards]
+        epochs = list(report.epochs)
+        if len(owners) == len(self.owners):
+            for shard, (owner, epoch) in enumerate(zip(self.owners, self.epochs, strict=True)):
+                if epoch > epochs[shard] and owner in report.servers:
+                    owners[shard], epochs[shard] = owner, epoch
+        self.owners, self.epochs = owners, epochs
+
+
+FEW = 3
+KEYS = [
+    next(k for k in map(b"%d".__mod__, range(99)) if get_shard_id(k, FEW) == s) for s in range(FEW)
+]
+
+some_reports = st.builds(
+    lambda servers, shards: ShardReport(
+        servers, [min(index, len(servers) - 1) for index, _ in shards], [e for _, e in shards]
+    ),
+    st.lists(st.sampled_from([A, B, C]), unique=True, max_size=3),
+    st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 4)), min_size=FEW, max_size=FEW),
+)
+some_moves = st.builds(
+    lambda shard, epoch, to: errors.MovedError("moved", shard=shard, epoch=epoch, to=str(to)),
+    *(st.integers(0, FEW), st.integers(0, 4), st.sampled_from([A, B, C])),
+)
+
+
+@given(st.lists(some_reports | some_moves | st.just("same"), max_size=20))
+def test_whatever_is_said_in_whatever_order(said: list[Any]) -> None:
+    shards, naive = ShardMap(seeds(A, B)), NaiveMap()
+    for each in said:
+        if isinstance(each, errors.MovedError):
+            assert shards.learn(each) is naive.learn(each)
+        else:
+            report = shards.report if each == "same" else each
+            if report is not None:
+                shards.update(report, A, NOW)
+                naive.update(report)
+        if naive.owners:
+            assert [shards.owner_of(key) for key in KEYS] == naive.owners
 
 
 def test_whom_to_ask_for_the_map() -> None:
@@ -270,6 +353,72 @@ def test_others_of_the_process_have_asked_meanwhile() -> None:
     assert to(GONE, after=10) == Ask(B, None)
 
 
+def test_one_of_a_process_loads_the_map_for_all() -> None:
+    shards = ShardMap(seeds(A, B))
+    one, other = walk(shards), walk(shards)
+    assert isinstance(one.step, Load)
+    assert isinstance(other.step, Pause)
+    for _ in range(3):
+        assert isinstance(other(), Pause)
+    one(report=report(C), after=0.05)
+    assert other() == Ask(C, pytest.approx(9.95, abs=0.02))
+    assert isinstance(walk(ShardMap(seeds(A, C))).step, Load), "of another cluster"
+
+
+def test_others_load_it_again_if_that_takes_long() -> None:
+    shards = known(A)
+    one, other = walk(shards), walk(shards, 0.05)
+    assert isinstance(one(GONE), Load)
+    assert isinstance(other(GONE), Pause)
+    late = walk(shards)
+    late(GONE, after=0.05)
+    paused = 0.0
+    while isinstance(late.step, Pause):
+        paused += late.step.seconds
+        late()
+    assert isinstance(late.step, Load)
+    assert LOAD_TURN - 0.05 <= paused <= LOAD_TURN - 0.05 + 2 * LOAD_LOOK
+    while isinstance(other.step, Pause):
+        other()
+    assert isinstance(other.step, Load), "its own time is over"
+    assert other.now == pytest.approx(NOW + 0.05)
+
+
+def test_who_has_no_time_loads_it_without_waiting_for_others() -> None:
+    shards = known(A)
+    one, other = walk(shards), walk(shards, 0)
+    assert isinstance(one(GONE), Load)
+    assert isinstance(other(GONE), Load)
+
+
+def test_who_gives_up_while_it_loads_the_map_holds_nobody_up() -> None:
+    for end in (lambda path: path.close(), lambda path: path.throw(KeyboardInterrupt)):
+        shards = known(A)
+        one = walk(shards)
+        assert isinstance(one(GONE), Load)
+        with contextlib.suppress(KeyboardInterrupt):
+            end(one._path)
+        assert isinstance(walk(shards)(GONE), Load)
+    shards = ShardMap(seeds(A, B))
+    one = walk(shards)
+    one(GONE)
+    with pytest.raises(errors.UnreachableError):
+        one(GONE)
+    assert isinstance(walk(shards).step, Load)
+
+
+def test_nobody_waits_for_one_after_the_other() -> None:
+    """A hundred whose servers say nothing are not a queue in which each waits for all before it."""
+    shards = known(A)
+    walks = [walk(shards, None) for _ in range(100)]
+    for each in walks:
+        each(GONE)
+    while pausing := [each for each in walks if isinstance(each.step, Pause)]:
+        each = min(pausing, key=lambda each: each.now)
+        each()
+        assert each.now <= NOW + LOAD_TURN + 1e-6
+
+
 def test_without_time() -> None:
     to = walk(known(A), 0)
     assert to(moved(B)) == Ask(B, 0)
@@ -403,3 +552,97 @@ def test_whatever_comes(data: st.DataObject, timeout: float, loaded: bool, insis
         assert raised is last or "no server of cluster://" in str(raised)
     assert asks_after <= MAX_HOPS + 5
     assert loads_after <= 8
+
+
+# A server that says nothing.
+
+
+def glances(shards: ShardMap, *outcomes: Any, is_waiting: bool = True) -> list[Any]:
+    """Look at A, and return the steps; with an error, that comes last."""
+    path, steps = glance(shards, KEY, A, is_waiting, NOW), []
+    remaining = list(outcomes)
+    try:
+        step = next(path)
+        while True:
+            steps.append(step)
+            if isinstance(step, Ask):
+                break
+            step = path.send(remaining.pop(0))
+    except errors.MovedError as exc:
+        steps.append(exc)
+    assert not remaining
+    return steps
+
+
+SILENT = Outcome(NOW + 1, errors.UnreachableError("no answer in time"))
+
+
+def test_one_that_is_alive_is_waited_for() -> None:
+    assert glances(known(), Outcome(NOW)) == [Ping(A), Ask(A, LOOK_EVERY)]
+
+
+def test_one_that_nobody_has_replaced_yet_is_waited_for() -> None:
+    ping, load, end = glances(known(), SILENT, Outcome(NOW + 1, report=report(A)))
+    assert ping == Ping(A)
+    assert load.server in (B, C)
+    assert end == Ask(A, LOOK_AGAIN)
+
+
+def test_one_that_has_been_replaced_is_left() -> None:
+    *_, moved = glances(known(), SILENT, Outcome(NOW + 1, report=report(B, 8, (B, C))))
+    assert (moved.to, moved.epoch, moved.shard) == (str(B), 8, SHARD)
+    assert "says nothing" in str(moved)
+
+
+def test_who_waits_for_nothing_but_an_answer_asks_for_no_sign_of_life() -> None:
+    load, end = glances(known(), Outcome(NOW, report=report(A)), is_waiting=False)
+    assert isinstance(load, Load)
+    assert end == Ask(A, LOOK_AGAIN)
+
+
+def test_what_others_of_the_process_have_seen_counts() -> None:
+    shards = known()
+    assert glances(shards, Outcome(NOW)) == [Ping(A), Ask(A, LOOK_EVERY)]
+    assert glances(shards) == [Ask(A, LOOK_EVERY)]
+    shards.signs[A] = NOW - 0.1, None
+    assert glances(shards) == [Ask(A, LOOK_AGAIN)], "somebody is looking"
+    shards.signs[A] = NOW - 100, None
+    assert glances(shards, Outcome(NOW)) == [Ping(A), Ask(A, LOOK_EVERY)]
+
+
+def test_the_others_say_nothing_either() -> None:
+    """A look takes no longer than for a few of them, however many there are."""
+    many = tuple(Address(f"server-{n}", 6388) for n in range(100))
+    shards = known()
+    shards.update(report(A, 7, (A, *many)), A, NOW - 100)
+    steps = glances(shards, SILENT, *[SILENT] * ASKED_AT_LEAST)
+    assert len(steps) == ASKED_AT_LEAST + 2
+    assert {step.patience for step in steps[1:-1]} == {0}, "the least that any answer is given"
+    assert A not in [step.server for step in steps[1:-1]]
+    assert steps[-1] == Ask(A, LOOK_AGAIN)
+
+
+def test_all_are_silent_when_the_time_is_over() -> None:
+    many = tuple(Address(f"server-{n}", 6388) for n in range(100))
+    shards = known()
+    shards.update(report(A, 7, (A, *many)), A, NOW - 100)
+    path = pursue(shards, KEY, NOW, NOW)
+    assert next(path) == Ask(A, 0)
+    now = NOW + GRACE
+    load = path.send(Outcome(now, GONE))
+    for _ in range(ASKED_AT_LEAST - 1):
+        assert isinstance(load, Load)
+        assert load.patience == 0
+        now += 0.5
+        load = path.send(Outcome(now, SILENT.error))
+    with pytest.raises(errors.UnreachableError, match="gone"):
+        path.send(Outcome(now, SILENT.error))
+
+
+def test_nobody_is_followed_long_after_the_time_is_over() -> None:
+    """One server after the other may hang, and send on when it goes on."""
+    path = pursue(known(), KEY, NOW, NOW)
+    assert next(path) == Ask(A, 0)
+    assert path.send(Outcome(NOW + 1, moved(B))) == Ask(B, 0)
+    with pytest.raises(errors.MovedError):
+        path.send(Outcome(NOW + GRACE, moved(C, 9)))

@@ -27,6 +27,7 @@ from dflockd.wire import (
     parse_done,
     parse_enqueued,
     parse_granted,
+    parse_map,
     parse_renewed,
     parse_report,
 )
@@ -68,6 +69,7 @@ PARSERS: list[tuple[Callable[[bytes], Reply], set[bytes]]] = [
     (parse_enqueued, {b"acquired " + TOKEN + b" 1", b"queued"}),
     (parse_renewed, {b"ok 60", b"ok 0"}),
     (parse_report, {b'ok {"connections":0}'}),
+    (parse_map, {b'ok {"connections":0}', b"ok"}),
     (parse_done, {b"ok"}),
 ]
 

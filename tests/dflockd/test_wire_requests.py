@@ -22,6 +22,7 @@ from dflockd.wire import (
     Enqueue,
     Evict,
     FrameTooLongError,
+    Identify,
     Inspect,
     Label,
     Malformed,
@@ -89,6 +90,10 @@ FRAMES: list[tuple[bytes, Request]] = [
     (b"evict\nk\n18446744073709551615\n", Evict(LOCK, b"k", 2**64 - 1)),
     (b"sevict\nk\n1\n", Evict(SEMAPHORE, b"k", 1)),
     (b"shards\n_\n_\n", Shards()),
+    (b"shards\n_\n_ zlib\n", Shards(packed=True)),
+    (b"shards\n_\n0af3\n", Shards(b"0af3")),
+    (b"shards\n_\n0af3 zlib\n", Shards(b"0af3", packed=True)),
+    (b"identify\n_\n0aZ9\n", Identify(b"0aZ9")),
     (b"resume\n_\n0123456789abcdef\n", Resume(b"0123456789abcdef")),
     (b"keep\n_\n1500 0\n", Reserve(1500, 0)),
     (b"keep\n_\n0 %d\n" % MAX_SECONDS, Reserve(0, MAX_SECONDS)),
@@ -100,6 +105,12 @@ READ_ONLY: list[tuple[bytes, Request]] = [
     (b"l\nk\n 10  30 \n", Acquire(LOCK, b"k", 1, 10, 30)),
     (b"ping\n\n\n", Ping()),
     (b"stats\nanything\nat all\n", Stats()),
+    (b"shards\n\n\n", Shards()),
+    (b"shards\nanything\nat all\n", Shards(b"at")),
+    (b"shards\n_\n zlib \n", Shards(b"zlib")),
+    (b"shards\n_\n0af3  zlib \n", Shards(b"0af3", packed=True)),
+    (b"shards\n_\n0af3 zlib 9\n", Shards(b"0af3")),
+    (b"shards\n\0\n\0\xff zlib\n", Shards(b"\0\xff", packed=True)),
     (b"barrier\n\n\n", Barrier()),
     (b"auth\n\nx\n", Auth(b"x")),
     (b"auth\n_\n\n", Auth(b"")),
@@ -360,7 +371,10 @@ requests_ = st.one_of(
     st.sampled_from([Stats(), Ping(), Barrier()]),
     st.builds(Inspect, spaces, keys),
     st.builds(Evict, spaces, keys, st.integers(0, 2**64 - 1)),
-    st.builds(Shards),
+    st.builds(
+        Shards, st.just(b"") | st.from_regex(rb"[0-9a-f]{1,64}", fullmatch=True), st.booleans()
+    ),
+    st.builds(Identify, st.from_regex(rb"[0-9A-Za-z]{1,64}", fullmatch=True)),
     st.builds(Reserve, seconds, seconds),
     st.builds(Resume, st.from_regex(rb"[0-9A-Za-z]{1,64}", fullmatch=True)),
     st.just(Owner(b"", 0)),
@@ -372,7 +386,7 @@ requests_ = st.one_of(
 pieces = st.one_of(
     st.sampled_from([b"l", b"sl", b"r", b"n", b"e", b"se", b"w", b"sw", b"auth", b"i", b"label"]),
     st.sampled_from([b"owner\n_\n", b"run 1", b"owner"]),
-    st.sampled_from([b"keep\n_\n", b"resume\n_\n", b"1 2\n"]),
+    st.sampled_from([b"keep\n_\n", b"resume\n_\n", b"identify\n_\n", b"1 2\n"]),
     st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b"\r", b" ", b"\t", b"\0", b"0", b"1", b"33"]),
     st.sampled_from([b"k" * 255, b"k" * 256, b"k" * 257, b"s" * MAX_SECRET]),
     st.binary(max_size=8),
@@ -391,6 +405,12 @@ def check_stream(stream: bytes, cuts: list[int]) -> None:
 
 
 ANSWERS = {type(request).__name__ for _, request in FRAMES} | {"Malformed"}
+
+
+@given(text.filter(lambda line: b"\r\n" not in line))
+def test_nothing_is_wrong_about_the_version_of_a_map(argument: bytes) -> None:
+    found, _ = read(b"shards\n_\n%b\n" % argument)
+    assert [type(request) for request in found] == [Shards]
 
 
 @given(st.lists(requests_, max_size=8), st.lists(st.integers(0, 10_000), max_size=6))

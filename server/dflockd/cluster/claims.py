@@ -40,6 +40,7 @@ class Claims:
         self._table = tenures.table
         self._leases = leases
         self._wall = wall
+        self._has_told = False
         self._unheard: dict[int, tuple[Tenure, int]] = {}
         """Shards that wait for their former servers, and the revisions of their claims."""
 
@@ -59,9 +60,9 @@ class Claims:
                 logger.error("%s has had its last epoch", view.key(SHARDS, shard))
                 continue
             claimed = record._replace(current=self._tenures.address).with_epoch(epoch)
-            claimed = claimed.with_clean(None)
             known = self._leases.claimed(shard, record.epoch, now)
             former = unanswered.former if unanswered is not None else record
+            claimed = claimed.with_clean(None).with_recovers(self._recovers(former))
             revision = view.revisions[shard]
             tenures.append(Tenure(shard, epoch, former, known, claimed, revision))
             compares.append(self._tenures.unchanged(shard))
@@ -71,9 +72,22 @@ class Claims:
         if not tenures:
             return None
         compares += self._are_gone({tenure.former.current for tenure in tenures})
+        if any(opens_at_once(tenure.former) for tenure in tenures):
+            compares.append(RevisionIs(view.closed, 0))
         for tenure in tenures:
             self._tenures.add(tenure)
         return Call(Kind.CLAIM, now, compares, operations, tenures)
+
+    def failed(self, outcome: Outcome) -> None:
+        """Take in why shards could not be claimed."""
+        closed = outcome.records.get(self._view.closed)
+        if closed is not None and not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "etcd was wiped, or restored from a backup, says %s: shards of which nothing is known "
+                "are opened when no lock from before can be left, and %s has ended",
+                *(closed.value.decode(errors="replace"), self._view.closed),
+            )
 
     def confirm(self, condition: ValueIs, now: float) -> Call:
         """Find out which shards are still this server's, now that nobody can claim them any more."""
@@ -134,7 +148,14 @@ class Claims:
         return True
 
     def _next_epoch(self, shard: int) -> int:
-        return max(self._view.epochs[shard] + 1, self._wall() >> EPOCH_SHIFT)
+        view = self._view
+        return max(view.epochs[shard] + 1, view.floor, self._wall() >> EPOCH_SHIFT)
+
+    def _recovers(self, former: ShardRecord) -> int | None:
+        """Return until when the shard is going to recover, for those who look at the store."""
+        if opens_at_once(former):
+            return None
+        return math.ceil(self._wall() / 1e9 + self._leases.grace)
 
     def _are_gone(self, nodes: set[str]) -> list[Compare]:
         others = sorted(nodes - {"", self._tenures.address})

@@ -5,19 +5,42 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
+import os
+import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import NoReturn, TypeAlias
 
 from dflockd.errors import InvalidArgumentError, RemoteError
-from dflockd.shards import NUM_SHARDS, Cluster, ShardMapping, Store, get_shard_id
+from dflockd.shards import (
+    NUM_SHARDS,
+    Cluster,
+    Get,
+    ShardConflictError,
+    ShardMapping,
+    Store,
+    get_shard_id,
+)
+from dflockd.shards.conditions import Condition, condition_of, count_conditions
+from dflockd.shards.keys import Keys
+from dflockd.shards.liveness import Roster
+from dflockd.wire import key_problem
 
 MOVE_TIMEOUT = 60.0
 """Seconds that a move is waited for."""
 
 POLL = 0.2
 """Seconds between two looks at a move."""
+
+_CONDITIONS = {
+    Condition.SERVED: "served",
+    Condition.RECOVERING: "recovering",
+    Condition.MOVING: "moving",
+    Condition.GONE: "of servers that are gone",
+    Condition.UNASSIGNED: "without a server",
+}
 
 Command: TypeAlias = Callable[[Cluster, argparse.Namespace], Awaitable[None]]
 
@@ -36,23 +59,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         UsageError: they are wrong.
     """
-    parser = _Parser(prog="dflockd cluster", description=__doc__)
-    parser.add_argument("--cluster", metavar="URL", help="etcd://host:2379[,...] [DFLOCKD_CLUSTER]")
-    parser.add_argument(
-        "--cluster-prefix", metavar="TEXT", help="prefix of its keys [DFLOCKD_CLUSTER_PREFIX]"
-    )
-    for name, text in (
-        ("ca", "authorities of etcd's certificate"),
-        ("cert", "certificate to show to etcd"),
-        ("key", "its private key"),
-    ):
-        variable = f"DFLOCKD_CLUSTER_{name.upper()}"
-        parser.add_argument(f"--cluster-{name}", metavar="FILE", help=f"{text} (PEM) [{variable}]")
+    parser = _Parser(prog="dflockd cluster", description=__doc__, allow_abbrev=False)
+    _add_settings(parser)
+    # Before the command and behind it: what is not said there leaves alone what was said before.
+    settings = _Parser(add_help=False, argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    _add_settings(settings)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def add(name: str, command: Command, text: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=text, description=text)
-        added.set_defaults(command=command)
+        added = commands.add_parser(
+            name, help=text, description=text, parents=[settings], allow_abbrev=False
+        )
+        added.set_defaults(command=command, shards=[])
         return added
 
     status = add("status", _status, "Show the servers and how many shards each has")
@@ -60,7 +78,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     rebalance = add("rebalance", _rebalance, "Give all servers equally many shards")
     rebalance.add_argument(
         "--threshold",
-        type=float,
+        type=_share,
         default=0.0,
         help="leave them alone if they differ by no more than this share of the mean (default 0)",
     )
@@ -76,7 +94,25 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         )
         if name == "move":
             added.add_argument("--to", metavar="HOST:PORT", required=True, help="the server")
-    return parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
+    parsed.shards = _shards(parsed.shards)
+    return parsed
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cluster", metavar="URL", help="etcd://host:2379[,...] [DFLOCKD_CLUSTER]")
+    parser.add_argument(
+        "--cluster-prefix", metavar="TEXT", help="prefix of its keys [DFLOCKD_CLUSTER_PREFIX]"
+    )
+    for name, metavar, text in (
+        ("ca", "FILE", "authorities of etcd's certificate (PEM)"),
+        ("cert", "FILE", "certificate to show to etcd (PEM)"),
+        ("key", "FILE", "its private key (PEM)"),
+        ("user", "NAME", "as whom to ask etcd, where it has users"),
+        ("password-file", "FILE", "file with that user's password in its one line"),
+    ):
+        variable = f"DFLOCKD_CLUSTER_{name.upper().replace('-', '_')}"
+        parser.add_argument(f"--cluster-{name}", metavar=metavar, help=f"{text} [{variable}]")
 
 
 async def run(store: Store, prefix: str, parsed: argparse.Namespace) -> None:
@@ -86,77 +122,130 @@ async def run(store: Store, prefix: str, parsed: argparse.Namespace) -> None:
         CommandError: it was not done, or not all of it.
     """
     try:
+        await _check_founded(store, prefix)
         await parsed.command(Cluster(store, "dflockd-cluster-command", prefix=prefix), parsed)
+    except ShardConflictError as exc:
+        raise CommandError(
+            f"{len(exc.shards)} shards were changed by somebody else meanwhile: run it again"
+        ) from exc
     except (RemoteError, InvalidArgumentError) as exc:
         raise CommandError(str(exc)) from exc
     finally:
         await store.close()
 
 
-async def _status(cluster: Cluster, parsed: argparse.Namespace) -> None:
-    mapping, nodes = await cluster.mapper.load_shard_mapping(), await cluster.get_nodes()
-    leavers = await cluster.get_leavers()
-    serving = Counter(record.current for record in mapping.records if record.current)
-    targets = mapping.counts()
-    if parsed.json:
-        print(json.dumps(_document(mapping, nodes, leavers)))
-        return
-    names = sorted({*nodes, *serving, *targets})
-    rows = [("server", "serves", "is to serve", "")]
-    for name in names:
-        notes = ["leader"] * (name == min(nodes, default="")) + ["leaving"] * (name in leavers)
-        notes += ["gone"] * (name not in nodes)
-        rows.append((name, str(serving[name]), str(targets[name]), ", ".join(notes)))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for server, serves, is_to, notes_ in rows:
-        line = f"{server:<{widths[0]}}  {serves:>{widths[1]}}  {is_to:>{widths[2]}}  {notes_}"
-        print(line.rstrip())
-    print(
-        f"{mapping.num_shards} shards: {serving.total()} served, "
-        f"{sum(r.moving for r in mapping.records)} moving, "
-        f"{sum(not r.current for r in mapping.records)} without a server, "
-        f"{sum(r.pinned for r in mapping.records)} pinned"
-    )
-    if stranded := mapping.stranded(nodes):
-        print(
-            f"{len(stranded)} shards are pinned to servers that are gone, the first of them "
-            f"{stranded[0]}: start those servers, or unpin or move the shards"
+async def _check_founded(store: Store, prefix: str) -> None:
+    meta = Keys(prefix).meta
+    if not (await store.txn([], [Get(meta)])).records:
+        raise CommandError(
+            f"--cluster-prefix {prefix}: there is no cluster, for {meta} is not in etcd: no server "
+            "was started with that prefix, or --cluster is another etcd"
         )
 
 
-def _document(
-    mapping: ShardMapping, nodes: Sequence[str], leavers: Sequence[str]
-) -> Mapping[str, object]:
+async def _status(cluster: Cluster, parsed: argparse.Namespace) -> None:
+    roster, mapping = await cluster.get_roster(), await cluster.mapper.load_shard_mapping()
+    now = time.time()
+    if parsed.json:
+        print(json.dumps(_document(mapping, roster, now)))
+        return
+    for line in (*_table(mapping, roster, now), *_summary(mapping, roster, now)):
+        print(line)
+
+
+def _table(mapping: ShardMapping, roster: Roster, now: float) -> Iterator[str]:
+    """Yield a line for each server."""
+    having = Counter(record.current for record in mapping.records if record.current)
+    recovering = Counter(r.current for r in mapping.records if r.recovers > now)
+    targets = mapping.counts()
+    rows = [("server", "serves", "is to serve", "")]
+    for name in sorted({*roster.nodes, *having, *targets}):
+        is_alive = name in roster.nodes
+        notes = ["leader"] * (name == roster.leader) + ["leaving"] * (name in roster.leavers)
+        if is_alive and recovering[name]:
+            notes.append(f"{recovering[name]} recover")
+        if not is_alive:
+            notes.append(f"gone, had {having[name]}" if having[name] else "gone")
+        serves = having[name] if is_alive else 0
+        rows.append((name, str(serves), str(targets[name]), ", ".join(notes)))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for server, serves_, is_to, notes_ in rows:
+        line = f"{server:<{widths[0]}}  {serves_:>{widths[1]}}  {is_to:>{widths[2]}}  {notes_}"
+        yield line.rstrip()
+
+
+def _summary(mapping: ShardMapping, roster: Roster, now: float) -> Iterator[str]:
+    counts = count_conditions(mapping.records, roster.nodes, now)
+    texts = (f"{counts[condition]} {text}" for condition, text in _CONDITIONS.items())
+    pinned = sum(record.pinned for record in mapping.records)
+    yield f"{mapping.num_shards} shards: {', '.join(texts)}; {pinned} pinned"
+    if counts[Condition.RECOVERING]:
+        left = max(r.recovers for r in mapping.records if r.current in roster.nodes) - now
+        yield (
+            f"those that recover grant nothing for up to {math.ceil(left)} s: their last server ended "
+            "without handing them over, and its holders renew meanwhile"
+        )
+    if stranded := mapping.stranded(roster.nodes):
+        yield (
+            f"{len(stranded)} shards are pinned to servers that are gone, the first of them "
+            f"{stranded[0]}: start those servers, or unpin or move the shards"
+        )
+    if not roster.nodes:
+        yield "no server is alive: locks are neither granted nor renewed"
+    for name in sorted(roster.strangers):
+        yield f"the entry of {name} has no lease, so that no server has written it: delete it"
+
+
+def _document(mapping: ShardMapping, roster: Roster, now: float) -> Mapping[str, object]:
+    counts = count_conditions(mapping.records, roster.nodes, now)
+    having = {record.current for record in mapping.records if record.current}
     return {
-        "servers": nodes,
-        "leader": min(nodes, default=None),
-        "leaving": leavers,
+        "servers": sorted(roster.nodes),
+        "leader": roster.leader,
+        "leaving": sorted(roster.leavers),
+        "gone": sorted({*having, *mapping.counts()} - roster.nodes.keys()),
+        "counts": {condition.value: count for condition, count in counts.items()},
         "shards": [
-            {"target": r.target, "current": r.current, "epoch": r.epoch, "pinned": r.pinned}
-            for r in mapping.records
+            {
+                "target": record.target,
+                "current": record.current,
+                "epoch": record.epoch,
+                "pinned": record.pinned,
+                "state": condition_of(record, roster.nodes, now).value,
+            }
+            for record in mapping.records
         ],
     }
 
 
 async def _rebalance(cluster: Cluster, parsed: argparse.Namespace) -> None:
     started = time.monotonic()
+    if not await cluster.get_candidates():
+        raise CommandError("no server is alive that shards could be moved to")
     moved = await cluster.rebalance_shard_mapping(threshold=parsed.threshold)
     await _moved(cluster, moved, started)
 
 
 async def _move(cluster: Cluster, parsed: argparse.Namespace) -> None:
     started = time.monotonic()
-    moved = await cluster.move_shards(_shards(parsed.shards), parsed.to)
+    moved = await cluster.move_shards(parsed.shards, parsed.to)
     await _moved(cluster, moved, started)
 
 
 async def _pin(cluster: Cluster, parsed: argparse.Namespace) -> None:
-    shards = _shards(parsed.shards)
     mapping = await cluster.mapper.load_shard_mapping()
+    shards, pins = sorted(set(parsed.shards)), parsed.name == "pin"
+    if pins and (without := [shard for shard in shards if not mapping[shard].target]):
+        raise CommandError(
+            f"{len(without)} of these shards have no server to be pinned to, the first of them "
+            f"{without[0]}: see dflockd cluster status"
+        )
     for shard in shards:
-        mapping = mapping.pin(shard) if parsed.name == "pin" else mapping.unpin(shard)
+        mapping = mapping.pin(shard) if pins else mapping.unpin(shard)
     await cluster.mapper.store_shard_mapping(mapping)
-    print(f"{len(mapping.unsaved)} shards {parsed.name}ned")
+    same = len(shards) - len(mapping.unsaved)
+    left = f"; {same} {'were already' if pins else 'were not'}" if same else ""
+    print(f"{len(mapping.unsaved)} shards {parsed.name}ned{left}")
 
 
 async def _moved(cluster: Cluster, moved: int, started: float) -> None:
@@ -178,16 +267,35 @@ async def _moved(cluster: Cluster, moved: int, started: float) -> None:
 def _shards(texts: Sequence[str]) -> list[int]:
     shards: list[int] = []
     for text in texts:
-        first, dash, last = text.partition("-")
         if text.startswith("key:"):
-            shards.append(get_shard_id(text.removeprefix("key:")))
-        elif first.isdigit() and (last.isdigit() if dash else True):
-            shards += range(int(first), int(last or first) + 1)
-        else:
+            key = os.fsencode(text.removeprefix("key:"))
+            if problem := key_problem(key):
+                raise UsageError(f"shard {text!r}: the key {problem}, so that no lock has it")
+            shards.append(get_shard_id(key))
+            continue
+        found = re.fullmatch("([0-9]+)(?:-([0-9]+))?", text)
+        if found is None:
             raise UsageError(f"shard {text!r} is none: write 7, 0-99 or key:NAME")
-        if shards and shards[-1] >= NUM_SHARDS:
+        # As text first: there is no end to the digits that can be written.
+        if any(len(number.lstrip("0")) > len(str(NUM_SHARDS)) for number in found.groups("0")):
             raise UsageError(f"shard {text!r} does not exist: they are 0 to {NUM_SHARDS - 1}")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last >= NUM_SHARDS or first >= NUM_SHARDS:
+            raise UsageError(f"shard {text!r} does not exist: they are 0 to {NUM_SHARDS - 1}")
+        if first > last:
+            raise UsageError(f"shard {text!r} is an empty range: write {last}-{first}")
+        shards += range(first, last + 1)
     return shards
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1
+    if not 0 <= share < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share of the mean, such as 0.2")
+    return share
 
 
 class _Parser(argparse.ArgumentParser):

@@ -67,7 +67,7 @@ class Leader:
     def joined(self, now: float) -> None:
         """Take note that there is a new server. Shards of those that leave have waited for it."""
         self._joined_at = now
-        self.look(now if self._view.leavers else now + SETTLE)
+        self.look(now if self._view.roster.leavers else now + SETTLE)
 
     def settle(self, now: float) -> None:
         """Give the others time to show themselves: this server has only just come in."""

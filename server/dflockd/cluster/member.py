@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
+import random
 import secrets
 import time
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from dflockd.cluster.calls import RETRY, Call
+from dflockd.cluster.backoff import Backoff
+from dflockd.cluster.calls import Call, Kind
 from dflockd.cluster.node import Node
 from dflockd.cluster.terms import Terms
 from dflockd.shards import (
@@ -22,12 +25,23 @@ from dflockd.shards import (
     RevisionIs,
     Store,
     StoreError,
+    StoreReplacedError,
+    StoreUnreachableError,
     follow,
 )
+from dflockd.shards.keys import Keys
 from dflockd.table import Effect
 
-SECRET = 32
+SECRET_SIZE = 32
 """Bytes of the secret that the tokens of a cluster are made with."""
+
+CLOSING_PAUSE = 3.0
+"""Seconds between two attempts to tell servers that start of locks of which the store does not know."""
+
+MEASURE_PAUSE = 30.0
+"""Seconds, about, from one look at how full the store is to the next."""
+
+SIGNS_OF_LIFE = (Kind.ENLIST.value, Kind.HEARTBEAT.value)
 
 logger = logging.getLogger("dflockd.cluster")
 
@@ -37,16 +51,22 @@ async def agree(store: Store, prefix: str, terms: Terms) -> bytes:
 
     Raises:
         TermsError: it has other terms.
-        StoreError: the store did not answer, or refused.
+        StoreError: the store did not answer, or refused; or somebody else has the prefix.
     """
-    meta, secret = f"{prefix.rstrip('/')}/meta", f"{prefix.rstrip('/')}.secret"
-    founded = secrets.token_bytes(SECRET)
+    keys = Keys(prefix)
+    meta, secret = keys.meta, keys.secret
+    founded = secrets.token_bytes(SECRET_SIZE)
     outcome = await store.txn(
-        [RevisionIs(meta, 0), RevisionIs(secret, 0)],
+        [RevisionIs(key, 0) for key in (meta, secret, keys.library)],
         [Put(meta, terms.dump()), Put(secret, founded)],
     )
     if outcome.succeeded:
         return founded
+    if keys.library in outcome.records:
+        raise StoreError(
+            f"{keys.library} is there, so that nodes of the library have this prefix: "
+            "choose another one"
+        )
     kept = {key: record.value for key, record in outcome.records.items()}
     terms.check(kept.get(meta, b""))
     if secret not in kept:
@@ -64,6 +84,10 @@ class Member:
         store: what it shares with the others; it is closed with this.
         carry_out: what to do with effects, and with peers whose connections are to be closed.
         name: how people know the store.
+
+    Attributes:
+        over: set when the store was replaced, and no lock from before can be left: then this process
+            is to end, and whatever is started next finds the store as it is.
     """
 
     def __init__(
@@ -82,13 +106,20 @@ class Member:
         self._timer: asyncio.TimerHandle | None = None
         self._stepped = asyncio.Event()
         self._lapsed = True
-        self._has_complained = False
+        self._complaints: dict[str, type[StoreError]] = {}
+        self._refused = False
+        """Whether the last sign of life was answered, with no."""
+        self._wants_lease = asyncio.Event()
+        self._wanted_lease = True
+        self._closes = False
+        self.over = asyncio.Event()
 
     def start(self) -> None:
         """Begin; in a running event loop."""
         self._loop = asyncio.get_running_loop()
         self._spawn(self._follow())
         self._spawn(self._live())
+        self._spawn(self._measure())
         self._step()
 
     def is_serving(self) -> bool:
@@ -128,49 +159,113 @@ class Member:
 
     async def _follow(self) -> None:
         async with contextlib.aclosing(follow(self._store, self.node.view.prefix)) as found:
-            async for news in found:
-                now = time.monotonic()
-                if isinstance(news, list):
-                    self.node.changed(news, now)
-                else:
-                    self.node.loaded(news, now)
-                self._step()
+            try:
+                async for news in found:
+                    now = time.monotonic()
+                    if isinstance(news, list):
+                        self.node.changed(news, now)
+                    else:
+                        self.node.loaded(news, now)
+                    self._step()
+            except StoreReplacedError as exc:
+                self._replaced(exc)
 
     async def _live(self) -> None:
         """Get a lease of the store, and keep it; another one each time that the node needs one."""
-        node = self.node
+        backoff = Backoff(random.random)
+        third = self.node.terms.promise / 3
+        kept_until = 0.0
         while True:
+            self._wants_lease.clear()
+            made = time.monotonic()
             try:
-                if node.membership.wants_lease:
-                    lease = await self._store.grant_lease(node.terms.promise)
-                    node.enlist(uuid.uuid4().hex, lease.id, time.monotonic())
-                    self._step()
-                elif node.membership.lease:
-                    await self._store.keep_alive(node.membership.lease)
-                await asyncio.sleep(node.terms.promise / 3)
-            except LeaseGoneError:
-                # The node finds out by itself: its next heartbeat fails.
-                await asyncio.sleep(RETRY)
+                if await self._keep_lease():
+                    kept_until = made + 3 * third
+                pause = third
+                backoff.worked()
+            except StoreReplacedError as exc:
+                self._replaced(exc)
+                return
             except StoreError as exc:
-                self._complain("lease", exc)
-                await asyncio.sleep(RETRY)
+                if not isinstance(exc, LeaseGoneError):  # else the node finds out by its heartbeat
+                    self._complain("lease", exc)
+                now = time.monotonic()
+                pause = backoff.failed(made, now, kept_until - now) - now
+            else:
+                self._is_well("lease")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wants_lease.wait(), pause)
+
+    async def _keep_lease(self) -> bool:
+        """Keep the lease, or get one, and return whether there is one."""
+        node = self.node
+        if node.membership.wants_lease:
+            lease = await self._store.grant_lease(node.terms.promise)
+            node.enlist(uuid.uuid4().hex, lease.id, time.monotonic())
+            self._step()
+        elif node.membership.lease:
+            await self._store.keep_alive(node.membership.lease)
+        return bool(node.membership.lease)
+
+    async def _measure(self) -> None:
+        """Look now and then how full the store is."""
+        while self.node.leases.over_at is None:
+            with contextlib.suppress(StoreError):
+                self.node.store_size = await self._store.size()
+            await asyncio.sleep(MEASURE_PAUSE * random.uniform(0.75, 1.25))
 
     async def _send(self, call: Call) -> None:
         outcome: Outcome | None = None
         try:
-            outcome = await self._store.txn(call.compares, call.operations)
-            self._has_complained = False
+            is_sign = call.kind.value in SIGNS_OF_LIFE
+            timeout = self.node.terms.promise / 3 if is_sign else None
+            outcome = await self._store.txn(call.compares, call.operations, timeout=timeout)
+            self._is_well(call.kind.value)
         except LeaseGoneError:
             outcome = Outcome(False, 0, {})
+        except StoreReplacedError as exc:
+            self._replaced(exc)
         except StoreError as exc:
             self._complain(call.kind.value, exc)
         self.node.answered(call, outcome, time.monotonic())
         self._step()
 
+    def _replaced(self, exc: StoreReplacedError) -> None:
+        self.node.replaced(str(exc), time.monotonic())
+        self._step()
+
+    async def _close_store(self) -> None:
+        """Tell servers that start on the store as it is now that locks may be held in spite of it.
+
+        A new one finds there that nobody has served a shard yet, and would open it at once. It is told
+        again and again: the store may be replaced once more.
+        """
+        node, store, lease = self.node, self._store, 0
+        while True:
+            # Each time: an answer to what was asked before may have come in meanwhile.
+            store.begin_anew()
+            try:
+                lease = lease or (await store.grant_lease(math.ceil(node.terms.grace))).id
+                await store.txn((), node.closing(lease, time.monotonic()))
+            except LeaseGoneError:
+                lease = 0
+            except StoreError as exc:
+                self._complain("closing", exc)
+            await asyncio.sleep(CLOSING_PAUSE)
+
     def _complain(self, what: str, exc: StoreError) -> None:
-        # Once, until the store answers again: each call fails while it is away.
-        logger.log(logging.DEBUG if self._has_complained else logging.WARNING, "%s: %s", what, exc)
-        self._has_complained = True
+        """Say once what the store says, until that works again or it says something else."""
+        if what in SIGNS_OF_LIFE and self.node.leases.over_at is None:
+            self._refused = not isinstance(exc, StoreUnreachableError)
+            self.node.trouble = str(exc)
+        is_known = self._complaints.get(what) is type(exc)
+        self._complaints[what] = type(exc)
+        logger.log(logging.DEBUG if is_known else logging.WARNING, "%s: %s", what, exc)
+
+    def _is_well(self, what: str) -> None:
+        self._complaints.pop(what, None)
+        if what in SIGNS_OF_LIFE:
+            self.node.trouble = ""
 
     def _due(self) -> None:
         self._timer = None
@@ -186,6 +281,12 @@ class Member:
             self._carry_out(effects, idle)
         for call in calls:
             self._spawn(self._send(call))
+        if self.node.leases.over_at is not None and not self._closes:
+            self._closes = True
+            self._spawn(self._close_store())
+        if self.node.membership.wants_lease and not self._wanted_lease:
+            self._wants_lease.set()
+        self._wanted_lease = self.node.membership.wants_lease
         self._tell()
         if self._timer is not None:
             self._timer.cancel()
@@ -194,16 +295,31 @@ class Member:
         deadline = min(self.node.next_deadline(), now + self.node.terms.promise)
         if not self._lapsed:
             deadline = min(deadline, self.node.leases.until)
+        if self.node.leases.over_at is not None:
+            deadline = min(deadline, self.node.leases.over_at)
+            if now >= self.node.leases.over_at:
+                self.over.set()
+                return
         self._timer = self._loop.call_later(max(0.0, deadline - now), self._due)
         self._stepped.set()
 
     def _tell(self) -> None:
         """Say so when locks are not granted any more, and when they are again."""
         lapsed = not self.is_serving()
+        if self.node.leases.over_at is not None:
+            self._lapsed = True  # which has been said
         if lapsed and not self._lapsed:
+            what = (
+                "has refused what keeps this server alive" if self._refused else "has not answered"
+            )
             logger.error(
-                "%s has not answered for %d s: no lock is granted or renewed until it does",
-                *(self._name, self.node.terms.promise),
+                "%s %s for %d s: no lock is granted or renewed until it does: %s",
+                *(
+                    self._name,
+                    what,
+                    self.node.terms.promise,
+                    self.node.trouble or "no error so far",
+                ),
             )
         elif self._lapsed and not lapsed:
             logger.info("%s answers: locks are granted and renewed", self._name)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
+import random
 from enum import Enum
 
-from dflockd.cluster.calls import RETRY, Call, Kind
+from dflockd.cluster.backoff import Backoff
+from dflockd.cluster.calls import Call, Kind
 from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.terms import Terms
 from dflockd.cluster.view import LEAVING, NODES, View
 from dflockd.shards import Outcome, Put, RevisionIs, ValueIs
+from dflockd.shards.store import NO_LEASE
 
 logger = logging.getLogger("dflockd.cluster")
 
@@ -24,6 +28,8 @@ class News(Enum):
     """The same, for the first time in this life."""
     GONE = "gone"
     """The others take this server for dead."""
+    REPLACED = "replaced"
+    """The store has another cluster, or none: it was wiped."""
 
 
 class Membership:
@@ -36,7 +42,9 @@ class Membership:
         joined: whether the entry was found in this life.
     """
 
-    def __init__(self, address: str, view: View, terms: Terms, leases: ServingLeases) -> None:
+    def __init__(
+        self, address: str, secret: bytes, view: View, terms: Terms, leases: ServingLeases
+    ) -> None:
         self.key = view.key(NODES, address)
         self.condition = ValueIs(self.key, b"")
         self.lease = 0
@@ -45,12 +53,27 @@ class Membership:
         self._address = address
         self._terms = terms
         self._leases = leases
+        self._cluster = ValueIs(view.secret, secret)
         self._leaving = view.key(LEAVING, address)
         self._is_there = False
         self._is_taken = False
         self._beating = False
         self._next_beat = 0.0
         self._announcing = False
+        chance = random.Random(address).random
+        self._backoff = Backoff(chance)
+        self._waits = Backoff(chance)
+        """For an earlier process to be gone."""
+
+    @property
+    def in_touch(self) -> bool:
+        """Whether the last sign of life was answered."""
+        return not self._backoff.failing
+
+    def hurry(self, now: float) -> None:
+        """Try again now what was to be tried later: something has changed."""
+        if not self._beating and (self._backoff.failing or self._waits.failing):
+            self._next_beat = min(self._next_beat, now)
 
     def enlist(self, incarnation: str, lease: int, now: float) -> None:
         """Begin a life: by a name that was never used, and with a new lease of the store."""
@@ -66,6 +89,12 @@ class Membership:
         self.lease = 0
         self.wants_lease = True
 
+    def give_up(self) -> None:
+        """Begin no other life."""
+        self.end()
+        self.wants_lease = False
+        self._next_beat = math.inf
+
     def next_deadline(self) -> float | None:
         """Return when `call` should next be asked for."""
         return None if self.wants_lease or self._beating else self._next_beat
@@ -80,8 +109,8 @@ class Membership:
         if self.joined or self._is_there:
             # A lease that is kept alive would not do: an etcd member that was cut off has been known
             # to confirm that (etcd-io/etcd, issue 15247).
-            return Call(Kind.HEARTBEAT, now, [self.condition], [put])
-        return Call(Kind.ENLIST, now, [RevisionIs(self.key, 0)], [put])
+            return Call(Kind.HEARTBEAT, now, [self.condition, self._cluster], [put])
+        return Call(Kind.ENLIST, now, [RevisionIs(self.key, 0), self._cluster], [put])
 
     def answered(self, call: Call, outcome: Outcome | None, now: float) -> News:
         """Take in how a sign of life ended; without an outcome nobody knows."""
@@ -91,10 +120,16 @@ class Membership:
         if put.lease != self.lease:
             return News.NOTHING  # of an earlier life
         if outcome is None:
-            self._next_beat = now + RETRY
+            left = self._leases.until - now
+            self._next_beat = self._backoff.failed(call.made, now, left)
             return News.NOTHING
+        self._backoff.worked()
         if outcome.succeeded:
             return self._alive(call)
+        if outcome.revision:  # else only the lease is known to have ended
+            founded = outcome.records.get(self._cluster.key)
+            if founded is None or founded.value != self._cluster.value:
+                return News.REPLACED
         there = outcome.records.get(self.key)
         if call.kind is Kind.HEARTBEAT or there is None:
             return News.GONE  # the lease has ended before
@@ -105,14 +140,20 @@ class Membership:
             self._next_beat = now
         else:
             # An earlier process's, until its lease ends; or somebody else advertises this address.
-            if not self._is_taken:
+            if there.lease == NO_LEASE and not self._is_taken:
+                logger.error(
+                    "%s is no server's: it has no lease, so that it would stay for ever, and this "
+                    "server cannot join; delete it: etcdctl del %s",
+                    *(self.key, self.key),
+                )
+            elif not self._is_taken:
                 logger.warning(
                     "another server is known as %s: waiting for it to be gone, up to %d s "
                     "if it has ended; no two servers may --advertise one address",
                     *(self._address, self._terms.promise),
                 )
             self._is_taken = True
-            self._next_beat = now + RETRY
+            self._next_beat = self._waits.failed(call.made, now)
         return News.NOTHING
 
     def _alive(self, call: Call) -> News:
@@ -120,6 +161,7 @@ class Membership:
         if self.joined:
             return News.ALIVE
         self.joined, self._is_taken = True, False
+        self._waits.worked()
         logger.info("%s is in the cluster", self._address)
         return News.JOINED
 

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from dflockd.cluster.backoff import Backoffs
 from dflockd.cluster.calls import RETRY, Call, Kind
 from dflockd.cluster.claims import Claims, opens_at_once
 from dflockd.cluster.handover import HandOver
@@ -30,7 +32,7 @@ from dflockd.cluster.membership import Membership, News
 from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.tenures import Stage, Tenures
 from dflockd.cluster.terms import Terms
-from dflockd.cluster.view import LEAVING, NODES, View
+from dflockd.cluster.view import FLOOR_MARGIN, LEAVING, NODES, View
 from dflockd.shards import (
     Event,
     Loaded,
@@ -41,12 +43,17 @@ from dflockd.shards import (
     format_shard_value,
     get_shard_id,
 )
+from dflockd.shards.keys import FLOORS
+from dflockd.shards.store import Operation, Size
 from dflockd.table import Effect, Limits, ShardTable, TokenIssuer
-from dflockd.wire import Refusal, Report
+from dflockd.wire import MapReport, Refusal
 
 MAX_CALLS = 4
 """Transactions about shards that are under way at once. A large move is spread out by this, and each
 shard is out of service only while its own transactions are under way."""
+
+QUEUED = (Kind.CONFIRM, Kind.CLAIM, Kind.RELEASE, Kind.CLEAR)
+"""What the calls are for that are made from each of a node's queues."""
 
 LEAVE_TIMEOUT = 3.0
 """Seconds that a server that leaves gives the leader to find new servers for its shards."""
@@ -75,7 +82,7 @@ class Node:
         terms: what all servers have agreed upon.
         prefix: what its keys in the store begin with.
         balances: whether it moves shards, while it leads, until all servers have equally many.
-        wall: the time since 1970 in nanoseconds, for fences to grow with; nothing else rests on it.
+        wall: the time since 1970 in nanoseconds, for fences to grow with, and for people to read.
 
     Attributes:
         table: the locks of its shards.
@@ -86,6 +93,8 @@ class Node:
         handover: shards that go.
         leader: what it does while it leads.
         leaving: whether it gives all shards away.
+        trouble: why it does not serve, in a few words; empty while it does, or nothing is known.
+        store_size: how much room the store takes, where that is known.
     """
 
     def __init__(
@@ -104,12 +113,14 @@ class Node:
         self.table = ShardTable(limits, TokenIssuer(secret, 0), self, stretch=terms.stretch)
         self.view = View(prefix, terms.num_shards)
         self.leases = ServingLeases(terms)
-        self.membership = Membership(address, self.view, terms, self.leases)
+        self.membership = Membership(address, secret, self.view, terms, self.leases)
         self._tenures = Tenures(address, self.view, self.table)
         self.claims = Claims(self._tenures, self.leases, wall)
         self.handover = HandOver(self._tenures, terms)
         self.leader = Leader(self.view, address, balances=balances)
         self.leaving = False
+        self.trouble = ""
+        self.store_size: Size | None = None
         self._shard_of = lru_cache(1 << 16)(lambda key: get_shard_id(key, terms.num_shards))
         self._calls: list[Call] = []
         self._under_way = 0
@@ -125,24 +136,32 @@ class Node:
         )
         self._retries: dict[int, None] = {}
         self._retry_at: float | None = None
+        self._backoffs = Backoffs(random.Random(address).random)
 
     # What comes in.
 
     def loaded(self, loaded: Loaded, now: float) -> None:
         """Take in all that the store has under the prefix, at the start and after an interruption."""
+        if self.leases.over_at is not None:
+            return
         for key, record, revision in self.view.differences(loaded):
             self._learn(key, record, revision, now)
         self._is_loaded = True
         self.leases.loaded(loaded.revision, now)
         self.claims.open_heard()
         self.leader.settle(now)
+        self.membership.hurry(now)
         self._look_at_all(now)
 
     def changed(self, events: Iterable[Event], now: float) -> None:
         """Take in what has changed in the store since."""
+        if self.leases.over_at is not None:
+            return
         for event in events:
             if event.record is not None and event.record.value != self.membership.condition.value:
                 self._hear(event.key, now)
+            elif event.record is None and event.key == self.membership.key:
+                self.membership.hurry(now)
             self._see(event.key, event.record, event.revision, now)
             self.leases.told(event.revision)
         self.claims.open_heard()
@@ -150,16 +169,21 @@ class Node:
 
     def enlist(self, incarnation: str, lease: int, now: float) -> None:
         """Begin a life: by a name that was never used, and with a new lease of the store."""
-        self.membership.enlist(incarnation, lease, now)
+        if self.leases.over_at is None:
+            self.membership.enlist(incarnation, lease, now)
         self._work(now)
 
     def answered(self, call: Call, outcome: Outcome | None, now: float) -> None:
         """Take in how a call ended. Without an outcome nobody knows: it may yet be carried out."""
+        if self.leases.over_at is not None:
+            return
         if call.kind in (Kind.ENLIST, Kind.HEARTBEAT):
             self._beaten(call, outcome, now)
         elif call.kind is Kind.TIDY:
+            self._backoffs.ended(call, worked=outcome is not None, now=now)
             self.claims.leftovers.answered(call, outcome, now)
         elif call.kind is Kind.ANNOUNCE:
+            self._backoffs.ended(call, worked=outcome is not None, now=now)
             if outcome is None or not outcome.succeeded:
                 self.membership.not_announced()
                 self._later((), now)
@@ -169,9 +193,48 @@ class Node:
                 self.leader.answered(outcome.succeeded if outcome else None, now)
             if outcome is not None and outcome.succeeded:
                 self._succeeded(call, outcome, now)
+                worked = True
             else:
-                self._failed(call, outcome, now)
+                worked = self._failed(call, outcome, now)
+            self._backoffs.ended(call, worked=worked, now=now)
         self._work(now)
+
+    def replaced(self, reason: str, now: float) -> None:
+        """Serve nothing any more: the store was wiped, or restored from a backup.
+
+        What other servers find there says nothing of the locks that were granted here. So this server
+        grants and renews nothing from now on, and is not to be started again before all of them have
+        ended: ``leases.over_at``.
+        """
+        if self.leases.over_at is not None:
+            return
+        wait = self.leases.end(now)
+        self.table.lapse()
+        self.membership.give_up()
+        for queue in (*self._queues, self._retries):
+            queue.clear()
+        self.trouble = f"etcd was wiped, or restored from a backup: {reason}"
+        logger.error(
+            "%s: no lock is granted or renewed any more; this server ends in %d s, when no lock from "
+            "before can be left: start no other one before that",
+            *(self.trouble, wait),
+        )
+
+    def closing(self, lease: int, now: float) -> list[Operation]:
+        """Return what tells other servers of locks that a store that was replaced does not know of.
+
+        They are to open no shard at once while the lease lasts, and to begin no epoch again.
+
+        Args:
+            lease: of the store as it is now, for as long as a lock from before may be left.
+            now: the time.
+        """
+        view = self.view
+        floor = max(view.floor, *view.epochs) + FLOOR_MARGIN
+        puts: list[Operation] = [Put(view.key(FLOORS, self.address), b"%d" % floor)]
+        if now < self.leases.hopeless_at:
+            puts.append(Put(view.closed, self.address.encode(), lease))
+        return puts
 
     def advance(self, now: float) -> None:
         """Do what is due."""
@@ -207,18 +270,57 @@ class Node:
         if self._sends_away:
             times.append(self.leases.hopeless_at)
         if self.membership.joined and self._is_loaded:
-            times += self._leave_until, self.claims.leftovers.next_deadline()
-            if self._under_way < MAX_CALLS:
-                times += self.leader.next_deadline(), self.handover.next_deadline()
+            times.append(self._leave_until)
+            if self.membership.in_touch:
+                times += self._calls_due()
         return min((time for time in times if time is not None), default=math.inf)
+
+    def _calls_due(self) -> Iterator[float | None]:
+        """Yield when calls are due, also such as have failed."""
+        backoffs = self._backoffs
+        yield backoffs[Kind.TIDY].due(self.claims.leftovers.next_deadline())
+        if self.leaving and self._retry_at is None:
+            yield backoffs.again_at(Kind.ANNOUNCE)
+        if self._under_way < MAX_CALLS:
+            yield backoffs[Kind.ASSIGN].due(self.leader.next_deadline())
+            yield (waits := backoffs[Kind.RELEASE].due(self.handover.next_deadline()))
+            for queue, kind in zip(self._queues, QUEUED, strict=True):
+                if queue and (kind is not Kind.RELEASE or waits is None):
+                    yield backoffs.again_at(kind)
 
     def may_serve(self, now: float) -> bool:
         """Whether its serving lease lasts, so that locks are granted."""
         return self.leases.lasts(now)
 
+    @property
+    def joined(self) -> bool:
+        """Whether it is in the cluster, and knows what the store has."""
+        return self.membership.joined and self._is_loaded
+
     def counts(self) -> Counter[str]:
-        """Return how many shards it is ``claiming``, ``serving``, ``leaving``."""
+        """Return how many shards it has in each `Stage`, by its value."""
         return self._tenures.counts()
+
+    def unserved(self) -> dict[int, int]:
+        """Return the shards that are to be this server's and that nobody serves.
+
+        While a shard is under way from a server that lives, that one serves it until it hands it over.
+
+        Returns:
+            The revision of each record, by shard.
+        """
+        found = {}
+        for shard, record in enumerate(self.view.records):
+            if record.target != self.address:
+                continue
+            if record.current in ("", self.address):
+                tenure = self._tenures.get(shard)
+                is_served = tenure is not None and tenure.stage is Stage.SERVING
+            else:
+                is_served = record.current in self.view.nodes
+            if not is_served:
+                found[shard] = self.view.revisions[shard]
+        return found
 
     # What the table asks; see `dflockd.table.Directory`.
 
@@ -230,9 +332,9 @@ class Node:
         """Return what to answer about a shard that is not here."""
         return self.view.refer(shard, self.address)
 
-    def report(self) -> Report:
+    def report(self, now: float) -> MapReport:
         """Return which server has which shard."""
-        return self.view.report()
+        return self.view.report(now)
 
     # Signs of life.
 
@@ -240,6 +342,8 @@ class Node:
         news = self.membership.answered(call, outcome, now)
         if news is News.GONE:
             self._gone()
+        elif news is News.REPLACED:
+            self.replaced(f"{self.view.secret} is not the one that it was", now)
         elif news is not News.NOTHING:
             self._sends_away = True
             self._tenures.effects.extend(self.table.promise(self.leases.until, now))
@@ -290,7 +394,7 @@ class Node:
         elif news == NODES:
             # Its shards can be taken over. Nobody waits for it to be back where others leave, for the
             # leader may be gone that was to find servers for theirs.
-            self.leader.look(now if self.view.leavers else now + SETTLE)
+            self.leader.look(now if self.view.roster.leavers else now + SETTLE)
             self._look_at_those_of(key.removeprefix(self.view.key(NODES, "")), now)
         elif news == LEAVING:
             if record is not None:
@@ -350,7 +454,7 @@ class Node:
     def _is_to_come(self, record: ShardRecord) -> bool:
         if record.target != self.address or self.leaving:
             return False
-        return record.current in ("", self.address) or record.current not in self.view.nodes
+        return record.current in ("", self.address) or self.view.roster.is_gone(record.current)
 
     def _is_to_leave(self, record: ShardRecord) -> bool:
         if record.target != self.address:
@@ -376,29 +480,31 @@ class Node:
             self._tenures.effects.extend(self.table.send_away())
         if not (self.membership.joined and self._is_loaded):
             return
-        if self.leaving:
-            if self._retry_at is None:
-                self._call(self.membership.announce(now))
-            if self._leave_until is not None and now >= self._leave_until:
-                self._leave_until = None
-                for tenure in self._tenures:
-                    self._look_at(tenure.shard, now)
+        if self._leave_until is not None and now >= self._leave_until:
+            self._leave_until = None
+            for tenure in self._tenures:
+                self._look_at(tenure.shard, now)
+        if not self.membership.in_touch:
+            return  # one call finds out whether the store answers again, and not all of them
+        if self.leaving and self._retry_at is None and self._backoffs[Kind.ANNOUNCE].may(now):
+            self._call(self.membership.announce(now))
         self._work_on_shards(now)
-        self._call(self.claims.leftovers.call(now))
+        if self._backoffs[Kind.TIDY].may(now):
+            self._call(self.claims.leftovers.call(now))
 
     def _work_on_shards(self, now: float) -> None:
         condition, claims, handover = self.membership.condition, self.claims, self.handover
-        while claims.unconfirmed and self._may_call:
+        while claims.unconfirmed and self._may_call(Kind.CONFIRM, now):
             self._call_shards(claims.confirm(condition, now))
-        while handover.foreign and self._may_call:
+        while handover.foreign and self._may_call(Kind.CLEAR, now):
             call = handover.clear(condition, now)
             self._later(call.shards, now)  # not again before this one has ended
             self._call_shards(call)
-        while claims.queue and self._may_call:
+        while claims.queue and self._may_call(Kind.CLAIM, now):
             self._call_shards(claims.call(condition, now))
-        while handover.queue and self._may_call and handover.may_go_on(now):
+        while handover.queue and self._may_call(Kind.RELEASE, now) and handover.may_go_on(now):
             self._call_shards(handover.call(condition, now))
-        if self._may_call:
+        if self._may_call(Kind.ASSIGN, now):
             self._call_shards(self.leader.call(now))
 
     # How calls end.
@@ -427,8 +533,12 @@ class Node:
                 assert isinstance(put_, Put)
                 self._see(put_.key, Record(put_.value, outcome.revision), outcome.revision, now)
 
-    def _failed(self, call: Call, outcome: Outcome | None, now: float) -> None:
-        """Look at it as it is now. Something was not as expected, or nobody knows what was done."""
+    def _failed(self, call: Call, outcome: Outcome | None, now: float) -> bool:
+        """Look at it as it is now. Something was not as expected, or nobody knows what was done.
+
+        Returns:
+            Whether it is known why.
+        """
         for tenure in call.tenures:
             tenure.calling = False
         shards = [tenure.shard for tenure in call.tenures] + list(call.shards)
@@ -437,7 +547,7 @@ class Node:
             me = outcome.records.get(mine.key)
             if mine in call.compares and (not me or me.value != mine.value):
                 self._gone()
-                return
+                return True
             has_learned = False
             for compare in call.compares:
                 record = outcome.records.get(compare.key)
@@ -448,8 +558,10 @@ class Node:
             if has_learned:
                 for shard in shards:
                     self._look_at(shard, now)
-                return
+                return True
+            self.claims.failed(outcome)
         self._later(shards, now)
+        return False
 
     def _later(self, shards: Iterable[int], now: float) -> None:
         """Look at some shards again in a moment."""
@@ -462,9 +574,8 @@ class Node:
 
     # Calls.
 
-    @property
-    def _may_call(self) -> bool:
-        return self._under_way < MAX_CALLS
+    def _may_call(self, kind: Kind, now: float) -> bool:
+        return self._under_way < MAX_CALLS and self._backoffs[kind].may(now)
 
     def _call_shards(self, call: Call | None) -> None:
         if call is not None:
@@ -473,4 +584,5 @@ class Node:
 
     def _call(self, call: Call | None) -> None:
         if call is not None:
+            self._backoffs[call.kind].begin()
             self._calls.append(call)

@@ -13,6 +13,9 @@ import math
 
 from dflockd.cluster.terms import Terms
 
+MOMENT = 5.0
+"""Seconds that a server takes to tell others what it knows of a store that was replaced."""
+
 
 class ServingLeases:
     """Keeps the moments, and says when a serving lease ends.
@@ -27,11 +30,14 @@ class ServingLeases:
 
     Attributes:
         until: when this server's own lease ends.
+        over_at: when all locks have ended that any server granted before the store was replaced;
+            ``None`` while it is the one that it was.
     """
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
         self.until = 0.0
+        self.over_at: float | None = None
         self._loaded_at = 0.0
         self._told = 0
         self._heard: dict[str, float] = {}
@@ -49,7 +55,19 @@ class ServingLeases:
 
     def lasts(self, now: float) -> bool:
         """Whether this server may serve."""
-        return now < self.until
+        return now < self.until and self.over_at is None
+
+    def end(self, now: float) -> float:
+        """Serve no more: the store was replaced. Return for how long no other server is to be started.
+
+        No server has begun a lease since.
+
+        One that has not been in touch with the store for long has no locks left to wait for, and the
+        store may have been replaced long ago.
+        """
+        wait = self.grace if now < self.hopeless_at else MOMENT
+        self.over_at = now + wait
+        return wait
 
     @property
     def hopeless_at(self) -> float:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 from collections.abc import Iterator, Set
 from functools import lru_cache
 
-from dflockd.errors import InvalidArgumentError
 from dflockd.shards import (
     BadShardValueError,
     Loaded,
@@ -16,8 +15,9 @@ from dflockd.shards import (
     ShardRecord,
     parse_shard_value,
 )
-from dflockd.shards.mapping import sort_nodes
-from dflockd.wire import Moved, Recovering, Refusal, Report
+from dflockd.shards.keys import FLOORS, FOLDERS, Keys
+from dflockd.shards.liveness import Roster, is_name
+from dflockd.wire import MapReport, Moved, Recovering, Refusal, encode_map
 
 MAX_EPOCH = (1 << 24) - 1
 """The last epoch of a shard: fences have no room for more."""
@@ -25,8 +25,13 @@ MAX_EPOCH = (1 << 24) - 1
 NOT_YET = Recovering(100)
 """The answer about a shard that no server has at the moment."""
 
-SHARDS, NODES, LEAVING, HANDED_OVER = "shard", "nodes", "leaving", "handoff"
-"""The folders of the store: records by shard, incarnations by address (twice), snapshots by shard."""
+REPORT_INTERVAL = 0.1
+"""Seconds from one map to the next while shards move: to make one takes some milliseconds."""
+
+SHARDS, NODES, LEAVING, HANDED_OVER = FOLDERS
+
+FLOOR_MARGIN = 1000
+"""Epochs that are left out after the last one that is known: one server does not know of all."""
 
 logger = logging.getLogger("dflockd.cluster")
 
@@ -42,30 +47,29 @@ class View:
         epochs: of each shard, as in its record.
         revisions: of each shard, to be compared with; 0 where the store has none.
         unreadable: shards whose records are to be left alone.
-        nodes: the servers that are alive, and what tells each from others of its name.
-        leavers: those of them that want to have no shards.
+        roster: the servers: who is alive, who may be given shards, and who leads.
+        nodes: those that are alive, and what tells each from others of its name.
+        floor: the first epoch that was not used before the store was wiped or restored.
     """
 
     def __init__(self, prefix: str, num_shards: int) -> None:
-        self.prefix = prefix.rstrip("/") + "/"
+        self._keys = Keys(prefix)
+        self.key = self._keys.key
+        self.secret, self.closed = self._keys.secret, self._keys.closed
+        self.prefix = f"{self._keys.prefix}/"
         self.records = [ShardRecord()] * num_shards
         self.epochs = [0] * num_shards
         self.revisions = [0] * num_shards
         self.unreadable: set[int] = set()
-        self.nodes: dict[str, Record] = {}
-        self.leavers: dict[str, Record] = {}
-        # Until they change: they are asked for at each event.
-        self._candidates: frozenset[str] | None = None
-        self._leader: str | None = None
+        self.roster = Roster()
+        self.nodes = self.roster.nodes
+        self.floor = 0
         self._seen: dict[str, int] = {}
         """The revisions at which keys were last seen, where no record tells."""
-
-    def key(self, folder: str, name: object) -> str:
-        """Return a key of the store."""
-        if folder == HANDED_OVER:
-            # Beside the rest: it can be long, and nobody needs to be told of it.
-            return f"{self.prefix[:-1]}.{folder}/{name}"
-        return f"{self.prefix}{folder}/{name}"
+        self._report: MapReport | None = None
+        self._is_reported = False
+        """Whether that has all that is known."""
+        self._next_report = -math.inf
 
     def see(self, key: str, record: Record | None, revision: int) -> int | str | None:
         """Take in what a key was at a revision; return the shard or folder if that is news."""
@@ -74,22 +78,25 @@ class View:
             shard = int(name)
             is_one = shard < len(self.records) and str(shard) == name
             return shard if is_one and self.see_shard(shard, record, revision) else None
-        names = {NODES: self.nodes, LEAVING: self.leavers}.get(folder)
-        if (
-            names is None
-            or not (name in names or _is_address(name))
-            or revision <= self._seen.get(key, 0)
-        ):
+        if folder == FLOORS and record is not None and record.value.isdigit():
+            self.floor = max(self.floor, min(int(record.value[:9]), MAX_EPOCH - FLOOR_MARGIN))
+        if folder not in (NODES, LEAVING) or not is_name(name):
+            return None
+        if revision <= self._seen.get(key, 0):
             return None
         self._seen[key] = revision
-        known = names.get(name)
-        if (known is None) is not (record is None):
-            self._candidates = self._leader = None
-        if record is not None:
-            names[name] = record
-            return folder if known is None or known.value != record.value else None
-        names.pop(name, None)
-        return folder if known is not None else None
+        if folder == LEAVING:
+            return folder if self.roster.see_leaver(name, record) else None
+        if not self.roster.see_node(name, record):
+            return None  # a sign of life, say: no reason to make the map anew
+        self._is_reported = False
+        if name in self.roster.strangers:
+            logger.warning(
+                "%s is no server's: it has no lease, so that it would stay for ever; "
+                "delete it: etcdctl del %s",
+                *(key, key),
+            )
+        return folder
 
     def see_shard(self, shard: int, record: Record | None, revision: int) -> bool:
         """Take in what a shard's record was at a revision; return whether that is news."""
@@ -105,14 +112,15 @@ class View:
             except BadShardValueError as exc:
                 logger.error("%s is left alone: %s", self.key(SHARDS, shard), exc)
                 self.unreadable.add(shard)
+        self._is_reported = False
         self.revisions[shard] = record.revision if record is not None else 0
         self.records[shard], self.epochs[shard] = parsed, epoch
         return True
 
     def differences(self, loaded: Loaded) -> Iterator[tuple[str, Record | None, int]]:
         """Yield what `see` should be told of a whole load, also of what has vanished."""
-        known = [self.key(NODES, name) for name in self.nodes]
-        known += [self.key(LEAVING, name) for name in self.leavers]
+        known = [self.key(NODES, name) for name in (*self.nodes, *self.roster.strangers)]
+        known += [self.key(LEAVING, name) for name in self.roster.leavers]
         known += [self.key(SHARDS, s) for s, revision in enumerate(self.revisions) if revision]
         for key in known:
             if key not in loaded.records:
@@ -127,17 +135,13 @@ class View:
 
     @property
     def leader(self) -> str | None:
-        """The server that looks after the targets: the smallest."""
-        if self._leader is None:
-            self._leader = min(self.nodes, default=None)
-        return self._leader
+        """The server that looks after the targets."""
+        return self.roster.leader
 
     @property
     def candidates(self) -> Set[str]:
         """The servers that may be given shards."""
-        if self._candidates is None:
-            self._candidates = frozenset(self.nodes.keys() - self.leavers.keys())
-        return self._candidates
+        return self.roster.candidates
 
     def refer(self, shard: int, asked: str) -> Refusal:
         """Return what the server `asked`, which has not got a shard, is to answer about it."""
@@ -149,25 +153,26 @@ class View:
                 return Moved(shard, self.epochs[shard], node.encode())
         return NOT_YET
 
-    def report(self) -> Report:
-        """Return which server has which shard, or is to have it."""
-        servers = {node: number for number, node in enumerate(sorted(self.nodes))}
-        document = {
-            "num_shards": len(self.records),
-            "servers": list(servers),
-            "shards": [servers.get(r.current, servers.get(r.target, -1)) for r in self.records],
-            "epochs": self.epochs,
-        }
-        return Report(json.dumps(document, separators=(",", ":")).encode())
+    def report(self, now: float) -> MapReport:
+        """Return which server has which shard, or is to have it.
 
-
-def _is_address(name: str) -> bool:
-    """Whether a shard's record can name it. Anything else is no server of this cluster."""
-    try:
-        sort_nodes([name])
-    except InvalidArgumentError:
-        return False
-    return True
+        It is made when somebody asks, and for all who ask until something has changed. While much
+        changes it may be `REPORT_INTERVAL` old: who is sent astray by it is sent on.
+        """
+        if self._report is None or (not self._is_reported and now >= self._next_report):
+            servers = {node: number for number, node in enumerate(sorted(self.nodes))}
+            self._report = encode_map(
+                {
+                    "num_shards": len(self.records),
+                    "servers": list(servers),
+                    "shards": [
+                        servers.get(r.current, servers.get(r.target, -1)) for r in self.records
+                    ],
+                    "epochs": self.epochs,
+                }
+            )
+            self._is_reported, self._next_report = True, now + REPORT_INTERVAL
+        return self._report
 
 
 @lru_cache(1 << 12)

@@ -20,7 +20,7 @@ from dflockd.http.faults import QuietLogger, logger
 from dflockd.http.gate import GateHouse
 from dflockd.http.guard import GATE, HEADERS, WHO, Handler, add_headers, guard
 from dflockd.http.head import MAX_HEAD
-from dflockd.http.health import Cluster, look, probes_of
+from dflockd.http.health import Cluster, Door, look, probes_of
 from dflockd.http.metrics import Exposition, LoopLag, ServerCollector
 from dflockd.http.pace import BusyError, Desk, Pace
 from dflockd.server import Listener, Server, SparingLog, listen
@@ -36,9 +36,6 @@ MAX_OFFSET = 10_000
 
 MAX_SEARCHES = 8
 """Searches that wait for the one that is under way. More are told to come back."""
-
-SHARDS_INTERVAL = 0.5
-"""Seconds from one look at all shards to the next, which takes some milliseconds."""
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -63,6 +60,7 @@ class HttpServer:
         options: where.
         journal: where it keeps its holds, if it does.
         cluster: the cluster it is in, if it is.
+        door: what looks whether clients find it there.
     """
 
     def __init__(
@@ -72,14 +70,13 @@ class HttpServer:
         *,
         journal: Journal | None = None,
         cluster: Cluster | None = None,
+        door: Door | None = None,
     ) -> None:
         self._server = server
         self._options = options
-        self._probes = probes_of(server, cluster)
+        self._probes = probes_of(server, cluster, door)
         self._journal = journal
         self._cluster = cluster
-        self._shards_shown = b""
-        self._shards_until = 0.0
 
     async def start(self) -> None:
         """Listen. The lock server has been started.
@@ -260,12 +257,8 @@ class HttpServer:
     async def _shards(self, _request: web.Request) -> web.Response:
         if self._cluster is None:
             return _refused(404, "this server is in no cluster")
-        now = time.monotonic()
-        if now >= self._shards_until:
-            await self._pace.turn()
-            self._shards_shown = self._cluster.report().json
-            self._shards_until = now + SHARDS_INTERVAL
-        return web.Response(body=self._shards_shown, content_type="application/json")
+        report = self._cluster.report(time.monotonic())
+        return web.Response(body=report.plain.json, content_type="application/json")
 
     # Locks.
 

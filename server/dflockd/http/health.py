@@ -7,7 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from dflockd.server import Server
-from dflockd.wire import Report
+from dflockd.shards.store import Size
+from dflockd.wire import MapReport
+
+MOVE_TIME = 2.0
+"""Seconds that a shard may take from one server to another."""
 
 
 class Check(NamedTuple):
@@ -18,6 +22,8 @@ class Check(NamedTuple):
     ok: bool
     reason: str
     """One line for people, whether it is so or not."""
+    needed: bool = True
+    """Whether the server is not ready without it."""
 
 
 Probe: TypeAlias = Callable[[], Check]
@@ -32,35 +38,100 @@ class Cluster(Protocol):
         """How the others know this server."""
 
     @property
+    def joined(self) -> bool:
+        """Whether it is in the cluster, and knows what the store has."""
+
+    @property
     def leaving(self) -> bool:
         """Whether it hands its shards over, to stop."""
 
     def may_serve(self, now: float) -> bool:
         """Whether the store has answered lately, so that locks are granted."""
 
+    @property
+    def trouble(self) -> str:
+        """Why no lock is granted, as far as it is known."""
+
+    @property
+    def store_size(self) -> Size | None:
+        """How much room the store takes, where that is known."""
+
     def counts(self) -> Mapping[str, int]:
         """Return how many shards it has in which stage."""
 
-    def report(self) -> Report:
+    def unserved(self) -> Mapping[int, int]:
+        """Return the shards that are to be its own and that nobody serves, and their revisions."""
+
+    def report(self, now: float) -> MapReport:
         """Return which server has which shard."""
 
 
-def probes_of(server: Server, cluster: Cluster | None) -> list[Probe]:
+class Door(Protocol):
+    """What is seen of the address that a server advertises: a `front_door.FrontDoor`."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why a connection does not reach it; empty if one does, ``None`` before the first."""
+
+
+def probes_of(server: Server, cluster: Cluster | None, door: Door | None = None) -> list[Probe]:
     """Return what is to be looked at."""
     probes: list[Probe] = [
         lambda: _listening(server),
         lambda: _not_draining(server, cluster),
-        lambda: _not_recovering(server),
+        lambda: _not_recovering(server, cluster),
     ]
     if cluster is not None:
-        probes.append(lambda: _store_answers(cluster))
+        shards = ShardProbe(cluster)
+        probes += [
+            lambda: _store_answers(cluster),
+            lambda: _joined(cluster),
+            lambda: shards.look(time.monotonic()),
+        ]
+    if door is not None:
+        probes.append(lambda: _found(door))
     return probes
 
 
 def look(probes: Sequence[Probe]) -> tuple[bool, list[Check]]:
     """Return whether all is well, and everything that was looked at."""
     checks = [probe() for probe in probes]
-    return all(check.ok for check in checks), checks
+    return all(check.ok for check in checks if check.needed), checks
+
+
+class ShardProbe:
+    """Looks whether shards that a server is to serve are served.
+
+    A shard on its way from one server to another is nobody's for some milliseconds, and in a large
+    move there is always one. So one counts once nothing has become of it for `MOVE_TIME`; but a server
+    that has only just joined has to have all of its shards first.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._since: dict[tuple[int, int], float] = {}
+        self._has_had_all = False
+
+    def look(self, now: float) -> Check:
+        """Return how it stands with them."""
+        unserved = self._cluster.unserved()
+        self._since = {item: self._since.get(item, now) for item in unserved.items()}
+        if not self._cluster.joined:
+            self._has_had_all = False
+        elif not unserved:
+            self._has_had_all = True
+        missing = sorted(
+            shard
+            for (shard, _), since in self._since.items()
+            if not self._has_had_all or now - since >= MOVE_TIME
+        )
+        reason = "its shards are served"
+        if missing:
+            reason = (
+                f"{len(missing)} of its shards are not served, the first of them {missing[0]}: "
+                "etcd does not let it take them over, or is slow"
+            )
+        return Check("shards_served", not missing, reason)
 
 
 def _listening(server: Server) -> Check:
@@ -76,7 +147,7 @@ def _not_draining(server: Server, cluster: Cluster | None) -> Check:
     return Check("not_draining", True, "not draining")
 
 
-def _not_recovering(server: Server) -> Check:
+def _not_recovering(server: Server, cluster: Cluster | None) -> Check:
     now = time.monotonic()
     groups = list(server.table.each_group())
     waits = [group.recovers_until - now for group in groups if group.recovers_until is not None]
@@ -87,11 +158,30 @@ def _not_recovering(server: Server) -> Check:
             f"no grants for another {max(waits):.1f} s: locks may be held that were forgotten here, "
             "and their holders can bring them back"
         )
-    # Some of its shards recover in the ordinary course of a cluster, while it serves the others.
-    return Check("not_recovering", len(waits) < len(groups) or not groups, reason)
+    # In a cluster it is ready all the same: holders have to reach it, to keep what they hold, and
+    # nobody else can do anything for those who wait.
+    return Check("not_recovering", not waits or cluster is not None, reason)
+
+
+def _joined(cluster: Cluster) -> Check:
+    if cluster.joined:
+        return Check("joined", True, f"in the cluster as {cluster.address}")
+    return Check("joined", False, f"not in the cluster as {cluster.address}: see the log")
+
+
+def _found(door: Door) -> Check:
+    # Readiness does not go by it: what waits for readiness may be what is in the way.
+    if door.problem is None:
+        return Check("advertised", False, "not looked yet whether --advertise leads here", False)
+    reason = "a connection to --advertise leads here"
+    if door.problem:
+        reason = f"--advertise does not lead here: {door.problem}"
+    return Check("advertised", not door.problem, reason, False)
 
 
 def _store_answers(cluster: Cluster) -> Check:
     ok = cluster.may_serve(time.monotonic())
-    reason = "the store answers" if ok else "no word from the store: no lock is granted or renewed"
+    reason = "the store answers"
+    if not ok:
+        reason = f"{cluster.trouble or 'no word from the store'}: no lock is granted or renewed"
     return Check("store_answers", ok, reason)

@@ -22,14 +22,12 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from dflockd import __version__
+from dflockd.cluster.tenures import Stage
 from dflockd.http.health import Cluster, Probe, look
 from dflockd.http.pace import Pace
 from dflockd.server import Server
 from dflockd.storage import SEGMENT, Journal
 from dflockd.table import Histogram
-
-STAGES = ("claiming", "serving", "leaving")
-"""What a server of a cluster does with a shard."""
 
 LAG_INTERVAL = 0.25
 """Seconds from one look at the clock to the next, by which the lag of the event loop is measured."""
@@ -210,9 +208,19 @@ class ServerCollector(Collector):
             "dflockd_shards", "Shards of this server, by what it does with them.", labels=["stage"]
         )
         counts = cluster.counts()
-        for stage in STAGES:
-            family.add_metric([stage], counts.get(stage, 0))
+        for stage in Stage:
+            family.add_metric([stage.value], counts.get(stage.value, 0))
         yield family
+        yield _gauge(
+            "dflockd_shards_unserved",
+            "Shards that are to be this server's and that nobody serves.",
+            len(cluster.unserved()),
+        )
+        total, in_use = cluster.store_size or (0, 0)
+        yield _gauge(
+            "dflockd_store_bytes", "Bytes that the database of etcd takes; 0 before a look.", total
+        )
+        yield _gauge("dflockd_store_used_bytes", "Bytes of it that hold something.", in_use)
         now = time.monotonic()
         recovering = sum(
             1

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 from dflockd.wire import (
     Auth,
     FrameTooLongError,
+    Identify,
     Inspect,
     Reply,
     Request,
@@ -212,6 +213,11 @@ class Session(asyncio.Protocol):
                     if reply is Status.AUTH:
                         self._refuse()
                         break
+                    if type(request) is Identify:
+                        # Once, for somebody who has not shown the secret.
+                        self._transport.write(out)
+                        self._end(clean=True)
+                        return
                 elif crowded and type(request) in _REPORTS:
                     # Another connection has had one in this turn: a thousand would take seconds.
                     reader.put_back()
@@ -280,7 +286,7 @@ class Session(asyncio.Protocol):
             self._server.log.warning(text, self.peer.id)
             self._end(Status.ERROR)
 
-    def _authenticate(self, request: Request) -> Status | None:
+    def _authenticate(self, request: Request) -> Reply | None:
         """Return the reply to a request of somebody unknown; ``None`` if there is no room for them."""
         secret = self._server.options.auth_secret
         if secret is None:
@@ -290,6 +296,9 @@ class Session(asyncio.Protocol):
                 return None
             self._trusted = True
             return Status.OK
+        if isinstance(request, Identify) and self._server.table.identity is not None:
+            # A server asks it, and shows its secret to nobody whom it does not know yet.
+            return self._server.table.identify(request)
         return Status.AUTH
 
     def _limit_unknown(self) -> None:

@@ -5,17 +5,23 @@ change: the mapping says to which (`ShardMapper`, `Cluster`). It is kept in a st
 etcd (`dflockd.shards.etcd.EtcdStore`) or one in memory (`MemoryStore`).
 """
 
+from dflockd.shards.cluster import Cluster
 from dflockd.shards.errors import (
     BadShardValueError,
     CompactedError,
     LeaseGoneError,
+    NoClusterError,
     NoShardMappingError,
     ShardConflictError,
+    StoreDeniedError,
     StoreError,
+    StoreFullError,
+    StoreReplacedError,
     StoreUnreachableError,
 )
 from dflockd.shards.ids import NUM_SHARDS, get_shard_id
-from dflockd.shards.mapper import PREFIX, Cluster, ShardMapper
+from dflockd.shards.keys import PREFIX
+from dflockd.shards.mapper import ShardMapper
 from dflockd.shards.mapping import (
     ShardMapping,
     create_shard_mapping,
@@ -55,6 +61,7 @@ __all__ = [
     "LeaseGoneError",
     "Loaded",
     "MemoryStore",
+    "NoClusterError",
     "NoShardMappingError",
     "Outcome",
     "Put",
@@ -66,7 +73,10 @@ __all__ = [
     "ShardMapping",
     "ShardRecord",
     "Store",
+    "StoreDeniedError",
     "StoreError",
+    "StoreFullError",
+    "StoreReplacedError",
     "StoreUnreachableError",
     "ValueIs",
     "create_shard_mapping",

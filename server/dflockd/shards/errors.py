@@ -4,13 +4,17 @@
 
     DflockdError
     ├── LocalError
-    │   └── InvalidArgumentError     no nodes, a shard out of range, a node that cannot be written
+    │   ├── InvalidArgumentError     no nodes, a shard out of range, a node that cannot be written
+    │   └── NoClusterError           (LookupError) this process has no cluster yet
     └── RemoteError
         ├── NoShardMappingError      (LookupError) no node has been given to the shard yet
         ├── BadShardValueError       (ValueError) what the store has for a shard cannot be read
         ├── ShardConflictError       another process changed the shards in between
         └── StoreError               the store said no
+            ├── StoreDeniedError         who asks may not: user, password or permission
+            ├── StoreFullError           it has no room for what was to be written
             ├── StoreUnreachableError    (ConnectionError) or it said nothing in time
+            ├── StoreReplacedError       it was wiped, or restored from a backup
             ├── CompactedError           it has forgotten the changes that were asked for
             └── LeaseGoneError           the lease has ended, and its keys with it
 """
@@ -20,7 +24,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dflockd.errors import RemoteError
+from dflockd.errors import LocalError, RemoteError
+
+
+class NoClusterError(LocalError, LookupError):
+    """This process has no cluster yet: nobody has called `dflockd.shards.cluster.init`."""
 
 
 class NoShardMappingError(RemoteError, LookupError):
@@ -55,10 +63,25 @@ class StoreError(RemoteError):
     """The store refused the request; nothing has changed."""
 
 
+class StoreDeniedError(StoreError):
+    """Who asks may not do so: it is the wrong user or password, or the user lacks a permission."""
+
+
+class StoreFullError(StoreError):
+    """The store has no room for what was to be written: the database of etcd is as big as it may be."""
+
+
 class StoreUnreachableError(StoreError, ConnectionError):
     """The store did not answer in time, or the connection broke.
 
     A transaction may have been carried out all the same, or may yet be.
+    """
+
+
+class StoreReplacedError(StoreError):
+    """The store is not the one that it was: it was wiped, or restored from a backup.
+
+    Nothing is asked of it any more by whoever has noticed.
     """
 
 

@@ -1,32 +1,22 @@
-"""The mapping in the store: made, kept, looked up.
-
-One key for each shard, ``<prefix>/shard/<number>``, and one for each node that is alive,
-``<prefix>/nodes/<address>``.
-"""
+"""The mapping in the store: made, kept, looked up. A shard is a key, ``<prefix>/shard/<number>``."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Iterable
 from itertools import islice
 
-from dflockd.errors import InvalidArgumentError
 from dflockd.shards import mapping as pure
 from dflockd.shards.errors import BadShardValueError, NoShardMappingError, ShardConflictError
 from dflockd.shards.ids import NUM_SHARDS, get_shard_id
+from dflockd.shards.keys import PREFIX, SHARDS, Keys
 from dflockd.shards.mapping import ShardMapping
-from dflockd.shards.store import Put, Registration, RevisionIs, Store
+from dflockd.shards.store import Put, RevisionIs, Store
 from dflockd.shards.values import format_shard_value, parse_shard_value
-
-PREFIX = "/dflockd"
 
 BATCH = 64
 """Shards that are stored in one transaction."""
-
-TTL = 15
-"""Seconds after its latest heartbeat that a node is taken for dead."""
 
 logger = logging.getLogger("dflockd.shards")
 
@@ -48,7 +38,7 @@ class ShardMapper:
 
     def __init__(self, store: Store, *, prefix: str = PREFIX, num_shards: int = NUM_SHARDS) -> None:
         self._store = store
-        self._shards = f"{prefix.rstrip('/')}/shard/"
+        self._shards = Keys(prefix).key(SHARDS, "")
         self._empty = ShardMapping.empty(num_shards)
         self._cached: ShardMapping | None = None
         self._loading = asyncio.Lock()
@@ -212,123 +202,3 @@ class ShardMapper:
             if shard_id < self._empty.num_shards and str(shard_id) == number:
                 return shard_id
         return None
-
-
-class Cluster:
-    """The nodes that share a store, seen from one of them: who is alive, who leads, who has what.
-
-    Args:
-        store: what they share.
-        address: this node's name to the others, say ``10.0.0.1:6388``.
-        prefix: what all keys begin with.
-        num_shards: how many shards there are; the same for all nodes.
-        ttl: seconds after its latest heartbeat that a node is taken for dead.
-
-    Attributes:
-        mapper: the mapping.
-        registration: this node's entry among those that are alive: ``register()`` it, call
-            ``heartbeat()`` a few times in each `ttl`, ``end()`` it.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        address: str,
-        *,
-        prefix: str = PREFIX,
-        num_shards: int = NUM_SHARDS,
-        ttl: int = TTL,
-    ) -> None:
-        (self.address,) = pure.sort_nodes([address])
-        self.mapper = ShardMapper(store, prefix=prefix, num_shards=num_shards)
-        self._store = store
-        self._nodes = f"{prefix.rstrip('/')}/nodes/"
-        self._leaving = f"{prefix.rstrip('/')}/leaving/"
-        self.registration = Registration(
-            store, f"{self._nodes}{address}", uuid.uuid4().hex, ttl=ttl
-        )
-
-    async def get_nodes(self) -> list[str]:
-        """Return the nodes that are alive, in their order; there may be none."""
-        loaded = await self._store.get_prefix(self._nodes)
-        return sorted(key.removeprefix(self._nodes) for key in loaded.records)
-
-    async def get_leavers(self) -> list[str]:
-        """Return those of them that want to have no shards any more."""
-        loaded = await self._store.get_prefix(self._leaving)
-        return sorted(key.removeprefix(self._leaving) for key in loaded.records)
-
-    async def get_candidates(self) -> list[str]:
-        """Return the nodes that may be given shards."""
-        leavers = await self.get_leavers()
-        return [node for node in await self.get_nodes() if node not in leavers]
-
-    async def is_leader(self) -> bool:
-        """Whether this node is the smallest that is alive."""
-        nodes = await self.get_nodes()
-        return bool(nodes) and pure.get_leader(nodes) == self.address
-
-    async def initialize_shard_mapping(self) -> None:
-        """Make the mapping over the nodes that are alive; of one that is there, only what is missing.
-
-        For the leader: ``if await cluster.is_leader(): ...``, as all that changes the mapping.
-
-        Raises:
-            InvalidArgumentError: no node is alive.
-            StoreError, ShardConflictError: not all of it was stored.
-        """
-        await self.update_shard_mapping()
-
-    async def update_shard_mapping(self) -> None:
-        """Give the shards of nodes that are not alive to those that are. Raises the same errors."""
-        mapping = await self.mapper.update_shard_mapping(await self.get_candidates())
-        await self.mapper.store_shard_mapping(mapping)
-
-    async def rebalance_shard_mapping(self, *, threshold: float = 0.0) -> int:
-        """Move shards until the nodes that are alive have equally many; return how many moved.
-
-        Nothing else gives shards to a node that has joined.
-
-        Args:
-            threshold: how far apart they may stay, in shares of the mean.
-
-        Raises:
-            InvalidArgumentError: no node is alive, or shards have no node yet.
-            StoreError, ShardConflictError: not all of it was stored.
-        """
-        mapping = await self.mapper.load_shard_mapping()
-        balanced = pure.rebalance_shard_mapping(
-            mapping, await self.get_candidates(), threshold=threshold, batch=mapping.num_shards
-        )
-        await self.mapper.store_shard_mapping(balanced)
-        return len(balanced.unsaved)
-
-    async def move_shard(self, shard_id: int, node: str) -> None:
-        """Have a shard, pinned or not, served by another node. Raises as `move_shards` does."""
-        await self.move_shards([shard_id], node)
-
-    async def move_shards(self, shard_ids: Iterable[int], node: str) -> int:
-        """Have shards, pinned or not, served by another node; return how many were not before.
-
-        Raises:
-            InvalidArgumentError: there is no such shard, or the node is not alive.
-            StoreError, ShardConflictError: it was not stored.
-        """
-        nodes = await self.get_candidates()
-        if node not in nodes:
-            raise InvalidArgumentError(
-                f"node {node!r} is not alive: {', '.join(nodes) or 'none'} of {self._nodes} are"
-            )
-        mapping = await self.mapper.load_shard_mapping()
-        for shard_id in shard_ids:
-            mapping = mapping.move(shard_id, node)
-        await self.mapper.store_shard_mapping(mapping)
-        return len(mapping.unsaved)
-
-    async def get_current_node_for_object(self, object_id: str | bytes) -> str:
-        """Return where to ask for a key. See `ShardMapper`."""
-        return await self.mapper.get_current_node_for_object(object_id)
-
-    def invalidate_cache(self) -> None:
-        """Forget the mapping in memory: the next look-up reads the store."""
-        self.mapper.invalidate_cache()

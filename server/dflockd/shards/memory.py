@@ -24,6 +24,7 @@ from dflockd.shards.store import (
     Put,
     Record,
     RevisionIs,
+    Size,
     check_ttl,
     check_txn,
 )
@@ -169,7 +170,13 @@ class MemoryStore:
         with self._turn():
             return self._space.load(prefix)
 
-    async def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        operations: Sequence[Operation],
+        *,
+        timeout: float | None = None,
+    ) -> Outcome:
         """See `Store`."""
         with self._turn():
             return self._space.txn(compares, operations)
@@ -204,6 +211,13 @@ class MemoryStore:
         """See `Store`."""
         with self._turn():
             self._space.revoke(lease)
+
+    async def size(self) -> Size | None:
+        """See `Store`."""
+        return None
+
+    def begin_anew(self) -> None:
+        """See `Store`. It is never replaced."""
 
     async def close(self) -> None:
         """See `Store`."""

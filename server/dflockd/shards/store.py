@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from dflockd.errors import InvalidArgumentError
-from dflockd.shards.errors import LeaseGoneError, StoreError
+from dflockd.shards.errors import LeaseGoneError, StoreError, StoreReplacedError
 
 MAX_OPERATIONS = 128
 """Comparisons and operations, each, of one transaction. It is etcd's limit."""
@@ -22,8 +23,8 @@ MAX_OPERATIONS = 128
 NO_LEASE = 0
 """The lease of a key that stays until it is deleted."""
 
-RELOAD_PAUSES = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds between attempts to follow a store that fails; the last one repeats."""
+RELOAD_PAUSES = (0.0, 0.1, 0.2, 0.5, 1.0, 2.5)
+"""Seconds, about, between attempts to follow a store that fails; the last one repeats."""
 
 logger = logging.getLogger("dflockd.shards")
 
@@ -111,19 +112,43 @@ class Lease(NamedTuple):
     ttl: int
 
 
+class Size(NamedTuple):
+    """How much room the store takes, in bytes.
+
+    Attributes:
+        total: on disk; a limit that the store has is about this.
+        in_use: of it, what holds something. The rest is used again for what is written next.
+    """
+
+    total: int
+    in_use: int
+
+
 class Store(Protocol):
     """The calls. Each of them ends within a bound, also when the store is silent.
 
-    All of them raise `StoreUnreachableError` when there is no answer and `StoreError` when it is no.
+    All of them raise `StoreUnreachableError` when there is no answer, `StoreError` when it is no, and
+    `StoreReplacedError`, from the first time on, when the store is not the one any more that it was.
     """
 
     async def get_prefix(self, prefix: str) -> Loaded:
         """Return all keys that begin with `prefix`."""
 
-    async def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        operations: Sequence[Operation],
+        *,
+        timeout: float | None = None,
+    ) -> Outcome:
         """Carry out the operations, all or none, if all conditions hold.
 
         It is never sent twice: after `StoreUnreachableError` it may or may not have happened.
+
+        Args:
+            compares: the conditions.
+            operations: what is to be done.
+            timeout: seconds until the answer is given up, where that is sooner than usual.
 
         Raises:
             InvalidArgumentError: more than `MAX_OPERATIONS`, or a key is written twice.
@@ -155,6 +180,12 @@ class Store(Protocol):
         Raises:
             LeaseGoneError: it has ended before.
         """
+
+    async def size(self) -> Size | None:
+        """Return how much room it takes; ``None`` if that means nothing."""
+
+    def begin_anew(self) -> None:
+        """Take the store as it is now, after `StoreReplacedError`: for who knows what to do then."""
 
     async def close(self) -> None:
         """Give the connections back. Whoever calls or watches ends that before."""
@@ -194,6 +225,9 @@ async def follow(store: Store, prefix: str) -> AsyncGenerator[Loaded | list[Even
 
     After any interruption comes another `Loaded`, which replaces all that was known: changes that
     were missed are in it. Close it (`contextlib.aclosing`) to end the watch at once.
+
+    Raises:
+        StoreReplacedError: the store was wiped, or restored from a backup.
     """
     failures = 0
     while True:
@@ -204,13 +238,15 @@ async def follow(store: Store, prefix: str) -> AsyncGenerator[Loaded | list[Even
                 async for events in changes:
                     failures = 0
                     yield events
+        except StoreReplacedError:
+            raise
         except StoreError as exc:
             pause = RELOAD_PAUSES[min(failures, len(RELOAD_PAUSES) - 1)]
             failures += 1
             # Once: what is away for long is told of by whoever needs it.
             level = logging.DEBUG if failures > 1 else logging.WARNING
             logger.log(level, "cannot follow %s, loading it again: %s", prefix, exc)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause * random.uniform(0.75, 1.25))
 
 
 class Registration:
@@ -221,10 +257,16 @@ class Registration:
         key: the key, say ``/dflockd/nodes/10.0.0.1:6388``.
         value: what tells this process from any other one, also from an earlier one of its own name.
         ttl: seconds after the latest heartbeat that the key is deleted; the store may add to them.
+        sign: a key that is written as well, and stays.
+        unless: a key of others, beside whom it must not be.
     """
 
-    def __init__(self, store: Store, key: str, value: str, *, ttl: int) -> None:
+    def __init__(
+        self, store: Store, key: str, value: str, *, ttl: int, sign: str = "", unless: str = ""
+    ) -> None:
         check_ttl(ttl)
+        self._sign = sign
+        self._unless = unless
         self.key = key
         self.value = value.encode("utf-8")
         self._store = store
@@ -243,15 +285,22 @@ class Registration:
 
         Raises:
             StoreUnreachableError: the key may exist all the same: call it again.
+            StoreError: it must not exist, for others are there.
         """
         if self._lease == NO_LEASE:
             self._lease = (await self._store.grant_lease(self._ttl)).id
         put = Put(self.key, self.value, self._lease)
+        compares = [RevisionIs(key, 0) for key in (self.key, self._unless) if key]
+        puts = [put, Put(self._sign, b"")] if self._sign else [put]
         try:
-            made = await self._store.txn([RevisionIs(self.key, 0)], [put])
+            made = await self._store.txn(compares, puts)
         except LeaseGoneError:
             self._lease = NO_LEASE
             return False
+        if self._unless in made.records:
+            raise StoreError(
+                f"{self._unless} is there, so that lock servers have this prefix: choose another one"
+            )
         # It may be there from an attempt whose answer was lost.
         there = made.records.get(self.key)
         return made.succeeded or (there is not None and there[::2] == (self.value, self._lease))

@@ -18,6 +18,7 @@ PINNED = "pinned"
 _FLAG = "f="
 _EPOCH = "e:"
 _CLEAN = "clean:"
+_RECOVERS = "recovers:"
 
 logger = logging.getLogger("dflockd.shards")
 
@@ -63,6 +64,18 @@ class ShardRecord(NamedTuple):
         """
         return self._number(_CLEAN)
 
+    @property
+    def recovers(self) -> int:
+        """Until when its node waits for holders of the one before: flag ``recovers:<number>``.
+
+        In seconds since 1970, by the clock of that node: for people, and nothing else goes by it.
+        Without the flag, or one that is not a number, it is 0.
+        """
+        try:
+            return self._number(_RECOVERS) or 0
+        except BadShardValueError:
+            return 0
+
     def with_flag(self, flag: str) -> ShardRecord:
         """Return the record with this flag."""
         return self if flag in self.flags else self._replace(flags=(*self.flags, flag))
@@ -78,6 +91,10 @@ class ShardRecord(NamedTuple):
     def with_clean(self, epoch: int | None) -> ShardRecord:
         """Return the record that says, or with ``None`` does not say, that this epoch ended clean."""
         return self._replace(flags=_with_number(self.flags, _CLEAN, epoch))
+
+    def with_recovers(self, until: int | None) -> ShardRecord:
+        """Return the record that says, or with ``None`` does not say, until when holders have time."""
+        return self._replace(flags=_with_number(self.flags, _RECOVERS, until))
 
     def _number(self, name: str) -> int | None:
         numbers = [flag.removeprefix(name) for flag in self.flags if flag.startswith(name)]

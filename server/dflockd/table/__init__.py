@@ -7,6 +7,7 @@ naive model with a clock that the test turns.
 
 from dflockd.table.counts import Counts, Histogram
 from dflockd.table.deadlines import Deadlines
+from dflockd.table.identity import Identity
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
 from dflockd.table.sharded import Directory, ShardTable, Snapshot, WaiterRecord
@@ -24,6 +25,7 @@ __all__ = [
     "Histogram",
     "Hold",
     "HoldRecord",
+    "Identity",
     "Limits",
     "LockTable",
     "Peer",

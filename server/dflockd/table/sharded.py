@@ -16,7 +16,7 @@ from dflockd.table.slots import Effect
 from dflockd.table.state import Entry, Group, HoldRecord, Peer, Reservation
 from dflockd.table.states import GONE, QUEUED, WAITING
 from dflockd.table.table import LockTable
-from dflockd.wire import Moved, Owner, Recovering, Refusal, Reply, Report, Shards, Space, Wait
+from dflockd.wire import MapReport, Moved, Owner, Recovering, Refusal, Reply, Shards, Space, Wait
 
 FROZEN = Recovering(20)
 """The answer while a shard is being handed over, which takes about so many milliseconds."""
@@ -37,7 +37,7 @@ class Directory(Protocol):
     def refer(self, shard: int) -> Refusal:
         """Return what to answer about a shard that is not here."""
 
-    def report(self) -> Report:
+    def report(self, now: float) -> MapReport:
         """Return which server has which shard."""
 
 
@@ -90,7 +90,7 @@ class ShardTable(LockTable):
         self._promised = -math.inf
         self._withheld: dict[Entry, None] = {}
         """Where grants are due that could not be given at the time."""
-        self._handlers[Shards] = lambda *_: directory.report()
+        self._handlers[Shards] = lambda _, request, now, *__: directory.report(now).answer(request)
 
     # Shards.
 
@@ -98,6 +98,10 @@ class ShardTable(LockTable):
         """Grant and renew until then: nobody else will have these shards before."""
         lapsed, self._promised = now >= self._promised, max(self._promised, until)
         return self._give_withheld(now) if lapsed else []
+
+    def lapse(self) -> None:
+        """Grant and renew no more, whatever was promised."""
+        self._promised = -math.inf
 
     def open(
         self,

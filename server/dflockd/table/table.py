@@ -7,6 +7,7 @@ from typing import Any
 
 from dflockd.table import owners, report
 from dflockd.table.connections import Connections
+from dflockd.table.identity import Identity
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
 from dflockd.table.slots import Effect
@@ -21,6 +22,7 @@ from dflockd.wire import (
     Enqueued,
     Evict,
     Granted,
+    Identify,
     Inspect,
     Label,
     Malformed,
@@ -32,6 +34,7 @@ from dflockd.wire import (
     Renew,
     Renewed,
     Reply,
+    Report,
     Request,
     Reserve,
     Resume,
@@ -52,6 +55,8 @@ class LockTable(Connections):
 
     def __init__(self, limits: Limits, issuer: TokenIssuer, *, kept: bool = False) -> None:
         super().__init__(limits, issuer, kept=kept)
+        self.identity: Identity | None = None
+        """By what this process is known to itself, at the address that it tells others."""
         self._handlers: dict[type, Callable[[Peer, Any, float, list[Effect]], Reply | None]] = {
             Acquire: self._acquire,
             Enqueue: self._enqueue,
@@ -73,10 +78,17 @@ class LockTable(Connections):
             Reserve: self._reserve,
             # What only a cluster knows.
             Shards: lambda *_: Status.ERROR,
+            Identify: lambda _peer, request, *_: self.identify(request),
             Malformed: lambda *_: Status.ERROR,
         }
 
     # What the server calls.
+
+    def identify(self, request: Identify) -> Reply:
+        """Return what no other process can answer; in no cluster an error."""
+        if self.identity is None:
+            return Status.ERROR
+        return Report(b'{"proof":"%b"}' % self.identity.prove(request.nonce))
 
     def handle(self, peer: Peer, request: Request, now: float) -> list[Effect]:
         """Handle one request of a peer that is not waiting.

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from dflockd.address import Seeds, Servers
 from dflockd.admin import Inquiry
 from dflockd.errors import DflockdError, MovedError, RecoveringError
+from dflockd.operations import ShardReport
 
 DEPTH = 100
 """Keys of each server that are looked at closely: more than fit a screen."""
@@ -167,6 +168,7 @@ class Survey:
         self._asked: dict[str, _Repeated[Report]] = {}
         self._seeds = list(map(str, servers))
         self._roster: _Repeated[Shards] | None = None
+        self._report: ShardReport | None = None
         self._inquiry(self._seeds[0])  # checks the token
         if isinstance(servers, Seeds):
             self._roster = _Repeated(self._find, interval)
@@ -215,7 +217,7 @@ class Survey:
         for server in dict.fromkeys([*self._asked, *self._seeds]):
             inquiry = self._inquiry(server)
             try:
-                report = inquiry.shards()
+                report = self._report = inquiry.shards(self._report)
             except DflockdError as exc:
                 error = error or str(exc)
                 continue

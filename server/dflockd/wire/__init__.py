@@ -7,6 +7,7 @@ A request is three lines (command, key, argument), a reply is one line, and ther
 reply to each request, in order.
 """
 
+from dflockd.wire.maps import MapReport, decode_map, encode_map
 from dflockd.wire.messages import (
     MAX_LIMIT,
     MAX_LINE,
@@ -21,6 +22,7 @@ from dflockd.wire.messages import (
     Enqueued,
     Evict,
     Granted,
+    Identify,
     Inspect,
     Label,
     Malformed,
@@ -53,6 +55,7 @@ from dflockd.wire.replies import (
     parse_done,
     parse_enqueued,
     parse_granted,
+    parse_map,
     parse_renewed,
     parse_report,
 )
@@ -74,9 +77,11 @@ __all__ = [
     "Evict",
     "FrameTooLongError",
     "Granted",
+    "Identify",
     "Inspect",
     "Label",
     "Malformed",
+    "MapReport",
     "Moved",
     "Owner",
     "OwnerConflict",
@@ -101,6 +106,8 @@ __all__ = [
     "TimedOut",
     "UnexpectedReplyError",
     "Wait",
+    "decode_map",
+    "encode_map",
     "encode_reply",
     "encode_request",
     "fence_from_token",
@@ -109,6 +116,7 @@ __all__ = [
     "parse_done",
     "parse_enqueued",
     "parse_granted",
+    "parse_map",
     "parse_renewed",
     "parse_report",
 ]

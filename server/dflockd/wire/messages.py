@@ -176,7 +176,25 @@ class Evict(NamedTuple):
 
 
 class Shards(NamedTuple):
-    """``shards``: which server of a cluster has which shard, as JSON. An extension of this server."""
+    """``shards``: which server of a cluster has which shard, as JSON. An extension of this server.
+
+    Who has the map already names its version, and is answered `Status.OK` alone if it is the same.
+    Servers of 0.1 look at neither field and answer with the whole map.
+    """
+
+    version: bytes = b""
+    """Of the map that is known; empty without one."""
+    packed: bool = False
+    """Whether the map may come packed; see `dflockd.wire.maps`."""
+
+
+class Identify(NamedTuple):
+    """``identify``: what only this process can answer to a nonce, as JSON.
+
+    A server of a cluster asks it where it says that it is. An extension of this server.
+    """
+
+    nonce: bytes
 
 
 class Resume(NamedTuple):
@@ -225,6 +243,7 @@ Request: TypeAlias = (
     | Confirm
     | Evict
     | Shards
+    | Identify
     | Resume
     | Reserve
     | Malformed
@@ -317,7 +336,7 @@ class Renewed(NamedTuple):
 
 
 class Report(NamedTuple):
-    """``ok <json>``: the answer to `Stats`, `Inspect` and `Shards`, one line of JSON."""
+    """``ok <json>``: the answer to `Stats`, `Inspect`, `Shards` and `Identify`, one line of JSON."""
 
     json: bytes
 

@@ -124,10 +124,15 @@ def parse_done(line: bytes) -> Refusal:
 
 
 def parse_report(line: bytes) -> Report | Refusal:
-    """Read the answer to `Stats`, `Inspect` and `Shards`; the JSON itself is not looked at."""
+    """Read the answer to `Stats` and its like; the JSON itself is not looked at."""
     if line.startswith(b"ok {"):
         return Report(line[3:])
     return _status(line, Status.OK, Status.QUEUED, Status.TIMEOUT)
+
+
+def parse_map(line: bytes) -> Report | Refusal:
+    """Read the answer to a `Shards` with a version, which may be `Status.OK`; see `decode_map`."""
+    return Report(line[3:]) if line.startswith(b"ok {") else parse_done(line)
 
 
 def _status(line: bytes, *unfit: Status) -> Refusal:

@@ -21,6 +21,7 @@ from dflockd.wire.messages import (
     Detach,
     Enqueue,
     Evict,
+    Identify,
     Inspect,
     Label,
     Malformed,
@@ -42,6 +43,9 @@ from dflockd.wire.tokens import MAX_FENCE
 _forbidden_in_key = re.compile(rb"[\0\t\r\n ]").search
 _printable_ascii = re.compile(rb"[!-~]{1,%d}" % MAX_REF).fullmatch
 _is_owner = re.compile(rb"[!-~]{1,%d}" % MAX_OWNER).fullmatch
+_ANY = b"_"
+"""Stands where nothing is to be said."""
+_PACKED = b"zlib"
 _is_ticket = re.compile(rb"[0-9A-Za-z]{1,%d}" % MAX_TICKET).fullmatch
 
 
@@ -265,6 +269,12 @@ def _evict(space: Space) -> Callable[[bytes, bytes], Request]:
     return parse
 
 
+def _identify(_key: bytes, nonce: bytes) -> Request:
+    if not _is_ticket(nonce):
+        raise _MalformedError(f"a nonce is 1 to {MAX_TICKET} letters and digits")
+    return Identify(nonce)
+
+
 def _resume(_key: bytes, ticket: bytes) -> Request:
     if not _is_ticket(ticket):
         raise _MalformedError(f"a ticket is 1 to {MAX_TICKET} letters and digits")
@@ -274,6 +284,12 @@ def _resume(_key: bytes, ticket: bytes) -> Request:
 def _reserve(_key: bytes, argument: bytes) -> Request:
     away, hold = _fields(argument, 2, 2)
     return Reserve(_number(away, 0), _number(hold, 0))
+
+
+def _shards(_key: bytes, argument: bytes) -> Request:
+    # Anything may stand here, and what is no version is that of no map.
+    version, *others = argument.split() or [_ANY]
+    return Shards(b"" if version == _ANY else version, others == [_PACKED])
 
 
 _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
@@ -302,7 +318,8 @@ _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"sconfirm": _renew(Space.SEMAPHORE, Confirm),
     b"evict": _evict(Space.LOCK),
     b"sevict": _evict(Space.SEMAPHORE),
-    b"shards": lambda _key, _argument: Shards(),
+    b"shards": _shards,
+    b"identify": _identify,
     b"resume": _resume,
     b"keep": _reserve,
 }
@@ -354,8 +371,11 @@ def encode_request(request: Request) -> bytes:
             return b"%bi\n%b\n_\n" % (_PREFIXES[space], key)
         case Evict(space, key, fence):
             return b"%bevict\n%b\n%d\n" % (_PREFIXES[space], key, fence)
-        case Shards():
-            return b"shards\n_\n_\n"
+        case Shards(version, packed):
+            tail = b" " + _PACKED if packed else b""
+            return b"shards\n_\n%b%b\n" % (version or _ANY, tail)
+        case Identify(nonce):
+            return b"identify\n_\n%b\n" % nonce
         case Resume(ticket):
             return b"resume\n_\n%b\n" % ticket
         case Reserve(away, hold):

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from dflockd import operations
 from dflockd.cluster import snapshot as snapshots
-from dflockd.cluster.calls import Call, Kind
+from dflockd.cluster.backoff import Backoff
+from dflockd.cluster.calls import RETRY, Call, Kind
 from dflockd.cluster.claims import Claims
 from dflockd.cluster.handover import HandOver
 from dflockd.cluster.membership import Membership, News
@@ -17,6 +19,8 @@ from dflockd.cluster.node import Node
 from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.tenures import Tenure
 from dflockd.cluster.terms import MARGIN
+from dflockd.cluster.view import View
+from dflockd.operations import GRACE, Answer, Exchange, Operation, Target
 from dflockd.shards import Delete, Get, Outcome, Put, Record, RevisionIs, ShardRecord
 from dflockd.shards.values import format_shard_value
 from dflockd.table import Effect, ShardTable, Snapshot
@@ -81,6 +85,51 @@ class RemembersItsLife(Membership):
         self.condition = condition
 
 
+class JoinsAnyCluster(Membership):
+    """Makes its entry in whatever it finds."""
+
+    def call(self, now: float) -> Call | None:
+        call = super().call(now)
+        if call is not None:
+            call.compares = [c for c in call.compares if c is not self._cluster]
+        return call
+
+    def answered(self, call: Call, outcome: Outcome | None, now: float) -> News:
+        if outcome is not None and outcome.revision:
+            founded = Record(self._cluster.value, 1)
+            records = {**outcome.records, self._cluster.key: founded}
+            outcome = outcome._replace(records=records)
+        return super().answered(call, outcome, now)
+
+
+class BeginsAgain(View):
+    """Looks at no epochs but those that the store has."""
+
+    @property  # type: ignore[override]
+    def floor(self) -> int:
+        return 0
+
+    @floor.setter
+    def floor(self, floor: int) -> None:
+        pass
+
+
+class Impatient(Backoff):
+    """Tries again soon, however often it has failed."""
+
+    def failed(self, made: float, now: float, left: float = math.inf) -> float:
+        self._pause = RETRY
+        return super().failed(now, now)
+
+
+class RetriesSoon(Node):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.membership._backoff.__class__ = Impatient
+        for backoff in self._backoffs._kinds.values():
+            backoff.__class__ = Impatient
+
+
 class ServesFromTheAnswer(Membership):
     def answered(self, call: Call, outcome: Outcome | None, now: float) -> News:
         call.made = now
@@ -113,6 +162,10 @@ def is_shard(node: Node, compare: Any) -> bool:
 
 def is_other_entry(node: Node, compare: Any) -> bool:
     return isinstance(compare, RevisionIs) and "/nodes/" in compare.key
+
+
+def is_closed(node: Node, compare: Any) -> bool:
+    return bool(compare.key == node.view.closed)
 
 
 class DoesNotFreeze(ShardTable):
@@ -277,6 +330,45 @@ class ForgetsPositions(ShardTable):
         super().load(shard, snapshot._replace(waiters=[]), now)
 
 
+def silence_for_an_answer(target: Target, timeout: float | None) -> Operation[Any]:
+    """Take the end of a client's patience for the answer that the lock is not free."""
+    operation = operations.acquire(target, timeout)
+    return (yield from _changed(operation, lambda e: e._replace(timeout_is_reply=True)))
+
+
+def long_patience(target: Target, timeout: float | None) -> Operation[Any]:
+    """Give a server ten seconds for any answer."""
+
+    def change(exchange: Exchange) -> Exchange:
+        if exchange.timeout_is_reply or exchange.patience is None:
+            return exchange
+        return exchange._replace(patience=exchange.patience + 10 - GRACE)
+
+    return (yield from _changed(operations.acquire(target, timeout), change))
+
+
+def without_an_attempt(target: Target, timeout: float | None) -> Operation[Any]:
+    """Cut a wait off without having been told before that the lock is not free."""
+    operation = operations.acquire(target, timeout)
+    exchange = next(operation)
+    if timeout and exchange.patience == GRACE:
+        exchange = operation.send(Answer(b"timeout", 0.0, 0.0))
+    return (yield from _changed(operation, lambda e: e, exchange))
+
+
+def _changed(
+    operation: Operation[Any],
+    change: Callable[[Exchange], Exchange],
+    exchange: Exchange | None = None,
+) -> Operation[Any]:
+    try:
+        exchange = exchange or next(operation)
+        while True:
+            exchange = operation.send((yield change(exchange)))
+    except StopIteration as stop:
+        return stop.value
+
+
 BROKEN: dict[str, Rules] = {
     "grants without a promise": Rules(table=GrantsForEver),
     "renewals without a promise": Rules(table=RenewsForEver),
@@ -311,5 +403,13 @@ BROKEN: dict[str, Rules] = {
     "leaving to somebody or not at all": Rules(node=WaitsForSomebody),
     "lease counted from the answer": Rules(counts_from_answer=True),
     "grant confirmed by a renewal": Rules(confirms_by_renewal=True),
+    "opened in a store that was wiped": Rules(node=without(Kind.CLAIM, is_closed)),
+    "joined whatever the cluster": Rules(node=with_part("membership", JoinsAnyCluster)),
+    "epochs of before used again": Rules(node=with_part("view", BeginsAgain)),
+    "retried without a pause": Rules(node=RetriesSoon),
     "positions not kept": Rules(table=ForgetsPositions),
+    "silence taken for an answer": Rules(acquires=silence_for_an_answer),
+    "cut off though nobody has answered": Rules(acquires=without_an_attempt),
+    "nobody looks at a silent server": Rules(looks=False),
+    "ten seconds for any answer": Rules(acquires=long_patience, gives_up=False),
 }

@@ -23,8 +23,17 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from dflockd.cluster.terms import Terms
-from dflockd.shards import PREFIX, Cluster, Record, ShardRecord, get_shard_id, parse_shard_value
+from dflockd.shards import (
+    Cluster,
+    Delete,
+    Put,
+    Record,
+    ShardRecord,
+    get_shard_id,
+    parse_shard_value,
+)
 from dflockd.shards.etcd import EtcdStore
+from dflockd.shards.keys import SERVERS_PREFIX
 from examples.demo.stage import WAIT, LockServer, StageError, wait_until
 from tests.dflockd.raw_server import RawClient
 from tests.dflockd.shards.etcd_process import Etcd
@@ -70,7 +79,7 @@ class ClusterServer(LockServer):
 class Mapping:
     """What etcd says of a cluster, and what can be done to it."""
 
-    def __init__(self, endpoint: Callable[[], str], prefix: str = PREFIX) -> None:
+    def __init__(self, endpoint: Callable[[], str], prefix: str = SERVERS_PREFIX) -> None:
         self._endpoint = endpoint
         self._prefix = prefix
 
@@ -107,6 +116,20 @@ class Mapping:
 
         self._run(pin)
 
+    def put(self, name: str, value: bytes) -> None:
+        """Write a key, below the prefix, as somebody would who is no server."""
+        self._write(Put(f"{self._prefix}/{name}", value))
+
+    def delete(self, name: str) -> None:
+        """Delete a key, below the prefix."""
+        self._write(Delete(f"{self._prefix}/{name}"))
+
+    def _write(self, operation: Put | Delete) -> None:
+        async def write(store: EtcdStore) -> None:
+            await store.txn([], [operation])
+
+        asyncio.run(self._with_store(write))
+
     def _load(self, folder: str) -> dict[str, Record]:
         prefix = f"{self._prefix}/{folder}/"
 
@@ -123,7 +146,7 @@ class Mapping:
         asyncio.run(self._with_store(run))
 
     async def _with_store(self, work: Callable[[EtcdStore], Awaitable[R]]) -> R:
-        store = EtcdStore([self._endpoint()], timeout=10)
+        store = EtcdStore(self._endpoint().split(","), timeout=10)
         try:
             return await work(store)
         finally:
@@ -151,7 +174,7 @@ class ClusterStage:
         number: int = 3,
         promise: int,
         max_lease: int,
-        prefix: str = PREFIX,
+        prefix: str = SERVERS_PREFIX,
         way: Callable[[int], str] | None = None,
     ) -> None:
         self.etcd = etcd

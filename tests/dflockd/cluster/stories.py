@@ -298,6 +298,71 @@ def waits_where_nobody_comes(world: World) -> None:
     world.at(6.6, world.stop, "c1", 30)
 
 
+def wiped(world: World) -> None:
+    """The store is wiped while a lock is held, and a server starts on it once another has noticed."""
+    world.at(4, world.crash, THIRD, 40)
+    world.visit("c1", 5, lease=8, hold=20)
+    world.at(7, world.wipe_store, 0.0)
+    world.at(7, world.when, lambda: bool(world.etcd.closed_by), world.start_at_once, THIRD)
+    world.visit("c2", 8, lease=3, hold=3, via=THIRD)
+
+
+def wiped_and_busy(world: World) -> None:
+    """The store is wiped, and others write so much to it that its revision does not show it."""
+    world.visit("c1", 5, lease=8, hold=20)
+    world.at(7, world.wipe_store, 0.0, 1_000_000)
+    world.visit("c2", 7.5, lease=3, hold=3)
+
+
+def restored(world: World) -> None:
+    """The store is set back to before a shard was moved."""
+    world.at(4, world.etcd.copy)
+    world.visit("c1", 5, lease=8, hold=20)
+    world.at(6, world.move, 0, SECOND)
+    world.at(8, world.restore_store, 0.5)
+
+
+def owner_hangs(world: World) -> None:
+    """A server says nothing for half a minute. Nobody has had a lock of it."""
+    world.at(5, world.stop, FIRST, 30)
+    for name, timeout, is_granted in (
+        ("c1", 0, False),
+        ("c2", 2.3, False),
+        ("c3", 3, False),
+        ("c4", 26, True),
+        ("c5", 26.3, True),
+    ):
+        _expect(world, name, 5.2, timeout, is_granted)
+
+
+def moved_to_one_that_hangs(world: World) -> None:
+    """A server sends clients on to one that says nothing."""
+    world.at(4, world.move, 0, SECOND)
+    world.at(5, world.stop, SECOND, 10)
+    _expect(world, "c1", 5.2, 3, False)
+    _expect(world, "c2", 5.2, 2.3, False)
+
+
+def hangs_while_somebody_waits(world: World) -> None:
+    """A server hangs after it has put somebody into the queue; the holder goes meanwhile."""
+    world.visit("c1", 4, lease=8, hold=3)
+    _expect(world, "c2", 4.5, 28, True)
+    _expect(world, "c3", 4.5, 28.3, True)
+    world.at(6, world.stop, FIRST, 28)
+
+
+def _expect(world: World, name: str, at: float, timeout: float, is_granted: bool) -> None:
+    """Have a client take the first lock for a moment, and judge whether it should have got it."""
+
+    def errand(client: Client) -> Life:
+        client.remember(0, FIRST)
+        granted = yield from client.use(client.acquire, KEYS[0], timeout, 8, 0.1)
+        if granted != is_granted:
+            raise world.violation(f"{name} was {'' if granted else 'not '}granted the lock")
+
+    world.at(at, world.come, name, errand)
+
+
 STORIES: dict[Callable[[World], None], list[str]] = {
     cut_off: ["grants without a promise", "renewals without a promise"],
     entry_deleted: ["heartbeat whatever the entry"],
@@ -320,6 +385,19 @@ STORIES: dict[Callable[[World], None], list[str]] = {
     overtaken_release: ["release whatever the record"],
     restart: ["resumed by address"],
     stray_renewal: ["lower fence wins"],
+    wiped: ["opened in a store that was wiped"],
+    wiped_and_busy: ["joined whatever the cluster"],
     late_grant: ["grant confirmed by a renewal"],
 }
 """The rules without which each of them ends badly."""
+
+HANGS: dict[Callable[[World], None], list[str]] = {
+    owner_hangs: [
+        "silence taken for an answer",
+        "cut off though nobody has answered",
+        "nobody looks at a silent server",
+    ],
+    moved_to_one_that_hangs: ["cut off though nobody has answered"],
+    hangs_while_somebody_waits: ["nobody looks at a silent server"],
+}
+"""The same, where clients wait as the library does."""

@@ -8,10 +8,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from dflockd.cluster import commands
+from dflockd.cluster.terms import Terms
 from dflockd.shards import (
     Cluster,
     Put,
@@ -54,6 +57,7 @@ class Servers:
     async def start(self, *nodes: str) -> None:
         for node in nodes:
             assert await self.clusters[node].registration.register()
+        await self.store.txn([], [Put(f"{self.prefix}/meta", Terms().dump())])
 
     async def serve(self) -> None:
         """Do what real servers do about targets, without any locks, until cancelled."""
@@ -87,17 +91,21 @@ async def servers(store: Store) -> AsyncIterator[Servers]:
     await asyncio.gather(serving, return_exceptions=True)
 
 
+def environment(etcd: Etcd, servers: Servers) -> dict[str, str]:
+    return {
+        **os.environ,
+        "DFLOCKD_CLUSTER": f"etcd://{etcd.endpoint}",
+        "DFLOCKD_CLUSTER_PREFIX": servers.prefix,
+    }
+
+
 async def command(
     etcd: Etcd, servers: Servers, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-m", "dflockd", "cluster", *arguments],
-        env={
-            **os.environ,
-            "DFLOCKD_CLUSTER": f"etcd://{etcd.endpoint}",
-            "DFLOCKD_CLUSTER_PREFIX": servers.prefix,
-        },
+        env=environment(etcd, servers),
         capture_output=True,
         text=True,
         timeout=60,
@@ -115,7 +123,10 @@ async def test_status(etcd: Etcd, servers: Servers, store: Store) -> None:
     await store.txn([], [Put(f"{servers.prefix}/leaving/{NODES[1]}", b"x")])
     text = await output(etcd, servers, "status")
     *rows, last = text.splitlines()
-    assert last == "8192 shards: 8192 served, 0 moving, 0 without a server, 0 pinned"
+    assert last == (
+        "8192 shards: 8192 served, 0 recovering, 0 moving, 0 of servers that are gone, "
+        "0 without a server; 0 pinned"
+    )
     assert [row.split() for row in rows] == [
         ["server", "serves", "is", "to", "serve"],
         [NODES[0], "4096", "4096", "leader"],
@@ -129,8 +140,64 @@ async def test_status_names_shards_that_nobody_will_serve(etcd: Etcd, servers: S
     await cluster.mapper.pin_shard(1)  # the second node's
     await cluster.registration.end()
     text = await output(etcd, servers, "status")
-    assert f"{NODES[1]}    4096         4096  gone" in text
+    assert f"{NODES[1]}       0         4096  gone, had 4096" in text
+    assert "8192 shards: 4096 served, 0 recovering, 0 moving, 4096 of servers that are gone" in text
     assert "1 shards are pinned to servers that are gone, the first of them 1: start" in text
+
+
+async def test_a_reader_that_has_seen_enough_is_no_error(etcd: Etcd, servers: Servers) -> None:
+    """``dflockd cluster status | grep -q ...`` ends before all is written."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "dflockd", "cluster", "status"],
+            env=environment(etcd, servers),
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+async def test_status_tells_what_recovers_and_what_is_on_its_way(
+    etcd: Etcd, servers: Servers, store: Store
+) -> None:
+    until = int(time.time()) + 3600
+    values = [
+        f"{NODES[0]},{NODES[0]},f=e:2,f=recovers:{until}",
+        f"{NODES[1]},{NODES[1]},f=e:2,f=recovers:{until - 7200}",
+        "",
+    ]
+    await store.txn(
+        [], [Put(f"{servers.prefix}/shard/{s}", value.encode()) for s, value in enumerate(values)]
+    )
+    await store.txn([], [Put(f"{servers.prefix}/nodes/0", b"by hand")])
+    text = await output(etcd, servers, "status")
+    assert "8192 shards: 8190 served, 1 recovering, 0 moving, " in text
+    assert "0 of servers that are gone, 1 without a server; 0 pinned" in text
+    assert f"{NODES[0]}    4095         4095  leader, 1 recover" in text
+    assert "those that recover grant nothing for up to 3" in text
+    assert "the entry of 0 has no lease, so that no server has written it: delete it" in text
+    found = json.loads(await output(etcd, servers, "status", "--json"))
+    assert [shard["state"] for shard in found["shards"][:4]] == [
+        "recovering",
+        "served",
+        "unassigned",
+        "served",
+    ]
+    assert found["counts"] == {
+        "served": 8190,
+        "recovering": 1,
+        "moving": 0,
+        "gone": 0,
+        "unassigned": 1,
+    }
 
 
 async def test_status_for_scripts(etcd: Etcd, servers: Servers) -> None:
@@ -143,7 +210,9 @@ async def test_status_for_scripts(etcd: Etcd, servers: Servers) -> None:
         "current": NODES[1],
         "epoch": 0,
         "pinned": False,
+        "state": "served",
     }
+    assert found["gone"] == []
 
 
 async def test_rebalance_waits_until_the_servers_have_moved_them(
@@ -174,6 +243,24 @@ async def test_pinned_shards_stay_unless_they_are_moved_by_name(
     ("arguments", "status", "error"),
     [
         (["move", "1", "--to", "10.0.0.9:1"], 1, "node '10.0.0.9:1' is not alive: 10.0.0.1:6388, "),
+        (["move", "1", "--to", ""], 1, "node '' is not alive: "),
+        (["pin", "99-0"], 2, "shard '99-0' is an empty range: write 0-99"),
+        (["pin", "0-99999999999"], 2, "shard '0-99999999999' does not exist: they are 0 to 8191"),
+        (["pin", "9" * 5000], 2, "does not exist: they are 0 to 8191"),
+        (["unpin", "8192-3"], 2, "shard '8192-3' does not exist"),
+        (["pin", "key:"], 2, "shard 'key:': the key is empty, so that no lock has it"),
+        (["pin", "key:a b"], 2, "shard 'key:a b': the key contains white space or NUL"),
+        (["pin", "key:\udcff"], 2, "the key is not UTF-8, so that no lock has it"),
+        (["pin", "key:" + "k" * 300], 2, "the key has 300 bytes, 256 are allowed"),
+        (["pin", "\u0663"], 2, "is none: write 7, 0-99 or key:NAME"),
+        (["pin", "\u00b2"], 2, "is none: write 7, 0-99 or key:NAME"),
+        (["pin", "0", "1", "x"], 2, "shard 'x' is none"),
+        (["pin"], 2, "the following arguments are required: SHARD"),
+        (["rebalance", "--threshold", "nan"], 2, "'nan' is not a share of the mean, such as 0.2"),
+        (["rebalance", "--threshold=-1"], 2, "'-1' is not a share of the mean"),
+        (["rebalance", "--threshold", "x"], 2, "'x' is not a share of the mean"),
+        (["status", "x"], 2, "unrecognized arguments: x"),
+        (["status", "--clust", "x"], 2, "unrecognized arguments: --clust x"),
         (["move", "1"], 2, "the following arguments are required: --to"),
         (["pin", "8192"], 2, "shard '8192' does not exist: they are 0 to 8191"),
         (["pin", "x"], 2, "shard 'x' is none: write 7, 0-99 or key:NAME"),
@@ -192,6 +279,76 @@ async def test_what_is_refused_changes_nothing(
     assert line.startswith("dflockd cluster: ")
     assert error in line
     assert await servers.mapping() == before
+
+
+COMMANDS = [["status"], ["rebalance"], ["pin", "0"], ["unpin", "0"], ["move", "0", "--to", "a:1"]]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: arguments[0])
+def test_settings_stand_before_the_command_or_behind_it(arguments: list[str]) -> None:
+    url, prefix = ["--cluster", "etcd://a"], ["--cluster-prefix", "/p"]
+    others = ["--cluster", "etcd://b", "--cluster-prefix", "/q"]
+    for before, behind in (
+        (url + prefix, []),
+        ([], url + prefix),
+        (url, prefix),
+        (prefix, url),
+        (others, url + prefix),
+    ):
+        parsed = commands.parse([*before, *arguments, *behind])
+        assert (parsed.cluster, parsed.cluster_prefix) == ("etcd://a", "/p")
+        assert parsed.cluster_ca is None
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: arguments[0])
+async def test_where_there_is_no_cluster_nothing_is_written(
+    etcd: Etcd, store: Store, arguments: list[str]
+) -> None:
+    done = await command(etcd, Servers(store, "/typo"), *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "dflockd cluster: --cluster-prefix /typo: there is no cluster, for /typo/meta is not in etcd: "
+        "no server was started with that prefix, or --cluster is another etcd\n"
+    )
+    assert (await store.get_prefix("/typo")).records == {}
+
+
+async def test_pins_that_change_nothing_are_told(etcd: Etcd, servers: Servers) -> None:
+    assert await output(etcd, servers, "pin", "0-9", "3") == "10 shards pinned\n"
+    assert await output(etcd, servers, "pin", "8-11") == "2 shards pinned; 2 were already\n"
+    assert await output(etcd, servers, "unpin", "11-12") == "1 shards unpinned; 1 were not\n"
+
+
+async def test_a_shard_without_a_server_cannot_be_pinned(
+    etcd: Etcd, servers: Servers, store: Store
+) -> None:
+    await store.txn([], [Put(f"{servers.prefix}/shard/{shard}", b",") for shard in (3, 4)])
+    done = await command(etcd, servers, "pin", "0-9")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "2 of these shards have no server to be pinned to, the first of them 3" in done.stderr
+    assert not any(record.pinned for record in (await servers.mapping()).records)
+
+
+async def test_a_server_that_leaves_is_given_nothing(
+    etcd: Etcd, servers: Servers, store: Store
+) -> None:
+    await store.txn([], [Put(f"{servers.prefix}/leaving/{NODES[1]}", b"x")])
+    done = await command(etcd, servers, "move", "0", "--to", NODES[1])
+    assert done.returncode == 1
+    assert f"node '{NODES[1]}' leaves: {NODES[0]}, {NODES[2]} of " in done.stderr
+
+
+async def test_without_a_living_server(etcd: Etcd, servers: Servers) -> None:
+    for node in NODES:
+        await servers.clusters[node].registration.end()
+    text = await output(etcd, servers, "status")
+    assert "0 served, 0 recovering, 0 moving, 8192 of servers that are gone" in text
+    assert "no server is alive: locks are neither granted nor renewed" in text
+    done = await command(etcd, servers, "rebalance")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "dflockd cluster: no server is alive that shards could be moved to\n",
+    )
 
 
 def test_without_a_cluster() -> None:

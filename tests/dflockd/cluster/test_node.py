@@ -43,6 +43,7 @@ class Cluster:
 
     def __init__(self, *addresses: str, num_shards: int = 4, wall: int = WALL) -> None:
         self.store = KeySpace(history=1 << 20)
+        self.store.txn([], [Put("/p.secret", b"secret")])
         self.terms = Terms(num_shards=num_shards, promise=3, max_lease=4)
         self.now = 1000.0
         self.nodes: dict[str, Node] = {}
@@ -613,3 +614,22 @@ def test_events_in_pieces_or_again_change_nothing() -> None:
     cluster.settle()
     assert cluster.renew("a:1", token) == Renewed(4)
     assert cluster.serving() == {"a:1": {0, 2}, "b:1": {1, 3}}
+
+
+# What people read.
+
+
+def test_a_record_tells_until_when_its_shard_recovers() -> None:
+    cluster = Cluster("a:1", "b:1")
+    assert [cluster.record(shard).recovers for shard in range(4)] == [0] * 4
+    cluster.kill("a:1")
+    cluster.pass_(SETTLE + 0.1)
+    until = math.ceil(WALL / 1e9 + cluster.terms.grace)
+    assert [cluster.record(shard).recovers for shard in range(4)] == [until, 0] * 2
+    cluster.start("c:1")
+    cluster.move(0, "c:1")  # dirty: the next server waits again
+    assert cluster.record(0).recovers == until
+    cluster.pass_(cluster.terms.grace + 1)
+    cluster.move(2, "c:1")  # and of this one all locks are known
+    assert cluster.record(2).current == "c:1"
+    assert cluster.record(2).recovers == 0

@@ -14,6 +14,7 @@ from dflockd.wire import (
     Enqueue,
     Enqueued,
     Granted,
+    MapReport,
     Moved,
     Recovering,
     Refusal,
@@ -25,6 +26,7 @@ from dflockd.wire import (
     Request,
     Reserve,
     Resume,
+    Shards,
     Space,
     Status,
     TimedOut,
@@ -46,8 +48,8 @@ class Two:
     def refer(self, shard: int) -> Refusal:
         return AWAY
 
-    def report(self) -> Report:
-        return Report(b"{}")
+    def report(self, now: float) -> MapReport:
+        return MapReport(b"%d" % now, Report(b"{}"), Report(b'{"zlib":""}'))
 
 
 def table_of(promise: float = FOR_LONG, *shards: int, **limits: int) -> ShardTable:
@@ -118,6 +120,17 @@ def forget_all(table: ShardTable) -> None:
 
 
 # Shards that are here, or not.
+
+
+def test_the_map_is_sent_to_who_has_not_got_it() -> None:
+    table = table_of()
+    peer = table.connect()
+    whole, packed = Report(b"{}"), Report(b'{"zlib":""}')
+    assert ask(table, peer, Shards(), 5) == whole
+    assert ask(table, peer, Shards(b"4"), 5) == whole
+    assert ask(table, peer, Shards(b"4", packed=True), 5) == packed
+    assert ask(table, peer, Shards(b"5", packed=True), 5) is Status.OK
+    assert ask(table, peer, Shards(b"5"), 6) == whole
 
 
 def test_a_shard_that_is_not_here_is_referred_to_its_server() -> None:

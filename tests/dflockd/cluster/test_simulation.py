@@ -15,7 +15,13 @@ import pytest
 
 from tests.dflockd.cluster.rules import BROKEN
 from tests.dflockd.cluster.simulation import Rules, ViolationError, World
-from tests.dflockd.cluster.stories import STORIES, lost_with_the_answer, waits_where_nobody_comes
+from tests.dflockd.cluster.stories import (
+    HANGS,
+    STORIES,
+    lost_with_the_answer,
+    restored,
+    waits_where_nobody_comes,
+)
 
 SCHEDULES = 120
 SOAK = 10_000
@@ -68,11 +74,17 @@ FOUND_BY_CHANCE = {
     "positions not kept": 10,
 }
 
+# The same, in schedules in which the store is wiped, or restored from a backup.
+FOUND_WITH_REPLACED_STORES = {
+    "epochs of before used again": (4, 7, 8),
+    "retried without a pause": (15, 17, 19),
+}
+
 # The same, in schedules with chains of take-overs.
 FOUND_IN_CHAINS = {
     "those before the former server forgotten": (233, 588),
     "snapshot deleted in the claim": (2,),
-    "deleted whatever was handed over": (21, 39, 70),
+    "deleted whatever was handed over": (21, 26, 70),
 }
 
 # The same, in schedules in which all servers are stopped and started, and one to begin with.
@@ -80,6 +92,14 @@ FOUND_IN_STOPS = {
     "takers that are the leaver itself": 1,
     "takers that leave": 1,
     "leaving to somebody or not at all": 0,
+}
+
+
+# The same, in schedules in which servers hang.
+FOUND_IN_HANGS = {
+    "silence taken for an answer": (0,),
+    "cut off though nobody has answered": (0,),
+    "ten seconds for any answer": (0,),
 }
 
 
@@ -101,6 +121,10 @@ def run_chains(seed: int) -> Counter[str]:
 
 def run_stops(seed: int) -> Counter[str]:
     return World(seed, Rules(stops=True)).run().counts
+
+
+def run_hangs(seed: int) -> Counter[str]:
+    return World(seed, Rules(hangs=True)).run().counts
 
 
 def judge(counts: Counter[str], schedules: int) -> None:
@@ -151,16 +175,42 @@ def test_all_servers_are_stopped_and_started_again_without_anybody_waiting_for_h
     assert counts["places resumed"] > 10
 
 
-def test_a_seed_replays_exactly() -> None:
-    one, other = World(7).run(), World(7).run()
+def test_schedules_in_which_the_store_is_replaced() -> None:
+    counts = sum((World(seed, Rules(replaces=True)).run().counts for seed in range(60)), Counter())
+    assert counts["wipes"] > 10
+    assert counts["refused"] > 200
+    assert counts["restores"] > 5
+    assert counts["stores seen to be replaced"] > 60
+    assert counts["grants"] > 600
+
+
+def test_schedules_in_which_servers_hang() -> None:
+    """Clients wait by the rules of the library, and say that a lock is held if a server did."""
+    counts = sum((run_hangs(seed) for seed in range(100)), Counter())
+    assert counts["hangs"] > 300
+    assert counts["silence"] > 2000
+    assert counts["not answered"] > 1500
+    assert counts["told that it is held"] > 500
+    assert counts["grants"] > 1000
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_seed_replays_exactly(hangs: bool) -> None:
+    one, other = (World(7, Rules(hangs=hangs)).run() for _ in range(2))
     assert one.timeline() == other.timeline()
     assert one.counts == other.counts
 
 
 def test_no_rule_is_left_out() -> None:
-    by_stories = {name for names in STORIES.values() for name in names}
-    by_chance = {*FOUND_BY_CHANCE, *FOUND_IN_CHAINS, *FOUND_IN_STOPS}
-    assert {*by_chance, *by_stories} == BROKEN.keys()
+    by_stories = {name for names in (*STORIES.values(), *HANGS.values()) for name in names}
+    by_chance = {
+        *FOUND_BY_CHANCE,
+        *FOUND_IN_CHAINS,
+        *FOUND_IN_HANGS,
+        *FOUND_IN_STOPS,
+        *FOUND_WITH_REPLACED_STORES,
+    }
+    assert by_chance | by_stories == BROKEN.keys()
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
@@ -171,9 +221,23 @@ def test_a_story_ends_well_by_the_rules_and_badly_without(story: Callable[[World
             World(1, BROKEN[name], story).run()
 
 
+@pytest.mark.parametrize("story", HANGS, ids=lambda story: story.__name__)
+def test_a_server_that_hangs_is_no_server_that_says_no(story: Callable[[World], None]) -> None:
+    World(1, Rules(hangs=True), story).run()
+    for name in HANGS[story]:
+        with pytest.raises(ViolationError):
+            World(1, replace(BROKEN[name], hangs=True), story).run()
+
+
 def test_who_waits_at_a_server_that_was_replaced_unawares_is_sent_to_the_new_one() -> None:
     world = World(1, story=waits_where_nobody_comes).run()
     assert world.granted["c2"] < 30  # it is cut off until 35
+
+
+def test_all_servers_notice_that_the_store_was_restored_and_begin_anew() -> None:
+    world = World(1, story=restored).run()
+    assert world.counts["stores seen to be replaced"] == 3
+    assert {process.name for process in world.running()}.isdisjoint({"s1.1", "s2.2", "s3.3"})
 
 
 def test_a_hand_over_whose_claim_was_not_answered_costs_its_waiters_no_recovery() -> None:
@@ -204,6 +268,21 @@ def test_stops_show_that_a_rule_is_missing(name: str) -> None:
     assert first_violation(rules, range(first, first + 50)) is not None
 
 
+@pytest.mark.parametrize("name", FOUND_WITH_REPLACED_STORES)
+def test_a_store_that_was_replaced_shows_that_a_rule_is_missing(name: str) -> None:
+    for seed in FOUND_WITH_REPLACED_STORES[name]:
+        World(seed, Rules(replaces=True)).run()
+        with pytest.raises(ViolationError):
+            World(seed, replace(BROKEN[name], replaces=True)).run()
+
+
+@pytest.mark.parametrize("name", FOUND_IN_HANGS)
+def test_servers_that_hang_show_that_a_rule_is_missing(name: str) -> None:
+    for seed in FOUND_IN_HANGS[name]:
+        with pytest.raises(ViolationError):
+            World(seed, replace(BROKEN[name], hangs=True)).run()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_thousands_of_schedules_with_stops() -> None:
@@ -211,6 +290,15 @@ def test_thousands_of_schedules_with_stops() -> None:
         seeds = range(4_000_000, 4_000_000 + SOAK // 4)
         counts = sum(pool.imap_unordered(run_stops, seeds, chunksize=50), Counter())
     assert counts["claims with grace"] == 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_thousands_of_schedules_in_which_servers_hang() -> None:
+    with multiprocessing.get_context("spawn").Pool(2, logging.disable, (logging.CRITICAL,)) as pool:
+        seeds = range(4_000_000, 4_000_000 + SOAK)
+        counts = sum(pool.imap_unordered(run_hangs, seeds, chunksize=50), Counter())
+    assert counts["hangs"] > SOAK
 
 
 @pytest.mark.soak

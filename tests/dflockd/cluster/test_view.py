@@ -13,20 +13,28 @@ from hypothesis import strategies as st
 from dflockd.cluster import snapshot as snapshots
 from dflockd.cluster.leader import BATCH, SETTLE, Leader
 from dflockd.cluster.terms import Terms, TermsError
-from dflockd.cluster.view import NOT_YET, View
+from dflockd.cluster.view import NOT_YET, REPORT_INTERVAL, View
 from dflockd.shards import Loaded, Put, Record, format_shard_value, parse_shard_value
 from dflockd.shards.memory import KeySpace
 from dflockd.shards.values import ShardRecord
 from dflockd.table import HoldRecord, Reservation, Snapshot, WaiterRecord
-from dflockd.wire import Moved, Space
+from dflockd.wire import Moved, Space, decode_map
 from dflockd.wire.messages import MAX_ATTEMPT
+
+LEASE = 7
+"""Of the store, by which the entries of servers live."""
 
 
 def view_of(num_shards: int = 4, **nodes: int) -> View:
     view = View("/p", num_shards)
     for name, revision in nodes.items():
-        view.see(f"/p/nodes/{name}:1", Record(name.encode(), revision), revision)
+        see_node(view, f"{name}:1", revision)
     return view
+
+
+def see_node(view: View, name: str, revision: int, lease: int = LEASE) -> object:
+    value = name.partition(":")[0].encode()
+    return view.see(f"/p/nodes/{name}", Record(value, revision, lease), revision)
 
 
 def see_shard(view: View, shard: int, text: str, revision: int) -> object:
@@ -73,15 +81,15 @@ def test_what_is_not_newer_is_no_news() -> None:
     assert see_shard(view, 0, "b:1,", 7) is None
     assert see_shard(view, 0, "b:1,", 6) is None
     assert view.see("/p/nodes/a:1", None, 4) is None
-    assert view.see("/p/nodes/a:1", Record(b"a", 8), 8) is None
-    assert view.see("/p/nodes/a:1", Record(b"another", 9), 9) == "nodes"
+    assert see_node(view, "a:1", 8) is None
+    assert view.see("/p/nodes/a:1", Record(b"another", 9, LEASE), 9) == "nodes"
     assert view.records[0].target == "a:1"
 
 
 def test_a_load_tells_what_has_vanished() -> None:
     view = view_of(a=5, b=6)
     see_shard(view, 1, "a:1,a:1", 7)
-    loaded = Loaded({"/p/nodes/b:1": Record(b"b", 6)}, 10)
+    loaded = Loaded({"/p/nodes/b:1": Record(b"b", 6, LEASE)}, 10)
     for key, record, revision in view.differences(loaded):
         view.see(key, record, revision)
     assert list(view.nodes) == ["b:1"]
@@ -107,6 +115,37 @@ def test_keys_that_mean_nothing_are_ignored(key: str) -> None:
     assert view.leader == "a:1"
 
 
+def test_an_entry_without_a_lease_neither_leads_nor_gets_shards() -> None:
+    view = view_of(a=1, b=2)
+    assert see_node(view, "0", 3, lease=0) == "nodes"
+    assert view.leader == "a:1"
+    assert view.candidates == {"a:1", "b:1"}
+    see_shard(view, 0, "0,0,f=e:3", 4)
+    assert view.refer(0, "a:1") is NOT_YET
+    assert reported(view)["servers"] == ["a:1", "b:1"]
+    # Its name is taken: no claim of its shards can succeed, so that none is tried.
+    assert not view.roster.is_gone("0")
+    assert view.see("/p/nodes/0", None, 5) == "nodes"
+    assert view.roster.is_gone("0")
+
+
+def test_a_load_tells_that_a_stranger_has_vanished() -> None:
+    view = view_of(a=1)
+    see_node(view, "0", 3, lease=0)
+    for key, record, revision in view.differences(Loaded({}, 10)):
+        view.see(key, record, revision)
+    assert view.roster.is_gone("0")
+    assert view.roster.is_gone("a:1")
+
+
+def test_a_server_that_takes_the_place_of_a_stranger_is_one() -> None:
+    view = view_of()
+    see_node(view, "a:1", 1, lease=0)
+    assert view.leader is None
+    assert see_node(view, "a:1", 2) == "nodes"
+    assert view.leader == "a:1"
+
+
 def test_it_refers_to_the_server_that_has_a_shard_or_is_to_have_it() -> None:
     view = view_of(a=1, b=2)
     see_shard(view, 0, "b:1,a:1,f=e:3", 3)
@@ -117,12 +156,114 @@ def test_it_refers_to_the_server_that_has_a_shard_or_is_to_have_it() -> None:
     assert view.refer(0, "b:1") is NOT_YET
     see_shard(view, 0, "gone:1,gone:1,f=e:3", 5)
     assert view.refer(0, "a:1") is NOT_YET
-    assert json.loads(view.report().json) == {
+    assert reported(view) == {
         "num_shards": 4,
         "servers": ["a:1", "b:1"],
         "shards": [-1, -1, -1, -1],
         "epochs": [3, 0, 0, 0],
     }
+
+
+# The map that clients are given.
+
+
+def reported(view: View, now: float = 0.0) -> dict[str, Any]:
+    """What the map says, its version aside."""
+    document, _ = decode_map(view.report(now).plain)
+    del document["version"]
+    return document
+
+
+def test_the_map_is_made_once_for_each_change() -> None:
+    view = view_of(a=1, b=2)
+    report = view.report(0)
+    assert view.report(0) is report
+    assert view.report(1e6) is report
+    see_shard(view, 0, "b:1,,f=e:3", 3)
+    assert reported(view, 1e6)["shards"] == [1, -1, -1, -1]
+    assert view.report(2e6) is view.report(1e6)
+    assert view.report(2e6).version != report.version
+    see_node(view, "c:1", 4)
+    assert reported(view, 3e6)["servers"] == ["a:1", "b:1", "c:1"]
+    view.see("/p/nodes/a:1", None, 5)
+    assert reported(view, 4e6)["servers"] == ["b:1", "c:1"]
+    assert reported(view, 4e6)["shards"] == [0, -1, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("key", "record"),
+    [
+        ("nodes/a:1", Record(b"a", 9, LEASE)),  # a sign of life
+        ("leaving/a:1", Record(b"a", 9, LEASE)),
+        ("nodes/c:1", None),
+        ("nodes/a,b", Record(b"x", 9)),
+        ("shard/0", Record(b"a:1,", 3)),
+        ("shard/7", Record(b"a:1,", 9)),
+        ("else/0", Record(b"a:1,", 9)),
+    ],
+)
+def test_what_is_no_news_is_no_reason_to_make_the_map(key: str, record: Record | None) -> None:
+    view = view_of(a=1, b=2)
+    see_shard(view, 0, "b:1,", 3)
+    report = view.report(0)
+    view.see(f"/p/{key}", record, record.revision if record else 9)
+    assert view.report(1e6) is report
+
+
+def test_while_much_changes_the_map_may_be_a_little_old() -> None:
+    view = view_of(a=1)
+    view.report(10)
+    see_shard(view, 0, "a:1,", 2)
+    just_before, then = 10 + REPORT_INTERVAL * 0.99, 10 + REPORT_INTERVAL
+    assert reported(view, just_before)["shards"][0] == -1
+    assert reported(view, then)["shards"][0] == 0
+    see_shard(view, 1, "a:1,", 3)
+    assert reported(view, then)["shards"][1] == -1
+    assert reported(view, then + REPORT_INTERVAL)["shards"][1] == 0
+
+
+# Changes of shards 0 to 2 and servers a and b, as in the store.
+whatever_changes = st.lists(
+    st.tuples(
+        st.sampled_from(["shard/0", "shard/2"]), st.sampled_from(["a:1,", "b:1,a:1,f=e:3", None])
+    )
+    | st.tuples(
+        st.sampled_from(["nodes/a:1", "nodes/b:1", "leaving/a:1"]),
+        st.sampled_from(["x", "without", None]),
+    ),
+    max_size=12,
+)
+
+
+@given(changes=whatever_changes, asked=st.lists(st.booleans(), min_size=12, max_size=12))
+def test_whenever_it_is_asked_for_the_map_is_that_of_another_server(changes, asked):  # type: ignore[no-untyped-def]
+    views = [view_of(), view_of()]
+    for revision, ((key, text), asks) in enumerate(zip(changes, asked, strict=False), start=1):
+        lease = LEASE if key.startswith("nodes") and text != "without" else 0
+        record = None if text is None else Record(text.encode(), revision, lease)
+        for view in views:
+            view.see(f"/p/{key}", record, revision)
+        if asks:
+            views[0].report(revision)
+    one, other = (view.report(100) for view in views)
+    assert one == other
+    servers = sorted(views[0].nodes)
+    owners = [record.current or record.target for record in views[0].records]
+    assert decode_map(one.packed)[0] == {
+        "num_shards": 4,
+        "servers": servers,
+        "shards": [
+            servers.index(o) if o in servers else _second(views[0], s, servers)
+            for s, o in enumerate(owners)
+        ],
+        "epochs": views[0].epochs,
+    }
+
+
+def _second(view: View, shard: int, servers: list[str]) -> int:
+    """The server that is to have a shard, where the one that has it is gone."""
+    target = view.records[shard].target
+    return servers.index(target) if target in servers else -1
 
 
 # The leader.
@@ -133,7 +274,7 @@ def test_the_first_mapping_waits_for_servers_that_are_still_to_come() -> None:
     leader = Leader(view, "a:1")
     leader.joined(0)
     assert leader.call(SETTLE - 0.1) is None
-    view.see("/p/nodes/b:1", Record(b"b", 2), 2)
+    see_node(view, "b:1", 2)
     leader.joined(1.5)
     assert leader.call(SETTLE + 0.1) is None
     assert leader.next_deadline() == 1.5 + SETTLE
@@ -234,7 +375,7 @@ def test_who_balances_waits_as_long_for_servers_that_are_gone() -> None:
     leader.settle(5)
     assert leader.call(5) is None
     assert leader.call(5 + SETTLE - 0.1) is None
-    view.see("/p/nodes/b:1", Record(b"b", 20), 20)
+    view.see("/p/nodes/b:1", Record(b"b", 20, 1), 20)
     assert leader.call(5 + SETTLE) is None
     assert [record.target for record in view.records] == ["a:1", "b:1"] * 4
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from dflockd.cluster.tenures import Stage
 from dflockd.shards import NUM_SHARDS
 from tests.dflockd.cluster.stage import ClusterServer, ClusterStage
 from tests.dflockd.raw_server import PATIENCE, eventually
@@ -47,10 +49,27 @@ def test_what_this_server_has(cluster: ClusterStage) -> None:
     for server in cluster.servers:
         shown = ask(server, "api/stats")["cluster"]
         assert shown == {"address": server.address, "shards": {"serving": has[server.address]}}
-        assert f'dflockd_shards{{stage="serving"}} {has[server.address]:.1f}' in ask(
-            server, "metrics"
-        )
+        metrics = ask(server, "metrics")
+        assert f'dflockd_shards{{stage="serving"}} {has[server.address]:.1f}' in metrics
+        assert "dflockd_shards_unserved 0.0" in metrics
+        stages = {stage.value for stage in Stage}
+        assert {s for s in stages if f'dflockd_shards{{stage="{s}"}}' in metrics} == stages
     assert has.total() == NUM_SHARDS
+
+
+def test_how_full_etcd_is(cluster: ClusterStage) -> None:
+    [status] = cluster.etcd.control("endpoint", "status")
+    for server in cluster.servers:
+
+        def sizes(server: ClusterServer = server) -> list[float]:
+            found = re.findall(
+                r"^dflockd_store_(?:used_)?bytes (\S+)", ask(server, "metrics"), re.M
+            )
+            return [float(number) for number in found]
+
+        eventually(lambda sizes=sizes: all(sizes()))
+        total, used = sizes()
+        assert 0 < used <= total <= status["Status"]["dbSize"]
 
 
 def test_a_key_is_shown_where_its_shard_is(cluster: ClusterStage) -> None:
@@ -83,3 +102,38 @@ def test_without_the_store_it_is_not_ready(cluster: ClusterStage) -> None:
     finally:
         cluster.etcd.resume()
     eventually(lambda: ask(server, "api/stats")["ready"])
+
+
+def test_it_says_what_readiness_is_made_of(cluster: ClusterStage) -> None:
+    server = cluster.servers[0]
+    eventually(lambda: ask(server, "api/stats")["ready"])
+    answer = ask(server, "readyz")
+    assert {check["name"] for check in answer["checks"] if check["ok"]} == {
+        "listening",
+        "not_draining",
+        "not_recovering",
+        "store_answers",
+        "joined",
+        "shards_served",
+        "advertised",
+    }
+    assert [check["name"] for check in answer["checks"] if not check["needed"]] == ["advertised"]
+
+
+def test_a_server_that_waits_for_its_entry_is_not_ready(cluster: ClusterStage) -> None:
+    """Somebody has its address in the store, and goes on to have it."""
+    server = cluster.add()
+    cluster.mapping.put(f"nodes/{server.address}", b"somebody")
+    try:
+        server.start()
+        server.wait_log("has no lease, so that it would stay for ever")
+        with pytest.raises(OSError, match="503") as refused:
+            ask(server, "readyz")
+        checks = {check["name"]: check for check in json.load(refused.value)["checks"]}  # type: ignore[arg-type]
+        refused.value.close()  # type: ignore[attr-defined]
+        assert not checks["joined"]["ok"]
+        cluster.mapping.delete(f"nodes/{server.address}")
+        eventually(lambda: ask(server, "api/stats")["ready"])
+    finally:
+        server.kill()
+        cluster.servers.remove(server)

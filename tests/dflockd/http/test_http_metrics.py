@@ -67,7 +67,8 @@ def test_every_metric_is_documented_and_no_other(start_site: StartSite, tmp_path
         for name, kind in families(full_site(start_site, tmp_path)).items()
         if name.startswith("dflockd_")
     }
-    in_a_cluster = {"dflockd_shards", "dflockd_shards_recovering"}
+    in_a_cluster = {f"dflockd_shards{end}" for end in ("", "_recovering", "_unserved")}
+    in_a_cluster |= {"dflockd_store_bytes", "dflockd_store_used_bytes"}
     rows = re.findall(r"^\| `(dflockd_\w+)[`{]", PAGE.read_text(), re.MULTILINE)
     assert len(rows) == len(set(rows))
     assert set(rows) == made | in_a_cluster

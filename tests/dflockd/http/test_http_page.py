@@ -13,8 +13,8 @@ from typing import TypeVar
 import pytest
 
 from dflockd.shards import get_shard_id
-from examples.demo.stage import Redis, StageError, Worker, redis_executable
-from tests.dflockd.cluster.stage import ClusterStage
+from examples.demo.stage import LockServer, Redis, StageError, Worker, redis_executable
+from tests.dflockd.cluster.stage import ClusterStage, free_port
 from tests.dflockd.http.http_site import SECRET, Site, StartSite
 from tests.dflockd.raw_server import PATIENCE, RawClient, ServerProcess, eventually
 from tests.dflockd.shards.etcd_process import Etcd
@@ -327,3 +327,19 @@ def test_a_cluster_and_a_key_whose_shard_moves_away(open_page: OpenPage, tmp_pat
         complaints = open_page.complaints  # type: ignore[attr-defined]
         assert all("404" in complaint for complaint in complaints)
         complaints.clear()
+
+
+def test_a_server_that_does_not_find_itself_is_ready_and_says_so(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    with Etcd(tmp_path) as etcd:
+        cluster = ClusterStage(tmp_path, etcd, number=0, promise=2, max_lease=3)
+        flags = ["--http-port", "0", "--default-lease-ttl", "3", "--advertise-check", "warn"]
+        advertised = f"127.0.0.1:{free_port()}"
+        flags += ["--advertise", advertised]
+        with LockServer(tmp_path, *cluster.arguments(), *flags) as server:
+            server.wait_log(f"{advertised} is in the cluster")
+            page = open_page(server.wait_log("live page: ").rpartition("live page: ")[2].strip())
+            expect(page.locator("#state[data-state=ready]")).to_contain_text(
+                "granting locks; advertised: --advertise does not lead here: the connection is refused"
+            )

@@ -196,6 +196,16 @@ async def test_changes_that_etcd_has_forgotten_are_an_error(own_etcd):
         assert [event.record.value for event in await anext(store.watch("/a", revision))] == [b"4"]
 
 
+async def test_a_transaction_may_have_less_time_than_others(own_etcd):
+    async with store_at(own_etcd, timeout=PATIENCE) as store:
+        await put(store, "/a")
+        own_etcd.pause()
+        async with asyncio.timeout(BOUND + SLACK):
+            with pytest.raises(StoreUnreachableError):
+                await store.txn([], [Put("/a", b"x")], timeout=BOUND)
+        own_etcd.resume()
+
+
 async def test_where_nobody_listens():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -99,6 +99,29 @@ async def test_the_second_example_of_the_manual(store, prefix):
     assert await one.get_current_node_for_object(OBJECT) == "node2"
 
 
+async def test_an_entry_without_a_lease_is_no_node(store, prefix):
+    """Somebody wrote it by hand: it would lead, and be given shards, for ever."""
+    one = Cluster(store, "node1", prefix=prefix, num_shards=64)
+    assert await one.registration.register()
+    await store.txn([], [Put(f"{prefix}/nodes/0", b"by hand")])
+    assert await one.get_nodes() == await one.get_candidates() == ["node1"]
+    assert await one.is_leader()
+    await one.initialize_shard_mapping()
+    assert (await one.mapper.load_shard_mapping()).counts() == {"node1": 64}
+    with pytest.raises(InvalidArgumentError, match="node '0' is not alive: node1 of"):
+        await one.move_shard(0, "0")
+
+
+async def test_a_node_that_leaves_is_given_nothing(store, prefix):
+    one, two = (Cluster(store, node, prefix=prefix, num_shards=64) for node in NODES[:2])
+    assert await one.registration.register()
+    assert await two.registration.register()
+    await store.txn([], [Put(f"{prefix}/leaving/node1", b"x")])
+    assert await two.get_leavers() == ["node1"]
+    assert await two.get_candidates() == ["node2"]
+    assert await one.is_leader()
+
+
 async def test_what_is_stored_reads_as_the_manual_prints_it(store, prefix):
     printed = {
         "0": "localhost:47001",

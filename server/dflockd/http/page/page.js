@@ -128,8 +128,10 @@ function showStats(stats) {
   state.seen = new Date().toLocaleTimeString();
   state.canRelease = stats.can_release;
   const bad = stats.checks.filter((check) => !check.ok);
-  if (bad.length) showState("not-ready", bad.map((check) => `${check.name.replaceAll("_", " ").replace(/^not /, "")}: ${check.reason}`).join("; "));
-  else showState("ready", "granting locks");
+  const told = bad.map((check) => `${check.name.replaceAll("_", " ").replace(/^not /, "")}: ${check.reason}`).join("; ");
+  // Not everything that is looked at has to be so for a server to be ready.
+  if (!stats.ready) showState("not-ready", told);
+  else showState("ready", bad.length ? `granting locks; ${told}` : "granting locks");
   say($("where"), stats.cluster?.address || stats.addresses[0] || "");
   say($("version"), `dflockd ${stats.version}, up ${span(stats.uptime_s)}`);
   say($("holds"), number(stats.holds));

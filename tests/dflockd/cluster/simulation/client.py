@@ -55,6 +55,9 @@ Life = Generator[float, "tuple[Connection, Reply | None] | None", Any]
 class Client(Process):
     """Takes locks, keeps them for a while and gives them back, by the rules for clients."""
 
+    timeouts: tuple[float, ...] = (0, 1, 3, 8)
+    """In seconds."""
+
     def __init__(
         self, world: World, name: str, clock: Clock, errand: Callable[[Client], Life] | None = None
     ) -> None:
@@ -103,6 +106,10 @@ class Client(Process):
         for connection in [*self._old, *filter(None, [self._connection])]:
             connection.close(clean=False)
 
+    def remember(self, shard: int, server: str) -> None:
+        """Take a server to be in charge of a shard."""
+        self.owners[shard] = server, 0
+
     # What it does.
 
     def _live(self) -> Life:
@@ -111,7 +118,7 @@ class Client(Process):
         while not self.world.calm:
             yield from self._sleep(rng.uniform(0, 1))
             key = rng.choice(self.world.keys)
-            yield from self._use(key, rng.choice((0, 1, 3, 8)), rng.choice(leases))
+            yield from self._use(key, rng.choice(self.timeouts), rng.choice(leases))
         for key in self.world.keys:
             # The last round: everyone gets everything once more.
             while not (yield from self._use(key, 30, 2)):

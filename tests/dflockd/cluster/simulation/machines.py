@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflockd.cluster.node import Node
+from dflockd.operations import Grant, Operation, Target, acquire
+from dflockd.shards.continuity import Continuity
 from dflockd.table import ShardTable
 from dflockd.table.state import Peer
 from dflockd.wire import (
@@ -71,6 +73,17 @@ class Rules:
     """Whether servers also end while those that they replaced may still serve."""
     stops: bool = False
     """Whether nothing goes wrong but that all servers are stopped, and started again."""
+    continuity: type[Continuity] = Continuity
+    replaces: bool = False
+    """Whether the store is also full, wiped, or restored from a backup."""
+    hangs: bool = False
+    """Whether servers hang, and clients wait by the rules of the client library."""
+    acquires: Callable[[Target, float | None], Operation[Grant | None]] = acquire
+    """What these clients do for a lock."""
+    looks: bool = True
+    """Whether they look at a server that says nothing."""
+    gives_up: bool = True
+    """Whether they have no more time for all answers together than for one."""
 
 
 class Clock:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import random
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from dflockd.cluster import node as node_module
-from dflockd.cluster.calls import RETRY, Call, Kind
+from dflockd.cluster.backoff import Backoff
+from dflockd.cluster.calls import Call, Kind
 from dflockd.shards import Outcome, get_shard_id
-from dflockd.shards.errors import LeaseGoneError
+from dflockd.shards.errors import LeaseGoneError, StoreReplacedError
 from dflockd.table import Effect, Limits
 from dflockd.table.sharded import RESUME_TIMEOUT
 from dflockd.table.state import Group, Peer, Waiter
@@ -21,18 +24,19 @@ from dflockd.wire import (
     Enqueued,
     Granted,
     Moved,
+    Ping,
     Recovering,
     Renewed,
     Request,
     Reserve,
     Resume,
+    Shards,
     Status,
     TimedOut,
     Wait,
 )
 from tests.dflockd.cluster.simulation.machines import (
     PREFIX,
-    SECRET,
     WALL,
     Clock,
     Connection,
@@ -61,14 +65,18 @@ class ServerProcess(Process):
         self._judged = False
         """Whether this step may have begun what only one server may do."""
         self._waits_for_lease = False
+        self._leasing = Backoff(random.Random(address).random)
+        self._leasing_since = 0.0
         self._left_by: float | None = None
+        self.continuity = world.rules.continuity()
+        self._closes = False
         self._lives_at = -math.inf
         self._loads_at = -math.inf
         with mock.patch.object(node_module, "ShardTable", world.rules.table):
             self.node = world.rules.node(
                 address,
                 Limits(default_lease=2, max_lease=world.terms.max_lease),
-                SECRET,
+                world.etcd.agree(),
                 world.terms,
                 prefix=PREFIX,
                 balances=world.balances,
@@ -99,8 +107,8 @@ class ServerProcess(Process):
         if node.membership.wants_lease:
             if not self._waits_for_lease:
                 self._waits_for_lease = True
-                ttl, space = self.world.terms.promise, etcd.space
-                grant = lambda: space.grant(ttl, self.world.time)  # noqa: E731
+                self._leasing_since = now
+                grant = functools.partial(etcd.grant, self.world.terms.promise)
                 self.outbox.append((etcd.call, (self, grant, self._leased)))
         elif node.membership.lease and self.address not in etcd.no_keep_alives:
             lease = node.membership.lease
@@ -115,17 +123,52 @@ class ServerProcess(Process):
 
     def _leased(self, now: float, lease: Any) -> None:
         self._waits_for_lease = False
-        self._lives_at = now + (self.world.terms.promise / 3 if lease else RETRY)
+        self._lives_at = now + self.world.terms.promise / 3
+        if lease is None:
+            self._lives_at = self._leasing.failed(self._leasing_since, now)
+        else:
+            self._leasing.worked()
         if lease is not None:
             self.node.enlist(f"{self.name}/{lease.id}", lease.id, now)
 
     def loaded(self, now: float, watch: Watch, loaded: Any) -> None:
-        if watch is self.watch:
+        if watch is self.watch and self._is_same_store(watch.asked, loaded.revision, now):
             self.node.loaded(loaded, now)
 
     def changed(self, now: float, watch: Watch, events: Any) -> None:
         if watch is self.watch:
             self.node.changed(events, now)
+
+    def judge(self, asked: int, now: float, answer: Callable[..., None], result: Any) -> None:
+        """Take in what the store answered, if it is still the same."""
+        if isinstance(result, Outcome) and not self._is_same_store(asked, result.revision, now):
+            result = None
+        answer(now, result)
+
+    def take(self, now: float, answer: Callable[..., None], result: Any) -> None:
+        answer(now, result)
+
+    def _is_same_store(self, asked: int, revision: int, now: float) -> bool:
+        try:
+            self.continuity.answered(asked, revision, name="etcd")
+        except StoreReplacedError as exc:
+            self.node.replaced(str(exc), now)
+            return False
+        return True
+
+    def _close_store(self, now: float) -> None:
+        """Tell servers that start that locks may be held in spite of what they find."""
+        etcd = self.world.etcd
+
+        def close() -> Outcome:
+            space = etcd.space
+            lease = space.grant(math.ceil(self.node.terms.grace), self.world.time)
+            return space.txn((), self.node.closing(lease.id, now))
+
+        def closed(now: float, outcome: Outcome | None) -> None:
+            self.world.after(1.0, self.receive, self._close_store)
+
+        self.outbox.append((functools.partial(etcd.call, is_judged=False), (self, close, closed)))
 
     def lose_watch(self, now: float, seconds: float) -> None:
         """Hear nothing for some time, and load everything then."""
@@ -162,6 +205,9 @@ class ServerProcess(Process):
             self.sessions[connection.peer.id] = connection
         resumed, kept_until = b"", -math.inf
         for request in requests:
+            if isinstance(request, Shards | Ping):
+                self._dispatch(self.table.handle(connection.peer, request, now))
+                continue
             absent = self._absent()
             effects = self.table.handle(connection.peer, request, now)
             if isinstance(request, Resume):
@@ -206,6 +252,18 @@ class ServerProcess(Process):
             self.wake_at(time)
         if (deadline := self.table.next_deadline()) is not None:
             self.wake_at(deadline)
+        over_at = self.node.leases.over_at
+        if over_at is not None:
+            self._judged = True
+            if not self._closes:
+                self._closes = True
+                self.world.log(self.name, "learns that the store was replaced")
+                self.world.counts["stores seen to be replaced"] += 1
+                self._close_store(now)
+            if now >= over_at:
+                self.outbox.append((self.world.end_for_good, (self,)))
+            else:
+                self.wake_at(over_at)
         if self._judged:
             self._judged = False
             self.world.judge_servers(self)
@@ -350,6 +408,12 @@ class ServerProcess(Process):
                     f"{self.name}: {connection.client.name}, number {connection.ticket}, was granted "
                     f"{key.name.decode()} before number {ticket}"
                 )
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether it knows about all that the store has."""
+        latest = self.world.etcd.space.revision
+        return self.node.membership.joined and self.continuity.revision >= latest - 1
 
     def able(self) -> set[int]:
         """Return the shards that it might grant or renew locks of, if it were asked now."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dflockd.cluster.calls import Call, Kind
-from dflockd.shards import Outcome, Put, RevisionIs, format_shard_value
-from dflockd.shards.errors import LeaseGoneError
+from dflockd.shards import Lease, Outcome, Put, RevisionIs, format_shard_value
+from dflockd.shards.errors import LeaseGoneError, StoreError
 from dflockd.shards.memory import KeySpace
 from dflockd.shards.values import ShardRecord, parse_shard_value
 from tests.dflockd.cluster.simulation.machines import (
     PATIENCE,
     PREFIX,
+    SECRET,
 )
 
 if TYPE_CHECKING:
@@ -26,6 +30,8 @@ class Watch:
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
         self.next = 0
+        self.asked = 0
+        """The highest revision that was known when everything was asked for."""
         self.cut = False
         self._last = 0.0
 
@@ -43,6 +49,9 @@ class Etcd:
         self.world = world
         self.space = KeySpace()
         self.is_up = True
+        self.is_full = False
+        self.refused: list[tuple[float, str]] = []
+        """When it refused whose transactions, while it was full."""
         self.cut: set[str] = set()
         self.no_keep_alives: set[str] = set()
         self.held_up: dict[Kind, float] = {}
@@ -53,6 +62,42 @@ class Etcd:
         """Answers that were lost, for stories in which they come after all."""
         self.watches: list[Watch] = []
         self._told = self.space.revision
+        self.copies: list[KeySpace] = []
+        """Backups."""
+        self._generation = 0
+        self._founded = 0
+
+    def agree(self) -> bytes:
+        """Join the cluster, or found it: return its secret."""
+        key = f"{PREFIX}.secret"
+        record = self.space.load(key).records.get(key)
+        if record is not None:
+            return record.value
+        self._founded += 1
+        secret = SECRET + b"%d" % self._founded
+        self.space.txn([], [Put(key, secret)])
+        return secret
+
+    @property
+    def closed_by(self) -> bytes:
+        """Who has said that the store was replaced."""
+        key = f"{PREFIX}.closed"
+        record = self.space.load(key).records.get(key)
+        return record.value if record is not None else b""
+
+    def copy(self) -> None:
+        """Make a backup."""
+        self.copies.append(copy.deepcopy(self.space))
+
+    def replace(self, space: KeySpace) -> None:
+        """Have another store there: an empty one, or a backup."""
+        self._generation += 1
+        space._lease_ids = itertools.count(1000 * self._generation)
+        self.space = space
+        self._told = space.revision
+        for watch in self.watches:
+            watch.cut = True
+        self.watches = []
 
     def call(
         self,
@@ -61,19 +106,28 @@ class Etcd:
         answer: Callable[..., None],
         held_up: float = 0,
         unanswered: bool = False,
+        is_judged: bool = True,
     ) -> None:
         """Send something; `answer` gets what comes back, or ``None`` once nothing came for long."""
-        world, open_ = self.world, [True]
+        world, open_, generation = self.world, [True], self._generation
+        asked = server.continuity.revision
 
         def give(result: object) -> None:
             if open_:
                 open_.clear()
-                server.receive(answer, result)
+                handle = functools.partial(server.judge, asked) if is_judged else server.take
+                server.receive(handle, answer, result)
 
         def run(*, answered: bool) -> None:
-            if not self.is_up:
+            if not self.is_up or generation != self._generation:
+                return  # no request outlives the process that it was sent to
+            try:
+                result = execute()
+            except StoreError:
+                self.refused.append((world.time, server.name))
+                world.counts["refused"] += 1
+                world.after(world.delay(), give, None)
                 return
-            result = execute()
             self.changed()
             if answered and not self._loses(server):
                 world.after(world.delay(), give, result)
@@ -94,7 +148,14 @@ class Etcd:
     def _loses(self, server: ServerProcess) -> bool:
         return server.address in self.cut or self.world.chance(self.world.losses)
 
+    def grant(self, ttl: int) -> Lease:
+        if self.is_full:
+            raise StoreError("full")
+        return self.space.grant(ttl, self.world.time)
+
     def txn(self, call: Call) -> Outcome:
+        if self.is_full and any(isinstance(operation, Put) for operation in call.operations):
+            raise StoreError("full")
         try:
             return self.space.txn(call.compares, call.operations)
         except LeaseGoneError:
@@ -107,6 +168,7 @@ class Etcd:
             watch.next = loaded.revision + 1
             self.watches = [w for w in self.watches if w.server is not watch.server]
             self.watches.append(watch)
+            watch.asked = watch.server.continuity.revision
             watch.tell(watch.server.loaded, loaded)
 
     def changed(self) -> None:

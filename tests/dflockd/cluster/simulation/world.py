@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import heapq
 import itertools
 import random
@@ -11,15 +12,17 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
+from dflockd import shardmap
 from dflockd.cluster import calls, handover
 from dflockd.cluster.calls import Kind
 from dflockd.cluster.terms import Terms
-from dflockd.shards import Delete
+from dflockd.shards import Delete, KeySpace
 from dflockd.shards.errors import LeaseGoneError
 from dflockd.wire import (
     Space,
 )
 from tests.dflockd.cluster.simulation.client import Client, Life
+from tests.dflockd.cluster.simulation.library import LibraryClient
 from tests.dflockd.cluster.simulation.machines import (
     CALM,
     FINALE,
@@ -41,6 +44,12 @@ STOPS_SHARDS = 60
 
 BACK = 5.0
 """How long after the last server has started every shard is to be served."""
+
+SOON = 4.0
+"""Seconds after which a server has found out that the store refuses."""
+
+PER_SECOND = 1.0
+"""Transactions with which it may try a store that refuses."""
 
 
 class World:
@@ -80,6 +89,7 @@ class World:
         self.slow = rng.choice((0.01, 0.05, 0.2))
         self.watch_lag = rng.choice((1, 1, 5, 20))
         self.etcd = Etcd(self)
+        self._closed_until = 0.0
         self._lives = itertools.count(1)
         if story is not None:
             self.terms = Terms(num_shards=2, promise=2, max_lease=8)
@@ -107,7 +117,7 @@ class World:
         names = [name for name in self.clocks if name.startswith("c")]
         self.clients = {}
         if story is None:
-            self.clients = {name: Client(self, name, self.clocks[name]) for name in names}
+            self.clients = {name: self._client(name) for name in names}
         self.after(0.25, self._tick)
         (story or (_stops if self.rules.stops else _trouble))(self)
         self.at(CALM, self._calm_down)
@@ -120,21 +130,20 @@ class World:
     def after(self, seconds: float, call: Callable[..., Any], *args: Any) -> None:
         self.at(self.time + seconds, call, *args)
 
-    def run(self, until: float = CALM + FINALE) -> World:
+    def run(self) -> World:
         """Let everything happen.
 
         Raises:
             ViolationError: something did that must not.
         """
-        with _small_batches() if self.rules.stops else nullcontext():
-            self._run(until)
-        if self.calm and not self._is_over:
-            raise self.violation(f"in the end: {self._unrest()}")
-        self.counts["milliseconds"] = int(self.time * 1000)
-        return self
+        # Servers whose store was replaced end and start again, at their leisure.
+        until = CALM + FINALE * (2 if self.rules.replaces else 1)
+        small = _small_batches() if self.rules.stops else nullcontext()
+        with mock.patch.object(shardmap, "random", self.random), small:
+            return self._run(until)
 
-    def _run(self, until: float) -> None:
-        while self._events and self._events[0][0] <= until and not self._is_over:
+    def _run(self, until: float) -> World:
+        while self._events and self._events[0][0] <= until:
             self.time, _, call, args = heapq.heappop(self._events)
             try:
                 call(*args)
@@ -142,6 +151,12 @@ class World:
                 raise
             except Exception as exc:
                 raise self.violation(f"{type(exc).__name__}: {exc}") from exc
+            if self._is_over:
+                break
+        if self.calm and not self._is_over:
+            raise self.violation(f"in the end: {self._unrest()}")
+        self.counts["milliseconds"] = int(self.time * 1000)
+        return self
 
     def _tick(self) -> None:
         self.etcd.tick()
@@ -182,13 +197,14 @@ class World:
         """Have a client take the first lock at some time, and keep it for so long."""
 
         def errand(client: Client) -> Life:
-            client.owners[0] = via, 0
+            client.remember(0, via)
             yield from client.use(client.acquire, KEYS[0], timeout, lease, hold)
 
-        def come() -> None:
-            self.clients[name] = Client(self, name, self.clocks[name], errand)
+        self.at(at, self.come, name, errand)
 
-        self.at(at, come)
+    def come(self, name: str, errand: Callable[[Client], Life]) -> None:
+        """Have a client come, for an errand."""
+        self.clients[name] = self._client(name, errand)
 
     def when(self, condition: Callable[[], bool], act: Callable[..., Any], *args: Any) -> None:
         """Do something once a condition holds."""
@@ -197,11 +213,22 @@ class World:
         else:
             self.after(0.01, self.when, condition, act, *args)
 
+    def _client(self, name: str, errand: Callable[[Client], Life] | None = None) -> Client:
+        kind = LibraryClient if self.rules.hangs else Client
+        return kind(self, name, self.clocks[name], errand)
+
     # Faults; also for stories.
 
     def stop(self, name: str, seconds: float) -> None:
         process = self.servers.get(name) or self.clients[name]
         process.stop(seconds)
+
+    def hang(self, shard: int, seconds: float) -> None:
+        """Have the server of a shard do nothing for so long, and not end."""
+        name = self.etcd.record(shard).current
+        if name:
+            self.counts["hangs"] += 1
+            self.stop(name, seconds)
 
     def crash(self, name: str, back_after: float = 1.0) -> None:
         self.counts["crashes"] += 1
@@ -217,14 +244,16 @@ class World:
     def _start(self, name: str, former: Process) -> None:
         if (self.servers.get(name) or self.clients[name]) is not former:
             return
-        if isinstance(former, ServerProcess):
+        if isinstance(former, ServerProcess) and self.time < self._closed_until:
+            self.at(self._closed_until, self._start, name, former)
+        elif isinstance(former, ServerProcess):
             process = ServerProcess(self, name, former.clock, next(self._lives))
             self.servers[name] = process
             self.log(process.name, "starts")
             if self.rules.stops:
                 self.after(BACK, self._judge_return, self.time)
         else:
-            self.clients[name] = Client(self, name, former.clock)
+            self.clients[name] = self._client(name)
 
     def end_server(self, process: ServerProcess) -> None:
         """A server that was drained ends."""
@@ -242,6 +271,13 @@ class World:
                 if not left:
                     raise self.violation(f"{process.name} has not handed everything over in time")
             self.after(away, self._start, process.address, process)
+
+    def end_for_good(self, process: ServerProcess) -> None:
+        """A server whose store was replaced ends, and is started again."""
+        if process.alive:
+            self.log(process.name, "ends, for the store was replaced")
+            process.kill()
+            self.after(self.random.uniform(0.1, 2), self._start, process.address, process)
 
     def end_at_once(self, name: str, back_after: float = 1.0) -> None:
         """Have a server end without handing anything over, and revoke its lease."""
@@ -307,6 +343,46 @@ class World:
         self.etcd.is_up = True
         for watch in self.etcd.watches:
             watch.cut = True
+
+    def fill_store(self, seconds: float) -> None:
+        """Have the store take nothing new for some time."""
+        self.counts["store full"] += 1
+        self.log("etcd", "is full for %.1f s", seconds)
+        self.etcd.is_full = True
+        self.after(seconds, self._empty_store, self.time)
+
+    def _empty_store(self, since: float) -> None:
+        self.etcd.is_full = False
+        refused = Counter(who for time, who in self.etcd.refused if time > since + SOON)
+        for who, number in refused.items():
+            if number > PER_SECOND * (self.time - since - SOON) + 2:
+                raise self.violation(f"{who} asked a full store {number} times")
+
+    def wipe_store(self, seconds: float, revision: int = 1) -> None:
+        """Have the store away for some time, and empty then."""
+        self.counts["wipes"] += 1
+        space = KeySpace()
+        space.revision = revision
+        self._replace_store(seconds, space)
+
+    def start_at_once(self, name: str) -> None:
+        """Start a server although the store was replaced: against the manual."""
+        self._closed_until = 0.0
+        self.start(name)
+
+    def restore_store(self, seconds: float) -> None:
+        """Have the store away for some time, and in an earlier state then."""
+        if self.etcd.copies and not self.calm:
+            self.counts["restores"] += 1
+            self._replace_store(seconds, copy.deepcopy(self.random.choice(self.etcd.copies)))
+
+    def _replace_store(self, seconds: float, space: KeySpace) -> None:
+        self.log("etcd", "is replaced, by one at revision %d", space.revision)
+        # For so long nobody starts a server: the manual says so.
+        self._closed_until = self.time + seconds + self.terms.grace * 1.03
+        self.stop_store(seconds)
+        self.etcd.replace(space)
+        self.etcd.copies.clear()
 
     def interrupt(self, name: str) -> None:
         process = self.servers[name]
@@ -424,7 +500,8 @@ class World:
         )
 
     def violation(self, what: str) -> ViolationError:
-        option = "--chains " * self.rules.chains + "--stops " * self.rules.stops
+        names = ("chains", "hangs", "stops")
+        option = "".join(f"--{name} " for name in names if getattr(self.rules, name))
         return ViolationError(
             f"{what}\n\n{self.timeline()}\n{self.time:8.3f}  {what}\n\n"
             f"replay: python -m tests.dflockd.cluster.simulation {option}{self.seed}"
@@ -472,6 +549,13 @@ def _trouble(world: World) -> None:
     chosen = rng.sample(faults, rng.randint(2, 6))
     if world.rules.chains:
         chosen += [lambda: _chain(world), lambda: world.end_at_once(server(), rng.uniform(0.1, 4))]
+    if world.rules.replaces:
+        world.at(rng.uniform(4, CALM - 15), world.fill_store, rng.choice((0.5, 3, 8, 14)))
+        if rng.random() < 0.7:
+            _replace(world)
+    if world.rules.hangs:
+        for _ in range(4):
+            chosen.append(lambda: world.hang(rng.choice(shards), rng.uniform(1, 15)))
     for _ in range(rng.randint(3, 20)):
         world.at(rng.uniform(4, CALM - 3), rng.choice(chosen))
 
@@ -495,6 +579,24 @@ def _small_batches() -> Iterator[None]:
     """Have few shards in one transaction, so that a few shards take as many as thousands do."""
     with mock.patch.object(calls, "BATCH", 2), mock.patch.object(handover, "MAX_HANDED", 2):
         yield
+
+
+def _replace(world: World) -> None:
+    """Have the store wiped, or restored from a backup."""
+    rng = world.random
+    for _ in range(2):
+        world.at(rng.uniform(3, 20), world.etcd.copy)
+    away = rng.choice((0.0, 0.5, 3.0, 6.0))
+    if rng.random() < 0.5:
+        world.at(rng.uniform(6, 24), world.wipe_store, away)
+        return
+
+    def is_fine() -> bool:
+        # The manual says that no other server is to run when a backup is restored.
+        servers = world.servers.values()
+        return all(s.alive and not s.stopped and s.keeps_up for s in servers) or world.calm
+
+    world.at(rng.uniform(6, 24), world.when, is_fine, world.restore_store, away)
 
 
 def _chain(world: World) -> None:

@@ -1,0 +1,114 @@
+"""The cluster of the manual: its commands as they are printed, in their order, in one shell."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.dflockd.cluster.stage import free_port
+from tests.dflockd.shards.etcd_process import etcd_executable
+
+PAGE = Path(__file__).parents[3] / "docs" / "cluster.md"
+
+PATIENCE = 180.0
+
+PRINTED = ("2379", "6388", "6389", "6390")
+"""The ports of the page. They may be in use on this machine."""
+
+
+def blocks() -> list[str]:
+    section = PAGE.read_text().partition("\n## On one machine\n")[2].partition("\n## ")[0]
+    return re.findall(r"^```sh\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def ports() -> dict[str, str]:
+    found: set[str] = set()
+    while len(found) < len(PRINTED):
+        found.add(str(free_port()))
+    return dict(zip(PRINTED, sorted(found), strict=True))
+
+
+@pytest.fixture
+def programs(tmp_path: Path, ports: dict[str, str]) -> Path:
+    """A directory with what the page takes to be installed; only etcd's ports are told from here."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    here, peers = f"http://127.0.0.1:{ports['2379']}", "http://127.0.0.1:0"
+    flags = (
+        f"--listen-client-urls {here} --advertise-client-urls {here} --listen-peer-urls {peers} "
+    )
+    flags += f"--initial-advertise-peer-urls {peers} --initial-cluster default={peers}"
+    for name, line in (
+        ("etcd", f'"{etcd_executable()}" "$@" {flags}'),
+        ("dflockd", f'"{sys.executable}" -m dflockd "$@"'),
+        ("python", f'"{sys.executable}" "$@"'),
+    ):
+        program = directory / name
+        program.write_text(f"#!/bin/sh\nexec {line}\n")
+        program.chmod(0o755)
+    return directory
+
+
+@pytest.fixture
+def answers(tmp_path: Path, programs: Path, ports: dict[str, str]) -> list[str]:
+    """What each block of the page prints."""
+    script = "\necho @@@\n".join(blocks())
+    for printed, port in ports.items():
+        script = script.replace(printed, port)
+    directory = tmp_path / "empty"
+    directory.mkdir()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("DFLOCKD_")}
+    shell = subprocess.Popen(
+        ["sh", "-eu", "-c", script],
+        cwd=directory,
+        env={**clean, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = shell.communicate(timeout=PATIENCE)
+    finally:
+        if shell.poll() is None or shell.returncode:
+            os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+    logs = "".join(log.read_text() for log in sorted(directory.glob("[fst]*.log")))
+    assert shell.returncode == 0, f"{output}\n{logs}"
+    assert " ERROR " not in logs
+    assert "Traceback" not in logs + output
+    for printed, port in ports.items():
+        output = output.replace(f":{port}", f":{printed}")
+    return output.split("@@@\n")
+
+
+def test_the_commands_of_the_page(answers: list[str]) -> None:
+    etcd, servers, first, stopped, again, crashed, end = answers
+    assert etcd == servers == ""
+    assert " 8192 served, 0 recovering, 0 moving, 0 of servers that are gone, 0 without" in first
+    assert re.search(r"^127\.0\.0\.1:6388 +\d+ +\d+  leader$", first, re.MULTILINE)
+    assert re.search(
+        r"^127\.0\.0\.1:63\d\d has granted invoice:7 with fence \d+$", first, re.MULTILINE
+    )
+    # The last of them may be on their way for a moment yet.
+    assert re.search(r" 0 recovering, \d+ moving, 0 of servers that are gone, 0 without", stopped)
+    assert "127.0.0.1:6390" not in stopped
+    assert re.search(r"^\d+ shards moved in [\d.]+ s$", again, re.MULTILINE)
+    assert re.search(r" [1-9]\d* recovering", crashed)
+    assert "those that recover grant nothing for up to" in crashed
+    assert end == ""
+
+
+def test_the_page_says_what_it_needs() -> None:
+    text = "".join(blocks())
+    assert len(set(re.findall(r"--port (\d+) ", text))) == 3
+    for port in re.findall(r"--port (\d+) ", text):
+        assert f"--port {port} --advertise 127.0.0.1:{port}" in text
+    assert "etcd --data-dir" in text

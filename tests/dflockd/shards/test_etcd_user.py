@@ -1,0 +1,165 @@
+"""etcd with users: the right one, wrong ones, and tokens that end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from dflockd.shards import Put, RevisionIs, StoreDeniedError
+from dflockd.shards.etcd import EtcdStore
+from dflockd.shards.user import EtcdUser
+from examples.demo.stage import Process
+from tests.dflockd.cluster.stage import ClusterServer, free_port
+from tests.dflockd.shards.etcd_process import Etcd
+
+ROOT = EtcdUser("root", "root-secret")
+USER = EtcdUser("locks", "locks-secret")
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    # Tokens end after 1 s without use.
+    with Etcd(tmp_path_factory.mktemp("users"), more=("--auth-token-ttl", "1")) as process:
+        control = process.control
+        control("user", "add", "root:root-secret")
+        control("user", "grant-role", "root", "root")
+        control("user", "add", "locks:locks-secret")
+        control("role", "add", "locks")
+        control("role", "grant-permission", "--prefix=true", "locks", "readwrite", "/dflockd")
+        control("user", "grant-role", "locks", "locks")
+        control("auth", "enable")
+        yield process
+
+
+@contextlib.asynccontextmanager
+async def store_as(etcd: Etcd, user: EtcdUser | None) -> AsyncIterator[EtcdStore]:
+    store = EtcdStore([etcd.endpoint], timeout=10, user=user)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def test_all_calls_are_made_as_the_user(etcd: Etcd) -> None:
+    async with store_as(etcd, USER) as store:
+        lease = await store.grant_lease(60)
+        put = Put("/dflockd/nodes/a", b"x", lease.id)
+        outcome = await store.txn([RevisionIs(put.key, 0)], [put])
+        assert outcome.succeeded
+        assert list((await store.get_prefix("/dflockd/nodes/")).records) == [put.key]
+        async with contextlib.aclosing(store.watch("/dflockd/", outcome.revision)) as changes:
+            assert [event.key for event in await anext(changes)] == [put.key]
+        await store.keep_alive(lease.id)
+        assert await store.size() is not None
+        await store.revoke_lease(lease.id)
+
+
+async def test_a_token_that_has_ended_is_replaced(etcd: Etcd) -> None:
+    async with store_as(etcd, USER) as store:
+        await store.get_prefix("/dflockd/")
+        for _ in range(2):
+            # As where etcd has forgotten it.
+            store._metadata = (("token", "of.another.life"),)
+            assert (await store.txn([], [Put("/dflockd/once", b"x")])).succeeded
+        assert (await store.get_prefix("/dflockd/once")).records["/dflockd/once"].revision > 0
+
+
+async def test_tokens_survive_a_change_of_users_and_a_restart(etcd: Etcd) -> None:
+    async with store_as(etcd, USER) as store:
+        await store.txn([], [Put("/dflockd/a", b"1")])
+        async with store_as(etcd, ROOT) as root:
+            await root.txn([], [Put("/else", b"1")])
+        etcd.control("--user", "root:root-secret", "user", "add", "other:secret")
+        await store.txn([], [Put("/dflockd/a", b"2")])
+        etcd.stop()
+        etcd.start()
+        await store.txn([], [Put("/dflockd/a", b"3")])
+
+
+@pytest.mark.parametrize(
+    ("user", "message"),
+    [
+        (USER._replace(password="wrong"), "invalid user ID or password"),
+        (USER._replace(name="nobody"), "invalid user ID or password"),
+        (None, "user name is empty"),
+    ],
+)
+async def test_others_are_denied(etcd: Etcd, user: EtcdUser | None, message: str) -> None:
+    async with store_as(etcd, user) as store:
+        with pytest.raises(StoreDeniedError, match=message):
+            await store.txn([], [Put("/dflockd/a", b"1")])
+
+
+async def test_what_a_user_may_not_is_denied(etcd: Etcd) -> None:
+    async with store_as(etcd, USER) as store:
+        with pytest.raises(StoreDeniedError, match="permission denied"):
+            await store.txn([], [Put("/else", b"1")])
+        assert (await store.txn([], [Put("/dflockd/a", b"1")])).succeeded
+
+
+async def test_a_user_where_there_are_none(tmp_path: Path) -> None:
+    with Etcd(tmp_path) as plain:
+        async with store_as(plain, USER) as store:
+            with pytest.raises(StoreDeniedError, match="authentication is not enabled"):
+                await store.get_prefix("/")
+
+
+def test_the_password_is_not_shown() -> None:
+    assert "secret" not in repr(USER)
+
+
+# The server and its commands.
+
+
+def as_user(etcd: Etcd, directory: Path, password: str) -> list[str]:
+    file = directory / "password"
+    file.write_text(password + "\n")
+    return [
+        *("--cluster", f"etcd://{etcd.endpoint}", "--cluster-user", USER.name),
+        *("--cluster-password-file", str(file)),
+    ]
+
+
+class Command(Process):
+    """`dflockd cluster ...`"""
+
+    def __init__(self, directory: Path, *words: str) -> None:
+        super().__init__(directory, "command")
+        self._words = words
+
+    def _command(self) -> list[str]:
+        import sys
+
+        return [sys.executable, "-m", "dflockd", "cluster", *self._words]
+
+
+def test_a_server_and_the_commands_give_user_and_password(etcd: Etcd, tmp_path: Path) -> None:
+    arguments = as_user(etcd, tmp_path, USER.password)
+    with ClusterServer(tmp_path, *arguments, name="server") as server:
+        server.wait_joined()
+        with Command(tmp_path, *arguments, "status") as command:
+            assert server.address in command.wait_log("leader")
+
+
+def test_a_wrong_password_refuses_to_start_with_one_line(etcd: Etcd, tmp_path: Path) -> None:
+    arguments = as_user(etcd, tmp_path, "wrong")
+    server = ClusterServer(tmp_path, *arguments, name="server", port=free_port())
+    with pytest.raises(Exception, match="ended before it logged"):
+        server.start()
+    [line] = server.log_text().splitlines()
+    assert "ERROR dflockd: --cluster-user locks: etcd " in line
+    assert "invalid user ID or password" in line
+    assert "wrong" not in line
+    with Command(tmp_path, *arguments, "status") as command:
+        assert "invalid user ID or password" in command.wait_log("dflockd cluster: ")
+
+
+def test_without_a_user_it_says_which_setting_is_missing(etcd: Etcd, tmp_path: Path) -> None:
+    url = f"etcd://{etcd.endpoint}"
+    server = ClusterServer(tmp_path, "--cluster", url, name="server", port=free_port())
+    with pytest.raises(Exception, match="ended before it logged"):
+        server.start()
+    assert "--cluster-user is not set: etcd " in server.log_text()
