@@ -232,3 +232,19 @@ def test_an_unknown_load_is_refused():
 
     assert done.returncode == 2
     assert "no load is called 'speed'; there are server_cpu" in done.stderr
+
+
+def test_a_large_cluster_is_run_through_all_that_happens_to_it():
+    options = ("--servers", "3", "--locks", "8192", "--restarts", "1")
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks.cluster_scale", *options],
+        capture_output=True,
+        check=False,
+        text=True,
+        cwd=stage.ROOT,
+        timeout=BOUND,
+    )
+    assert run.returncode == 0, run.stderr
+    lines = {line[:20].strip(): line for line in run.stdout.splitlines()}
+    assert [*lines] == ["start", "rest", "join", "rolling restart", "crash", "all stop and start"]
+    assert all("transactions" in line and "CPU of a server" in line for line in lines.values())

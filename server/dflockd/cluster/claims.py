@@ -125,23 +125,27 @@ class Claims:
         # not renew there any longer, and its lock could be granted there once more.
         opens_at = now + self._leases.silence
         self._table.open(shard, fence, opens_at=opens_at, recovers_until=now + self._leases.grace)
-        if former.current:
+        if former.current and not self._open_heard(tenure, outcome.revision):
             self._unheard[shard] = tenure, outcome.revision
-            self.open_heard()
 
     def open_heard(self) -> None:
         """Find out how soon shards can be opened: once no former server can serve them."""
         for shard, (tenure, revision) in list(self._unheard.items()):
-            if not self._tenures.has(tenure):
+            if self._open_heard(tenure, revision):
                 del self._unheard[shard]
-                continue
-            former = tenure.former.current
-            silent_at = self._leases.silent_at(former, tenure.former_claimed, revision)
-            if silent_at < math.inf:
-                del self._unheard[shard]
-                group = self._table.groups[shard]
-                if group.opens_at is not None:
-                    group.opens_at = min(group.opens_at, silent_at)
+
+    def _open_heard(self, tenure: Tenure, revision: int) -> bool:
+        """Return whether nothing more is to be found out about a shard."""
+        if not self._tenures.has(tenure):
+            return True
+        former = tenure.former.current
+        silent_at = self._leases.silent_at(former, tenure.former_claimed, revision)
+        if silent_at == math.inf:
+            return False
+        group = self._table.groups[tenure.shard]
+        if group.opens_at is not None:
+            group.opens_at = min(group.opens_at, silent_at)
+        return True
 
     def _next_epoch(self, shard: int) -> int:
         view = self._view

@@ -13,7 +13,8 @@ from dflockd.shards import Delete, Put, ValueIs
 from dflockd.shards.store import Compare, Operation
 
 MAX_HANDED = 2 * BATCH
-"""Shards that were handed over and not taken yet, before others follow: none is to wait for long."""
+"""Shards for each that takes some, handed over and not taken yet, before others follow: none is to
+wait for long."""
 
 HAND_OVER_TIMEOUT = 0.5
 """Seconds for which a shard that was handed over is waited for to be taken."""
@@ -30,17 +31,21 @@ class HandOver:
     Attributes:
         queue: shards that are to be handed over, first come, first served.
         foreign: shards of an earlier life of this server, of which nothing is known.
+        leaving: whether all are given away, and who is silent is not waited for again.
     """
 
     def __init__(self, tenures: Tenures, terms: Terms) -> None:
         self.queue: dict[int, None] = {}
         self.foreign: dict[int, None] = {}
+        self.leaving = False
         self._tenures = tenures
         self._view = tenures.view
         self._table = tenures.table
         self._terms = terms
         self._handed: dict[int, float] = {}
         """When shards were handed over that nobody has taken yet, oldest first."""
+        self._silent: set[str] = set()
+        """Those that did not take in time what they were given."""
 
     def next_deadline(self) -> float | None:
         """Return when `may_go_on` should be asked again."""
@@ -50,10 +55,31 @@ class HandOver:
 
     def may_go_on(self, now: float) -> bool:
         """Whether those who take shards over keep up with this server."""
-        for shard, since in list(self._handed.items()):
-            if self._view.records[shard].current or now >= since + HAND_OVER_TIMEOUT:
+        while self._handed:
+            shard = next(iter(self._handed))
+            if now < self._handed[shard] + HAND_OVER_TIMEOUT:
+                break
+            del self._handed[shard]
+            target = self._view.records[shard].target
+            if self.leaving and target not in self._silent:
+                # It may be dead: what it is given now is out of service for no longer than what it
+                # has been given, and what this server is left with waits for holders.
+                self._silent.add(target)
+                self.look()
+        takers = len(self._view.candidates - {self._tenures.address})
+        return len(self._handed) < MAX_HANDED * max(1, takers)
+
+    def seen(self, shard: int) -> None:
+        """Take note of what there is to know about a shard: it may not be waited for any more."""
+        if shard in self._handed:
+            record = self._view.records[shard]
+            if record.current or not self._is_taker(record.target):
                 del self._handed[shard]
-        return len(self._handed) < MAX_HANDED
+
+    def look(self) -> None:
+        """Find out which of those that were to take shards over do not any more."""
+        for shard in list(self._handed):
+            self.seen(shard)
 
     def call(self, condition: ValueIs, now: float) -> Call:
         """Hand some shards over. From here on nothing about them changes in the table."""
@@ -83,8 +109,16 @@ class HandOver:
     def ended(self, tenure: Tenure, now: float) -> None:
         """Forget a shard that has been handed over."""
         self._tenures.forget(tenure)
-        if tenure.record.target in self._view.nodes:
+        if self._is_taker(tenure.record.target):
             self._handed[tenure.shard] = now
+
+    def _is_taker(self, server: str) -> bool:
+        """Whether a server takes over what is handed to it: not one that leaves, this one above all."""
+        return (
+            server in self._view.candidates
+            and server != self._tenures.address
+            and server not in self._silent
+        )
 
     def may_thaw(self, tenure: Tenure) -> bool:
         """Whether a shard that is not to go after all can be served again.

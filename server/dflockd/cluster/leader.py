@@ -6,17 +6,23 @@ anything, and each is written only where nobody has changed the record since.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Set
+
+from dflockd.cluster.calls import BATCH as CLAIMED
 from dflockd.cluster.calls import RETRY, Call, Kind
 from dflockd.cluster.view import SHARDS, View
 from dflockd.shards import (
     Put,
     RevisionIs,
+    ShardMapping,
     format_shard_value,
     rebalance_shard_mapping,
     update_shard_mapping,
 )
+from dflockd.shards.store import MAX_OPERATIONS
 
-BATCH = 64
+BATCH = MAX_OPERATIONS
 """Targets that are written in one transaction."""
 
 SETTLE = 2.0
@@ -59,9 +65,9 @@ class Leader:
         self._look_at = at if self._look_at is None else min(at, self._look_at)
 
     def joined(self, now: float) -> None:
-        """Take note that there is a new server."""
+        """Take note that there is a new server. Shards of those that leave have waited for it."""
         self._joined_at = now
-        self.look(now + SETTLE)
+        self.look(now if self._view.roster.leavers else now + SETTLE)
 
     def settle(self, now: float) -> None:
         """Give the others time to show themselves: this server has only just come in."""
@@ -88,14 +94,20 @@ class Leader:
             return None
         if not self._targets:
             self._decide(now)
-        if not self._targets:
-            return None
+        candidates = self._view.candidates
         compares, puts = [], []
-        for shard in list(self._targets)[:BATCH]:
-            record = self._view.records[shard]._replace(target=self._targets.pop(shard))
+        for shard in list(self._targets):
+            target = self._targets.pop(shard)
+            if target not in candidates:
+                continue  # it leaves by now, or is gone: there will be another look
+            record = self._view.records[shard]._replace(target=target)
             key = self._view.key(SHARDS, shard)
             compares.append(RevisionIs(key, self._view.revisions[shard]))
             puts.append(Put(key, format_shard_value(record).encode()))
+            if len(puts) == BATCH:
+                break
+        if not puts:
+            return None
         self._calling = True
         return Call(Kind.ASSIGN, now, compares, puts)
 
@@ -112,7 +124,8 @@ class Leader:
         candidates = self._view.candidates
         if not (due or balancing):
             return
-        self._look_at = None
+        if due:
+            self._look_at = None
         self._balance_at = now + BALANCE_EVERY
         if not candidates:
             return
@@ -121,11 +134,36 @@ class Leader:
         if is_first and now < self._joined_at + SETTLE:
             self._look_at = self._joined_at + SETTLE
             return
-        decided = update_shard_mapping(mapping, candidates)
-        if decided is mapping and balancing and not any(r.moving for r in mapping.records):
+        decided = update_shard_mapping(mapping, candidates) if due else mapping
+        if decided is mapping and balancing and self._is_settled(mapping, candidates):
             decided = rebalance_shard_mapping(mapping, candidates)
-        self._targets = {
-            shard: decided[shard].target
-            for shard in sorted(decided.unsaved)
-            if shard not in self._view.unreadable
-        }
+        self._targets = _in_turns(
+            {
+                shard: decided[shard].target
+                for shard in sorted(decided.unsaved)
+                if shard not in self._view.unreadable
+            }
+        )
+
+    @staticmethod
+    def _is_settled(mapping: ShardMapping, candidates: Set[str]) -> bool:
+        """Whether no shard is on its way, or waits for a server that may yet be back."""
+        return not any(
+            record.moving or not (record.target in candidates or record.pinned)
+            for record in mapping.records
+        )
+
+
+def _in_turns(targets: dict[int, str]) -> dict[int, str]:
+    """Return them so that each server gets as many at a time as it takes over in one transaction.
+
+    One by one, a hundred servers would make thousands of transactions of it; all of one server
+    first, the others would have nothing to do meanwhile.
+    """
+    numbers: Counter[str] = Counter()
+    turns: dict[int, int] = {}
+    for shard, target in targets.items():
+        turns[shard] = numbers[target] // CLAIMED
+        numbers[target] += 1
+    ordered = sorted(targets, key=lambda shard: (turns[shard], targets[shard], shard))
+    return {shard: targets[shard] for shard in ordered}

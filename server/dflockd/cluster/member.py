@@ -134,7 +134,7 @@ class Member:
         """
         node = self.node
         if node.membership.lease:
-            node.leave(time.monotonic())
+            node.leave(time.monotonic(), timeout)
             self._step()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):

@@ -32,7 +32,7 @@ from dflockd.cluster.membership import Membership, News
 from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.tenures import Stage, Tenures
 from dflockd.cluster.terms import Terms
-from dflockd.cluster.view import FLOOR_MARGIN, NODES, View
+from dflockd.cluster.view import FLOOR_MARGIN, LEAVING, NODES, View
 from dflockd.shards import (
     Event,
     Loaded,
@@ -55,7 +55,7 @@ shard is out of service only while its own transactions are under way."""
 QUEUED = (Kind.CONFIRM, Kind.CLAIM, Kind.RELEASE, Kind.CLEAR)
 """What the calls are for that are made from each of a node's queues."""
 
-LEAVE_TIMEOUT = 5.0
+LEAVE_TIMEOUT = 3.0
 """Seconds that a server that leaves gives the leader to find new servers for its shards."""
 
 logger = logging.getLogger("dflockd.cluster")
@@ -240,10 +240,15 @@ class Node:
         """Do what is due."""
         self._work(now)
 
-    def leave(self, now: float) -> None:
-        """Hand over every shard. Once it `has_left`, the server is not needed any more."""
-        self.leaving = True
-        self._leave_until = now + LEAVE_TIMEOUT
+    def leave(self, now: float, timeout: float | None = None) -> None:
+        """Hand over every shard. Once it `has_left`, the server is not needed any more.
+
+        Args:
+            now: the time.
+            timeout: seconds in which it is to be done; ``None`` is as long as it takes.
+        """
+        self.leaving = self.handover.leaving = True
+        self._leave_until = now + min(LEAVE_TIMEOUT, math.inf if timeout is None else timeout / 2)
         self._look_at_all(now)
 
     # What goes out.
@@ -386,10 +391,15 @@ class Node:
             self._look_at(news, now)
         elif news == NODES and key.removeprefix(self.view.key(NODES, "")) in self.view.nodes:
             self.leader.joined(now)
-        elif news is not None:
-            # Its shards can be taken over, or are to be. Who says that it leaves is not waited for.
-            self.leader.look(now + (SETTLE if news == NODES else 0))
-            self._look_at_all(now)
+        elif news == NODES:
+            # Its shards can be taken over. Nobody waits for it to be back where others leave, for the
+            # leader may be gone that was to find servers for theirs.
+            self.leader.look(now if self.view.roster.leavers else now + SETTLE)
+            self._look_at_those_of(key.removeprefix(self.view.key(NODES, "")), now)
+        elif news == LEAVING:
+            if record is not None:
+                self.leader.look(now)
+            self._look_at_those_of("", now)
         return news is not None
 
     def _look_at_all(self, now: float) -> None:
@@ -397,8 +407,20 @@ class Node:
             self._look_at(shard, now)
         self._work(now)
 
+    def _look_at_those_of(self, gone: str, now: float) -> None:
+        """Look at the shards that a server had, and at those that the servers left are to take."""
+        if gone:
+            for shard, record in enumerate(self.view.records):
+                if record.current == gone:
+                    self._look_at(shard, now)
+        if self.leaving:
+            for tenure in self._tenures:
+                self._look_at(tenure.shard, now)
+        self.handover.look()
+
     def _look_at(self, shard: int, now: float) -> None:
         """Find out what is to be done about a shard."""
+        self.handover.seen(shard)
         for queue in self._queues:
             queue.pop(shard, None)
         if not self.membership.joined or shard in self._retries:

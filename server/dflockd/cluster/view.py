@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Set
+from functools import lru_cache
 
 from dflockd.shards import (
     BadShardValueError,
@@ -101,19 +102,19 @@ class View:
         """Take in what a shard's record was at a revision; return whether that is news."""
         if revision <= max(self.revisions[shard], self._seen.get(self.key(SHARDS, shard), 0)):
             return False
-        parsed = ShardRecord()
+        parsed, epoch = ShardRecord(), 0
         self.unreadable.discard(shard)
         if record is None:
             self._seen[self.key(SHARDS, shard)] = revision
         else:
             try:
-                parsed = _parse(record.value)
+                parsed, epoch = _parse(record.value)
             except BadShardValueError as exc:
                 logger.error("%s is left alone: %s", self.key(SHARDS, shard), exc)
                 self.unreadable.add(shard)
         self._is_reported = False
         self.revisions[shard] = record.revision if record is not None else 0
-        self.records[shard], self.epochs[shard] = parsed, parsed.epoch
+        self.records[shard], self.epochs[shard] = parsed, epoch
         return True
 
     def differences(self, loaded: Loaded) -> Iterator[tuple[str, Record | None, int]]:
@@ -174,8 +175,11 @@ class View:
         return self._report
 
 
-def _parse(value: bytes) -> ShardRecord:
+@lru_cache(1 << 12)
+def _parse(value: bytes) -> tuple[ShardRecord, int]:
+    """Return a record and its epoch. Thousands of shards have one value, and change it at a time."""
     record = parse_shard_value(value)
-    if max(record.epoch, record.clean or 0) > MAX_EPOCH:
-        raise BadShardValueError(f"epoch {record.epoch} is over {MAX_EPOCH}")
-    return record
+    epoch = record.epoch
+    if max(epoch, record.clean or 0) > MAX_EPOCH:
+        raise BadShardValueError(f"epoch {epoch} is over {MAX_EPOCH}")
+    return record, epoch

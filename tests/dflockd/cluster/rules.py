@@ -302,6 +302,27 @@ class MissesSigns(ServingLeases):
         self._heard |= heard
 
 
+class WaitsForItself(HandOver):
+    """Waits for a server to take over what nobody but itself is to have."""
+
+    def _is_taker(self, server: str) -> bool:
+        return super()._is_taker(server) or server == self._tenures.address
+
+
+class WaitsForAnybody(HandOver):
+    """Waits for whoever is alive, those that leave among them."""
+
+    def _is_taker(self, server: str) -> bool:
+        return server in self._view.nodes
+
+
+class WaitsForSomebody(Node):
+    """Waits for a server to leave to, also when there is none."""
+
+    def _is_to_leave(self, record: ShardRecord) -> bool:
+        return record.target != self.address or (self.leaving and self._leave_until is None)
+
+
 class ForgetsPositions(ShardTable):
     """Positions that came with their shard are not kept."""
 
@@ -377,6 +398,9 @@ BROKEN: dict[str, Rules] = {
     "what was before the start forgotten": Rules(node=with_part("leases", StartsWithNothing)),
     "signs of life that were missed": Rules(node=with_part("leases", MissesSigns)),
     "those before the former server forgotten": Rules(node=with_part("leases", ForgetsThoseBefore)),
+    "takers that are the leaver itself": Rules(node=with_part("handover", WaitsForItself)),
+    "takers that leave": Rules(node=with_part("handover", WaitsForAnybody)),
+    "leaving to somebody or not at all": Rules(node=WaitsForSomebody),
     "lease counted from the answer": Rules(counts_from_answer=True),
     "grant confirmed by a renewal": Rules(confirms_by_renewal=True),
     "opened in a store that was wiped": Rules(node=without(Kind.CLAIM, is_closed)),

@@ -203,6 +203,15 @@ def handed_over_of_old(world: World) -> None:
     world.visit("c2", 9, lease=3, hold=3, via=SECOND)
 
 
+def killed_while_it_leaves(world: World) -> None:
+    """A server is killed before it learns that it has handed everything over, and that comes late."""
+    world.visit("c1", 5, lease=8, hold=20)
+    world.at(6, world.hold_up, Kind.RELEASE, 0.8)
+    world.at(6, world.drain, FIRST)
+    world.at(6.3, world.crash, FIRST, 20)
+    world.visit("c2", 7, lease=3, hold=3, via=SECOND)
+
+
 def fast_and_slow(world: World) -> None:
     """The clock of a holder is slow, and that of its server fast."""
     world.clocks["c1"].rate, world.clocks[FIRST].rate = 0.99, 1.01
@@ -216,6 +225,7 @@ def late_release(world: World) -> None:
     world.at(4, world.crash, SECOND, 11.9)
     world.at(4, world.crash, THIRD, 40)
     world.at(15, world.hold_up, Kind.RELEASE, 2.6)
+    world.at(15, world.hold_up, Kind.ASSIGN, 4)
     world.at(15, world.drain, FIRST)
     world.visit("c2", 16.75, lease=8, hold=12)
     world.visit("c3", 19, lease=8, hold=3, via=SECOND)
@@ -369,6 +379,7 @@ STORIES: dict[Callable[[World], None], list[str]] = {
     deposed_in_its_promise: ["reclaim while the former server serves"],
     renewed_at_the_end: ["grace without the promise"],
     handed_over_of_old: ["snapshot of any epoch"],
+    killed_while_it_leaves: ["snapshot dropped"],
     fast_and_slow: ["leases not stretched"],
     late_release: ["thaw without a newer revision"],
     overtaken_release: ["release whatever the record"],

@@ -82,9 +82,16 @@ FOUND_WITH_REPLACED_STORES = {
 
 # The same, in schedules with chains of take-overs.
 FOUND_IN_CHAINS = {
-    "those before the former server forgotten": (45, 233),
+    "those before the former server forgotten": (233, 588),
     "snapshot deleted in the claim": (2,),
-    "deleted whatever was handed over": (15, 21, 70),
+    "deleted whatever was handed over": (21, 26, 70),
+}
+
+# The same, in schedules in which all servers are stopped and started, and one to begin with.
+FOUND_IN_STOPS = {
+    "takers that are the leaver itself": 1,
+    "takers that leave": 1,
+    "leaving to somebody or not at all": 0,
 }
 
 
@@ -110,6 +117,10 @@ def run(seed: int) -> Counter[str]:
 
 def run_chains(seed: int) -> Counter[str]:
     return World(seed, Rules(chains=True)).run().counts
+
+
+def run_stops(seed: int) -> Counter[str]:
+    return World(seed, Rules(stops=True)).run().counts
 
 
 def run_hangs(seed: int) -> Counter[str]:
@@ -154,6 +165,16 @@ def test_schedules_with_chains_of_take_overs() -> None:
     assert counts["grants"] > 600
 
 
+def test_all_servers_are_stopped_and_started_again_without_anybody_waiting_for_holders() -> None:
+    counts = sum((run_stops(seed) for seed in range(25)), Counter())
+    assert counts["stops of all"] == 75
+    assert counts["clean ends"] == 225
+    assert counts["claims with grace"] == 0
+    assert counts["snapshots"] > 40
+    assert counts["renewals"] > 200
+    assert counts["places resumed"] > 10
+
+
 def test_schedules_in_which_the_store_is_replaced() -> None:
     counts = sum((World(seed, Rules(replaces=True)).run().counts for seed in range(60)), Counter())
     assert counts["wipes"] > 10
@@ -182,7 +203,13 @@ def test_a_seed_replays_exactly(hangs: bool) -> None:
 
 def test_no_rule_is_left_out() -> None:
     by_stories = {name for names in (*STORIES.values(), *HANGS.values()) for name in names}
-    by_chance = {*FOUND_BY_CHANCE, *FOUND_IN_CHAINS, *FOUND_IN_HANGS, *FOUND_WITH_REPLACED_STORES}
+    by_chance = {
+        *FOUND_BY_CHANCE,
+        *FOUND_IN_CHAINS,
+        *FOUND_IN_HANGS,
+        *FOUND_IN_STOPS,
+        *FOUND_WITH_REPLACED_STORES,
+    }
     assert by_chance | by_stories == BROKEN.keys()
 
 
@@ -234,6 +261,13 @@ def test_chains_of_take_overs_show_that_a_rule_is_missing(name: str) -> None:
             World(seed, replace(BROKEN[name], chains=True)).run()
 
 
+@pytest.mark.parametrize("name", FOUND_IN_STOPS)
+def test_stops_show_that_a_rule_is_missing(name: str) -> None:
+    first = FOUND_IN_STOPS[name]
+    rules = replace(BROKEN[name], stops=True)
+    assert first_violation(rules, range(first, first + 50)) is not None
+
+
 @pytest.mark.parametrize("name", FOUND_WITH_REPLACED_STORES)
 def test_a_store_that_was_replaced_shows_that_a_rule_is_missing(name: str) -> None:
     for seed in FOUND_WITH_REPLACED_STORES[name]:
@@ -247,6 +281,15 @@ def test_servers_that_hang_show_that_a_rule_is_missing(name: str) -> None:
     for seed in FOUND_IN_HANGS[name]:
         with pytest.raises(ViolationError):
             World(seed, replace(BROKEN[name], hangs=True)).run()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_thousands_of_schedules_with_stops() -> None:
+    with multiprocessing.get_context("spawn").Pool(2, logging.disable, (logging.CRITICAL,)) as pool:
+        seeds = range(4_000_000, 4_000_000 + SOAK // 4)
+        counts = sum(pool.imap_unordered(run_stops, seeds, chunksize=50), Counter())
+    assert counts["claims with grace"] == 0
 
 
 @pytest.mark.soak

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -312,6 +313,36 @@ def test_shards_of_servers_that_are_gone_or_leave_go_to_the_others_and_pinned_on
     assert view.records[2].target == "c:1"
 
 
+def test_who_begins_to_leave_is_given_no_more_of_what_was_decided_before() -> None:
+    view = view_of(400, a=1, b=2, c=3)
+    leader = Leader(view, "a:1")
+    leader.joined(0)
+    assert leader.call(SETTLE) is not None
+    leader.answered(True, SETTLE)
+    view.see("/p/leaving/b:1", Record(b"b", 4), 4)
+    leader.look(SETTLE)
+    call = leader.call(SETTLE)
+    assert call is not None
+    assert len(call.operations) == BATCH
+    assert not any(put.value.startswith(b"b:1") for put in call.operations if isinstance(put, Put))
+
+
+def test_each_of_many_servers_is_given_its_shards_together() -> None:
+    view = view_of(8192, **{f"s{number:02}": 1 + number for number in range(100)})
+    leader = Leader(view, "s00:1")
+    leader.joined(0)
+    told: Counter[str] = Counter()
+    while (call := leader.call(SETTLE)) is not None:
+        puts = [put for put in call.operations if isinstance(put, Put)]
+        targets = {put.value.partition(b",")[0].decode() for put in puts}
+        told.update(targets)
+        for put in puts:
+            view.see(put.key, Record(put.value, 500), 500)
+        leader.answered(True, SETTLE)
+    assert told.total() < 500, "one by one they would be told 6,400 times"
+    assert set(told.values()) <= {3, 4, 5}, "and all of them have something to do"
+
+
 def test_with_nobody_to_take_shards_they_stay() -> None:
     view = view_of(a=1)
     view.see("/p/leaving/a:1", Record(b"a", 2), 2)
@@ -334,6 +365,29 @@ def test_balancing_is_only_done_where_it_was_asked_for() -> None:
                 see_shard(view, shard, moved, 1050 + 100 * second)
         moved_shards = sum(record.target == "b:1" for record in view.records)
         assert (moved_shards >= 40) is balances
+
+
+def test_who_balances_waits_as_long_for_servers_that_are_gone() -> None:
+    view = view_of(8, a=1)
+    for shard in range(8):
+        see_shard(view, shard, f"{'ab'[shard % 2]}:1,{'a:1' if shard % 2 == 0 else ''},f=e:1", 10)
+    leader = Leader(view, "a:1", balances=True)
+    leader.settle(5)
+    assert leader.call(5) is None
+    assert leader.call(5 + SETTLE - 0.1) is None
+    view.see("/p/nodes/b:1", Record(b"b", 20, 1), 20)
+    assert leader.call(5 + SETTLE) is None
+    assert [record.target for record in view.records] == ["a:1", "b:1"] * 4
+
+
+def test_nothing_is_balanced_while_a_server_may_come_back() -> None:
+    view = view_of(8, a=1, b=2)
+    for shard in range(8):
+        see_shard(view, shard, "a:1,a:1,f=e:1" if shard < 6 else "c:1,c:1,f=e:1", 10)
+    leader = Leader(view, "a:1", balances=True)
+    leader.settle(5)
+    assert leader.call(5 + SETTLE - 0.1) is None
+    assert leader.call(5 + SETTLE) is not None
 
 
 def test_what_nobody_knows_the_end_of_is_decided_again() -> None:

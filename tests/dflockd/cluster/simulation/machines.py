@@ -71,6 +71,8 @@ class Rules:
     """Whether clients do something else while they wait, and have their places kept meanwhile."""
     chains: bool = False
     """Whether servers also end while those that they replaced may still serve."""
+    stops: bool = False
+    """Whether nothing goes wrong but that all servers are stopped, and started again."""
     continuity: type[Continuity] = Continuity
     replaces: bool = False
     """Whether the store is also full, wiped, or restored from a backup."""

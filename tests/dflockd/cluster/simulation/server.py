@@ -192,7 +192,7 @@ class ServerProcess(Process):
             self.world.log(self.name, "is drained")
             self.world.counts["drains"] += 1
             self.node.leave(now)
-            self._left_by = now + 7.0
+            self._left_by = now + self.world.leave_timeout
 
     def _absent(self) -> set[bytes]:
         return {name for group in self.table.each_group() for name in group.reserved}

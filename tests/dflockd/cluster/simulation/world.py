@@ -7,11 +7,13 @@ import heapq
 import itertools
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
 from dflockd import shardmap
+from dflockd.cluster import calls, handover
 from dflockd.cluster.calls import Kind
 from dflockd.cluster.terms import Terms
 from dflockd.shards import Delete, KeySpace
@@ -35,6 +37,13 @@ from tests.dflockd.cluster.simulation.machines import (
 )
 from tests.dflockd.cluster.simulation.server import ServerProcess
 from tests.dflockd.cluster.simulation.store import Etcd
+
+STOPS = (4.0, 15.0, 26.0)
+"""When all servers are stopped, in schedules of nothing else, and how many shards there are then."""
+STOPS_SHARDS = 60
+
+BACK = 5.0
+"""How long after the last server has started every shard is to be served."""
 
 SOON = 4.0
 """Seconds after which a server has found out that the store refuses."""
@@ -88,6 +97,15 @@ class World:
             self.balances = False
             self.losses = self.stalls = self.slow = 0
             self.watch_lag = 1
+        self.leave_timeout = 7.0
+        if self.rules.stops:
+            self.terms = Terms(STOPS_SHARDS, promise=2, max_lease=8)
+            self.losses = self.stalls = self.slow = 0
+            self.balances = False
+            self.watch_lag = min(self.watch_lag, 5)
+            self.leave_timeout = 2.5
+        self._disturbed_at = 0.0
+        """When a server last began to leave, or ended."""
         self.clocks = {
             name: Clock(self, rng.uniform(0.99, 1.01), rng.uniform(0, 1000))
             for name in (*SERVERS, *(f"c{number}" for number in range(1, 6)))
@@ -101,7 +119,7 @@ class World:
         if story is None:
             self.clients = {name: self._client(name) for name in names}
         self.after(0.25, self._tick)
-        (story or _trouble)(self)
+        (story or (_stops if self.rules.stops else _trouble))(self)
         self.at(CALM, self._calm_down)
 
     # Time.
@@ -120,7 +138,8 @@ class World:
         """
         # Servers whose store was replaced end and start again, at their leisure.
         until = CALM + FINALE * (2 if self.rules.replaces else 1)
-        with mock.patch.object(shardmap, "random", self.random):
+        small = _small_batches() if self.rules.stops else nullcontext()
+        with mock.patch.object(shardmap, "random", self.random), small:
             return self._run(until)
 
     def _run(self, until: float) -> World:
@@ -231,6 +250,8 @@ class World:
             process = ServerProcess(self, name, former.clock, next(self._lives))
             self.servers[name] = process
             self.log(process.name, "starts")
+            if self.rules.stops:
+                self.after(BACK, self._judge_return, self.time)
         else:
             self.clients[name] = self._client(name)
 
@@ -243,7 +264,13 @@ class World:
             lease = process.node.membership.lease
             process.kill()
             self.after(self.delay(), self.revoke, lease)
-            self.after(self.random.uniform(0.5, 4), self._start, process.address, process)
+            away = self.random.uniform(0.5, 4)
+            if self.rules.stops:
+                away = self.random.choice((0.1, away / 2, 3.0))
+                self._disturbed_at = self.time
+                if not left:
+                    raise self.violation(f"{process.name} has not handed everything over in time")
+            self.after(away, self._start, process.address, process)
 
     def end_for_good(self, process: ServerProcess) -> None:
         """A server whose store was replaced ends, and is started again."""
@@ -270,6 +297,7 @@ class World:
             self.take_for_dead(former)
 
     def drain(self, name: str) -> None:
+        self._disturbed_at = self.time
         process = self.servers[name]
         process.receive(process.leave)
 
@@ -441,6 +469,13 @@ class World:
             if able and other is not process and (both := able & other.able()):
                 raise self.violation(f"{process.name} and {other.name} both serve shards {both}")
 
+    def _judge_return(self, started: float) -> None:
+        """Some time after all have been stopped and started, nobody is to wait any more."""
+        if self._disturbed_at < started:
+            served = {shard for process in self.running() for shard in process.grants()}
+            if missing := set(range(self.terms.num_shards)) - served:
+                raise self.violation(f"{BACK:g} s after the last start nobody serves {missing}")
+
     def _unrest(self) -> str:
         """Return what is still to come once the faults are over."""
         for client in self.clients.values():
@@ -465,7 +500,8 @@ class World:
         )
 
     def violation(self, what: str) -> ViolationError:
-        option = "--chains " if self.rules.chains else "--hangs " if self.rules.hangs else ""
+        names = ("chains", "hangs", "stops")
+        option = "".join(f"--{name} " for name in names if getattr(self.rules, name))
         return ViolationError(
             f"{what}\n\n{self.timeline()}\n{self.time:8.3f}  {what}\n\n"
             f"replay: python -m tests.dflockd.cluster.simulation {option}{self.seed}"
@@ -522,6 +558,27 @@ def _trouble(world: World) -> None:
             chosen.append(lambda: world.hang(rng.choice(shards), rng.uniform(1, 15)))
     for _ in range(rng.randint(3, 20)):
         world.at(rng.uniform(4, CALM - 3), rng.choice(chosen))
+
+
+def _stops(world: World) -> None:
+    """Have all servers stopped again and again, within more or less time, and started."""
+    rng = world.random
+
+    def stop() -> None:
+        world.counts["stops of all"] += 1
+        within = rng.choice((0.0, 0.05, 0.5, 2.5))
+        for name in SERVERS:
+            world.after(rng.uniform(0, within), world.drain, name)
+
+    for at in STOPS:
+        world.at(at + rng.uniform(0, 1.5), stop)
+
+
+@contextmanager
+def _small_batches() -> Iterator[None]:
+    """Have few shards in one transaction, so that a few shards take as many as thousands do."""
+    with mock.patch.object(calls, "BATCH", 2), mock.patch.object(handover, "MAX_HANDED", 2):
+        yield
 
 
 def _replace(world: World) -> None:

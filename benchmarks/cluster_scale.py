@@ -1,0 +1,366 @@
+"""A large cluster on one machine: ``python -m benchmarks.cluster_scale --servers 100 --locks 1000000``.
+
+The real nodes and lock tables over a store in memory and under a clock that is turned. What is counted
+is exact: transactions, changes, what watches are told. Times come out of a model: a message takes so
+long, etcd carries out one transaction after the other, and a server is busy for as long as its node
+takes on this machine. What nodes do not do costs nothing here: sockets, gRPC, etcd's disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import heapq
+import itertools
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dflockd.cluster.calls import Call
+from dflockd.cluster.node import Node
+from dflockd.cluster.terms import Terms
+from dflockd.shards import Event, Get, Outcome, Put, RevisionIs, rebalance_shard_mapping
+from dflockd.shards.errors import LeaseGoneError
+from dflockd.shards.memory import KeySpace
+from dflockd.shards.values import format_shard_value
+from dflockd.table import Limits
+from dflockd.wire import Acquire, Space
+
+PREFIX = "/dflockd"
+WALL = 1_700_000_000 * 10**9
+
+WAY = 0.001
+"""Seconds that a message takes."""
+
+SERVICE = 0.0005
+"""Seconds that etcd takes for a transaction, and beside that for each of its operations."""
+SERVICE_EACH = 0.00002
+
+LEASE = 30
+
+AWAY = 3.0
+"""Seconds between the end of a server and its next start."""
+
+PHASES = ("start", "rest", "join", "crash", "rolling restart", "all stop and start")
+
+
+class Host:
+    """A server: its node, and since when it has had something to do."""
+
+    def __init__(self, scale: Scale, address: str) -> None:
+        self.scale, self.address = scale, address
+        self.node = Node(
+            address,
+            Limits(default_lease=LEASE, max_lease=scale.terms.max_lease, max_locks=1 << 30),
+            b"secret",
+            scale.terms,
+            prefix=PREFIX,
+            wall=lambda: WALL,
+        )
+        self.alive = True
+        self.told = 0
+        self.cpu = 0.0
+        self.longest = 0.0
+        self._free_at = 0.0
+        self._wakes = 0
+        self._has_left = False
+        loaded = scale.space.load(PREFIX + "/")
+        self.told = loaded.revision
+        self._work(lambda now: self.node.loaded(loaded, now))
+        self._live()
+
+    def _live(self) -> None:
+        """What `Member` does about the lease of the store."""
+        if not self.alive:
+            return
+        space, membership = self.scale.space, self.node.membership
+        if membership.wants_lease:
+            lease = space.grant(self.scale.terms.promise, self.scale.now).id
+            name = f"{self.address} at {self.scale.now}"
+            self._work(lambda now: self.node.enlist(name, lease, now))
+        elif membership.lease:
+            try:
+                space.keep_alive(membership.lease, self.scale.now)
+                self.scale.counts["keep-alives"] += 1
+            except LeaseGoneError:
+                pass
+        self.scale.after(self.scale.terms.promise / 3, self._live)
+
+    def changed(self, events: list[Event]) -> None:
+        if self.alive:
+            self.scale.counts["watched"] += len(events)
+            self._work(lambda now: self.node.changed(events, now))
+
+    def leave(self) -> None:
+        self._work(lambda now: self.node.leave(now, 6.0))
+
+    def _answered(self, call: Call, outcome: Outcome) -> None:
+        if self.alive:
+            self._work(lambda now: self.node.answered(call, outcome, now))
+
+    def _due(self, number: int) -> None:
+        if self.alive and number == self._wakes:
+            self._work(self.node.advance)
+
+    def _work(self, step: Callable[[float], None]) -> None:
+        """Do something once all that came before is done, and what follows from it."""
+        scale = self.scale
+        if self._free_at > scale.now:
+            scale.at(self._free_at, self._work_again, step)
+            return
+        begun = time.thread_time()
+        step(scale.now)
+        _, _, calls = self.node.output()
+        deadline = self.node.next_deadline()
+        took = time.thread_time() - begun
+        self.cpu += took
+        self.longest = max(self.longest, took)
+        self._free_at = scale.now + took
+        for call in calls:
+            scale.at(self._free_at + WAY, scale.carry_out, self, call)
+        self._wakes += 1
+        if deadline < scale.now + 3600:
+            scale.at(max(deadline, self._free_at), self._due, self._wakes)
+        if self.node.has_left and not self._has_left:
+            self._has_left = True
+            scale.at(self._free_at + WAY, scale.end, self)
+
+    def _work_again(self, step: Callable[[float], None]) -> None:
+        if self.alive:
+            self._work(step)
+
+    answered = _answered
+
+
+class Scale:
+    """All servers, their store and the clock."""
+
+    def __init__(self, servers: int, locks: int) -> None:
+        self.terms = Terms()
+        self.space = KeySpace(history=1 << 12)
+        self.space.txn([], [Put(f"{PREFIX}.secret", b"secret")])
+        self.now = 1000.0
+        self.counts: Counter[str] = Counter()
+        self.locks = locks
+        self.hosts: dict[str, Host] = {}
+        self.names = [f"10.0.{n // 250}.{n % 250}:6388" for n in range(servers + 1)]
+        self.cpu: Counter[str] = Counter()
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = itertools.count()
+        self._etcd_free_at = 0.0
+        self._told = self.space.revision
+        self.at(self.now, self._expire)
+
+    def at(self, when: float, call: Callable[..., None], *args: Any) -> None:
+        heapq.heappush(self._events, (when, next(self._order), call, args))
+
+    def after(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
+        self.at(self.now + seconds, call, *args)
+
+    def run(self, until: float) -> None:
+        while self._events and self._events[0][0] <= until:
+            self.now, _, call, args = heapq.heappop(self._events)
+            call(*args)
+        self.now = max(self.now, until)
+
+    def run_until(self, condition: Callable[[], bool], most: float = 600.0) -> float:
+        """Return how long it took; looked at ten times a second."""
+        begun = self.now
+        while not condition():
+            if self.now > begun + most:
+                raise RuntimeError(f"not within {most:g} s: {self.unserved()} shards unserved")
+            self.run(self.now + 0.1)
+        return self.now - begun
+
+    # The store.
+
+    def _expire(self) -> None:
+        self.space.expire(self.now)
+        self._tell()
+        self.after(0.25, self._expire)
+
+    def carry_out(self, host: Host, call: Call) -> None:
+        service = SERVICE + SERVICE_EACH * len(call.operations)
+        self._etcd_free_at = max(self._etcd_free_at, self.now) + service
+        self.counts[call.kind.value] += 1
+        self.counts["transactions"] += 1
+        self.counts["busy us"] += int(service * 1e6)
+        self.at(self._etcd_free_at, self._carried_out, host, call)
+
+    def _carried_out(self, host: Host, call: Call) -> None:
+        try:
+            outcome = self.space.txn(call.compares, call.operations)
+        except LeaseGoneError:
+            outcome = Outcome(False, 0, {})
+        for operation in call.operations if outcome.succeeded else ():
+            if isinstance(operation, Put):
+                self.counts["written"] += len(operation.key) + len(operation.value)
+            self.counts["changes"] += not isinstance(operation, Get)
+        self.counts["refused"] += not outcome.succeeded
+        self.after(WAY, host.answered, call, outcome)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.space.revision > self._told:
+            news = self.space.since(PREFIX + "/", self._told + 1)
+            self._told = self.space.revision
+            for events in news:
+                for host in self.hosts.values():
+                    if events[0].revision > host.told:
+                        self.after(WAY, host.changed, events)
+
+    # Servers.
+
+    def start(self, name: str) -> None:
+        self.hosts[name] = Host(self, name)
+
+    def end(self, host: Host) -> None:
+        """A server ends; its lease is revoked, unless it is killed."""
+        self.kill(host)
+        self.space.revoke(host.node.membership.lease)
+        self._tell()
+
+    def kill(self, host: Host) -> None:
+        host.alive = False
+        self.cpu[host.address] += host.cpu  # type: ignore[assignment]
+        if self.hosts.get(host.address) is host:
+            del self.hosts[host.address]
+
+    def unserved(self) -> int:
+        return self.terms.num_shards - sum(
+            not group.frozen and group.recovers_until is None
+            for host in self.hosts.values()
+            for group in host.node.table.groups.values()
+        )
+
+    def unclaimed(self) -> int:
+        return self.terms.num_shards - sum(len(h.node.table.groups) for h in self.hosts.values())
+
+    def lock(self, hosts: Iterable[Host]) -> None:
+        """Have each shard of these servers hold as many locks as there are for it."""
+        each = self.locks // self.terms.num_shards
+        for host in hosts:
+            table = host.node.table
+            for shard in table.groups:
+                peer = table.connect()
+                for number in range(each):
+                    key = b"shard#%d/account:%d" % (shard, number)
+                    table.handle(peer, Acquire(Space.LOCK, key, 1, 0, LEASE), self.now)
+            host.node.output()
+
+    def rebalance(self) -> int:
+        """Write what ``dflockd cluster rebalance`` writes; return how many shards move."""
+        view = next(iter(self.hosts.values())).node.view
+        mapping, nodes = view.mapping, sorted(self.hosts)
+        decided = rebalance_shard_mapping(mapping, nodes, threshold=0, batch=8192)
+        moves = [(shard, format_shard_value(decided[shard])) for shard in sorted(decided.unsaved)]
+        for begin in range(0, len(moves), 64):
+            batch = [
+                (f"{PREFIX}/shard/{s}", mapping.revisions[s], v) for s, v in moves[begin:][:64]
+            ]
+            compares = [RevisionIs(key, revision) for key, revision, _ in batch]
+            self.space.txn(compares, [Put(key, value.encode()) for key, _, value in batch])
+            self._tell()
+        return len(moves)
+
+
+class Phase:
+    """What happened from its begin to its end, printed as a line."""
+
+    def __init__(self, scale: Scale, name: str) -> None:
+        self.scale, self.name = scale, name
+        self._begun = scale.now
+        self._before = {name: host.cpu for name, host in scale.hosts.items()}
+        scale.counts.clear()
+        scale.cpu.clear()
+        for host in scale.hosts.values():
+            host.longest = 0.0
+
+    def end(self, note: str = "") -> None:
+        scale = self.scale
+        seconds, counts = scale.now - self._begun, scale.counts
+        cpu: Counter[str] = Counter(scale.cpu)
+        for name, host in scale.hosts.items():
+            cpu[name] += host.cpu  # type: ignore[assignment]
+        used = [value - self._before.get(name, 0.0) for name, value in cpu.items()]
+        longest = max(host.longest for host in scale.hosts.values())
+        kinds = ("enlist", "heartbeat", "announce", "assign", "claim", "release", "tidy")
+        made = ", ".join(f"{counts[kind]:,} {kind}" for kind in kinds if counts[kind])
+        print(
+            f"{self.name:20} {seconds:7.1f} s  {counts['transactions']:>7,} transactions "
+            f"({counts['transactions'] / seconds:,.0f}/s; {made}; {counts['refused']} refused), "
+            f"{counts['changes']:,} changes, {counts['written'] / 1e6:.1f} MB, "
+            f"{counts['watched'] / len(scale.hosts) / seconds:,.0f} events/s a server; "
+            f"etcd busy {counts['busy us'] / 1e4 / seconds:.1f} %; CPU of a server "
+            f"{statistics.median(used) * 1000:,.0f} ms median, {max(used) * 1000:,.0f} most, "
+            f"longest step {longest * 1000:.1f} ms{'; ' + note if note else ''}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--servers", type=int, default=100)
+    parser.add_argument("--locks", type=int, default=1_000_000)
+    parser.add_argument("--restarts", type=int, default=5, help="of the rolling restart")
+    parser.add_argument("--phases", nargs="*", default=PHASES)
+    options = parser.parse_args()
+    gc.freeze()
+    scale = Scale(options.servers, options.locks)
+    names = scale.names[: options.servers]
+    phase = Phase(scale, "start")
+    for number, name in enumerate(names):
+        scale.after(number * 3.0 / options.servers, scale.start, name)
+    scale.run_until(lambda: len(scale.hosts) == options.servers and not scale.unserved())
+    phase.end()
+    scale.lock(list(scale.hosts.values()))
+    if "rest" in options.phases:
+        scale.run(scale.now + 5)
+        phase = Phase(scale, "rest")
+        scale.run(scale.now + 30)
+        phase.end()
+    if "join" in options.phases:
+        phase = Phase(scale, "join")
+        scale.start(scale.names[-1])
+        scale.run(scale.now + 1)
+        moved = scale.rebalance()
+        scale.run_until(lambda: len(scale.hosts[scale.names[-1]].node.table.groups) >= moved)
+        phase.end(f"{moved} shards moved")
+    if "rolling restart" in options.phases:
+        phase, times = Phase(scale, "rolling restart"), []
+        for name in names[: options.restarts]:
+            host = scale.hosts[name]
+            host.leave()
+            times.append(scale.run_until(lambda host=host: not host.alive))  # type: ignore[misc]
+            scale.run(scale.now + AWAY)
+            scale.start(name)
+            scale.run_until(lambda name=name: scale.hosts[name].node.membership.joined)  # type: ignore[misc]
+            scale.run_until(lambda: not scale.unserved())
+        phase.end(f"{options.restarts} restarts, each leaves in {max(times):.1f} s at most")
+    if "crash" in options.phases:
+        phase = Phase(scale, "crash")
+        victim = scale.hosts[names[-1]]
+        shards = len(victim.node.table.groups)
+        scale.kill(victim)
+        taken = scale.run_until(lambda: not scale.unclaimed())
+        phase.end(f"{shards} shards taken over after {taken:.1f} s, then the wait for holders")
+        scale.run(scale.now + scale.terms.grace)
+        for host in scale.hosts.values():
+            for group in host.node.table.groups.values():
+                group.recovers_until = None
+    if "all stop and start" in options.phases:
+        scale.run(scale.now + 5)
+        phase = Phase(scale, "all stop and start")
+        for host in list(scale.hosts.values()):
+            host.leave()
+        stopped = scale.run_until(lambda: not scale.hosts)
+        for name in names:
+            scale.start(name)
+        back = scale.run_until(lambda: not scale.unserved())
+        phase.end(f"stopped in {stopped:.1f} s, all served {back:.1f} s after the start")
+
+
+if __name__ == "__main__":
+    main()
