@@ -50,6 +50,8 @@ class Cluster:
         self.calls: list[Call] = []
         self.unanswered: set[Kind] = set()
         """The next call of each of these kinds is carried out, and nobody is told so."""
+        self.refused: set[Kind] = set()
+        """Calls of these kinds are not carried out."""
         self.most_under_way = 0
         self._wall = wall
         self._told: dict[str, int] = {}
@@ -94,6 +96,9 @@ class Cluster:
                 self.most_under_way = max(self.most_under_way, len(calls))
                 for call in calls:
                     self.calls.append(call)
+                    if call.kind in self.refused:
+                        node.answered(call, None, self.now)
+                        continue
                     outcome: Outcome | None = self.store.txn(call.compares, call.operations)
                     if call.kind in self.unanswered:
                         self.unanswered.remove(call.kind)
@@ -633,3 +638,35 @@ def test_a_record_tells_until_when_its_shard_recovers() -> None:
     cluster.move(2, "c:1")  # and of this one all locks are known
     assert cluster.record(2).current == "c:1"
     assert cluster.record(2).recovers == 0
+
+
+@pytest.mark.parametrize("kind", [Kind.TIDY, Kind.ASSIGN])
+def test_what_is_refused_for_ever_is_tried_seldom_and_holds_up_nothing_else(kind: Kind) -> None:
+    cluster = Cluster("a:1", "b:1", "c:1")
+    cluster.refused.add(kind)
+    cluster.take("a:1")
+    cluster.move(0, "b:1")
+    cluster.pass_(5)
+    cluster.kill("c:1")
+    cluster.calls.clear()
+    cluster.pass_(60)
+    assert 20 < len(of_kind(cluster.calls, kind)) < 60
+    cluster.move(0, "a:1")
+    cluster.pass_(1)
+    assert cluster.record(0).current == "a:1"
+
+
+def test_while_signs_of_life_are_refused_nothing_else_is_asked() -> None:
+    cluster = Cluster("a:1", "b:1")
+    cluster.refused |= set(Kind)
+    for node in cluster.nodes.values():
+        cluster.pass_(0)
+        node.leave(cluster.now)
+    cluster.pass_(10)
+    cluster.calls.clear()
+    cluster.pass_(60)
+    assert {call.kind for call in cluster.calls} <= {Kind.HEARTBEAT, Kind.ENLIST}
+    assert 20 < len(cluster.calls) < 60 * len(cluster.nodes)
+    cluster.refused.clear()
+    cluster.pass_(4)
+    assert all(node.leases.lasts(cluster.now) for node in cluster.nodes.values())
