@@ -45,13 +45,15 @@ def test_nothing_is_lost_and_nobody_overlaps(servers: int, tmp_path: Path) -> No
 
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 5 * QUIET)
-def test_a_cluster_loses_nothing_either(tmp_path: Path) -> None:
+@pytest.mark.parametrize("etcd", [1, 3])
+def test_a_cluster_loses_nothing_either(etcd: int, tmp_path: Path) -> None:
     outcome = judged(
         tmp_path,
         servers=3,
         workers=1,
         lease=CLUSTER_LEASE,
         promise=CLUSTER_PROMISE,
+        etcd=etcd,
     )
     assert not outcome.unexplained
     assert outcome.count("fault") > SECONDS / 10

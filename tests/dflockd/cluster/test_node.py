@@ -670,3 +670,49 @@ def test_while_signs_of_life_are_refused_nothing_else_is_asked() -> None:
     cluster.refused.clear()
     cluster.pass_(4)
     assert all(node.leases.lasts(cluster.now) for node in cluster.nodes.values())
+
+
+def test_in_a_store_that_was_replaced_nothing_is_granted_whatever_is_answered_later() -> None:
+    cluster = Cluster("a:1", "b:1")
+    token = cluster.take("a:1")
+    node = cluster.nodes["a:1"]
+    cluster.pass_(1.0)
+    node.advance(cluster.now + 1.0)
+    late = [call for call in node.output().calls if call.kind is Kind.HEARTBEAT]
+    node.replaced("revision 1", cluster.now)
+    assert "restored from a backup: revision 1" in node.trouble
+    assert not node.leases.lasts(cluster.now)
+    for call in late:
+        node.answered(call, cluster.store.txn(call.compares, call.operations), cluster.now)
+    node.loaded(cluster.store.load("/p/"), cluster.now)
+    node.enlist("another life", 7, cluster.now)
+    node.advance(cluster.now + 5)
+    assert late
+    assert node.output().calls == []
+    assert not node.may_serve(cluster.now)
+    assert isinstance(cluster.renew("a:1", token), Recovering)
+    assert node.leases.over_at == cluster.now + cluster.terms.grace
+
+
+def test_servers_are_told_what_a_store_that_was_replaced_does_not_know() -> None:
+    cluster = Cluster("a:1", "b:1", wall=0)
+    cluster.move(0, "b:1")
+    cluster.pass_(1)
+    epoch = cluster.record(0).epoch
+    node = cluster.nodes["a:1"]
+    node.replaced("revision 1", cluster.now)
+    puts = {put.key: put.value for put in node.closing(1, cluster.now) if isinstance(put, Put)}
+    assert puts == {"/p.closed": b"a:1", "/p/floor/a:1": b"%d" % (epoch + 1000)}
+    # Who has not served for long has nothing to say of locks.
+    late = node.leases.hopeless_at + 1
+    assert [put.key for put in node.closing(1, late)] == ["/p/floor/a:1"]
+
+    fresh = Cluster(wall=0)
+    fresh.store.txn([], [Put(key, value) for key, value in puts.items()])
+    fresh.start("c:1")
+    fresh.pass_(SETTLE + 3)
+    assert fresh.serving() == {"c:1": set()}
+    fresh.store.txn([], [Delete("/p.closed")])
+    fresh.pass_(4)
+    assert fresh.serving() == {"c:1": {0, 1, 2, 3}}
+    assert fresh.record(0).epoch == epoch + 1000
