@@ -123,6 +123,10 @@ def run_stops(seed: int) -> Counter[str]:
     return World(seed, Rules(stops=True)).run().counts
 
 
+def run_replaces(seed: int) -> Counter[str]:
+    return World(seed, Rules(replaces=True)).run().counts
+
+
 def run_hangs(seed: int) -> Counter[str]:
     return World(seed, Rules(hangs=True)).run().counts
 
@@ -299,6 +303,16 @@ def test_thousands_of_schedules_in_which_servers_hang() -> None:
         seeds = range(4_000_000, 4_000_000 + SOAK)
         counts = sum(pool.imap_unordered(run_hangs, seeds, chunksize=50), Counter())
     assert counts["hangs"] > SOAK
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_thousands_of_schedules_in_which_the_store_is_full_wiped_or_restored() -> None:
+    with multiprocessing.get_context("spawn").Pool(2, logging.disable, (logging.CRITICAL,)) as pool:
+        seeds = range(4_000_000, 4_000_000 + SOAK)
+        counts = sum(pool.imap_unordered(run_replaces, seeds, chunksize=50), Counter())
+    assert counts["wipes"] > SOAK / 5
+    assert counts["restores"] > SOAK / 20
 
 
 @pytest.mark.soak

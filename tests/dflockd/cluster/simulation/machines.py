@@ -38,6 +38,10 @@ FINALE = 40.0
 WALL = 1_700_000_000 * 10**9
 
 
+KINDS = ("chains", "hangs", "replaces", "stops")
+"""What schedules can be about beside the usual faults: fields of `Rules`."""
+
+
 class Key(NamedTuple):
     """What clients want."""
 

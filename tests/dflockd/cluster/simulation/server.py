@@ -37,7 +37,6 @@ from dflockd.wire import (
 )
 from tests.dflockd.cluster.simulation.machines import (
     PREFIX,
-    WALL,
     Clock,
     Connection,
     Key,
@@ -80,7 +79,7 @@ class ServerProcess(Process):
                 world.terms,
                 prefix=PREFIX,
                 balances=world.balances,
-                wall=lambda: WALL,
+                wall=lambda: world.wall,
             )
         self.table = self.node.table
         self._observe()

@@ -85,6 +85,11 @@ class Etcd:
         record = self.space.load(key).records.get(key)
         return record.value if record is not None else b""
 
+    @property
+    def has_floor(self) -> bool:
+        """Whether somebody has said which epochs were used before the store was replaced."""
+        return bool(self.space.load(f"{PREFIX}/floor/").records)
+
     def copy(self) -> None:
         """Make a backup."""
         self.copies.append(copy.deepcopy(self.space))

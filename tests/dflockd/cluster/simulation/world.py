@@ -15,6 +15,7 @@ from unittest import mock
 from dflockd import shardmap
 from dflockd.cluster import calls, handover
 from dflockd.cluster.calls import Kind
+from dflockd.cluster.claims import EPOCH_SHIFT
 from dflockd.cluster.terms import Terms
 from dflockd.shards import Delete, KeySpace
 from dflockd.shards.errors import LeaseGoneError
@@ -27,8 +28,10 @@ from tests.dflockd.cluster.simulation.machines import (
     CALM,
     FINALE,
     KEYS,
+    KINDS,
     PREFIX,
     SERVERS,
+    WALL,
     Clock,
     Key,
     Process,
@@ -90,6 +93,8 @@ class World:
         self.watch_lag = rng.choice((1, 1, 5, 20))
         self.etcd = Etcd(self)
         self._closed_until = 0.0
+        self._is_replaced = False
+        self.wall = WALL
         self._lives = itertools.count(1)
         if story is not None:
             self.terms = Terms(num_shards=2, promise=2, max_lease=8)
@@ -247,6 +252,10 @@ class World:
         if isinstance(former, ServerProcess) and self.time < self._closed_until:
             self.at(self._closed_until, self._start, name, former)
         elif isinstance(former, ServerProcess):
+            if self._is_replaced and not self.etcd.has_floor:
+                # Nobody has noticed, for none was left: then the manual says how long to wait.
+                self._is_replaced = False
+                self.wall += 64 << EPOCH_SHIFT
             process = ServerProcess(self, name, former.clock, next(self._lives))
             self.servers[name] = process
             self.log(process.name, "starts")
@@ -382,6 +391,7 @@ class World:
         self._closed_until = self.time + seconds + self.terms.grace * 1.03
         self.stop_store(seconds)
         self.etcd.replace(space)
+        self._is_replaced = True
         self.etcd.copies.clear()
 
     def interrupt(self, name: str) -> None:
@@ -500,8 +510,7 @@ class World:
         )
 
     def violation(self, what: str) -> ViolationError:
-        names = ("chains", "hangs", "stops")
-        option = "".join(f"--{name} " for name in names if getattr(self.rules, name))
+        option = "".join(f"--{kind} " for kind in KINDS if getattr(self.rules, kind))
         return ViolationError(
             f"{what}\n\n{self.timeline()}\n{self.time:8.3f}  {what}\n\n"
             f"replay: python -m tests.dflockd.cluster.simulation {option}{self.seed}"
