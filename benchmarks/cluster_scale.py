@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dflockd.cluster.calls import Call
 from dflockd.cluster.node import Node
-from dflockd.cluster.terms import Terms
+from dflockd.cluster.parameters import ClusterParameters
+from dflockd.cluster.transactions import Transaction
 from dflockd.shards import Event, Get, Outcome, Put, RevisionIs, rebalance_shard_mapping
 from dflockd.shards.errors import LeaseGoneError
 from dflockd.shards.memory import KeySpace
@@ -53,9 +53,9 @@ class Host:
         self.scale, self.address = scale, address
         self.node = Node(
             address,
-            Limits(default_lease=LEASE, max_lease=scale.terms.max_lease, max_locks=1 << 30),
+            Limits(default_lease=LEASE, max_lease=scale.parameters.max_lease, max_locks=1 << 30),
             b"secret",
-            scale.terms,
+            scale.parameters,
             prefix=PREFIX,
             wall=lambda: WALL,
         )
@@ -77,7 +77,7 @@ class Host:
             return
         space, membership = self.scale.space, self.node.membership
         if membership.wants_lease:
-            lease = space.grant(self.scale.terms.promise, self.scale.now).id
+            lease = space.grant(self.scale.parameters.serving_lease, self.scale.now).id
             name = f"{self.address} at {self.scale.now}"
             self._work(lambda now: self.node.enlist(name, lease, now))
         elif membership.lease:
@@ -86,7 +86,7 @@ class Host:
                 self.scale.counts["keep-alives"] += 1
             except LeaseGoneError:
                 pass
-        self.scale.after(self.scale.terms.promise / 3, self._live)
+        self.scale.after(self.scale.parameters.serving_lease / 3, self._live)
 
     def changed(self, events: list[Event]) -> None:
         if self.alive:
@@ -96,9 +96,9 @@ class Host:
     def leave(self) -> None:
         self._work(lambda now: self.node.leave(now, 6.0))
 
-    def _answered(self, call: Call, outcome: Outcome) -> None:
+    def _answered(self, transaction: Transaction, outcome: Outcome) -> None:
         if self.alive:
-            self._work(lambda now: self.node.answered(call, outcome, now))
+            self._work(lambda now: self.node.answered(transaction, outcome, now))
 
     def _due(self, number: int) -> None:
         if self.alive and number == self._wakes:
@@ -112,14 +112,14 @@ class Host:
             return
         begun = time.thread_time()
         step(scale.now)
-        _, _, calls = self.node.output()
+        _, _, transactions = self.node.output()
         deadline = self.node.next_deadline()
         took = time.thread_time() - begun
         self.cpu += took
         self.longest = max(self.longest, took)
         self._free_at = scale.now + took
-        for call in calls:
-            scale.at(self._free_at + WAY, scale.carry_out, self, call)
+        for transaction in transactions:
+            scale.at(self._free_at + WAY, scale.carry_out, self, transaction)
         self._wakes += 1
         if deadline < scale.now + 3600:
             scale.at(max(deadline, self._free_at), self._due, self._wakes)
@@ -138,7 +138,7 @@ class Scale:
     """All servers, their store and the clock."""
 
     def __init__(self, servers: int, locks: int) -> None:
-        self.terms = Terms()
+        self.parameters = ClusterParameters()
         self.space = KeySpace(history=1 << 12)
         self.space.txn([], [Put(f"{PREFIX}.secret", b"secret")])
         self.now = 1000.0
@@ -181,25 +181,25 @@ class Scale:
         self._tell()
         self.after(0.25, self._expire)
 
-    def carry_out(self, host: Host, call: Call) -> None:
-        service = SERVICE + SERVICE_EACH * len(call.operations)
+    def carry_out(self, host: Host, transaction: Transaction) -> None:
+        service = SERVICE + SERVICE_EACH * len(transaction.operations)
         self._etcd_free_at = max(self._etcd_free_at, self.now) + service
-        self.counts[call.kind.value] += 1
+        self.counts[transaction.kind.value] += 1
         self.counts["transactions"] += 1
         self.counts["busy us"] += int(service * 1e6)
-        self.at(self._etcd_free_at, self._carried_out, host, call)
+        self.at(self._etcd_free_at, self._carried_out, host, transaction)
 
-    def _carried_out(self, host: Host, call: Call) -> None:
+    def _carried_out(self, host: Host, transaction: Transaction) -> None:
         try:
-            outcome = self.space.txn(call.compares, call.operations)
+            outcome = self.space.txn(transaction.compares, transaction.operations)
         except LeaseGoneError:
             outcome = Outcome(False, 0, {})
-        for operation in call.operations if outcome.succeeded else ():
+        for operation in transaction.operations if outcome.succeeded else ():
             if isinstance(operation, Put):
                 self.counts["written"] += len(operation.key) + len(operation.value)
             self.counts["changes"] += not isinstance(operation, Get)
         self.counts["refused"] += not outcome.succeeded
-        self.after(WAY, host.answered, call, outcome)
+        self.after(WAY, host.answered, transaction, outcome)
         self._tell()
 
     def _tell(self) -> None:
@@ -229,18 +229,20 @@ class Scale:
             del self.hosts[host.address]
 
     def unserved(self) -> int:
-        return self.terms.num_shards - sum(
+        return self.parameters.num_shards - sum(
             not group.frozen and group.recovers_until is None
             for host in self.hosts.values()
             for group in host.node.table.groups.values()
         )
 
     def unclaimed(self) -> int:
-        return self.terms.num_shards - sum(len(h.node.table.groups) for h in self.hosts.values())
+        return self.parameters.num_shards - sum(
+            len(h.node.table.groups) for h in self.hosts.values()
+        )
 
     def lock(self, hosts: Iterable[Host]) -> None:
         """Have each shard of these servers hold as many locks as there are for it."""
-        each = self.locks // self.terms.num_shards
+        each = self.locks // self.parameters.num_shards
         for host in hosts:
             table = host.node.table
             for shard in table.groups:
@@ -346,7 +348,7 @@ def main() -> None:
         scale.kill(victim)
         taken = scale.run_until(lambda: not scale.unclaimed())
         phase.end(f"{shards} shards taken over after {taken:.1f} s, then the wait for holders")
-        scale.run(scale.now + scale.terms.grace)
+        scale.run(scale.now + scale.parameters.grace)
         for host in scale.hosts.values():
             for group in host.node.table.groups.values():
                 group.recovers_until = None

@@ -32,7 +32,7 @@ KNOWING, CROWD = 5_000, 1_260
 """How often a second those ask who have the map, and how often the crowd does."""
 MOVED = 1_500
 """Shards that go to the other server and come back."""
-PROMISE, MAX_LEASE = 10, 600
+SERVING_LEASE, MAX_LEASE = 10, 600
 """Of the cluster; the prober asks for such a lease."""
 PROBED = get_shard_id("probe")
 """The shard of its key."""
@@ -138,7 +138,7 @@ def load(bench: Bench) -> Iterator[Load]:
         with cpu.pinned(-1):
             etcd = stack.enter_context(Etcd(bench.directory))
             cluster = ClusterStage(
-                bench.directory, etcd, number=2, promise=PROMISE, max_lease=MAX_LEASE
+                bench.directory, etcd, number=2, serving_lease=SERVING_LEASE, max_lease=MAX_LEASE
             )
             stack.enter_context(cluster)
         scene = Scene.of(cluster, stack)

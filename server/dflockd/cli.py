@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflockd import __version__
 from dflockd.address import parse_server
-from dflockd.cluster import Member, Node, Terms, TermsError, agree, commands
+from dflockd.cluster import ClusterParameters, Member, Node, ParametersError, agree, commands
 from dflockd.cluster.front_door import FrontDoor, Tls
 from dflockd.config import SettingError, Settings, load, load_cluster, read_etcd_tls, read_etcd_user
 from dflockd.server import Server, ServerOptions
@@ -186,13 +186,13 @@ async def _serve_shards(settings: Settings) -> int:
     except (ImportError, SettingError) as exc:
         logger.error("--cluster: %s", exc)
         return 1
-    stopped, terms = _begin(settings), settings.terms()
+    stopped, parameters = _begin(settings), settings.parameters()
     try:
-        secret = await _agreed(store, settings["cluster_prefix"], terms, stopped)
+        secret = await _agreed(store, settings["cluster_prefix"], parameters, stopped)
     except StoreDeniedError as exc:
         logger.error("--cluster-user %s: %s", settings["cluster_user"] or "is not set", exc)
         return 1
-    except (TermsError, StoreError) as exc:
+    except (ParametersError, StoreError) as exc:
         logger.error("--cluster-prefix %s: %s", settings["cluster_prefix"], exc)
         return 1
     if secret is None:
@@ -201,7 +201,7 @@ async def _serve_shards(settings: Settings) -> int:
         settings["advertise"],
         settings.limits(),
         secret,
-        terms,
+        parameters,
         prefix=settings["cluster_prefix"],
         balances=settings["cluster_rebalance"],
         wall=time.time_ns,
@@ -269,12 +269,12 @@ async def _first(stopped: asyncio.Event, over: asyncio.Event, work: asyncio.Task
 
 
 async def _agreed(
-    store: EtcdStore, prefix: str, terms: Terms, stopped: asyncio.Event
+    store: EtcdStore, prefix: str, parameters: ClusterParameters, stopped: asyncio.Event
 ) -> bytes | None:
     """Return the secret of the cluster, once its store can be reached; ``None`` if stopped before."""
     while not stopped.is_set():
         try:
-            return await agree(store, prefix, terms)
+            return await agree(store, prefix, parameters)
         except (StoreUnreachableError, StoreFullError) as exc:
             logger.warning("%s: trying again", exc)
         with contextlib.suppress(TimeoutError):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dflockd.address import parse_server
-from dflockd.cluster.terms import MAX_LEASE, PROMISE, Terms
+from dflockd.cluster.parameters import MAX_LEASE, SERVING_LEASE, ClusterParameters
 from dflockd.server import ServerOptions, TlsContext
 from dflockd.shards.keys import SERVERS_PREFIX, Keys
 from dflockd.shards.tls import EtcdTls
@@ -49,6 +49,8 @@ class Setting:
     kind: Kind
     help: str
     secret: bool = False
+    former: tuple[str, str] | None = None
+    """The flag and the variable by which it was known before: they mean the same."""
 
     @property
     def name(self) -> str:
@@ -348,19 +350,20 @@ SETTINGS: tuple[Setting, ...] = (
         "What the keys of the cluster in etcd begin with",
     ),
     Setting(
-        "--cluster-promise",
-        "DFLOCKD_CLUSTER_PROMISE_S",
-        PROMISE,
+        "--cluster-serving-lease",
+        "DFLOCKD_CLUSTER_SERVING_LEASE_S",
+        SERVING_LEASE,
         _number(2, 3600),
         "How long a server of a cluster goes on without etcd, before the others take over (seconds)",
+        former=("--cluster-promise", "DFLOCKD_CLUSTER_PROMISE_S"),
     ),
     Setting(
         "--cluster-max-lease-ttl",
         "DFLOCKD_CLUSTER_MAX_LEASE_TTL_S",
         MAX_LEASE,
         _SECONDS,
-        "Longest lease of a lock in a cluster, detached ones aside (seconds): so long, and a promise, "
-        "nothing is granted in the shards of a server that has crashed",
+        "Longest lease of a lock in a cluster, detached ones aside (seconds): so long, and a serving "
+        "lease, nothing is granted in the shards of a server that has crashed",
     ),
     Setting(
         "--cluster-rebalance",
@@ -434,9 +437,11 @@ class Settings:
             orphan_all=self["orphan_ttl_covers"] == "all",
         )
 
-    def terms(self) -> Terms:
+    def parameters(self) -> ClusterParameters:
         """What the servers of the cluster have to agree upon."""
-        return Terms(promise=self["cluster_promise"], max_lease=self._max_lease)
+        return ClusterParameters(
+            serving_lease=self["cluster_serving_lease"], max_lease=self._max_lease
+        )
 
     @property
     def _max_lease(self) -> int:
@@ -660,11 +665,13 @@ def _parser(version: str) -> argparse.ArgumentParser:
             parser.add_argument(setting.flag, action=argparse.BooleanOptionalAction, help=text)
         else:
             parser.add_argument(setting.flag, metavar="VALUE", help=text)
+        if setting.former is not None:
+            parser.add_argument(setting.former[0], dest=setting.name, help=argparse.SUPPRESS)
     return parser
 
 
 def _value(setting: Setting, flags: argparse.Namespace, environ: Mapping[str, str]) -> Any:
-    source, given = setting.variable, environ.get(setting.variable)
+    source, given = _variable(setting, environ)
     if given is None:
         source, given = setting.flag, getattr(flags, setting.name)
     if given is None:
@@ -683,6 +690,20 @@ def _value(setting: Setting, flags: argparse.Namespace, environ: Mapping[str, st
         raise SettingError(f"{source}: {shown} is not {setting.kind.describe}{hint}") from None
 
 
+def _variable(setting: Setting, environ: Mapping[str, str]) -> tuple[str, str | None]:
+    """Return the variable of a setting that is set, and its value."""
+    given = environ.get(setting.variable)
+    if setting.former is None:
+        return setting.variable, given
+    former = environ.get(setting.former[1])
+    if None not in (given, former) and given != former:
+        raise SettingError(
+            f"{setting.former[1]} is the former name of {setting.variable}, and both are set: "
+            "unset the former"
+        )
+    return (setting.former[1], former) if given is None else (setting.variable, given)
+
+
 def _unknown_argument(argument: str) -> str:
     # Only the name is shown: what stands behind a misspelt flag may be a secret.
     if not argument.startswith("-"):
@@ -695,6 +716,7 @@ def _unknown_argument(argument: str) -> str:
 
 def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
     known = [setting.variable for setting in SETTINGS]
+    known += [setting.former[1] for setting in SETTINGS if setting.former is not None]
     warnings = []
     for name in sorted(environ):
         # The names that Kubernetes makes for a service called dflockd are nobody's mistake.

@@ -43,7 +43,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
     with (
         Etcd(directory) as etcd,
         ClusterStage(
-            directory, etcd, "--shutdown-timeout", "3", number=3, promise=2, max_lease=60
+            directory, etcd, "--shutdown-timeout", "3", number=3, serving_lease=2, max_lease=60
         ) as stage,
     ):
         stage.wait_settled()

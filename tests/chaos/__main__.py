@@ -15,7 +15,7 @@ from pathlib import Path
 from examples.demo.stage import StageError
 from tests.chaos.driver import run
 from tests.chaos.faults import ALL_FAULTS, FAULTS
-from tests.chaos.options import CLUSTER_LEASE, CLUSTER_PROMISE, Options
+from tests.chaos.options import CLUSTER_LEASE, CLUSTER_SERVING_LEASE, Options
 
 
 def main() -> int:
@@ -48,10 +48,10 @@ def main() -> int:
         "--cluster",
         type=int,
         nargs="?",
-        const=CLUSTER_PROMISE,
-        metavar="PROMISE",
-        dest="promise",
-        help="the servers share an etcd; with this --cluster-promise, in seconds",
+        const=CLUSTER_SERVING_LEASE,
+        metavar="SERVING_LEASE",
+        dest="serving_lease",
+        help="the servers share an etcd; with this --cluster-serving-lease, in seconds",
     )
     number("--etcd", type=int, default=Options.etcd, help="members of the etcd of a cluster")
     number("--wait", choices=["slot", "consumer"], default=Options.wait, help="where tasks wait")
@@ -60,9 +60,9 @@ def main() -> int:
     given = parser.parse_args()
     if unknown := set(given.faults) - set(ALL_FAULTS):
         parser.error(f"--faults: {', '.join(sorted(unknown))}: choose from {', '.join(ALL_FAULTS)}")
-    if given.promise is not None and given.state_dir is not None:
+    if given.serving_lease is not None and given.state_dir is not None:
         parser.error("--state-dir: the servers of a cluster have none")
-    is_cluster = given.promise is not None
+    is_cluster = given.serving_lease is not None
     given.servers = given.servers or (3 if is_cluster else Options.servers)
     given.lease = given.lease or (CLUSTER_LEASE if is_cluster else Options.lease)
     given.directory = given.directory or Path(tempfile.mkdtemp(prefix="chaos-"))

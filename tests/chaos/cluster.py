@@ -7,7 +7,7 @@ import contextlib
 import random
 from collections.abc import Sequence
 
-from dflockd.cluster import Terms
+from dflockd.cluster import ClusterParameters
 from dflockd.errors import InvalidArgumentError
 from dflockd.shards import Put, ShardConflictError, StoreError, get_shard_id
 from dflockd.shards.etcd import EtcdStore
@@ -47,7 +47,11 @@ class ClusterOfServers:
     """
 
     def __init__(
-        self, options: Options, terms: Terms, network: Network, opened: contextlib.ExitStack
+        self,
+        options: Options,
+        parameters: ClusterParameters,
+        network: Network,
+        opened: contextlib.ExitStack,
     ) -> None:
         self._keys = [*key_names(options.keys), *(f"several-{k}" for k in key_names(options.keys))]
         self.etcd = EtcdCluster(options.directory, options.etcd, more=LIMITS)
@@ -71,7 +75,7 @@ class ClusterOfServers:
                 opened.callback(each.close)
             self.links.append(link)
             self.ties.append(ties)
-            made.append(Server(options, number, *_arguments(link, ties, terms), port=port))
+            made.append(Server(options, number, *_arguments(link, ties, parameters), port=port))
         *self.servers, self.spare = made
         opened.callback(self.spare.kill)
         for server in self.servers:
@@ -147,10 +151,10 @@ class Ties:
             link.pass_on()
 
 
-def _arguments(link: Link, ties: Ties, terms: Terms) -> Sequence[str]:
+def _arguments(link: Link, ties: Ties, parameters: ClusterParameters) -> Sequence[str]:
     return (
         *("--cluster", "etcd://" + ",".join(f"127.0.0.1:{link.port}" for link in ties.links)),
         *("--advertise", f"{LockServer.host}:{link.port}"),
-        *("--cluster-promise", str(terms.promise)),
-        *("--cluster-max-lease-ttl", str(terms.max_lease)),
+        *("--cluster-serving-lease", str(parameters.serving_lease)),
+        *("--cluster-max-lease-ttl", str(parameters.max_lease)),
     )

@@ -93,10 +93,10 @@ class _Stage:
         network = Network()
         opened.callback(network.close)
         self._cluster: ClusterOfServers | None = None
-        if options.terms is None:
+        if options.parameters is None:
             ways = self._lone_servers(network, opened)
         else:
-            self._cluster = ClusterOfServers(options, options.terms, network, opened)
+            self._cluster = ClusterOfServers(options, options.parameters, network, opened)
             ways = self._clustered_servers(self._cluster)
         self._workers: list[Worker] = []
         if options.workers:
@@ -182,7 +182,7 @@ class _Stage:
             options.seconds,
             options.pace,
             options.lease,
-            options.terms,
+            options.parameters,
         )
         began = time.monotonic()
         threads = [
@@ -228,8 +228,8 @@ class _Stage:
         They do not outlive a server that the others take for dead. They move with their shards, but
         not if who waits cannot be there in time.
         """
-        terms = self._options.terms
-        if terms is None:
+        parameters = self._options.parameters
+        if parameters is None:
             return
         if fault.name in MOVING:
             self._moved_at = time.monotonic()
@@ -243,7 +243,7 @@ class _Stage:
         if fault.name not in UNSETTLING:
             return
         began = now()
-        for step in range(math.ceil((fault.seconds + recovery(terms)) / UNSETTLED_STEP)):
+        for step in range(math.ceil((fault.seconds + recovery(parameters)) / UNSETTLED_STEP)):
             at = began + round(step * UNSETTLED_STEP * 1e9)
             self._recorder.note("broken", at=at, detail=fault.target)
 

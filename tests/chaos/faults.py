@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dflockd.cluster import Terms
+from dflockd.cluster import ClusterParameters
 from dflockd.cluster.leader import SETTLE
 
 KINDS = {
@@ -55,7 +55,7 @@ CROWDED = 0.5
 """In a cluster, what it takes to recover from a crash, times this, is between two faults of these."""
 
 LONGEST_SILENCE = 3.0
-"""Seconds for each of a promise that etcd is silent at most: holders can do nothing meanwhile."""
+"""Seconds for each of a serving lease that etcd is silent at most: holders can do nothing meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def schedule(
     seconds: float,
     pace: float,
     lease: float,
-    terms: Terms | None = None,
+    parameters: ClusterParameters | None = None,
 ) -> dict[str, list[Fault]]:
     """The faults of each target, one after the other.
 
@@ -99,15 +99,17 @@ def schedule(
         seconds: how long the run is.
         pace: seconds between two faults of one target, on average.
         lease: seconds; what lasts is shorter than that, or longer.
-        terms: those of the cluster, if it is one: its servers have time to recover between two faults.
+        parameters: those of the cluster, if it is one: its servers recover between two faults.
     """
     paces = {target: pace * RARER.get(_sort(target), 1) for target in targets}
-    if terms is not None and UNSETTLING & set(kinds):
+    if parameters is not None and UNSETTLING & set(kinds):
         costly = [t for t in targets if _sort(t) in COSTLY and _possible(t, kinds)]
         # Or else all keys would be waiting for former holders most of the time.
-        slow = recovery(terms) * CROWDED * len(costly)
+        slow = recovery(parameters) * CROWDED * len(costly)
         paces |= {target: max(slow, paces[target]) for target in costly}
-    return {t: list(_faults_of(seed, t, kinds, seconds, paces[t], lease, terms)) for t in targets}
+    return {
+        t: list(_faults_of(seed, t, kinds, seconds, paces[t], lease, parameters)) for t in targets
+    }
 
 
 def _sort(target: str) -> str:
@@ -119,9 +121,9 @@ def _possible(target: str, kinds: Sequence[str]) -> list[str]:
     return [kind for kind in KINDS[sort] if f"{sort}-{kind}" in kinds]
 
 
-def recovery(terms: Terms) -> float:
+def recovery(parameters: ClusterParameters) -> float:
     """Seconds from the crash of a server of a cluster until all of its keys are granted again."""
-    return terms.promise + SETTLE + terms.grace + 1
+    return parameters.serving_lease + SETTLE + parameters.grace + 1
 
 
 def _faults_of(
@@ -131,7 +133,7 @@ def _faults_of(
     seconds: float,
     pace: float,
     lease: float,
-    terms: Terms | None,
+    parameters: ClusterParameters | None,
 ) -> list[Fault]:
     chance = random.Random(f"{seed}/{target}")
     sort, possible = _sort(target), _possible(target, kinds)
@@ -141,21 +143,21 @@ def _faults_of(
     at = pace * chance.uniform(0.3, 1)
     while at < seconds:
         kind = chance.choice(possible)
-        lasts = _duration(chance, sort, kind, lease, terms)
+        lasts = _duration(chance, sort, kind, lease, parameters)
         found.append(Fault(at, target, kind, lasts, chance.random()))
         at += lasts + pace * chance.uniform(0.5, 1.5)
     return found
 
 
 def _duration(
-    chance: random.Random, sort: str, kind: str, lease: float, terms: Terms | None
+    chance: random.Random, sort: str, kind: str, lease: float, parameters: ClusterParameters | None
 ) -> float:
     if kind in ("cut", "child", "move", "rebalance"):
         return 0.0
     if kind in ("kill", "restart", "step", "shift"):
         return chance.random() * 0.3
-    if sort in ("etcd", "peer") and terms is not None:
-        return chance.random() * LONGEST_SILENCE * terms.promise
+    if sort in ("etcd", "peer") and parameters is not None:
+        return chance.random() * LONGEST_SILENCE * parameters.serving_lease
     if chance.random() < 0.5:
         return chance.random() * lease / 2
     return lease * (1.1 + chance.random() * 0.7)

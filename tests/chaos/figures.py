@@ -128,13 +128,15 @@ async def _load(cluster: str, lease: int) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def _cluster(promise: int, lease: int) -> Iterator[tuple[ClusterStage, Load]]:
+def _cluster(serving_lease: int, lease: int) -> Iterator[tuple[ClusterStage, Load]]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         flags = ("--default-lease-ttl", str(lease), "--max-locks", str(10 * MANY))
         with (
             Etcd(directory) as etcd,
-            ClusterStage(directory, etcd, *flags, promise=promise, max_lease=lease) as cluster,
+            ClusterStage(
+                directory, etcd, *flags, serving_lease=serving_lease, max_lease=lease
+            ) as cluster,
         ):
             cluster.wait_settled()
             with Load(directory, cluster.address, lease) as load:
@@ -150,8 +152,8 @@ def _percentiles(pauses: Sequence[float]) -> str:
     )
 
 
-def rolling(promise: int, lease: int) -> None:
-    with _cluster(promise, lease) as (cluster, load):
+def rolling(serving_lease: int, lease: int) -> None:
+    with _cluster(serving_lease, lease) as (cluster, load):
         began = time.monotonic()
         for server in cluster.servers:
             server.stop()
@@ -168,8 +170,8 @@ def rolling(promise: int, lease: int) -> None:
     print(f"  pause of a lock held    {_percentiles(record.pauses(record.renewed, began))}")
 
 
-def crash(promise: int, lease: int) -> None:
-    with _cluster(promise, lease) as (cluster, load):
+def crash(serving_lease: int, lease: int) -> None:
+    with _cluster(serving_lease, lease) as (cluster, load):
         killed = cluster.servers[0]
         records = cluster.mapping.records()
 
@@ -182,17 +184,17 @@ def crash(promise: int, lease: int) -> None:
         gone = time.monotonic() - began
         cluster.wait_settled()
         settled = time.monotonic() - began
-        time.sleep(cluster.terms.grace + CALM)
+        time.sleep(cluster.parameters.grace + CALM)
         record = load.finish()
     taken = {key: times for key, times in record.taken.items() if was_there(key)}
     renewed = {key: times for key, times in record.renewed.items() if was_there(key)}
     again = sorted(_granted_again(times, began) - began for times in taken.values())
-    grace = cluster.terms.grace
-    print(f"crash of a server, promise {promise} s, longest lease {lease} s")
+    grace = cluster.parameters.grace
+    print(f"crash of a server, serving lease {serving_lease} s, longest lease {lease} s")
     print(f"  taken for dead after    {gone:.1f} s; all shards with others after {settled:.1f} s")
     print(f"  first new grant after   {again[0]:.1f} s, the last key's {again[-1]:.1f} s")
-    formula = f"promise {promise} + settling {SETTLE:g} + claim + grace {grace:.1f}"
-    print(f"  formula                 {formula} = {promise + SETTLE + grace:.1f} s + claim")
+    formula = f"serving lease {serving_lease} + settling {SETTLE:g} + claim + grace {grace:.1f}"
+    print(f"  formula                 {formula} = {serving_lease + SETTLE + grace:.1f} s + claim")
     print(f"  held there without renewal: {_percentiles(record.pauses(renewed, began))}")
     print(f"  locks lost              {len(record.lost)} {record.lost or ''}")
 
@@ -202,8 +204,8 @@ def _granted_again(times: list[tuple[float, float]], after: float) -> float:
     return max((span for span in times if span[1] > after), key=lambda span: span[1] - span[0])[1]
 
 
-def move(promise: int, lease: int, held: int = 0) -> None:
-    with _cluster(promise, lease) as (cluster, load):
+def move(serving_lease: int, lease: int, held: int = 0) -> None:
+    with _cluster(serving_lease, lease) as (cluster, load):
         source, target, _ = cluster.servers
         records = cluster.mapping.records()
         shards = [shard for shard, r in records.items() if r.current == source.address]
@@ -259,7 +261,7 @@ def _renew_many(server: ClusterServer, tokens: dict[str, str], lease: int) -> li
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.figures")
     parser.add_argument("names", nargs="*", default=[], metavar="NAME", help=", ".join(NAMES))
-    parser.add_argument("--promise", type=int, default=10)
+    parser.add_argument("--serving-lease", type=int, default=10)
     parser.add_argument("--lease", type=int, default=60)
     parser.add_argument("--load", help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
@@ -271,9 +273,11 @@ def main() -> None:
         return
     for name in given.names or NAMES:
         if name == "held":
-            move(given.promise, given.lease, MANY)
+            move(given.serving_lease, given.lease, MANY)
         else:
-            {"rolling": rolling, "crash": crash, "move": move}[name](given.promise, given.lease)
+            {"rolling": rolling, "crash": crash, "move": move}[name](
+                given.serving_lease, given.lease
+            )
 
 
 if __name__ == "__main__":

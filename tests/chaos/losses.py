@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dflockd.cluster import Terms
+from dflockd.cluster import ClusterParameters
 from dflockd.cluster.leader import SETTLE
 from tests.chaos.history import Event
 
@@ -39,7 +39,7 @@ class Loss:
         return self.free < ENOUGH
 
 
-def losses(events: Sequence[Event], terms: Terms, lease: float) -> list[Loss]:
+def losses(events: Sequence[Event], parameters: ClusterParameters, lease: float) -> list[Loss]:
     """Every loss of a lock, with what was in the way of its holder."""
     faults = [event for event in events if event.what == "fault"]
     deadlines: dict[str, int] = {}
@@ -54,7 +54,7 @@ def losses(events: Sequence[Event], terms: Terms, lease: float) -> list[Loss]:
             blocked = []
             reasons = []
             for fault in faults:
-                first, last = _blocks(fault, event, terms)
+                first, last = _blocks(fault, event, parameters)
                 if first < end and last > start:
                     blocked.append((max(first, start), min(last, end)))
                     reasons.append(fault.detail)
@@ -63,11 +63,11 @@ def losses(events: Sequence[Event], terms: Terms, lease: float) -> list[Loss]:
     return found
 
 
-def _blocks(fault: Event, holder: Event, terms: Terms) -> tuple[int, int]:
+def _blocks(fault: Event, holder: Event, parameters: ClusterParameters) -> tuple[int, int]:
     """From when to when a fault can keep a holder from renewing."""
     kind, _, _ = fault.detail.partition(" ")
     until = fault.until or fault.at
-    taken_over = fault.at + round((terms.promise + SETTLE + CLAIM) * 1e9)
+    taken_over = fault.at + round((parameters.serving_lease + SETTLE + CLAIM) * 1e9)
     if kind in ("client-stop", "worker-stop"):
         mine = fault.group in (holder.group, holder.pid)
         return (fault.at, until + round(1e9)) if mine else (0, 0)

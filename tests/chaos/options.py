@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflockd.cluster import Terms
+from dflockd.cluster import ClusterParameters
 from tests.chaos.faults import FAULTS
 
 HISTORY = "history.jsonl"
 """The name of the history in the directory of a run."""
 
-CLUSTER_PROMISE = 2
+CLUSTER_SERVING_LEASE = 2
 CLUSTER_LEASE = 14
 """Seconds. Renewed at its half, a lease lasts until the shard of a killed server has another one."""
 
@@ -35,7 +35,7 @@ class Options:
         server: the server's command after ``python -m``.
         heedless: whether clients ignore the ends of their leases.
         wait: where tasks wait for their locks, see `LockedTask.lock_wait`.
-        promise: that of the servers of a cluster; ``None`` if they are none.
+        serving_lease: that of the servers of a cluster; ``None`` if they are none.
         etcd: how many members their etcd has.
     """
 
@@ -57,13 +57,17 @@ class Options:
     server: str = "dflockd"
     heedless: bool = False
     wait: str = "slot"
-    promise: int | None = None
+    serving_lease: int | None = None
     etcd: int = 1
 
     @property
-    def terms(self) -> Terms | None:
-        """The terms of the cluster, if it is one."""
-        return None if self.promise is None else Terms(promise=self.promise, max_lease=self.lease)
+    def parameters(self) -> ClusterParameters | None:
+        """The parameters of the cluster, if it is one."""
+        return (
+            None
+            if self.serving_lease is None
+            else ClusterParameters(serving_lease=self.serving_lease, max_lease=self.lease)
+        )
 
 
 def key_names(number: int) -> list[str]:

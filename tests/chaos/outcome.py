@@ -37,8 +37,8 @@ class Outcome:
     @property
     def losses(self) -> list[Loss]:
         """The locks that holders of a cluster have lost."""
-        terms = self.options.terms
-        return losses(self.events, terms, self.options.lease) if terms is not None else []
+        parameters = self.options.parameters
+        return losses(self.events, parameters, self.options.lease) if parameters is not None else []
 
     @property
     def unexplained(self) -> list[str]:
@@ -64,14 +64,14 @@ class Outcome:
         options = self.options
         kinds = Counter(e.detail.split()[0] for e in self.events if e.what == "fault")
         found = Counter(finding.kind for finding in self.findings)
-        is_cluster = options.terms is not None
+        is_cluster = options.parameters is not None
         times = [] if is_cluster else first_grants(self.events, self._server_of)
         lines = [
             f"seed {options.seed}, {options.seconds:g} s, {options.servers} servers, "
             f"{options.workers} workers, {options.clients} clients, {options.keys} keys, "
             f"leases of {options.lease} s, "
             + (
-                f"a cluster, promise of {options.promise} s"
+                f"a cluster, serving leases of {options.serving_lease} s"
                 if is_cluster
                 else f"{'with' if options.state_dir else 'without'} state directory"
             ),

@@ -21,7 +21,7 @@ class Server(LockServer):
         # A connection that breaks does not end the leases of its locks.
         args = [*more, *("--orphan-ttl", "60")]
         # Shards are handed over in it, and there can be thousands.
-        args += ["--shutdown-timeout", "1" if options.promise is None else "8"]
+        args += ["--shutdown-timeout", "1" if options.serving_lease is None else "8"]
         args += ["--default-lease-ttl", str(options.lease)]
         if options.state_dir is not None:
             options.state_dir.mkdir(parents=True, exist_ok=True)

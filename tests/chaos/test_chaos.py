@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.driver import QUIET, run
-from tests.chaos.options import CLUSTER_LEASE, CLUSTER_PROMISE, Options
+from tests.chaos.options import CLUSTER_LEASE, CLUSTER_SERVING_LEASE, Options
 from tests.chaos.outcome import Outcome
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "60"))
@@ -52,7 +52,7 @@ def test_a_cluster_loses_nothing_either(etcd: int, tmp_path: Path) -> None:
         servers=3,
         workers=1,
         lease=CLUSTER_LEASE,
-        promise=CLUSTER_PROMISE,
+        serving_lease=CLUSTER_SERVING_LEASE,
         etcd=etcd,
     )
     assert not outcome.unexplained

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dflockd.cluster import Terms
+from dflockd.cluster import ClusterParameters
 from tests.chaos.history import Event
 from tests.chaos.losses import losses
 
-TERMS = Terms(promise=2, max_lease=14)
+PARAMETERS = ClusterParameters(serving_lease=2, max_lease=14)
 LEASE = 14
 S = 1_000_000_000
 LOST = Event("lost", 100 * S, pid=7, group=7, who="a", key="k", until=100 * S)
@@ -37,5 +37,5 @@ def fault(kind: str, start: float, end: float, group: int = 0) -> Event:
     ],
 )
 def test_what_excuses_a_loss(faults: list[Event], is_explained: bool) -> None:
-    [loss] = losses([*faults, LOST], TERMS, LEASE)
+    [loss] = losses([*faults, LOST], PARAMETERS, LEASE)
     assert loss.is_explained is is_explained, loss

@@ -52,7 +52,7 @@ def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_a_fault_planted_in_a_cluster_is_found(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"server": "tests.chaos.planted.hasty", "faults": ["server-kill"]}
-    times = {"promise": 2, "lease": 8, "work": 6, "seconds": 30}
+    times = {"serving_lease": 2, "lease": 8, "work": 6, "seconds": 30}
     find({**changes, **times, "servers": 3}, {"overlap", "lost within its lease"}, tmp_path)
 
 

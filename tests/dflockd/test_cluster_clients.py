@@ -901,7 +901,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
     times = ("--default-lease-ttl", str(LEASE), "--shutdown-timeout", "3")
     with (
         Etcd(directory) as etcd,
-        ClusterStage(directory, etcd, *times, promise=2, max_lease=LEASE) as stage,
+        ClusterStage(directory, etcd, *times, serving_lease=2, max_lease=LEASE) as stage,
     ):
         stage.wait_settled()
         yield stage

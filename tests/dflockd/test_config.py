@@ -63,7 +63,7 @@ DOCUMENTED: dict[str, tuple[str, Any]] = {
     "--cluster-user": ("DFLOCKD_CLUSTER_USER", None),
     "--cluster-password-file": ("DFLOCKD_CLUSTER_PASSWORD_FILE", None),
     "--cluster-prefix": ("DFLOCKD_CLUSTER_PREFIX", "/dflockd"),
-    "--cluster-promise": ("DFLOCKD_CLUSTER_PROMISE_S", 10),
+    "--cluster-serving-lease": ("DFLOCKD_CLUSTER_SERVING_LEASE_S", 10),
     "--cluster-max-lease-ttl": ("DFLOCKD_CLUSTER_MAX_LEASE_TTL_S", 60),
     "--cluster-rebalance": ("DFLOCKD_CLUSTER_REBALANCE", False),
     "--unix-socket": ("DFLOCKD_UNIX_SOCKET", None),
@@ -511,7 +511,7 @@ def test_leases_in_a_cluster_are_short_unless_they_are_detached() -> None:
     limits = settings(**CLUSTER).limits()
     assert (limits.max_lease, limits.max_detached_lease) == (60, 3600)
     shorter = settings(**CLUSTER, DFLOCKD_MAX_LEASE_TTL_S="40")
-    assert (shorter.limits().max_lease, shorter.terms().max_lease) == (40, 40)
+    assert (shorter.limits().max_lease, shorter.parameters().max_lease) == (40, 40)
 
 
 def test_a_user_of_etcd_has_a_name_and_a_password(files: Path) -> None:
@@ -552,3 +552,18 @@ def test_tls_with_etcd_needs_all_of_it(files: Path) -> None:
 def test_recovering_what_is_not_there() -> None:
     with pytest.raises(SettingError, match="--state-recover is set and --state-dir is not"):
         settings("--state-recover")
+
+
+def test_a_former_name_means_the_same() -> None:
+    assert load(["--cluster-promise", "7"], {}, "1")["cluster_serving_lease"] == 7
+    environ = {"DFLOCKD_CLUSTER_PROMISE_S": "8"}
+    flags = ["--cluster-serving-lease", "7", "--host", "127.0.0.1"]
+    settings = load(flags, environ, "1")
+    assert settings["cluster_serving_lease"] == 8
+    assert not settings.warnings
+    with pytest.raises(SettingError, match=r"^DFLOCKD_CLUSTER_PROMISE_S: 'x' is not a whole"):
+        load([], {"DFLOCKD_CLUSTER_PROMISE_S": "x"}, "1")
+    both = environ | {"DFLOCKD_CLUSTER_SERVING_LEASE_S": "9"}
+    with pytest.raises(SettingError, match="both are set"):
+        load([], both, "1")
+    assert load([], dict.fromkeys(both, "9"), "1")["cluster_serving_lease"] == 9

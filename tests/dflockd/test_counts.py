@@ -134,7 +134,7 @@ def test_shards_take_their_numbers_along() -> None:
     tables = [ShardTable(Limits(), TokenIssuer(b"secret", 1), Everywhere()) for _ in range(2)]
     now = 1000.0
     for table in tables:
-        table.promise(now + 1e6, now)
+        table.serve_until(now + 1e6, now)
     owners, epoch = dict.fromkeys(range(3), 0), 1
     for shard in owners:
         tables[0].open(shard, epoch << 40)

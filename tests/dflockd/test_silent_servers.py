@@ -386,7 +386,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
     with (
         Etcd(directory) as etcd,
         ClusterStage(
-            directory, etcd, "--default-lease-ttl", "4", number=2, promise=2, max_lease=4
+            directory, etcd, "--default-lease-ttl", "4", number=2, serving_lease=2, max_lease=4
         ) as stage,
     ):
         stage.wait_settled()

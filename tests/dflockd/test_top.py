@@ -155,7 +155,7 @@ def test_all_servers_of_a_cluster(tmp_path: Path) -> None:
     with (
         Etcd(tmp_path) as etcd,
         ClusterStage(
-            tmp_path, etcd, "--default-lease-ttl", "6", number=2, promise=2, max_lease=6
+            tmp_path, etcd, "--default-lease-ttl", "6", number=2, serving_lease=2, max_lease=6
         ) as cluster,
     ):
         cluster.wait_settled()

@@ -2,6 +2,6 @@
 
 from dflockd.cluster.member import Member, agree
 from dflockd.cluster.node import Node, Output
-from dflockd.cluster.terms import Terms, TermsError
+from dflockd.cluster.parameters import ClusterParameters, ParametersError
 
-__all__ = ["Member", "Node", "Output", "Terms", "TermsError", "agree"]
+__all__ = ["ClusterParameters", "Member", "Node", "Output", "ParametersError", "agree"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from dflockd.cluster.calls import RETRY, Call, Kind
+from dflockd.cluster.transactions import RETRY, Kind, Transaction
 
 MOST = 2.5
 """Seconds between two attempts at most, about: what a store that works again is not noticed for."""
@@ -73,7 +73,7 @@ class Backoff:
 
 
 class Backoffs:
-    """A `Backoff` for each kind of calls: what is refused for ever is not to hold up what is not."""
+    """A `Backoff` for each kind of transactions: what is refused for ever holds up nothing else."""
 
     def __init__(self, chance: Callable[[], float]) -> None:
         self._kinds = {kind: Backoff(chance) for kind in Kind}
@@ -86,9 +86,9 @@ class Backoffs:
         backoff = self._kinds[kind]
         return backoff.due(-math.inf) if backoff.failing else None
 
-    def ended(self, call: Call, *, worked: bool, now: float) -> None:
-        """Take note of how a call ended."""
+    def ended(self, transaction: Transaction, *, worked: bool, now: float) -> None:
+        """Take note of how a transaction ended."""
         if worked:
-            self._kinds[call.kind].worked()
+            self._kinds[transaction.kind].worked()
         else:
-            self._kinds[call.kind].failed(call.made, now)
+            self._kinds[transaction.kind].failed(transaction.made, now)

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable
 
 from dflockd.cluster import snapshot as snapshots
-from dflockd.cluster.calls import Call, Kind, take
 from dflockd.cluster.leftovers import Leftovers
 from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.tenures import Stage, Tenure, Tenures
+from dflockd.cluster.transactions import Kind, Transaction, take
 from dflockd.cluster.view import HANDED_OVER, MAX_EPOCH, NODES, SHARDS
 from dflockd.shards import Get, Outcome, Record, RevisionIs, ShardRecord, ValueIs
 from dflockd.shards.store import Compare, Operation
@@ -44,7 +44,7 @@ class Claims:
         self._unheard: dict[int, tuple[Tenure, int]] = {}
         """Shards that wait for their former servers, and the revisions of their claims."""
 
-    def call(self, condition: ValueIs, now: float) -> Call | None:
+    def due(self, condition: ValueIs, now: float) -> Transaction | None:
         """Return the transaction that takes some shards over, if there is one left to be claimed."""
         view = self._view
         compares: list[Compare] = [condition]
@@ -76,7 +76,7 @@ class Claims:
             compares.append(RevisionIs(view.closed, 0))
         for tenure in tenures:
             self._tenures.add(tenure)
-        return Call(Kind.CLAIM, now, compares, operations, tenures)
+        return Transaction(Kind.CLAIM, now, compares, operations, tenures)
 
     def failed(self, outcome: Outcome) -> None:
         """Take in why shards could not be claimed."""
@@ -89,14 +89,14 @@ class Claims:
                 *(closed.value.decode(errors="replace"), self._view.closed),
             )
 
-    def confirm(self, condition: ValueIs, now: float) -> Call:
+    def confirm(self, condition: ValueIs, now: float) -> Transaction:
         """Find out which shards are still this server's, now that nobody can claim them any more."""
         tenures = [self._tenures[shard] for shard in take(self.unconfirmed)]
         compares: list[Compare] = [condition]
         for tenure in tenures:
-            tenure.calling = True
+            tenure.under_way = True
             compares.append(self._tenures.unchanged(tenure.shard))
-        return Call(Kind.CONFIRM, now, compares, (), tenures)
+        return Transaction(Kind.CONFIRM, now, compares, (), tenures)
 
     def confirmed(self, tenure: Tenure, now: float) -> None:
         """Serve a shard again whose record was found as it was seen."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 from dflockd.cluster import snapshot as snapshots
-from dflockd.cluster.calls import BATCH, Call, Kind, take
+from dflockd.cluster.parameters import ClusterParameters
 from dflockd.cluster.tenures import Stage, Tenure, Tenures
-from dflockd.cluster.terms import Terms
+from dflockd.cluster.transactions import BATCH, Kind, Transaction, take
 from dflockd.cluster.view import HANDED_OVER
 from dflockd.shards import Delete, Put, ValueIs
 from dflockd.shards.store import Compare, Operation
@@ -34,14 +34,14 @@ class HandOver:
         leaving: whether all are given away, and who is silent is not waited for again.
     """
 
-    def __init__(self, tenures: Tenures, terms: Terms) -> None:
+    def __init__(self, tenures: Tenures, parameters: ClusterParameters) -> None:
         self.queue: dict[int, None] = {}
         self.foreign: dict[int, None] = {}
         self.leaving = False
         self._tenures = tenures
         self._view = tenures.view
         self._table = tenures.table
-        self._terms = terms
+        self._parameters = parameters
         self._handed: dict[int, float] = {}
         """When shards were handed over that nobody has taken yet, oldest first."""
         self._silent: set[str] = set()
@@ -81,7 +81,7 @@ class HandOver:
         for shard in list(self._handed):
             self.seen(shard)
 
-    def call(self, condition: ValueIs, now: float) -> Call:
+    def due(self, condition: ValueIs, now: float) -> Transaction:
         """Hand some shards over. From here on nothing about them changes in the table."""
         compares: list[Compare] = [condition]
         operations: list[Operation] = []
@@ -98,13 +98,13 @@ class HandOver:
             record = self._view.records[shard]._replace(current="")
             tenure.record = record.with_clean(tenure.epoch if tenure.clean else None)
             tenure.compared = self._view.revisions[shard]
-            tenure.calling = True
+            tenure.under_way = True
             tenures.append(tenure)
             compares.append(self._tenures.unchanged(shard))
             key = self._view.key(HANDED_OVER, shard)
             operations.append(Put(key, tenure.snapshot) if tenure.snapshot else Delete(key))
             operations.append(self._tenures.put(shard, tenure.record))
-        return Call(Kind.RELEASE, now, compares, operations, tenures)
+        return Transaction(Kind.RELEASE, now, compares, operations, tenures)
 
     def ended(self, tenure: Tenure, now: float) -> None:
         """Forget a shard that has been handed over."""
@@ -128,7 +128,7 @@ class HandOver:
         """
         return self._view.revisions[tenure.shard] > tenure.compared
 
-    def clear(self, condition: ValueIs, now: float) -> Call:
+    def clear(self, condition: ValueIs, now: float) -> Transaction:
         """Let go of shards of an earlier life: whoever gets them must wait for their holders."""
         compares: list[Compare] = [condition]
         operations: list[Operation] = []
@@ -137,7 +137,7 @@ class HandOver:
             record = self._view.records[shard]._replace(current="").with_clean(None)
             compares.append(self._tenures.unchanged(shard))
             operations.append(self._tenures.put(shard, record))
-        return Call(Kind.CLEAR, now, compares, operations, shards=shards)
+        return Transaction(Kind.CLEAR, now, compares, operations, shards=shards)
 
     def _freeze(self, tenure: Tenure, now: float) -> None:
         shard = tenure.shard
@@ -152,6 +152,6 @@ class HandOver:
                 logger.warning(
                     "shard %d has too many locks to hand them over: its next server waits %g s "
                     "for their holders",
-                    *(shard, self._terms.grace),
+                    *(shard, self._parameters.grace),
                 )
                 tenure.clean, tenure.snapshot = False, b""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Set
 
-from dflockd.cluster.calls import BATCH as CLAIMED
-from dflockd.cluster.calls import RETRY, Call, Kind
+from dflockd.cluster.transactions import BATCH as CLAIMED
+from dflockd.cluster.transactions import RETRY, Kind, Transaction
 from dflockd.cluster.view import SHARDS, View
 from dflockd.shards import (
     Put,
@@ -75,7 +75,7 @@ class Leader:
         self._look_at = now + SETTLE
 
     def next_deadline(self) -> float | None:
-        """Return when `call` should next be asked for; ``None`` while there is something under way."""
+        """Return when `due` should next be asked; ``None`` while something is under way."""
         if self._calling or self._targets or not self.leads:
             return None
         times = [self._look_at] if self._look_at is not None else []
@@ -83,7 +83,7 @@ class Leader:
             times.append(self._balance_at)
         return min(times, default=None)
 
-    def call(self, now: float) -> Call | None:
+    def due(self, now: float) -> Transaction | None:
         """Return what is to be written now, if there is anything."""
         if not self.leads:
             # Whoever does has looked, and whoever is to must wait for others to show themselves.
@@ -109,10 +109,10 @@ class Leader:
         if not puts:
             return None
         self._calling = True
-        return Call(Kind.ASSIGN, now, compares, puts)
+        return Transaction(Kind.ASSIGN, now, compares, puts)
 
     def answered(self, succeeded: bool | None, now: float) -> None:
-        """Take in how the call ended; ``None`` if nobody knows."""
+        """Take in how the transaction ended; ``None`` if nobody knows."""
         self._calling = False
         if not succeeded:
             self._targets.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dflockd.cluster.calls import RETRY, Call, Kind
+from dflockd.cluster.transactions import RETRY, Kind, Transaction
 from dflockd.shards import Delete, Outcome, Record, RevisionIs
 
 BATCH = 64
@@ -18,32 +18,32 @@ class Leftovers:
     def __init__(self) -> None:
         self._revisions: dict[str, int] = {}
         self._calling = False
-        self._call_at = 0.0
+        self._due_at = 0.0
 
     def add(self, key: str, record: Record) -> None:
         """Have a key deleted in a moment."""
         self._revisions[key] = record.revision
 
     def next_deadline(self) -> float | None:
-        """Return when `call` should next be asked for."""
-        return self._call_at if self._revisions and not self._calling else None
+        """Return when `transaction` should next be asked for."""
+        return self._due_at if self._revisions and not self._calling else None
 
-    def call(self, now: float) -> Call | None:
+    def due(self, now: float) -> Transaction | None:
         """Return what is to be sent now, if there is anything."""
-        if self._calling or not self._revisions or now < self._call_at:
+        if self._calling or not self._revisions or now < self._due_at:
             return None
         self._calling = True
         keys = list(self._revisions)[:BATCH]
         compares = [RevisionIs(key, self._revisions[key]) for key in keys]
-        return Call(Kind.TIDY, now, compares, [Delete(key) for key in keys])
+        return Transaction(Kind.TIDY, now, compares, [Delete(key) for key in keys])
 
-    def answered(self, call: Call, outcome: Outcome | None, now: float) -> None:
-        """Take in how the call ended; ``None`` if nobody knows."""
+    def answered(self, transaction: Transaction, outcome: Outcome | None, now: float) -> None:
+        """Take in how the transaction ended; ``None`` if nobody knows."""
         self._calling = False
         if outcome is None:
-            self._call_at = now + RETRY
+            self._due_at = now + RETRY
             return
-        for compare in call.compares:
+        for compare in transaction.compares:
             assert isinstance(compare, RevisionIs)
             there = outcome.records.get(compare.key)
             is_done = outcome.succeeded or there is None or there.revision != compare.revision

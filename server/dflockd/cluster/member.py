@@ -1,4 +1,4 @@
-"""What runs a `Node`: its calls over a store, its timer and its watch, in one event loop."""
+"""What runs a `Node`: its transactions over a store, its timer and its watch, in one event loop."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from dflockd.cluster.backoff import Backoff
-from dflockd.cluster.calls import Call, Kind
 from dflockd.cluster.node import Node
-from dflockd.cluster.terms import Terms
+from dflockd.cluster.parameters import ClusterParameters
+from dflockd.cluster.transactions import Kind, Transaction
 from dflockd.shards import (
     LeaseGoneError,
     Outcome,
@@ -46,11 +46,11 @@ SIGNS_OF_LIFE = (Kind.ENLIST.value, Kind.HEARTBEAT.value)
 logger = logging.getLogger("dflockd.cluster")
 
 
-async def agree(store: Store, prefix: str, terms: Terms) -> bytes:
+async def agree(store: Store, prefix: str, parameters: ClusterParameters) -> bytes:
     """Join a cluster, or found it: return its secret.
 
     Raises:
-        TermsError: it has other terms.
+        ParametersError: it has other parameters.
         StoreError: the store did not answer, or refused; or somebody else has the prefix.
     """
     keys = Keys(prefix)
@@ -58,7 +58,7 @@ async def agree(store: Store, prefix: str, terms: Terms) -> bytes:
     founded = secrets.token_bytes(SECRET_SIZE)
     outcome = await store.txn(
         [RevisionIs(key, 0) for key in (meta, secret, keys.library)],
-        [Put(meta, terms.dump()), Put(secret, founded)],
+        [Put(meta, parameters.dump()), Put(secret, founded)],
     )
     if outcome.succeeded:
         return founded
@@ -68,7 +68,7 @@ async def agree(store: Store, prefix: str, terms: Terms) -> bytes:
             "choose another one"
         )
     kept = {key: record.value for key, record in outcome.records.items()}
-    terms.check(kept.get(meta, b""))
+    parameters.check(kept.get(meta, b""))
     if secret not in kept:
         raise StoreError(
             f"{secret} is missing: without it no lock of the cluster can be recognised"
@@ -173,7 +173,7 @@ class Member:
     async def _live(self) -> None:
         """Get a lease of the store, and keep it; another one each time that the node needs one."""
         backoff = Backoff(random.random)
-        third = self.node.terms.promise / 3
+        third = self.node.parameters.serving_lease / 3
         kept_until = 0.0
         while True:
             self._wants_lease.clear()
@@ -200,7 +200,7 @@ class Member:
         """Keep the lease, or get one, and return whether there is one."""
         node = self.node
         if node.membership.wants_lease:
-            lease = await self._store.grant_lease(node.terms.promise)
+            lease = await self._store.grant_lease(node.parameters.serving_lease)
             node.enlist(uuid.uuid4().hex, lease.id, time.monotonic())
             self._step()
         elif node.membership.lease:
@@ -214,20 +214,22 @@ class Member:
                 self.node.store_size = await self._store.size()
             await asyncio.sleep(MEASURE_PAUSE * random.uniform(0.75, 1.25))
 
-    async def _send(self, call: Call) -> None:
+    async def _send(self, transaction: Transaction) -> None:
         outcome: Outcome | None = None
         try:
-            is_sign = call.kind.value in SIGNS_OF_LIFE
-            timeout = self.node.terms.promise / 3 if is_sign else None
-            outcome = await self._store.txn(call.compares, call.operations, timeout=timeout)
-            self._is_well(call.kind.value)
+            is_sign = transaction.kind.value in SIGNS_OF_LIFE
+            timeout = self.node.parameters.serving_lease / 3 if is_sign else None
+            outcome = await self._store.txn(
+                transaction.compares, transaction.operations, timeout=timeout
+            )
+            self._is_well(transaction.kind.value)
         except LeaseGoneError:
             outcome = Outcome(False, 0, {})
         except StoreReplacedError as exc:
             self._replaced(exc)
         except StoreError as exc:
-            self._complain(call.kind.value, exc)
-        self.node.answered(call, outcome, time.monotonic())
+            self._complain(transaction.kind.value, exc)
+        self.node.answered(transaction, outcome, time.monotonic())
         self._step()
 
     def _replaced(self, exc: StoreReplacedError) -> None:
@@ -245,7 +247,7 @@ class Member:
             # Each time: an answer to what was asked before may have come in meanwhile.
             store.begin_anew()
             try:
-                lease = lease or (await store.grant_lease(math.ceil(node.terms.grace))).id
+                lease = lease or (await store.grant_lease(math.ceil(node.parameters.grace))).id
                 await store.txn((), node.closing(lease, time.monotonic()))
             except LeaseGoneError:
                 lease = 0
@@ -276,11 +278,11 @@ class Member:
 
     def _step(self) -> None:
         """Do what the node wants done."""
-        effects, idle, calls = self.node.output()
+        effects, idle, transactions = self.node.output()
         if effects or idle:
             self._carry_out(effects, idle)
-        for call in calls:
-            self._spawn(self._send(call))
+        for transaction in transactions:
+            self._spawn(self._send(transaction))
         if self.node.leases.over_at is not None and not self._closes:
             self._closes = True
             self._spawn(self._close_store())
@@ -292,7 +294,7 @@ class Member:
             self._timer.cancel()
         now = time.monotonic()
         # It may be endless, which a timer cannot be.
-        deadline = min(self.node.next_deadline(), now + self.node.terms.promise)
+        deadline = min(self.node.next_deadline(), now + self.node.parameters.serving_lease)
         if not self._lapsed:
             deadline = min(deadline, self.node.leases.until)
         if self.node.leases.over_at is not None:
@@ -317,7 +319,7 @@ class Member:
                 *(
                     self._name,
                     what,
-                    self.node.terms.promise,
+                    self.node.parameters.serving_lease,
                     self.node.trouble or "no error so far",
                 ),
             )

@@ -8,9 +8,9 @@ import random
 from enum import Enum
 
 from dflockd.cluster.backoff import Backoff
-from dflockd.cluster.calls import Call, Kind
+from dflockd.cluster.parameters import ClusterParameters
 from dflockd.cluster.serving_leases import ServingLeases
-from dflockd.cluster.terms import Terms
+from dflockd.cluster.transactions import Kind, Transaction
 from dflockd.cluster.view import LEAVING, NODES, View
 from dflockd.shards import Outcome, Put, RevisionIs, ValueIs
 from dflockd.shards.store import NO_LEASE
@@ -43,7 +43,12 @@ class Membership:
     """
 
     def __init__(
-        self, address: str, secret: bytes, view: View, terms: Terms, leases: ServingLeases
+        self,
+        address: str,
+        secret: bytes,
+        view: View,
+        parameters: ClusterParameters,
+        leases: ServingLeases,
     ) -> None:
         self.key = view.key(NODES, address)
         self.condition = ValueIs(self.key, b"")
@@ -51,7 +56,7 @@ class Membership:
         self.wants_lease = True
         self.joined = False
         self._address = address
-        self._terms = terms
+        self._parameters = parameters
         self._leases = leases
         self._cluster = ValueIs(view.secret, secret)
         self._leaving = view.key(LEAVING, address)
@@ -96,42 +101,42 @@ class Membership:
         self._next_beat = math.inf
 
     def next_deadline(self) -> float | None:
-        """Return when `call` should next be asked for."""
+        """Return when `transaction` should next be asked for."""
         return None if self.wants_lease or self._beating else self._next_beat
 
-    def call(self, now: float) -> Call | None:
+    def due(self, now: float) -> Transaction | None:
         """Return the sign of life that is due, if one is."""
         if self.wants_lease or self._beating or now < self._next_beat:
             return None
         self._beating = True
-        self._next_beat = now + self._terms.promise / 3
+        self._next_beat = now + self._parameters.serving_lease / 3
         put = Put(self.key, self.condition.value, self.lease)
         if self.joined or self._is_there:
             # A lease that is kept alive would not do: an etcd member that was cut off has been known
             # to confirm that (etcd-io/etcd, issue 15247).
-            return Call(Kind.HEARTBEAT, now, [self.condition, self._cluster], [put])
-        return Call(Kind.ENLIST, now, [RevisionIs(self.key, 0), self._cluster], [put])
+            return Transaction(Kind.HEARTBEAT, now, [self.condition, self._cluster], [put])
+        return Transaction(Kind.ENLIST, now, [RevisionIs(self.key, 0), self._cluster], [put])
 
-    def answered(self, call: Call, outcome: Outcome | None, now: float) -> News:
+    def answered(self, transaction: Transaction, outcome: Outcome | None, now: float) -> News:
         """Take in how a sign of life ended; without an outcome nobody knows."""
         self._beating = False
-        put = call.operations[0]
+        put = transaction.operations[0]
         assert isinstance(put, Put)
         if put.lease != self.lease:
             return News.NOTHING  # of an earlier life
         if outcome is None:
             left = self._leases.until - now
-            self._next_beat = self._backoff.failed(call.made, now, left)
+            self._next_beat = self._backoff.failed(transaction.made, now, left)
             return News.NOTHING
         self._backoff.worked()
         if outcome.succeeded:
-            return self._alive(call)
+            return self._alive(transaction)
         if outcome.revision:  # else only the lease is known to have ended
             founded = outcome.records.get(self._cluster.key)
             if founded is None or founded.value != self._cluster.value:
                 return News.REPLACED
         there = outcome.records.get(self.key)
-        if call.kind is Kind.HEARTBEAT or there is None:
+        if transaction.kind is Kind.HEARTBEAT or there is None:
             return News.GONE  # the lease has ended before
         if (there.value, there.lease) == (put.value, put.lease):
             # It is there from an attempt whose answer was lost. No serving lease follows: the others
@@ -150,14 +155,14 @@ class Membership:
                 logger.warning(
                     "another server is known as %s: waiting for it to be gone, up to %d s "
                     "if it has ended; no two servers may --advertise one address",
-                    *(self._address, self._terms.promise),
+                    *(self._address, self._parameters.serving_lease),
                 )
             self._is_taken = True
-            self._next_beat = self._waits.failed(call.made, now)
+            self._next_beat = self._waits.failed(transaction.made, now)
         return News.NOTHING
 
-    def _alive(self, call: Call) -> News:
-        self._leases.extend(call.made)
+    def _alive(self, transaction: Transaction) -> News:
+        self._leases.extend(transaction.made)
         if self.joined:
             return News.ALIVE
         self.joined, self._is_taken = True, False
@@ -165,13 +170,13 @@ class Membership:
         logger.info("%s is in the cluster", self._address)
         return News.JOINED
 
-    def announce(self, now: float) -> Call | None:
+    def announce(self, now: float) -> Transaction | None:
         """Return what tells the leader that this server leaves, unless it was told."""
         if self._announcing:
             return None
         self._announcing = True
         put = Put(self._leaving, self.condition.value, self.lease)
-        return Call(Kind.ANNOUNCE, now, [self.condition], [put])
+        return Transaction(Kind.ANNOUNCE, now, [self.condition], [put])
 
     def not_announced(self) -> None:
         """Take in that the leader may not have been told."""

@@ -1,8 +1,8 @@
 """One server's part in a cluster, as a state machine: which shards are its own, and since when.
 
-Pure: no socket, no clock, no asyncio. What comes in are the time, what the store says and how calls
-to it ended; what comes out are calls to the store, and the effects on the lock table. So all of it
-can be run under a clock that a test turns, with calls that are lost, late and out of order.
+Pure: no socket, no clock, no asyncio. What comes in are the time, what the store says and how
+transactions ended; what comes out are transactions, and the effects on the lock table. So all of it
+can be run under a clock that a test turns, with transactions that are lost, late and out of order.
 
 The rules that keep two servers from granting one lock do not rest on leaders, watches or the leases
 of the store, but on three things. A server serves while its *serving lease* lasts, which only a
@@ -24,14 +24,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from dflockd.cluster.backoff import Backoffs
-from dflockd.cluster.calls import RETRY, Call, Kind
 from dflockd.cluster.claims import Claims, opens_at_once
 from dflockd.cluster.handover import HandOver
 from dflockd.cluster.leader import SETTLE, Leader
 from dflockd.cluster.membership import Membership, News
+from dflockd.cluster.parameters import ClusterParameters
 from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.tenures import Stage, Tenures
-from dflockd.cluster.terms import Terms
+from dflockd.cluster.transactions import RETRY, Kind, Transaction
 from dflockd.cluster.view import FLOOR_MARGIN, LEAVING, NODES, View
 from dflockd.shards import (
     Event,
@@ -48,12 +48,12 @@ from dflockd.shards.store import Operation, Size
 from dflockd.table import Effect, Limits, ShardTable, TokenIssuer
 from dflockd.wire import MapReport, Refusal
 
-MAX_CALLS = 4
+MAX_TRANSACTIONS = 4
 """Transactions about shards that are under way at once. A large move is spread out by this, and each
 shard is out of service only while its own transactions are under way."""
 
 QUEUED = (Kind.CONFIRM, Kind.CLAIM, Kind.RELEASE, Kind.CLEAR)
-"""What the calls are for that are made from each of a node's queues."""
+"""What the transactions are for that are made from each of a node's queues."""
 
 LEAVE_TIMEOUT = 3.0
 """Seconds that a server that leaves gives the leader to find new servers for its shards."""
@@ -67,7 +67,7 @@ class Output(NamedTuple):
     effects: list[Effect]
     idle: set[int]
     """Peers whose connections are to be closed: all that they hold is elsewhere now."""
-    calls: list[Call]
+    transactions: list[Transaction]
 
 
 class Node:
@@ -79,7 +79,7 @@ class Node:
         address: where clients reach it, as ``host:port``.
         limits: of its lock table.
         secret: what tokens are made with, the same on all servers.
-        terms: what all servers have agreed upon.
+        parameters: what all servers have agreed upon.
         prefix: what its keys in the store begin with.
         balances: whether it moves shards, while it leads, until all servers have equally many.
         wall: the time since 1970 in nanoseconds, for fences to grow with, and for people to read.
@@ -102,27 +102,27 @@ class Node:
         address: str,
         limits: Limits,
         secret: bytes,
-        terms: Terms,
+        parameters: ClusterParameters,
         *,
         prefix: str,
         balances: bool = False,
         wall: Callable[[], int],
     ) -> None:
         self.address = address
-        self.terms = terms
-        self.table = ShardTable(limits, TokenIssuer(secret, 0), self, stretch=terms.stretch)
-        self.view = View(prefix, terms.num_shards)
-        self.leases = ServingLeases(terms)
-        self.membership = Membership(address, secret, self.view, terms, self.leases)
+        self.parameters = parameters
+        self.table = ShardTable(limits, TokenIssuer(secret, 0), self, stretch=parameters.stretch)
+        self.view = View(prefix, parameters.num_shards)
+        self.leases = ServingLeases(parameters)
+        self.membership = Membership(address, secret, self.view, parameters, self.leases)
         self._tenures = Tenures(address, self.view, self.table)
         self.claims = Claims(self._tenures, self.leases, wall)
-        self.handover = HandOver(self._tenures, terms)
+        self.handover = HandOver(self._tenures, parameters)
         self.leader = Leader(self.view, address, balances=balances)
         self.leaving = False
         self.trouble = ""
         self.store_size: Size | None = None
-        self._shard_of = lru_cache(1 << 16)(lambda key: get_shard_id(key, terms.num_shards))
-        self._calls: list[Call] = []
+        self._shard_of = lru_cache(1 << 16)(lambda key: get_shard_id(key, parameters.num_shards))
+        self._transactions: list[Transaction] = []
         self._under_way = 0
         self._is_loaded = False
         self._leave_until: float | None = None
@@ -173,30 +173,30 @@ class Node:
             self.membership.enlist(incarnation, lease, now)
         self._work(now)
 
-    def answered(self, call: Call, outcome: Outcome | None, now: float) -> None:
-        """Take in how a call ended. Without an outcome nobody knows: it may yet be carried out."""
+    def answered(self, transaction: Transaction, outcome: Outcome | None, now: float) -> None:
+        """Take in how a transaction ended. Without an outcome it may yet be carried out."""
         if self.leases.over_at is not None:
             return
-        if call.kind in (Kind.ENLIST, Kind.HEARTBEAT):
-            self._beaten(call, outcome, now)
-        elif call.kind is Kind.TIDY:
-            self._backoffs.ended(call, worked=outcome is not None, now=now)
-            self.claims.leftovers.answered(call, outcome, now)
-        elif call.kind is Kind.ANNOUNCE:
-            self._backoffs.ended(call, worked=outcome is not None, now=now)
+        if transaction.kind in (Kind.ENLIST, Kind.HEARTBEAT):
+            self._beaten(transaction, outcome, now)
+        elif transaction.kind is Kind.TIDY:
+            self._backoffs.ended(transaction, worked=outcome is not None, now=now)
+            self.claims.leftovers.answered(transaction, outcome, now)
+        elif transaction.kind is Kind.ANNOUNCE:
+            self._backoffs.ended(transaction, worked=outcome is not None, now=now)
             if outcome is None or not outcome.succeeded:
                 self.membership.not_announced()
                 self._later((), now)
         else:
             self._under_way -= 1
-            if call.kind is Kind.ASSIGN:
+            if transaction.kind is Kind.ASSIGN:
                 self.leader.answered(outcome.succeeded if outcome else None, now)
             if outcome is not None and outcome.succeeded:
-                self._succeeded(call, outcome, now)
+                self._succeeded(transaction, outcome, now)
                 worked = True
             else:
-                worked = self._failed(call, outcome, now)
-            self._backoffs.ended(call, worked=worked, now=now)
+                worked = self._failed(transaction, outcome, now)
+            self._backoffs.ended(transaction, worked=worked, now=now)
         self._work(now)
 
     def replaced(self, reason: str, now: float) -> None:
@@ -255,8 +255,8 @@ class Node:
 
     def output(self) -> Output:
         """Return what is to be done since this was last asked for."""
-        output = Output(self._tenures.effects, self._tenures.idle, self._calls)
-        self._tenures.effects, self._tenures.idle, self._calls = [], set(), []
+        output = Output(self._tenures.effects, self._tenures.idle, self._transactions)
+        self._tenures.effects, self._tenures.idle, self._transactions = [], set(), []
         return output
 
     @property
@@ -276,12 +276,12 @@ class Node:
         return min((time for time in times if time is not None), default=math.inf)
 
     def _calls_due(self) -> Iterator[float | None]:
-        """Yield when calls are due, also such as have failed."""
+        """Yield when transactions are due, also such as have failed."""
         backoffs = self._backoffs
         yield backoffs[Kind.TIDY].due(self.claims.leftovers.next_deadline())
         if self.leaving and self._retry_at is None:
             yield backoffs.again_at(Kind.ANNOUNCE)
-        if self._under_way < MAX_CALLS:
+        if self._under_way < MAX_TRANSACTIONS:
             yield backoffs[Kind.ASSIGN].due(self.leader.next_deadline())
             yield (waits := backoffs[Kind.RELEASE].due(self.handover.next_deadline()))
             for queue, kind in zip(self._queues, QUEUED, strict=True):
@@ -338,15 +338,15 @@ class Node:
 
     # Signs of life.
 
-    def _beaten(self, call: Call, outcome: Outcome | None, now: float) -> None:
-        news = self.membership.answered(call, outcome, now)
+    def _beaten(self, transaction: Transaction, outcome: Outcome | None, now: float) -> None:
+        news = self.membership.answered(transaction, outcome, now)
         if news is News.GONE:
             self._gone()
         elif news is News.REPLACED:
             self.replaced(f"{self.view.secret} is not the one that it was", now)
         elif news is not News.NOTHING:
             self._sends_away = True
-            self._tenures.effects.extend(self.table.promise(self.leases.until, now))
+            self._tenures.effects.extend(self.table.serve_until(self.leases.until, now))
         if news is News.JOINED:
             self.leader.settle(now)
             self._look_at_all(now)
@@ -403,7 +403,7 @@ class Node:
         return news is not None
 
     def _look_at_all(self, now: float) -> None:
-        for shard in range(self.terms.num_shards):
+        for shard in range(self.parameters.num_shards):
             self._look_at(shard, now)
         self._work(now)
 
@@ -426,7 +426,7 @@ class Node:
         if not self.membership.joined or shard in self._retries:
             return
         record, tenure = self.view.records[shard], self._tenures.get(shard)
-        if tenure is not None and not tenure.calling:
+        if tenure is not None and not tenure.under_way:
             is_claiming = tenure.stage is Stage.CLAIMING
             is_mine = self._tenures.is_mine(tenure)
             if not is_mine or (is_claiming and not opens_at_once(tenure.former)):
@@ -467,13 +467,13 @@ class Node:
         )
 
     def _work(self, now: float) -> None:
-        """Make the calls that are due."""
+        """Make the transactions that are due."""
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
             shards, self._retries = self._retries, {}
             for shard in shards:
                 self._look_at(shard, now)
-        self._call(self.membership.call(now))
+        self._send(self.membership.due(now))
         if self._sends_away and now >= self.leases.hopeless_at:
             # All locks that were held here have ended, so nobody waits for them any more.
             self._sends_away = False
@@ -485,37 +485,37 @@ class Node:
             for tenure in self._tenures:
                 self._look_at(tenure.shard, now)
         if not self.membership.in_touch:
-            return  # one call finds out whether the store answers again, and not all of them
+            return  # one transaction finds out whether the store answers again, and not all of them
         if self.leaving and self._retry_at is None and self._backoffs[Kind.ANNOUNCE].may(now):
-            self._call(self.membership.announce(now))
+            self._send(self.membership.announce(now))
         self._work_on_shards(now)
         if self._backoffs[Kind.TIDY].may(now):
-            self._call(self.claims.leftovers.call(now))
+            self._send(self.claims.leftovers.due(now))
 
     def _work_on_shards(self, now: float) -> None:
         condition, claims, handover = self.membership.condition, self.claims, self.handover
-        while claims.unconfirmed and self._may_call(Kind.CONFIRM, now):
-            self._call_shards(claims.confirm(condition, now))
-        while handover.foreign and self._may_call(Kind.CLEAR, now):
-            call = handover.clear(condition, now)
-            self._later(call.shards, now)  # not again before this one has ended
-            self._call_shards(call)
-        while claims.queue and self._may_call(Kind.CLAIM, now):
-            self._call_shards(claims.call(condition, now))
-        while handover.queue and self._may_call(Kind.RELEASE, now) and handover.may_go_on(now):
-            self._call_shards(handover.call(condition, now))
-        if self._may_call(Kind.ASSIGN, now):
-            self._call_shards(self.leader.call(now))
+        while claims.unconfirmed and self._may_send(Kind.CONFIRM, now):
+            self._send_about_shards(claims.confirm(condition, now))
+        while handover.foreign and self._may_send(Kind.CLEAR, now):
+            transaction = handover.clear(condition, now)
+            self._later(transaction.shards, now)  # not again before this one has ended
+            self._send_about_shards(transaction)
+        while claims.queue and self._may_send(Kind.CLAIM, now):
+            self._send_about_shards(claims.due(condition, now))
+        while handover.queue and self._may_send(Kind.RELEASE, now) and handover.may_go_on(now):
+            self._send_about_shards(handover.due(condition, now))
+        if self._may_send(Kind.ASSIGN, now):
+            self._send_about_shards(self.leader.due(now))
 
-    # How calls end.
+    # How transactions end.
 
-    def _succeeded(self, call: Call, outcome: Outcome, now: float) -> None:
-        for tenure in call.tenures:
+    def _succeeded(self, transaction: Transaction, outcome: Outcome, now: float) -> None:
+        for tenure in transaction.tenures:
             shard = tenure.shard
-            tenure.calling = False
-            if call.kind is Kind.CONFIRM:
+            tenure.under_way = False
+            if transaction.kind is Kind.CONFIRM:
                 # Unless it was taken for dead once more.
-                if self.membership.condition in call.compares:
+                if self.membership.condition in transaction.compares:
                     self.claims.confirmed(tenure, now)
                 self._look_at(shard, now)
                 continue
@@ -523,33 +523,33 @@ class Node:
             if self.view.see_shard(shard, put, outcome.revision):
                 self.leases.claimed(shard, self.view.epochs[shard], now)
             if self._tenures.has(tenure):  # not taken for dead meanwhile
-                if call.kind is Kind.CLAIM:
+                if transaction.kind is Kind.CLAIM:
                     self.claims.begin(tenure, outcome, now)
                 else:
                     self.handover.ended(tenure, now)
             self._look_at(shard, now)
-        if not call.tenures:
-            for put_ in call.operations:
+        if not transaction.tenures:
+            for put_ in transaction.operations:
                 assert isinstance(put_, Put)
                 self._see(put_.key, Record(put_.value, outcome.revision), outcome.revision, now)
 
-    def _failed(self, call: Call, outcome: Outcome | None, now: float) -> bool:
+    def _failed(self, transaction: Transaction, outcome: Outcome | None, now: float) -> bool:
         """Look at it as it is now. Something was not as expected, or nobody knows what was done.
 
         Returns:
             Whether it is known why.
         """
-        for tenure in call.tenures:
-            tenure.calling = False
-        shards = [tenure.shard for tenure in call.tenures] + list(call.shards)
+        for tenure in transaction.tenures:
+            tenure.under_way = False
+        shards = [tenure.shard for tenure in transaction.tenures] + list(transaction.shards)
         if outcome is not None:
             mine = self.membership.condition
             me = outcome.records.get(mine.key)
-            if mine in call.compares and (not me or me.value != mine.value):
+            if mine in transaction.compares and (not me or me.value != mine.value):
                 self._gone()
                 return True
             has_learned = False
-            for compare in call.compares:
+            for compare in transaction.compares:
                 record = outcome.records.get(compare.key)
                 revision = record.revision if record is not None else outcome.revision
                 if compare is not mine:
@@ -574,15 +574,15 @@ class Node:
 
     # Calls.
 
-    def _may_call(self, kind: Kind, now: float) -> bool:
-        return self._under_way < MAX_CALLS and self._backoffs[kind].may(now)
+    def _may_send(self, kind: Kind, now: float) -> bool:
+        return self._under_way < MAX_TRANSACTIONS and self._backoffs[kind].may(now)
 
-    def _call_shards(self, call: Call | None) -> None:
-        if call is not None:
+    def _send_about_shards(self, transaction: Transaction | None) -> None:
+        if transaction is not None:
             self._under_way += 1
-            self._call(call)
+            self._send(transaction)
 
-    def _call(self, call: Call | None) -> None:
-        if call is not None:
-            self._backoffs[call.kind].begin()
-            self._calls.append(call)
+    def _send(self, transaction: Transaction | None) -> None:
+        if transaction is not None:
+            self._backoffs[transaction.kind].begin()
+            self._transactions.append(transaction)

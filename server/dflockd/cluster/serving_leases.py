@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from dflockd.cluster.terms import Terms
+from dflockd.cluster.parameters import ClusterParameters
 
 MOMENT = 5.0
 """Seconds that a server takes to tell others what it knows of a store that was replaced."""
@@ -34,15 +34,15 @@ class ServingLeases:
             ``None`` while it is the one that it was.
     """
 
-    def __init__(self, terms: Terms) -> None:
-        self._terms = terms
+    def __init__(self, parameters: ClusterParameters) -> None:
+        self._parameters = parameters
         self.until = 0.0
         self.over_at: float | None = None
         self._loaded_at = 0.0
         self._told = 0
         self._heard: dict[str, float] = {}
-        self._epochs = [-1] * terms.num_shards
-        self._claimed = [0.0] * terms.num_shards
+        self._epochs = [-1] * parameters.num_shards
+        self._claimed = [0.0] * parameters.num_shards
 
     # This server.
 
@@ -51,7 +51,7 @@ class ServingLeases:
 
         From before it was sent: whoever finds the entry gone does so after it was carried out.
         """
-        self.until = max(self.until, sent + self._terms.promise)
+        self.until = max(self.until, sent + self._parameters.serving_lease)
 
     def lasts(self, now: float) -> bool:
         """Whether this server may serve."""
@@ -72,7 +72,7 @@ class ServingLeases:
     @property
     def hopeless_at(self) -> float:
         """When all locks that were held here have ended, unless the lease is extended."""
-        return self.until + self._terms.max_lease * self._terms.stretch
+        return self.until + self._parameters.max_lease * self._parameters.stretch
 
     # The others.
 
@@ -114,9 +114,9 @@ class ServingLeases:
     @property
     def silence(self) -> float:
         """Seconds after which a sign of life of another server has lost its force."""
-        return self._terms.promise * self._terms.stretch
+        return self._parameters.serving_lease * self._parameters.stretch
 
     @property
     def grace(self) -> float:
         """Seconds after a claim until all locks that others granted have ended."""
-        return self._terms.grace
+        return self._parameters.grace

@@ -34,12 +34,12 @@ class Tenure:
     former_claimed: float
     """When the claim of the server before was first known."""
     record: ShardRecord
-    """What its latest call is to make of the record."""
+    """What its latest transaction is to make of the record."""
     compared: int
-    """The revision that its latest call is to find."""
+    """The revision that its latest transaction is to find."""
     stage: Stage = Stage.CLAIMING
-    calling: bool = True
-    """Whether a call is under way."""
+    under_way: bool = True
+    """Whether a transaction is under way."""
     clean: bool = False
     """Whether `snapshot` is all that the next server needs."""
     snapshot: bytes = b""

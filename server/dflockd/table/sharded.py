@@ -69,7 +69,7 @@ class Snapshot(NamedTuple):
 class ShardTable(LockTable):
     """A lock table for some of a cluster's shards.
 
-    It grants and renews only while `promise` says that nobody else does.
+    It grants and renews only while `serve_until` says that nobody else does.
 
     Args:
         limits: how much it gives.
@@ -87,21 +87,21 @@ class ShardTable(LockTable):
         self.groups: dict[int, Group] = {}
         """What is here, by shard."""
         self._directory = directory
-        self._promised = -math.inf
+        self._serves_until = -math.inf
         self._withheld: dict[Entry, None] = {}
         """Where grants are due that could not be given at the time."""
         self._handlers[Shards] = lambda _, request, now, *__: directory.report(now).answer(request)
 
     # Shards.
 
-    def promise(self, until: float, now: float) -> list[Effect]:
+    def serve_until(self, until: float, now: float) -> list[Effect]:
         """Grant and renew until then: nobody else will have these shards before."""
-        lapsed, self._promised = now >= self._promised, max(self._promised, until)
+        lapsed, self._serves_until = now >= self._serves_until, max(self._serves_until, until)
         return self._give_withheld(now) if lapsed else []
 
     def lapse(self) -> None:
-        """Grant and renew no more, whatever was promised."""
-        self._promised = -math.inf
+        """Grant and renew no more, whatever was said before."""
+        self._serves_until = -math.inf
 
     def open(
         self,
@@ -257,7 +257,7 @@ class ShardTable(LockTable):
     def _serving(self, key: bytes, now: float) -> Group | Refusal:
         group = self._group_of(key)
         is_here = group is FROZEN or isinstance(group, Group)
-        if is_here and now >= self._promised:
+        if is_here and now >= self._serves_until:
             return LAPSED
         if isinstance(group, Group) and group.opens_at is not None:
             if now < group.opens_at:
@@ -270,7 +270,7 @@ class ShardTable(LockTable):
         super()._remove(entry)
 
     def _promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
-        if entry.group.frozen or now >= self._promised:
+        if entry.group.frozen or now >= self._serves_until:
             self._withheld[entry] = None
         else:
             super()._promote(entry, now, effects)

@@ -3,8 +3,8 @@
 import sys
 
 from dflockd.cli import main
-from dflockd.cluster import Terms
+from dflockd.cluster import ClusterParameters
 
 if __name__ == "__main__":
-    Terms.grace = property(lambda _: 0.0)  # type: ignore[assignment, method-assign]
+    ClusterParameters.grace = property(lambda _: 0.0)  # type: ignore[assignment, method-assign]
     sys.exit(main())

@@ -11,14 +11,14 @@ from typing import Any
 from dflockd import operations
 from dflockd.cluster import snapshot as snapshots
 from dflockd.cluster.backoff import Backoff
-from dflockd.cluster.calls import RETRY, Call, Kind
 from dflockd.cluster.claims import Claims
 from dflockd.cluster.handover import HandOver
 from dflockd.cluster.membership import Membership, News
 from dflockd.cluster.node import Node
+from dflockd.cluster.parameters import MARGIN
 from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.tenures import Tenure
-from dflockd.cluster.terms import MARGIN
+from dflockd.cluster.transactions import RETRY, Kind, Transaction
 from dflockd.cluster.view import View
 from dflockd.operations import GRACE, Answer, Exchange, Operation, Target
 from dflockd.shards import Delete, Get, Outcome, Put, Record, RevisionIs, ShardRecord
@@ -31,11 +31,11 @@ from tests.dflockd.cluster.simulation import Rules
 
 @contextmanager
 def promised_for_ever(table: ShardTable) -> Iterator[None]:
-    promised, table._promised = table._promised, math.inf
+    until, table._serves_until = table._serves_until, math.inf
     try:
         yield
     finally:
-        table._promised = promised
+        table._serves_until = until
 
 
 class GrantsForEver(ShardTable):
@@ -68,16 +68,16 @@ def with_part(name: str, part: type) -> type[Node]:
 class ServesUnseen(Membership):
     """Takes an entry that is found, from an attempt whose answer was lost, for a sign of life."""
 
-    def answered(self, call: Call, outcome: Outcome | None, now: float) -> News:
-        news = super().answered(call, outcome, now)
-        if call.kind is Kind.ENLIST and self._is_there and not self.joined:
-            self._next_beat = call.made + self._terms.promise / 3
-            return self._alive(call)
+    def answered(self, transaction: Transaction, outcome: Outcome | None, now: float) -> News:
+        news = super().answered(transaction, outcome, now)
+        if transaction.kind is Kind.ENLIST and self._is_there and not self.joined:
+            self._next_beat = transaction.made + self._parameters.serving_lease / 3
+            return self._alive(transaction)
         return news
 
 
 class RemembersItsLife(Membership):
-    """Takes answers to calls that it made before it was taken for dead as if it had not been."""
+    """Takes answers to transactions that it made before it was taken for dead as if it had not been."""
 
     def end(self) -> None:
         condition = self.condition
@@ -88,18 +88,18 @@ class RemembersItsLife(Membership):
 class JoinsAnyCluster(Membership):
     """Makes its entry in whatever it finds."""
 
-    def call(self, now: float) -> Call | None:
-        call = super().call(now)
-        if call is not None:
-            call.compares = [c for c in call.compares if c is not self._cluster]
-        return call
+    def due(self, now: float) -> Transaction | None:
+        transaction = super().due(now)
+        if transaction is not None:
+            transaction.compares = [c for c in transaction.compares if c is not self._cluster]
+        return transaction
 
-    def answered(self, call: Call, outcome: Outcome | None, now: float) -> News:
+    def answered(self, transaction: Transaction, outcome: Outcome | None, now: float) -> News:
         if outcome is not None and outcome.revision:
             founded = Record(self._cluster.value, 1)
             records = {**outcome.records, self._cluster.key: founded}
             outcome = outcome._replace(records=records)
-        return super().answered(call, outcome, now)
+        return super().answered(transaction, outcome, now)
 
 
 class BeginsAgain(View):
@@ -131,19 +131,19 @@ class RetriesSoon(Node):
 
 
 class ServesFromTheAnswer(Membership):
-    def answered(self, call: Call, outcome: Outcome | None, now: float) -> News:
-        call.made = now
-        return super().answered(call, outcome, now)
+    def answered(self, transaction: Transaction, outcome: Outcome | None, now: float) -> News:
+        transaction.made = now
+        return super().answered(transaction, outcome, now)
 
 
 def without(kind: Kind, is_left_out: Callable[[Node, Any], bool]) -> type[Node]:
     """Return a node whose transactions of a kind go without some of their conditions."""
 
     class WithoutCondition(Node):
-        def _call(self, call: Call | None) -> None:
-            if call is not None and call.kind is kind:
-                call.compares = [c for c in call.compares if not is_left_out(self, c)]
-            super()._call(call)
+        def _send(self, transaction: Transaction | None) -> None:
+            if transaction is not None and transaction.kind is kind:
+                transaction.compares = [c for c in transaction.compares if not is_left_out(self, c)]
+            super()._send(transaction)
 
     return WithoutCondition
 
@@ -187,7 +187,7 @@ class NoGrace(ServingLeases):
 class GraceWithoutThePromise(ServingLeases):
     @property
     def grace(self) -> float:
-        return self._terms.max_lease * self._terms.stretch + MARGIN
+        return self._parameters.max_lease * self._parameters.stretch + MARGIN
 
 
 class DropsSnapshots(Claims):
@@ -205,11 +205,11 @@ class TakesAnySnapshot(Claims):
 class DeletesInTheClaim(Node):
     """Deletes what was handed over before it is known that it has arrived."""
 
-    def _call(self, call: Call | None) -> None:
-        if call is not None and call.kind is Kind.CLAIM:
-            gets = [op for op in call.operations if isinstance(op, Get)]
-            call.operations = [*call.operations, *(Delete(get.key) for get in gets)]
-        super()._call(call)
+    def _send(self, transaction: Transaction | None) -> None:
+        if transaction is not None and transaction.kind is Kind.CLAIM:
+            gets = [op for op in transaction.operations if isinstance(op, Get)]
+            transaction.operations = [*transaction.operations, *(Delete(get.key) for get in gets)]
+        super()._send(transaction)
 
 
 class KeepsCleanWhenCalling(Node):
@@ -219,19 +219,19 @@ class KeepsCleanWhenCalling(Node):
         super().__init__(*args, **kwargs)
         self.claims.__class__ = KeepsClean
 
-    def _call(self, call: Call | None) -> None:
-        if call is not None and call.kind is Kind.CLAIM:
-            for tenure in call.tenures:
+    def _send(self, transaction: Transaction | None) -> None:
+        if transaction is not None and transaction.kind is Kind.CLAIM:
+            for tenure in transaction.tenures:
                 if tenure.former.clean is not None:
                     tenure.record = tenure.record.with_clean(tenure.former.clean)
-            puts = {t.shard: format_shard_value(t.record).encode() for t in call.tenures}
-            call.operations = [
+            puts = {t.shard: format_shard_value(t.record).encode() for t in transaction.tenures}
+            transaction.operations = [
                 op._replace(value=puts[int(op.key.rpartition("/")[2])])
                 if isinstance(op, Put)
                 else op
-                for op in call.operations
+                for op in transaction.operations
             ]
-        super()._call(call)
+        super()._send(transaction)
 
 
 class KeepsClean(Claims):
@@ -290,7 +290,7 @@ class StartsWithNothing(ServingLeases):
 
     def loaded(self, revision: int, now: float) -> None:
         super().loaded(revision, -math.inf)
-        self._claimed = [-math.inf] * self._terms.num_shards
+        self._claimed = [-math.inf] * self._parameters.num_shards
 
 
 class MissesSigns(ServingLeases):
@@ -370,16 +370,18 @@ def _changed(
 
 
 BROKEN: dict[str, Rules] = {
-    "grants without a promise": Rules(table=GrantsForEver),
-    "renewals without a promise": Rules(table=RenewsForEver),
-    "promise counted from the answer": Rules(node=with_part("membership", ServesFromTheAnswer)),
+    "grants without a serving lease": Rules(table=GrantsForEver),
+    "renewals without a serving lease": Rules(table=RenewsForEver),
+    "serving lease counted from the answer": Rules(
+        node=with_part("membership", ServesFromTheAnswer)
+    ),
     "heartbeat whatever the entry": Rules(node=without(Kind.HEARTBEAT, is_own_entry)),
     "no freeze before the release": Rules(table=DoesNotFreeze),
     "thaw without a newer revision": Rules(node=with_part("handover", ThawsAtOnce)),
     "no grace": Rules(node=with_part("leases", NoGrace)),
-    "promise that nobody sees": Rules(node=with_part("membership", ServesUnseen)),
+    "serving lease that nobody sees": Rules(node=with_part("membership", ServesUnseen)),
     "confirmed in an earlier life": Rules(node=with_part("membership", RemembersItsLife)),
-    "grace without the promise": Rules(node=with_part("leases", GraceWithoutThePromise)),
+    "grace without the serving lease": Rules(node=with_part("leases", GraceWithoutThePromise)),
     "snapshot dropped": Rules(node=with_part("claims", DropsSnapshots)),
     "snapshot deleted in the claim": Rules(node=DeletesInTheClaim),
     "deleted whatever was handed over": Rules(node=without(Kind.TIDY, is_any)),

@@ -1,8 +1,8 @@
 """A cluster of real lock servers over a real etcd, and a client that is nothing but the protocol.
 
-    with Etcd(directory) as etcd, ClusterStage(directory, etcd, promise=2, max_lease=6) as cluster:
-        cluster.wait_settled()
-        key = cluster.key_at(cluster.servers[0])
+    with Etcd(directory) as etcd, ClusterStage(directory, etcd, serving_lease=2, max_lease=6) as it:
+        it.wait_settled()
+        key = it.key_at(it.servers[0])
 
 Nothing here waits for a time: what etcd, the servers and their logs say is waited for.
 """
@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from dflockd.cluster.terms import Terms
+from dflockd.cluster.parameters import ClusterParameters
 from dflockd.shards import (
     Cluster,
     Delete,
@@ -160,7 +160,7 @@ class ClusterStage:
         directory: for logs.
         etcd: what they share; it runs.
         number: of servers.
-        promise: of the cluster, in seconds.
+        serving_lease: of the cluster, in seconds.
         max_lease: of the cluster, in seconds.
         args: more arguments for each.
         way: the endpoint through which the server with this number reaches etcd.
@@ -172,17 +172,22 @@ class ClusterStage:
         etcd: Etcd,
         *args: str,
         number: int = 3,
-        promise: int,
+        serving_lease: int,
         max_lease: int,
         prefix: str = SERVERS_PREFIX,
         way: Callable[[int], str] | None = None,
     ) -> None:
         self.etcd = etcd
         self.mapping = Mapping(lambda: etcd.endpoint, prefix)
-        self.terms = Terms(promise=promise, max_lease=max_lease)
+        self.parameters = ClusterParameters(serving_lease=serving_lease, max_lease=max_lease)
         self._directory = Path(directory)
         self._args = (
-            *("--cluster-promise", str(promise), "--cluster-max-lease-ttl", str(max_lease)),
+            *(
+                "--cluster-serving-lease",
+                str(serving_lease),
+                "--cluster-max-lease-ttl",
+                str(max_lease),
+            ),
             *("--cluster-prefix", prefix, *args),
         )
         self._way = way or (lambda _: etcd.endpoint)
@@ -240,7 +245,7 @@ class ClusterStage:
 
         def probe() -> Counter[str] | None:
             counts, nodes = self.mapping.counts(), self.mapping.nodes()
-            is_settled = counts.total() == self.terms.num_shards and set(counts) <= set(nodes)
+            is_settled = counts.total() == self.parameters.num_shards and set(counts) <= set(nodes)
             return counts if is_settled else None
 
         return wait_until(

@@ -1,7 +1,7 @@
 """Histories in which one rule or another makes the difference: what chance seldom comes upon.
 
 Shard 0 is at the first server when they begin, and shard 1 at the second. Leases are up to 8 s, a
-promise is 2 s, and the grace after a crash about 11 s.
+serving lease is 2 s, and the grace after a crash about 11 s.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from dflockd.cluster.calls import Kind
+from dflockd.cluster.transactions import Kind
 from dflockd.shards import Put
 from dflockd.wire import Renew
 from tests.dflockd.cluster.simulation import KEYS, PREFIX, Client, Connection, Life, World
@@ -85,7 +85,7 @@ def confirmed_for_an_earlier_life(world: World) -> None:
 
 
 def deposed_in_its_promise(world: World) -> None:
-    """A server is taken for dead while its promise lasts, and does not learn of it."""
+    """A server is taken for dead while its serving lease lasts, and does not learn of it."""
     world.visit("c1", 5, lease=8, hold=20)
     world.at(6, world.cut_store, [FIRST], 10)
     world.at(6.05, world.move, 0, SECOND)
@@ -93,19 +93,19 @@ def deposed_in_its_promise(world: World) -> None:
 
 
 def _after_a_beat(world: World, name: str, since: float, act: Callable[[], None]) -> None:
-    """Do something at the beginning of a promise."""
+    """Do something at the beginning of a serving lease."""
     former: list[float] = []
 
     def is_new() -> bool:
-        promised = world.servers[name].node.leases.until
-        former.append(promised)
-        return promised > former[0]
+        until = world.servers[name].node.leases.until
+        former.append(until)
+        return until > former[0]
 
     world.at(since, world.when, is_new, act)
 
 
 def chained(world: World) -> None:
-    """A server is replaced within its promise, and so is its successor before its next heartbeat."""
+    """A server is replaced within its serving lease, and its successor before its next heartbeat."""
     world.at(4, world.stop, FIRST, 0.35)  # from now on its heartbeats are not those of the second
     world.visit("c1", 5, lease=3, hold=20)
 
@@ -171,7 +171,7 @@ def tidied_late(world: World) -> None:
 
 
 def claimed_twice(world: World) -> None:
-    """A server is replaced within its promise; the successor's claim is not answered, and repeated."""
+    """A server is replaced within its serving lease; the claim is not answered, and repeated."""
     world.visit("c1", 5, lease=3, hold=20)
     world.at(6, world.cut, "c1", FIRST, 10)
 
@@ -183,7 +183,7 @@ def claimed_twice(world: World) -> None:
 
 
 def renewed_at_the_end(world: World) -> None:
-    """A lease is renewed at the end of the promise of a server that was replaced at its beginning."""
+    """A lock is renewed at the end of the serving lease in which its server was replaced."""
     world.visit("c1", 3.75, lease=8, hold=30)
     world.at(6, world.cut_store, [FIRST], 28)
     world.at(6.05, world.move, 0, SECOND)
@@ -364,11 +364,11 @@ def _expect(world: World, name: str, at: float, timeout: float, is_granted: bool
 
 
 STORIES: dict[Callable[[World], None], list[str]] = {
-    cut_off: ["grants without a promise", "renewals without a promise"],
+    cut_off: ["grants without a serving lease", "renewals without a serving lease"],
     entry_deleted: ["heartbeat whatever the entry"],
     back_unseen: ["claim while the former server lives"],
     second_life_unseen: ["signs of life not waited for"],
-    back_without_an_answer: ["promise that nobody sees"],
+    back_without_an_answer: ["serving lease that nobody sees"],
     confirmed_for_an_earlier_life: ["confirmed in an earlier life"],
     chained: ["those before the former server forgotten"],
     started_after_it_all: ["what was before the start forgotten"],
@@ -377,7 +377,7 @@ STORIES: dict[Callable[[World], None], list[str]] = {
     tidied_late: ["deleted whatever was handed over"],
     claimed_twice: ["those before the former server forgotten"],
     deposed_in_its_promise: ["reclaim while the former server serves"],
-    renewed_at_the_end: ["grace without the promise"],
+    renewed_at_the_end: ["grace without the serving lease"],
     handed_over_of_old: ["snapshot of any epoch"],
     killed_while_it_leaves: ["snapshot dropped"],
     fast_and_slow: ["leases not stretched"],

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from dflockd.cluster import commands
-from dflockd.cluster.terms import Terms
+from dflockd.cluster.parameters import ClusterParameters
 from dflockd.shards import (
     Cluster,
     Put,
@@ -57,7 +57,7 @@ class Servers:
     async def start(self, *nodes: str) -> None:
         for node in nodes:
             assert await self.clusters[node].registration.register()
-        await self.store.txn([], [Put(f"{self.prefix}/meta", Terms().dump())])
+        await self.store.txn([], [Put(f"{self.prefix}/meta", ClusterParameters().dump())])
 
     async def serve(self) -> None:
         """Do what real servers do about targets, without any locks, until cancelled."""

@@ -46,7 +46,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(etcd: Etcd, tmp_path: Path) -> Iterator[ClusterStage]:
     """A cluster whose servers a test starts."""
     prefix = f"/{tmp_path.name}"
-    stage = ClusterStage(tmp_path, etcd, number=0, promise=2, max_lease=3, prefix=prefix)
+    stage = ClusterStage(tmp_path, etcd, number=0, serving_lease=2, max_lease=3, prefix=prefix)
     yield stage
     stage.close()
 

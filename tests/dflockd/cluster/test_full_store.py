@@ -19,7 +19,7 @@ from tests.dflockd.cluster.test_replaced_store import readiness
 from tests.dflockd.raw_server import PATIENCE, granted
 from tests.dflockd.shards.etcd_process import Etcd
 
-PROMISE = 3
+SERVING_LEASE = 3
 LEASE = 8
 QUOTA = 12 << 20
 
@@ -33,7 +33,9 @@ def etcd(tmp_path: Path) -> Iterator[Etcd]:
 @pytest.fixture
 def cluster(etcd: Etcd, tmp_path: Path) -> Iterator[ClusterStage]:
     args = ("--default-lease-ttl", str(LEASE), "--http-port", "0")
-    with ClusterStage(tmp_path, etcd, *args, promise=PROMISE, max_lease=LEASE) as cluster:
+    with ClusterStage(
+        tmp_path, etcd, *args, serving_lease=SERVING_LEASE, max_lease=LEASE
+    ) as cluster:
         cluster.wait_settled()
         yield cluster
 

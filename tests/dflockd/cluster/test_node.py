@@ -10,11 +10,11 @@ from unittest import mock
 import pytest
 
 from dflockd.cluster import handover
-from dflockd.cluster.calls import BATCH, Call, Kind
 from dflockd.cluster.handover import HAND_OVER_TIMEOUT, MAX_HANDED
 from dflockd.cluster.leader import SETTLE
-from dflockd.cluster.node import LEAVE_TIMEOUT, MAX_CALLS, Node
-from dflockd.cluster.terms import Terms
+from dflockd.cluster.node import LEAVE_TIMEOUT, MAX_TRANSACTIONS, Node
+from dflockd.cluster.parameters import ClusterParameters
+from dflockd.cluster.transactions import BATCH, Kind, Transaction
 from dflockd.cluster.view import MAX_EPOCH
 from dflockd.shards import Delete, Event, Loaded, Outcome, Put, RevisionIs, ShardRecord, ValueIs
 from dflockd.shards.memory import KeySpace
@@ -44,12 +44,12 @@ class Cluster:
     def __init__(self, *addresses: str, num_shards: int = 4, wall: int = WALL) -> None:
         self.store = KeySpace(history=1 << 20)
         self.store.txn([], [Put("/p.secret", b"secret")])
-        self.terms = Terms(num_shards=num_shards, promise=3, max_lease=4)
+        self.parameters = ClusterParameters(num_shards=num_shards, serving_lease=3, max_lease=4)
         self.now = 1000.0
         self.nodes: dict[str, Node] = {}
-        self.calls: list[Call] = []
+        self.transactions: list[Transaction] = []
         self.unanswered: set[Kind] = set()
-        """The next call of each of these kinds is carried out, and nobody is told so."""
+        """The next transaction of each of these kinds is carried out, and nobody is told so."""
         self.refused: set[Kind] = set()
         """Calls of these kinds are not carried out."""
         self.most_under_way = 0
@@ -64,7 +64,7 @@ class Cluster:
             address,
             Limits(default_lease=4, max_lease=4, max_locks=1 << 20),
             b"secret",
-            self.terms,
+            self.parameters,
             prefix="/p",
             wall=lambda: self._wall,
         )
@@ -91,20 +91,22 @@ class Cluster:
                 self._told[address] = self.store.revision
                 for events in changes:
                     node.changed(events, self.now)
-                effects, _, calls = node.output()
-                assert effects == [] or changes or calls
-                self.most_under_way = max(self.most_under_way, len(calls))
-                for call in calls:
-                    self.calls.append(call)
-                    if call.kind in self.refused:
-                        node.answered(call, None, self.now)
+                effects, _, transactions = node.output()
+                assert effects == [] or changes or transactions
+                self.most_under_way = max(self.most_under_way, len(transactions))
+                for transaction in transactions:
+                    self.transactions.append(transaction)
+                    if transaction.kind in self.refused:
+                        node.answered(transaction, None, self.now)
                         continue
-                    outcome: Outcome | None = self.store.txn(call.compares, call.operations)
-                    if call.kind in self.unanswered:
-                        self.unanswered.remove(call.kind)
+                    outcome: Outcome | None = self.store.txn(
+                        transaction.compares, transaction.operations
+                    )
+                    if transaction.kind in self.unanswered:
+                        self.unanswered.remove(transaction.kind)
                         outcome = None
-                    node.answered(call, outcome, self.now)
-                busy = busy or bool(changes or calls)
+                    node.answered(transaction, outcome, self.now)
+                busy = busy or bool(changes or transactions)
 
     def pass_(self, seconds: float, step: float = 0.25) -> None:
         """Let time pass; all that live keep their leases."""
@@ -150,8 +152,8 @@ class Cluster:
         return self.ask(address, Renew(Space.LOCK, key, token, 4))
 
 
-def of_kind(calls: Iterable[Call], kind: Kind) -> list[Call]:
-    return [call for call in calls if call.kind is kind]
+def of_kind(transactions: Iterable[Transaction], kind: Kind) -> list[Transaction]:
+    return [transaction for transaction in transactions if transaction.kind is kind]
 
 
 def test_a_cluster_of_8192_shards_is_shared_out_and_handed_over_in_batches() -> None:
@@ -165,10 +167,12 @@ def test_a_cluster_of_8192_shards_is_shared_out_and_handed_over_in_batches() -> 
     cluster.pass_(60, step=1.0)
     assert cluster.nodes["a:1"].has_left
     assert len(cluster.serving()["b:1"]) == 8192
-    for call in cluster.calls:
-        assert len(call.tenures) <= BATCH
-        assert max(len(call.compares), len(call.operations)) <= 128
-    assert cluster.most_under_way <= MAX_CALLS + 2  # a heartbeat and an announcement beside them
+    for transaction in cluster.transactions:
+        assert len(transaction.tenures) <= BATCH
+        assert max(len(transaction.compares), len(transaction.operations)) <= 128
+    assert (
+        cluster.most_under_way <= MAX_TRANSACTIONS + 2
+    )  # a heartbeat and an announcement beside them
     held = [group.spaces[0] for group in cluster.nodes["b:1"].table.groups.values()]
     assert sum(map(len, held)) <= len(tokens)
     assert not cluster.store.load("/p.handoff/").records
@@ -176,7 +180,7 @@ def test_a_cluster_of_8192_shards_is_shared_out_and_handed_over_in_batches() -> 
 
 def dirty(cluster: Cluster) -> list[int]:
     """The shards whose next server would have to wait for holders."""
-    records = map(cluster.record, range(cluster.terms.num_shards))
+    records = map(cluster.record, range(cluster.parameters.num_shards))
     return [shard for shard, r in enumerate(records) if r.current or r.clean != r.epoch]
 
 
@@ -227,7 +231,7 @@ def test_each_server_that_takes_shards_over_is_given_some_at_a_time() -> None:
     a = cluster.nodes["a:1"]
     a.leave(cluster.now)
     cluster.settle()
-    assert 3 * MAX_HANDED <= 1024 - len(a.table.groups) < 3 * MAX_HANDED + MAX_CALLS * BATCH
+    assert 3 * MAX_HANDED <= 1024 - len(a.table.groups) < 3 * MAX_HANDED + MAX_TRANSACTIONS * BATCH
     cluster.pass_(HAND_OVER_TIMEOUT + 0.1, step=0.1)
     assert 1024 - len(a.table.groups) >= 6 * MAX_HANDED
 
@@ -333,10 +337,10 @@ def test_more_locks_than_fit_into_one_transaction_go_in_several(
         for number in range(5):
             key = b"shard#%d/%d" % (shard, number)
             tokens[key] = cluster.take("a:1", key)
-    del cluster.calls[:]
+    del cluster.transactions[:]
     cluster.nodes["a:1"].leave(cluster.now)
     cluster.settle()
-    releases = of_kind(cluster.calls, Kind.RELEASE)
+    releases = of_kind(cluster.transactions, Kind.RELEASE)
     assert len(releases) == 4
     assert all(cluster.renew("b:1", token, key) == Renewed(4) for key, token in tokens.items())
 
@@ -364,7 +368,7 @@ def test_after_a_crash_holders_come_back_and_others_wait() -> None:
     assert cluster.record(0)[:2] == ("b:1", "b:1")
     assert cluster.renew("b:1", token) == Renewed(4)
     assert isinstance(cluster.ask("b:1", Acquire(Space.LOCK, b"shard#0/b", 1, 0, 4)), Recovering)
-    cluster.pass_(cluster.terms.grace)
+    cluster.pass_(cluster.parameters.grace)
     assert isinstance(cluster.ask("b:1", Acquire(Space.LOCK, b"shard#0/b", 1, 0, 4)), Granted)
 
 
@@ -374,8 +378,12 @@ def test_what_transactions_require() -> None:
     cluster.pass_(SETTLE + 1)
     b = cluster.nodes["b:1"]
     entry = ValueIs("/p/nodes/b:1", cluster.store.load("/p/nodes/").records["/p/nodes/b:1"].value)
-    claims = of_kind(cluster.calls, Kind.CLAIM)
-    assert all(entry in call.compares for call in claims if call.tenures[0].record.current == "b:1")
+    claims = of_kind(cluster.transactions, Kind.CLAIM)
+    assert all(
+        entry in transaction.compares
+        for transaction in claims
+        if transaction.tenures[0].record.current == "b:1"
+    )
     taken_over = claims[-1]
     assert RevisionIs("/p/nodes/a:1", 0) in taken_over.compares
     for tenure in taken_over.tenures:
@@ -384,21 +392,21 @@ def test_what_transactions_require() -> None:
         assert tenure.record.clean is None
     b.leave(cluster.now)
     cluster.pass_(LEAVE_TIMEOUT)
-    (release,) = of_kind(cluster.calls, Kind.RELEASE)
+    (release,) = of_kind(cluster.transactions, Kind.RELEASE)
     assert entry in release.compares
     for tenure in release.tenures:
         assert RevisionIs(f"/p/shard/{tenure.shard}", tenure.compared) in release.compares
-    for call in of_kind(cluster.calls, Kind.HEARTBEAT):
-        assert isinstance(call.compares[0], ValueIs)
+    for transaction in of_kind(cluster.transactions, Kind.HEARTBEAT):
+        assert isinstance(transaction.compares[0], ValueIs)
 
 
 def test_what_was_handed_over_is_deleted_once_it_has_arrived() -> None:
     cluster = Cluster("a:1", "b:1")
     cluster.take("a:1")
     cluster.move(0, "b:1")
-    (claim,) = [c for c in of_kind(cluster.calls, Kind.CLAIM) if c.tenures[0].former.clean]
+    (claim,) = [c for c in of_kind(cluster.transactions, Kind.CLAIM) if c.tenures[0].former.clean]
     assert not any(isinstance(operation, Delete) for operation in claim.operations)
-    (tidy,) = of_kind(cluster.calls, Kind.TIDY)
+    (tidy,) = of_kind(cluster.transactions, Kind.TIDY)
     assert list(tidy.operations) == [Delete("/p.handoff/0")]
     assert not cluster.store.load("/p.handoff/").records
     assert claim.tenures[0].record.clean is None
@@ -448,7 +456,7 @@ def test_what_was_handed_over_is_deleted_though_the_answer_got_lost() -> None:
     cluster.pass_(1)
     assert not cluster.unanswered
     assert not cluster.store.load("/p.handoff/").records
-    assert len(of_kind(cluster.calls, Kind.TIDY)) in (2, 3)
+    assert len(of_kind(cluster.transactions, Kind.TIDY)) in (2, 3)
 
 
 def test_what_another_epoch_handed_over_is_not_believed(caplog: pytest.LogCaptureFixture) -> None:
@@ -486,7 +494,7 @@ def test_a_shard_has_no_epoch_after_the_last(caplog: pytest.LogCaptureFixture) -
     cluster.write(1, ShardRecord("a:1", "", (f"e:{MAX_EPOCH - 1}",)))
     assert "/p/shard/0 has had its last epoch" in caplog.text
     assert cluster.serving() == {"a:1": {1, 2, 3}}
-    cluster.pass_(cluster.terms.grace)
+    cluster.pass_(cluster.parameters.grace)
     token = cluster.take("a:1", b"shard#1/a")
     assert fence_from_token(token) >> 40 == MAX_EPOCH
 
@@ -581,20 +589,20 @@ def test_a_server_that_was_taken_for_dead_goes_on_with_what_nobody_took() -> Non
 
 
 def test_without_a_lease_or_an_answer_there_is_nothing_to_wake_up_for() -> None:
-    node = Node("a:1", Limits(), b"s", Terms(), prefix="/p", wall=lambda: WALL)
+    node = Node("a:1", Limits(), b"s", ClusterParameters(), prefix="/p", wall=lambda: WALL)
     assert node.next_deadline() == math.inf
     node.loaded(Loaded({}, 1), 0)
     assert node.next_deadline() == math.inf
     node.enlist("x", 1, 0)
-    (call,) = node.output().calls
+    (transaction,) = node.output().transactions
     assert node.next_deadline() == math.inf
-    node.answered(call, None, 2)
+    node.answered(transaction, None, 2)
     assert 2 < node.next_deadline() < 3
     node.advance(3)
-    (call,) = node.output().calls
-    node.answered(call, Outcome(True, 5, {}), 3)
+    (transaction,) = node.output().transactions
+    node.answered(transaction, Outcome(True, 5, {}), 3)
     # Its leases begin when they are asked for, not when they are given.
-    assert node.leases.until == call.made + node.terms.promise
+    assert node.leases.until == transaction.made + node.parameters.serving_lease
 
 
 def test_strange_keys_do_not_stop_a_node(caplog: pytest.LogCaptureFixture) -> None:
@@ -629,12 +637,12 @@ def test_a_record_tells_until_when_its_shard_recovers() -> None:
     assert [cluster.record(shard).recovers for shard in range(4)] == [0] * 4
     cluster.kill("a:1")
     cluster.pass_(SETTLE + 0.1)
-    until = math.ceil(WALL / 1e9 + cluster.terms.grace)
+    until = math.ceil(WALL / 1e9 + cluster.parameters.grace)
     assert [cluster.record(shard).recovers for shard in range(4)] == [until, 0] * 2
     cluster.start("c:1")
     cluster.move(0, "c:1")  # dirty: the next server waits again
     assert cluster.record(0).recovers == until
-    cluster.pass_(cluster.terms.grace + 1)
+    cluster.pass_(cluster.parameters.grace + 1)
     cluster.move(2, "c:1")  # and of this one all locks are known
     assert cluster.record(2).current == "c:1"
     assert cluster.record(2).recovers == 0
@@ -648,9 +656,9 @@ def test_what_is_refused_for_ever_is_tried_seldom_and_holds_up_nothing_else(kind
     cluster.move(0, "b:1")
     cluster.pass_(5)
     cluster.kill("c:1")
-    cluster.calls.clear()
+    cluster.transactions.clear()
     cluster.pass_(60)
-    assert 20 < len(of_kind(cluster.calls, kind)) < 60
+    assert 20 < len(of_kind(cluster.transactions, kind)) < 60
     cluster.move(0, "a:1")
     cluster.pass_(1)
     assert cluster.record(0).current == "a:1"
@@ -663,10 +671,13 @@ def test_while_signs_of_life_are_refused_nothing_else_is_asked() -> None:
         cluster.pass_(0)
         node.leave(cluster.now)
     cluster.pass_(10)
-    cluster.calls.clear()
+    cluster.transactions.clear()
     cluster.pass_(60)
-    assert {call.kind for call in cluster.calls} <= {Kind.HEARTBEAT, Kind.ENLIST}
-    assert 20 < len(cluster.calls) < 60 * len(cluster.nodes)
+    assert {transaction.kind for transaction in cluster.transactions} <= {
+        Kind.HEARTBEAT,
+        Kind.ENLIST,
+    }
+    assert 20 < len(cluster.transactions) < 60 * len(cluster.nodes)
     cluster.refused.clear()
     cluster.pass_(4)
     assert all(node.leases.lasts(cluster.now) for node in cluster.nodes.values())
@@ -678,20 +689,28 @@ def test_in_a_store_that_was_replaced_nothing_is_granted_whatever_is_answered_la
     node = cluster.nodes["a:1"]
     cluster.pass_(1.0)
     node.advance(cluster.now + 1.0)
-    late = [call for call in node.output().calls if call.kind is Kind.HEARTBEAT]
+    late = [
+        transaction
+        for transaction in node.output().transactions
+        if transaction.kind is Kind.HEARTBEAT
+    ]
     node.replaced("revision 1", cluster.now)
     assert "restored from a backup: revision 1" in node.trouble
     assert not node.leases.lasts(cluster.now)
-    for call in late:
-        node.answered(call, cluster.store.txn(call.compares, call.operations), cluster.now)
+    for transaction in late:
+        node.answered(
+            transaction,
+            cluster.store.txn(transaction.compares, transaction.operations),
+            cluster.now,
+        )
     node.loaded(cluster.store.load("/p/"), cluster.now)
     node.enlist("another life", 7, cluster.now)
     node.advance(cluster.now + 5)
     assert late
-    assert node.output().calls == []
+    assert node.output().transactions == []
     assert not node.may_serve(cluster.now)
     assert isinstance(cluster.renew("a:1", token), Recovering)
-    assert node.leases.over_at == cluster.now + cluster.terms.grace
+    assert node.leases.over_at == cluster.now + cluster.parameters.grace
 
 
 def test_servers_are_told_what_a_store_that_was_replaced_does_not_know() -> None:

@@ -20,14 +20,14 @@ from tests.dflockd.cluster.stage import ClusterServer, ClusterStage, Mapping, fr
 from tests.dflockd.raw_server import PATIENCE, RawClient, granted
 from tests.dflockd.shards.etcd_process import Etcd
 
-PROMISE = 2
+SERVING_LEASE = 2
 LEASE = 9
 """Long enough for a shard whose server has crashed to get another one meanwhile."""
 
 TIMES = ("--default-lease-ttl", str(LEASE))
 
 LAPSED = "no lock is granted or renewed until it does"
-"""The line with which a server says that its promise has ended."""
+"""The line with which a server says that its serving lease has ended."""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,9 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 @pytest.fixture(scope="module")
 def stage(etcd: Etcd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
     directory = tmp_path_factory.mktemp("cluster")
-    with ClusterStage(directory, etcd, *TIMES, promise=PROMISE, max_lease=LEASE) as stage:
+    with ClusterStage(
+        directory, etcd, *TIMES, serving_lease=SERVING_LEASE, max_lease=LEASE
+    ) as stage:
         stage.wait_settled()
         yield stage
 
@@ -303,7 +305,7 @@ def test_all_servers_stop_and_start_and_no_lock_is_lost_nor_waited_for(
     for holder in released:
         _, line = cluster.follow("l", holder.key, f"0 {LEASE}")
         assert fence(granted(line)) > fence(holder.token)
-    assert time.monotonic() < started + cluster.terms.grace
+    assert time.monotonic() < started + cluster.parameters.grace
     for holder in holders:
         # Stopping and starting may take longer than the lease, which begins anew with the start.
         holder.deadline = started + LEASE
@@ -413,7 +415,7 @@ class Early(ClusterServer):
 def test_a_server_waits_for_etcd_and_grants_nothing_once_that_is_gone(tmp_path: Path) -> None:
     etcd = Etcd(tmp_path)
     etcd.port = free_port()
-    times = ("--cluster-promise", str(PROMISE), "--shutdown-timeout", "1")
+    times = ("--cluster-serving-lease", str(SERVING_LEASE), "--shutdown-timeout", "1")
     url = f"etcd://{etcd.endpoint}"
     with Early(tmp_path, "--cluster", url, *times, name="early") as server, etcd:
         server.wait_joined()
@@ -425,7 +427,7 @@ def test_a_server_waits_for_etcd_and_grants_nothing_once_that_is_gone(tmp_path: 
         token = client.lock("a", f"0 {LEASE}")
         etcd.pause()
         silent = time.monotonic()
-        assert _asks_until_it_is_refused(client, "b") < silent + PROMISE
+        assert _asks_until_it_is_refused(client, "b") < silent + SERVING_LEASE
         assert client.ask("n", "a", token).startswith("error_recovering")
         client.close()
         server.wait_log(LAPSED)
@@ -440,10 +442,10 @@ def test_other_terms_than_those_of_the_cluster_refuse_to_start(
     cluster: ClusterStage, tmp_path: Path
 ) -> None:
     other = ClusterServer(
-        tmp_path, *cluster.arguments(), "--cluster-promise", "3", name="other-terms"
+        tmp_path, *cluster.arguments(), "--cluster-serving-lease", "3", name="other-parameters"
     )
     line = _complaint(other)
-    assert "promise is 3 here and 2 in the cluster" in line
+    assert "--cluster-serving-lease is 3 here and 2 in the cluster" in line
     assert "--cluster-prefix /dflockd" in line
 
 
@@ -490,7 +492,9 @@ def test_while_etcd_is_silent_grants_stop_with_the_promise_and_go_on_with_it(
     try:
         for server, key in zip(cluster.servers, free, strict=True):
             granted_at = _asks_until_it_is_refused(cluster.connect(server), key)
-            assert granted_at < paused + PROMISE, "it must not grant for longer than it may serve"
+            assert granted_at < paused + SERVING_LEASE, (
+                "it must not grant for longer than it may serve"
+            )
         assert {holder.renew() for holder in holders} == {"error_recovering"}
         for server, count in zip(cluster.servers, before, strict=True):
             wait_until(

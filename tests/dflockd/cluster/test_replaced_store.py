@@ -16,9 +16,9 @@ from tests.dflockd.cluster.stage import ClusterServer, ClusterStage
 from tests.dflockd.raw_server import PATIENCE, granted
 from tests.dflockd.shards.etcd_process import Etcd
 
-PROMISE = 2
+SERVING_LEASE = 2
 LEASE = 8
-GRACE = 1.03 * (PROMISE + LEASE) + 1
+GRACE = 1.03 * (SERVING_LEASE + LEASE) + 1
 
 NOTICED = "etcd was wiped, or restored from a backup"
 
@@ -32,7 +32,9 @@ def etcd(tmp_path: Path) -> Iterator[Etcd]:
 @pytest.fixture
 def cluster(etcd: Etcd, tmp_path: Path) -> Iterator[ClusterStage]:
     args = ("--default-lease-ttl", str(LEASE), "--http-port", "0")
-    with ClusterStage(tmp_path, etcd, *args, number=2, promise=PROMISE, max_lease=LEASE) as cluster:
+    with ClusterStage(
+        tmp_path, etcd, *args, number=2, serving_lease=SERVING_LEASE, max_lease=LEASE
+    ) as cluster:
         cluster.wait_settled()
         yield cluster
 

@@ -6,16 +6,16 @@ import math
 
 import pytest
 
+from dflockd.cluster.parameters import ClusterParameters
 from dflockd.cluster.serving_leases import ServingLeases
-from dflockd.cluster.terms import Terms
 
-TERMS = Terms(4, promise=3, max_lease=14)
-SILENCE = 3 * TERMS.stretch
+PARAMETERS = ClusterParameters(4, serving_lease=3, max_lease=14)
+SILENCE = 3 * PARAMETERS.stretch
 
 
 @pytest.fixture
 def leases() -> ServingLeases:
-    leases = ServingLeases(TERMS)
+    leases = ServingLeases(PARAMETERS)
     leases.claimed(0, 7, 100.0)
     leases.loaded(50, 100.0)
     return leases
@@ -65,4 +65,4 @@ def test_a_server_serves_until_so_long_after_it_asked(leases: ServingLeases) -> 
     assert not leases.lasts(103.0)
     leases.extend(99.0)
     assert leases.until == 103.0
-    assert leases.hopeless_at == 103.0 + 14 * TERMS.stretch
+    assert leases.hopeless_at == 103.0 + 14 * PARAMETERS.stretch

@@ -52,9 +52,9 @@ class Two:
         return MapReport(b"%d" % now, Report(b"{}"), Report(b'{"zlib":""}'))
 
 
-def table_of(promise: float = FOR_LONG, *shards: int, **limits: int) -> ShardTable:
+def table_of(serving_lease: float = FOR_LONG, *shards: int, **limits: int) -> ShardTable:
     table = ShardTable(Limits(**limits), TokenIssuer(b"secret", 0), Two())
-    table.promise(promise, 0)
+    table.serve_until(serving_lease, 0)
     for shard in shards or (0, 1):
         table.open(shard, 1 << 40)
     return table
@@ -157,12 +157,12 @@ def test_nothing_is_granted_or_renewed_without_a_promise_and_everything_due_with
     assert ask(table, other, Acquire(LOCK, b"b", 1, 9, 10), 5) is LAPSED
     assert ask(table, other, Enqueue(LOCK, b"b", 1, 10), 5) is LAPSED
     assert table.handle(holder, Release(LOCK, b"a", token), 6) == [(holder.id, Status.OK)]
-    # A promise that has passed already when it is heard of is none.
-    assert table.promise(6.5, 7) == []
-    ((number, reply),) = table.promise(12, 8)
+    # A serving lease that has passed already when it is heard of is none.
+    assert table.serve_until(6.5, 7) == []
+    ((number, reply),) = table.serve_until(12, 8)
     assert number == waiter.id
     assert isinstance(reply, Granted)
-    assert table.promise(13, 9) == []
+    assert table.serve_until(13, 9) == []
     forget_all(table)
 
 
@@ -171,7 +171,7 @@ def test_a_grant_by_enqueue_is_taken_up_only_within_a_promise() -> None:
     peer = table.connect()
     assert isinstance(ask(table, peer, Enqueue(LOCK, b"a", 1, 10)), Enqueued)
     assert ask(table, peer, Wait(LOCK, b"a", 5), 6) is LAPSED
-    table.promise(20, 7)
+    table.serve_until(20, 7)
     assert isinstance(ask(table, peer, Wait(LOCK, b"a", 5), 8), Granted)
 
 
@@ -189,7 +189,7 @@ def test_withheld_grants_are_forgotten_with_those_who_waited() -> None:
     assert table._withheld
     assert table.advance(3) == [(waiter.id, Status.TIMEOUT)]
     assert_empty(table)
-    assert table.promise(10, 4) == []
+    assert table.serve_until(10, 4) == []
 
 
 def test_who_waits_is_sent_away_and_a_position_by_enqueue_stays() -> None:
@@ -204,7 +204,7 @@ def test_who_waits_is_sent_away_and_a_position_by_enqueue_stays() -> None:
     assert table.send_away() == [(waiter.id, LAPSED), (placed.id, LAPSED)]
     assert placed.enqueued[LOCK, b"a"].state == QUEUED
     assert ask(table, placed, Wait(LOCK, b"a", 60), 6) is LAPSED
-    table.promise(20, 7)
+    table.serve_until(20, 7)
     assert ask(table, placed, Wait(LOCK, b"a", 60), 8) is None
     effects = table.handle(table.connect(), Release(LOCK, b"a", token), 9)
     assert [number for number, _ in effects[1:]] == [placed.id]
@@ -261,7 +261,7 @@ def test_of_two_that_come_back_the_later_grant_counts() -> None:
 
 def test_leases_are_longer_than_they_are_said_to_be() -> None:
     table = ShardTable(Limits(), TokenIssuer(b"secret", 0), Two(), stretch=1.5)
-    table.promise(FOR_LONG, 0)
+    table.serve_until(FOR_LONG, 0)
     table.open(0, 0)
     holder = table.connect()
     token = take(table, holder, b"a", lease=10)
@@ -372,7 +372,7 @@ def test_a_position_that_was_refused_for_now_is_still_there() -> None:
     ticket = tickets_of(hand_over(old, new, 0, 5))[waiter.id]
     peer, effects = resume(new, ticket, b"a", 5)
     assert effects == [(peer.id, LAPSED)]
-    new.promise(20, 6)
+    new.serve_until(20, 6)
     ask(new, peer, Resume(ticket), 6)
     assert ask(new, peer, Acquire(LOCK, b"a", 1, 9, 10), 6) is None
     assert not any(group.reserved for group in new.each_group())
@@ -449,7 +449,7 @@ def test_a_wait_keeps_its_position_while_nobody_has_the_shard() -> None:
             return Recovering(100)
 
     table = ShardTable(Limits(), TokenIssuer(b"secret", 0), Nobody())
-    table.promise(FOR_LONG, 0)
+    table.serve_until(FOR_LONG, 0)
     table.open(0, 0)
     take(table, table.connect(), b"a")
     peer = table.connect()

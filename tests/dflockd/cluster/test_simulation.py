@@ -62,7 +62,7 @@ INTERESTING = {
 
 # Rules whose absence chance finds soon, and a schedule to begin with.
 FOUND_BY_CHANCE = {
-    "promise counted from the answer": 28,
+    "serving lease counted from the answer": 28,
     "no freeze before the release": 13,
     "no grace": 24,
     "snapshot dropped": 0,

@@ -13,7 +13,7 @@ from tests.dflockd.cluster.stage import ClusterStage, Mapping
 from tests.dflockd.raw_server import PATIENCE, granted
 from tests.dflockd.shards.etcd_cluster import EtcdCluster, EtcdMember
 
-PROMISE = 6
+SERVING_LEASE = 6
 LEASE = 30
 
 SERVERS = 3
@@ -31,7 +31,9 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
 def cluster(etcd: EtcdCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
     directory = tmp_path_factory.mktemp("servers")
     args = ("--default-lease-ttl", str(LEASE))
-    with ClusterStage(directory, etcd, *args, promise=PROMISE, max_lease=LEASE) as stage:
+    with ClusterStage(
+        directory, etcd, *args, serving_lease=SERVING_LEASE, max_lease=LEASE
+    ) as stage:
         stage.wait_settled()
         yield stage
 
@@ -72,7 +74,7 @@ def test_a_member_is_lost_and_comes_back(
     lapses = [server.log_text().count(LAPSED) for server in cluster.servers]
     lives = Lives(etcd, member)
     with _lost(member, how):
-        lives.wait(4)  # more than a promise is long
+        lives.wait(4)  # more than a serving lease is long
         assert client.ask("n", key, token) == f"ok {LEASE}"
     assert client.ask("r", key, token) == "ok"
     assert [server.log_text().count(LAPSED) for server in cluster.servers] == lapses

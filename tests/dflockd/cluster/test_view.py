@@ -1,4 +1,4 @@
-"""What a server knows of the store, the terms, the leader's decisions, and what is handed over."""
+"""What a server knows of the store, the parameters, the leader's decisions, and what is handed over."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dflockd.cluster import snapshot as snapshots
 from dflockd.cluster.leader import BATCH, SETTLE, Leader
-from dflockd.cluster.terms import Terms, TermsError
+from dflockd.cluster.parameters import ClusterParameters, ParametersError
 from dflockd.cluster.view import NOT_YET, REPORT_INTERVAL, View
 from dflockd.shards import Loaded, Put, Record, format_shard_value, parse_shard_value
 from dflockd.shards.memory import KeySpace
@@ -42,16 +42,16 @@ def see_shard(view: View, shard: int, text: str, revision: int) -> object:
 
 
 def lead(view: View, leader: Leader, now: float, revision: int) -> int:
-    """Carry out what the leader wants, until it wants nothing; return how many calls that took."""
-    calls = 0
-    while (call := leader.call(now)) is not None:
-        calls += 1
-        assert len(call.operations) <= BATCH
-        for put in call.operations:
+    """Carry out what the leader wants, until it wants nothing; return in how many transactions."""
+    transactions = 0
+    while (transaction := leader.due(now)) is not None:
+        transactions += 1
+        assert len(transaction.operations) <= BATCH
+        for put in transaction.operations:
             assert isinstance(put, Put)
-            view.see(put.key, Record(put.value, revision + calls), revision + calls)
+            view.see(put.key, Record(put.value, revision + transactions), revision + transactions)
         leader.answered(True, now)
-    return calls
+    return transactions
 
 
 # The view.
@@ -273,10 +273,10 @@ def test_the_first_mapping_waits_for_servers_that_are_still_to_come() -> None:
     view = view_of(8, a=1)
     leader = Leader(view, "a:1")
     leader.joined(0)
-    assert leader.call(SETTLE - 0.1) is None
+    assert leader.due(SETTLE - 0.1) is None
     see_node(view, "b:1", 2)
     leader.joined(1.5)
-    assert leader.call(SETTLE + 0.1) is None
+    assert leader.due(SETTLE + 0.1) is None
     assert leader.next_deadline() == 1.5 + SETTLE
     assert lead(view, leader, 1.5 + SETTLE, 10) == 1
     assert [record.target for record in view.records] == ["a:1", "b:1"] * 4
@@ -286,17 +286,21 @@ def test_the_first_mapping_waits_for_servers_that_are_still_to_come() -> None:
 def test_only_the_smallest_address_leads_but_two_do_no_harm() -> None:
     store = KeySpace()
     views = [view_of(4, a=1, b=2), view_of(4, b=2)]  # the second has not heard of the first
-    calls = []
+    transactions = []
     for view, address in zip(views, ("a:1", "b:1"), strict=True):
         leader = Leader(view, address)
         leader.joined(0)
-        calls.append(leader.call(SETTLE))
-    assert all(calls)
-    outcomes = [store.txn(call.compares, call.operations) for call in calls if call]
+        transactions.append(leader.due(SETTLE))
+    assert all(transactions)
+    outcomes = [
+        store.txn(transaction.compares, transaction.operations)
+        for transaction in transactions
+        if transaction
+    ]
     assert [outcome.succeeded for outcome in outcomes] == [True, False]
     follower = Leader(views[0], "b:1")
     follower.joined(0)
-    assert follower.call(SETTLE) is None
+    assert follower.due(SETTLE) is None
 
 
 def test_shards_of_servers_that_are_gone_or_leave_go_to_the_others_and_pinned_ones_stay() -> None:
@@ -317,14 +321,16 @@ def test_who_begins_to_leave_is_given_no_more_of_what_was_decided_before() -> No
     view = view_of(400, a=1, b=2, c=3)
     leader = Leader(view, "a:1")
     leader.joined(0)
-    assert leader.call(SETTLE) is not None
+    assert leader.due(SETTLE) is not None
     leader.answered(True, SETTLE)
     view.see("/p/leaving/b:1", Record(b"b", 4), 4)
     leader.look(SETTLE)
-    call = leader.call(SETTLE)
-    assert call is not None
-    assert len(call.operations) == BATCH
-    assert not any(put.value.startswith(b"b:1") for put in call.operations if isinstance(put, Put))
+    transaction = leader.due(SETTLE)
+    assert transaction is not None
+    assert len(transaction.operations) == BATCH
+    assert not any(
+        put.value.startswith(b"b:1") for put in transaction.operations if isinstance(put, Put)
+    )
 
 
 def test_each_of_many_servers_is_given_its_shards_together() -> None:
@@ -332,8 +338,8 @@ def test_each_of_many_servers_is_given_its_shards_together() -> None:
     leader = Leader(view, "s00:1")
     leader.joined(0)
     told: Counter[str] = Counter()
-    while (call := leader.call(SETTLE)) is not None:
-        puts = [put for put in call.operations if isinstance(put, Put)]
+    while (transaction := leader.due(SETTLE)) is not None:
+        puts = [put for put in transaction.operations if isinstance(put, Put)]
         targets = {put.value.partition(b",")[0].decode() for put in puts}
         told.update(targets)
         for put in puts:
@@ -348,7 +354,7 @@ def test_with_nobody_to_take_shards_they_stay() -> None:
     view.see("/p/leaving/a:1", Record(b"a", 2), 2)
     leader = Leader(view, "a:1", balances=True)
     leader.joined(0)
-    assert leader.call(SETTLE) is None
+    assert leader.due(SETTLE) is None
 
 
 def test_balancing_is_only_done_where_it_was_asked_for() -> None:
@@ -373,10 +379,10 @@ def test_who_balances_waits_as_long_for_servers_that_are_gone() -> None:
         see_shard(view, shard, f"{'ab'[shard % 2]}:1,{'a:1' if shard % 2 == 0 else ''},f=e:1", 10)
     leader = Leader(view, "a:1", balances=True)
     leader.settle(5)
-    assert leader.call(5) is None
-    assert leader.call(5 + SETTLE - 0.1) is None
+    assert leader.due(5) is None
+    assert leader.due(5 + SETTLE - 0.1) is None
     view.see("/p/nodes/b:1", Record(b"b", 20, 1), 20)
-    assert leader.call(5 + SETTLE) is None
+    assert leader.due(5 + SETTLE) is None
     assert [record.target for record in view.records] == ["a:1", "b:1"] * 4
 
 
@@ -386,42 +392,49 @@ def test_nothing_is_balanced_while_a_server_may_come_back() -> None:
         see_shard(view, shard, "a:1,a:1,f=e:1" if shard < 6 else "c:1,c:1,f=e:1", 10)
     leader = Leader(view, "a:1", balances=True)
     leader.settle(5)
-    assert leader.call(5 + SETTLE - 0.1) is None
-    assert leader.call(5 + SETTLE) is not None
+    assert leader.due(5 + SETTLE - 0.1) is None
+    assert leader.due(5 + SETTLE) is not None
 
 
 def test_what_nobody_knows_the_end_of_is_decided_again() -> None:
     view = view_of(a=1)
     leader = Leader(view, "a:1")
     leader.joined(0)
-    assert leader.call(SETTLE) is not None
-    assert leader.call(SETTLE) is None
+    assert leader.due(SETTLE) is not None
+    assert leader.due(SETTLE) is None
     leader.answered(None, SETTLE)
     again = leader.next_deadline()
     assert again is not None
     assert again > SETTLE
-    assert leader.call(again) is not None
+    assert leader.due(again) is not None
 
 
-# The terms.
+# The parameters.
 
 
-def test_terms_agree_with_themselves_and_with_nothing_else() -> None:
-    terms = Terms(num_shards=64, promise=3, max_lease=4)
-    terms.check(terms.dump())
-    with pytest.raises(TermsError, match="max_lease is 4 here and 60 in the cluster"):
-        terms.check(Terms(num_shards=64, promise=3).dump())
+def test_parameters_agree_with_themselves_and_with_nothing_else() -> None:
+    parameters = ClusterParameters(num_shards=64, serving_lease=3, max_lease=4)
+    parameters.check(parameters.dump())
+    parameters.check(b'{"num_shards": 64, "promise": 3, "max_lease": 4}')  # as 0.1 writes it
+    with pytest.raises(
+        ParametersError, match="--cluster-max-lease-ttl is 4 here and 60 in the cluster"
+    ):
+        parameters.check(ClusterParameters(num_shards=64, serving_lease=3).dump())
     for broken in (b"", b"[]", b"\xff", b"{}", b'{"num_shards": 64}', b"null"):
-        with pytest.raises(TermsError, match="cannot be read"):
-            terms.check(broken)
+        with pytest.raises(ParametersError, match="cannot be read"):
+            parameters.check(broken)
 
 
-@given(promise=st.integers(1, 100), lease=st.integers(1, 10_000), drift=st.floats(-0.01, 0.01))
-def test_a_grace_outlasts_every_lease_from_before(promise: int, lease: int, drift: float) -> None:
-    terms = Terms(promise=promise, max_lease=lease)
+@given(
+    serving_lease=st.integers(1, 100), lease=st.integers(1, 10_000), drift=st.floats(-0.01, 0.01)
+)
+def test_a_grace_outlasts_every_lease_from_before(
+    serving_lease: int, lease: int, drift: float
+) -> None:
+    parameters = ClusterParameters(serving_lease=serving_lease, max_lease=lease)
     # All on true clocks: the longest that a former server and a holder may take, the shortest grace.
-    assert terms.grace / 1.01 > (promise + lease) / 0.99
-    assert lease * terms.stretch / 1.01 > lease / (1 - abs(drift))
+    assert parameters.grace / 1.01 > (serving_lease + lease) / 0.99
+    assert lease * parameters.stretch / 1.01 > lease / (1 - abs(drift))
 
 
 # What is handed over.

@@ -24,7 +24,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
     flags = ("--http-port", "0", "--default-lease-ttl", "3")
     with (
         Etcd(directory) as etcd,
-        ClusterStage(directory, etcd, *flags, number=2, promise=2, max_lease=3) as stage,
+        ClusterStage(directory, etcd, *flags, number=2, serving_lease=2, max_lease=3) as stage,
     ):
         stage.wait_settled()
         yield stage

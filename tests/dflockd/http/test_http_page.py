@@ -306,7 +306,7 @@ def test_a_cluster_and_a_key_whose_shard_moves_away(open_page: OpenPage, tmp_pat
     flags = ("--http-port", "0", "--default-lease-ttl", "30")
     with (
         Etcd(tmp_path) as etcd,
-        ClusterStage(tmp_path, etcd, *flags, number=2, promise=2, max_lease=30) as cluster,
+        ClusterStage(tmp_path, etcd, *flags, number=2, serving_lease=2, max_lease=30) as cluster,
     ):
         apart(cluster.wait_settled)
         one, two = cluster.servers
@@ -333,7 +333,7 @@ def test_a_server_that_does_not_find_itself_is_ready_and_says_so(
     open_page: OpenPage, tmp_path: Path
 ) -> None:
     with Etcd(tmp_path) as etcd:
-        cluster = ClusterStage(tmp_path, etcd, number=0, promise=2, max_lease=3)
+        cluster = ClusterStage(tmp_path, etcd, number=0, serving_lease=2, max_lease=3)
         flags = ["--http-port", "0", "--default-lease-ttl", "3", "--advertise-check", "warn"]
         advertised = f"127.0.0.1:{free_port()}"
         flags += ["--advertise", advertised]

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from dflockd.cluster import Terms, agree
+from dflockd.cluster import ClusterParameters, agree
 from dflockd.errors import InvalidArgumentError
 from dflockd.shards import PREFIX, Cluster, MemoryStore, NoClusterError, Store, StoreError, cluster
 from dflockd.shards.keys import FOLDERS, SERVERS_PREFIX, Keys
 from tests.dflockd.raw_server import PATIENCE
 
-TERMS = Terms()
+PARAMETERS = ClusterParameters()
 
 
 def test_the_library_is_not_among_the_lock_servers_by_default() -> None:
@@ -41,7 +41,7 @@ def test_what_ends_in_a_slash_is_the_same() -> None:
 
 
 async def test_a_node_does_not_join_where_lock_servers_are(store: Store, prefix: str) -> None:
-    await agree(store, prefix, TERMS)
+    await agree(store, prefix, PARAMETERS)
     one = Cluster(store, "node1", prefix=prefix)
     with pytest.raises(StoreError, match=f"{prefix}/meta is there, so that lock servers have"):
         await one.registration.register()
@@ -53,7 +53,7 @@ async def test_lock_servers_do_not_begin_where_nodes_are(store: Store, prefix: s
     assert await one.registration.register()
     await one.registration.end()
     with pytest.raises(StoreError, match=f"{prefix}/library is there, so that nodes of the"):
-        await agree(store, prefix, TERMS)
+        await agree(store, prefix, PARAMETERS)
     assert f"{prefix}/meta" not in (await store.get_prefix(prefix)).records
     # The others are not in the way of each other, and of one that comes back.
     assert await Cluster(store, "node1", prefix=prefix).registration.register()
@@ -64,8 +64,8 @@ async def test_an_answer_that_is_lost_is_no_stranger(store: Store, prefix: str) 
     one = Cluster(store, "node1", prefix=prefix)
     assert await one.registration.register()
     assert await one.registration.register()  # as if nobody had told
-    await agree(store, f"{prefix}-servers", TERMS)
-    await agree(store, f"{prefix}-servers", TERMS)
+    await agree(store, f"{prefix}-servers", PARAMETERS)
+    await agree(store, f"{prefix}-servers", PARAMETERS)
 
 
 async def test_the_cluster_of_the_process(prefix: str) -> None:

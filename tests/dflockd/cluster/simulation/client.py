@@ -114,7 +114,7 @@ class Client(Process):
 
     def _live(self) -> Life:
         rng = self.world.random
-        leases = [lease for lease in (1, 2, 3, 4, 8) if lease <= self.world.terms.max_lease]
+        leases = [lease for lease in (1, 2, 3, 4, 8) if lease <= self.world.parameters.max_lease]
         while not self.world.calm:
             yield from self._sleep(rng.uniform(0, 1))
             key = rng.choice(self.world.keys)
@@ -294,7 +294,7 @@ class Client(Process):
         return None
 
     def _shard(self, key: Key) -> int:
-        return get_shard_id(key.name, self.world.terms.num_shards)
+        return get_shard_id(key.name, self.world.parameters.num_shards)
 
     def _learn(self, moved: Moved) -> bool:
         server, epoch = moved.server.decode(), moved.epoch

@@ -71,7 +71,7 @@ class LibraryClient(Client):
 
     def remember(self, shard: int, server: str) -> None:
         super().remember(shard, server)
-        owners = [0] * self.world.terms.num_shards
+        owners = [0] * self.world.parameters.num_shards
         self._map.update(ShardReport([parse(server)], owners, owners), parse(server), self.now)
 
     def stop(self, seconds: float) -> None:

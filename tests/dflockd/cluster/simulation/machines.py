@@ -29,7 +29,7 @@ PREFIX = "/p"
 SECRET = b"secret"
 SERVERS = ("s1:1", "s2:1", "s3:1")
 PATIENCE = 1.5
-"""Seconds until a call to the store is given up."""
+"""Seconds until a transaction to the store is given up."""
 
 CALM = 36.0
 """When faults stop, and how long everything then has to come to rest."""
@@ -190,8 +190,8 @@ class Process:
 
 
 def _send(outbox: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
-    for call, args in outbox:
-        call(*args)
+    for transaction, args in outbox:
+        transaction(*args)
 
 
 class Connection:

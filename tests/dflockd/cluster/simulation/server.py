@@ -11,7 +11,7 @@ from unittest import mock
 
 from dflockd.cluster import node as node_module
 from dflockd.cluster.backoff import Backoff
-from dflockd.cluster.calls import Call, Kind
+from dflockd.cluster.transactions import Kind, Transaction
 from dflockd.shards import Outcome, get_shard_id
 from dflockd.shards.errors import LeaseGoneError, StoreReplacedError
 from dflockd.table import Effect, Limits
@@ -74,9 +74,9 @@ class ServerProcess(Process):
         with mock.patch.object(node_module, "ShardTable", world.rules.table):
             self.node = world.rules.node(
                 address,
-                Limits(default_lease=2, max_lease=world.terms.max_lease),
+                Limits(default_lease=2, max_lease=world.parameters.max_lease),
                 world.etcd.agree(),
-                world.terms,
+                world.parameters,
                 prefix=PREFIX,
                 balances=world.balances,
                 wall=lambda: world.wall,
@@ -102,12 +102,12 @@ class ServerProcess(Process):
 
     def _live(self, now: float) -> None:
         node, etcd = self.node, self.world.etcd
-        self._lives_at = now + self.world.terms.promise / 3
+        self._lives_at = now + self.world.parameters.serving_lease / 3
         if node.membership.wants_lease:
             if not self._waits_for_lease:
                 self._waits_for_lease = True
                 self._leasing_since = now
-                grant = functools.partial(etcd.grant, self.world.terms.promise)
+                grant = functools.partial(etcd.grant, self.world.parameters.serving_lease)
                 self.outbox.append((etcd.call, (self, grant, self._leased)))
         elif node.membership.lease and self.address not in etcd.no_keep_alives:
             lease = node.membership.lease
@@ -122,7 +122,7 @@ class ServerProcess(Process):
 
     def _leased(self, now: float, lease: Any) -> None:
         self._waits_for_lease = False
-        self._lives_at = now + self.world.terms.promise / 3
+        self._lives_at = now + self.world.parameters.serving_lease / 3
         if lease is None:
             self._lives_at = self._leasing.failed(self._leasing_since, now)
         else:
@@ -161,7 +161,7 @@ class ServerProcess(Process):
 
         def close() -> Outcome:
             space = etcd.space
-            lease = space.grant(math.ceil(self.node.terms.grace), self.world.time)
+            lease = space.grant(math.ceil(self.node.parameters.grace), self.world.time)
             return space.txn((), self.node.closing(lease.id, now))
 
         def closed(now: float, outcome: Outcome | None) -> None:
@@ -174,16 +174,16 @@ class ServerProcess(Process):
         self.watch = Watch(self)
         self._loads_at = now + seconds
 
-    def answered(self, now: float, call: Call, outcome: Outcome | None) -> None:
+    def answered(self, now: float, transaction: Transaction, outcome: Outcome | None) -> None:
         if outcome is None:
-            self.world.counts[f"{call.kind.value} unknown"] += 1
-            self.world.log(self.name, "%s: no answer", call.kind.value)
-        elif call.kind is not Kind.HEARTBEAT or not outcome.succeeded:
+            self.world.counts[f"{transaction.kind.value} unknown"] += 1
+            self.world.log(self.name, "%s: no answer", transaction.kind.value)
+        elif transaction.kind is not Kind.HEARTBEAT or not outcome.succeeded:
             done = "done" if outcome.succeeded else "refused"
-            self.world.counts[f"{call.kind.value} {done}"] += 1
-            shards = [tenure.shard for tenure in call.tenures] + list(call.shards)
-            self.world.log(self.name, "%s %s: %s", call.kind.value, shards, done)
-        self.node.answered(call, outcome, now)
+            self.world.counts[f"{transaction.kind.value} {done}"] += 1
+            shards = [tenure.shard for tenure in transaction.tenures] + list(transaction.shards)
+            self.world.log(self.name, "%s %s: %s", transaction.kind.value, shards, done)
+        self.node.answered(transaction, outcome, now)
         self._judged = True
 
     def leave(self, now: float) -> None:
@@ -237,7 +237,7 @@ class ServerProcess(Process):
     # What it does.
 
     def stepped(self, now: float) -> None:
-        effects, idle, calls = self.node.output()
+        effects, idle, transactions = self.node.output()
         self._dispatch(effects)
         for number in idle:
             connection = self.sessions.get(number)
@@ -245,8 +245,8 @@ class ServerProcess(Process):
                 self._disconnect(now, connection, clean=False, silent=False)
                 connection.ended = False
                 self.outbox.append((connection.end, ()))
-        for call in calls:
-            self.outbox.append((self._transact, (call,)))
+        for transaction in transactions:
+            self.outbox.append((self._transact, (transaction,)))
         for time in (self.node.next_deadline(), self._lives_at, self._loads_at):
             self.wake_at(time)
         if (deadline := self.table.next_deadline()) is not None:
@@ -270,14 +270,14 @@ class ServerProcess(Process):
             self.outbox.append((self.world.end_server, (self,)))
             self._left_by = math.inf
 
-    def _transact(self, call: Call) -> None:
+    def _transact(self, transaction: Transaction) -> None:
         etcd = self.world.etcd
-        answer = lambda now, outcome: self.answered(now, call, outcome)  # noqa: E731
-        held_up = etcd.held_up.pop(call.kind, 0)
-        unanswered = etcd.unanswered.get(call.kind) == self.address
+        answer = lambda now, outcome: self.answered(now, transaction, outcome)  # noqa: E731
+        held_up = etcd.held_up.pop(transaction.kind, 0)
+        unanswered = etcd.unanswered.get(transaction.kind) == self.address
         if unanswered:
-            del etcd.unanswered[call.kind]
-        etcd.call(self, lambda: etcd.txn(call), answer, held_up, unanswered)
+            del etcd.unanswered[transaction.kind]
+        etcd.call(self, lambda: etcd.txn(transaction), answer, held_up, unanswered)
 
     def _dispatch(self, effects: Iterable[Effect]) -> None:
         for number, reply in effects:
@@ -395,7 +395,7 @@ class ServerProcess(Process):
         assert key is not None
         assert peer is not None
         (given,) = (hold.since for hold in peer.holds if hold.token == token)
-        shard = get_shard_id(key.name, self.world.terms.num_shards)
+        shard = get_shard_id(key.name, self.world.parameters.num_shards)
         group = self.table.groups.get(shard)
         entry = group.spaces[key.space].get(key.name) if group is not None else None
         for waiter in (entry.waiters or ()) if entry is not None else ():

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dflockd.cluster.calls import Call, Kind
+from dflockd.cluster.transactions import Kind, Transaction
 from dflockd.shards import Lease, Outcome, Put, RevisionIs, format_shard_value
 from dflockd.shards.errors import LeaseGoneError, StoreError
 from dflockd.shards.memory import KeySpace
@@ -55,9 +55,9 @@ class Etcd:
         self.cut: set[str] = set()
         self.no_keep_alives: set[str] = set()
         self.held_up: dict[Kind, float] = {}
-        """For how long the next call of a kind is on its way; its answer is lost."""
+        """For how long the next transaction of a kind is on its way; its answer is lost."""
         self.unanswered: dict[Kind, str] = {}
-        """Whose next call of a kind is carried out at once, while its answer is lost."""
+        """Whose next transaction of a kind is carried out at once, while its answer is lost."""
         self.kept_back: list[Callable[[], None]] = []
         """Answers that were lost, for stories in which they come after all."""
         self.watches: list[Watch] = []
@@ -158,11 +158,11 @@ class Etcd:
             raise StoreError("full")
         return self.space.grant(ttl, self.world.time)
 
-    def txn(self, call: Call) -> Outcome:
-        if self.is_full and any(isinstance(operation, Put) for operation in call.operations):
+    def txn(self, transaction: Transaction) -> Outcome:
+        if self.is_full and any(isinstance(operation, Put) for operation in transaction.operations):
             raise StoreError("full")
         try:
-            return self.space.txn(call.compares, call.operations)
+            return self.space.txn(transaction.compares, transaction.operations)
         except LeaseGoneError:
             return Outcome(False, 0, {})
 

@@ -13,10 +13,10 @@ from typing import Any
 from unittest import mock
 
 from dflockd import shardmap
-from dflockd.cluster import calls, handover
-from dflockd.cluster.calls import Kind
+from dflockd.cluster import handover, transactions
 from dflockd.cluster.claims import EPOCH_SHIFT
-from dflockd.cluster.terms import Terms
+from dflockd.cluster.parameters import ClusterParameters
+from dflockd.cluster.transactions import Kind
 from dflockd.shards import Delete, KeySpace
 from dflockd.shards.errors import LeaseGoneError
 from dflockd.wire import (
@@ -84,7 +84,9 @@ class World:
         self._beliefs: dict[Client, tuple[Key, int, float]] = {}
         self._fences: dict[Key, int] = {}
         self._cut: set[frozenset[str]] = set()
-        self.terms = Terms(num_shards=rng.randint(2, 4), promise=2, max_lease=rng.choice((3, 8)))
+        self.parameters = ClusterParameters(
+            num_shards=rng.randint(2, 4), serving_lease=2, max_lease=rng.choice((3, 8))
+        )
         self.keys = rng.choice((KEYS, KEYS[:1], KEYS[1:], KEYS[:2]))
         self.balances = rng.random() < 0.3
         self.losses = rng.choice((0, 0.01, 0.05))
@@ -97,14 +99,14 @@ class World:
         self.wall = WALL
         self._lives = itertools.count(1)
         if story is not None:
-            self.terms = Terms(num_shards=2, promise=2, max_lease=8)
+            self.parameters = ClusterParameters(num_shards=2, serving_lease=2, max_lease=8)
             self.keys = KEYS
             self.balances = False
             self.losses = self.stalls = self.slow = 0
             self.watch_lag = 1
         self.leave_timeout = 7.0
         if self.rules.stops:
-            self.terms = Terms(STOPS_SHARDS, promise=2, max_lease=8)
+            self.parameters = ClusterParameters(STOPS_SHARDS, serving_lease=2, max_lease=8)
             self.losses = self.stalls = self.slow = 0
             self.balances = False
             self.watch_lag = min(self.watch_lag, 5)
@@ -129,11 +131,11 @@ class World:
 
     # Time.
 
-    def at(self, time: float, call: Callable[..., Any], *args: Any) -> None:
-        heapq.heappush(self._events, (time, next(self._order), call, args))
+    def at(self, time: float, transaction: Callable[..., Any], *args: Any) -> None:
+        heapq.heappush(self._events, (time, next(self._order), transaction, args))
 
-    def after(self, seconds: float, call: Callable[..., Any], *args: Any) -> None:
-        self.at(self.time + seconds, call, *args)
+    def after(self, seconds: float, transaction: Callable[..., Any], *args: Any) -> None:
+        self.at(self.time + seconds, transaction, *args)
 
     def run(self) -> World:
         """Let everything happen.
@@ -149,9 +151,9 @@ class World:
 
     def _run(self, until: float) -> World:
         while self._events and self._events[0][0] <= until:
-            self.time, _, call, args = heapq.heappop(self._events)
+            self.time, _, transaction, args = heapq.heappop(self._events)
             try:
-                call(*args)
+                transaction(*args)
             except ViolationError:
                 raise
             except Exception as exc:
@@ -388,7 +390,7 @@ class World:
     def _replace_store(self, seconds: float, space: KeySpace) -> None:
         self.log("etcd", "is replaced, by one at revision %d", space.revision)
         # For so long nobody starts a server: the manual says so.
-        self._closed_until = self.time + seconds + self.terms.grace * 1.03
+        self._closed_until = self.time + seconds + self.parameters.grace * 1.03
         self.stop_store(seconds)
         self.etcd.replace(space)
         self._is_replaced = True
@@ -400,15 +402,15 @@ class World:
         process.receive(process.lose_watch, self.random.uniform(0, 1))
 
     def hold_up(self, kind: Kind, seconds: float) -> None:
-        """Have the next call of a kind take so long that nobody waits for it any more."""
+        """Have the next transaction of a kind take so long that nobody waits for it any more."""
         self.etcd.held_up[kind] = seconds
 
     def lose_answer(self, name: str, kind: Kind) -> None:
-        """Have a server's next call of a kind carried out, and its answer lost."""
+        """Have a server's next transaction of a kind carried out, and its answer lost."""
         self.etcd.unanswered[kind] = name
 
     def blind(self, name: str, seconds: float) -> None:
-        """Have a server hear nothing from the store, while its calls go through."""
+        """Have a server hear nothing from the store, while its transactions go through."""
         process = self.servers[name]
         self.counts["watches silent"] += 1
         self.log(process.name, "hears nothing for %.1f s", seconds)
@@ -437,7 +439,7 @@ class World:
         self.etcd.cut.clear()
         self.etcd.no_keep_alives.clear()
         self._cut.clear()
-        for shard in range(self.terms.num_shards):
+        for shard in range(self.parameters.num_shards):
             self.pin(shard, pinned=False)
         for name, process in [*self.servers.items(), *self.clients.items()]:
             process.go_on()
@@ -483,7 +485,7 @@ class World:
         """Some time after all have been stopped and started, nobody is to wait any more."""
         if self._disturbed_at < started:
             served = {shard for process in self.running() for shard in process.grants()}
-            if missing := set(range(self.terms.num_shards)) - served:
+            if missing := set(range(self.parameters.num_shards)) - served:
                 raise self.violation(f"{BACK:g} s after the last start nobody serves {missing}")
 
     def _unrest(self) -> str:
@@ -496,7 +498,7 @@ class World:
             if counts.total() != counts["serving"]:
                 return f"{process.name} has not come to rest: {dict(counts)}"
         served = sorted(shard for process in self.running() for shard in process.grants())
-        if served != list(range(self.terms.num_shards)):
+        if served != list(range(self.parameters.num_shards)):
             return f"only the shards {served} are served"
         return ""
 
@@ -520,7 +522,7 @@ class World:
 def _trouble(world: World) -> None:
     """Have a lot go wrong."""
     rng = world.random
-    shards = range(world.terms.num_shards)
+    shards = range(world.parameters.num_shards)
 
     def server() -> str:
         return rng.choice(SERVERS)
@@ -586,7 +588,7 @@ def _stops(world: World) -> None:
 @contextmanager
 def _small_batches() -> Iterator[None]:
     """Have few shards in one transaction, so that a few shards take as many as thousands do."""
-    with mock.patch.object(calls, "BATCH", 2), mock.patch.object(handover, "MAX_HANDED", 2):
+    with mock.patch.object(transactions, "BATCH", 2), mock.patch.object(handover, "MAX_HANDED", 2):
         yield
 
 
@@ -609,9 +611,9 @@ def _replace(world: World) -> None:
 
 
 def _chain(world: World) -> None:
-    """Have a shard taken over from one server after the other, before the first one's promise ends."""
+    """Have a shard taken over by one server after the other, within the first serving lease."""
     rng = world.random
-    shard, links = rng.randrange(world.terms.num_shards), rng.sample(SERVERS, len(SERVERS))
+    shard, links = rng.randrange(world.parameters.num_shards), rng.sample(SERVERS, len(SERVERS))
     world.counts["chains"] += 1
 
     def follow() -> None:

@@ -10,14 +10,14 @@ from dflockd.cluster.tenures import Tenure
 from dflockd.shards.store import Compare, Operation
 
 RETRY = 0.2
-"""Seconds before a call that was not answered is made again."""
+"""Seconds before a transaction that was not answered is made again."""
 
 BATCH = 40
 """Shards in one transaction: each may need three operations, and a transaction has 128."""
 
 
 class Kind(Enum):
-    """What a call is for."""
+    """What a transaction is for."""
 
     ENLIST = "enlist"
     HEARTBEAT = "heartbeat"
@@ -31,7 +31,7 @@ class Kind(Enum):
 
 
 @dataclass(eq=False)
-class Call:
+class Transaction:
     """A transaction that is to be sent once. How it ended is told to the node in any case."""
 
     kind: Kind
