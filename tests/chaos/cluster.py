@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from examples.demo.stage import LockServer, StageError, wait_until
 from tests.chaos.network import Link, Network
 from tests.chaos.options import Options, key_names
 from tests.chaos.processes import Server
-from tests.dflockd.cluster.stage import Mapping, free_port
+from tests.dflockd.cluster.stage import Mapping, ask, free_port
 from tests.dflockd.shards.etcd_cluster import EtcdCluster
 
 SEEDS = 2
@@ -80,6 +79,9 @@ class ClusterOfServers:
         opened.callback(self.spare.kill)
         for server in self.servers:
             opened.enter_context(server)
+        wait_until(lambda: self._has_begun() or None, PATIENCE, lambda: str(self.mapping.counts()))
+        # Who came later than the others has no shards yet.
+        self.rebalance()
         wait_until(lambda: self._is_ready() or None, PATIENCE, lambda: str(self.mapping.counts()))
 
     @property
@@ -109,7 +111,7 @@ class ClusterOfServers:
                     await store.txn([], [Put("/else", b"x" * 1_000_000)])
             await store.close()
 
-        asyncio.run(put_until_it_is_full())
+        ask(put_until_it_is_full())
 
     def make_room(self) -> None:
         """Do what the manual says about a database that is full, as soon as all members let one."""
@@ -122,6 +124,10 @@ class ClusterOfServers:
             return True
 
         wait_until(probe, PATIENCE, lambda: "no room can be made in etcd")
+
+    def _has_begun(self) -> bool:
+        counts = self.mapping.counts()
+        return bool(counts) and not counts[""] and len(self.mapping.nodes()) == len(self.servers)
 
     def _is_ready(self) -> bool:
         counts = self.mapping.counts()

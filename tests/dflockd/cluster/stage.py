@@ -15,10 +15,12 @@ import itertools
 import json
 import random
 import socket
+import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -128,7 +130,7 @@ class Mapping:
         async def write(store: EtcdStore) -> None:
             await store.txn([], [operation])
 
-        asyncio.run(self._with_store(write))
+        ask(self._with_store(write))
 
     def _load(self, folder: str) -> dict[str, Record]:
         prefix = f"{self._prefix}/{folder}/"
@@ -137,13 +139,13 @@ class Mapping:
             found = (await store.get_prefix(prefix)).records
             return {key.removeprefix(prefix): record for key, record in found.items()}
 
-        return asyncio.run(self._with_store(load))
+        return ask(self._with_store(load))
 
     def _run(self, work: Callable[[Cluster], Awaitable[object]]) -> None:
         async def run(store: EtcdStore) -> None:
             await work(Cluster(store, "stage", prefix=self._prefix))
 
-        asyncio.run(self._with_store(run))
+        ask(self._with_store(run))
 
     async def _with_store(self, work: Callable[[EtcdStore], Awaitable[R]]) -> R:
         store = EtcdStore(self._endpoint().split(","), timeout=10)
@@ -324,6 +326,22 @@ class ClusterStage:
 
 
 _numbers = itertools.count()
+
+
+def ask(work: Coroutine[Any, Any, R]) -> R:
+    """Carry out something asynchronous, from any thread.
+
+    All of it on one loop: gRPC complains of each loop that was closed (grpc/grpc, issue 25364), as
+    `asyncio.run` does.
+    """
+    return asyncio.run_coroutine_threadsafe(work, _loop()).result(SETTLED)
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="stage", daemon=True).start()
+    return loop
 
 
 def free_port() -> int:
