@@ -339,7 +339,7 @@ class _Stage:
         client.start()
 
     def _client_restart(self, client: Process, fault: Fault) -> None:
-        client.stop()
+        client.stop(QUIET)  # after its section, which may be long, and answers that do not come
         time.sleep(fault.seconds)
         client.start()
 

@@ -6,7 +6,7 @@ import math
 import random
 
 from dflockd.cluster.backoff import MOST, Backoff, Backoffs
-from dflockd.cluster.calls import RETRY, Call, Kind
+from dflockd.cluster.transactions import RETRY, Kind, Transaction
 
 
 def pauses(backoff: Backoff, number: int, takes: float = 0.0) -> list[float]:
@@ -79,8 +79,8 @@ def test_the_less_time_is_left_the_sooner() -> None:
 
 def test_what_is_refused_for_ever_does_not_hold_up_the_rest() -> None:
     backoffs = Backoffs(lambda: 0.5)
-    call = Call(Kind.TIDY, 0.0, (), ())
-    backoffs.ended(call, worked=False, now=0.0)
+    transaction = Transaction(Kind.TIDY, 0.0, (), ())
+    backoffs.ended(transaction, worked=False, now=0.0)
     assert not backoffs[Kind.TIDY].may(0.0)
     assert backoffs[Kind.CLAIM].may(0.0)
     assert backoffs.again_at(Kind.CLAIM) is None
