@@ -158,6 +158,7 @@ class Process:
         if self.alive and self.stopped:
             self.world.log(self.name, "goes on")
             self.stopped = False
+            self.world.went_on[self.name] = self.world.time
             backlog, self._backlog = self._backlog, deque()
             while backlog:
                 if self.stopped:

@@ -83,6 +83,8 @@ class World:
         self._trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=250)
         self._beliefs: dict[Client, tuple[Key, int, float]] = {}
         self._fences: dict[Key, int] = {}
+        self.went_on: dict[str, float] = {}
+        """When processes that were stopped have gone on."""
         self._cut: set[frozenset[str]] = set()
         self.parameters = ClusterParameters(
             num_shards=rng.randint(2, 4), serving_lease=2, max_lease=rng.choice((3, 8))
@@ -364,9 +366,11 @@ class World:
 
     def _empty_store(self, since: float) -> None:
         self.etcd.is_full = False
-        refused = Counter(who for time, who in self.etcd.refused if time > since + SOON)
-        for who, number in refused.items():
-            if number > PER_SECOND * (self.time - since - SOON) + 2:
+        for who in {who for _, who in self.etcd.refused}:
+            # Who was stopped finds it out once he goes on.
+            knows = max(since, self.went_on.get(who, 0.0)) + SOON
+            number = sum(time > knows for time, by in self.etcd.refused if by == who)
+            if number > PER_SECOND * max(0.0, self.time - knows) + 2:
                 raise self.violation(f"{who} asked a full store {number} times")
 
     def wipe_store(self, seconds: float, revision: int = 1) -> None:
