@@ -11,7 +11,7 @@ from dflockd.cluster.leftovers import Leftovers
 from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.tenures import Stage, Tenure, Tenures
 from dflockd.cluster.transactions import Kind, Transaction, take
-from dflockd.cluster.view import HANDED_OVER, MAX_EPOCH, NODES, SHARDS
+from dflockd.cluster.view import FLOOR_MARGIN, HANDED_OVER, MAX_EPOCH, NODES, SHARDS
 from dflockd.shards import Get, Outcome, Record, RevisionIs, ShardRecord, ValueIs
 from dflockd.shards.store import Compare, Operation
 from dflockd.table import Snapshot
@@ -146,6 +146,14 @@ class Claims:
         if group.opens_at is not None:
             group.opens_at = min(group.opens_at, silent_at)
         return True
+
+    def beyond(self) -> int:
+        """Return an epoch that is higher than all that there were, for who knows of no other.
+
+        By the time of day as well: this server may have heard of few shards, or none.
+        """
+        view = self._view
+        return max(view.floor, *view.epochs, self._wall() >> EPOCH_SHIFT) + FLOOR_MARGIN
 
     def _next_epoch(self, shard: int) -> int:
         view = self._view

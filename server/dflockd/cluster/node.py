@@ -32,7 +32,7 @@ from dflockd.cluster.parameters import ClusterParameters
 from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.tenures import Stage, Tenures
 from dflockd.cluster.transactions import RETRY, Kind, Transaction
-from dflockd.cluster.view import FLOOR_MARGIN, LEAVING, NODES, View
+from dflockd.cluster.view import LEAVING, NODES, View
 from dflockd.shards import (
     Event,
     Loaded,
@@ -230,8 +230,8 @@ class Node:
             now: the time.
         """
         view = self.view
-        floor = max(view.floor, *view.epochs) + FLOOR_MARGIN
-        puts: list[Operation] = [Put(view.key(FLOORS, self.address), b"%d" % floor)]
+        floor = Put(view.key(FLOORS, self.address), b"%d" % self.claims.beyond())
+        puts: list[Operation] = [floor]
         if now < self.leases.hopeless_at:
             puts.append(Put(view.closed, self.address.encode(), lease))
         return puts

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 from dflockd.cluster import handover
+from dflockd.cluster.claims import EPOCH_SHIFT
 from dflockd.cluster.handover import HAND_OVER_TIMEOUT, MAX_HANDED
 from dflockd.cluster.leader import SETTLE
 from dflockd.cluster.node import LEAVE_TIMEOUT, MAX_TRANSACTIONS, Node
@@ -735,3 +736,14 @@ def test_servers_are_told_what_a_store_that_was_replaced_does_not_know() -> None
     fresh.pass_(4)
     assert fresh.serving() == {"c:1": {0, 1, 2, 3}}
     assert fresh.record(0).epoch == epoch + 1000
+
+
+def test_fences_grow_on_from_what_a_server_says_that_knows_of_no_shard() -> None:
+    parameters = ClusterParameters(num_shards=4, serving_lease=3, max_lease=4)
+    limits = Limits(default_lease=4, max_lease=4)
+    node = Node("a:1", limits, b"secret", parameters, prefix="/p", wall=lambda: WALL)
+    node.replaced("it was wiped", 1000.0)
+    (floor,) = node.closing(1, 1000.0)
+    assert isinstance(floor, Put)
+    assert floor.key == "/p/floor/a:1"
+    assert int(floor.value) > (WALL >> EPOCH_SHIFT) + 100
