@@ -101,6 +101,9 @@ class Leader:
             if target not in candidates:
                 continue  # it leaves by now, or is gone: there will be another look
             record = self._view.records[shard]._replace(target=target)
+            if self._view.is_lost(shard):
+                # It was deleted by hand. What there was since that nobody has heard of is nobody's.
+                record = record.with_epoch(record.epoch + 1)
             key = self._view.key(SHARDS, shard)
             compares.append(RevisionIs(key, self._view.revisions[shard]))
             puts.append(Put(key, format_shard_value(record).encode()))

@@ -385,7 +385,9 @@ class Node:
     def _see(self, key: str, record: Record | None, revision: int, now: float) -> bool:
         news = self._learn(key, record, revision, now)
         if isinstance(news, int):
-            if self.view.records[news].target not in self.view.candidates:
+            if self.view.is_lost(news):
+                self.leader.look(now)  # who starts from now on is to know that it was served
+            elif self.view.records[news].target not in self.view.candidates:
                 self.leader.look(now + SETTLE)
             self._retries.pop(news, None)
             self._look_at(news, now)
@@ -423,7 +425,7 @@ class Node:
         self.handover.seen(shard)
         for queue in self._queues:
             queue.pop(shard, None)
-        if not self.membership.joined or shard in self._retries:
+        if not self.membership.joined or shard in self._retries or self.view.is_lost(shard):
             return
         record, tenure = self.view.records[shard], self._tenures.get(shard)
         if tenure is not None and not tenure.under_way:

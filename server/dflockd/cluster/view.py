@@ -40,11 +40,13 @@ class View:
     """The shards and the servers, as far as they are known.
 
     What is told of a key with a revision lower than one already seen is ignored: an answer that took
-    its time must not undo what came after it.
+    its time must not undo what came after it. Nor does the epoch of a shard ever get lower: no server
+    deletes a record, so somebody else has, and locks of that epoch may be held.
 
     Attributes:
-        records: of each shard; an empty one where the store has none, or one that cannot be read.
-        epochs: of each shard, as in its record.
+        records: of each shard; an empty one where the store has none, or one that cannot be read, but
+            for the server and the epoch of one that was deleted.
+        epochs: of each shard, the highest that was seen.
         revisions: of each shard, to be compared with; 0 where the store has none.
         unreadable: shards whose records are to be left alone.
         roster: the servers: who is alive, who may be given shards, and who leads.
@@ -64,6 +66,8 @@ class View:
         self.roster = Roster()
         self.nodes = self.roster.nodes
         self.floor = 0
+        self._lost_at = 0
+        """The latest revision at which a record was deleted or changed by hand."""
         self._seen: dict[str, int] = {}
         """The revisions at which keys were last seen, where no record tells."""
         self._report: MapReport | None = None
@@ -100,22 +104,50 @@ class View:
 
     def see_shard(self, shard: int, record: Record | None, revision: int) -> bool:
         """Take in what a shard's record was at a revision; return whether that is news."""
-        if revision <= max(self.revisions[shard], self._seen.get(self.key(SHARDS, shard), 0)):
-            return False
-        parsed, epoch = ShardRecord(), 0
-        self.unreadable.discard(shard)
-        if record is None:
-            self._seen[self.key(SHARDS, shard)] = revision
-        else:
-            try:
-                parsed, epoch = _parse(record.value)
-            except BadShardValueError as exc:
+        is_late = revision <= max(self.revisions[shard], self._seen.get(self.key(SHARDS, shard), 0))
+        try:
+            parsed, epoch = _parse(record.value) if record is not None else (ShardRecord(), 0)
+        except BadShardValueError as exc:
+            if not is_late:
                 logger.error("%s is left alone: %s", self.key(SHARDS, shard), exc)
                 self.unreadable.add(shard)
+            parsed, epoch = ShardRecord(), self.epochs[shard]
+        else:
+            if not is_late:
+                self.unreadable.discard(shard)
+        if is_late:
+            if epoch > self.epochs[shard]:
+                self._lose(shard, self.records[shard], epoch, revision)
+            return False
+        if record is None:
+            self._seen[self.key(SHARDS, shard)] = revision
+            if self.epochs[shard]:  # who has served it may do so still
+                parsed = parsed._replace(current=self.records[shard].current)
         self._is_reported = False
         self.revisions[shard] = record.revision if record is not None else 0
-        self.records[shard], self.epochs[shard] = parsed, epoch
+        if epoch < self.epochs[shard]:
+            self._lose(shard, parsed, self.epochs[shard], revision)
+        else:
+            self.records[shard], self.epochs[shard] = parsed, epoch
         return True
+
+    def is_lost(self, shard: int) -> bool:
+        """Whether the record of a shard that was served is not there: the leader writes it anew."""
+        return bool(self.epochs[shard] and not self.revisions[shard])
+
+    def _lose(self, shard: int, record: ShardRecord, epoch: int, revision: int) -> None:
+        """Take in that somebody has deleted or changed a record: locks of that epoch may be held."""
+        self.epochs[shard] = epoch
+        self.records[shard] = record.with_epoch(epoch).with_clean(None)
+        # Once for all that are deleted at a time: there are thousands.
+        level = logging.ERROR if revision > self._lost_at else logging.DEBUG
+        self._lost_at = max(self._lost_at, revision)
+        logger.log(
+            level,
+            "%s was deleted, or changed by hand: the next server of this shard, and of others of which "
+            "that is true, waits for holders as after a crash",
+            self.key(SHARDS, shard),
+        )
 
     def differences(self, loaded: Loaded) -> Iterator[tuple[str, Record | None, int]]:
         """Yield what `see` should be told of a whole load, also of what has vanished."""

@@ -54,10 +54,10 @@ class RenewsForEver(ShardTable):
             return super()._renew(*args)
 
 
-def with_part(name: str, part: type) -> type[Node]:
+def with_part(name: str, part: type, node: type[Node] = Node) -> type[Node]:
     """Return a node one part of which is of another class."""
 
-    class WithPart(Node):
+    class WithPart(node):  # type: ignore[misc, valid-type]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             getattr(self, name).__class__ = part
@@ -112,6 +112,15 @@ class BeginsAgain(View):
     @floor.setter
     def floor(self, floor: int) -> None:
         pass
+
+
+class ForgetsEpochs(View):
+    """Takes a record that was deleted for that of a shard that nobody has served."""
+
+    def _lose(self, shard: int, record: ShardRecord, epoch: int, revision: int) -> None:
+        if not self.revisions[shard]:
+            record = ShardRecord()
+        self.records[shard], self.epochs[shard] = record, record.epoch
 
 
 class Impatient(Backoff):
@@ -406,8 +415,12 @@ BROKEN: dict[str, Rules] = {
     "lease counted from the answer": Rules(counts_from_answer=True),
     "grant confirmed by a renewal": Rules(confirms_by_renewal=True),
     "opened in a store that was wiped": Rules(node=without(Kind.CLAIM, is_closed)),
-    "joined whatever the cluster": Rules(node=with_part("membership", JoinsAnyCluster)),
+    # Who knows that the shards have been served would notice that their records are gone.
+    "joined whatever the cluster": Rules(
+        node=with_part("membership", JoinsAnyCluster, with_part("view", ForgetsEpochs))
+    ),
     "epochs of before used again": Rules(node=with_part("view", BeginsAgain)),
+    "epochs forgotten with the record": Rules(node=with_part("view", ForgetsEpochs)),
     "retried without a pause": Rules(node=RetriesSoon),
     "positions not kept": Rules(table=ForgetsPositions),
     "silence taken for an answer": Rules(acquires=silence_for_an_answer),

@@ -33,6 +33,22 @@ def entry_deleted(world: World) -> None:
     world.at(6.1, world.delete_entry, FIRST)
 
 
+def record_deleted(world: World) -> None:
+    """Somebody deletes the record of a shard of which a lock is held."""
+    world.visit("c1", 5, lease=8, hold=25)
+    world.at(6, world.delete_record, 0)
+    world.visit("c2", 7, lease=3, hold=3, via=SECOND)
+
+
+def moved_and_deleted(world: World) -> None:
+    """Somebody deletes the record of a shard that has been moved, and no lock of it is held."""
+    for number in range(6):
+        world.at(4 + number / 5, world.move, 0, (SECOND, THIRD)[number % 2])
+    world.visit("c1", 5.5, lease=3, hold=1)
+    world.at(10, world.delete_record, 0)
+    world.visit("c2", 11, lease=3, hold=3, via=SECOND)
+
+
 def back_unseen(world: World) -> None:
     """A server comes back, and one that takes itself for the leader does not hear of it."""
     world.at(4, world.crash, FIRST, 0.5)
@@ -366,6 +382,8 @@ def _expect(world: World, name: str, at: float, timeout: float, is_granted: bool
 STORIES: dict[Callable[[World], None], list[str]] = {
     cut_off: ["grants without a serving lease", "renewals without a serving lease"],
     entry_deleted: ["heartbeat whatever the entry"],
+    record_deleted: ["epochs forgotten with the record"],
+    moved_and_deleted: ["epochs forgotten with the record"],
     back_unseen: ["claim while the former server lives"],
     second_life_unseen: ["signs of life not waited for"],
     back_without_an_answer: ["serving lease that nobody sees"],

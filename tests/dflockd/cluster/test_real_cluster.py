@@ -371,6 +371,31 @@ def test_after_a_crash_holders_reclaim_and_nobody_else_gets_in_early(
         assert fence(granted(line)) > fence(holder.token)
 
 
+def test_a_lock_survives_the_end_of_its_shard_s_record_in_etcd(cluster: ClusterStage) -> None:
+    """Somebody deletes it by hand. It costs what a crash costs, and no lock gets a second holder."""
+    key = cluster.key_at(cluster.servers[0])
+    shard = get_shard_id(key)
+    for server in (cluster.servers[1], cluster.servers[0]):  # its epochs are above the time of day
+        cluster.move([shard], server)
+    client, line = cluster.follow("l", key, f"0 {LEASE}")
+    token = granted(line)
+    assert client is not None
+    epoch = cluster.mapping.records()[shard].epoch
+    cluster.mapping.delete(f"shard/{shard}")
+
+    def back() -> ClusterServer | None:
+        record = cluster.mapping.records().get(shard)
+        is_back = record is not None and record.epoch > epoch and record.current
+        return cluster.at(record.current) if record is not None and is_back else None
+
+    server = wait_until(back, PATIENCE, lambda: "nobody has taken the shard over")
+    assert cluster.connect(server).ask("l", key, f"0 {LEASE}").startswith("error_recovering")
+    assert cluster.follow("n", key, f"{token} {LEASE}")[1] == f"ok {LEASE}"
+    assert cluster.follow("r", key, token)[1] == "ok"
+    _, line = cluster.follow("l", key, f"0 {LEASE}", timeout=4 * PATIENCE)
+    assert granted(line)[:16] > token[:16]
+
+
 def test_one_connection_holds_locks_of_several_shards(cluster: ClusterStage) -> None:
     server = cluster.servers[2]
     client = cluster.connect(server)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflockd.cluster import snapshot as snapshots
+from dflockd.cluster.claims import opens_at_once
 from dflockd.cluster.leader import BATCH, SETTLE, Leader
 from dflockd.cluster.parameters import ClusterParameters, ParametersError
 from dflockd.cluster.view import NOT_YET, REPORT_INTERVAL, View
@@ -71,7 +72,9 @@ def test_whatever_comes_late_or_twice_the_newest_is_known(changes, order, repeat
         for shard, text, revision in events:
             record = None if text is None else Record(text.encode(), revision)
             view.see(f"/p/shard/{shard}", record, revision)
-    assert mixed.records == in_order.records
+    there = [shard for shard in range(4) if in_order.revisions[shard]]
+    assert [mixed.records[shard] for shard in there] == [in_order.records[s] for s in there]
+    assert mixed.epochs == in_order.epochs
     assert mixed.revisions == in_order.revisions
 
 
@@ -84,6 +87,32 @@ def test_what_is_not_newer_is_no_news() -> None:
     assert see_node(view, "a:1", 8) is None
     assert view.see("/p/nodes/a:1", Record(b"another", 9, LEASE), 9) == "nodes"
     assert view.records[0].target == "a:1"
+
+
+def test_a_record_that_was_deleted_is_not_that_of_a_new_shard(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    view = view_of(a=1)
+    for shard in range(3):
+        see_shard(view, shard, "a:1,a:1,f=e:7", 2)
+    for shard in range(3):
+        view.see(f"/p/shard/{shard}", None, 3)
+    assert view.records[:3] == [ShardRecord("", "a:1", ("e:7",))] * 3
+    assert [view.is_lost(shard) for shard in range(4)] == [True, True, True, False]
+    assert view.revisions[:3] == [0] * 3
+    assert not any(opens_at_once(record) for record in view.records[:3])
+    assert opens_at_once(view.records[3])
+    assert caplog.text.count("/p/shard/") == 1, "said once of all that are deleted at a time"
+    # Somebody who has not seen it writes as if nobody had served the shard.
+    see_shard(view, 0, "b:1,", 4)
+    see_shard(view, 1, "b:1,,f=e:5,f=clean:5", 4)
+    assert view.records[:2] == [ShardRecord("b:1", "", ("e:7",)), ShardRecord("b:1", "", ("e:7",))]
+    # And what was there before it was deleted is told late.
+    see_shard(view, 2, "a:1,a:1,f=e:9", 2)
+    view.see("/p/shard/3", None, 5)
+    see_shard(view, 3, "a:1,a:1,f=e:2", 4)
+    assert view.epochs == [7, 7, 9, 2]
+    assert view.records[3] == ShardRecord("", "", ("e:2",))
 
 
 def test_a_load_tells_what_has_vanished() -> None:

@@ -334,6 +334,13 @@ class World:
         self.etcd.space.txn([], [Delete(f"{PREFIX}/nodes/{name}")])
         self.etcd.changed()
 
+    def delete_record(self, shard: int) -> None:
+        """Delete a shard's record by hand."""
+        self.counts["records deleted"] += 1
+        self.log("etcd", "the record of shard %d is deleted", shard)
+        self.etcd.space.txn([], [Delete(f"{PREFIX}/shard/{shard}")])
+        self.etcd.changed()
+
     def cut_store(self, names: Iterable[str], seconds: float) -> None:
         names = set(names)
         self.counts["cuts from the store"] += 1
