@@ -62,7 +62,8 @@ class Claims:
             claimed = record._replace(current=self._tenures.address).with_epoch(epoch)
             known = self._leases.claimed(shard, record.epoch, now)
             former = unanswered.former if unanswered is not None else record
-            claimed = claimed.with_clean(None).with_recovers(self._recovers(former))
+            claimed = claimed.with_clean(None).with_kept(None)
+            claimed = claimed.with_recovers(self._recovers(former))
             revision = view.revisions[shard]
             tenures.append(Tenure(shard, epoch, former, known, claimed, revision))
             compares.append(self._tenures.unchanged(shard))
@@ -113,7 +114,7 @@ class Claims:
             self.leftovers.add(key, handed_over)
         if opens_at_once(former):
             try:
-                snapshot = self._handed_over(handed_over, former.epoch, now)
+                snapshot = self._handed_over(handed_over, former, now)
             except snapshots.BadSnapshotError as exc:
                 logger.error("%s: %s", key, exc)
             else:
@@ -169,8 +170,16 @@ class Claims:
         others = sorted(nodes - {"", self._tenures.address})
         return [RevisionIs(self._view.key(NODES, node), 0) for node in others]
 
-    def _handed_over(self, record: Record | None, epoch: int, now: float) -> Snapshot | None:
-        return None if record is None else snapshots.load(record.value, epoch, now)
+    def _handed_over(
+        self, record: Record | None, former: ShardRecord, now: float
+    ) -> Snapshot | None:
+        if record is not None:
+            return snapshots.load(record.value, former.epoch, now)
+        if former.kept is not None and former.kept == former.epoch:
+            raise snapshots.BadSnapshotError(
+                "it was deleted: whoever holds locks of this shard has to renew them"
+            )
+        return None
 
 
 def opens_at_once(record: ShardRecord) -> bool:

@@ -96,7 +96,9 @@ class HandOver:
                 self.queue[shard] = None  # too much for one transaction: it is the next one's
                 break
             record = self._view.records[shard]._replace(current="")
-            tenure.record = record.with_clean(tenure.epoch if tenure.clean else None)
+            tenure.record = record.with_clean(tenure.epoch if tenure.clean else None).with_kept(
+                tenure.epoch if tenure.snapshot else None
+            )
             tenure.compared = self._view.revisions[shard]
             tenure.under_way = True
             tenures.append(tenure)
@@ -134,7 +136,7 @@ class HandOver:
         operations: list[Operation] = []
         shards = list(take(self.foreign))
         for shard in shards:
-            record = self._view.records[shard]._replace(current="").with_clean(None)
+            record = self._view.records[shard]._replace(current="").with_clean(None).with_kept(None)
             compares.append(self._tenures.unchanged(shard))
             operations.append(self._tenures.put(shard, record))
         return Transaction(Kind.CLEAR, now, compares, operations, shards=shards)

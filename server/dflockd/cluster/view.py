@@ -212,6 +212,6 @@ def _parse(value: bytes) -> tuple[ShardRecord, int]:
     """Return a record and its epoch. Thousands of shards have one value, and change it at a time."""
     record = parse_shard_value(value)
     epoch = record.epoch
-    if max(epoch, record.clean or 0) > MAX_EPOCH:
+    if max(epoch, record.clean or 0, record.kept or 0) > MAX_EPOCH:
         raise BadShardValueError(f"epoch {epoch} is over {MAX_EPOCH}")
     return record, epoch

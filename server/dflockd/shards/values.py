@@ -18,6 +18,7 @@ PINNED = "pinned"
 _FLAG = "f="
 _EPOCH = "e:"
 _CLEAN = "clean:"
+_KEPT = "kept:"
 _RECOVERS = "recovers:"
 
 logger = logging.getLogger("dflockd.shards")
@@ -65,6 +66,15 @@ class ShardRecord(NamedTuple):
         return self._number(_CLEAN)
 
     @property
+    def kept(self) -> int | None:
+        """The epoch whose locks are kept for the next node: ``kept:<number>``; without it there are none.
+
+        Raises:
+            BadShardValueError: it is not a number.
+        """
+        return self._number(_KEPT)
+
+    @property
     def recovers(self) -> int:
         """Until when its node waits for holders of the one before: flag ``recovers:<number>``.
 
@@ -91,6 +101,10 @@ class ShardRecord(NamedTuple):
     def with_clean(self, epoch: int | None) -> ShardRecord:
         """Return the record that says, or with ``None`` does not say, that this epoch ended clean."""
         return self._replace(flags=_with_number(self.flags, _CLEAN, epoch))
+
+    def with_kept(self, epoch: int | None) -> ShardRecord:
+        """Return the record that says, or with ``None`` does not say, that locks of this epoch are kept."""
+        return self._replace(flags=_with_number(self.flags, _KEPT, epoch))
 
     def with_recovers(self, until: int | None) -> ShardRecord:
         """Return the record that says, or with ``None`` does not say, until when holders have time."""

@@ -200,12 +200,25 @@ class GraceWithoutThePromise(ServingLeases):
 
 
 class DropsSnapshots(Claims):
-    def _handed_over(self, record: Record | None, epoch: int, now: float) -> Snapshot | None:
+    def _handed_over(
+        self, record: Record | None, former: ShardRecord, now: float
+    ) -> Snapshot | None:
         return None
 
 
+class MissesNoSnapshot(Claims):
+    """Takes locks that are not there any more for none."""
+
+    def _handed_over(
+        self, record: Record | None, former: ShardRecord, now: float
+    ) -> Snapshot | None:
+        return super()._handed_over(record, former.with_kept(None), now)
+
+
 class TakesAnySnapshot(Claims):
-    def _handed_over(self, record: Record | None, epoch: int, now: float) -> Snapshot | None:
+    def _handed_over(
+        self, record: Record | None, former: ShardRecord, now: float
+    ) -> Snapshot | None:
         if record is None:
             return None
         return snapshots.load(record.value, json.loads(record.value)["epoch"], now)
@@ -213,6 +226,10 @@ class TakesAnySnapshot(Claims):
 
 class DeletesInTheClaim(Node):
     """Deletes what was handed over before it is known that it has arrived."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.claims.__class__ = MissesNoSnapshot  # that would be noticed
 
     def _send(self, transaction: Transaction | None) -> None:
         if transaction is not None and transaction.kind is Kind.CLAIM:
@@ -392,8 +409,11 @@ BROKEN: dict[str, Rules] = {
     "confirmed in an earlier life": Rules(node=with_part("membership", RemembersItsLife)),
     "grace without the serving lease": Rules(node=with_part("leases", GraceWithoutThePromise)),
     "snapshot dropped": Rules(node=with_part("claims", DropsSnapshots)),
+    "snapshot deleted by hand": Rules(node=with_part("claims", MissesNoSnapshot)),
     "snapshot deleted in the claim": Rules(node=DeletesInTheClaim),
-    "deleted whatever was handed over": Rules(node=without(Kind.TIDY, is_any)),
+    "deleted whatever was handed over": Rules(
+        node=with_part("claims", MissesNoSnapshot, without(Kind.TIDY, is_any))
+    ),
     "snapshot of any epoch": Rules(node=with_part("claims", TakesAnySnapshot)),
     "clean for ever": Rules(node=KeepsCleanWhenCalling),
     "resumed by address": Rules(node=with_part("claims", ResumesByAddress)),

@@ -36,7 +36,7 @@ def entry_deleted(world: World) -> None:
 def record_deleted(world: World) -> None:
     """Somebody deletes the record of a shard of which a lock is held."""
     world.visit("c1", 5, lease=8, hold=25)
-    world.at(6, world.delete_record, 0)
+    world.at(6, world.delete, f"{PREFIX}/shard/0")
     world.visit("c2", 7, lease=3, hold=3, via=SECOND)
 
 
@@ -45,8 +45,17 @@ def moved_and_deleted(world: World) -> None:
     for number in range(6):
         world.at(4 + number / 5, world.move, 0, (SECOND, THIRD)[number % 2])
     world.visit("c1", 5.5, lease=3, hold=1)
-    world.at(10, world.delete_record, 0)
+    world.at(10, world.delete, f"{PREFIX}/shard/0")
     world.visit("c2", 11, lease=3, hold=3, via=SECOND)
+
+
+def handed_over_and_deleted(world: World) -> None:
+    """Somebody deletes what is handed over before the next server has it."""
+    world.visit("c1", 5, lease=8, hold=20)
+    world.at(5.9, world.blind, SECOND, 1)
+    world.at(6, world.move, 0, SECOND)
+    world.at(6.5, world.delete, f"{PREFIX}.handoff/0")
+    world.visit("c2", 7, lease=3, hold=3, via=SECOND)
 
 
 def back_unseen(world: World) -> None:
@@ -382,6 +391,7 @@ def _expect(world: World, name: str, at: float, timeout: float, is_granted: bool
 STORIES: dict[Callable[[World], None], list[str]] = {
     cut_off: ["grants without a serving lease", "renewals without a serving lease"],
     entry_deleted: ["heartbeat whatever the entry"],
+    handed_over_and_deleted: ["snapshot deleted by hand"],
     record_deleted: ["epochs forgotten with the record"],
     moved_and_deleted: ["epochs forgotten with the record"],
     back_unseen: ["claim while the former server lives"],

@@ -747,3 +747,27 @@ def test_fences_grow_on_from_what_a_server_says_that_knows_of_no_shard() -> None
     assert isinstance(floor, Put)
     assert floor.key == "/p/floor/a:1"
     assert int(floor.value) > (WALL >> EPOCH_SHIFT) + 100
+
+
+def test_locks_that_were_handed_over_and_deleted_by_hand_are_brought_back_by_their_holders() -> (
+    None
+):
+    cluster = Cluster("a:1")
+    token = cluster.take("a:1")
+    cluster.nodes["a:1"].leave(cluster.now)
+    cluster.settle()
+    cluster.kill("a:1")
+    records = [cluster.record(shard) for shard in range(4)]
+    assert [r.kept is not None and r.kept == r.epoch for r in records] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    cluster.store.txn([], [Delete("/p.handoff/0")])
+    cluster.start("a:1")
+    assert isinstance(cluster.ask("a:1", Acquire(Space.LOCK, KEY, 1, 0, 4)), Recovering)
+    assert isinstance(cluster.ask("a:1", Acquire(Space.LOCK, b"shard#1/b", 1, 0, 4)), Granted)
+    cluster.pass_(3.2)
+    assert cluster.renew("a:1", token) == Renewed(4)
+    assert "kept" not in str(cluster.record(0))

@@ -334,11 +334,11 @@ class World:
         self.etcd.space.txn([], [Delete(f"{PREFIX}/nodes/{name}")])
         self.etcd.changed()
 
-    def delete_record(self, shard: int) -> None:
-        """Delete a shard's record by hand."""
-        self.counts["records deleted"] += 1
-        self.log("etcd", "the record of shard %d is deleted", shard)
-        self.etcd.space.txn([], [Delete(f"{PREFIX}/shard/{shard}")])
+    def delete(self, key: str) -> None:
+        """Delete a key by hand."""
+        self.counts["keys deleted"] += 1
+        self.log("etcd", "%s is deleted", key)
+        self.etcd.space.txn([], [Delete(key)])
         self.etcd.changed()
 
     def cut_store(self, names: Iterable[str], seconds: float) -> None:
