@@ -386,7 +386,7 @@ class Node:
         news = self._learn(key, record, revision, now)
         if isinstance(news, int):
             if self.view.is_lost(news):
-                self.leader.look(now)  # who starts from now on is to know that it was served
+                self.leader.look(now)
             elif self.view.records[news].target not in self.view.candidates:
                 self.leader.look(now + SETTLE)
             self._retries.pop(news, None)
@@ -425,9 +425,18 @@ class Node:
         self.handover.seen(shard)
         for queue in self._queues:
             queue.pop(shard, None)
-        if not self.membership.joined or shard in self._retries or self.view.is_lost(shard):
+        if not self.membership.joined or shard in self._retries:
             return
         record, tenure = self.view.records[shard], self._tenures.get(shard)
+        if self.view.is_lost(shard):
+            if tenure is not None:
+                if tenure.under_way:
+                    return
+                self._tenures.forget(tenure)
+            if record.current == self.address:
+                # Written anew at once: whoever starts from now on is to know that it was served.
+                self.handover.foreign[shard] = None
+            return
         if tenure is not None and not tenure.under_way:
             is_claiming = tenure.stage is Stage.CLAIMING
             is_mine = self._tenures.is_mine(tenure)

@@ -67,7 +67,7 @@ class ShardRecord(NamedTuple):
 
     @property
     def kept(self) -> int | None:
-        """The epoch whose locks are kept for the next node: ``kept:<number>``; without it there are none.
+        """The epoch of which locks are kept for the next node, if there are any: ``kept:<number>``.
 
         Raises:
             BadShardValueError: it is not a number.
@@ -103,7 +103,7 @@ class ShardRecord(NamedTuple):
         return self._replace(flags=_with_number(self.flags, _CLEAN, epoch))
 
     def with_kept(self, epoch: int | None) -> ShardRecord:
-        """Return the record that says, or with ``None`` does not say, that locks of this epoch are kept."""
+        """Return the record that says, or with ``None`` does not say, that its locks are kept."""
         return self._replace(flags=_with_number(self.flags, _KEPT, epoch))
 
     def with_recovers(self, until: int | None) -> ShardRecord:
