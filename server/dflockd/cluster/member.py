@@ -68,11 +68,16 @@ async def agree(store: Store, prefix: str, parameters: ClusterParameters) -> byt
             "choose another one"
         )
     kept = {key: record.value for key, record in outcome.records.items()}
-    parameters.check(kept.get(meta, b""))
     if secret not in kept:
         raise StoreError(
             f"{secret} is missing: without it no lock of the cluster can be recognised"
         )
+    if meta not in kept:
+        raise StoreError(
+            f"{meta} is missing: if all servers of the cluster have the settings of this one, write it "
+            f"again: etcdctl put {meta} '{parameters.dump().decode()}'"
+        )
+    parameters.check(kept[meta])
     return kept[secret]
 
 

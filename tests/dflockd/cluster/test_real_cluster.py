@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -469,6 +470,17 @@ def test_other_terms_than_those_of_the_cluster_refuse_to_start(
     line = _complaint(other)
     assert "--cluster-serving-lease is 3 here and 2 in the cluster" in line
     assert "--cluster-prefix /dflockd" in line
+
+
+def test_parameters_that_were_deleted_refuse_to_start_and_are_written_again_as_it_says(
+    cluster: ClusterStage, etcd: Etcd, tmp_path: Path
+) -> None:
+    kept = etcd.control("get", "/dflockd/meta")["kvs"][0]["value"]
+    etcd.control("del", "/dflockd/meta")
+    line = _complaint(ClusterServer(tmp_path, *cluster.arguments(), name="without-parameters"))
+    assert "/dflockd/meta is missing" in line
+    etcd.control(*shlex.split(line.partition("etcdctl ")[2]))
+    assert etcd.control("get", "/dflockd/meta")["kvs"][0]["value"] == kept
 
 
 def _complaint(server: ClusterServer) -> str:
