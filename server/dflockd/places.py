@@ -25,7 +25,7 @@ from dflockd.address import Address
 from dflockd.connection import Connection, reason, run
 from dflockd.green import make_selector, select_green
 from dflockd.lock import KeepPlace
-from dflockd.operations import Answer, Exchange, Grant, Operation
+from dflockd.operations import GRACE, Answer, Exchange, Grant, Operation
 from dflockd.process import current
 from dflockd.shardmap import PASSING
 from dflockd.sync_client import DistributedLock
@@ -37,16 +37,20 @@ RESTART_PATIENCE = 5.0
 """Seconds for which a server that cannot be reached is asked again for a place."""
 
 RESTART_PAUSE = 0.2
-"""Seconds between two attempts."""
+"""Seconds between two attempts at one server, or for a key whose server is not ready."""
 
-JOIN_PATIENCE = 1.0
-"""Seconds that a cluster may take to answer who asks for a place; then others have their turn."""
+TURN = 0.005
+"""Seconds of such a pause for each key that somebody is to be queued for, so that hundreds of them are
+not asked about without end."""
+
+SLOW = 0.5
+"""Seconds of an attempt that has failed after which its server is left alone for a while."""
 
 LOOK_AROUND = 1.0
 """Seconds between looks at whether a server owes somebody an answer for too long."""
 
 SILENT_PAUSE = 3.0
-"""Seconds to the next attempt at a server that said nothing: each costs the thread that long."""
+"""Seconds to the next attempt at a server that said nothing: each costs the thread about as long."""
 
 FIRST_LOOK = 1.0
 """Seconds of silence after which one looks, in a cluster, whether the server is alive."""
@@ -115,6 +119,7 @@ class Place:
         "connection",
         "deadline",
         "ended",
+        "error",
         "left",
         "line",
         "lock",
@@ -143,6 +148,8 @@ class Place:
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self.line = "" if lock._shards is None else lock.key
         """Who fails together, in order: all of one server, or those of one key of a cluster."""
+        self.error: errors.RemoteError | None = None
+        """Why it could not be queued."""
         self.left = False
         self.unless = unless
         self.queued: Callable[[], object] | None = queued
@@ -154,6 +161,14 @@ class Place:
         self.sent = 0.0
         self.overdue = math.inf
         """Monotonic time by which the server should have answered."""
+
+    @property
+    def server(self) -> Address:
+        """Who is to be asked."""
+        shards = self.lock._shards
+        if shards is None:
+            return self.lock._route.address
+        return shards.whom_to_ask(self.lock._target.key)
 
     def leave(self) -> None:
         """Give up the place, or give back what it was granted. Returns at once, in any thread.
@@ -178,8 +193,10 @@ class _Keeper:
         """Who has to be queued: in each line a heap, who came first."""
         self._closed_until: dict[str, float] = {}
         """When it is tried again in lines where somebody has failed, so that nobody overtakes."""
-        self._failing: dict[str, float] = {}
-        """Since when nobody of a line could be queued."""
+        self._avoided_until: dict[Address, float] = {}
+        """The same, for all lines of a server that could not be asked: one of them finds out."""
+        self._failing: dict[Address, float] = {}
+        """Since when nobody could be queued at a server."""
         self._waiting: set[Place] = set()
         self._looks: dict[Address, float] = {}
         """When to look again at a server of the cluster; never while somebody does."""
@@ -208,8 +225,8 @@ class _Keeper:
     # What it is told.
 
     def join(self, place: Place) -> None:
-        if place.line not in self._lines:
-            self._failing.pop(place.line, None)
+        if not self._lines:
+            self._failing.clear()
         self._line_up(place)
 
     def leave(self, place: Place) -> None:
@@ -256,18 +273,43 @@ class _Keeper:
         if self._is_closed:
             return 0.0
         now = time.monotonic()
-        if self._waiting and now >= self._look_around_at:
+        if (self._waiting or self._lines) and now >= self._look_around_at:
             self._look_around_at = now + LOOK_AROUND
             for place in [place for place in self._waiting if place.overdue <= now]:
                 self._failed(place, TimeoutError())
             self._look_at_servers(now)
-        times = {line: self._closed_until.get(line, 0.0) for line in self._lines}
+            self._end_late_ones(now)
+        times = {line: self._opens_at(line) for line in self._lines}
         is_open = [line for line, when in times.items() if when <= now]
         if is_open:
             self._advance(min(is_open, key=lambda line: self._lines[line][0]))
             return 0.0  # grants that have come meanwhile are looked at between two of them
-        waits = [*times.values(), *([self._look_around_at] if self._waiting else ())]
-        return max(0.0, min(waits) - now) if waits else None
+        if not self._waiting and not self._lines:
+            return None
+        return max(0.0, min([*times.values(), self._look_around_at]) - now)
+
+    def _opens_at(self, line: str) -> float:
+        """Return the monotonic time from which on the first of a line may queue up."""
+        server = self._lines[line][0][1].server
+        return max(self._closed_until.get(line, 0.0), self._avoided_until.get(server, 0.0))
+
+    def _end_late_ones(self, now: float) -> None:
+        """End those in line whose time is over.
+
+        Who only waits for this thread has the time of an answer beyond.
+        """
+        late = []
+        for line, waiting in self._lines.items():
+            over = now if self._opens_at(line) > now else now - GRACE
+            late += [place for _, place in waiting if (place.deadline or math.inf) <= over]
+        for place in late:
+            in_line = self._lines[place.line]
+            in_line.remove((place.number, place))
+            heapq.heapify(in_line)
+            if not in_line:
+                del self._lines[place.line]
+                self._closed_until.pop(place.line, None)
+            self._end(place, place.error or self._unasked(place))
 
     def _advance(self, line: str) -> None:
         """Have the first of a line queue up."""
@@ -280,12 +322,13 @@ class _Keeper:
         if unless is not None and unless():
             place.ended(None)
             return
+        asked, started = place.server, time.monotonic()
         try:
             is_queued = self._enqueue(place)
         except Exception as exc:  # whatever it is, somebody waits for the end
-            self._failed(place, exc)
+            self._failed(place, exc, asked, time.monotonic() - started > SLOW)
             return
-        self._failing.pop(place.line, None)
+        self._failing.pop(asked, None)
         self._closed_until.pop(place.line, None)
         if is_queued:
             self._wait(place)
@@ -296,9 +339,9 @@ class _Keeper:
         """Take the place; ``False`` if the lock was free, and is held now."""
         lock, progress = place.lock, place.progress
         try:
+            # Without any time, for others wait for this thread: it asks again later.
             grant = lock._begin(
-                lambda target, _: operations.enqueue(target._replace(progress=progress)),
-                JOIN_PATIENCE,
+                lambda target, _: operations.enqueue(target._replace(progress=progress)), 0
             )
             assert lock._asking is not None
             if grant is None:
@@ -408,8 +451,21 @@ class _Keeper:
 
     # When it fails.
 
-    def _failed(self, place: Place, exc: Exception) -> None:
-        """Have a place be taken again, or give it up."""
+    def _failed(
+        self,
+        place: Place,
+        exc: Exception,
+        asked: Address | None = None,
+        is_slow: bool = False,
+    ) -> None:
+        """Have a place be taken again, or give it up.
+
+        Args:
+            place: it.
+            exc: what has happened.
+            asked: who was to be asked for the place; ``None`` if it was there and waited.
+            is_slow: whether it has taken this thread long to learn of it.
+        """
         self._stop_waiting(place)
         place.lock._let_go()
         if place.left:
@@ -418,25 +474,31 @@ class _Keeper:
         if isinstance(error, errors.LeaseExpiredError):
             self._line_up(place)  # this process was stopped for longer than the lease of its grant
             return
-        shards = place.lock._shards
-        if isinstance(error, errors.MovedError) and shards is not None and shards.learn(error):
-            self._line_up(place)
-            return
+        shards, is_of_key = place.lock._shards, isinstance(error, errors.RecoveringError)
+        if isinstance(error, errors.MovedError) and shards is not None:
+            is_of_key = True
+            if shards.learn(error) and asked is None:
+                self._line_up(place)
+                return
         now = time.monotonic()
+        place.error = error
         if not isinstance(error, PASSING) or (place.deadline or math.inf) <= now:
             self._end(place, error)
             return
-        since = self._failing.setdefault(place.line, now)
-        if now - since < RESTART_PATIENCE or self._will_pass(place, error):
-            logger.info("queueing again for lock %r: %s", place.lock.key, error)
-            self._closed_until[place.line] = now + RESTART_PAUSE
-            self._line_up(place)
-            if isinstance(error.__cause__, TimeoutError):
-                for line, waiting in self._lines.items():
-                    if waiting[0][1].lock.server == place.lock.server:
-                        self._closed_until[line] = now + SILENT_PAUSE
-        else:
-            self._give_up(place, error)
+        # That a shard moves or recovers says nothing about the others of its server.
+        server = asked or place.server
+        since = now if is_of_key else self._failing.setdefault(server, now)
+        if now - since >= RESTART_PATIENCE and not self._will_pass(place, error):
+            self._give_up(place, server, error)
+            return
+        logger.info("queueing again for lock %r: %s", place.lock.key, error)
+        if is_of_key:
+            pause = max(RESTART_PAUSE, TURN * len(self._lines))
+            self._closed_until[place.line] = now + pause
+        if is_slow or not is_of_key:
+            is_silent = is_slow or isinstance(error.__cause__, TimeoutError)
+            self._avoided_until[server] = now + (SILENT_PAUSE if is_silent else RESTART_PAUSE)
+        self._line_up(place)
 
     @staticmethod
     def _will_pass(place: Place, error: errors.RemoteError) -> bool:
@@ -458,10 +520,21 @@ class _Keeper:
             server=place.lock.server,
         )
 
-    def _give_up(self, place: Place, error: errors.RemoteError) -> None:
-        """End all that stand in a line where nobody can be queued: each would take as long."""
-        del self._failing[place.line]
-        self._closed_until.pop(place.line, None)
+    def _unasked(self, place: Place) -> errors.RemoteError:
+        server = str(place.server)
+        return errors.UnreachableError(
+            f"lock {place.lock.key!r} on {server}: the server says nothing, and nobody else has it",
+            key=place.lock.key,
+            server=server,
+        )
+
+    def _give_up(self, place: Place, server: Address, error: errors.RemoteError) -> None:
+        """End all that stand in line for a server where nobody can be queued."""
+        self._failing.pop(server, None)
         self._end(place, error)
-        for _, behind in sorted(self._lines.pop(place.line, [])):
-            self._end(behind, error)
+        for line in [
+            line for line, waiting in self._lines.items() if waiting[0][1].server == server
+        ]:
+            self._closed_until.pop(line, None)
+            for _, behind in sorted(self._lines.pop(line)):
+                self._end(behind, error)

@@ -26,7 +26,7 @@ from dflockd.connection import Connection, run
 from dflockd.places import Places
 from dflockd.pool import Route
 from dflockd.shards import get_shard_id
-from dflockd.wire import Acquire, Enqueue, Ping, Release, Shards, Status, Wait
+from dflockd.wire import Acquire, Enqueue, Ping, Recovering, Release, Shards, Status, Wait
 from tests.dflockd.client_support import Client, soon, until
 from tests.dflockd.cluster.stage import ClusterServer, ClusterStage
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
@@ -359,6 +359,41 @@ def test_a_server_that_hangs_does_not_keep_places_from_another(
     assert waiters[-1].queued.wait(PATIENCE)
     for waiter in waiters:
         waiter.place.leave()
+
+
+@pytest.mark.parametrize("trouble", ["recovers", "is down", "hangs"])
+def test_many_places_where_nobody_can_queue_keep_none_from_another_server(
+    places: Places, cluster: ScriptedCluster, trouble: str
+) -> None:
+    """They are ended at their time, too, and not one after the other."""
+    first, second = cluster.servers
+    second.script(Enqueue, Status.QUEUED)
+    second.script(Wait, Silence)
+    owners = [shard % 2 for shard in range(NUM_SHARDS)]
+    for server in cluster.servers:
+        server.script(Shards, cluster.shared(owners))
+    keys: dict[int, list[str]] = {0: [], 1: []}
+    for number in range(100):
+        key = f"key-{number}"
+        keys[get_shard_id(key, NUM_SHARDS) % 2].append(key)
+    if trouble == "recovers":
+        first.script(Enqueue, Recovering(60_000))
+    elif trouble == "is down":
+        first.stop()
+    late = [
+        Waiter(places, sync_client.DistributedLock(key, servers=cluster.seeds), 3)
+        for key in keys[0][:30]
+    ]
+    started = time.monotonic()
+    other = Waiter(places, sync_client.DistributedLock(keys[1][0], servers=cluster.seeds), 60)
+    assert other.queued.wait(PATIENCE)
+    assert time.monotonic() - started < 8, "30 attempts of a second each would take longer"
+    for waiter in late:
+        assert waiter.ended.wait(PATIENCE)
+        assert isinstance(waiter.error, (errors.RecoveringError, errors.UnreachableError))
+        assert str(first) in str(waiter.error)
+    assert time.monotonic() - started < 3 + 8
+    other.place.leave()
 
 
 def test_places_at_a_server_that_hangs_end_in_time(places: Places, hung: ServerProcess) -> None:
