@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import ssl
 import time
 from collections.abc import Sequence
@@ -196,11 +195,10 @@ def _target(server: ServerLike, key: str, semaphore: bool) -> Target:
 
 def _stats(server: str) -> Operation[dict[str, Any]]:
     answer = yield Exchange(encode_request(Stats()), REPLY_PATIENCE)
-    reply = parse_report(answer.line)
+    reply, target = parse_report(answer.line), operations.about_server(server)
     if not isinstance(reply, Report):
-        raise operations.refused(reply, operations.about_server(server))
-    report: dict[str, Any] = json.loads(reply.json)
-    return report
+        raise operations.refused(reply, target)
+    return operations.read_report(reply, target)
 
 
 def _ping(server: str) -> Operation[float]:

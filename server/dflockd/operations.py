@@ -324,7 +324,23 @@ def inspect(target: Target) -> Operation[dict[str, Any]]:
     reply = _read(parse_report, answer, target)
     if not isinstance(reply, Report):
         raise refused(reply, target)
-    report: dict[str, Any] = json.loads(reply.json)
+    return read_report(reply, target)
+
+
+def read_report(reply: Report, target: Target) -> dict[str, Any]:
+    """Return what a report says.
+
+    Raises:
+        BadReplyError: it is no JSON object.
+    """
+    try:
+        report: dict[str, Any] = json.loads(reply.json)
+    except (ValueError, RecursionError) as exc:
+        raise errors.BadReplyError(
+            f"{_about(target)}: what it says cannot be read: {exc}",
+            key=target.name or None,
+            server=target.server,
+        ) from None
     return report
 
 
@@ -387,6 +403,8 @@ def shards(server: str, known: ShardReport | None = None) -> Operation[ShardRepo
 
 def _read_map(reply: Report) -> ShardReport:
     report, version = decode_map(reply)
+    if type(report["servers"]) is not list or set(map(type, report["servers"])) - {str}:
+        raise ValueError("its servers are no list of texts")
     servers = [parse_server(each) for each in report["servers"]]
     found = ShardReport(servers, report["shards"], report["epochs"], version)
     if not found.shards or len(found.shards) != len(found.epochs):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -68,21 +68,33 @@ def test_nobody_there() -> None:
         admin.ping(("127.0.0.1", port))
 
 
-def test_not_a_lock_server() -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 400 Bad Request\n",
+        b"ok {nonsense\n",
+        b'ok {"locks": "\xff"}\n',
+        b'ok {"locks": ' + b"[" * 10_000 + b"\n",
+    ],
+)
+@pytest.mark.parametrize(
+    "ask", [admin.stats, lambda server: DistributedLock("key", servers=[server]).inspect()]
+)
+def test_not_a_lock_server(ask: Callable[[str], object], answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
 
-        def answer() -> None:
+        def impostor() -> None:
             connection, _ = listener.accept()
             with connection:
                 connection.recv(100)
-                connection.sendall(b"HTTP/1.1 400 Bad Request\n")
+                connection.sendall(answer)
                 connection.recv(100)
 
-        thread = threading.Thread(target=answer, daemon=True)
+        thread = threading.Thread(target=impostor, daemon=True)
         thread.start()
         with pytest.raises(errors.BadReplyError, match=address):
-            admin.stats(address)
+            ask(address)
         thread.join(10)
         assert not thread.is_alive()
 
