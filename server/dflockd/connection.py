@@ -23,6 +23,9 @@ from dflockd.wire import ReplyReader, UnexpectedReplyError
 CONNECT_TIMEOUT = 5.0
 """Seconds for a connection to be made, TLS and auth included."""
 
+SHORTEST_CONNECT = 0.05
+"""Seconds that a step of it has at least."""
+
 UNACKED_TIMEOUT = 10.0
 """Seconds after which data that the other side's kernel has not acknowledged breaks a connection."""
 
@@ -332,6 +335,7 @@ def forget_connections_after_fork() -> None:
 
 
 def _connect(address: Address, context: ssl.SSLContext | None, timeout: float) -> socket.socket:
+    until = time.monotonic() + timeout
     if address.unix_path is not None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(timeout)
@@ -341,16 +345,43 @@ def _connect(address: Address, context: ssl.SSLContext | None, timeout: float) -
             sock.close()
             raise
     else:
-        sock = socket.create_connection((address.host, address.port), timeout)
+        sock = _connect_to_any(address, until)
     try:
         if sock.family != getattr(socket, "AF_UNIX", None):
             tune(sock)
         if context is not None:
+            sock.settimeout(max(SHORTEST_CONNECT, until - time.monotonic()))
             return context.wrap_socket(sock, server_hostname=address.host)
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def _connect_to_any(address: Address, until: float) -> socket.socket:
+    """Connect to one of the addresses that a name has, all of them within the time.
+
+    `socket.create_connection` takes as long for each.
+    """
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    error: OSError | None = None
+    for number, (family, kind, protocol, _, where) in enumerate(found):
+        share = (until - time.monotonic()) / (len(found) - number)
+        sock = None
+        try:
+            sock = socket.socket(family, kind, protocol)
+            sock.settimeout(max(SHORTEST_CONNECT, share))
+            sock.connect(where)
+            return sock
+        except OSError as exc:
+            error = exc
+            if sock is not None:
+                sock.close()
+        except BaseException:
+            if sock is not None:
+                sock.close()
+            raise
+    raise error or OSError("the name has no address")
 
 
 def tune(sock: socket.socket) -> None:

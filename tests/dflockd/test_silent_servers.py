@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -169,6 +170,44 @@ def test_a_reply_that_came_while_the_loop_was_busy(
 
     with asyncio.Runner(loop_factory=pytest.importorskip(name).new_event_loop) as runner:
         runner.run(main())
+
+
+@pytest.fixture
+def blackholes() -> Iterator[list[tuple[str, int]]]:
+    """Addresses where nobody ever accepts a connection, nor refuses it."""
+    with contextlib.ExitStack() as stack:
+        found: list[tuple[str, int]] = []
+        for number in range(6):
+            listener = stack.enter_context(socket.socket())
+            listener.bind((f"127.0.0.{number + 2}", 0))
+            listener.listen(0)
+            found.append(listener.getsockname())
+            for _ in range(3):  # more than its queue takes
+                sock = stack.enter_context(socket.socket())
+                sock.setblocking(False)
+                sock.connect_ex(found[-1])
+        yield found
+
+
+async def test_a_name_with_many_addresses(
+    client: Client,
+    blackholes: list[tuple[str, int]],
+    start: Callable[..., ServerProcess],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes no longer than one, and the last is reached as well."""
+    addresses = blackholes.copy()
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda *_, **__: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", each) for each in addresses],
+    )
+    lock = client.lock(KEY, servers=["many.example:6388"], acquire_timeout_s=0)
+    await is_not_answered(lock.acquire(), 0)
+    if client.name == "sync":  # asyncio gives all of the time to the first
+        addresses.append(("127.0.0.1", start().port))
+        assert await soon(lock.acquire()) is True
+        assert await lock.release() is True
 
 
 # A cluster whose servers are scripted.
