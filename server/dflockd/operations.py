@@ -215,10 +215,17 @@ def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
     """Wait up to `timeout` seconds for the grant to an earlier `enqueue` on this connection.
 
     A place that is to be kept must not be cut off, so that the time is rounded up to whole seconds.
+    Another wait that this side cuts off begins with a sign of life: who has a place was told that
+    the lock is somebody else's, but that may be long ago.
     """
     progress = target.progress
     keep = None if progress is None else progress.keep
-    seconds, exchange = _waiting(timeout if keep is None or timeout is None else math.ceil(timeout))
+    if timeout is not None and keep is not None:
+        timeout = math.ceil(timeout)
+    if timeout is not None and not _is_whole(timeout):
+        alive = yield Exchange(encode_request(Ping()), timeout + GRACE)
+        timeout = max(0, timeout - (alive.received - alive.sent))
+    seconds, exchange = _waiting(timeout)
     waiting = exchange(encode_request(Wait(target.space, target.key, seconds)))
     answer = yield waiting if keep is None else _behind([encode_request(keep)], waiting)
     reply = _read(parse_granted, answer, target)

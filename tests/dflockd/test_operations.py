@@ -116,7 +116,7 @@ def test_the_same_as_nothing_is_no_answer(known: operations.ShardReport | None) 
         (operations.enqueue(LEASED), b"e\nkey\n10\n"),
         (operations.enqueue(SEMAPHORE), b"se\nkey\n3 10\n"),
         (operations.wait(LOCK, 5), b"w\nkey\n5\n"),
-        (operations.wait(SEMAPHORE, 0.1), b"sw\nkey\n1\n"),
+        (operations.wait(SEMAPHORE, 1), b"sw\nkey\n1\n"),
         (operations.renew(LOCK, TOKEN, 33), b"n\nkey\n%b 33\n" % TOKEN),
         (operations.renew(SEMAPHORE, TOKEN, 7), b"sn\nkey\n%b 7\n" % TOKEN),
         (operations.release(LOCK, TOKEN), b"r\nkey\n%b\n" % TOKEN),
@@ -168,9 +168,15 @@ def test_a_free_lock_takes_one_request_whatever_the_time() -> None:
     assert played.result == Grant(TOKEN, 10, 110.0)
 
 
-def test_who_is_queued_has_been_told_that_the_lock_is_not_free() -> None:
-    exchange = next(operations.wait(LOCK, 9.5))
-    assert (exchange.patience, exchange.timeout_is_reply) == (9.5, True)
+def test_who_is_queued_asks_for_a_sign_of_life_before_that() -> None:
+    """It was told that the lock is not free, but that may be long ago."""
+    alive, ended = Answer(b"ok", 100.0, 100.125), Answer(b"timeout", 100.2, 109.0)
+    played = Played(operations.wait(LOCK, 9.5), alive, ended)
+    assert played.requests == [b"ping\n_\n_\n", b"w\nkey\n10\n"]
+    first, second = played.sent
+    assert (first.patience, first.timeout_is_reply, first.waits) == (9.5 + GRACE, False, False)
+    assert (second.patience, second.timeout_is_reply) == (9.5 - 0.125, True)
+    assert played.result is None
 
 
 def test_a_place_in_the_queue_is_not_given_up_for_an_attempt() -> None:

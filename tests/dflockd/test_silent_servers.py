@@ -87,13 +87,14 @@ async def test_nobody_says_that_the_lock_is_held(
     assert await anew.release() is True
 
 
-async def test_a_place_in_the_queue(client: Client, hung: ServerProcess) -> None:
+@pytest.mark.parametrize("timeout", [0, 1, 0.3, 1.3])
+async def test_a_place_in_the_queue(client: Client, hung: ServerProcess, timeout: float) -> None:
     async with client.lock(KEY, hung):
-        waiter = client.lock(KEY, hung, acquire_timeout_s=1)
+        waiter = client.lock(KEY, hung, acquire_timeout_s=timeout)
         assert await waiter.enqueue() == "queued"
         other = client.lock("another", hung, acquire_timeout_s=1)
         hung.suspend()
-        await is_not_answered(waiter.wait(), 1)
+        await is_not_answered(waiter.wait(), timeout)
         await is_not_answered(other.enqueue(), 1)
         hung.signal(signal.SIGCONT)
 
