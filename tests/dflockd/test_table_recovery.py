@@ -161,6 +161,24 @@ def test_a_confirmation_follows_a_renewal_and_a_detachment() -> None:
     assert ask(table, peer, Confirm(LOCK, b"other", other, 10), 3.0) == Renewed(10)
 
 
+def test_who_detaches_what_was_forgotten_brings_it_back_first() -> None:
+    # It was refused, as if another had adopted it: the holder's server hung, and it asked the next.
+    before = table_of()
+    token = taken(before, before.connect(), 10, 0.0)
+    other = taken(before, before.connect(), 10, 0.0, b"other")
+    table = table_of(2)
+    table.recover(11.0)
+    holder, adopter = table.connect(), table.connect()
+    assert ask(table, holder, Detach(LOCK, b"k", token, 60), 1.0) == Renewed(60)
+    table.disconnect(holder, 2.0, clean=True)
+    assert ask(table, adopter, Acquire(LOCK, b"k", 1, 0, None), 12.0) is Status.TIMEOUT
+    assert ask(table, adopter, Confirm(LOCK, b"k", token, 10), 12.0) == Renewed(10)
+    # Nothing is brought back once others can have had it, nor what somebody else has by now.
+    late = table.connect()
+    assert ask(table, late, Detach(LOCK, b"other", other, 60), 12.0) is Status.LEASE_EXPIRED
+    assert ask(table, late, Detach(LOCK, b"k", token, 60), 12.0) is Status.LEASE_EXPIRED
+
+
 @pytest.mark.parametrize("detached", [False, True])
 def test_a_release_ends_what_was_held_before_its_grant(detached: bool) -> None:
     # It stayed: its late holder got it back, and a detached one kept the key for its whole lease.
@@ -286,9 +304,9 @@ class History:
                 assert self.ask(Release(holder.space, holder.key, holder.token)) is Status.OK
             case "detach" if self.holders:
                 holder = dice.choice(self.holders)
-                request = Detach(holder.space, holder.key, holder.token, dice.choice([3, 30]))
-                # Nothing that was forgotten is brought back for this: it is lost then.
-                self.ask(request)
+                lease = dice.choice([3, 30])
+                request = Detach(holder.space, holder.key, holder.token, lease)
+                assert self.ask(request) == Renewed(lease), "who holds the lock was refused"
                 self.holders.remove(holder)
             case "adopt" if self.known:
                 holder = dice.choice(self.known)

@@ -14,7 +14,7 @@ from dflockd.table import owners
 from dflockd.table.deadlines import rounded
 from dflockd.table.slots import Effect, Slots
 from dflockd.table.state import UNKNOWN, Entry, Group, Hold, HoldRecord, Peer
-from dflockd.wire import Confirm, Owner, Recovering, Release, Renew, Space, Status
+from dflockd.wire import Confirm, Detach, Owner, Recovering, Release, Renew, Space, Status
 
 
 class Recovery(Slots):
@@ -80,7 +80,7 @@ class Recovery(Slots):
         group.doubted.discard(hold)
         return None
 
-    def _forgotten(self, group: Group, request: Renew | Release, now: float) -> int | None:
+    def _forgotten(self, group: Group, request: Renew | Detach | Release, now: float) -> int | None:
         """Return the fence of a hold that is authentic and was forgotten, while that may be."""
         if group.recovers_until is None or now >= group.recovers_until:
             return None
@@ -112,7 +112,9 @@ class Recovery(Slots):
                 self.counts.superseded += 1
                 self._free(other, now, effects)
 
-    def _reclaim(self, group: Group, peer: Peer, request: Renew, lease: int, now: float) -> bool:
+    def _reclaim(
+        self, group: Group, peer: Peer, request: Renew | Detach, lease: int, now: float
+    ) -> bool:
         """Bring back a hold that was forgotten here.
 
         Of two for one lock the later grant counts: the earlier one had ended before it.

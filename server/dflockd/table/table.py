@@ -382,6 +382,8 @@ class LockTable(Connections):
         if not isinstance(group, Group):
             return group
         hold = self._find(group, request.space, request.key, request.token)
+        if hold is None and self._reclaim(group, peer, request, lease, now):
+            hold = self._find(group, request.space, request.key, request.token)
         # Somebody may have taken it over by now, and keeps it. One that was restored has no peer.
         if hold is None or hold.peer not in (peer, None):
             return Status.LEASE_EXPIRED
