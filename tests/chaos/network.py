@@ -1,4 +1,4 @@
-"""A bad network: TCP proxies that cut connections, hold bytes back, and refuse to connect.
+"""A bad network: TCP proxies that cut connections, hold bytes back, delay them, and refuse to connect.
 
 It passes ends on as they are, an orderly one as such and a reset as a reset: lock servers tell them
 apart.
@@ -39,13 +39,19 @@ class Network:
 
 
 class Link:
-    """A port that leads to another one. Every method may be called from any thread."""
+    """A port that leads to another one. Every method may be called from any thread.
+
+    Attributes:
+        late: seconds by which what the other port says is late; only to be raised while something is
+            connected, or bytes would overtake others.
+    """
 
     def __init__(self, network: Network, target: int) -> None:
         self.target = target
         self.loop = network.loop
         self.is_held = False
         self.refuses = False
+        self.late = 0.0
         self.ends: set[_End] = set()
         listening = asyncio.run_coroutine_threadsafe(
             self.loop.create_server(lambda: _End(self), "127.0.0.1", 0), self.loop
@@ -102,6 +108,7 @@ class _End(asyncio.Protocol):
     def __init__(self, link: Link, other: _End | None = None) -> None:
         self._link = link
         self._other = other
+        self._is_far = other is not None
         self._begun: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -135,7 +142,10 @@ class _End(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self._other is not None
-        self._other._transport.write(data)
+        if self._is_far and self._link.late:
+            self._link.loop.call_later(self._link.late, self._other._transport.write, data)
+        else:
+            self._other._transport.write(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._link.ends.discard(self)

@@ -58,6 +58,7 @@ class EtcdStore:
 
     A call goes to the endpoint that answered last. While that has no connection, it goes to the
     first one that has; after a call that was not answered in time, to another one if there is one.
+    What may be repeated is asked of one after the other, and the first answer counts.
 
     Args:
         endpoints: ``host:port`` or ``host`` (then port 2379) of the members of one etcd cluster.
@@ -94,10 +95,9 @@ class EtcdStore:
         self._user = user
         self._metadata: tuple[tuple[str, str], ...] = ()
         """What goes with every call: the token, once there is one."""
-        self._signing_in = asyncio.Lock()
 
     async def get_prefix(self, prefix: str) -> Loaded:
-        """See `Store`. An endpoint that is silent has its share of the time; then the next is asked."""
+        """See `Store`. While an endpoint is silent for its share of the time, the next is asked too."""
         key, end = messages.key_range(prefix)
         request = rpc.RangeRequest(key=key, range_end=end)
         reply = await self._call(
@@ -134,7 +134,8 @@ class EtcdStore:
         key, end = messages.key_range(prefix)
         create = rpc.WatchCreateRequest(key=key, range_end=end, start_revision=from_revision)
         # A connection of its own: that of the calls is given up when one of them is not answered.
-        member = Endpoint((await self._connected(self._timeout)).name, self._tls)
+        deadline = time.monotonic() + self._timeout
+        member = Endpoint((await self._connected(deadline)).name, self._tls)
         try:
             async with contextlib.aclosing(self._responses(member, create)) as responses:
                 async for response in responses:
@@ -226,37 +227,80 @@ class EtcdStore:
         """Send a request to one endpoint, or if it may be repeated to one after the other."""
         deadline = time.monotonic() + min(timeout or self._timeout, self._timeout)
         asked = self._continuity.asks()
+        if repeat and len(self.endpoints) > 1:
+            member, reply = await self._ask_several(send, deadline)
+        else:
+            member = await self._connected(deadline)
+            reply = await self._answer(send, member, deadline)
+        # What is said of leases may come from a member that lags behind the others.
+        is_latest = isinstance(reply, rpc.RangeResponse | rpc.TxnResponse)
+        self._continuity.answered(
+            asked,
+            reply.header.revision if is_latest else 0,
+            name=f"etcd {member.name}",
+            cluster=reply.header.cluster_id,
+        )
+        return reply
+
+    async def _ask_several(self, send: _Send, deadline: float) -> tuple[Endpoint, Any]:
+        """Ask one endpoint, and after each share of the time one more; return the first answer.
+
+        Nobody is given up before another one has answered: all may be slow, and would never answer
+        within a share.
+        """
+        left = len(self.endpoints)
+        share = (deadline - time.monotonic()) / left
+        asked: list[Endpoint] = []
+
+        async def ask() -> tuple[Endpoint, Any]:
+            member = await self._connected(deadline, asked)
+            asked.append(member)
+            return member, await self._answer(send, member, deadline)
+
+        attempts: set[asyncio.Task[tuple[Endpoint, Any]]] = set()
         unanswered: StoreError | None = None
-        for left in range(len(self.endpoints) if repeat else 1, 0, -1):
-            try:
-                member = await self._connected(deadline - time.monotonic())
-            except StoreUnreachableError as exc:
-                raise unanswered or exc from None
-            try:
-                reply = await self._send(send, member, (deadline - time.monotonic()) / left)
-            except rpc.AioRpcError as exc:
-                unanswered = failure(member, exc)
-                if not isinstance(unanswered, StoreUnreachableError):
-                    raise unanswered from exc
-                self._replace(member)
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise
-                # Not this task: its connection was given up when another call was not answered.
-                unanswered = silent(member, "the connection was given up")
-            else:
-                # What is said of leases may come from a member that lags behind the others.
-                is_latest = isinstance(reply, rpc.RangeResponse | rpc.TxnResponse)
-                self._continuity.answered(
-                    asked,
-                    reply.header.revision if is_latest else 0,
-                    name=f"etcd {member.name}",
-                    cluster=reply.header.cluster_id,
+        try:
+            while left or attempts:
+                if left:
+                    attempts.add(asyncio.ensure_future(ask()))
+                    left -= 1
+                ended, _ = await asyncio.wait(
+                    attempts,
+                    timeout=share if left else None,
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
-                return reply
+                attempts -= ended
+                for attempt in ended:
+                    try:
+                        member, reply = attempt.result()
+                    except StoreUnreachableError as exc:
+                        unanswered = unanswered or exc
+                    else:
+                        for silent_one in asked[: asked.index(member)]:
+                            self._replace(silent_one)
+                        return member, reply
+        finally:
+            for attempt in attempts:
+                attempt.cancel()
+            await asyncio.gather(*attempts, return_exceptions=True)
         assert unanswered is not None
         raise unanswered
+
+    async def _answer(self, send: _Send, member: Endpoint, deadline: float) -> Any:
+        """Send to one endpoint, and give up its connection if it does not answer in time."""
+        try:
+            return await self._send(send, member, deadline - time.monotonic())
+        except rpc.AioRpcError as exc:
+            error = failure(member, exc)
+            if isinstance(error, StoreUnreachableError):
+                self._replace(member)
+            raise error from exc
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not this task: its connection was given up when another call was not answered.
+            raise silent(member, "the connection was given up") from None
 
     async def _send(self, send: _Send, member: Endpoint, timeout: float) -> Any:
         """Send to one endpoint; once more where it did not know the token, and so has done nothing."""
@@ -276,30 +320,36 @@ class EtcdStore:
 
     async def _sign_in(self, user: EtcdUser, member: Endpoint, timeout: float) -> None:
         """Get a token, unless there is one: they end, and with a member that keeps them."""
-        async with self._signing_in:
+        # Each member for itself: one that is silent keeps nobody from asking another.
+        async with member.signing_in:
             if not self._metadata:
                 request = rpc.AuthenticateRequest(name=user.name, password=user.password)
                 reply = await member.auth.Authenticate(request, timeout=timeout)
                 self._metadata = (("token", reply.token),)
 
-    async def _connected(self, timeout: float) -> Endpoint:
-        """Return the first endpoint that has a connection, or else the first to get one."""
+    async def _connected(self, deadline: float, asked: Sequence[Endpoint] = ()) -> Endpoint:
+        """Return the first endpoint that has a connection, or else the first to get one.
+
+        With some that were `asked` already, one of the others; then it is not yet preferred to them.
+        """
         if not self._members:
             self._members = [Endpoint(endpoint, self._tls) for endpoint in self.endpoints]
-        if self._members[0].ready:
+        if self._members[0].ready and not asked:
             return self._members[0]
-        deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
-            attempts = [asyncio.ensure_future(member.connect()) for member in self._members]
+            if not (others := [member for member in self._members if member not in asked]):
+                break
+            attempts = [asyncio.ensure_future(member.connect()) for member in others]
             try:
                 await asyncio.wait(attempts, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for attempt in attempts:
                     attempt.cancel()
             for member in self._members:
-                if member.ready:
-                    self._members.remove(member)
-                    self._members.insert(0, member)
+                if member.ready and member not in asked:
+                    if not asked:
+                        self._members.remove(member)
+                        self._members.insert(0, member)
                     return member
         raise StoreUnreachableError(
             f"no connection to etcd at {', '.join(self.endpoints)} within {self._timeout:g} s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 from dflockd.shards.errors import (
@@ -62,6 +63,7 @@ class Endpoint:
 
     def __init__(self, name: str, tls: EtcdTls | None) -> None:
         self.name = name
+        self.signing_in = asyncio.Lock()
         if tls is None:
             self.channel = rpc.insecure_channel(name, options=_OPTIONS)
         else:

@@ -26,6 +26,7 @@ from dflockd.shards import (
     follow,
 )
 from dflockd.shards.etcd import EtcdStore
+from tests.chaos.network import Network
 from tests.dflockd.shards.etcd_process import Etcd
 
 PATIENCE = 30
@@ -252,6 +253,22 @@ async def test_a_reader_passes_over_an_endpoint_that_is_silent_and_one_that_is_d
         now.pause()
         assert await name(store) == other.name.encode()
         now.resume()
+
+
+async def test_members_that_are_all_slow_answer_within_the_whole_time(own_etcd):
+    network = Network()
+    links = [network.link(own_etcd.port) for _ in range(3)]
+    try:
+        async with store_at(*(f"127.0.0.1:{link.port}" for link in links), timeout=9) as store:
+            lease = await eventually(store.grant_lease, 600)
+            for link in links:
+                link.late = 4.0  # over a share of the time
+            await store.keep_alive(lease.id)
+            assert (await store.get_prefix("/")).records == {}
+    finally:
+        for link in links:
+            link.close()
+        network.close()
 
 
 async def test_a_transaction_is_never_sent_twice_and_the_next_one_goes_elsewhere(two):
