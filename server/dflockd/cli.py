@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import dataclasses
 import gc
 import logging
@@ -20,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from dflockd import __version__
 from dflockd.address import parse_server
-from dflockd.cluster import ClusterParameters, Member, Node, ParametersError, agree, commands
+from dflockd.cluster import Member, Node, ParametersError, agree, commands
 from dflockd.cluster.front_door import FrontDoor, Tls
+from dflockd.cluster.member import SECRET_SIZE
 from dflockd.config import SettingError, Settings, load, load_cluster, read_etcd_tls, read_etcd_user
 from dflockd.server import Server, ServerOptions
 from dflockd.server.descriptors import Shares, raise_limit, share
@@ -40,6 +40,9 @@ LEAVE_SHARE = 0.75
 
 AGREE_PAUSE = 1.5
 """Seconds, about, between two attempts to join a cluster whose store cannot be used yet."""
+
+AGREE_REMIND = 60.0
+"""Seconds after which the log says once more that it cannot."""
 
 COLLECTIONS = (2000, 10, 1000)
 """When Python looks for garbage in cycles: after so many new objects, and how rarely in old ones."""
@@ -186,35 +189,31 @@ async def _serve_shards(settings: Settings) -> int:
     except (ImportError, SettingError) as exc:
         logger.error("--cluster: %s", exc)
         return 1
-    stopped, parameters = _begin(settings), settings.parameters()
-    try:
-        secret = await _agreed(store, settings["cluster_prefix"], parameters, stopped)
-    except StoreDeniedError as exc:
-        logger.error("--cluster-user %s: %s", settings["cluster_user"] or "is not set", exc)
-        return 1
-    except (ParametersError, StoreError) as exc:
-        logger.error("--cluster-prefix %s: %s", settings["cluster_prefix"], exc)
-        return 1
-    if secret is None:
-        return 0
+    stopped = _begin(settings)
     node = Node(
         settings["advertise"],
         settings.limits(),
-        secret,
-        parameters,
+        secrets.token_bytes(SECRET_SIZE),
+        settings.parameters(),
         prefix=settings["cluster_prefix"],
         balances=settings["cluster_rebalance"],
         wall=time.time_ns,
     )
+    try:
+        obstacle = await _agree(node, store, settings)
+    except (ParametersError, StoreError) as exc:
+        _tell_refusal(exc, settings)
+        return 1
     server = Server(node.table, _server_options(settings))
     door = _front_door(node, settings)
     http = _http(server, settings, cluster=node, door=door)
+    # Also while the store is away: who looks whether this process lives is not to take it for dead.
     if not await _listen(server, http, settings, f"{node.address} in {settings['cluster_prefix']}"):
         return 1
     name = f"etcd {', '.join(store.endpoints)}"
-    member = Member(node, store, server.carry_out, name=name)
-    entering = asyncio.create_task(_enter(member, door))
-    await _first(stopped, member.over, entering)
+    member, refused = Member(node, store, server.carry_out, name=name), asyncio.Event()
+    entering = asyncio.create_task(_enter(member, store, door, settings, obstacle, refused))
+    await _first((stopped, member.over, refused), entering)
     timeout = settings["shutdown_timeout"] * LEAVE_SHARE or None
     if await member.stop(timeout):
         await server.stop()
@@ -224,6 +223,8 @@ async def _serve_shards(settings: Settings) -> int:
         await server.stop(0)
     if http is not None:
         await http.stop()
+    if refused.is_set():
+        return 1
     if member.over.is_set() and not stopped.is_set():
         logger.error("stopped: etcd was wiped, or restored from a backup; start this server again")
         return 1
@@ -244,8 +245,31 @@ def _front_door(node: Node, settings: Settings) -> FrontDoor | None:
     return FrontDoor(parse_server(node.address), identity, tls=tls, strict=is_strict)
 
 
-async def _enter(member: Member, door: FrontDoor | None) -> None:
-    """Join the cluster, once clients would find this server there."""
+async def _enter(
+    member: Member,
+    store: EtcdStore,
+    door: FrontDoor | None,
+    settings: Settings,
+    obstacle: StoreError | None,
+    refused: asyncio.Event,
+) -> None:
+    """Join the cluster, once there is no obstacle any more and clients would find this server there."""
+    told: type[StoreError] | None = None
+    said_at = 0.0
+    while obstacle is not None:
+        now = time.monotonic()
+        is_known = type(obstacle) is told and now < said_at + AGREE_REMIND
+        if not is_known:
+            told, said_at = type(obstacle), now
+        level = logging.DEBUG if is_known else logging.WARNING
+        logger.log(level, "%s: trying again until it works", obstacle)
+        await asyncio.sleep(AGREE_PAUSE * random.uniform(0.75, 1.25))
+        try:
+            obstacle = await _agree(member.node, store, settings)
+        except (ParametersError, StoreError) as exc:
+            _tell_refusal(exc, settings)
+            refused.set()
+            return
     if door is not None:
         await door.open()
     member.start()
@@ -253,34 +277,36 @@ async def _enter(member: Member, door: FrontDoor | None) -> None:
         await door.watch()
 
 
-async def _first(stopped: asyncio.Event, over: asyncio.Event, work: asyncio.Task[None]) -> None:
-    """Return once the process is to stop, or is over; work that ends by itself is none of that."""
+async def _agree(node: Node, store: EtcdStore, settings: Settings) -> StoreError | None:
+    """Have a node know the secret of its cluster; return why not, if that is worth trying again."""
+    try:
+        node.found(await agree(store, settings["cluster_prefix"], node.parameters))
+    except (StoreUnreachableError, StoreFullError) as exc:
+        node.trouble = str(exc)
+        return exc
+    return None
+
+
+def _tell_refusal(exc: ParametersError | StoreError, settings: Settings) -> None:
+    if isinstance(exc, StoreDeniedError):
+        logger.error("--cluster-user %s: %s", settings["cluster_user"] or "is not set", exc)
+    else:
+        logger.error("--cluster-prefix %s: %s", settings["cluster_prefix"], exc)
+
+
+async def _first(ends: Sequence[asyncio.Event], work: asyncio.Task[None]) -> None:
+    """Return once something ends the process, the first of them if the work fails."""
 
     def ended(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (exc := task.exception()) is not None:
             logger.critical("stopping: unexpected error", exc_info=exc)
-            stopped.set()
+            ends[0].set()
 
     work.add_done_callback(ended)
-    waits = [asyncio.ensure_future(event.wait()) for event in (stopped, over)]
+    waits = [asyncio.ensure_future(event.wait()) for event in ends]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for task in (*waits, work):
         task.cancel()
-
-
-async def _agreed(
-    store: EtcdStore, prefix: str, parameters: ClusterParameters, stopped: asyncio.Event
-) -> bytes | None:
-    """Return the secret of the cluster, once its store can be reached; ``None`` if stopped before."""
-    while not stopped.is_set():
-        try:
-            return await agree(store, prefix, parameters)
-        except (StoreUnreachableError, StoreFullError) as exc:
-            logger.warning("%s: trying again", exc)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopped.wait(), AGREE_PAUSE * random.uniform(0.75, 1.25))
-    await store.close()
-    return None
 
 
 def _begin(settings: Settings) -> asyncio.Event:

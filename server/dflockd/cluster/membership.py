@@ -75,6 +75,10 @@ class Membership:
         """Whether the last sign of life was answered."""
         return not self._backoff.failing
 
+    def found(self, secret: bytes) -> None:
+        """Take in the secret of the cluster: no entry is written where it is another one."""
+        self._cluster = ValueIs(self._cluster.key, secret)
+
     def hurry(self, now: float) -> None:
         """Try again now what was to be tried later: something has changed."""
         if not self._beating and (self._backoff.failing or self._waits.failing):

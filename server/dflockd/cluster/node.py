@@ -78,7 +78,8 @@ class Node:
     Args:
         address: where clients reach it, as ``host:port``.
         limits: of its lock table.
-        secret: what tokens are made with, the same on all servers.
+        secret: what tokens are made with, the same on all servers. Until that is `found`, one that
+            nobody has.
         parameters: what all servers have agreed upon.
         prefix: what its keys in the store begin with.
         balances: whether it moves shards, while it leads, until all servers have equally many.
@@ -110,7 +111,8 @@ class Node:
     ) -> None:
         self.address = address
         self.parameters = parameters
-        self.table = ShardTable(limits, TokenIssuer(secret, 0), self, stretch=parameters.stretch)
+        self._issuer = TokenIssuer(secret, 0)
+        self.table = ShardTable(limits, self._issuer, self, stretch=parameters.stretch)
         self.view = View(prefix, parameters.num_shards)
         self.leases = ServingLeases(parameters)
         self.membership = Membership(address, secret, self.view, parameters, self.leases)
@@ -139,6 +141,12 @@ class Node:
         self._backoffs = Backoffs(random.Random(address).random)
 
     # What comes in.
+
+    def found(self, secret: bytes) -> None:
+        """Take in the secret of the cluster, before anything else comes in."""
+        self._issuer.rekey(secret)
+        self.membership.found(secret)
+        self.trouble = ""
 
     def loaded(self, loaded: Loaded, now: float) -> None:
         """Take in all that the store has under the prefix, at the start and after an interruption."""

@@ -19,8 +19,12 @@ class TokenIssuer:
     """
 
     def __init__(self, secret: bytes, fence: int) -> None:
-        self._keyed = blake2b(key=secret, digest_size=8)
+        self.rekey(secret)
         self.fence = fence
+
+    def rekey(self, secret: bytes) -> None:
+        """Make the tokens of another secret from now on, and know those alone."""
+        self._keyed = blake2b(key=secret, digest_size=8)
 
     def issue(self, space: Space, key: bytes) -> tuple[int, bytes]:
         """Return a new fence and the token that carries it.

@@ -7,6 +7,7 @@ import math
 import re
 import shlex
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ from dflockd.shards import get_shard_id
 from dflockd.wire import Report, decode_map
 from examples.demo.stage import wait_until
 from tests.dflockd.cluster.stage import ClusterServer, ClusterStage, Mapping, free_port
+from tests.dflockd.cluster.test_replaced_store import readiness
 from tests.dflockd.raw_server import PATIENCE, RawClient, granted
 from tests.dflockd.shards.etcd_process import Etcd
 
@@ -455,6 +457,24 @@ def test_a_server_waits_for_etcd_and_grants_nothing_once_that_is_gone(tmp_path: 
         client.close()
         server.wait_log(LAPSED)
         # It hands nothing over, and ends all the same.
+        server.stop()
+
+
+def test_a_server_without_etcd_lives_and_says_once_what_is_missing(tmp_path: Path) -> None:
+    nowhere = f"etcd://127.0.0.1:{free_port()}"
+    arguments = ("--cluster", nowhere, "--http-port", "0", "--log-level", "DEBUG")
+    with ClusterServer(tmp_path, *arguments, name="alone") as server:
+        server.wait_log("DEBUG dflockd: no connection to etcd")  # at least the second attempt
+        assert server.log_text().count("WARNING dflockd: no connection to etcd") == 1
+        where = server.wait_log("live page").split("live page: ")[1].split()[0]
+        with urllib.request.urlopen(f"{where}healthz", timeout=PATIENCE) as page:
+            assert page.status == 200
+        document = readiness(server)
+        assert document["ready"] is False
+        assert "no connection to etcd" in json.dumps(document)
+        client = server.connect()
+        assert client.ask("l", "a", "0").startswith("error_recovering")
+        client.close()
         server.stop()
 
 
