@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import ipaddress
 import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -553,6 +554,11 @@ def _check_cluster(values: Mapping[str, Any]) -> None:
             "--advertise is not set: a server of a cluster must be told where clients reach it, "
             "as host:port"
         )
+    if _is_any(parse_server(values["advertise"]).host):
+        raise SettingError(
+            f"--advertise is {values['advertise']}: that is each machine to itself, where clients look "
+            "for their server then; write the name or address of this one"
+        )
     if values["state_dir"] is not None:
         raise SettingError(
             "--state-dir and --cluster are both set: the servers of a cluster hand their locks over, "
@@ -563,6 +569,16 @@ def _check_cluster(values: Mapping[str, Any]) -> None:
             f"--default-lease-ttl is {values['default_lease_ttl']}, over --cluster-max-lease-ttl "
             f"{values['cluster_max_lease_ttl']}: lower the first or raise the second"
         )
+
+
+def _is_any(host: str) -> bool:
+    """Whether a host is ``0.0.0.0`` or ``::``: who connects there reaches his own machine."""
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return not host.strip("0.")  # such as 0, which the system takes for one
+    mapped = getattr(found, "ipv4_mapped", None)
+    return found.is_unspecified or (mapped is not None and mapped.is_unspecified)
 
 
 def load_cluster(flags: argparse.Namespace, environ: Mapping[str, str]) -> Mapping[str, Any]:

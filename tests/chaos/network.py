@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 _RESET = struct.pack("ii", 1, 0)
@@ -42,12 +43,14 @@ class Link:
     """A port that leads to another one. Every method may be called from any thread.
 
     Attributes:
+        targets: where each connection leads, one after the other.
         late: seconds by which what the other port says is late; only to be raised while something is
             connected, or bytes would overtake others.
     """
 
     def __init__(self, network: Network, target: int) -> None:
         self.target = target
+        self.targets: Iterator[int] = itertools.repeat(target)
         self.loop = network.loop
         self.is_held = False
         self.refuses = False
@@ -129,7 +132,7 @@ class _End(asyncio.Protocol):
             return
         try:
             _, far = await self._link.loop.create_connection(
-                lambda: _End(self._link, self), "127.0.0.1", self._link.target
+                lambda: _End(self._link, self), "127.0.0.1", next(self._link.targets)
             )
         except OSError:
             self.reset()

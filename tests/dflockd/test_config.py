@@ -493,6 +493,12 @@ def test_an_address_that_nobody_could_reach_is_refused(address: str) -> None:
         settings(**CLUSTER | {"DFLOCKD_ADVERTISE": address})
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "0", "[::]", "[0:0::0]", "[::ffff:0.0.0.0]"])
+def test_an_address_that_is_each_machine_to_itself_is_refused(host: str) -> None:
+    with pytest.raises(SettingError, match=r"--advertise is .*: that is each machine to itself"):
+        settings(**CLUSTER | {"DFLOCKD_ADVERTISE": f"{host}:6388"})
+
+
 @pytest.mark.parametrize(
     ("environ", "error"),
     [

@@ -24,6 +24,10 @@ from dflockd.wire.messages import Report
 TIMEOUT = 5.0
 """Seconds for one attempt."""
 
+LOOKS = 5
+"""Connections of one attempt, all of which have to lead to the server: behind a load balancer, or a
+name that stands for several servers, one of them may get there by chance."""
+
 RETRY = 1.0
 """Seconds between two of them, before it joins."""
 
@@ -105,7 +109,8 @@ class FrontDoor:
         """Try once; return whether the server was reached."""
         try:
             async with asyncio.timeout(TIMEOUT):
-                await self._ask()
+                for _ in range(LOOKS):
+                    await self._ask()
         except TimeoutError:
             self.problem = f"no answer within {TIMEOUT:g} s"
         except NotReachedError as exc:

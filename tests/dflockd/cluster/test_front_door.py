@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import socket
 import threading
@@ -248,6 +249,21 @@ def test_another_server_is_told_from_itself(start_at: StartAt) -> None:
     start_at(f"127.0.0.1:{port}", port=port).wait_log("is in the cluster")
     copied = start_at(f"127.0.0.1:{port}")
     assert "another lock server answers there" in copied.wait_log(WRONG)
+
+
+def test_one_address_of_several_servers_is_that_of_none(start_at: StartAt) -> None:
+    """Something before them gives each in turn a connection."""
+    network, ports = Network(), [free_port(), free_port()]
+    way = network.link(ports[0])
+    way.targets = itertools.cycle(ports)
+    try:
+        servers = [start_at(f"127.0.0.1:{way.port}", port=port) for port in ports]
+        for server in servers:
+            server.wait_log(f"{WRONG}another lock server answers there")
+        assert not any("is in the cluster" in server.log_text() for server in servers)
+    finally:
+        way.close()
+        network.close()
 
 
 @pytest.mark.parametrize(("mode", "complains"), [("warn", True), ("off", False)])
