@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from dflockd.errors import InvalidArgumentError
 from dflockd.shards import etcd_messages as messages
@@ -50,7 +50,18 @@ DEFAULT_PORT = 2379
 TIMEOUT = 2.0
 """Seconds that a call may take, over all endpoints."""
 
+SIGN_IN_PAUSE = 0.5
+"""Seconds for which nobody signs in after a refusal. Each attempt costs etcd a tenth of a second of a
+core, whatever it says, and every call that has no token makes one."""
+
 _Send: TypeAlias = Callable[[Endpoint, float], Awaitable[Any]]
+
+
+class _TurnedAway(NamedTuple):
+    """What was said to the last attempt to sign in, and until when there is no other one."""
+
+    error: rpc.AioRpcError
+    until: float
 
 
 class EtcdStore:
@@ -95,6 +106,7 @@ class EtcdStore:
         self._user = user
         self._metadata: tuple[tuple[str, str], ...] = ()
         """What goes with every call: the token, once there is one."""
+        self._turned_away: _TurnedAway | None = None
 
     async def get_prefix(self, prefix: str) -> Loaded:
         """See `Store`. While an endpoint is silent for its share of the time, the next is asked too."""
@@ -322,10 +334,18 @@ class EtcdStore:
         """Get a token, unless there is one: they end, and with a member that keeps them."""
         # Each member for itself: one that is silent keeps nobody from asking another.
         async with member.signing_in:
-            if not self._metadata:
-                request = rpc.AuthenticateRequest(name=user.name, password=user.password)
+            if self._metadata:
+                return
+            if self._turned_away is not None and time.monotonic() < self._turned_away.until:
+                raise self._turned_away.error.with_traceback(None)
+            request = rpc.AuthenticateRequest(name=user.name, password=user.password)
+            try:
                 reply = await member.auth.Authenticate(request, timeout=timeout)
-                self._metadata = (("token", reply.token),)
+            except rpc.AioRpcError as exc:
+                if not isinstance(failure(member, exc), StoreUnreachableError):
+                    self._turned_away = _TurnedAway(exc, time.monotonic() + SIGN_IN_PAUSE)
+                raise
+            self._metadata = (("token", reply.token),)
 
     async def _connected(self, deadline: float, asked: Sequence[Endpoint] = ()) -> Endpoint:
         """Return the first endpoint that has a connection, or else the first to get one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from dflockd.shards.etcd import EtcdStore
 from dflockd.shards.user import EtcdUser
 from examples.demo.stage import Process
 from tests.dflockd.cluster.stage import ClusterServer, free_port
+from tests.dflockd.raw_server import PATIENCE
 from tests.dflockd.shards.etcd_process import Etcd
 
 ROOT = EtcdUser("root", "root-secret")
@@ -105,6 +107,23 @@ async def test_a_user_where_there_are_none(tmp_path: Path) -> None:
         async with store_as(plain, USER) as store:
             with pytest.raises(StoreDeniedError, match="authentication is not enabled"):
                 await store.get_prefix("/")
+
+
+async def test_who_is_turned_away_does_not_sign_in_with_every_call(etcd: Etcd) -> None:
+    before = etcd.calls()["Authenticate"]
+    async with store_as(etcd, EtcdUser("late", "late-secret")) as store:
+        for _ in range(50):
+            with pytest.raises(StoreDeniedError, match="invalid user ID or password"):
+                await store.get_prefix("/dflockd/")
+        assert etcd.calls()["Authenticate"] < before + 10
+        options = ("--user", "root:root-secret")
+        etcd.control(*options, "user", "add", "late:late-secret")
+        etcd.control(*options, "user", "grant-role", "late", "locks")
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                with contextlib.suppress(StoreDeniedError):
+                    await store.get_prefix("/dflockd/")
+                    return
 
 
 def test_the_password_is_not_shown() -> None:
