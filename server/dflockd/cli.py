@@ -215,12 +215,11 @@ async def _serve_shards(settings: Settings) -> int:
     entering = asyncio.create_task(_enter(member, store, door, settings, obstacle, refused))
     await _first((stopped, member.over, refused), entering)
     timeout = settings["shutdown_timeout"] * LEAVE_SHARE or None
-    if await member.stop(timeout):
-        await server.stop()
-    else:
-        # Nobody can renew or release here any more.
+    has_left = await member.stop(timeout)
+    if not (has_left or member.over.is_set()):
         logger.warning("not every shard was handed over: their next servers wait for holders")
-        await server.stop(0)
+    # Where shards are left nobody can renew or release here any more.
+    await server.stop(None if has_left else 0)
     if http is not None:
         await http.stop()
     if refused.is_set():

@@ -185,7 +185,8 @@ class Server:
             ):
                 await self._all_gone()
         except TimeoutError:
-            logger.warning("draining: %d connections still open, closed", len(self.sessions))
+            if self.sessions:
+                logger.warning("draining: %d connections still open, closed", len(self.sessions))
             for session in list(self.sessions.values()):
                 session.abort()
             await self._all_gone()

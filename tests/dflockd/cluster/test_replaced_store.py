@@ -95,6 +95,7 @@ def test_nothing_is_granted_any_more_and_the_servers_end_when_no_lock_can_be_lef
     assert ended == 1
     assert time.monotonic() > replaced + GRACE - 1
     assert "start this server again" in first.log_text()
+    assert "not every shard was handed over" not in first.log_text()
 
     spent = etcd.calls() - calls
     # Each closes the store again and again; and one has joined it, and given its shards out.
