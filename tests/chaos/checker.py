@@ -338,22 +338,22 @@ def lost_tasks(story: Story) -> Iterator[Finding]:
 
 
 def undelivered(events: Iterable[Event]) -> set[str]:
-    """The tasks that no worker ever took up, and that were sent before one was killed.
+    """The tasks that no worker took up after they were last sent, before one was killed.
 
     Kombu takes a message off its Redis list first and keeps a copy of it second: one that is killed
-    in between has lost it, with locks or without. No lock was asked for yet.
+    in between has lost it, with locks or without. No lock was asked for yet. A task that was requeued
+    is a message again.
     """
-    taken_up: set[str] = set()
     sent: dict[str, int] = {}
     killed = 0
     for event in events:
-        if event.what == "sent":
+        if event.what in ("sent", "requeued"):
             sent[event.task] = event.at
         elif event.what == "asked" and event.task:
-            taken_up.add(event.task)
+            sent.pop(event.task, None)
         elif event.what == "fault" and event.detail.startswith("worker-kill"):
             killed = max(killed, event.until or event.at)
-    return {task for task, at in sent.items() if at < killed and task not in taken_up}
+    return {task for task, at in sent.items() if at < killed}
 
 
 def double_runs(story: Story) -> Iterator[Finding]:

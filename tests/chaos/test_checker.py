@@ -192,6 +192,10 @@ def test_a_task_that_died_with_its_worker_on_the_way_is_the_brokers_loss() -> No
     assert kinds(killed, event("sent", 2, task="t")) == ["lost task"]
     asked = [event("asked", 0.5, "a", task="t"), event("gave_up", 0.6, "a", task="t")]
     assert kinds(sent, asked, killed) == ["lost task"]
+    requeued = event("requeued", 0.55, "a", task="t")
+    assert kinds(sent, asked, requeued, killed) == []
+    again = [event("asked", 0.7, "b", task="t"), event("gave_up", 0.8, "b", task="t")]
+    assert kinds(sent, asked, requeued, again, killed) == ["lost task"]
 
 
 def test_a_task_that_runs_again_after_its_result() -> None:
