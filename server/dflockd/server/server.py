@@ -20,6 +20,7 @@ from dflockd.server.admission import Admission, Guest
 from dflockd.server.listener import Listener, listen
 from dflockd.server.log import SparingLog
 from dflockd.server.session import TURN, Session
+from dflockd.server.stalls import BEAT, LATE
 from dflockd.server.unix import UnixSocket
 from dflockd.table import Effect, Hold, LockTable, Peer
 from dflockd.wire import Evict, Reply, Request, Space, Status, encode_reply
@@ -109,6 +110,9 @@ class Server:
         self.crowded = False
         """Whether a long reply was made in this turn of the loop, or sessions rest."""
         self._emptied = asyncio.Event()
+        self.late_at = math.inf
+        """From when on what comes in may have come long before: this process has stood still."""
+        self._beat_due = math.inf
 
     async def start(self) -> None:
         """Listen.
@@ -118,6 +122,7 @@ class Server:
             OSError: the address cannot be bound; nothing is listening in either case.
         """
         self.loop = loop = asyncio.get_running_loop()
+        self._beat()
         self.log = SparingLog(loop, logger)
         options = self.options
         self.admission = Admission(
@@ -192,6 +197,7 @@ class Server:
             await self._all_gone()
         if self._timer is not None:
             self._timer.cancel()
+        self._beats.cancel()
 
     def evict(self, space: Space, key: bytes, fence: int, who: str) -> Reply:
         """End a hold on the word of an operator, and return what its table says to that."""
@@ -384,6 +390,14 @@ class Server:
             now = _now()
             self._wakes = min(deadline, now + self.options.sweep_interval)
             self._timer = self.loop.call_later(self._wakes - now, self._due)
+
+    def _beat(self) -> None:
+        now = _now()
+        stood_still = now > self._beat_due + LATE
+        self._beat_due = now + BEAT
+        # Then for one more beat: connections from meanwhile are only accepted now.
+        self.late_at = now if stood_still else self._beat_due + LATE
+        self._beats = self.loop.call_later(BEAT, self._beat)
 
     def _due(self) -> None:
         self._timer = None

@@ -9,8 +9,11 @@ import re
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
+from dflockd.server.stalls import has_left
 from dflockd.wire import (
+    Acquire,
     Auth,
+    Enqueue,
     FrameTooLongError,
     Identify,
     Inspect,
@@ -49,6 +52,7 @@ AUTH_PAUSE = 0.1
 _is_command = re.compile(rb"[a-z0-9_-]{0,64}\r?").fullmatch
 
 _REPORTS = (Stats, Inspect, Shards)
+_TAKING = (Acquire, Enqueue)
 """Requests whose answers can be long, and take long to make."""
 
 _CLIENT_HELLO = b"\x16\x03"
@@ -201,6 +205,8 @@ class Session(asyncio.Protocol):
         taken = 0
         until = 0.0
         look = REQUESTS
+        # What it asked for before this process stood still may be for nobody any more.
+        is_gone = monotonic() > self._server.late_at and has_left(self._transport)
         try:
             while (request := reader.next_request()) is not None:
                 taken += 1
@@ -224,6 +230,10 @@ class Session(asyncio.Protocol):
                     taken -= 1
                     self._rest()
                     break
+                elif is_gone and type(request) in _TAKING:
+                    self._transport.write(out)
+                    self._end(clean=True)
+                    return
                 else:
                     out += self._server.handle(peer, request)
                 if peer.waiting or self._stalled:
