@@ -130,8 +130,11 @@ class Renewer:
             waits: until a server is reached again, or the lease is over. To give that up halfway is
                 to end a connection that the hold may have just come to belong to.
         """
-        if waits and watch.rescuer is not None:
-            watch.rescuer.join(watch.hold.left)
+        if waits:
+            with self._mutex:  # under which a rescuer is made and started: here it has been
+                rescuer = watch.rescuer
+            if rescuer is not None:
+                rescuer.join(watch.hold.left)
         with self._mutex:
             watch.ended = True
             self._unregister(watch)

@@ -13,11 +13,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dflockd import errors
+from dflockd import errors, sync_client
 from dflockd.address import Address
 from dflockd.connection import Connection
 from dflockd.hold import Hold
@@ -621,3 +622,33 @@ async def test_a_grant_that_comes_while_this_process_is_stopped(
         for script in scripts:
             script.process.send_signal(signal.SIGCONT)
             script.close()
+
+
+def test_who_waits_for_a_rescue_waits_for_it_to_begin(
+    start: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread is known before it has started, when nobody can wait for its end."""
+    server = start("--orphan-ttl", "30", "--orphan-ttl-covers", "all")
+    starting, go_on = threading.Event(), threading.Event()
+
+    class Slow(threading.Thread):
+        def start(self) -> None:
+            starting.set()
+            assert go_on.wait(PATIENCE)
+            super().start()
+
+    proxy = Proxy(server.port)
+    try:
+        lock = sync_client.DistributedLock("slow", servers=[("127.0.0.1", proxy.port)])
+        assert lock.acquire()
+        assert lock.renew()
+        slowly = SimpleNamespace(**vars(threading) | {"Thread": Slow})
+        monkeypatch.setattr("dflockd.renewal.threading", slowly)
+        proxy.cut(reset=True)
+        assert starting.wait(PATIENCE)
+        threading.Timer(0.3, go_on.set).start()
+        assert lock.renew()
+        assert lock.release()
+    finally:
+        go_on.set()
+        proxy.close()
