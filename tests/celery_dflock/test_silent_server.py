@@ -44,7 +44,7 @@ def hanging(server: LockServer) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("where", ["slot", "consumer"])
-@pytest.mark.parametrize("timeout", [0, 1, 0.4])
+@pytest.mark.parametrize("timeout", [0, pytest.param(1, marks=pytest.mark.soak), 0.4])
 def test_requeued_and_not_skipped(
     cluster: Cluster, worker: Worker, server: LockServer, key: str, where: str, timeout: float
 ) -> None:
@@ -82,7 +82,7 @@ def test_it_hangs_while_a_task_waits(
     assert cluster.events(what="skipped", id=sent.id) == []
 
 
-@pytest.mark.parametrize("timeout", [0, 1, 1.4])
+@pytest.mark.parametrize("timeout", [0, pytest.param(1, marks=pytest.mark.soak), 1.4])
 def test_outside_of_tasks(cluster: Cluster, server: LockServer, key: str, timeout: float) -> None:
     app = Celery("outside", set_as_current=False)
     app.conf.dflock_servers = [server.address]

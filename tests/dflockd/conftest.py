@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dflockd.places import Places
 from dflockd.process import close_idle_connections
 from tests.dflockd.client_support import Client, client_named
 from tests.dflockd.raw_server import ServerProcess, StartServer
@@ -73,3 +74,11 @@ def no_idle_connections() -> Iterator[None]:
     """Close the connections that a test has left in the pool."""
     yield
     close_idle_connections()
+
+
+@pytest.fixture
+def places() -> Iterator[Places]:
+    """What waits for many locks; its threads end with the test."""
+    places = Places()
+    yield places
+    places.close()

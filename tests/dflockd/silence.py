@@ -1,0 +1,45 @@
+"""Servers that hang, for tests: what is judged of those who wait for one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from dflockd import errors, sync_client
+from dflockd.places import Places
+from tests.dflockd.client_support import soon
+
+KEY = "account:7"
+
+TOO_LONG = 8.0
+"""Seconds beyond those that were given; it was ten, and is two."""
+
+
+def more(value: object) -> Any:
+    """Another case of what is tested anyway: each takes its seconds."""
+    return pytest.param(value, marks=pytest.mark.soak)
+
+
+async def is_not_answered(acquiring: Any, timeout: float) -> None:
+    """Check that an attempt ends in time, as one of which nobody has said anything."""
+    started = time.monotonic()
+    with pytest.raises(errors.UnreachableError, match="no answer in time"):
+        await soon(acquiring)
+    assert timeout <= time.monotonic() - started < timeout + TOO_LONG
+
+
+class Waiter:
+    """Somebody who waits at `Places`, and what came of it."""
+
+    def __init__(self, places: Places, lock: sync_client.DistributedLock, timeout: float) -> None:
+        self.lock = lock
+        self.error: errors.RemoteError | None = None
+        self.queued, self.ended = threading.Event(), threading.Event()
+        self.place = places.join(lock, timeout, queued=self.queued.set, ended=self._end)
+
+    def _end(self, error: errors.RemoteError | None) -> None:
+        self.error = error
+        self.ended.set()
