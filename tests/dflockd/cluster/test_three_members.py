@@ -58,7 +58,7 @@ class Lives:
             enough = [len(revisions) > number for revisions in seen.values()]
             return (len(enough) == SERVERS and all(enough)) or None
 
-        wait_until(probe, PATIENCE, lambda: f"no signs of life: {seen}")
+        wait_until(probe, 4 * PATIENCE, lambda: f"no signs of life: {seen}")
 
 
 @pytest.mark.parametrize(
