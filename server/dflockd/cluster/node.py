@@ -280,10 +280,10 @@ class Node:
         if self.membership.joined and self._is_loaded:
             times.append(self._leave_until)
             if self.membership.in_touch:
-                times += self._calls_due()
+                times += self._due_times()
         return min((time for time in times if time is not None), default=math.inf)
 
-    def _calls_due(self) -> Iterator[float | None]:
+    def _due_times(self) -> Iterator[float | None]:
         """Yield when transactions are due, also such as have failed."""
         backoffs = self._backoffs
         yield backoffs[Kind.TIDY].due(self.claims.leftovers.next_deadline())

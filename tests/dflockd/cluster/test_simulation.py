@@ -131,6 +131,13 @@ def run_hangs(seed: int) -> Counter[str]:
     return World(seed, Rules(hangs=True)).run().counts
 
 
+def soak(run_one: Callable[[int], Counter[str]], first: int, schedules: int = SOAK) -> Counter[str]:
+    """Run many schedules, in two processes, and return what happened in all of them."""
+    with multiprocessing.get_context("spawn").Pool(2, logging.disable, (logging.CRITICAL,)) as pool:
+        seeds = range(first, first + schedules)
+        return sum(pool.imap_unordered(run_one, seeds, chunksize=50), Counter())
+
+
 def judge(counts: Counter[str], schedules: int) -> None:
     figures = ", ".join(f"{name} {counts[name]:,}" for name in INTERESTING)
     print(f"\n{schedules:,} schedules, {counts['milliseconds'] / 3.6e6:,.1f} hours: {figures}")
@@ -290,27 +297,21 @@ def test_servers_that_hang_show_that_a_rule_is_missing(name: str) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_thousands_of_schedules_with_stops() -> None:
-    with multiprocessing.get_context("spawn").Pool(2, logging.disable, (logging.CRITICAL,)) as pool:
-        seeds = range(4_000_000, 4_000_000 + SOAK // 4)
-        counts = sum(pool.imap_unordered(run_stops, seeds, chunksize=50), Counter())
+    counts = soak(run_stops, 4_000_000, SOAK // 4)
     assert counts["claims with grace"] == 0
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_thousands_of_schedules_in_which_servers_hang() -> None:
-    with multiprocessing.get_context("spawn").Pool(2, logging.disable, (logging.CRITICAL,)) as pool:
-        seeds = range(4_000_000, 4_000_000 + SOAK)
-        counts = sum(pool.imap_unordered(run_hangs, seeds, chunksize=50), Counter())
+    counts = soak(run_hangs, 4_000_000)
     assert counts["hangs"] > SOAK
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_thousands_of_schedules_in_which_the_store_is_full_wiped_or_restored() -> None:
-    with multiprocessing.get_context("spawn").Pool(2, logging.disable, (logging.CRITICAL,)) as pool:
-        seeds = range(4_000_000, 4_000_000 + SOAK)
-        counts = sum(pool.imap_unordered(run_replaces, seeds, chunksize=50), Counter())
+    counts = soak(run_replaces, 4_000_000)
     assert counts["wipes"] > SOAK / 5
     assert counts["restores"] > SOAK / 20
 
@@ -318,18 +319,14 @@ def test_thousands_of_schedules_in_which_the_store_is_full_wiped_or_restored() -
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_thousands_of_schedules_with_chains() -> None:
-    with multiprocessing.get_context("spawn").Pool(2, logging.disable, (logging.CRITICAL,)) as pool:
-        seeds = range(3_000_000, 3_000_000 + SOAK)
-        counts = sum(pool.imap_unordered(run_chains, seeds, chunksize=50), Counter())
+    counts = soak(run_chains, 3_000_000)
     assert counts["chains"] > SOAK
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_thousands_of_schedules() -> None:
-    with multiprocessing.get_context("spawn").Pool(2, logging.disable, (logging.CRITICAL,)) as pool:
-        counts = pool.imap_unordered(run, range(1_000_000, 1_000_000 + SOAK), chunksize=50)
-        judge(sum(counts, Counter()), SOAK)
+    judge(soak(run, 1_000_000), SOAK)
 
 
 @pytest.mark.soak
