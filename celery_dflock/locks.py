@@ -17,7 +17,7 @@ from celery_dflock.config import Settings
 from celery_dflock.exceptions import LockLostError, LockUnavailableError
 from celery_dflock.lifecycle import shutdown
 from dflockd import errors
-from dflockd.lock import LockBase
+from dflockd.client.lock import LockBase
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, KeepPlace
 
 MOMENT = 30

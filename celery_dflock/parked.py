@@ -34,7 +34,7 @@ from celery_dflock.options import LockOptions
 from celery_dflock.signals import lock_waiting
 from celery_dflock.task import LockedTask
 from dflockd import errors
-from dflockd.places import Place, Places
+from dflockd.client.pending import Place, Places
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 
 LOOK_AROUND = 1.0

@@ -115,7 +115,7 @@ def dflockd_server() -> Iterator[DflockdServer]:
             said = "".join(log) or "(nothing)"
             pytest.fail(f"the lock server did not start; it said:\n{said}", pytrace=False)
         yield DflockdServer("127.0.0.1", port)
-        from dflockd.process import close_idle_connections
+        from dflockd.client.process import close_idle_connections
 
         close_idle_connections()
     finally:

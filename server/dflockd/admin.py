@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from dflockd import operations
 from dflockd.address import Seeds, ServerLike, parse_server, parse_servers
-from dflockd.connection import Connection, run
-from dflockd.lock import LockBase
-from dflockd.operations import REPLY_PATIENCE, Exchange, Operation, Target
-from dflockd.pool import Pool, Route
-from dflockd.shardmap import ShardMap, pursue
+from dflockd.client import operations
+from dflockd.client.connection import Connection, run
+from dflockd.client.lock import LockBase
+from dflockd.client.operations import REPLY_PATIENCE, Exchange, Operation, Target
+from dflockd.client.pool import Pool, Route
+from dflockd.client.routing import ShardMap, pursue
 from dflockd.wire import (
     Ping,
     Report,

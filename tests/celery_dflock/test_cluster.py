@@ -24,7 +24,7 @@ from celery_dflock.config import settings
 from celery_dflock.firing import Firing
 from celery_dflock.locks import Locks
 from celery_dflock.testing import assert_locked, assert_not_locked
-from dflockd.process import close_idle_connections
+from dflockd.client.process import close_idle_connections
 from dflockd.shards import get_shard_id
 from dflockd.sync_client import DistributedLock
 from dflockd.wire import Acquire, Enqueue, Recovering, Status, Wait

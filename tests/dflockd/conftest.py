@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dflockd.places import Places
-from dflockd.process import close_idle_connections
+from dflockd.client.pending import Places
+from dflockd.client.process import close_idle_connections
 from tests.dflockd.client_support import Client, client_named
 from tests.dflockd.raw_server import ServerProcess, StartServer
 

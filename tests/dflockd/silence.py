@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dflockd import errors, sync_client
-from dflockd.places import Places
+from dflockd.client.pending import Places
 from tests.dflockd.client_support import soon
 
 KEY = "account:7"

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from dflockd import errors, operations
-from dflockd.process import close_idle_connections
+from dflockd import errors
+from dflockd.client import operations
+from dflockd.client.process import close_idle_connections
 from tests.dflockd.client_support import (
     Calls,
     Client,

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from dflockd import aio, errors
-from dflockd.process import close_idle_connections
+from dflockd import errors
+from dflockd.client import aio_connection as aio
+from dflockd.client.process import close_idle_connections
 from tests.dflockd.client_support import Client, is_free, soon, stats, until, waiters
 from tests.dflockd.raw_server import ServerProcess
 

@@ -22,8 +22,9 @@ from typing import Any
 
 import pytest
 
-from dflockd import client, connection, errors, operations, sync_client
-from dflockd.renewal import Renewer, Watch
+from dflockd import client, errors, sync_client
+from dflockd.client import connection, operations
+from dflockd.client.reactor import Renewer, Watch
 from tests.dflockd.client_support import Calls, Proxy, is_free, soon, stats, until, waiters
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually, granted
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dflockd import errors, sync_client
-from dflockd.places import Places
-from dflockd.process import close_idle_connections
+from dflockd.client.pending import Places
+from dflockd.client.process import close_idle_connections
 from dflockd.sync_client import KeepPlace
 from dflockd.wire import Acquire, Enqueue, Reserve, Resume, Status, TimedOut, Wait
 from tests.dflockd.client_support import Client, is_free, soon, stats, until

@@ -20,11 +20,11 @@ import pytest
 
 from dflockd import errors, sync_client
 from dflockd.address import Address
-from dflockd.connection import Connection
-from dflockd.hold import Hold
-from dflockd.operations import Grant, Target
-from dflockd.pool import Pool, Route
-from dflockd.renewal import Renewer, Watch
+from dflockd.client.connection import Connection
+from dflockd.client.lease import Hold
+from dflockd.client.operations import Grant, Target
+from dflockd.client.pool import Pool, Route
+from dflockd.client.reactor import Renewer, Watch
 from dflockd.wire import Space
 from tests.dflockd.client_support import (
     Calls,
@@ -429,11 +429,11 @@ def test_the_thread_stays_up_only_for_what_would_soon_be_due(
     hold = Hold(target, Grant(b"token", 60, time.monotonic() + 60), 0.5, None)
     renewer = Renewer(Pool())
     renewer._started = True  # this test is its thread
-    monkeypatch.setattr("dflockd.renewal.ADOPT_EVERY", due_in)
+    monkeypatch.setattr("dflockd.client.reactor.ADOPT_EVERY", due_in)
     with theirs:
         watch = renewer.watch(hold, Connection(address, ours), Route(address))
         renewer.unwatch(watch).close()
-        monkeypatch.setattr("dflockd.renewal.ADOPT_EVERY", 5.0)
+        monkeypatch.setattr("dflockd.client.reactor.ADOPT_EVERY", 5.0)
         assert (renewer._work_off() is None) == (due_in > 5)
 
 
@@ -643,7 +643,7 @@ def test_who_waits_for_a_rescue_waits_for_it_to_begin(
         assert lock.acquire()
         assert lock.renew()
         slowly = SimpleNamespace(**vars(threading) | {"Thread": Slow})
-        monkeypatch.setattr("dflockd.renewal.threading", slowly)
+        monkeypatch.setattr("dflockd.client.reactor.threading", slowly)
         proxy.cut(reset=True)
         assert starting.wait(PATIENCE)
         threading.Timer(0.3, go_on.set).start()

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from dflockd import errors, operations
+from dflockd import errors
 from dflockd.address import Address
-from dflockd.operations import (
+from dflockd.client import operations
+from dflockd.client.operations import (
     GRACE,
     REPLY_PATIENCE,
     Answer,

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from dflockd import errors, places
-from dflockd.places import Place, Places
+from dflockd import errors
+from dflockd.client import pending as places
+from dflockd.client.pending import Place, Places
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 from dflockd.wire import Enqueue, Granted, Recovering, Release, Resume, Status, Wait, format_token
 from examples.demo.stage import LockServer, wait_until

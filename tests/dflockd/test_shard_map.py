@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflockd import errors, shardmap
+from dflockd import errors
 from dflockd.address import Address, Seeds, parse_server, parse_servers
-from dflockd.operations import GRACE, ShardReport
-from dflockd.shardmap import (
+from dflockd.client import routing as shardmap
+from dflockd.client.operations import GRACE, ShardReport
+from dflockd.client.routing import (
     ASKED_AT_LEAST,
     LOAD_LOOK,
     LOAD_TURN,

@@ -13,7 +13,7 @@ import pytest
 
 from dflockd import client as async_client
 from dflockd import errors, sync_client
-from dflockd.places import Places
+from dflockd.client.pending import Places
 from tests.dflockd.cluster.stage import ClusterServer, ClusterStage
 from tests.dflockd.raw_server import PATIENCE, eventually
 from tests.dflockd.shards.etcd_process import Etcd

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dflockd import errors, operations, sync_client
-from dflockd.places import Places
+from dflockd import errors, sync_client
+from dflockd.client import operations
+from dflockd.client.pending import Places
 from dflockd.shards import get_shard_id
 from dflockd.wire import Acquire, Enqueue, Ping, Recovering, Release, Shards, Status, Wait
 from tests.dflockd.client_support import Client, soon, until

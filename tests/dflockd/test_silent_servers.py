@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dflockd import aio, errors, operations
 from dflockd import client as async_client
-from dflockd import lock as lock_module
+from dflockd import errors
 from dflockd.address import Address
-from dflockd.aio import AsyncConnection
-from dflockd.connection import Connection, run
-from dflockd.pool import Route
+from dflockd.client import aio_connection as aio
+from dflockd.client import lock as lock_module
+from dflockd.client import operations
+from dflockd.client.aio_connection import AsyncConnection
+from dflockd.client.connection import Connection, run
+from dflockd.client.pool import Route
 from tests.dflockd.client_support import Client, soon
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
 from tests.dflockd.silence import KEY, TOO_LONG, is_not_answered, more

@@ -15,8 +15,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from dflockd.address import Seeds, Servers
 from dflockd.admin import Inquiry
+from dflockd.client.operations import ShardReport
 from dflockd.errors import DflockdError, MovedError, RecoveringError
-from dflockd.operations import ShardReport
 
 DEPTH = 100
 """Keys of each server that are looked at closely: more than fit a screen."""

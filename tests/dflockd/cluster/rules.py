@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dflockd import operations
+from dflockd.client import operations
+from dflockd.client.operations import GRACE, Answer, Exchange, Operation, Target
 from dflockd.cluster import snapshot as snapshots
 from dflockd.cluster.backoff import Backoff
 from dflockd.cluster.claims import Claims
@@ -20,7 +21,6 @@ from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.tenures import Tenure
 from dflockd.cluster.transactions import RETRY, Kind, Transaction
 from dflockd.cluster.view import View
-from dflockd.operations import GRACE, Answer, Exchange, Operation, Target
 from dflockd.shards import Delete, Get, Outcome, Put, Record, RevisionIs, ShardRecord
 from dflockd.shards.values import format_shard_value
 from dflockd.table import Effect, ShardTable, Snapshot

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from dflockd import errors
-from dflockd.process import close_idle_connections
+from dflockd.client.process import close_idle_connections
 from dflockd.wire import fence_from_token
 from tests.dflockd.client_support import Calls, Client, client_named, soon, stats, until
 from tests.dflockd.raw_server import PATIENCE, RawClient, ServerProcess, eventually, granted

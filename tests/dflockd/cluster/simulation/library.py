@@ -1,7 +1,7 @@
 """A client that waits by the rules of the client library itself: its paths, looks and operations.
 
-What drives them here is in `dflockd.connection`, `dflockd.pool` and the lock classes there: how
-bytes travel, who is asked how long. What is held is kept as any other client does.
+What drives them here is in `dflockd.client`, where the sockets are: how bytes travel, who is asked how
+long. What is held is kept as any other client does.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dflockd import errors, operations
+from dflockd import errors
 from dflockd.address import Seeds, parse_servers
-from dflockd.connection import LEAST_PATIENCE, SILENCE
-from dflockd.operations import (
+from dflockd.client import operations
+from dflockd.client.connection import LEAST_PATIENCE, SILENCE
+from dflockd.client.operations import (
     GRACE,
     Answer,
     Exchange,
@@ -23,7 +24,7 @@ from dflockd.operations import (
     ShardReport,
     Target,
 )
-from dflockd.shardmap import (
+from dflockd.client.routing import (
     Ask,
     Load,
     Outcome,

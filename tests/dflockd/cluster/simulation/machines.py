@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dflockd.client.operations import Grant, Operation, Target, acquire
 from dflockd.cluster.node import Node
-from dflockd.operations import Grant, Operation, Target, acquire
 from dflockd.shards.continuity import Continuity
 from dflockd.table import ShardTable
 from dflockd.table.state import Peer

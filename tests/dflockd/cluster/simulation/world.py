@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
-from dflockd import shardmap
+from dflockd.client import routing as shardmap
 from dflockd.cluster import handover, transactions
 from dflockd.cluster.claims import EPOCH_SHIFT
 from dflockd.cluster.parameters import ClusterParameters

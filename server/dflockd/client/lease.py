@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.operations import Grant, Target
-from dflockd.shardmap import Path, ShardMap, doubt, insist, pursue
+from dflockd.client.operations import Grant, Target
+from dflockd.client.routing import Path, ShardMap, doubt, insist, pursue
 from dflockd.wire import fence_from_token
 
 # The system's: no new seed after a fork, and nothing taken from a seed that somebody has set.

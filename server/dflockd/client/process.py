@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 
-from dflockd.connection import forget_connections_after_fork
-from dflockd.pool import Pool
-from dflockd.renewal import Renewer
+from dflockd.client.connection import forget_connections_after_fork
+from dflockd.client.pool import Pool
+from dflockd.client.reactor import Renewer
 
 
 class Process:

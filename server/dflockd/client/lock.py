@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Protocol
 
 from dflockd import errors
 from dflockd.address import DEFAULT_PORT, Address, Seeds, ServerLike, parse_servers
-from dflockd.hold import Hold
-from dflockd.operations import GRACE, Grant, Operation, Progress, Target, enqueue
-from dflockd.pool import Route
+from dflockd.client.lease import Hold
+from dflockd.client.operations import GRACE, Grant, Operation, Progress, Target, enqueue
+from dflockd.client.pool import Route
+from dflockd.client.routing import Path, ShardMap, pursue, shard_map
 from dflockd.sharding import ShardingStrategy, server_index, stable_hash_shard
-from dflockd.shardmap import Path, ShardMap, pursue, shard_map
 from dflockd.wire import MAX_LIMIT, MAX_LINE, MAX_SECONDS, MAX_SECRET, Reserve, Space, key_problem
 
 logger = logging.getLogger("dflockd.client")

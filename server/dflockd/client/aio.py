@@ -12,10 +12,12 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
-from dflockd import aio, errors, operations
-from dflockd.aio import AsyncConnection
-from dflockd.hold import Hold
-from dflockd.lock import (
+from dflockd import errors
+from dflockd.client import aio_connection as aio
+from dflockd.client import operations
+from dflockd.client.aio_connection import AsyncConnection
+from dflockd.client.lease import Hold
+from dflockd.client.lock import (
     ANSWER_PATIENCE,
     RELEASE_PATIENCE,
     KeepPlace,
@@ -26,10 +28,10 @@ from dflockd.lock import (
     check_token,
     give_up_at,
 )
-from dflockd.operations import GRACE, Detour, Grant, Operation, Progress, Target
-from dflockd.pool import Route
+from dflockd.client.operations import GRACE, Detour, Grant, Operation, Progress, Target
+from dflockd.client.pool import Route
+from dflockd.client.routing import PASSING, Ask, ShardMap
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
-from dflockd.shardmap import PASSING, Ask, ShardMap
 
 __all__ = [
     "DistributedLock",
@@ -42,7 +44,7 @@ __all__ = [
 R = TypeVar("R")
 
 Look: TypeAlias = Callable[[bool], Awaitable[float]]
-"""What looks at a server that says nothing; see `dflockd.connection.run`."""
+"""What looks at a server that says nothing; see `dflockd.client.connection.run`."""
 
 logger = logging.getLogger("dflockd.client")
 
@@ -54,7 +56,7 @@ class DistributedLock(LockBase):
     on the event loop. A cancelled `acquire` leaves nothing behind: neither a place in the queue nor a
     lock. It is not re-entrant. One object is for one task at a time.
 
-    For the arguments see `dflockd.lock.LockBase`.
+    For the arguments see `dflockd.client.lock.LockBase`.
     """
 
     _keeper: _Keeper | None = None
@@ -501,7 +503,7 @@ class DistributedLock(LockBase):
 class DistributedSemaphore(SemaphoreBase, DistributedLock):
     """A lock that up to `limit` holders have at a time, first come, first served.
 
-    For the other arguments see `dflockd.lock.LockBase`.
+    For the other arguments see `dflockd.client.lock.LockBase`.
     """
 
 

@@ -20,15 +20,16 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from dflockd import errors, operations
+from dflockd import errors
 from dflockd.address import Address
-from dflockd.connection import Connection, reason, run
-from dflockd.green import make_selector, select_green
-from dflockd.lock import KeepPlace
-from dflockd.operations import GRACE, Answer, Exchange, Grant, Operation
-from dflockd.process import current
-from dflockd.shardmap import PASSING
-from dflockd.sync_client import DistributedLock
+from dflockd.client import operations
+from dflockd.client.blocking import DistributedLock
+from dflockd.client.connection import Connection, reason, run
+from dflockd.client.greenlets import make_selector, select_green
+from dflockd.client.lock import KeepPlace
+from dflockd.client.operations import GRACE, Answer, Exchange, Grant, Operation
+from dflockd.client.process import current
+from dflockd.client.routing import PASSING
 from dflockd.wire import UnexpectedReplyError
 
 __all__ = ["Place", "Places"]

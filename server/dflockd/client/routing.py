@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Never, TypeAlias
 
 from dflockd import errors
 from dflockd.address import Address, Seeds, parse_server
-from dflockd.operations import GRACE, SHARDS_PATIENCE, ShardReport
+from dflockd.client.operations import GRACE, SHARDS_PATIENCE, ShardReport
 
 RETRY_PAUSES = (0.0, 0.05, 0.1, 0.2)
 """Seconds between attempts to reach a server again; the last one repeats."""

@@ -15,8 +15,15 @@ from typing import Protocol, TypeVar, cast
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.connection import CONNECT_TIMEOUT, CONNECTIONS, LEAST_PATIENCE, SILENCE, reason, tune
-from dflockd.operations import (
+from dflockd.client.connection import (
+    CONNECT_TIMEOUT,
+    CONNECTIONS,
+    LEAST_PATIENCE,
+    SILENCE,
+    reason,
+    tune,
+)
+from dflockd.client.operations import (
     PING_PATIENCE,
     Answer,
     Operation,
@@ -24,8 +31,8 @@ from dflockd.operations import (
     ping,
     shards,
 )
-from dflockd.pool import MAX_IDLE, Route
-from dflockd.shardmap import Ask, Load, Outcome, Path, Ping, ShardMap, glance
+from dflockd.client.pool import MAX_IDLE, Route
+from dflockd.client.routing import Ask, Load, Outcome, Path, Ping, ShardMap, glance
 from dflockd.wire import ReplyReader, UnexpectedReplyError
 
 R = TypeVar("R")
@@ -209,7 +216,7 @@ async def run(
     until: float | None = None,
     look: Callable[[bool], Awaitable[float]] | None = None,
 ) -> R:
-    """Run an operation to its end; see the blocking `dflockd.connection.run`.
+    """Run an operation to its end; see the blocking `dflockd.client.connection.run`.
 
     After any exception, cancellation included, the connection is closed.
     """
@@ -278,7 +285,7 @@ class AsyncPool:
             connection.close()
 
     async def ask(self, route: Route, operation: Callable[[], Operation[R]], patience: float) -> R:
-        """Run an operation that leaves nothing behind; see `dflockd.pool.Pool.ask`."""
+        """Run an operation that leaves nothing behind; see `dflockd.client.pool.Pool.ask`."""
         until = time.monotonic() + patience
         connection = await self.take(route, until)
         server = str(route.address)
@@ -293,7 +300,7 @@ class AsyncPool:
         return result
 
     async def look(self, shards: ShardMap, key: bytes, route: Route, is_waiting: bool) -> float:
-        """Look at a server that has not answered yet; see `dflockd.pool.Pool.look`."""
+        """Look at a server that has not answered yet; see `dflockd.client.pool.Pool.look`."""
 
         async def found(step: Ask) -> float:
             return step.timeout or 0.0
@@ -302,7 +309,7 @@ class AsyncPool:
         return await self.follow(path, route, found)
 
     async def follow(self, path: Path, route: Route, attempt: Callable[[Ask], Awaitable[R]]) -> R:
-        """Walk a path until an attempt succeeds; see `dflockd.pool.Pool.follow`."""
+        """Walk a path until an attempt succeeds; see `dflockd.client.pool.Pool.follow`."""
         step = next(path)
         while True:
             report = None

@@ -13,9 +13,9 @@ from typing import NamedTuple, TypeVar
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.connection import Connection, run
-from dflockd.operations import PING_PATIENCE, Operation, ping, shards
-from dflockd.shardmap import Ask, Load, Outcome, Path, Ping, ShardMap, glance
+from dflockd.client.connection import Connection, run
+from dflockd.client.operations import PING_PATIENCE, Operation, ping, shards
+from dflockd.client.routing import Ask, Load, Outcome, Path, Ping, ShardMap, glance
 
 R = TypeVar("R")
 
@@ -93,7 +93,7 @@ class Pool:
         return result
 
     def look(self, shards: ShardMap, key: bytes, route: Route, is_waiting: bool) -> float:
-        """Look at a server of a cluster that has not answered yet; see `dflockd.shardmap.glance`.
+        """Look at a server of a cluster that has not answered yet; see `dflockd.client.routing.glance`.
 
         Returns:
             After how many seconds to look again.

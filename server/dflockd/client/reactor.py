@@ -13,10 +13,10 @@ import time
 import weakref
 
 from dflockd import errors
-from dflockd.connection import Connection, run
-from dflockd.green import make_selector, select_green
-from dflockd.hold import Hold
-from dflockd.operations import (
+from dflockd.client.connection import Connection, run
+from dflockd.client.greenlets import make_selector, select_green
+from dflockd.client.lease import Hold
+from dflockd.client.operations import (
     Answer,
     Grant,
     kept,
@@ -26,8 +26,8 @@ from dflockd.operations import (
     renew,
     renewal_request,
 )
-from dflockd.pool import Pool, Route
-from dflockd.shardmap import Ask
+from dflockd.client.pool import Pool, Route
+from dflockd.client.routing import Ask
 from dflockd.wire import UnexpectedReplyError
 
 ADOPT_EVERY = 0.1

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.operations import Answer, Operation, authenticate
+from dflockd.client.operations import Answer, Operation, authenticate
 from dflockd.wire import ReplyReader, UnexpectedReplyError
 
 CONNECT_TIMEOUT = 5.0
