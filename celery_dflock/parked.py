@@ -34,7 +34,7 @@ from celery_dflock.options import LockOptions
 from celery_dflock.signals import lock_waiting
 from celery_dflock.task import LockedTask
 from dflockd import errors
-from dflockd.client.pending import Place, Places
+from dflockd.client.pending import PendingAcquire, PendingAcquires
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 
 LOOK_AROUND = 1.0
@@ -62,7 +62,7 @@ class Entry:
         """Whether nobody is to come back to it."""
         self.raised: Any = None
         """Whose prefetch count was raised for it."""
-        self.place: Place
+        self.pending: PendingAcquire
 
     @property
     def context(self) -> Context:
@@ -79,8 +79,8 @@ class Entry:
             handed["token"] = self.token
         elif self.is_copy:
             handed["is_copy"] = True
-        elif self.ticket is not None and self.lock.place is not None:
-            handed["place"] = self.lock.place
+        elif self.ticket is not None and self.lock.ticket is not None:
+            handed["place"] = self.lock.ticket
             if self.ticket.pause is not None:
                 handed["pause"] = self.ticket.pause
         return handed
@@ -95,7 +95,7 @@ class Parked:
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
-        self._places = Places()
+        self._pending = PendingAcquires()
         self._waiting: set[Entry] = set()
         self._granted: set[Entry] = set()
         self._raised = 0
@@ -133,11 +133,11 @@ class Parked:
         options, context = _options(request), entry.context
         entry.ticket = ticket = policy.Ticket.of(context, options, 1, options.queue_timeout)
         with self._joining:
-            entry.place = self._places.join(
+            entry.pending = self._pending.join(
                 lock,
                 options.queue_timeout,
-                place=None if ticket is None else ticket.place,
-                keep=None if ticket is None else ticket.keep(),
+                ticket=None if ticket is None else ticket.place,
+                reservation=None if ticket is None else ticket.keep(),
                 unless=(lambda: _is_copy(entry)) if policy.is_known_copy(context) else None,
                 queued=lambda: _say_waiting(entry),
                 ended=lambda error: self._ended(entry, error),
@@ -181,7 +181,7 @@ class Parked:
 
     def close(self) -> None:
         """Leave nothing behind: the worker has ended, and perhaps not the process."""
-        self._places.close()
+        self._pending.close()
         for each in self._pair or ():
             each.close()
 
@@ -236,7 +236,7 @@ class Parked:
             if not entry.is_over:
                 entry.is_over = True
                 self._granted.discard(entry)
-                entry.place.detach(MOMENT)
+                entry.pending.detach(MOMENT)
             on_accepted(pid, time_accepted)
 
         entry.request.on_accepted = hand_over
@@ -255,7 +255,7 @@ class Parked:
         self._waiting.discard(entry)
         self._granted.discard(entry)
         self._lower_prefetch(entry)
-        entry.place.leave()
+        entry.pending.leave()
 
     def _raise_prefetch(self, entry: Entry, most: int) -> None:
         qos = self._consumer.qos

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ssl
-import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from dflockd.address import Seeds, ServerLike, parse_server, parse_servers
-from dflockd.client import operations
-from dflockd.client.connection import Connection, run
-from dflockd.client.lock import LockBase
+from dflockd.client import arguments, clock, flows, operations
+from dflockd.client.blocking import drive
+from dflockd.client.connection import carry_out
 from dflockd.client.operations import REPLY_PATIENCE, Exchange, Operation, Target
-from dflockd.client.pool import Pool, Route
-from dflockd.client.routing import ShardMap, pursue
+from dflockd.client.pool import Pool
+from dflockd.client.routing import Ask, ShardMap, pursue
+from dflockd.client.steps import Flow, Link, Open, Route
 from dflockd.wire import (
     Ping,
     Report,
@@ -50,12 +50,18 @@ def members(
     seeds = parse_servers(servers)
     if not isinstance(seeds, Seeds):
         return list(map(str, seeds))
-    secret = _checked_secret(seeds, auth_token)
-    shards, pool, now = ShardMap(seeds), Pool(), time.monotonic()
+    secret = arguments.checked_secret(auth_token)
+    shards, pool, now = ShardMap(seeds), Pool(), clock.now()
+
+    def found(_: Ask) -> Flow[None]:
+        return
+        yield  # a flow without steps
+
     try:
         # The way to any key begins with the map.
         path = pursue(shards, b"-", now, now)
-        pool.follow(path, Route(seeds[0], secret, ssl_context), lambda _: None)
+        route = Route(seeds[0], secret, ssl_context)
+        drive(carry_out(flows.walk(pool, path, route, found)))
     finally:
         pool.clear()
     return sorted(map(str, shards.servers))
@@ -99,9 +105,8 @@ class Inquiry:
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self.server = str(parse_server(server))
-        self._secret = _checked_secret([server], auth_token)
-        self._context = ssl_context
-        self._connection: Connection | None = None
+        self._route = _route(server, auth_token, ssl_context)
+        self._link: Link | None = None
 
     def stats(self) -> dict[str, Any]:
         """Ask what the server holds; see `dflockd.admin.stats`."""
@@ -124,14 +129,16 @@ class Inquiry:
 
     def close(self) -> None:
         """Close the connection, if there is one."""
-        if self._connection is not None:
-            self._connection.close()
+        if self._link is not None:
+            self._link.close()
 
     def _ask(self, operation: Operation[R]) -> R:
-        if self._connection is None or self._connection.closed:
-            address = parse_server(self.server)
-            self._connection = Connection.open(address, self._secret, self._context)
-        return operations.raised(run(operations.kept(operation), self._connection))
+        return operations.raised(drive(carry_out(self._asking(operations.kept(operation)))))
+
+    def _asking(self, operation: Operation[R]) -> Flow[R]:
+        if self._link is None or self._link.closed:
+            self._link = yield Open(self._route)
+        return (yield from flows.talk(self._link, operation))
 
 
 def printable(text: str) -> str:
@@ -188,7 +195,7 @@ def evict(
 
 
 def _target(server: ServerLike, key: str, semaphore: bool) -> Target:
-    LockBase(key)  # checks it
+    arguments.check_key(key)
     space = Space.SEMAPHORE if semaphore else Space.LOCK
     return Target(space, key.encode(), 1, None, str(parse_server(server)))
 
@@ -215,14 +222,18 @@ def _ask(
     auth_token: str | None,
     ssl_context: ssl.SSLContext | None,
 ) -> R:
-    secret = _checked_secret([server], auth_token)
-    connection = Connection.open(parse_server(server), secret, ssl_context)
-    try:
-        return run(operation, connection)
-    finally:
-        connection.close()
+    route = _route(server, auth_token, ssl_context)
+
+    def asking() -> Flow[R]:
+        link = yield Open(route)
+        try:
+            return (yield from flows.talk(link, operation))
+        finally:
+            link.close()
+
+    return drive(carry_out(asking()))
 
 
-def _checked_secret(servers: Sequence[ServerLike], auth_token: str | None) -> bytes | None:
-    LockBase("-", servers=servers, auth_token=auth_token)  # checks both
-    return None if auth_token is None else auth_token.encode()
+def _route(server: ServerLike, auth_token: str | None, ssl_context: ssl.SSLContext | None) -> Route:
+    arguments.check_tls(ssl_context)
+    return Route(parse_server(server), arguments.checked_secret(auth_token), ssl_context)

@@ -23,6 +23,7 @@
     │       ├── RecoveringError
     │       └── MovedError
     ├── LockTimeoutError         (TimeoutError) ``with`` was not granted the lock in time
+    ├── LockLostError            ``check()``: the lock is not held, or not any more
     └── AcquireCancelledError    another thread called ``cancel()``
 
 Every error is one line that names the key and the server, has them as attributes, and survives
@@ -181,6 +182,10 @@ class MovedError(RefusedError):
 
 class LockTimeoutError(DflockdError, TimeoutError):
     """The lock was not granted within the time given to ``with``."""
+
+
+class LockLostError(DflockdError):
+    """The lock is not held: it was lost, or never granted, or this caller cannot wait for certainty."""
 
 
 class AcquireCancelledError(DflockdError):

@@ -4,6 +4,7 @@ from dflockd.client.blocking import (
     DistributedLock,
     DistributedSemaphore,
     KeepPlace,
+    Reservation,
     ShardingStrategy,
     stable_hash_shard,
 )
@@ -12,6 +13,7 @@ __all__ = [
     "DistributedLock",
     "DistributedSemaphore",
     "KeepPlace",
+    "Reservation",
     "ShardingStrategy",
     "stable_hash_shard",
 ]

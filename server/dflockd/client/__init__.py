@@ -9,6 +9,7 @@ if TYPE_CHECKING:
         DistributedLock,
         DistributedSemaphore,
         KeepPlace,
+        Reservation,
         ShardingStrategy,
         stable_hash_shard,
     )
@@ -17,6 +18,7 @@ __all__ = [
     "DistributedLock",
     "DistributedSemaphore",
     "KeepPlace",
+    "Reservation",
     "ShardingStrategy",
     "stable_hash_shard",
 ]

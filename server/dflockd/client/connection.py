@@ -1,46 +1,68 @@
-"""A blocking connection to a server, and the driver that runs operations on it."""
+"""A connection to a server, and what carries the steps of flows out on it.
+
+Sockets never block here. What has to be waited for is yielded, as a `Ready`, `Pause`, `Hear` or
+`Resolve`: three drivers know how to wait, one for threads, one for asyncio, one for the reactor, and
+nothing else.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
-import select
-import selectors
 import socket
 import ssl
+import threading
 import time
 import weakref
-from collections.abc import Callable
-from functools import partial
-from typing import Protocol, TypeVar
+from collections.abc import Generator, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client.operations import Answer, Operation, authenticate
+from dflockd.client import clock
+from dflockd.client.operations import Answer, Exchange, authenticate
+from dflockd.client.steps import SILENT, Flow, Hear, Open, Pause, Ready, Route, Silent, Talk
 from dflockd.wire import ReplyReader, UnexpectedReplyError
 
 CONNECT_TIMEOUT = 5.0
 """Seconds for a connection to be made, TLS and auth included."""
 
 SHORTEST_CONNECT = 0.05
-"""Seconds that a step of it has at least."""
+"""Seconds that each address of a name has at least."""
 
 UNACKED_TIMEOUT = 10.0
 """Seconds after which data that the other side's kernel has not acknowledged breaks a connection."""
 
-SILENCE = 1.0
-"""Seconds without an answer after which somebody looks whether it can still come."""
-
 LEAST_PATIENCE = 0.5
 """Seconds for any answer, also when the time is over: it may be that this process was stopped."""
 
-LONGEST_POLL = 86400.0
-"""Seconds beyond which a wait has no end on this side: `poll` cannot count to a month."""
+FULL_BACKLOG_PAUSE = 0.02
+"""Seconds between attempts at a unix socket that has too many of them."""
+
+FORK_PATIENCE = 0.1
+"""Seconds that a fork waits at most for other threads that are just making a socket."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+_UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY, errno.EINTR)
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError)
 
 R = TypeVar("R")
+
+
+class Resolve(NamedTuple):
+    """Look up a name; the outcome is what `getaddrinfo` returns, or the error that it raises."""
+
+    host: str
+    port: int
+    until: float
+
+
+Wait: TypeAlias = "Ready | Pause | Hear | Resolve"
+Waits: TypeAlias = Generator[Wait, Any, R]
+_Found: TypeAlias = "list[tuple[int, int, int, Any]]"
 
 
 class _Forked(Protocol):
@@ -48,144 +70,83 @@ class _Forked(Protocol):
 
 
 CONNECTIONS: weakref.WeakSet[_Forked] = weakref.WeakSet()
-"""Every open connection of this process, blocking or not: a fork must close its copies."""
+"""Every open connection of this process: a fork must close its copies."""
+
+_making: list[int] = []
+"""The threads that are making a socket which `CONNECTIONS` does not know by its number yet."""
 
 
 class Connection:
-    """One connection, used by one thread at a time.
+    """One connection. Who is interrupted between a request and its reply must `close` it.
 
-    Whoever is interrupted between a request and its reply must `close` it: the next reply would be
-    taken for the wrong one, and closing is what tells the server to let go.
+    The next reply would be taken for the wrong one, and closing is what tells the server to let go.
     """
 
     __slots__ = (
         "__weakref__",
-        "_poll",
+        "_is_tls",
         "_reader",
         "_sock",
-        "address",
         "closed",
+        "idle_since",
         "label",
         "owed",
+        "poll",
         "pooled",
+        "route",
     )
 
-    def __init__(self, address: Address, sock: socket.socket) -> None:
-        self.address = address
+    def __init__(self, route: Route, family: int, kind: int, protocol: int) -> None:
+        self.route = route
         self.closed = False
         self.label = b""
-        """What the server shows for it."""
         self.pooled = False
-        """Whether it has lain idle, so that the server may have left meanwhile."""
+        self.idle_since = 0.0
         self.owed = False
-        """Whether a reply is still to come to a request that `send` sent."""
-        self._sock = sock
+        """Whether a reply is still to come to a request that `send_now` sent."""
+        self.poll: Any = None
+        """What the driver of threads waits with."""
         self._reader = ReplyReader()
-        self._poll: select.poll | None = None
-        CONNECTIONS.add(self)
+        self._is_tls = False
+        with _no_fork():
+            self._sock = socket.socket(family, kind, protocol)
+            CONNECTIONS.add(self)
+        self._sock.setblocking(False)
 
-    @classmethod
-    def open(
-        cls,
-        address: Address,
-        auth_secret: bytes | None,
-        context: ssl.SSLContext | None,
-        until: float | None = None,
-    ) -> Connection:
-        """Connect and authenticate.
-
-        Args:
-            address: the server.
-            auth_secret: what it wants to be shown.
-            context: for TLS.
-            until: monotonic time at which to give up, if that is before the `CONNECT_TIMEOUT`, but
-                for `LEAST_PATIENCE`.
-
-        Raises:
-            UnreachableError: nobody answered there in time.
-            AuthRefusedError: the server wants another secret.
-        """
-        server, now = str(address), time.monotonic()
-        until = now + CONNECT_TIMEOUT if until is None else min(until, now + CONNECT_TIMEOUT)
-        try:
-            sock = _connect(address, context, max(LEAST_PATIENCE, until - now))
-        except (OSError, ValueError) as exc:  # the latter for what cannot be a host name
-            raise errors.UnreachableError(
-                f"lock server {server} cannot be reached: {reason(exc)}", server=server
-            ) from exc
-        connection = cls(address, sock)
-        try:
-            sock.setblocking(False)
-            if auth_secret is not None:
-                run(authenticate(auth_secret, server), connection, until)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+    @property
+    def address(self) -> Address:
+        """The server."""
+        return self.route.address
 
     def fileno(self) -> int:
-        """Return the descriptor, for a selector."""
+        """Return the descriptor, for those who wait; -1 if it is closed."""
         return self._sock.fileno()
 
-    def exchange(
-        self,
-        request: bytes,
-        patience: float | None,
-        ahead: int = 0,
-        until: float | None = None,
-        look: Callable[[], float] | None = None,
-    ) -> Answer:
-        """Send a request, with `ahead` others before it, and wait for its reply.
+    def has_data(self) -> bool:
+        """Return whether there is something to read that the socket no longer has."""
+        return self._is_tls and cast(ssl.SSLSocket, self._sock).pending() > 0
 
-        Args:
-            request: the bytes.
-            patience: seconds to wait for the reply; ``None`` for no end.
-            ahead: see above.
-            until: monotonic time at which the wait ends at the latest, but for `LEAST_PATIENCE`.
-            look: called once nothing has come for `SILENCE` seconds. It returns after how many more
-                it is to be called again, or raises what ends the wait.
-
-        Raises:
-            TimeoutError: no reply in time. The connection is of no more use.
-            OSError: the connection broke.
-            UnexpectedReplyError: the reply is none.
-        """
-        sent = time.monotonic()
-        limit = until if patience is None else sent + patience
-        if until is not None and limit is not None and limit > until:
-            least = sent + LEAST_PATIENCE
-            limit = until if until > least else min(limit, least)
-        if self.owed:
-            self._receive(limit, look)
-            self.owed = False
-            sent = time.monotonic()
-        self._reader.ahead = ahead
-        self._send(request, limit)
-        return Answer(self._receive(limit, look), sent, time.monotonic())
-
-    def send(self, request: bytes, ahead: int = 0) -> None:
-        """Send a request, with `ahead` others before it, for `receive_nowait` to fetch the reply later.
+    def send_now(self, request: bytes) -> None:
+        """Send a request, for `receive_now` to fetch the reply later.
 
         Raises:
             OSError: the connection broke, or its buffer is full: the server has stopped reading.
         """
-        self._reader.ahead = ahead
+        self._reader.ahead = 0
         if self._sock.send(request) != len(request):
             raise BlockingIOError("send buffer full")
         self.owed = True
 
-    def receive_nowait(self) -> bytes | None:
+    def receive_now(self) -> bytes | None:
         """Return the reply if it is there.
 
         Raises:
             OSError: the connection broke.
             UnexpectedReplyError: nothing was asked, or the reply is none.
         """
-        try:
-            data = self._sock.recv(65536)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return None
-        line = self._take(data)
+        line = self._receive()
+        while line is None and self.has_data():
+            line = self._receive()
         if line is not None:
             if not self.owed:
                 raise UnexpectedReplyError("a line that nobody asked for")
@@ -193,198 +154,258 @@ class Connection:
         return line
 
     def interrupt(self) -> None:
-        """Make a thread that waits for a reply on this connection fail at once. From any thread."""
+        """Make whoever waits for a reply on it fail at once. From any thread."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close it. A server lets go of what was held on it."""
+        """Close it. A server lets go of what was held on it. From any thread."""
         self.closed = True
         self._sock.close()
 
     def forget_after_fork(self) -> None:
         """Close this process's copy of the descriptor and say nothing: the parent goes on."""
         self.closed = True
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AttributeError):
             os.close(self._sock.detach())
 
-    def _send(self, data: bytes, limit: float | None) -> None:
+    # What carries out steps.
+
+    def reach(self, where: Any, until: float) -> Waits[None]:
+        """Connect to one address and speak TLS if the route says so.
+
+        Raises:
+            OSError: it did not answer, or not in time.
+        """
+        code = self._sock.connect_ex(where)
+        while code == errno.EAGAIN and self._sock.family == getattr(socket, "AF_UNIX", None):
+            if clock.now() >= until:
+                raise TimeoutError
+            yield Pause(FULL_BACKLOG_PAUSE)
+            code = self._sock.connect_ex(where)
+        if code in _UNDER_WAY:
+            yield from self._wait(writes=True, until=until)
+            code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code not in (0, errno.EISCONN):
+            raise OSError(code, os.strerror(code))
+        if self._sock.family in (socket.AF_INET, socket.AF_INET6):
+            _tune(self._sock)
+        if self.route.tls is not None:
+            yield from self._begin_tls(self.route.tls, until)
+
+    def _begin_tls(self, context: ssl.SSLContext, until: float) -> Waits[None]:
+        with _no_fork():
+            sock = self._sock = context.wrap_socket(
+                self._sock, server_hostname=self.route.address.host, do_handshake_on_connect=False
+            )
+        self._is_tls = True
+        while True:
+            try:
+                sock.do_handshake()
+                return
+            except ssl.SSLWantReadError:
+                writes = False
+            except ssl.SSLWantWriteError:
+                writes = True
+            yield from self._wait(writes=writes, until=until)
+
+    def _wait(self, *, writes: bool, until: float) -> Waits[None]:
+        if not (yield Ready(self, writes, until)):
+            raise TimeoutError
+
+    def begin(self, exchange: Exchange, until: float) -> Waits[None]:
+        """Send a request; the replies that are still to come before its own are passed over."""
+        self._reader.ahead = exchange.ahead + self.owed
+        self.owed = False
+        data = exchange.request
         while True:
             try:
                 sent = self._sock.send(data)
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            except _NOT_NOW:
                 sent = 0
             if sent == len(data):
                 return
             data = data[sent:]
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._sock, selectors.EVENT_WRITE)
-                left = None if limit is None else max(0.0, limit - time.monotonic())
-                if not selector.select(left):
-                    raise TimeoutError
+            yield from self._wait(writes=True, until=until)
 
-    def _receive(self, limit: float | None, look: Callable[[], float] | None) -> bytes:
-        look_at = math.inf if look is None else time.monotonic() + SILENCE
-        while True:
-            # Over TLS there may be data that the socket no longer has.
-            if not isinstance(self._sock, ssl.SSLSocket) or not self._sock.pending():
-                soonest = (
-                    limit if look is None else min(look_at, math.inf if limit is None else limit)
-                )
-                left = None if soonest is None else soonest - time.monotonic()
-                if not self._wait_readable(left):
-                    if look is None or (limit is not None and limit <= look_at):
-                        raise TimeoutError
-                    look_at = time.monotonic() + look()
-                    continue
-            try:
-                data = self._sock.recv(65536)
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                continue
-            line = self._take(data)
-            if line is not None:
-                return line
-
-    def _take(self, data: bytes) -> bytes | None:
+    def _receive(self) -> bytes | None:
+        try:
+            data = self._sock.recv(65536)
+        except _NOT_NOW:
+            return None
         if not data:
             raise ConnectionResetError("the server closed the connection")
         return self._reader.receive(data)
 
-    def _wait_readable(self, seconds: float | None) -> bool:
-        # Looked up at the time of the call: gevent and eventlet replace what is in `select`.
-        make_poll = getattr(select, "poll", None)
-        if seconds is not None and seconds > LONGEST_POLL:
-            seconds = None
-        ready: object
-        if make_poll is None:
-            ready = select.select([self._sock], [], [], seconds)[0]
-        else:
-            if self._poll is None:
-                self._poll = make_poll()
-                self._poll.register(self._sock, select.POLLIN)
-            ready = self._poll.poll(None if seconds is None else max(0, seconds) * 1000)
-        return bool(ready)
+    def reply(self, until: float) -> Waits[bytes | None]:
+        """Return the reply, or ``None`` if it has not come in time."""
+        while True:
+            if not self.has_data() and not (yield Ready(self, False, until)):
+                return None
+            line = self._receive()
+            if line is not None:
+                return line
 
 
-def run(
-    operation: Operation[R],
-    connection: Connection,
-    until: float | None = None,
-    look: Callable[[bool], float] | None = None,
-) -> R:
-    """Run an operation to its end, blocking.
+def carry_out(flow: Flow[R]) -> Waits[R]:
+    """Do what a flow says and return its result.
 
-    Args:
-        operation: what to do.
-        connection: where.
-        until: monotonic time at which no reply is waited for any more.
-        look: called now and then while none comes; see `Connection.exchange`. Its argument says
-            whether the server may be right to say nothing yet.
+    Raises:
+        BaseException: what the flow has raised. If this is closed or interrupted, so is the flow.
+    """
+    try:
+        step = next(flow)
+        while True:
+            outcome: Any
+            try:
+                if type(step) is Talk:
+                    outcome = yield from _talk(step)
+                elif type(step) is Open:
+                    outcome = yield from _open(step.route, step.until)
+                else:
+                    outcome = yield cast(Wait, step)
+            except errors.RemoteError as exc:
+                step = flow.throw(exc)
+            else:
+                step = flow.send(outcome)
+    except StopIteration as stop:
+        result: R = stop.value
+        return result
+    finally:
+        flow.close()
+
+
+def _talk(talk: Talk[R]) -> Waits[R | Silent]:
+    """Go through an operation, or go on with it.
 
     Raises:
         UnreachableError: the connection broke, or no reply came in time.
         BadReplyError: the reply is none.
         RefusedError: the server said no.
-
-    After any exception, whatever it is, the connection is closed.
     """
+    link, operation = cast(Connection, talk.link), talk.operation
     try:
-        exchange = next(operation)
+        exchange = talk.exchange
+        if exchange is None:
+            exchange = next(operation)
+            yield from _begin(talk, exchange)
         while True:
-            looks = None if look is None else partial(look, exchange.waits)
-            try:
-                answer = connection.exchange(
-                    exchange.request, exchange.patience, exchange.ahead, until, looks
-                )
-            except TimeoutError:
-                if not exchange.timeout_is_reply:
-                    raise
-                connection.close()
-                now = time.monotonic()
-                answer = Answer(b"timeout", now, now)
+            limit, look_at = talk.limit, talk.look_at
+            line = yield from link.reply(limit if limit <= look_at else look_at)
+            if line is not None:
+                answer = Answer(line, talk.sent, clock.now())
+            elif look_at < limit:
+                return SILENT
+            elif exchange.timeout_is_reply:
+                link.close()
+                over = clock.now()
+                answer = Answer(b"timeout", over, over)
+            else:
+                raise TimeoutError
             exchange = operation.send(answer)
+            yield from _begin(talk, exchange)
     except StopIteration as stop:
         result: R = stop.value
         return result
     except UnexpectedReplyError as exc:
-        connection.close()
-        server = str(connection.address)
+        link.close()
+        server = str(link.route.address)
         raise errors.BadReplyError(f"server {server}: {exc}", server=server) from exc
     except OSError as exc:
-        connection.close()
+        link.close()
         if isinstance(exc, errors.DflockdError):
             raise
-        server = str(connection.address)
+        server = str(link.route.address)
         raise errors.UnreachableError(
             f"connection to lock server {server} broke: {reason(exc)}", server=server
         ) from exc
     except BaseException:
-        # A signal, a time limit, a greenlet's end: the reply may be under way.
-        connection.close()
+        # A signal, a time limit, a cancellation, a greenlet's end: the reply may be under way.
+        link.close()
         raise
 
 
-def forget_connections_after_fork() -> None:
-    """Close the child's copies of all connections.
+def _begin(talk: Talk[Any], exchange: Exchange) -> Waits[None]:
+    talk.exchange = exchange
+    talk.sent = sent = clock.now()
+    limit = math.inf if exchange.patience is None else sent + exchange.patience
+    until = talk.until
+    if until is not None and limit > until:
+        limit = until if until > sent + LEAST_PATIENCE else min(limit, sent + LEAST_PATIENCE)
+    talk.limit = limit
+    return cast(Connection, talk.link).begin(exchange, limit)
 
-    While a copy is open the server cannot see the parent's end, and its locks would outlive it.
+
+def _open(route: Route, until: float | None) -> Waits[Connection]:
+    """Connect and authenticate.
+
+    Raises:
+        UnreachableError: nobody answered there in time.
+        AuthRefusedError: the server wants another secret.
     """
-    for connection in list(CONNECTIONS):
-        connection.forget_after_fork()
-    CONNECTIONS.clear()
-
-
-def _connect(address: Address, context: ssl.SSLContext | None, timeout: float) -> socket.socket:
-    until = time.monotonic() + timeout
-    if address.unix_path is not None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(timeout)
-        try:
-            sock.connect(address.unix_path)
-        except BaseException:
-            sock.close()
-            raise
-    else:
-        sock = _connect_to_any(address, until)
+    address, now = route.address, clock.now()
+    until = now + CONNECT_TIMEOUT if until is None else min(until, now + CONNECT_TIMEOUT)
+    until = max(until, now + LEAST_PATIENCE)
     try:
-        if sock.family != getattr(socket, "AF_UNIX", None):
-            tune(sock)
-        if context is not None:
-            sock.settimeout(max(SHORTEST_CONNECT, until - time.monotonic()))
-            return context.wrap_socket(sock, server_hostname=address.host)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+        link = yield from _reach(route, until)
+    except (OSError, ValueError) as exc:  # the latter for what cannot be a host name
+        server = str(address)
+        raise errors.UnreachableError(
+            f"lock server {server} cannot be reached: {reason(exc)}", server=server
+        ) from exc
+    if route.auth_secret is not None:
+        yield from _talk(Talk(link, authenticate(route.auth_secret, str(address)), until))
+    return link
 
 
-def _connect_to_any(address: Address, until: float) -> socket.socket:
-    """Connect to one of the addresses that a name has, all of them within the time.
-
-    `socket.create_connection` takes as long for each.
-    """
-    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+def _reach(route: Route, until: float) -> Waits[Connection]:
+    """Connect to one of the addresses that a name has, all of them within the time."""
+    path = route.address.unix_path
+    if path is not None:
+        found: _Found = [(int(socket.AF_UNIX), int(socket.SOCK_STREAM), 0, path)]
+    else:
+        found = _known_by_number(*route.address)
+        if not found:
+            looked_up = yield Resolve(*route.address, until)
+            if isinstance(looked_up, Exception):
+                raise looked_up
+            found = _usable(looked_up)
     error: OSError | None = None
-    for number, (family, kind, protocol, _, where) in enumerate(found):
-        share = (until - time.monotonic()) / (len(found) - number)
-        sock = None
+    for number, (family, kind, protocol, where) in enumerate(found):
+        now = clock.now()
+        share = max(SHORTEST_CONNECT, (until - now) / (len(found) - number))
+        link = None
         try:
-            sock = socket.socket(family, kind, protocol)
-            sock.settimeout(max(SHORTEST_CONNECT, share))
-            sock.connect(where)
-            return sock
+            link = Connection(route, family, kind, protocol)
+            yield from link.reach(where, now + share)
+            return link
         except OSError as exc:
             error = exc
-            if sock is not None:
-                sock.close()
+            if link is not None:
+                link.close()
         except BaseException:
-            if sock is not None:
-                sock.close()
+            if link is not None:
+                link.close()
             raise
     raise error or OSError("the name has no address")
 
 
-def tune(sock: socket.socket) -> None:
+@lru_cache(maxsize=256)
+def _known_by_number(host: str, port: int) -> _Found:
+    """Return where a host is that is given by its number; nothing for a name, which takes time."""
+    try:
+        return _usable(
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        )
+    except (OSError, UnicodeError):
+        return []
+
+
+def _usable(found: Any) -> _Found:
+    return [(family, kind, protocol, where) for family, kind, protocol, _, where in found]
+
+
+def _tune(sock: socket.socket) -> None:
     """Send small requests at once, and notice a server that has vanished without a word."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -398,6 +419,37 @@ def reason(exc: BaseException) -> str:
     """Say in a few words what an operating system error means."""
     if isinstance(exc, TimeoutError):
         return "no answer in time"
-    if isinstance(exc, OSError) and type(exc).__module__ == "builtins" and exc.errno:
-        return os.strerror(exc.errno)  # asyncio words some of them in its own way
     return getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
+
+
+# Forks.
+
+
+@contextlib.contextmanager
+def _no_fork() -> Iterator[None]:
+    """Have forks of other threads wait: the child would have a socket that it does not know of."""
+    me = threading.get_ident()
+    _making.append(me)
+    try:
+        yield
+    finally:
+        _making.remove(me)
+
+
+def wait_before_fork() -> None:
+    """Wait until no other thread is making a socket: that takes no longer than a system call."""
+    until = time.monotonic() + FORK_PATIENCE
+    me = threading.get_ident()
+    while any(each != me for each in _making) and time.monotonic() < until:
+        time.sleep(0)
+
+
+def forget_connections_after_fork() -> None:
+    """Close the child's copies of all connections.
+
+    While a copy is open the server cannot see the parent's end, and its locks would outlive it.
+    """
+    for connection in list(CONNECTIONS):
+        connection.forget_after_fork()
+    CONNECTIONS.clear()
+    _making.clear()

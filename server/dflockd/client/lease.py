@@ -1,17 +1,21 @@
-"""What a client knows of a lock that it holds."""
+"""What a client has of a lock that it holds."""
 
 from __future__ import annotations
 
+import logging
 import os
 import random
-import time
 from collections.abc import Callable
+from typing import Final
 
-from dflockd import errors
-from dflockd.address import Address
+from dflockd.client import clock
 from dflockd.client.operations import Grant, Target
-from dflockd.client.routing import Path, ShardMap, doubt, insist, pursue
+from dflockd.client.routing import Path, ShardMap, insist, pursue
+from dflockd.client.steps import Link, Signal
+from dflockd.errors import RefusedError
 from dflockd.wire import fence_from_token
+
+logger = logging.getLogger("dflockd.client")
 
 # The system's: no new seed after a fork, and nothing taken from a seed that somebody has set.
 _chance = random.SystemRandom()
@@ -19,29 +23,47 @@ _chance = random.SystemRandom()
 JITTER = 0.1
 """Renewals come earlier by up to this share, so that locks taken together do not renew together."""
 
-
 SILENCE = 1.0
-"""Seconds without an answer to a renewal after which, in a cluster, the other servers are asked."""
+"""Seconds without an answer to a renewal after which another connection is tried."""
+
+HELD: Final = "held"
+DOUBTFUL: Final = "doubtful"
+LOST: Final = "lost"
+RELEASED: Final = "released"
+ABANDONED: Final = "abandoned"
 
 
-class Hold:
-    """One granted slot, from its grant to its release or loss.
+class Lease:
+    """One granted slot, from its grant to its end: released, handed on, or lost.
 
     The lease counts from before the request that began it was sent. Past its deadline the lock is
     lost, whatever the server says later: somebody else may hold it.
+
+    Two have to do with it, the owner of the lock and the reactor, which renews it. Who holds its
+    connection with `take` may use that, and gives it back with `put`; who ends the lease is the one
+    for whom `end` returns ``True``. Both are single operations on a list, so that no signal handler
+    and no finaliser can meet them half done.
     """
 
     __slots__ = (
         "__weakref__",
-        "_lost",
+        "_end",
+        "_free",
+        "_grave",
         "_on_lost",
         "_renew_ratio",
+        "_state",
+        "asked",
         "deadline",
+        "is_away",
         "lease",
+        "link",
         "pid",
         "renew_at",
+        "settled",
         "shards",
         "target",
+        "task",
         "token",
     )
 
@@ -49,28 +71,60 @@ class Hold:
         self,
         target: Target,
         grant: Grant,
+        link: Link,
         renew_ratio: float,
-        on_lost: Callable[[], object] | None,
+        on_lost: Callable[[], object] | None = None,
         shards: ShardMap | None = None,
     ) -> None:
         self.target = target
         self.shards = shards
         self.token = grant.token
+        self.asked = grant.lease
+        """Seconds that every renewal asks for: those that were granted first. (A server that answers
+        with what is left of them would make them fewer and fewer.)"""
+        self.link = link
+        """The connection that the hold belongs to."""
         self.pid = os.getpid()
+        self.is_away = False
+        """Whether the reactor looks for another connection to renew it on: then nobody need wait for
+        this one."""
+        self.settled: Signal | None = None
+        """Fired once the doubt is over, one way or the other."""
+        self.task: object = None
+        """Of the reactor."""
+        self._state = HELD
+        self._free = [link]
+        self._end = [None]
+        self._grave = [None]
         self._renew_ratio = renew_ratio
-        self._lost = False
         self._on_lost = on_lost
-        self.renewed(grant)
+        self.lease = grant.lease
+        self.deadline = grant.deadline
+        self.renew_at = self._when_to_renew()
+        """When the next renewal should be sent."""
+
+    @property
+    def state(self) -> str:
+        """`HELD`, `DOUBTFUL`, `LOST`, `RELEASED` or `ABANDONED`."""
+        state = self._state
+        if state is HELD or state is DOUBTFUL:
+            return state if clock.now() < self.deadline else LOST
+        return state
 
     @property
     def held(self) -> bool:
         """Whether the lock is certainly still ours. After a fork it is the parent's."""
-        return not self._lost and time.monotonic() < self.deadline and self.pid == os.getpid()
+        return self._state is HELD and clock.now() < self.deadline and self.pid == os.getpid()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing to renew any more."""
+        return not self._end
 
     @property
     def left(self) -> float:
         """Seconds until the lease ends."""
-        return max(0.0, self.deadline - time.monotonic())
+        return max(0.0, self.deadline - clock.now())
 
     @property
     def fence(self) -> int | None:
@@ -80,51 +134,117 @@ class Hold:
         except ValueError:
             return None
 
-    def renewed(self, grant: Grant) -> None:
-        """Start the lease (anew) with what the server answered."""
+    # The connection.
+
+    def take(self) -> Link | None:
+        """Return the connection, to be used by the caller alone; ``None`` while another has it."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return None
+
+    def put(self, link: Link) -> None:
+        """Let others take the connection."""
+        self._free.append(link)
+
+    def bring(self, link: Link) -> None:
+        """Let others take another connection, to which the hold belongs by now."""
+        self.link = link
+        self.is_away = False
+        self._free.append(link)
+        if self.is_over and self.take() is not None:
+            link.close()  # its owner has not waited for it
+
+    # What happens to it.
+
+    def renewed(self, grant: Grant) -> bool:
+        """Take in what a renewal has brought; ``False`` if it has come too late.
+
+        It is good news then, but the owner may have seen already that the lease was over.
+        """
+        if not self._end or clock.now() >= self.deadline:
+            return False
         self.lease = grant.lease
         self.deadline = grant.deadline
-        share = self._renew_ratio * (1 - _chance.random() * JITTER)
-        self.renew_at = grant.deadline - grant.lease * (1 - share)
-        """Monotonic time at which the next renewal should be sent."""
+        self.renew_at = self._when_to_renew()
+        if self._state is DOUBTFUL:
+            self._state = HELD
+            self._settle()
+        return True
 
-    def path_from(self, server: Address, refusal: BaseException | None = None) -> Path:
+    def doubt(self) -> None:
+        """Take in that it is not certain any more: its connection broke."""
+        if self._state is HELD:
+            self.settled = Signal()
+            self._state = DOUBTFUL
+
+    def end(self) -> bool:
+        """End it for its owner, who releases it or hands it on; ``False`` if it has ended already."""
+        try:
+            self._end.pop()
+        except IndexError:
+            return False
+        # Who sees the end must not take it for a loss.
+        self._state = RELEASED
+        self._settle()
+        return True
+
+    def lose(self, why: str) -> bool:
+        """End it because it is lost, and tell the owner; ``False`` if it has ended already."""
+        try:
+            self._end.pop()
+        except IndexError:
+            return False
+        self._state = LOST
+        self.link.close()  # the server may think otherwise: what it holds for us ends with it
+        self._settle()
+        logger.warning("lock %r on %s is lost: %s", self.target.name, self.target.server, why)
+        if self._on_lost is not None:
+            self._on_lost()
+        return True
+
+    def forget(self) -> bool:
+        """Return whether the caller is the first that puts a lost lease aside."""
+        try:
+            self._grave.pop()
+        except IndexError:
+            return False
+        return True
+
+    def abandon(self) -> None:
+        """Let the lock end with its connection: its owner was interrupted, or forgot it.
+
+        From any thread, at any instant; nobody is told.
+        """
+        self._end.clear()
+        if self._state is not LOST:
+            self._state = ABANDONED
+        self.link.close()
+        self._settle()
+
+    def path_from(self, refusal: BaseException | None = None) -> Path:
         """Return how to reach the server in charge again, until the lease ends.
 
         That is this one; in a cluster another may have taken its place.
 
         Args:
-            server: the last that was asked.
             refusal: what it said, if it did.
         """
-        now = time.monotonic()
+        now, server = clock.now(), self.link.route.address
         if self.shards is None:
             return insist(server, self.deadline, now)
         key = self.target.key
-        if isinstance(refusal, errors.RefusedError):
+        if isinstance(refusal, RefusedError):
             return pursue(
                 self.shards, key, self.deadline, now, first=server, refusal=refusal, insists=True
             )
         return pursue(self.shards, key, self.deadline, now, insists=True)
 
-    @property
-    def silence(self) -> float:
-        """Seconds that an answer may take before the others are asked."""
-        return min(SILENCE, self.left / 2)
+    def _settle(self) -> None:
+        signal = self.settled
+        if signal is not None:
+            signal.fire()
 
-    @property
-    def may_move(self) -> bool:
-        """Whether another server may take its server's place: it is a cluster."""
-        return self.shards is not None
-
-    def doubts(self, server: Address) -> Path:
-        """Return how to learn, in a cluster, that a server that says nothing is in charge no more."""
-        assert self.shards is not None
-        return doubt(self.shards, self.target.key, server, self.deadline, time.monotonic())
-
-    def lose(self) -> Callable[[], object] | None:
-        """Mark the lock as lost; the first time, return what to call about it."""
-        if self._lost:
-            return None
-        self._lost = True
-        return self._on_lost
+    def _when_to_renew(self) -> float:
+        share = self._renew_ratio * (1 - _chance.random() * JITTER)
+        return self.deadline - self.lease * (1 - share)

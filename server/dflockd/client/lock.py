@@ -1,65 +1,30 @@
-"""What the blocking and the asyncio locks have in common: everything but waiting."""
+"""What blocking and asyncio locks have in common: everything but waiting."""
 
 from __future__ import annotations
 
-import logging
-import math
 import ssl
-import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Never
 
 from dflockd import errors
-from dflockd.address import DEFAULT_PORT, Address, Seeds, ServerLike, parse_servers
-from dflockd.client.lease import Hold
-from dflockd.client.operations import GRACE, Grant, Operation, Progress, Target, enqueue
-from dflockd.client.pool import Route
-from dflockd.client.routing import Path, ShardMap, pursue, shard_map
+from dflockd.address import DEFAULT_PORT, Seeds, ServerLike, parse_servers
+from dflockd.client import arguments, operations, process
+from dflockd.client.arguments import Reservation
+from dflockd.client.lease import DOUBTFUL, HELD, Lease
+from dflockd.client.operations import Progress, Target
+from dflockd.client.routing import ShardMap, shard_map
+from dflockd.client.session import Session
+from dflockd.client.steps import Flow, Route
 from dflockd.sharding import ShardingStrategy, server_index, stable_hash_shard
-from dflockd.wire import MAX_LIMIT, MAX_LINE, MAX_SECONDS, MAX_SECRET, Reserve, Space, key_problem
-
-logger = logging.getLogger("dflockd.client")
+from dflockd.wire import Space
 
 DEFAULT_SERVERS: tuple[ServerLike, ...] = (("127.0.0.1", DEFAULT_PORT),)
 
-ANSWER_PATIENCE = 5.0
-"""Seconds for servers to answer what is no waiting for a lock: a shard may be on its way."""
-
-RELEASE_PATIENCE = 1.0
-"""Seconds that a release waits for its server, or its shard, before it is left to the background."""
-
-
-class KeepPlace(NamedTuple):
-    """That a place in the queue is to be kept after a wait that ends without a grant.
-
-    Somebody takes it up later, here or in another process: `enqueue` with its name. It is ahead of
-    all who came later, whenever that is. If its turn comes before, others have theirs; but about the
-    time at which it is expected a slot is held for it. It is forgotten a minute after that time, and
-    when a server without a cluster ends.
-    """
-
-    away_s: float
-    """Seconds after which it is expected to be taken up; at most the server's longest lease."""
-    hold_s: float
-    """Seconds before and after that in which a slot may be idle for its sake; 0 holds nothing."""
-
-
-class Labelled(Protocol):
-    """A connection, as far as its label goes."""
-
-    label: bytes
-
-
-class Connected(Protocol):
-    """A connection, as far as its other end goes."""
-
-    address: Address
-    closed: bool
-
 
 class LockBase:
-    """Parameters, checks and the state that people ask for.
+    """Parameters, their checks, and the state that people ask for.
 
     Args:
         key: the name of the lock; at most 256 bytes of UTF-8 without white space.
@@ -73,26 +38,25 @@ class LockBase:
             cluster.
         renew_ratio: the lock is renewed once this share of its lease has passed.
         auth_token: shared secret of the servers.
-        ssl_context: for servers that speak TLS.
+        ssl_context: for servers that speak TLS. Give all locks the same one: connections are shared
+            among those that do.
         label: what people see who ask the server who holds the lock; one line of up to 256 bytes,
             longer ones are cut.
         on_lost: called once with this lock if it is lost while held: the lease ended unrenewed, or
-            the server no longer knows it. It runs on the renewal thread: it must not block.
+            the server no longer knows it. Of a blocking lock it runs on the thread that renews all
+            locks of the process: it must not block. Of an asyncio lock it runs on the event loop,
+            and may be a coroutine function; if that loop is closed, on the thread.
 
     Attributes:
-        place: the name of the place in the queue that a `wait` with `KeepPlace` has left to be taken
-            up; ``None`` if it has not, or the server is too old to know.
+        key: as given; the same goes for `acquire_timeout_s` and `lease_ttl_s`.
 
     Raises:
         InvalidKeyError: the key cannot be sent.
         InvalidArgumentError: another argument is out of its range.
     """
 
-    place: str | None = None
-
     _space = Space.LOCK
-    _shards: ShardMap | None = None
-    """Which server of the cluster has which shard; ``None`` without a cluster."""
+    _may_have_async_callback = False
 
     def __init__(
         self,
@@ -108,42 +72,60 @@ class LockBase:
         label: str = "",
         on_lost: Callable[[Any], object] | None = None,
     ) -> None:
-        _check_key(key)
-        check_timeout(acquire_timeout_s, key)
-        check_lease(lease_ttl_s, key)
-        if not 0 < renew_ratio < 1:
-            raise errors.InvalidArgumentError(
-                f"renew_ratio is {renew_ratio!r} for lock {key!r}: give a share between 0 and 1",
-                key=key,
-            )
+        arguments.check_key(key)
+        arguments.check_timeout(acquire_timeout_s, key)
+        arguments.check_lease(lease_ttl_s, key)
+        arguments.check_renew_ratio(renew_ratio, key)
+        arguments.check_tls(ssl_context)
+        is_async = self._may_have_async_callback
+        arguments.check_callback(on_lost, key, may_be_async=is_async)
+        sent_label = arguments.checked_label(label, key)
+        secret = arguments.checked_secret(auth_token)
         addresses = parse_servers(servers)
+        shards: ShardMap | None = None
         if isinstance(addresses, Seeds):
             index, server = 0, str(addresses)
             if sharding_strategy is not stable_hash_shard:
                 raise errors.InvalidArgumentError(
                     f"sharding_strategy is given with {server}: leave it out, a cluster has its own"
                 )
+            shards = shard_map(addresses, secret, ssl_context)
         else:
             index = server_index(sharding_strategy, key, len(addresses))
             server = str(addresses[index])
         self.key = key
         self.acquire_timeout_s = acquire_timeout_s
         self.lease_ttl_s = lease_ttl_s
-        self._renew_ratio = renew_ratio
-        self._label = _label(label)
-        self._on_lost = on_lost
-        self._route = Route(addresses[index], _secret(auth_token), ssl_context)
-        about = (self._space, key.encode(), self._limit(), lease_ttl_s, server)
-        self._target = Target(*about)
-        self._labelling = Target(*about, self._label)
-        # For a new connection, which has no label yet.
-        self._target_anew = self._labelling if self._label else self._target
-        self._hold: Hold | None = None
-        if isinstance(addresses, Seeds):
-            self._shards = shard_map(addresses, self._route.auth_secret, ssl_context)
+        self._session = Session(
+            Target(self._space, key.encode(), self._limit(), lease_ttl_s, server),
+            sent_label,
+            Route(addresses[index], secret, ssl_context),
+            renew_ratio,
+            shards,
+            process.current,
+            # Not the lock itself: it would keep alive one that its owner has forgotten.
+            None if on_lost is None else partial(self._callback, weakref.ref(self), on_lost),
+        )
 
     def _limit(self) -> int:
         return 1
+
+    @staticmethod
+    def _callback(
+        reference: weakref.ref[Any], on_lost: Callable[[Any], object]
+    ) -> Callable[[], object]:
+        """Return what to call, from any thread, when a lease that begins now is lost."""
+        raise NotImplementedError
+
+    @property
+    def state(self) -> str:
+        """What the lock object is doing.
+
+        ``"free"``; ``"asking"``, while somebody waits for it; ``"queued"``, after `enqueue`;
+        ``"held"``; ``"doubtful"``, while its connection has broken and another is sought: the server
+        may have freed the lock; ``"lost"``, until it is released or acquired again.
+        """
+        return self._session.state
 
     @property
     def server(self) -> str:
@@ -151,25 +133,25 @@ class LockBase:
 
         In a cluster it is as far as known, and before anybody was asked the cluster itself.
         """
-        if self._shards is None:
-            return self._target.server
-        asked = self._target if self._hold is None else self._hold.target
-        return str(self._shards.owner_of(asked.key) or asked.server)
+        return self._session.server
 
     @property
     def held(self) -> bool:
-        """Whether the lock is certainly held: granted, within its lease, not lost, not released."""
-        return self._hold is not None and self._hold.held
+        """Whether the lock is certainly held: granted, within its lease, not in doubt, not released."""
+        lease = self._session.lease
+        return lease is not None and lease.held
 
     @property
     def token(self) -> str | None:
-        """The token of the grant, or ``None`` while not held."""
-        return self._hold.token.decode() if self._hold is not None and self._hold.held else None
+        """The token of the grant, or ``None`` while neither held nor in doubt."""
+        lease = self._own_lease()
+        return None if lease is None else lease.token.decode()
 
     @property
     def lease(self) -> int:
-        """The lease that the server granted, in seconds; 0 while not held."""
-        return self._hold.lease if self._hold is not None and self._hold.held else 0
+        """The lease that the server granted, in seconds; 0 while neither held nor in doubt."""
+        lease = self._own_lease()
+        return 0 if lease is None else lease.lease
 
     @property
     def fence(self) -> int | None:
@@ -177,113 +159,90 @@ class LockBase:
 
         It stays readable after a loss: it is then what the resource will refuse.
         """
-        return self._hold.fence if self._hold is not None else None
+        lease = self._session.lease
+        return None if lease is None else lease.fence
+
+    @property
+    def ticket(self) -> str | None:
+        """The ticket that a `wait` with a reservation has left: `enqueue` takes the position up again.
+
+        ``None`` if there is no such position, or the server is too old to know.
+        """
+        return self._session.ticket
+
+    @property
+    def place(self) -> str | None:
+        """The name of `ticket` before 0.2."""
+        return self._session.ticket
 
     def __repr__(self) -> str:
         """Without secrets: neither the token nor the auth token."""
-        state = "held" if self.held else "not held"
-        return f"<{type(self).__name__} {self.key!r} on {self.server}, {state}>"
+        return f"<{type(self).__name__} {self.key!r} on {self.server}, {self.state}>"
 
-    def _go_to(self, server: Address) -> Route:
-        """Turn to a server of the cluster."""
-        if self._target.server != str(server):
-            self._route = self._route._replace(address=server)
-            self._labelling = self._labelling.at(server)
-            self._target_anew = self._target_anew.at(server)
-            self._target = self._target.at(server)
-        return self._route
+    def __reduce_ex__(self, protocol: Any) -> Never:
+        """Refuse to be copied or pickled.
 
-    def _path(
-        self, shards: ShardMap, timeout: float | None, first: Connected | None = None
-    ) -> Path:
-        """Return how to come to the server in charge, in a cluster.
-
-        Args:
-            shards: the map of the cluster.
-            timeout: seconds; ``None`` for no end.
-            first: where to begin, if that is not closed.
+        Raises:
+            TypeError: always; two objects would hold one lock.
         """
-        now = time.monotonic()
-        until = None if timeout is None else now + timeout
-        server = None if first is None or first.closed else first.address
-        return pursue(shards, self._target.key, until, now, first=server)
+        raise TypeError(f"lock {self.key!r} cannot be copied or pickled: make another object")
 
-    def _enqueueing(
-        self, place: str | None
-    ) -> Callable[[Target, float | None], Operation[Grant | None]]:
-        """Return the operation of `enqueue`."""
-        self.place = None
-        if place is None:
-            return lambda target, _: enqueue(target)
-        progress = self._progress(place)
-        return lambda target, _: enqueue(target._replace(progress=progress))
+    def _own_lease(self) -> Lease | None:
+        session = self._session
+        return session.lease if session.state in (HELD, DOUBTFUL) else None
 
-    def _progress(self, place: str | None = None, keep: KeepPlace | None = None) -> Progress:
+    # The flows of what both kinds of locks can do.
+
+    def _enqueueing(self, claim: object, ticket: str | None) -> Flow[bool]:
+        progress = None if ticket is None else self._progress(ticket)
+        return self._session.enqueue(claim, self.acquire_timeout_s, progress)
+
+    def _waiting(self, timeout_s: float | None, reservation: Reservation | None) -> Flow[bool]:
+        arguments.check_timeout(timeout_s, self.key, "timeout_s")
+        progress = self._progress(reservation=reservation)
+        timeout = self.acquire_timeout_s if timeout_s is None else timeout_s
+        return self._session.wait(timeout, progress)
+
+    def _adopting(self, claim: object, token: str) -> Flow[bool]:
+        return self._session.adopt(claim, arguments.check_token(token, self.key))
+
+    def _renewing(self, lease_ttl_s: int | None) -> Flow[bool]:
+        arguments.check_lease(lease_ttl_s, self.key)
+        return self._session.renew(lease_ttl_s)
+
+    def _detaching(self, lease_ttl_s: int | None) -> Flow[str | None]:
+        arguments.check_lease(lease_ttl_s, self.key)
+        return self._session.detach(lease_ttl_s)
+
+    def _inspecting(self) -> Flow[dict[str, Any]]:
+        return self._session.question(operations.inspect)
+
+    def _evicting(self, fence: int) -> Flow[bool]:
+        return self._session.question(lambda target: operations.evict(target, fence))
+
+    def _progress(
+        self, ticket: str | None = None, reservation: Reservation | None = None
+    ) -> Progress:
         """Return what goes along with a waiter.
 
         Raises:
             InvalidArgumentError: an argument cannot be sent.
         """
+        key = self.key
         return Progress(
-            b"" if place is None else check_name(place, self.key, "place", "wait() has left"),
-            keep=None if keep is None else _keep_request(keep, self.key),
-            may_move=self._shards is not None,
+            b""
+            if ticket is None
+            else arguments.check_name(ticket, key, "ticket", "wait() has left"),
+            keep=None if reservation is None else arguments.reservation_request(reservation, key),
+            may_move=self._session.shards is not None,
         )
-
-    def _target_on(self, connection: Labelled) -> Target:
-        """Return what to ask for on a connection that may have another lock's label."""
-        if connection.label == self._label:
-            return self._target
-        connection.label = self._label
-        return self._labelling
-
-    def _lost_callback(self) -> Callable[[], object] | None:
-        if self._on_lost is None:
-            return None
-        on_lost, reference = self._on_lost, weakref.ref(self)
-
-        def call() -> None:
-            # Not the lock itself: it would keep alive one that its owner has forgotten.
-            lock = reference()
-            if lock is not None:
-                on_lost(lock)
-
-        return call
-
-    def _lose(self, hold: Hold) -> None:
-        callback = hold.lose()
-        logger.warning("lock %r on %s is lost", self.key, hold.target.server)
-        if callback is not None:
-            callback()
 
     def _timed_out(self) -> errors.LockTimeoutError:
+        server = self._session.target.server
         return errors.LockTimeoutError(
-            f"lock {self.key!r} on {self._target.server} was not granted within "
-            f"{self.acquire_timeout_s} s",
+            f"lock {self.key!r} on {server} was not granted within {self.acquire_timeout_s} s",
             key=self.key,
-            server=self._target.server,
-        )
-
-    def _cancelled(self) -> errors.AcquireCancelledError:
-        return errors.AcquireCancelledError(
-            f"waiting for lock {self.key!r} on {self._target.server} was cancelled",
-            key=self.key,
-            server=self._target.server,
-        )
-
-    def _already_held(self) -> errors.AlreadyHeldError:
-        return errors.AlreadyHeldError(
-            f"lock {self.key!r} is already held or waited for by this object: "
-            "release it first, or make another object",
-            key=self.key,
-            server=self._target.server,
-        )
-
-    def _not_enqueued(self) -> errors.NotEnqueuedError:
-        return errors.NotEnqueuedError(
-            f"lock {self.key!r}: wait() needs a place in the queue: call enqueue() first",
-            key=self.key,
-            server=self._target.server,
+            server=server,
         )
 
 
@@ -296,125 +255,35 @@ class SemaphoreBase(LockBase):
 
     _space = Space.SEMAPHORE
 
-    def __init__(self, key: str, limit: int, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LIMIT:
-            raise errors.InvalidArgumentError(
-                f"limit is {limit!r} for semaphore {key!r}: give a whole number from 1 to {MAX_LIMIT}",
-                key=key,
-            )
+    def __init__(
+        self,
+        key: str,
+        limit: int,
+        acquire_timeout_s: float | None = 10,
+        lease_ttl_s: int | None = None,
+        servers: Sequence[ServerLike] | str = DEFAULT_SERVERS,
+        sharding_strategy: ShardingStrategy = stable_hash_shard,
+        renew_ratio: float = 0.5,
+        *,
+        auth_token: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        label: str = "",
+        on_lost: Callable[[Any], object] | None = None,
+    ) -> None:
+        arguments.check_limit(limit, key)
         self.limit = limit
-        super().__init__(key, *args, **kwargs)
+        super().__init__(
+            key,
+            acquire_timeout_s,
+            lease_ttl_s,
+            servers,
+            sharding_strategy,
+            renew_ratio,
+            auth_token=auth_token,
+            ssl_context=ssl_context,
+            label=label,
+            on_lost=on_lost,
+        )
 
     def _limit(self) -> int:
         return self.limit
-
-
-def give_up_at(timeout: float | None) -> float | None:
-    """Return the monotonic time at which a request with so many seconds is given up."""
-    return None if timeout is None else time.monotonic() + timeout + GRACE
-
-
-def _check_key(key: str) -> None:
-    if not isinstance(key, str):
-        raise errors.InvalidKeyError(f"key is {key!r}: give a string")
-    try:
-        problem = key_problem(key.encode())
-    except UnicodeEncodeError:
-        problem = "contains half of a surrogate pair"
-    if problem:
-        shown = repr(key if len(key) <= 60 else key[:60] + "...")
-        raise errors.InvalidKeyError(
-            f"key {shown} {problem}: use up to 256 bytes of UTF-8 without white space", key=key
-        )
-
-
-def check_timeout(seconds: float | None, key: str, name: str = "acquire_timeout_s") -> None:
-    """Refuse a time to wait that is no number of seconds from 0.
-
-    Raises:
-        InvalidArgumentError: it is none.
-    """
-    if seconds is None:
-        return
-    # The comparison is false for a NaN as well.
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not 0 <= seconds <= MAX_SECONDS:
-        raise errors.InvalidArgumentError(
-            f"{name} is {seconds!r} for lock {key!r}: give seconds from 0, "
-            "or None to wait for ever",
-            key=key,
-        )
-
-
-def check_lease(seconds: int | None, key: str) -> None:
-    """Refuse a lease that is no whole number of seconds from 1.
-
-    Raises:
-        InvalidArgumentError: it is none.
-    """
-    if seconds is None:
-        return
-    is_whole = isinstance(seconds, int) and not isinstance(seconds, bool)
-    if not is_whole or not 1 <= seconds <= MAX_SECONDS:
-        raise errors.InvalidArgumentError(
-            f"lease_ttl_s is {seconds!r} for lock {key!r}: give whole seconds from 1, "
-            "or None for the server's default",
-            key=key,
-        )
-
-
-def check_token(token: str, key: str) -> bytes:
-    """Return a token as it is sent.
-
-    Raises:
-        InvalidArgumentError: it can be none; the text does not show it.
-    """
-    return check_name(token, key, "token", "detach() returned")
-
-
-def check_name(name: str, key: str, what: str, source: str) -> bytes:
-    """Return a token, or the name of a place, as it is sent.
-
-    Raises:
-        InvalidArgumentError: it can be none; the text does not show it.
-    """
-    try:
-        sent = name.encode("ascii")
-    except (AttributeError, UnicodeEncodeError):
-        sent = b""
-    if not sent.isalnum() or len(sent) > MAX_LINE:
-        raise errors.InvalidArgumentError(
-            f"lock {key!r}: what was given as its {what} is none: give what {source}", key=key
-        )
-    return sent
-
-
-def _keep_request(keep: KeepPlace, key: str) -> Reserve:
-    for name, seconds in zip(keep._fields, keep, strict=True):
-        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if not is_number or not 0 <= seconds <= MAX_SECONDS:
-            raise errors.InvalidArgumentError(
-                f"{name} is {seconds!r} for lock {key!r}: give seconds from 0", key=key
-            )
-    away, hold = (min(math.ceil(seconds * 1000), MAX_SECONDS) for seconds in keep)
-    return Reserve(away, hold)
-
-
-def _secret(auth_token: str | None) -> bytes | None:
-    if auth_token is None:
-        return None
-    try:
-        secret = auth_token.encode()
-    except (AttributeError, UnicodeEncodeError):
-        secret = b""  # the error at hand would show it
-    if not secret or len(secret) > MAX_SECRET or b"\n" in secret or b"\r" in secret:
-        raise errors.InvalidArgumentError(
-            f"auth_token must be one line of 1 to {MAX_SECRET} bytes of UTF-8 (its value is not shown)"
-        )
-    return secret
-
-
-def _label(text: str) -> bytes:
-    if not text.isprintable():
-        text = "".join(char if char.isprintable() else " " for char in text)
-    return text.encode("utf-8", "replace")[:MAX_LINE].decode("utf-8", "ignore").encode()

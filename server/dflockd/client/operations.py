@@ -62,6 +62,12 @@ GRACE = 2.0
 Only a server can say that the lock is somebody else's. One that says nothing has not said so.
 """
 
+
+def give_up_at(timeout: float | None, now: float) -> float | None:
+    """Return when a request with so many seconds is given up."""
+    return None if timeout is None else now + timeout + GRACE
+
+
 ROUNDING = 0.05
 """A time that is so little short of whole seconds is waited for as if it were whole."""
 

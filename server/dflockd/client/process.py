@@ -3,47 +3,43 @@
 from __future__ import annotations
 
 import os
-import threading
 
-from dflockd.client.connection import forget_connections_after_fork
+from dflockd.client.connection import forget_connections_after_fork, wait_before_fork
 from dflockd.client.pool import Pool
-from dflockd.client.reactor import Renewer
+from dflockd.client.reactor import Reactor
 
 
 class Process:
-    """The pool and the renewal thread of one process."""
+    """The pool and the reactor of one process."""
 
     def __init__(self) -> None:
         self.pool = Pool()
-        self.renewer = Renewer(self.pool)
+        self.reactor = Reactor(self.pool)
 
 
-_current: Process | None = None
-_creation = threading.Lock()
+_current: dict[str, Process] = {}
 
 
 def current() -> Process:
-    """Return this process's pool and renewal thread; they are made when first needed."""
-    global _current
-    if _current is None:
-        with _creation:
-            if _current is None:
-                _current = Process()
-    return _current
+    """Return this process's pool and reactor; they are made when first needed.
+
+    Without a lock: a signal handler may come in the middle.
+    """
+    return _current.get("it") or _current.setdefault("it", Process())
 
 
 def close_idle_connections() -> None:
     """Close the connections that no lock uses. Later locks make new ones."""
-    if _current is not None:
-        _current.pool.clear()
+    if _current:
+        current().pool.clear()
 
 
 def _after_fork_in_child() -> None:
-    # The parent's mutexes may be locked here by threads that do not exist here: leave them behind.
-    global _current, _creation
-    _current = None
-    _creation = threading.Lock()
     forget_connections_after_fork()
+    for process in _current.values():
+        process.reactor.forget_after_fork()
+    _current.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+if hasattr(os, "register_at_fork"):  # Windows has no forks
+    os.register_at_fork(before=wait_before_fork, after_in_child=_after_fork_in_child)

@@ -1,0 +1,222 @@
+"""Checks of what users pass: everything is refused early, with one line, before a byte is sent."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import ssl
+from typing import NamedTuple, TypeGuard
+
+from dflockd import errors
+from dflockd.wire import MAX_LIMIT, MAX_LINE, MAX_SECONDS, MAX_SECRET, Reserve, key_problem
+
+
+class Reservation(NamedTuple):
+    """That a position in the queue is to be kept after a wait that ends without a grant.
+
+    Somebody takes it up later, here or in another process: `enqueue` with its ticket. It is ahead of
+    all who came later, whenever that is. If its turn comes before, others have theirs; but about the
+    time at which it is expected a slot is held for it. It is forgotten a minute after that time, and
+    when a server without a cluster ends.
+    """
+
+    away_s: float
+    """Seconds after which it is expected to be taken up; at most the server's longest lease."""
+    hold_s: float
+    """Seconds before and after that in which a slot may be idle for its sake; 0 holds nothing."""
+
+
+KeepPlace = Reservation
+"""Its name before 0.2."""
+
+
+def check_key(key: object) -> None:
+    """Refuse a key that cannot be sent.
+
+    Raises:
+        InvalidKeyError: it cannot.
+    """
+    if not isinstance(key, str):
+        raise errors.InvalidKeyError(f"key is {key!r}: give a string")
+    try:
+        problem = key_problem(key.encode())
+    except UnicodeEncodeError:
+        problem = "contains half of a surrogate pair"
+    if problem:
+        shown = repr(key if len(key) <= 60 else key[:60] + "...")
+        raise errors.InvalidKeyError(
+            f"key {shown} {problem}: use up to 256 bytes of UTF-8 without white space", key=key
+        )
+
+
+def check_timeout(seconds: object, key: str, name: str = "acquire_timeout_s") -> None:
+    """Refuse a time to wait that is no number of seconds from 0.
+
+    Raises:
+        InvalidArgumentError: it is none.
+    """
+    if seconds is None:
+        return
+    # The comparison is false for a NaN as well.
+    if not _is_number(seconds) or not 0 <= seconds <= MAX_SECONDS:
+        raise errors.InvalidArgumentError(
+            f"{name} is {seconds!r} for lock {key!r}: give seconds from 0, "
+            "or None to wait for ever",
+            key=key,
+        )
+
+
+def check_lease(seconds: object, key: str) -> None:
+    """Refuse a lease that is no whole number of seconds from 1.
+
+    Raises:
+        InvalidArgumentError: it is none.
+    """
+    if seconds is None:
+        return
+    if not isinstance(seconds, int) or isinstance(seconds, bool) or not 1 <= seconds <= MAX_SECONDS:
+        raise errors.InvalidArgumentError(
+            f"lease_ttl_s is {seconds!r} for lock {key!r}: give whole seconds from 1, "
+            "or None for the server's default",
+            key=key,
+        )
+
+
+def check_renew_ratio(ratio: object, key: str) -> None:
+    """Refuse what is no share of a lease.
+
+    Raises:
+        InvalidArgumentError: it is none.
+    """
+    if not _is_number(ratio) or not 0 < ratio < 1:
+        raise errors.InvalidArgumentError(
+            f"renew_ratio is {ratio!r} for lock {key!r}: give a share between 0 and 1", key=key
+        )
+
+
+def check_limit(limit: object, key: object) -> None:
+    """Refuse a number of holders that no semaphore can have.
+
+    Raises:
+        InvalidArgumentError: it is none.
+    """
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LIMIT:
+        raise errors.InvalidArgumentError(
+            f"limit is {limit!r} for semaphore {key!r}: give a whole number from 1 to {MAX_LIMIT}"
+        )
+
+
+def check_tls(context: object) -> None:
+    """Refuse what is no TLS context.
+
+    Raises:
+        InvalidArgumentError: it is none.
+    """
+    if context is not None and not isinstance(context, ssl.SSLContext):
+        raise errors.InvalidArgumentError(
+            f"ssl_context is {context!r}: give an ssl.SSLContext, such as "
+            "ssl.create_default_context(), or None for servers that speak no TLS"
+        )
+
+
+def check_callback(on_lost: object, key: str, *, may_be_async: bool) -> None:
+    """Refuse what cannot be called when a lock is lost.
+
+    Raises:
+        InvalidArgumentError: it cannot, or nobody would await it.
+    """
+    if on_lost is None:
+        return
+    if not callable(on_lost):
+        raise errors.InvalidArgumentError(
+            f"on_lost is {on_lost!r} for lock {key!r}: give a function of the lock", key=key
+        )
+    if may_be_async:
+        return
+    called = getattr(on_lost, "__call__", on_lost)  # noqa: B004 - an object's own
+    if inspect.iscoroutinefunction(on_lost) or inspect.iscoroutinefunction(called):
+        raise errors.InvalidArgumentError(
+            f"on_lost of lock {key!r} is a coroutine function, which nobody would await: "
+            "give a plain one, or use dflockd.client",
+            key=key,
+        )
+
+
+def check_token(token: object, key: str) -> bytes:
+    """Return a token as it is sent.
+
+    Raises:
+        InvalidArgumentError: it can be none; the text does not show it.
+    """
+    return check_name(token, key, "token", "detach() returned")
+
+
+def check_name(name: object, key: str, what: str, source: str) -> bytes:
+    """Return a token, or a ticket, as it is sent.
+
+    Raises:
+        InvalidArgumentError: it can be none; the text does not show it.
+    """
+    sent = name.encode("ascii", "replace") if isinstance(name, str) else b""
+    if not sent.isalnum() or len(sent) > MAX_LINE:
+        raise errors.InvalidArgumentError(
+            f"lock {key!r}: what was given as its {what} is none: give what {source}", key=key
+        )
+    return sent
+
+
+def reservation_request(reservation: object, key: str) -> Reserve:
+    """Return a reservation as it is sent.
+
+    Raises:
+        InvalidArgumentError: it is none.
+    """
+    if not isinstance(reservation, Reservation):
+        raise errors.InvalidArgumentError(
+            f"reservation is {reservation!r} for lock {key!r}: give a Reservation", key=key
+        )
+    for name, seconds in zip(reservation._fields, reservation, strict=True):
+        if not _is_number(seconds) or not 0 <= seconds <= MAX_SECONDS:
+            raise errors.InvalidArgumentError(
+                f"{name} is {seconds!r} for lock {key!r}: give seconds from 0", key=key
+            )
+    away, hold = (min(math.ceil(seconds * 1000), MAX_SECONDS) for seconds in reservation)
+    return Reserve(away, hold)
+
+
+def checked_secret(auth_token: object) -> bytes | None:
+    """Return a shared secret as it is sent.
+
+    Raises:
+        InvalidArgumentError: it can be none; the text does not show it.
+    """
+    if auth_token is None:
+        return None
+    try:
+        secret = auth_token.encode() if isinstance(auth_token, str) else b""
+    except UnicodeEncodeError:
+        secret = b""  # the error at hand would show it
+    if not secret or len(secret) > MAX_SECRET or b"\n" in secret or b"\r" in secret:
+        raise errors.InvalidArgumentError(
+            f"auth_token must be one line of 1 to {MAX_SECRET} bytes of UTF-8 (its value is not shown)"
+        )
+    return secret
+
+
+def checked_label(text: object, key: str) -> bytes:
+    """Return a label as it is sent: one line, cut where it is too long.
+
+    Raises:
+        InvalidArgumentError: it is no text.
+    """
+    if not isinstance(text, str):
+        raise errors.InvalidArgumentError(
+            f"label is {text!r} for lock {key!r}: give a text", key=key
+        )
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else " " for char in text)
+    return text.encode("utf-8", "replace")[:MAX_LINE].decode("utf-8", "ignore").encode()
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

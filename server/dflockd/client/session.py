@@ -1,0 +1,720 @@
+"""The life of one lock, as flows: written once, for threads and for asyncio.
+
+A session is in one of six states::
+
+    free --> asking --> held <--> doubtful      renewed and rescued by the reactor
+      ^        |  ^       |          |
+      |        v  |       v          v
+      |      queued     lost <-------+          its lease ended, or the server no longer knows it
+      +--------+----------+------------         released, handed on, given up, or taken up anew
+
+`TRANSITIONS` has them all. A session that asks or is queued has one connection, that of `asking` or
+of `queued`; one that is held has a `Lease`, which has one. They are attributes before a request goes
+out: an exception that a signal handler raises comes between any two instructions, and whoever catches
+it calls `let_go`, which closes them. Variables would keep them open, and the lock held, for as long as
+somebody keeps the traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
+
+from dflockd import errors
+from dflockd.address import Address
+from dflockd.client import clock, flows, operations
+from dflockd.client.flows import Links
+from dflockd.client.lease import DOUBTFUL, HELD, LOST, Lease
+from dflockd.client.operations import GRACE, Detour, Grant, Operation, Progress, Target
+from dflockd.client.routing import PASSING, Ask, Path, ShardMap, pursue
+from dflockd.client.steps import Flow, Hear, Link, Open, Pause, Route, Signal
+
+FREE: Final = "free"
+ASKING: Final = "asking"
+QUEUED: Final = "queued"
+
+TRANSITIONS: Final = frozenset(
+    {
+        (FREE, ASKING),
+        (ASKING, FREE),
+        (ASKING, QUEUED),
+        (ASKING, HELD),
+        (QUEUED, ASKING),
+        (QUEUED, FREE),
+        (HELD, FREE),
+        (HELD, DOUBTFUL),
+        (HELD, LOST),
+        (DOUBTFUL, HELD),
+        (DOUBTFUL, LOST),
+        (DOUBTFUL, FREE),
+        (LOST, FREE),
+        (LOST, ASKING),
+    }
+)
+"""From which state a session may come to which."""
+
+ANSWER_PATIENCE = 5.0
+"""Seconds for servers to answer what is no waiting for a lock: a shard may be on its way."""
+
+RELEASE_PATIENCE = 1.0
+"""Seconds that a release waits for its server, or its shard, before it is left to the reactor."""
+
+BUSY = 0.001
+"""Seconds between looks at whether the reactor has done with the connection: it never waits with it."""
+
+logger = logging.getLogger("dflockd.client")
+
+R = TypeVar("R")
+
+Begin = Callable[[Target, float | None], Operation[R]]
+
+
+class Reactor(Protocol):
+    """What goes on without the caller, as far as sessions go. None of these calls waits."""
+
+    def keep(self, lease: Lease) -> None:
+        """Renew it until it ends."""
+
+    def forget(self, lease: Lease) -> None:
+        """Its owner has ended it."""
+
+    def release_later(self, lease: Lease) -> None:
+        """Give it back once its server can be reached."""
+
+    def is_here(self) -> bool:
+        """Whether this is the reactor's own thread, which must never wait."""
+
+
+class Home(Protocol):
+    """What the sessions of one process share."""
+
+    @property
+    def pool(self) -> Links:
+        """Idle connections."""
+
+    @property
+    def reactor(self) -> Reactor:
+        """What goes on without the caller."""
+
+
+class Session:
+    """One lock object's dealings with servers.
+
+    Its flows are driven by the caller. After any exception, whatever it is, the caller of a flow that
+    has a `claim` calls `let_go` with it, and that of `wait`, `detach` and `release` calls `abandon`.
+
+    Args:
+        target: what is asked for.
+        label: what the server is to show for it.
+        route: to the server; in a cluster, to begin with.
+        renew_ratio: share of the lease after which it is renewed.
+        shards: the map of the cluster; ``None`` without one.
+        home: returns what the process shares.
+        on_lost: returns what to call when the lease is lost, from whatever thread finds it out.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        label: bytes,
+        route: Route,
+        renew_ratio: float,
+        shards: ShardMap | None,
+        home: Callable[[], Home],
+        on_lost: Callable[[], Callable[[], object]] | None = None,
+    ) -> None:
+        self.lease: Lease | None = None
+        self.asking: Link | None = None
+        """The connection of the request under way."""
+        self.queued: Link | None = None
+        """The connection on which a position is waited for, between `enqueue` and `wait`."""
+        self.telling: Link | None = None
+        """As `asking`, for a request about what is held: `cancel` does not end it."""
+        self.ticket: str | None = None
+        """The ticket that a `wait` has left."""
+        self.shards = shards
+        self.is_cancelled = False
+        self._cancelling = Signal()
+        self._pid = os.getpid()
+        self._owner: dict[str, object] = {}
+        """Whose call it is that asks, waits or holds: one only, by a single operation of the dict."""
+        self._to_wait: list[None] = []
+        """The same for who may wait for the position."""
+        self._label = label
+        self.route = route
+        self._renew_ratio = renew_ratio
+        self._home = home
+        self._on_lost = on_lost
+        self.target = target
+        self._labelling = target._replace(label=label)
+        # For a new connection, which has no label yet.
+        self._target_anew = self._labelling if label else target
+
+    # What it is.
+
+    @property
+    def state(self) -> str:
+        """One of the six, as a word."""
+        lease = self.lease
+        if lease is not None and lease.pid == os.getpid():
+            state = lease.state
+            if state in (HELD, DOUBTFUL, LOST):
+                return state
+        if self.queued is not None and not self.queued.closed:
+            return QUEUED
+        return ASKING if self._owner and self._pid == os.getpid() and not lease else FREE
+
+    @property
+    def server(self) -> str:
+        """Who is in charge of the key, as far as known."""
+        if self.shards is None:
+            return self.target.server
+        asked = self.target if self.lease is None else self.lease.target
+        return str(self.shards.owner_of(asked.key) or asked.server)
+
+    def cancel(self) -> None:
+        """End the request of another thread; never undone. From a signal handler, too."""
+        self.is_cancelled = True
+        self._cancelling.fire()
+        link = self.asking
+        if link is not None:
+            link.interrupt()
+
+    def let_go(self, claim: object) -> None:
+        """Close whatever this session stands on, if it is the claim's: its end frees the lock."""
+        if self._owner.get("by") is claim:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close whatever this session stands on, at any instant and in any thread."""
+        lease, self.lease = self.lease, None
+        for link in (self.asking, self.queued, self.telling):
+            if link is not None:
+                link.close()
+        if lease is not None:
+            lease.abandon()
+            self._home().reactor.forget(lease)
+        self.asking = self.queued = self.telling = None
+        self._owner.clear()
+
+    def __del__(self) -> None:
+        """Free what its owner has forgotten."""
+        with contextlib.suppress(AttributeError, TypeError):  # never made, or the interpreter ends
+            self.abandon()
+
+    # Flows that begin something.
+
+    def acquire(self, claim: object, timeout: float | None) -> Flow[bool]:
+        """Wait for the lock; ``False`` if it was not granted in time."""
+        self._take_possession(claim)
+        grant = yield from self._begin(operations.acquire, timeout)
+        return self._settle(grant)
+
+    def enqueue(
+        self, claim: object, timeout: float | None, progress: Progress | None
+    ) -> Flow[bool]:
+        """Take a position; ``True`` if the lock was granted at once."""
+        self._take_possession(claim)
+        self.ticket = None
+
+        def begin(target: Target, _: float | None) -> Operation[Grant | None]:
+            if progress is not None:
+                target = target._replace(progress=progress)
+            return operations.enqueue(target)
+
+        grant = yield from self._begin(begin, timeout)
+        if grant is not None:
+            return self._settle(grant)
+        self.queued = self.asking
+        self._to_wait = [None]
+        self._end_request()
+        return False
+
+    def wait(self, timeout: float | None, progress: Progress) -> Flow[bool]:
+        """Wait for the position to be served; ``False`` if it was not in time.
+
+        Raises:
+            NotEnqueuedError: there is none, or another thread waits for it.
+        """
+        try:
+            self._to_wait.pop()
+        except IndexError:
+            raise self._not_enqueued() from None
+        self.asking, self.queued = self.queued, None
+        assert self.asking is not None
+        if self.shards is None:
+            target = self.target._replace(progress=progress)
+            until = operations.give_up_at(timeout, clock.now())
+            grant = yield from self._talk(
+                self.asking, operations.wait(target, timeout), until, None
+            )
+        else:
+            # Both begin with the wait for this position.
+            begin = operations.acquire if progress.keep is None else operations.queue
+            grant = yield from self._follow(self.shards, begin, timeout, self.asking, progress)
+        self.ticket = progress.kept.decode() or None
+        return self._settle(grant)
+
+    def adopt(self, claim: object, token: bytes) -> Flow[bool]:
+        """Take over a hold by its token; ``False`` if it is no more."""
+        self._take_possession(claim)
+
+        def begin(target: Target, _: float | None) -> Operation[Grant | None]:
+            return operations.confirm(target, token, target.lease)
+
+        grant = yield from self._begin(begin, ANSWER_PATIENCE)
+        return self._settle(grant)
+
+    # The same in two parts, for those who keep many waiters in order: only on one connection, and
+    # what goes wrong is theirs to deal with.
+
+    def queue_up(self, claim: object, progress: Progress) -> Flow[bool]:
+        """Take a position, now or not at all; ``True`` if the lock was granted at once."""
+
+        def begin(target: Target, _: float | None) -> Operation[Grant | None]:
+            return operations.enqueue(target._replace(progress=progress))
+
+        self._take_possession(claim)
+        grant = yield from self._begin(begin, 0)
+        link = self.asking
+        assert link is not None
+        if grant is None:
+            self.queued = link
+            self._end_request()
+            return False
+        # The server keeps the position until it is asked about it, and refuses another on the same
+        # connection, even after somebody else has adopted the lock.
+        grant = yield from flows.talk(link, operations.wait(self.target, 0))
+        return self._settle(grant)
+
+    def await_turn(self, timeout: int | None, progress: Progress) -> Flow[bool]:
+        """Wait for the position to be served; ``False`` if it was not in time."""
+        link, shards = self.queued, self.shards
+        assert link is not None
+        look = None if shards is None else partial(self._look, shards, link.route)
+        target = self.target._replace(progress=progress)
+        grant = yield from flows.talk(link, operations.wait(target, timeout), None, look)
+        self.asking, self.queued = link, None
+        self.ticket = progress.kept.decode() or None
+        return self._settle(grant)
+
+    # Flows about what is held.
+
+    def check(self) -> Flow[None]:
+        """Return once it is certain that the lock is held.
+
+        Raises:
+            LockLostError: it is not, or that cannot be found out here and now.
+        """
+        while True:
+            lease = self.lease
+            if lease is None or lease.pid != os.getpid():
+                raise self._lost_error("is not held")
+            state = lease.state
+            if state == HELD:
+                return
+            if state != DOUBTFUL:
+                raise self._lost_error("is lost")
+            if self._home().reactor.is_here():
+                raise self._lost_error("is in doubt, and only this thread can end that")
+            assert lease.settled is not None
+            yield Hear(lease.settled, lease.deadline)
+
+    def renew(self, seconds: int | None) -> Flow[bool]:
+        """Start the lease anew; ``False`` if it is lost."""
+        lease = self.lease
+        if lease is None or lease.pid != os.getpid():
+            return False
+        try:
+            link = yield from self._taken(lease, waits=True)
+            if lease.is_over or link is None:
+                return False
+            asked = seconds or lease.asked
+            self.telling = link
+            grant, link = yield from self._tell(
+                lambda target: operations.renew(target, lease.token, asked), link, lease.left
+            )
+            lease.target = self._target_anew
+            if grant is None or not lease.renewed(grant):
+                self.telling = None
+                link.close()
+                lease.lose("the server no longer knows it")
+                return False
+            lease.asked = asked
+            lease.bring(link)
+            self.telling = None
+            self._home().reactor.keep(lease)
+            return True
+        except BaseException:
+            link, self.telling = self.telling, None
+            if link is not None:
+                link.close()
+            lease.lose("it could not be renewed")
+            raise
+
+    def detach(self, seconds: int | None) -> Flow[str | None]:
+        """Let the hold go on without this session; return its token, or ``None`` if it is over."""
+        lease = self.lease
+        if lease is None or lease.pid != os.getpid():
+            return None
+        link = yield from self._taken(lease, waits=True)
+        self.telling = link
+        if link is None or not lease.end():
+            return None
+        asked = seconds or lease.asked
+        detached, link = yield from self._tell(
+            lambda target: operations.detach(target, lease.token, asked), link, lease.left
+        )
+        self._be_free()
+        self.telling = None
+        if not detached:
+            link.close()
+            return None
+        self._home().pool.give(link)
+        return lease.token.decode()
+
+    def release(self) -> Flow[bool]:
+        """Give the lock back, or the position; ``False`` if it was not held any more."""
+        if self.queued is not None and self._to_wait:
+            self.queued.close()
+            self.queued, self._to_wait = None, []
+            self._owner.clear()
+        lease = self.lease
+        if lease is None or lease.pid != os.getpid():
+            return False
+        if lease.state == LOST:
+            logger.warning("lock %r on %s was lost before its release", self._name, self.server)
+            lease.lose("its lease ended unrenewed")
+            if lease.forget():
+                self._be_free()
+            return False
+        if not lease.end():
+            return False  # another thread releases it
+        try:
+            released = yield from self._give_back(lease)
+        except errors.RemoteError as exc:
+            released = False
+            logger.warning("lock %r could not be released in order: %s", self._name, exc)
+            if self.telling is not None:
+                self.telling.close()
+            if isinstance(exc, PASSING):
+                self._home().reactor.release_later(lease)
+        self._be_free()
+        self.telling = None
+        return released
+
+    def question(self, operation: Callable[[Target], Operation[R]]) -> Flow[R]:
+        """Ask something that leaves nothing behind, whatever else this session is doing."""
+        links, target = self._home().pool, self.target
+        if self.shards is None:
+            return (
+                yield from flows.ask(links, self.route, lambda: operation(target), ANSWER_PATIENCE)
+            )
+
+        def attempt(step: Ask) -> Flow[R]:
+            there = target.at(step.server)
+            return flows.ask(links, self.route.at(step.server), lambda: operation(there), GRACE)
+
+        path = self._path(self.shards, ANSWER_PATIENCE)
+        return (yield from flows.walk(links, path, self.route, attempt))
+
+    # Whose it is.
+
+    def _take_possession(self, claim: object) -> None:
+        """Make the object this caller's.
+
+        Raises:
+            AlreadyHeldError: it is another's, or holds the lock, or waits for it.
+        """
+        if self._pid != os.getpid():
+            # What was before is the parent's.
+            self._pid = os.getpid()
+            self._owner = {}
+            self.lease = self.queued = None
+        if self._owner.setdefault("by", claim) is claim:
+            return
+        lease = self.lease
+        if lease is None or lease.state != LOST or not lease.forget():
+            raise errors.AlreadyHeldError(
+                f"lock {self._name!r} is already held or waited for by this object: "
+                "release it first, or make another object",
+                key=self._name,
+                server=self.target.server,
+            )
+        self._owner["by"] = claim
+        lease.lose("its lease ended unrenewed")
+        self.lease = None
+
+    def _be_free(self) -> None:
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            self._home().reactor.forget(lease)
+        self._owner.clear()
+
+    # The parts of flows.
+
+    def _begin(self, begin: Begin[R], timeout: float | None) -> Flow[R]:
+        """Run an operation at the server in charge; `asking` is then the connection to it."""
+        if self.shards is None:
+            until = operations.give_up_at(timeout, clock.now())
+            return self._ask(begin, timeout, None, until, None)
+        return self._follow(self.shards, begin, timeout, None, Progress())
+
+    def _follow(
+        self,
+        shards: ShardMap,
+        begin: Begin[R],
+        timeout: float | None,
+        link: Link | None,
+        progress: Progress,
+    ) -> Flow[R]:
+        """Run an operation wherever in the cluster its key is.
+
+        A connection that is given has a position: as long as it has, that is waited for.
+        """
+        links, is_queued = self._home().pool, link is not None
+        until = operations.give_up_at(timeout, clock.now())
+
+        def look(is_waiting: bool) -> Flow[float]:
+            return self._look(shards, self.route, is_waiting)
+
+        def attempt(step: Ask) -> Flow[R]:
+            nonlocal is_queued
+            link = self.asking
+            if link is not None and (link.closed or link.route.address != step.server):
+                self.asking, is_queued = None, False
+                links.give(link)
+                link = None
+            self._go_to(step.server)
+            was_queued = is_queued
+            answer = yield from self._ask(going_on, step.timeout, link, until, look)
+            is_queued = was_queued and isinstance(answer, errors.RecoveringError)
+            return operations.raised(answer)
+
+        def going_on(target: Target, timeout: float | None) -> Operation[R | Detour]:
+            nonlocal is_queued
+            start: Callable[..., Operation[Any]] = operations.wait if is_queued else begin
+            is_queued = False
+            return operations.kept(start(target._replace(progress=progress), timeout))
+
+        path = self._path(shards, timeout, link)
+        return (yield from flows.walk(links, path, self.route, attempt, self._pause))
+
+    def _ask(
+        self,
+        begin: Begin[R],
+        timeout: float | None,
+        link: Link | None,
+        until: float | None,
+        look: flows.Look | None,
+    ) -> Flow[R]:
+        """Run an operation on a connection of the pool, or on a new one if that has died there."""
+        links = self._home().pool
+        if link is None:
+            link = links.take(self.route) or (yield Open(self.route, until))
+        self.asking = link
+        operation = begin(self._target_on(link), timeout)
+        try:
+            return (yield from self._talk(link, operation, until, look))
+        except errors.UnreachableError:
+            if not link.pooled:
+                raise
+            # The other idle ones are most likely dead as well.
+            links.clear(self.route)
+            if until is not None and clock.now() >= until:
+                raise
+        except errors.RefusedError as exc:
+            # An old server says `error` and hangs up on who is idle for long: it is no answer to us.
+            if not link.pooled or type(exc) is not errors.RefusedError:
+                raise
+        # Nothing was granted that still is: a grant on the dead connection ended with it.
+        if timeout is not None and until is not None:
+            timeout = min(timeout, max(0, until - GRACE - clock.now()))
+        self.asking = link = yield Open(self.route, until)
+        operation = begin(self._target_on(link), timeout)
+        return (yield from self._talk(link, operation, until, look))
+
+    def _look(self, shards: ShardMap, route: Route, is_waiting: bool) -> Flow[float]:
+        """Look at a server of the cluster that has not answered yet."""
+        return flows.look_at(self._home().pool, shards, self.target.key, route, is_waiting)
+
+    def _talk(
+        self, link: Link, operation: Operation[R], until: float | None, look: flows.Look | None
+    ) -> Flow[R]:
+        try:
+            if self.is_cancelled:
+                raise self._cancelled()
+            return (yield from flows.talk(link, operation, until, look))
+        except errors.UnreachableError:
+            if self.is_cancelled:
+                raise self._cancelled() from None
+            raise
+
+    def _pause(self, seconds: float) -> Flow[None]:
+        yield Hear(self._cancelling, clock.now() + seconds)
+        if self.is_cancelled:
+            raise self._cancelled()
+
+    def _settle(self, grant: Grant | None) -> bool:
+        """Do what follows from the end of a wait: hold the lock, or give the connection back."""
+        link = self.asking
+        assert link is not None
+        if grant is None:
+            self._end_request()
+            self._owner.clear()
+            self._home().pool.give(link)
+            return False
+        on_lost = None if self._on_lost is None else self._on_lost()
+        lease = Lease(self._target_anew, grant, link, self._renew_ratio, on_lost, self.shards)
+        self.lease = lease
+        self._home().reactor.keep(lease)
+        self._end_request()
+        return True
+
+    def _end_request(self) -> None:
+        self.asking = None
+        # `cancel` sets its mark before it looks for a connection. Without the mark now, it finds none,
+        # and never cuts a connection that is another lock's by then.
+        if self.is_cancelled:
+            raise self._cancelled()
+
+    def _taken(self, lease: Lease, *, waits: bool) -> Flow[Link | None]:
+        """Take the connection of a lease from the reactor; ``None`` if that has none.
+
+        Args:
+            lease: it.
+            waits: until a server is reached again, or the lease is over. To give that up halfway is
+                to end a connection that the hold may have just come to belong to.
+        """
+        while (link := lease.take()) is None:
+            if lease.state == LOST or (lease.link.closed and not lease.is_away):
+                return None
+            if (lease.is_away and not waits) or self._home().reactor.is_here():
+                return None
+            yield Pause(BUSY if not lease.is_away else 10 * BUSY)
+        return link
+
+    def _give_back(self, lease: Lease) -> Flow[bool]:
+        link = yield from self._taken(lease, waits=False)
+
+        def releasing(target: Target) -> Operation[bool]:
+            return operations.release(target, lease.token)
+
+        patience = RELEASE_PATIENCE
+        if self.shards is not None:
+            patience = min(lease.left, patience)
+        elif link is not None and not link.closed:
+            self.telling = link
+            try:
+                released = yield from flows.talk(
+                    link, releasing(self.target), clock.now() + patience
+                )
+            except errors.UnreachableError as exc:
+                if isinstance(exc.__cause__, TimeoutError):
+                    raise
+                # The server may wait for a renewal, all the lease long: say that none comes.
+                link = None
+            else:
+                self.telling = None
+                self._home().pool.give(link)
+                return released
+        released, link = yield from self._tell(releasing, link, patience)
+        self.telling = None
+        self._home().pool.give(link)
+        return released
+
+    def _tell(
+        self, operation: Callable[[Target], Operation[R]], link: Link | None, timeout: float
+    ) -> Flow[tuple[R, Link]]:
+        """Run an operation about what is held, on its connection or, if that broke, on a new one.
+
+        `telling` is then the connection, as long as the caller stands on it.
+        """
+        until = clock.now() + timeout
+        shards, links = self.shards, self._home().pool
+        if shards is None:
+            if link is None or link.closed:
+                link = yield Open(self.route, until)
+            self.telling = link
+            return (yield from flows.talk(link, operation(self.target), until)), link
+        # Its server may have the lock after all, and would free it with this connection.
+        self.telling = stood_on = link
+
+        def attempt(step: Ask) -> Flow[tuple[R, Link]]:
+            route, link = self._go_to(step.server), self.telling
+            if link is None or link.closed or link.route.address != step.server:
+                if link is not None and link is not stood_on:
+                    link.close()
+                self.telling = link = yield Open(route, until)
+            told = operations.kept(operation(self.target))
+            return operations.raised((yield from flows.talk(link, told, until, look))), link
+
+        def look(is_waiting: bool) -> Flow[float]:
+            return self._look(shards, self.route, is_waiting)
+
+        path = self._path(shards, timeout, link)
+        try:
+            return (yield from flows.walk(links, path, self.route, attempt))
+        finally:
+            if stood_on is not None and stood_on is not self.telling:
+                stood_on.close()
+
+    # Small things.
+
+    @property
+    def _name(self) -> str:
+        return self.target.name
+
+    def _go_to(self, server: Address) -> Route:
+        """Turn to a server of the cluster."""
+        if self.target.server != str(server):
+            self.route = self.route.at(server)
+            self._labelling = self._labelling.at(server)
+            self._target_anew = self._target_anew.at(server)
+            self.target = self.target.at(server)
+        return self.route
+
+    def _path(self, shards: ShardMap, timeout: float | None, first: Link | None = None) -> Path:
+        """Return how to come to the server in charge, in a cluster.
+
+        Args:
+            shards: the map of the cluster.
+            timeout: seconds; ``None`` for no end.
+            first: where to begin, if that is not closed.
+        """
+        now = clock.now()
+        until = None if timeout is None else now + timeout
+        server = None if first is None or first.closed else first.route.address
+        return pursue(shards, self.target.key, until, now, first=server)
+
+    def _target_on(self, link: Link) -> Target:
+        """Return what to ask for on a connection that may have another lock's label."""
+        if link.label == self._label:
+            return self.target
+        link.label = self._label
+        return self._labelling
+
+    def _cancelled(self) -> errors.AcquireCancelledError:
+        return errors.AcquireCancelledError(
+            f"waiting for lock {self._name!r} on {self.target.server} was cancelled",
+            key=self._name,
+            server=self.target.server,
+        )
+
+    def _not_enqueued(self) -> errors.NotEnqueuedError:
+        return errors.NotEnqueuedError(
+            f"lock {self._name!r}: wait() needs a place in the queue: call enqueue() first",
+            key=self._name,
+            server=self.target.server,
+        )
+
+    def _lost_error(self, what: str) -> errors.LockLostError:
+        return errors.LockLostError(
+            f"lock {self._name!r} on {self.target.server} {what}",
+            key=self._name,
+            server=self.target.server,
+        )
