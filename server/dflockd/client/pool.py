@@ -49,8 +49,8 @@ class Pool:
         link.idle_since = clock.now()
         idle = self._idle.get(link.route)
         if idle is None:
-            idle = self._idle.setdefault(link.route, deque())
             self.sweep(link.idle_since)
+            idle = self._idle.setdefault(link.route, deque())
         if len(idle) < MAX_IDLE:
             idle.append(link)
         else:
