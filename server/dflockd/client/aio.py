@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 from dflockd.client import clock, process
 from dflockd.client.arguments import KeepPlace, Reservation
-from dflockd.client.connection import Wait, Waits, carry_out
+from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
 from dflockd.client.lock import LockBase, SemaphoreBase
 from dflockd.client.steps import Flow, Hear, Pause, Ready
 from dflockd.errors import NotEnqueuedError
@@ -288,7 +288,10 @@ async def drive(waits: Waits[R]) -> R:
     try:
         wait = next(waits)
         while True:
-            outcome = await (_ready(loop, wait) if type(wait) is Ready else _wait(loop, wait))
+            if type(wait) is Connection:
+                outcome: object = await _ready(loop, wait, False, wait.until)
+            else:
+                outcome = await _wait(loop, wait)
             wait = waits.send(outcome)
     except StopIteration as stop:
         result: R = stop.value
@@ -298,25 +301,24 @@ async def drive(waits: Waits[R]) -> R:
         raise
 
 
-async def _ready(loop: asyncio.AbstractEventLoop, wait: Ready) -> bool:
-    if wait.link.closed:
+async def _ready(
+    loop: asyncio.AbstractEventLoop, link: Connection, writes: bool, until: float
+) -> bool:
+    if link.closed:
         return True  # whoever reads from it learns that
-    number = wait.link.fileno()
+    number = link.fileno()
     ready: asyncio.Future[bool] = loop.create_future()
     watch, unwatch = (
-        (loop.add_writer, loop.remove_writer)
-        if wait.writes
-        else (loop.add_reader, loop.remove_reader)
+        (loop.add_writer, loop.remove_writer) if writes else (loop.add_reader, loop.remove_reader)
     )
     try:
         watch(number, _set, ready, True)
     except NotImplementedError:
-        return await _ready_elsewhere(loop, wait)
+        return await _ready_elsewhere(loop, Ready(link, writes, until))
     timer = None
     try:
-        if wait.until < math.inf:
-            left = max(0.0, wait.until - clock.now())
-            timer = loop.call_later(left, _set, ready, False)
+        if until < math.inf:
+            timer = loop.call_later(max(0.0, until - clock.now()), _set, ready, False)
         return await ready
     finally:
         unwatch(number)
@@ -338,12 +340,14 @@ async def _ready_elsewhere(loop: asyncio.AbstractEventLoop, wait: Ready) -> bool
 
 
 async def _wait(loop: asyncio.AbstractEventLoop, wait: Wait) -> object:
+    if isinstance(wait, Ready):
+        return await _ready(loop, wait.link, wait.writes, wait.until)
     if isinstance(wait, Pause):
         await asyncio.sleep(wait.seconds)
         return None
     if isinstance(wait, Hear):
         return await _hear(loop, wait)
-    assert not isinstance(wait, Ready)
+    assert isinstance(wait, Resolve)
     try:
         async with asyncio.timeout(max(0.0, wait.until - clock.now())):
             return await loop.getaddrinfo(wait.host, wait.port, type=socket.SOCK_STREAM)

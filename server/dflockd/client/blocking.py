@@ -300,7 +300,10 @@ def drive(waits: Waits[R]) -> R:
     try:
         wait = next(waits)
         while True:
-            outcome = _ready(wait) if type(wait) is Ready else _wait(wait)
+            if type(wait) is Connection:
+                outcome: object = _readable(wait)
+            else:
+                outcome = _wait(wait)
             wait = waits.send(outcome)
     except StopIteration as stop:
         result: R = stop.value
@@ -310,8 +313,35 @@ def drive(waits: Waits[R]) -> R:
         raise
 
 
-def _wait(wait: Wait) -> object:
+def _readable(link: Connection) -> bool:
+    """Wait until something can be read, up to the link's `until`."""
+    left = link.until - clock.now()
+    poll = link.poll
+    if poll is None or link.closed:
+        return _ready(link, False, left)
+    ready = poll.poll(None if left > LONGEST_POLL else max(0.0, left * 1000))
+    return bool(ready)
+
+
+def _ready(link: Connection, writes: bool, left: float) -> bool:
+    if link.closed:
+        return True  # whoever reads from it learns that
     # What waits is looked up at the time of the call: gevent and eventlet replace it.
+    make_poll = getattr(select, "poll", None)
+    if make_poll is None:
+        readable, writable = ([], [link]) if writes else ([link], [])
+        seconds = None if left > LONGEST_POLL else max(0.0, left)
+        return any(select.select(readable, writable, [], seconds)[:2])
+    poll = make_poll()
+    poll.register(link.fileno(), select.POLLOUT if writes else select.POLLIN)
+    if not writes:
+        link.poll = poll
+    return bool(poll.poll(None if left > LONGEST_POLL else max(0.0, left * 1000)))
+
+
+def _wait(wait: Wait) -> object:
+    if isinstance(wait, Ready):
+        return _ready(wait.link, wait.writes, wait.until - clock.now())
     if isinstance(wait, Pause):
         time.sleep(wait.seconds)
         return None
@@ -322,28 +352,6 @@ def _wait(wait: Wait) -> object:
         return socket.getaddrinfo(wait.host, wait.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as exc:
         return exc
-
-
-def _ready(wait: Ready) -> bool:
-    until = wait.until - clock.now()
-    left = until if until < LONGEST_POLL else None
-    link: Connection = wait.link
-    poll = link.poll
-    if link.closed:
-        return True  # whoever reads from it learns that
-    if poll is None or wait.writes:
-        make_poll = getattr(select, "poll", None)
-        if make_poll is None:
-            asked = [link]
-            readable, writable = ([], asked) if wait.writes else (asked, [])
-            return any(select.select(readable, writable, [], left and max(0.0, left))[:2])
-        poll = make_poll()
-        poll.register(link.fileno(), select.POLLOUT if wait.writes else select.POLLIN)
-        if not wait.writes:
-            link.poll = poll
-    if left is None:
-        return bool(poll.poll())
-    return bool(poll.poll(left * 1000 if left > 0 else 0))
 
 
 def _hear(wait: Hear) -> bool:

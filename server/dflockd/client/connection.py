@@ -60,7 +60,9 @@ class Resolve(NamedTuple):
     until: float
 
 
-Wait: TypeAlias = "Ready | Pause | Hear | Resolve"
+Wait: TypeAlias = "Connection | Ready | Pause | Hear | Resolve"
+"""What is yielded to drivers. A connection by itself is waited for like a `Ready` that reads, up to its
+`until`: that is what nearly all waits are."""
 Waits: TypeAlias = Generator[Wait, Any, R]
 _Found: TypeAlias = "list[tuple[int, int, int, Any]]"
 
@@ -84,16 +86,17 @@ class Connection:
 
     __slots__ = (
         "__weakref__",
-        "_is_tls",
-        "_reader",
         "_sock",
         "closed",
         "idle_since",
+        "is_tls",
         "label",
         "owed",
         "poll",
         "pooled",
+        "reader",
         "route",
+        "until",
     )
 
     def __init__(self, route: Route, family: int, kind: int, protocol: int) -> None:
@@ -104,10 +107,12 @@ class Connection:
         self.idle_since = 0.0
         self.owed = False
         """Whether a reply is still to come to a request that `send_now` sent."""
+        self.until = math.inf
+        """When who has yielded it does not wait any more; see `Wait`."""
         self.poll: Any = None
         """What the driver of threads waits with."""
-        self._reader = ReplyReader()
-        self._is_tls = False
+        self.reader = ReplyReader()
+        self.is_tls = False
         with _no_fork():
             self._sock = socket.socket(family, kind, protocol)
             CONNECTIONS.add(self)
@@ -124,7 +129,7 @@ class Connection:
 
     def has_data(self) -> bool:
         """Return whether there is something to read that the socket no longer has."""
-        return self._is_tls and cast(ssl.SSLSocket, self._sock).pending() > 0
+        return self.is_tls and cast(ssl.SSLSocket, self._sock).pending() > 0
 
     def send_now(self, request: bytes) -> None:
         """Send a request, for `receive_now` to fetch the reply later.
@@ -132,7 +137,7 @@ class Connection:
         Raises:
             OSError: the connection broke, or its buffer is full: the server has stopped reading.
         """
-        self._reader.ahead = 0
+        self.reader.ahead = 0
         if self._sock.send(request) != len(request):
             raise BlockingIOError("send buffer full")
         self.owed = True
@@ -144,9 +149,9 @@ class Connection:
             OSError: the connection broke.
             UnexpectedReplyError: nothing was asked, or the reply is none.
         """
-        line = self._receive()
+        line = self.receive()
         while line is None and self.has_data():
-            line = self._receive()
+            line = self.receive()
         if line is not None:
             if not self.owed:
                 raise UnexpectedReplyError("a line that nobody asked for")
@@ -198,7 +203,7 @@ class Connection:
             sock = self._sock = context.wrap_socket(
                 self._sock, server_hostname=self.route.address.host, do_handshake_on_connect=False
             )
-        self._is_tls = True
+        self.is_tls = True
         while True:
             try:
                 sock.do_handshake()
@@ -213,38 +218,34 @@ class Connection:
         if not (yield Ready(self, writes, until)):
             raise TimeoutError
 
-    def begin(self, exchange: Exchange, until: float) -> Waits[None]:
-        """Send a request; the replies that are still to come before its own are passed over."""
-        self._reader.ahead = exchange.ahead + self.owed
-        self.owed = False
-        data = exchange.request
-        while True:
-            try:
-                sent = self._sock.send(data)
-            except _NOT_NOW:
-                sent = 0
-            if sent == len(data):
-                return
-            data = data[sent:]
-            yield from self._wait(writes=True, until=until)
+    def send(self, data: bytes) -> bytes:
+        """Send; return what could not be sent yet."""
+        try:
+            sent = self._sock.send(data)
+        except _NOT_NOW:
+            return data
+        return b"" if sent == len(data) else data[sent:]
 
-    def _receive(self) -> bytes | None:
+    def finish(self, rest: bytes, until: float) -> Waits[None]:
+        """Send the rest of a request."""
+        while rest:
+            yield from self._wait(writes=True, until=until)
+            rest = self.send(rest)
+
+    def receive(self) -> bytes | None:
+        """Return a line if it is complete.
+
+        Raises:
+            OSError: the connection broke.
+            UnexpectedReplyError: it is no reply.
+        """
         try:
             data = self._sock.recv(65536)
         except _NOT_NOW:
             return None
         if not data:
             raise ConnectionResetError("the server closed the connection")
-        return self._reader.receive(data)
-
-    def reply(self, until: float) -> Waits[bytes | None]:
-        """Return the reply, or ``None`` if it has not come in time."""
-        while True:
-            if not self.has_data() and not (yield Ready(self, False, until)):
-                return None
-            line = self._receive()
-            if line is not None:
-                return line
+        return self.reader.receive(data)
 
 
 def carry_out(flow: Flow[R]) -> Waits[R]:
@@ -263,7 +264,7 @@ def carry_out(flow: Flow[R]) -> Waits[R]:
                 elif type(step) is Open:
                     outcome = yield from _open(step.route, step.until)
                 else:
-                    outcome = yield cast(Wait, step)
+                    outcome = yield step  # type: ignore[misc]
             except errors.RemoteError as exc:
                 step = flow.throw(exc)
             else:
@@ -283,18 +284,24 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
         BadReplyError: the reply is none.
         RefusedError: the server said no.
     """
-    link, operation = cast(Connection, talk.link), talk.operation
+    link: Connection = talk.link  # type: ignore[assignment]
+    operation = talk.operation
     try:
         exchange = talk.exchange
         if exchange is None:
             exchange = next(operation)
-            yield from _begin(talk, exchange)
+            if rest := _begin(talk, link, exchange):
+                yield from link.finish(rest, talk.limit)
         while True:
-            limit, look_at = talk.limit, talk.look_at
-            line = yield from link.reply(limit if limit <= look_at else look_at)
+            line = None
+            link.until = min(talk.limit, talk.look_at)
+            while (link.is_tls and link.has_data()) or (yield link):
+                line = link.receive()
+                if line is not None:
+                    break
             if line is not None:
                 answer = Answer(line, talk.sent, clock.now())
-            elif look_at < limit:
+            elif talk.look_at < talk.limit:
                 return SILENT
             elif exchange.timeout_is_reply:
                 link.close()
@@ -303,7 +310,8 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
             else:
                 raise TimeoutError
             exchange = operation.send(answer)
-            yield from _begin(talk, exchange)
+            if rest := _begin(talk, link, exchange):
+                yield from link.finish(rest, talk.limit)
     except StopIteration as stop:
         result: R = stop.value
         return result
@@ -325,15 +333,22 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
         raise
 
 
-def _begin(talk: Talk[Any], exchange: Exchange) -> Waits[None]:
+def _begin(talk: Talk[Any], link: Connection, exchange: Exchange) -> bytes:
+    """Send a request; return what could not be sent yet.
+
+    The replies that are still to come before its own are passed over.
+    """
+    request, patience, _, ahead, _ = exchange
     talk.exchange = exchange
     talk.sent = sent = clock.now()
-    limit = math.inf if exchange.patience is None else sent + exchange.patience
     until = talk.until
+    limit = math.inf if patience is None else sent + patience
     if until is not None and limit > until:
         limit = until if until > sent + LEAST_PATIENCE else min(limit, sent + LEAST_PATIENCE)
     talk.limit = limit
-    return cast(Connection, talk.link).begin(exchange, limit)
+    link.reader.ahead = ahead + link.owed
+    link.owed = False
+    return link.send(request)
 
 
 def _open(route: Route, until: float | None) -> Waits[Connection]:

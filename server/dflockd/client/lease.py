@@ -45,27 +45,14 @@ class Lease:
     and no finaliser can meet them half done.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_end",
-        "_free",
-        "_grave",
-        "_on_lost",
-        "_renew_ratio",
-        "_state",
-        "asked",
-        "deadline",
-        "is_away",
-        "lease",
-        "link",
-        "pid",
-        "renew_at",
-        "settled",
-        "shards",
-        "target",
-        "task",
-        "token",
-    )
+    is_away = False
+    """Whether the reactor looks for another connection to renew it on: then nobody need wait for this
+    one."""
+    settled: Signal | None = None
+    """Fired once the doubt is over, one way or the other."""
+    task: object = None
+    """Of the reactor."""
+    _state: str = HELD
 
     def __init__(
         self,
@@ -85,23 +72,14 @@ class Lease:
         self.link = link
         """The connection that the hold belongs to."""
         self.pid = os.getpid()
-        self.is_away = False
-        """Whether the reactor looks for another connection to renew it on: then nobody need wait for
-        this one."""
-        self.settled: Signal | None = None
-        """Fired once the doubt is over, one way or the other."""
-        self.task: object = None
-        """Of the reactor."""
-        self._state = HELD
         self._free = [link]
         self._end = [None]
-        self._grave = [None]
         self._renew_ratio = renew_ratio
         self._on_lost = on_lost
         self.lease = grant.lease
         self.deadline = grant.deadline
-        self.renew_at = self._when_to_renew()
-        """When the next renewal should be sent."""
+        self.renew_at = self.deadline - self.lease * (1 - renew_ratio * (1 - JITTER))
+        """When the next renewal should be sent, or may be due at the earliest: see `spread`."""
 
     @property
     def state(self) -> str:
@@ -166,11 +144,16 @@ class Lease:
             return False
         self.lease = grant.lease
         self.deadline = grant.deadline
-        self.renew_at = self._when_to_renew()
+        self.spread()
         if self._state is DOUBTFUL:
             self._state = HELD
             self._settle()
         return True
+
+    def spread(self) -> None:
+        """Choose when it is renewed, by chance."""
+        share = self._renew_ratio * (1 - _chance.random() * JITTER)
+        self.renew_at = self.deadline - self.lease * (1 - share)
 
     def doubt(self) -> None:
         """Take in that it is not certain any more: its connection broke."""
@@ -205,11 +188,8 @@ class Lease:
 
     def forget(self) -> bool:
         """Return whether the caller is the first that puts a lost lease aside."""
-        try:
-            self._grave.pop()
-        except IndexError:
-            return False
-        return True
+        caller = object()
+        return self.__dict__.setdefault("_forgotten_by", caller) is caller
 
     def abandon(self) -> None:
         """Let the lock end with its connection: its owner was interrupted, or forgot it.
@@ -244,7 +224,3 @@ class Lease:
         signal = self.settled
         if signal is not None:
             signal.fire()
-
-    def _when_to_renew(self) -> float:
-        share = self._renew_ratio * (1 - _chance.random() * JITTER)
-        return self.deadline - self.lease * (1 - share)

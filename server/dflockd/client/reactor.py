@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any
 
 from dflockd.client import clock
-from dflockd.client.connection import CONNECTIONS, Resolve, Wait, Waits, carry_out
+from dflockd.client.connection import CONNECTIONS, Connection, Resolve, Wait, Waits, carry_out
 from dflockd.client.greenlets import make_selector, select_green
 from dflockd.client.lease import Lease
 from dflockd.client.pool import IDLE_AGE, Pool
@@ -246,6 +246,8 @@ class Reactor:
 
     def _wait(self, task: Task, wait: Wait) -> None:
         task.over = False
+        if isinstance(wait, Connection):
+            wait = Ready(wait, False, wait.until)
         if isinstance(wait, Ready):
             is_open = self._register(task, wait)
             # Whoever reads from a closed one learns that it is.

@@ -52,6 +52,7 @@ class _OverError(Exception):
 def keep(lease: Lease, links: Probing) -> Flow[None]:
     """Renew a lease until it ends."""
     sent = 0.0
+    lease.spread()
     while not lease.is_over:
         due = sent + min(SILENCE, lease.left / 2) if sent else lease.renew_at
         came = yield Ready(lease.link, False, min(due, lease.deadline))

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -31,7 +31,7 @@ from dflockd.client.flows import Links
 from dflockd.client.lease import DOUBTFUL, HELD, LOST, Lease
 from dflockd.client.operations import GRACE, Detour, Grant, Operation, Progress, Target
 from dflockd.client.routing import PASSING, Ask, Path, ShardMap, pursue
-from dflockd.client.steps import Flow, Hear, Link, Open, Pause, Route, Signal
+from dflockd.client.steps import Flow, Hear, Link, Open, Pause, Route, Signal, Talk
 
 FREE: Final = "free"
 ASKING: Final = "asking"
@@ -117,6 +117,21 @@ class Session:
         on_lost: returns what to call when the lease is lost, from whatever thread finds it out.
     """
 
+    lease: Lease | None = None
+    asking: Link | None = None
+    """The connection of the request under way."""
+    queued: Link | None = None
+    """The connection on which a position is waited for, between `enqueue` and `wait`."""
+    telling: Link | None = None
+    """As `asking`, for a request about what is held: `cancel` does not end it."""
+    ticket: str | None = None
+    """The ticket that a `wait` has left."""
+    is_cancelled = False
+    _pid = 0
+    """The process that uses it, once one does: after a fork what was before is the parent's."""
+    _to_wait: Sequence[None] = ()
+    """One for who may wait for the position: a list then."""
+
     def __init__(
         self,
         target: Target,
@@ -127,32 +142,15 @@ class Session:
         home: Callable[[], Home],
         on_lost: Callable[[], Callable[[], object]] | None = None,
     ) -> None:
-        self.lease: Lease | None = None
-        self.asking: Link | None = None
-        """The connection of the request under way."""
-        self.queued: Link | None = None
-        """The connection on which a position is waited for, between `enqueue` and `wait`."""
-        self.telling: Link | None = None
-        """As `asking`, for a request about what is held: `cancel` does not end it."""
-        self.ticket: str | None = None
-        """The ticket that a `wait` has left."""
-        self.shards = shards
-        self.is_cancelled = False
-        self._cancelling = Signal()
-        self._pid = os.getpid()
-        self._owner: dict[str, object] = {}
-        """Whose call it is that asks, waits or holds: one only, by a single operation of the dict."""
-        self._to_wait: list[None] = []
-        """The same for who may wait for the position."""
-        self._label = label
+        self.target = target
         self.route = route
+        self.shards = shards
+        self._label = label
         self._renew_ratio = renew_ratio
         self._home = home
         self._on_lost = on_lost
-        self.target = target
-        self._labelling = target._replace(label=label)
-        # For a new connection, which has no label yet.
-        self._target_anew = self._labelling if label else target
+        self._owner: dict[str, object] = {}
+        """Whose call it is that asks, waits or holds: one only, by a single operation of the dict."""
 
     # What it is.
 
@@ -179,10 +177,14 @@ class Session:
     def cancel(self) -> None:
         """End the request of another thread; never undone. From a signal handler, too."""
         self.is_cancelled = True
-        self._cancelling.fire()
+        self._cancelling().fire()
         link = self.asking
         if link is not None:
             link.interrupt()
+
+    def _cancelling(self) -> Signal:
+        signal: Signal = self.__dict__.setdefault("_cancels", Signal())
+        return signal
 
     def let_go(self, claim: object) -> None:
         """Close whatever this session stands on, if it is the claim's: its end frees the lock."""
@@ -203,8 +205,9 @@ class Session:
 
     def __del__(self) -> None:
         """Free what its owner has forgotten."""
-        with contextlib.suppress(AttributeError, TypeError):  # never made, or the interpreter ends
-            self.abandon()
+        if self.lease or self.asking or self.queued or self.telling:
+            with contextlib.suppress(AttributeError, TypeError):  # the interpreter is ending
+                self.abandon()
 
     # Flows that begin something.
 
@@ -241,8 +244,8 @@ class Session:
             NotEnqueuedError: there is none, or another thread waits for it.
         """
         try:
-            self._to_wait.pop()
-        except IndexError:
+            self._to_wait.pop()  # type: ignore[attr-defined]
+        except (AttributeError, IndexError):
             raise self._not_enqueued() from None
         self.asking, self.queued = self.queued, None
         assert self.asking is not None
@@ -430,11 +433,12 @@ class Session:
         Raises:
             AlreadyHeldError: it is another's, or holds the lock, or waits for it.
         """
-        if self._pid != os.getpid():
-            # What was before is the parent's.
-            self._pid = os.getpid()
-            self._owner = {}
-            self.lease = self.queued = None
+        pid = os.getpid()
+        if self._pid != pid:
+            if self._pid:
+                self._owner = {}
+                self.lease = self.queued = None
+            self._pid = pid
         if self._owner.setdefault("by", claim) is claim:
             return
         lease = self.lease
@@ -519,8 +523,14 @@ class Session:
         self.asking = link
         operation = begin(self._target_on(link), timeout)
         try:
-            return (yield from self._talk(link, operation, until, look))
+            if self.is_cancelled:
+                raise self._cancelled()
+            if look is None:
+                return (yield Talk(link, operation, until))  # type: ignore[no-any-return]
+            return (yield from flows.talk(link, operation, until, look))
         except errors.UnreachableError:
+            if self.is_cancelled:
+                raise self._cancelled() from None
             if not link.pooled:
                 raise
             # The other idle ones are most likely dead as well.
@@ -548,6 +558,8 @@ class Session:
         try:
             if self.is_cancelled:
                 raise self._cancelled()
+            if look is None:
+                return (yield Talk(link, operation, until))  # type: ignore[no-any-return]
             return (yield from flows.talk(link, operation, until, look))
         except errors.UnreachableError:
             if self.is_cancelled:
@@ -555,7 +567,7 @@ class Session:
             raise
 
     def _pause(self, seconds: float) -> Flow[None]:
-        yield Hear(self._cancelling, clock.now() + seconds)
+        yield Hear(self._cancelling(), clock.now() + seconds)
         if self.is_cancelled:
             raise self._cancelled()
 
@@ -599,7 +611,7 @@ class Session:
         return link
 
     def _give_back(self, lease: Lease) -> Flow[bool]:
-        link = yield from self._taken(lease, waits=False)
+        link = lease.take() or (yield from self._taken(lease, waits=False))
 
         def releasing(target: Target) -> Operation[bool]:
             return operations.release(target, lease.token)
@@ -610,9 +622,8 @@ class Session:
         elif link is not None and not link.closed:
             self.telling = link
             try:
-                released = yield from flows.talk(
-                    link, releasing(self.target), clock.now() + patience
-                )
+                until = clock.now() + patience
+                released: bool = yield Talk(link, releasing(self.target), until)
             except errors.UnreachableError as exc:
                 if isinstance(exc.__cause__, TimeoutError):
                     raise
@@ -673,8 +684,6 @@ class Session:
         """Turn to a server of the cluster."""
         if self.target.server != str(server):
             self.route = self.route.at(server)
-            self._labelling = self._labelling.at(server)
-            self._target_anew = self._target_anew.at(server)
             self.target = self.target.at(server)
         return self.route
 
@@ -691,12 +700,17 @@ class Session:
         server = None if first is None or first.closed else first.route.address
         return pursue(shards, self.target.key, until, now, first=server)
 
+    @property
+    def _target_anew(self) -> Target:
+        """What to ask for on a new connection, which has no label yet."""
+        return self.target._replace(label=self._label) if self._label else self.target
+
     def _target_on(self, link: Link) -> Target:
         """Return what to ask for on a connection that may have another lock's label."""
         if link.label == self._label:
             return self.target
         link.label = self._label
-        return self._labelling
+        return self.target._replace(label=self._label)
 
     def _cancelled(self) -> errors.AcquireCancelledError:
         return errors.AcquireCancelledError(

@@ -75,22 +75,21 @@ class Talk(Generic[R]):
     After any error the link is closed.
     """
 
-    __slots__ = ("exchange", "limit", "link", "look_at", "operation", "sent", "until")
+    look_at = math.inf
+    """When the outcome is `SILENT` if no reply has come. The same talk may be yielded again then: it
+    goes on."""
+    exchange: Exchange | None = None
+    """The one under way, ..."""
+    sent = 0.0
+    """... when it was sent, ..."""
+    limit = math.inf
+    """... and when its reply is too late."""
 
     def __init__(self, link: Link, operation: Operation[R], until: float | None = None) -> None:
         self.link = link
         self.operation = operation
         self.until = until
         """When no reply is waited for any more."""
-        self.look_at = math.inf
-        """When the outcome is `SILENT` if no reply has come. The same talk may be yielded again then:
-        it goes on."""
-        self.exchange: Exchange | None = None
-        """The one under way, ..."""
-        self.sent = 0.0
-        """... when it was sent, ..."""
-        self.limit = math.inf
-        """... and when its reply is too late."""
 
 
 class Silent:
