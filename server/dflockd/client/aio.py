@@ -23,7 +23,6 @@ from dflockd.client.arguments import KeepPlace, Reservation
 from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
 from dflockd.client.lock import LockBase, SemaphoreBase
 from dflockd.client.steps import Flow, Hear, Pause, Ready
-from dflockd.errors import NotEnqueuedError
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 
 __all__ = [
@@ -111,15 +110,14 @@ class DistributedLock(LockBase):
             LeaseExpiredError: the lock was granted and its lease has ended since.
             RemoteError: as with `acquire`.
         """
-        flow = self._waiting(timeout_s, reservation or keep)
+        claim = object()
+        flow = self._waiting(claim, timeout_s, reservation or keep)
         if self.held:
             return True
         try:
             return await _run(flow)
-        except NotEnqueuedError:
-            raise
         except BaseException:
-            self._session.abandon()
+            self._session.let_go(claim)
             raise
 
     async def check(self) -> None:
@@ -149,11 +147,11 @@ class DistributedLock(LockBase):
             InvalidArgumentError: the lease is no whole number of seconds from 1.
             RemoteError: the server could not be asked; the lock ends with the connection.
         """
-        flow = self._detaching(lease_ttl_s)
+        claim = object()
         try:
-            return await _run(flow)
+            return await _run(self._detaching(claim, lease_ttl_s))
         except BaseException:
-            self._session.abandon()
+            self._session.let_go(claim)
             raise
 
     async def adopt(self, token: str) -> bool:
@@ -176,11 +174,12 @@ class DistributedLock(LockBase):
 
         A failure to reach the server is logged, not raised, and tried again in the background.
         """
+        claim = object()
         try:
-            return await _run(self._session.release())
+            return await _run(self._session.release(claim))
         except BaseException:
             # Cancelled: the end of the connection releases the lock as well.
-            self._session.abandon()
+            self._session.let_go(claim)
             raise
 
     async def inspect(self) -> dict[str, Any]:

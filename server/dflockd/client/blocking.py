@@ -17,7 +17,6 @@ from dflockd.client.arguments import KeepPlace, Reservation
 from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
 from dflockd.client.lock import LockBase, SemaphoreBase
 from dflockd.client.steps import Flow, Hear, Pause, Ready
-from dflockd.errors import NotEnqueuedError
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 
 __all__ = [
@@ -118,15 +117,14 @@ class DistributedLock(LockBase):
             LeaseExpiredError: the lock was granted and its lease has ended since.
             RemoteError: as with `acquire`.
         """
-        flow = self._waiting(timeout_s, reservation or keep)
+        claim = object()
+        flow = self._waiting(claim, timeout_s, reservation or keep)
         if self.held:
             return True
         try:
             return _run(flow)
-        except NotEnqueuedError:
-            raise
         except BaseException:
-            self._session.abandon()
+            self._session.let_go(claim)
             raise
 
     def check(self) -> None:
@@ -169,11 +167,11 @@ class DistributedLock(LockBase):
             RemoteError: the server could not be asked or refused, or said nothing for 10 s or until
                 the lease was over; the lock ends with the connection.
         """
-        flow = self._detaching(lease_ttl_s)
+        claim = object()
         try:
-            return _run(flow)
+            return _run(self._detaching(claim, lease_ttl_s))
         except BaseException:
-            self._session.abandon()
+            self._session.let_go(claim)
             raise
 
     def adopt(self, token: str) -> bool:
@@ -206,10 +204,11 @@ class DistributedLock(LockBase):
         code under the lock. The process tries again as long as the lease lasts, for a server that is
         restarted may remember the lock; that goes for one that says nothing for a second, too.
         """
+        claim = object()
         try:
-            return _run(self._session.release())
+            return _run(self._session.release(claim))
         except BaseException:
-            self._session.abandon()
+            self._session.let_go(claim)
             raise
 
     def inspect(self) -> dict[str, Any]:

@@ -41,8 +41,8 @@ class Lease:
 
     Two have to do with it, the owner of the lock and the reactor, which renews it. Who holds its
     connection with `take` may use that, and gives it back with `put`; who ends the lease is the one
-    for whom `end` returns ``True``. Both are single operations on a list, so that no signal handler
-    and no finaliser can meet them half done.
+    for whose claim `end` returns ``True``. Both are single operations of a list or a dict, so that no
+    signal handler and no finaliser can meet them half done.
     """
 
     is_away = False
@@ -53,6 +53,8 @@ class Lease:
     task: object = None
     """Of the reactor."""
     _state: str = HELD
+    _outcome: str = RELEASED
+    """How it has ended, once it has."""
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class Lease:
         """The connection that the hold belongs to."""
         self.pid = os.getpid()
         self._free = [link]
-        self._end = [None]
+        self._end: dict[str, object] = {}
         self._renew_ratio = renew_ratio
         self._on_lost = on_lost
         self.lease = grant.lease
@@ -84,20 +86,24 @@ class Lease:
     @property
     def state(self) -> str:
         """`HELD`, `DOUBTFUL`, `LOST`, `RELEASED` or `ABANDONED`."""
-        state = self._state
-        if state is HELD or state is DOUBTFUL:
-            return state if clock.now() < self.deadline else LOST
-        return state
+        if self._end:
+            return self._outcome
+        return self._state if clock.now() < self.deadline else LOST
 
     @property
     def held(self) -> bool:
         """Whether the lock is certainly still ours. After a fork it is the parent's."""
-        return self._state is HELD and clock.now() < self.deadline and self.pid == os.getpid()
+        return (
+            self._state is HELD
+            and not self._end
+            and clock.now() < self.deadline
+            and self.pid == os.getpid()
+        )
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing to renew any more."""
-        return not self._end
+        return bool(self._end)
 
     @property
     def left(self) -> float:
@@ -140,7 +146,7 @@ class Lease:
 
         It is good news then, but the owner may have seen already that the lease was over.
         """
-        if not self._end or clock.now() >= self.deadline:
+        if self._end or clock.now() >= self.deadline:
             return False
         self.lease = grant.lease
         self.deadline = grant.deadline
@@ -161,24 +167,27 @@ class Lease:
             self.settled = Signal()
             self._state = DOUBTFUL
 
-    def end(self) -> bool:
-        """End it for its owner, who releases it or hands it on; ``False`` if it has ended already."""
-        try:
-            self._end.pop()
-        except IndexError:
+    def end(self, claim: object) -> bool:
+        """End it for its owner, who releases it or hands it on; ``False`` if it has ended already.
+
+        Args:
+            claim: of the call; `is_ended_by` knows it from then on.
+        """
+        if self._end.setdefault("by", claim) is not claim:
             return False
-        # Who sees the end must not take it for a loss.
-        self._state = RELEASED
         self._settle()
         return True
 
+    def is_ended_by(self, claim: object) -> bool:
+        """Whether that call has ended it."""
+        return self._end.get("by") is claim
+
     def lose(self, why: str) -> bool:
         """End it because it is lost, and tell the owner; ``False`` if it has ended already."""
-        try:
-            self._end.pop()
-        except IndexError:
+        me = object()
+        if self._end.setdefault("by", me) is not me:
             return False
-        self._state = LOST
+        self._outcome = LOST
         self.link.close()  # the server may think otherwise: what it holds for us ends with it
         self._settle()
         logger.warning("lock %r on %s is lost: %s", self.target.name, self.target.server, why)
@@ -196,9 +205,8 @@ class Lease:
 
         From any thread, at any instant; nobody is told.
         """
-        self._end.clear()
-        if self._state is not LOST:
-            self._state = ABANDONED
+        if self._end.setdefault("by", None) is None:
+            self._outcome = ABANDONED
         self.link.close()
         self._settle()
 

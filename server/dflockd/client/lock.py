@@ -185,7 +185,8 @@ class LockBase:
         Raises:
             TypeError: always; two objects would hold one lock.
         """
-        raise TypeError(f"lock {self.key!r} cannot be copied or pickled: make another object")
+        name = type(self).__name__
+        raise TypeError(f"{name} {self.key!r} cannot be copied or pickled: make another object")
 
     def _own_lease(self) -> Lease | None:
         session = self._session
@@ -197,11 +198,13 @@ class LockBase:
         progress = None if ticket is None else self._progress(ticket)
         return self._session.enqueue(claim, self.acquire_timeout_s, progress)
 
-    def _waiting(self, timeout_s: float | None, reservation: Reservation | None) -> Flow[bool]:
+    def _waiting(
+        self, claim: object, timeout_s: float | None, reservation: Reservation | None
+    ) -> Flow[bool]:
         arguments.check_timeout(timeout_s, self.key, "timeout_s")
         progress = self._progress(reservation=reservation)
         timeout = self.acquire_timeout_s if timeout_s is None else timeout_s
-        return self._session.wait(timeout, progress)
+        return self._session.wait(claim, timeout, progress)
 
     def _adopting(self, claim: object, token: str) -> Flow[bool]:
         return self._session.adopt(claim, arguments.check_token(token, self.key))
@@ -210,9 +213,9 @@ class LockBase:
         arguments.check_lease(lease_ttl_s, self.key)
         return self._session.renew(lease_ttl_s)
 
-    def _detaching(self, lease_ttl_s: int | None) -> Flow[str | None]:
+    def _detaching(self, claim: object, lease_ttl_s: int | None) -> Flow[str | None]:
         arguments.check_lease(lease_ttl_s, self.key)
-        return self._session.detach(lease_ttl_s)
+        return self._session.detach(claim, lease_ttl_s)
 
     def _inspecting(self) -> Flow[dict[str, Any]]:
         return self._session.question(operations.inspect)

@@ -336,12 +336,12 @@ class PendingAcquire:
 def _release(pending: PendingAcquire) -> Flow[None]:
     session = pending.lock._session
     if session.lease is not None:  # else there is nothing but a connection that is interrupted
-        yield from session.release()
+        yield from session.release(object())
 
 
 def _detach(pending: PendingAcquire, seconds: int) -> Flow[None]:
     try:
-        yield from pending.lock._session.detach(seconds)
+        yield from pending.lock._session.detach(object(), seconds)
     except errors.RemoteError as exc:
         pending.lock._session.abandon()
         logger.warning("lock %r could not be handed on: %s", pending.lock.key, exc)

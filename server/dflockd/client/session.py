@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -105,7 +105,7 @@ class Session:
     """One lock object's dealings with servers.
 
     Its flows are driven by the caller. After any exception, whatever it is, the caller of a flow that
-    has a `claim` calls `let_go` with it, and that of `wait`, `detach` and `release` calls `abandon`.
+    has a `claim` calls `let_go` with it.
 
     Args:
         target: what is asked for.
@@ -129,8 +129,6 @@ class Session:
     is_cancelled = False
     _pid = 0
     """The process that uses it, once one does: after a fork what was before is the parent's."""
-    _to_wait: Sequence[None] = ()
-    """One for who may wait for the position: a list then."""
 
     def __init__(
         self,
@@ -150,7 +148,9 @@ class Session:
         self._home = home
         self._on_lost = on_lost
         self._owner: dict[str, object] = {}
-        """Whose call it is that asks, waits or holds: one only, by a single operation of the dict."""
+        """Whose call made the object its own: one only, by a single operation of the dict."""
+        self._waiter: dict[str, object] = {}
+        """The same for who waits for the position, or gives it up."""
 
     # What it is.
 
@@ -188,7 +188,12 @@ class Session:
 
     def let_go(self, claim: object) -> None:
         """Close whatever this session stands on, if it is the claim's: its end frees the lock."""
-        if self._owner.get("by") is claim:
+        lease = self.lease
+        if (
+            self._owner.get("by") is claim
+            or self._waiter.get("by") is claim
+            or (lease is not None and lease.is_ended_by(claim))
+        ):
             self.abandon()
 
     def abandon(self) -> None:
@@ -233,20 +238,18 @@ class Session:
         if grant is not None:
             return self._settle(grant)
         self.queued = self.asking
-        self._to_wait = [None]
+        self._waiter = {}
         self._end_request()
         return False
 
-    def wait(self, timeout: float | None, progress: Progress) -> Flow[bool]:
+    def wait(self, claim: object, timeout: float | None, progress: Progress) -> Flow[bool]:
         """Wait for the position to be served; ``False`` if it was not in time.
 
         Raises:
             NotEnqueuedError: there is none, or another thread waits for it.
         """
-        try:
-            self._to_wait.pop()  # type: ignore[attr-defined]
-        except (AttributeError, IndexError):
-            raise self._not_enqueued() from None
+        if self.queued is None or self._waiter.setdefault("by", claim) is not claim:
+            raise self._not_enqueued()
         self.asking, self.queued = self.queued, None
         assert self.asking is not None
         if self.shards is None:
@@ -332,42 +335,50 @@ class Session:
         lease = self.lease
         if lease is None or lease.pid != os.getpid():
             return False
+        link, is_done = None, False
         try:
             link = yield from self._taken(lease, waits=True)
-            if lease.is_over or link is None:
+            if link is None:
+                return False
+            if lease.is_over:
+                lease.put(link)  # for who has ended it
                 return False
             asked = seconds or lease.asked
-            self.telling = link
             grant, link = yield from self._tell(
                 lambda target: operations.renew(target, lease.token, asked), link, lease.left
             )
+            self.telling = None
             lease.target = self._target_anew
             if grant is None or not lease.renewed(grant):
-                self.telling = None
                 link.close()
                 lease.lose("the server no longer knows it")
                 return False
             lease.asked = asked
+            is_done = True
             lease.bring(link)
-            self.telling = None
             self._home().reactor.keep(lease)
             return True
         except BaseException:
-            link, self.telling = self.telling, None
-            if link is not None:
-                link.close()
-            lease.lose("it could not be renewed")
+            if not is_done:
+                for each in (link, self.telling):
+                    if each is not None:
+                        each.close()
+                self.telling = None
+                lease.lose("it could not be renewed")
             raise
 
-    def detach(self, seconds: int | None) -> Flow[str | None]:
+    def detach(self, claim: object, seconds: int | None) -> Flow[str | None]:
         """Let the hold go on without this session; return its token, or ``None`` if it is over."""
         lease = self.lease
         if lease is None or lease.pid != os.getpid():
             return None
         link = yield from self._taken(lease, waits=True)
-        self.telling = link
-        if link is None or not lease.end():
+        if link is None:
             return None
+        if not lease.end(claim):
+            lease.put(link)  # for who has ended it
+            return None
+        self.telling = link
         asked = seconds or lease.asked
         detached, link = yield from self._tell(
             lambda target: operations.detach(target, lease.token, asked), link, lease.left
@@ -380,11 +391,11 @@ class Session:
         self._home().pool.give(link)
         return lease.token.decode()
 
-    def release(self) -> Flow[bool]:
+    def release(self, claim: object) -> Flow[bool]:
         """Give the lock back, or the position; ``False`` if it was not held any more."""
-        if self.queued is not None and self._to_wait:
+        if self.queued is not None and self._waiter.setdefault("by", claim) is claim:
             self.queued.close()
-            self.queued, self._to_wait = None, []
+            self.queued = None
             self._owner.clear()
         lease = self.lease
         if lease is None or lease.pid != os.getpid():
@@ -395,7 +406,7 @@ class Session:
             if lease.forget():
                 self._be_free()
             return False
-        if not lease.end():
+        if not lease.end(claim):
             return False  # another thread releases it
         try:
             released = yield from self._give_back(lease)
