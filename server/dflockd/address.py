@@ -97,7 +97,8 @@ def parse_servers(servers: Sequence[ServerLike] | str) -> Servers:
                 f"as in {CLUSTER_PREFIX}lock-1:{DEFAULT_PORT},lock-2:{DEFAULT_PORT}"
             )
         return _distinct(Seeds(map(parse_server, named)))
-    if isinstance(servers, str) or not servers:
+    # The order decides where keys live: a set has another one in each process.
+    if isinstance(servers, str | bytes) or not isinstance(servers, Sequence) or not servers:
         raise InvalidArgumentError(
             f"servers is {servers!r}: give a list, such as [('127.0.0.1', {DEFAULT_PORT})], "
             f"or the text '{CLUSTER_PREFIX}host:port,...'"

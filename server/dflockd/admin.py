@@ -191,6 +191,7 @@ def evict(
     operators who know that it is stuck. The other arguments and the errors are those of `stats`.
     """
     target = _target(server, key, semaphore)
+    arguments.check_fence(fence, key)
     return _ask(operations.evict(target, fence), server, auth_token, ssl_context)
 
 

@@ -94,6 +94,32 @@ def check_renew_ratio(ratio: object, key: str) -> None:
         )
 
 
+def check_strategy(strategy: object, key: str) -> None:
+    """Refuse what cannot say where a key lives.
+
+    Raises:
+        InvalidArgumentError: it cannot.
+    """
+    if not callable(strategy):
+        raise errors.InvalidArgumentError(
+            f"sharding_strategy is {strategy!r} for lock {key!r}: "
+            "give a function (key, number of servers) -> index",
+            key=key,
+        )
+
+
+def check_fence(fence: object, key: str) -> None:
+    """Refuse what can be no fence.
+
+    Raises:
+        InvalidArgumentError: it can be none.
+    """
+    if not isinstance(fence, int) or isinstance(fence, bool) or not 0 <= fence < 2**64:
+        raise errors.InvalidArgumentError(
+            f"fence is {fence!r} for lock {key!r}: give the number of a grant", key=key
+        )
+
+
 def check_limit(limit: object, key: object) -> None:
     """Refuse a number of holders that no semaphore can have.
 

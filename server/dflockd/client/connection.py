@@ -262,7 +262,7 @@ def carry_out(flow: Flow[R]) -> Waits[R]:
                 if type(step) is Talk:
                     outcome = yield from _talk(step)
                 elif type(step) is Open:
-                    outcome = yield from _open(step.route, step.until)
+                    outcome = yield from _open(*step)
                 else:
                     outcome = yield step  # type: ignore[misc]
             except errors.RemoteError as exc:
@@ -344,14 +344,15 @@ def _begin(talk: Talk[Any], link: Connection, exchange: Exchange) -> bytes:
     until = talk.until
     limit = math.inf if patience is None else sent + patience
     if until is not None and limit > until:
-        limit = until if until > sent + LEAST_PATIENCE else min(limit, sent + LEAST_PATIENCE)
+        least = sent if talk.is_strict else sent + LEAST_PATIENCE
+        limit = until if until > least else min(limit, least)
     talk.limit = limit
     link.reader.ahead = ahead + link.owed
     link.owed = False
     return link.send(request)
 
 
-def _open(route: Route, until: float | None) -> Waits[Connection]:
+def _open(route: Route, until: float | None, is_strict: bool) -> Waits[Connection]:
     """Connect and authenticate.
 
     Raises:
@@ -360,7 +361,8 @@ def _open(route: Route, until: float | None) -> Waits[Connection]:
     """
     address, now = route.address, clock.now()
     until = now + CONNECT_TIMEOUT if until is None else min(until, now + CONNECT_TIMEOUT)
-    until = max(until, now + LEAST_PATIENCE)
+    if not is_strict:
+        until = max(until, now + LEAST_PATIENCE)
     try:
         link = yield from _reach(route, until)
     except (OSError, ValueError) as exc:  # the latter for what cannot be a host name
@@ -369,7 +371,9 @@ def _open(route: Route, until: float | None) -> Waits[Connection]:
             f"lock server {server} cannot be reached: {reason(exc)}", server=server
         ) from exc
     if route.auth_secret is not None:
-        yield from _talk(Talk(link, authenticate(route.auth_secret, str(address)), until))
+        talk = Talk(link, authenticate(route.auth_secret, str(address)), until)
+        talk.is_strict = is_strict
+        yield from _talk(talk)
     return link
 
 

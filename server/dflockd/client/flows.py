@@ -36,7 +36,12 @@ class Links(Protocol):
 
 
 def talk(
-    link: Link, operation: Operation[R], until: float | None = None, look: Look | None = None
+    link: Link,
+    operation: Operation[R],
+    until: float | None = None,
+    look: Look | None = None,
+    *,
+    is_strict: bool = False,
 ) -> Flow[R]:
     """Go through an operation on a link.
 
@@ -45,11 +50,13 @@ def talk(
         operation: it.
         until: when no reply is waited for any more.
         look: to be done now and then while no reply comes.
+        is_strict: whether `until` is meant exactly.
 
     Raises:
         RemoteError: as a `Talk` does, or what `look` has raised.
     """
     going_on = Talk(link, operation, until)
+    going_on.is_strict = is_strict
     if look is None:
         return cast(R, (yield going_on))
     going_on.look_at = clock.now() + SILENCE

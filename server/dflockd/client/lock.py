@@ -79,6 +79,7 @@ class LockBase:
         arguments.check_tls(ssl_context)
         is_async = self._may_have_async_callback
         arguments.check_callback(on_lost, key, may_be_async=is_async)
+        arguments.check_strategy(sharding_strategy, key)
         sent_label = arguments.checked_label(label, key)
         secret = arguments.checked_secret(auth_token)
         addresses = parse_servers(servers)
@@ -221,6 +222,7 @@ class LockBase:
         return self._session.question(operations.inspect)
 
     def _evicting(self, fence: int) -> Flow[bool]:
+        arguments.check_fence(fence, self.key)
         return self._session.question(lambda target: operations.evict(target, fence))
 
     def _progress(

@@ -184,13 +184,16 @@ class _Rescue:
                 self._check()
                 self._route = self._route.at(step.server)
                 until = min(lease.deadline, clock.now() + ATTEMPT)
-                self.link = link = yield Open(self._route, until)
+                self.link = link = yield Open(self._route, until, is_strict=True)
             self._check()
             renewing = renew(lease.target.at(step.server), lease.token, lease.asked)
             # In a cluster one looks meanwhile whether another server is in charge.
-            until = clock.now() + ATTEMPT if lease.shards is None else lease.deadline
             look = None if lease.shards is None else self._look
-            grant = raised((yield from talk(link, kept(renewing), until, look)))
+            until = lease.deadline
+            if look is None:
+                until = min(until, clock.now() + ATTEMPT)
+            told = talk(link, kept(renewing), until, look, is_strict=True)
+            grant = raised((yield from told))
         except errors.RemoteError as exc:
             if not isinstance(exc.__cause__, TimeoutError):
                 lease.doubt()  # else nothing has been heard

@@ -337,7 +337,7 @@ class Session:
             return False
         link, is_done = None, False
         try:
-            link = yield from self._taken(lease, waits=True)
+            link = yield from self._taken(lease, None)
             if link is None:
                 return False
             if lease.is_over:
@@ -372,7 +372,7 @@ class Session:
         lease = self.lease
         if lease is None or lease.pid != os.getpid():
             return None
-        link = yield from self._taken(lease, waits=True)
+        link = yield from self._taken(lease, None)
         if link is None:
             return None
         if not lease.end(claim):
@@ -409,7 +409,7 @@ class Session:
         if not lease.end(claim):
             return False  # another thread releases it
         try:
-            released = yield from self._give_back(lease)
+            released = yield from self._give_back(lease, claim)
         except errors.RemoteError as exc:
             released = False
             logger.warning("lock %r could not be released in order: %s", self._name, exc)
@@ -605,24 +605,29 @@ class Session:
         if self.is_cancelled:
             raise self._cancelled()
 
-    def _taken(self, lease: Lease, *, waits: bool) -> Flow[Link | None]:
-        """Take the connection of a lease from the reactor; ``None`` if that has none.
+    def _taken(self, lease: Lease, claim: object | None) -> Flow[Link | None]:
+        """Take the connection of a lease; ``None`` if it is over, or has none.
 
         Args:
             lease: it.
-            waits: until a server is reached again, or the lease is over. To give that up halfway is
-                to end a connection that the hold may have just come to belong to.
+            claim: of who has ended it, and is not kept waiting while the reactor looks for another
+                connection; ``None`` for others, who wait for that. To give it up halfway would be to
+                end a connection that the hold may have just come to belong to.
         """
         while (link := lease.take()) is None:
+            if lease.is_over and (claim is None or not lease.is_ended_by(claim)):
+                return None
+            if lease.is_away and claim is not None:
+                return None
             if lease.state == LOST or (lease.link.closed and not lease.is_away):
                 return None
-            if (lease.is_away and not waits) or self._home().reactor.is_here():
+            if self._home().reactor.is_here():
                 return None
             yield Pause(BUSY if not lease.is_away else 10 * BUSY)
         return link
 
-    def _give_back(self, lease: Lease) -> Flow[bool]:
-        link = lease.take() or (yield from self._taken(lease, waits=False))
+    def _give_back(self, lease: Lease, claim: object) -> Flow[bool]:
+        link = lease.take() or (yield from self._taken(lease, claim))
 
         def releasing(target: Target) -> Operation[bool]:
             return operations.release(target, lease.token)

@@ -66,7 +66,9 @@ class Open(NamedTuple):
 
     route: Route
     until: float | None = None
-    """When to give up, if that is sooner than usual."""
+    """When to give up, if that is sooner than usual..."""
+    is_strict: bool = False
+    """... and whether then exactly. Else whoever was stopped for long has a moment beyond it."""
 
 
 class Talk(Generic[R]):
@@ -75,6 +77,8 @@ class Talk(Generic[R]):
     After any error the link is closed.
     """
 
+    is_strict = False
+    """As that of `Open`."""
     look_at = math.inf
     """When the outcome is `SILENT` if no reply has come. The same talk may be yielded again then: it
     goes on."""
