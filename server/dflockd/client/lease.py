@@ -131,29 +131,31 @@ class Lease:
         """Let others take the connection."""
         self._free.append(link)
 
-    def bring(self, link: Link) -> None:
-        """Let others take another connection, to which the hold belongs by now."""
-        self.link = link
-        self.is_away = False
-        self._free.append(link)
-        if self.is_over and self.take() is not None:
-            link.close()  # its owner has not waited for it
-
     # What happens to it.
 
-    def renewed(self, grant: Grant) -> bool:
+    def renewed(self, grant: Grant, link: Link | None = None) -> bool:
         """Take in what a renewal has brought; ``False`` if it has come too late.
 
         It is good news then, but the owner may have seen already that the lease was over.
+
+        Args:
+            grant: it.
+            link: another connection, to which the hold belongs by now; others may take it.
         """
         if self._end or clock.now() >= self.deadline:
             return False
         self.lease = grant.lease
         self.deadline = grant.deadline
         self.spread()
+        if link is not None:
+            self.link = link
+            self.is_away = False
+            self._free.append(link)
         if self._state is DOUBTFUL:
             self._state = HELD
             self._settle()
+        if link is not None and self._end and self.take() is not None:
+            link.close()  # its owner has not waited for it
         return True
 
     def spread(self) -> None:

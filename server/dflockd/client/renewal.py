@@ -135,16 +135,14 @@ def _rescue(
         rescue.end(None)
         raise
     link = rescue.link
-    if grant is None or link is None or not lease.renewed(grant):
-        rescue.end(None)
-        lease.lose(
-            "the server no longer knows it" if grant is None else "its lease ended unrenewed"
-        )
-        return False
-    rescue.end(link)
-    lease.target = target.at(link.route.address)
-    lease.bring(link)
-    return True
+    if grant is not None and link is not None:
+        lease.target = target.at(link.route.address)
+        rescue.end(link)
+        if lease.renewed(grant, link):
+            return True
+    rescue.end(None)
+    lease.lose("the server no longer knows it" if grant is None else "its lease ended unrenewed")
+    return False
 
 
 class _Rescue:

@@ -349,13 +349,12 @@ class Session:
             )
             self.telling = None
             lease.target = self._target_anew
-            if grant is None or not lease.renewed(grant):
+            lease.asked = asked
+            is_done = grant is not None and lease.renewed(grant, link)
+            if not is_done:
                 link.close()
                 lease.lose("the server no longer knows it")
                 return False
-            lease.asked = asked
-            is_done = True
-            lease.bring(link)
             self._home().reactor.keep(lease)
             return True
         except BaseException:
