@@ -65,6 +65,8 @@ def parse_server(server: ServerLike) -> Address:
         else:
             host, port = _split(server)
     else:
+        if not isinstance(server, tuple | list):
+            raise _bad(server)  # of a set, who knows which is the host
         try:
             host, port = server
         except (TypeError, ValueError):

@@ -95,6 +95,7 @@ class Connection:
         "poll",
         "pooled",
         "reader",
+        "rested",
         "route",
         "until",
     )
@@ -105,6 +106,9 @@ class Connection:
         self.label = b""
         self.pooled = False
         self.idle_since = 0.0
+        self.rested = False
+        """Whether nothing has been heard on it since it was idle. Old servers say `error` and hang up
+        on who is idle for long: that is no answer to what is asked next."""
         self.owed = False
         """Whether a reply is still to come to a request that `send_now` sent."""
         self.until = math.inf
@@ -300,6 +304,10 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
                 if line is not None:
                     break
             if line is not None:
+                if link.rested:
+                    link.rested = False
+                    if line == b"error":
+                        raise ConnectionResetError("the server gave up an idle connection")
                 answer = Answer(line, talk.sent, clock.now())
             elif talk.look_at < talk.limit:
                 return SILENT

@@ -337,7 +337,16 @@ def inspect(target: Target) -> Operation[dict[str, Any]]:
     reply = _read(parse_report, answer, target)
     if not isinstance(reply, Report):
         raise refused(reply, target)
-    return read_report(reply, target)
+    report = read_report(reply, target)
+    for part in ("holders", "waiters"):
+        listed = report.get(part)
+        if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+            raise errors.BadReplyError(
+                f"{_about(target)}: what it says has no list of {part}",
+                key=target.name,
+                server=target.server,
+            )
+    return report
 
 
 def read_report(reply: Report, target: Target) -> dict[str, Any]:

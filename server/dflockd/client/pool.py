@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 
 from dflockd.client import clock
@@ -13,6 +14,9 @@ MAX_IDLE = 16
 
 MAX_IDLE_IN_ALL = 64
 """The same for all of them together: who makes a new TLS context for each lock reuses none."""
+
+MAX_CONTEXTS = 4
+"""TLS contexts for one server whose connections are kept."""
 
 IDLE_AGE = 60.0
 """Seconds after which a connection that nobody has used is closed."""
@@ -26,7 +30,7 @@ class Pool:
     """
 
     def __init__(self) -> None:
-        self._idle: dict[Route, deque[Link]] = {}
+        self._idle: dict[Route, deque[Connection]] = {}
         self.probes: dict[Route, Probe] = {}
         """Who is just finding out whether a server that was lost is back; others wait for that."""
 
@@ -45,14 +49,16 @@ class Pool:
         if link.closed:
             return
         assert isinstance(link, Connection)
-        link.pooled = True
+        link.pooled = link.rested = True
         link.idle_since = clock.now()
         idle = self._idle.get(link.route)
         if idle is None:
-            self.sweep(link.idle_since)
+            self._make_room(link.route)
             idle = self._idle.setdefault(link.route, deque())
         if len(idle) < MAX_IDLE:
             idle.append(link)
+            if len(self._idle) * MAX_IDLE > MAX_IDLE_IN_ALL:
+                self.sweep(link.idle_since)
         else:
             link.close()
 
@@ -61,21 +67,29 @@ class Pool:
         left: list[tuple[float, Route]] = []
         for route, idle in list(self._idle.items()):
             try:
-                while idle and idle[0].idle_since <= now - IDLE_AGE:  # type: ignore[attr-defined]
+                while idle and idle[0].idle_since <= now - IDLE_AGE:
                     idle.popleft().close()
-                left += [(link.idle_since, route) for link in list(idle)]  # type: ignore[attr-defined]
+                left += [(link.idle_since, route) for link in idle]
             except (IndexError, RuntimeError):
                 continue  # another thread has used it meanwhile
-            if not idle:
-                self._idle.pop(route, None)
         left.sort(key=lambda entry: entry[0])
         for _, route in left[: max(0, len(left) - MAX_IDLE_IN_ALL)]:
-            oldest = self._idle.get(route)
-            if oldest:
-                try:
-                    oldest.popleft().close()
-                except IndexError:
-                    continue
+            self._close_oldest(route)
+
+    def _make_room(self, route: Route) -> None:
+        """Close what lies idle for the same server and other TLS contexts, if there are many.
+
+        Who makes a context for each lock never comes back to one.
+        """
+        alike = [each for each in list(self._idle) if each[:2] == route[:2]]
+        for each in alike[: max(0, len(alike) - MAX_CONTEXTS + 1)]:
+            self.clear(each)
+
+    def _close_oldest(self, route: Route) -> None:
+        idle = self._idle.get(route)
+        if idle:
+            with contextlib.suppress(IndexError):
+                idle.popleft().close()
 
     def clear(self, route: Route | None = None) -> None:
         """Close the idle connections, all or those of one route: their server has gone away."""

@@ -18,6 +18,7 @@ import logging
 import math
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -109,9 +110,9 @@ class Reactor:
         """Call a function in the reactor's thread; it must not wait."""
         self._tell(-math.inf, function)
 
-    def is_here(self) -> bool:
-        """Whether this is the reactor's own thread, which must never wait."""
-        return self._thread == _thread.get_ident()
+    def cannot_be_awaited(self) -> bool:
+        """Whether the caller would wait for itself, or for a thread that stands still by now."""
+        return self._thread == _thread.get_ident() or sys.is_finalizing()
 
     def forget_after_fork(self) -> None:
         """Close the child's copies of what the parent's reactor uses."""

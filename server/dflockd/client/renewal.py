@@ -70,12 +70,14 @@ def keep(lease: Lease, links: Probing) -> Flow[None]:
             sent = 0.0  # its owner has used it meanwhile
         try:
             if came and (line := link.receive_now()) is not None:
-                if sent and not _answered(lease, Answer(line, sent, clock.now())):
-                    return
+                if sent:
+                    _answered(lease, Answer(line, sent, clock.now()))
                 sent = 0.0
             now = clock.now()
             if now >= lease.deadline:
                 lease.lose("its lease ended unrenewed")
+            if lease.is_over:
+                lease.put(link)  # its owner may have ended it, and wait for that
                 return
             if not sent and now >= lease.renew_at:
                 sent = now
@@ -97,15 +99,12 @@ def keep(lease: Lease, links: Probing) -> Flow[None]:
         sent = 0.0
 
 
-def _answered(lease: Lease, answer: Answer) -> bool:
+def _answered(lease: Lease, answer: Answer) -> None:
     grant = read_renewal(lease.target, lease.token, answer)
     if grant is None:
         lease.lose("the server no longer knows it")
-        return False
-    if not lease.renewed(grant):
+    elif not lease.renewed(grant):
         lease.lose("its lease ended unrenewed")
-        return False
-    return True
 
 
 def _rescue(

@@ -28,7 +28,7 @@ from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import clock, flows, operations
 from dflockd.client.flows import Links
-from dflockd.client.lease import DOUBTFUL, HELD, LOST, Lease
+from dflockd.client.lease import DOUBTFUL, HELD, LOST, SILENCE, Lease
 from dflockd.client.operations import GRACE, Detour, Grant, Operation, Progress, Target
 from dflockd.client.routing import PASSING, Ask, Path, ShardMap, pursue
 from dflockd.client.steps import Flow, Hear, Link, Open, Pause, Route, Signal, Talk
@@ -66,6 +66,9 @@ RELEASE_PATIENCE = 1.0
 BUSY = 0.001
 """Seconds between looks at whether the reactor has done with the connection: it never waits with it."""
 
+BUSY_AT_MOST = 1.0
+"""Seconds after which that connection is done without: its thread stands still for some reason."""
+
 logger = logging.getLogger("dflockd.client")
 
 R = TypeVar("R")
@@ -85,8 +88,8 @@ class Reactor(Protocol):
     def release_later(self, lease: Lease) -> None:
         """Give it back once its server can be reached."""
 
-    def is_here(self) -> bool:
-        """Whether this is the reactor's own thread, which must never wait."""
+    def cannot_be_awaited(self) -> bool:
+        """Whether the caller would wait for itself, or for a thread that stands still by now."""
 
 
 class Home(Protocol):
@@ -325,7 +328,7 @@ class Session:
                 return
             if state != DOUBTFUL:
                 raise self._lost_error("is lost")
-            if self._home().reactor.is_here():
+            if self._home().reactor.cannot_be_awaited():
                 raise self._lost_error("is in doubt, and only this thread can end that")
             assert lease.settled is not None
             yield Hear(lease.settled, lease.deadline)
@@ -547,10 +550,6 @@ class Session:
             links.clear(self.route)
             if until is not None and clock.now() >= until:
                 raise
-        except errors.RefusedError as exc:
-            # An old server says `error` and hangs up on who is idle for long: it is no answer to us.
-            if not link.pooled or type(exc) is not errors.RefusedError:
-                raise
         # Nothing was granted that still is: a grant on the dead connection ended with it.
         if timeout is not None and until is not None:
             timeout = min(timeout, max(0, until - GRACE - clock.now()))
@@ -613,16 +612,18 @@ class Session:
                 connection; ``None`` for others, who wait for that. To give it up halfway would be to
                 end a connection that the hold may have just come to belong to.
         """
+        began = clock.now()
         while (link := lease.take()) is None:
             if lease.is_over and (claim is None or not lease.is_ended_by(claim)):
                 return None
-            if lease.is_away and claim is not None:
+            if lease.is_away:
+                if claim is not None:
+                    return None
+            elif lease.link.closed or clock.now() - began > BUSY_AT_MOST:
                 return None
-            if lease.state == LOST or (lease.link.closed and not lease.is_away):
+            if lease.state == LOST or self._home().reactor.cannot_be_awaited():
                 return None
-            if self._home().reactor.is_here():
-                return None
-            yield Pause(BUSY if not lease.is_away else 10 * BUSY)
+            yield Pause(10 * BUSY if lease.is_away else BUSY)
         return link
 
     def _give_back(self, lease: Lease, claim: object) -> Flow[bool]:
@@ -663,9 +664,16 @@ class Session:
         until = clock.now() + timeout
         shards, links = self.shards, self._home().pool
         if shards is None:
-            if link is None or link.closed:
-                link = yield Open(self.route, until)
-            self.telling = link
+            if link is not None and not link.closed:
+                self.telling = link
+                soon = min(until, clock.now() + SILENCE)
+                try:
+                    return (yield from flows.talk(link, operation(self.target), soon)), link
+                except errors.UnreachableError:
+                    if clock.now() >= until:
+                        raise
+            # It broke, or something in between has swallowed what was sent on it.
+            self.telling = link = yield Open(self.route, until)
             return (yield from flows.talk(link, operation(self.target), until)), link
         # Its server may have the lock after all, and would free it with this connection.
         self.telling = stood_on = link

@@ -149,8 +149,8 @@ def _status(line: bytes, *unfit: Status) -> Refusal:
 
 
 def _token(text: bytes) -> bytes:
-    if not text:
-        raise UnexpectedReplyError("a grant without a token")
+    if not text.isalnum():
+        raise UnexpectedReplyError(f"a grant with the token {text[:80]!r}")
     return text
 
 
