@@ -122,6 +122,11 @@ class Connection:
             CONNECTIONS.add(self)
         self._sock.setblocking(False)
 
+    def __del__(self) -> None:
+        """Close what its owner has forgotten."""
+        with contextlib.suppress(AttributeError, OSError):  # it was never made
+            self._sock.close()
+
     @property
     def address(self) -> Address:
         """The server."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import weakref
 from collections.abc import Callable
 from typing import Final
 
@@ -52,6 +53,7 @@ class Lease:
     """Fired once the doubt is over, one way or the other."""
     task: object = None
     """Of the reactor."""
+    _owner: object = None
     _state: str = HELD
     _outcome: str = RELEASED
     """How it has ended, once it has."""
@@ -82,6 +84,14 @@ class Lease:
         self.deadline = grant.deadline
         self.renew_at = self.deadline - self.lease * (1 - renew_ratio * (1 - JITTER))
         """When the next renewal should be sent, or may be due at the earliest: see `spread`."""
+
+    def belongs_to(self, owner: object) -> None:
+        """Let the lock end with its connection once this owner is forgotten, unless it has ended.
+
+        Not by a finaliser of the owner: an exception that a signal handler raises in one is ignored, and
+        this way nothing runs at the end of most locks.
+        """
+        self._owner = weakref.ref(owner, lambda _: self.abandon())
 
     @property
     def state(self) -> str:
@@ -177,6 +187,7 @@ class Lease:
         """
         if self._end.setdefault("by", claim) is not claim:
             return False
+        self._owner = None
         self._settle()
         return True
 
@@ -190,6 +201,7 @@ class Lease:
         if self._end.setdefault("by", me) is not me:
             return False
         self._outcome = LOST
+        self._owner = None
         self.link.close()  # the server may think otherwise: what it holds for us ends with it
         self._settle()
         logger.warning("lock %r on %s is lost: %s", self.target.name, self.target.server, why)
@@ -209,6 +221,7 @@ class Lease:
         """
         if self._end.setdefault("by", None) is None:
             self._outcome = ABANDONED
+        self._owner = None
         self.link.close()
         self._settle()
 

@@ -17,7 +17,6 @@ somebody keeps the traceback.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -210,12 +209,6 @@ class Session:
             self._home().reactor.forget(lease)
         self.asking = self.queued = self.telling = None
         self._owner.clear()
-
-    def __del__(self) -> None:
-        """Free what its owner has forgotten."""
-        if self.lease or self.asking or self.queued or self.telling:
-            with contextlib.suppress(AttributeError, TypeError):  # the interpreter is ending
-                self.abandon()
 
     # Flows that begin something.
 
@@ -591,6 +584,7 @@ class Session:
             return False
         on_lost = None if self._on_lost is None else self._on_lost()
         lease = Lease(self._target_anew, grant, link, self._renew_ratio, on_lost, self.shards)
+        lease.belongs_to(self)
         self.lease = lease
         self._home().reactor.keep(lease)
         self._end_request()
