@@ -1,0 +1,434 @@
+"""What a lock says of itself while its connection is gone: it is not held, and not lost either.
+
+Nobody may believe in a lock that the server has given to somebody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dflockd import errors
+from tests.dflockd.client_support import Calls, Client, Proxy, is_free, soon, until, waiters
+from tests.dflockd.raw_server import ServerProcess
+
+pytestmark = pytest.mark.usefixtures("no_idle_connections")
+
+AT_ONCE = 1.0
+"""Seconds within which a broken connection is known."""
+
+SLACK = 0.5
+"""Seconds by which something may be late."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    """It frees the locks of a connection with its end."""
+    server = ServerProcess()
+    yield server
+    server.end()
+
+
+@pytest.fixture(scope="module")
+def patient_server() -> Iterator[ServerProcess]:
+    """One that lets the locks of broken connections wait for a renewal."""
+    server = ServerProcess("--orphan-ttl", "30")
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def through() -> Iterator[Callable[[ServerProcess], Proxy]]:
+    """Put a proxy in front of a server."""
+    proxies: list[Proxy] = []
+
+    def through(server: ServerProcess) -> Proxy:
+        proxies.append(Proxy(server.port))
+        return proxies[-1]
+
+    yield through
+    for proxy in proxies:
+        proxy.close()
+
+
+async def within(seconds: float, what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(seconds):
+        await until(what)
+
+
+async def stays_quiet() -> None:
+    """Let a lock be held for long enough that its connection is looked at."""
+    await asyncio.sleep(0.15)
+
+
+def sever(proxy: Proxy) -> None:
+    """Break the connections that are there; the next ones are made, and nobody answers on them."""
+    proxy.withhold()
+    proxy.cut(reset=True)
+
+
+async def in_doubt(lock: Any) -> None:
+    await within(AT_ONCE, lambda: not lock.held)
+    assert lock.state == "doubtful"
+
+
+# The server has given it to somebody else.
+
+
+@pytest.mark.parametrize("how", ["refused", "silent"])
+async def test_two_do_not_hold_it(
+    client: Client,
+    server: ServerProcess,
+    through: Callable[[ServerProcess], Proxy],
+    key: str,
+    how: str,
+) -> None:
+    """The connection breaks and no other can be made: long before the lease ends it is not held."""
+    proxy = through(server)
+    lost = Calls()
+    lock = client.lock(key, proxy, lease_ttl_s=20, on_lost=lost)
+    await lock.acquire()
+    token, fence = lock.token, lock.fence
+    await stays_quiet()
+    if how == "refused":
+        await asyncio.to_thread(proxy.close)
+    else:
+        sever(proxy)
+    other = client.lock(key, server, acquire_timeout_s=5)
+    started = time.monotonic()
+    assert await soon(other.acquire()) is True
+    assert time.monotonic() - started < AT_ONCE, "the server frees it with its connection"
+    await within(AT_ONCE, lambda: not lock.held)
+    for _ in range(20):
+        assert other.held
+        assert not lock.held, "two hold it"
+        await asyncio.sleep(0.01)
+    assert lock.state == "doubtful"
+    assert "doubtful" in repr(lock)
+    assert (lock.token, lock.fence) == (token, fence)
+    assert not lost.locks, "nobody has said that it is gone"
+    assert await soon(lock.release()) is False
+    assert lock.state == "free"
+    assert other.held
+    await other.release()
+
+
+async def test_the_doubt_ends_with_the_lease(
+    client: Client, server: ServerProcess, through: Callable[[ServerProcess], Proxy], key: str
+) -> None:
+    proxy = through(server)
+    lost = Calls()
+    lock = client.lock(key, proxy, lease_ttl_s=2, on_lost=lost)
+    asked = time.monotonic()
+    await lock.acquire()
+    fence = lock.fence
+    await stays_quiet()
+    sever(proxy)
+    await in_doubt(lock)
+    assert time.monotonic() < asked + 1.5, "too slow a machine to see the doubt"
+    checking = asyncio.ensure_future(lock.check())
+    with pytest.raises(errors.LockLostError) as caught:
+        await soon(checking)
+    now = time.monotonic()
+    assert now < asked + 2 + SLACK, "no longer than the lease"
+    assert now > asked + 1.9, "as long as there is hope"
+    assert isinstance(caught.value, errors.DflockdError)
+    assert caught.value.key == key
+    assert await lost.first() < asked + 2 + SLACK
+    assert (lock.state, lock.held, lock.token, lock.lease) == ("lost", False, None, 0)
+    assert lock.fence == fence
+    proxy.pass_on()
+    await asyncio.sleep(0.3)
+    assert lock.state == "lost"
+    assert len(lost.locks) == 1
+    assert await soon(lock.release()) is False
+    assert lock.state == "free"
+
+
+async def test_the_doubt_ends_well(
+    client: Client,
+    patient_server: ServerProcess,
+    through: Callable[[ServerProcess], Proxy],
+    key: str,
+) -> None:
+    proxy = through(patient_server)
+    lost = Calls()
+    lock = client.lock(key, proxy, lease_ttl_s=20, on_lost=lost)
+    await lock.acquire()
+    token, fence = lock.token, lock.fence
+    await stays_quiet()
+    sever(proxy)
+    await in_doubt(lock)
+    checking = [asyncio.ensure_future(lock.check()) for _ in range(3)]
+    done, _ = await asyncio.wait(checking, timeout=0.3)
+    assert not done, "in doubt nobody can say"
+    assert (lock.state, lock.token, lock.fence) == ("doubtful", token, fence)
+    proxy.pass_on()
+    assert await soon(asyncio.gather(*checking)) == [None] * 3
+    assert (lock.state, lock.held, lock.token, lock.fence) == ("held", True, token, fence)
+    assert not is_free(patient_server, key)
+    assert not lost.locks
+    assert await lock.release() is True
+    assert is_free(patient_server, key)
+
+
+async def test_the_doubt_ends_in_a_refusal(
+    client: Client, server: ServerProcess, through: Callable[[ServerProcess], Proxy], key: str
+) -> None:
+    """Long before the lease ends the server can be asked, and has it no more."""
+    proxy = through(server)
+    lost = Calls()
+    lock = client.lock(key, proxy, lease_ttl_s=60, on_lost=lost)
+    await lock.acquire()
+    await stays_quiet()
+    sever(proxy)
+    await in_doubt(lock)
+    checking = asyncio.ensure_future(lock.check())
+    await asyncio.sleep(0.1)
+    proxy.pass_on()
+    with pytest.raises(errors.LockLostError):
+        await soon(checking)
+    await lost.first()
+    assert lock.state == "lost"
+    assert len(lost.locks) == 1
+
+
+async def test_a_server_with_a_memory_is_restarted(
+    client: Client, start: Callable[..., ServerProcess], tmp_path: Any, key: str
+) -> None:
+    """Who asks `check` before and after does not notice."""
+    flags = ("--state-dir", str(tmp_path))
+    server = start(*flags)
+    lost = Calls()
+    lock = client.lock(key, server, lease_ttl_s=20, on_lost=lost)
+    await lock.acquire()
+    await stays_quiet()
+    port = server.port
+    server.end()
+    await in_doubt(lock)
+    checking = asyncio.ensure_future(lock.check())
+    start("--port", str(port), *flags)
+    assert await soon(checking) is None
+    assert lock.held
+    assert not lost.locks
+    assert await lock.release() is True
+
+
+async def test_a_body_is_not_interrupted(
+    client: Client,
+    patient_server: ServerProcess,
+    through: Callable[[ServerProcess], Proxy],
+    key: str,
+) -> None:
+    proxy = through(patient_server)
+    lost = Calls()
+    async with client.lock(key, proxy, lease_ttl_s=20, on_lost=lost) as lock:
+        await stays_quiet()
+        sever(proxy)
+        await in_doubt(lock)
+        await asyncio.sleep(0.2)
+        proxy.pass_on()
+        await within(10, lambda: lock.held)
+        assert await lock.check() is None
+    assert is_free(patient_server, key)
+    assert not lost.locks
+
+
+# What one can do meanwhile.
+
+
+async def test_released_in_doubt(
+    client: Client,
+    patient_server: ServerProcess,
+    through: Callable[[ServerProcess], Proxy],
+    key: str,
+) -> None:
+    """It ends in time, and the lock is given back once the server can be reached."""
+    proxy = through(patient_server)
+    lost = Calls()
+    lock = client.lock(key, proxy, lease_ttl_s=60, on_lost=lost)
+    await lock.acquire()
+    await stays_quiet()
+    sever(proxy)
+    await in_doubt(lock)
+    started = time.monotonic()
+    await soon(lock.release())
+    assert time.monotonic() - started < 4
+    assert (lock.state, lock.token) == ("free", None)
+    assert not is_free(patient_server, key)
+    proxy.pass_on()
+    await until(lambda: is_free(patient_server, key))
+    assert not lost.locks
+    assert await soon(lock.acquire()) is True
+    assert await lock.release() is True
+
+
+async def test_renewed_in_doubt(
+    client: Client,
+    patient_server: ServerProcess,
+    through: Callable[[ServerProcess], Proxy],
+    key: str,
+) -> None:
+    proxy = through(patient_server)
+    lock = client.lock(key, proxy, lease_ttl_s=20)
+    await lock.acquire()
+    await stays_quiet()
+    sever(proxy)
+    await in_doubt(lock)
+    renewing = asyncio.ensure_future(lock.renew(30))
+    await asyncio.sleep(0.2)
+    proxy.pass_on()
+    assert await soon(renewing) is True
+    assert (lock.state, lock.held, lock.lease) == ("held", True, 30)
+    assert await lock.release() is True
+    assert is_free(patient_server, key)
+
+
+async def test_detached_in_doubt(
+    client: Client,
+    patient_server: ServerProcess,
+    through: Callable[[ServerProcess], Proxy],
+    key: str,
+) -> None:
+    proxy = through(patient_server)
+    lock = client.lock(key, proxy, lease_ttl_s=20)
+    await lock.acquire()
+    token = lock.token
+    await stays_quiet()
+    sever(proxy)
+    await in_doubt(lock)
+    detaching = asyncio.ensure_future(lock.detach(60))
+    await asyncio.sleep(0.2)
+    proxy.pass_on()
+    assert await soon(detaching) == token
+    assert (lock.state, lock.held) == ("free", False)
+    assert not is_free(patient_server, key)
+    assert await lock.adopt(token) is True
+    assert lock.state == "held"
+    assert await lock.release() is True
+
+
+async def test_a_second_owner_is_refused_in_doubt(
+    client: Client,
+    patient_server: ServerProcess,
+    through: Callable[[ServerProcess], Proxy],
+    key: str,
+) -> None:
+    """It is not held, but it is not free either."""
+    proxy = through(patient_server)
+    lock = client.lock(key, proxy, lease_ttl_s=20)
+    await lock.acquire()
+    await stays_quiet()
+    sever(proxy)
+    await within(AT_ONCE, lambda: not lock.held)
+    for attempt in (lock.acquire, lock.enqueue, lock.__aenter__):
+        with pytest.raises(errors.AlreadyHeldError):
+            await soon(attempt())
+    assert lock.state == "doubtful"
+    proxy.pass_on()
+    await within(10, lambda: lock.held)
+    assert await lock.release() is True
+
+
+# Without doubt.
+
+
+async def test_the_states_of_a_quiet_life(
+    client: Client, server: ServerProcess, key: str
+) -> None:
+    raw = server.connect()
+    lock = client.lock(key, server)
+    assert (lock.held, lock.state) == (False, "free")
+    token = raw.lock(key, "0 600")
+    waiting = asyncio.ensure_future(lock.acquire())
+    await until(lambda: waiters(server, key) == 1)
+    assert (lock.held, lock.state) == (False, "asking")
+    assert raw.ask("r", key, token) == "ok"
+    assert await soon(waiting) is True
+    assert (lock.held, lock.state) == (True, "held")
+    assert await lock.release() is True
+    assert (lock.held, lock.state) == (False, "free")
+    token = raw.lock(key, "0 600")
+    assert await lock.enqueue() == "queued"
+    assert (lock.held, lock.state) == (False, "queued")
+    assert raw.ask("r", key, token) == "ok"
+    assert await lock.wait() is True
+    assert (lock.held, lock.state) == (True, "held")
+    assert await lock.detach()
+    assert (lock.held, lock.state) == (False, "free")
+    raw.close()
+
+
+async def test_check_without_doubt(client: Client, server: ServerProcess, key: str) -> None:
+    lost = Calls()
+    lock = client.lock(key, server, lease_ttl_s=2, renew_ratio=0.1, on_lost=lost)
+    with pytest.raises(errors.LockLostError, match=key):
+        await soon(lock.check())
+    await lock.acquire()
+    assert await soon(lock.check()) is None
+    assert await client.lock(key, server).evict(lock.fence) is True
+    await lost.first()
+    assert (lock.held, lock.state) == (False, "lost")
+    with pytest.raises(errors.LockLostError):
+        await soon(lock.check())
+    await lock.release()
+    with pytest.raises(errors.LockLostError):
+        await soon(lock.check())
+    assert len(lost.locks) == 1
+
+
+async def test_no_check_waits_on_the_clients_own_thread(
+    client: Client, server: ServerProcess, through: Callable[[ServerProcess], Proxy], key: str
+) -> None:
+    """Another lock is in doubt while `on_lost` runs: nobody could end that doubt."""
+    if client.name == "asyncio":
+        pytest.skip("there `on_lost` runs on the event loop")
+    proxy = through(server)
+    told: list[BaseException | None] = []
+    doubtful = client.lock(f"{key}-2", proxy, lease_ttl_s=20)
+
+    def on_lost(lost: Any) -> None:
+        for lock in (lost, doubtful.lock):
+            try:
+                lock.check()
+            except BaseException as exc:
+                told.append(exc)
+            else:
+                told.append(None)
+
+    lock = client.lock(key, server, lease_ttl_s=2, renew_ratio=0.25, on_lost=on_lost)
+    await doubtful.acquire()
+    await lock.acquire()
+    await stays_quiet()
+    sever(proxy)
+    await within(AT_ONCE, lambda: not doubtful.held)
+    assert await client.lock(key, server).evict(lock.fence) is True
+    await within(4, lambda: len(told) == 2)
+    assert [type(exc) for exc in told] == [errors.LockLostError] * 2
+    assert doubtful.state == "doubtful"
+
+
+async def test_a_server_that_says_nothing_is_no_doubt(
+    client: Client, start: Callable[..., ServerProcess], key: str
+) -> None:
+    """Nothing was heard: the lease alone counts."""
+    server = start()
+    lost = Calls()
+    lock = client.lock(key, server, lease_ttl_s=3, on_lost=lost)
+    asked = time.monotonic()
+    await lock.acquire()
+    server.suspend()
+    while time.monotonic() < asked + 1.2:
+        assert lock.held
+        await asyncio.sleep(0.01)
+    server.signal(signal.SIGCONT)
+    await asyncio.sleep(0.3)
+    assert lock.held
+    assert await soon(lock.check()) is None
+    assert not lost.locks
+    assert await lock.release() is True

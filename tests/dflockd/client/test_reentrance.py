@@ -1,0 +1,428 @@
+"""Locks taken where other code was interrupted: signal handlers, finalisers, the end of a process.
+
+A mutex that the interrupted code has would never be free: the process would hang. Each program ends
+by itself, or is said to hang.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.dflockd.client_support import is_free, stats
+from tests.dflockd.raw_server import ServerProcess, eventually
+
+SECONDS = 2
+"""For how long a program goes on."""
+
+LIMIT = 20
+"""Seconds after which it hangs: no wait in it is longer than 5."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    server = ServerProcess()
+    yield server
+    server.end()
+
+
+def run(program: str, server: ServerProcess, *args: object) -> str:
+    """Run a program to its end; return what it printed."""
+    command = [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", BEGINNING + program]
+    process = subprocess.Popen(
+        [*command, str(server.port), *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, err = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        pytest.fail(f"the program hangs:\n{out}{err}", pytrace=False)
+    assert process.returncode == 0, out + err
+    assert err == "", out + err
+    eventually(lambda: stats(server)["connections"] == 0)
+    assert stats(server)["locks"] == []
+    return out
+
+
+# Whoever hangs says where, a moment before the test gives up.
+BEGINNING = f"""
+import asyncio, atexit, faulthandler, gc, logging, os, random, signal, sys, threading, time, weakref
+from dflockd import client, errors, sync_client
+
+faulthandler.dump_traceback_later({LIMIT - 3}, exit=True)
+logging.disable()
+port = int(sys.argv[1])
+options = {{"servers": [("127.0.0.1", port)], "acquire_timeout_s": 5}}
+ends = time.monotonic() + {SECONDS}
+
+def lock(key, **more):
+    return sync_client.DistributedLock(key, **options | more)
+
+def going_on():
+    return time.monotonic() < ends
+
+class Count:
+    number = 0
+"""
+
+# One signal at a time, at a random instant of what the main thread does: with locks, or in the
+# middle of a renewal. The next one comes once the handler is through with this one.
+HANDLER = """
+kept = []
+
+def take_and_release():
+    with lock("handler") as own:
+        assert own.held
+
+def take():
+    kept.append(lock("kept", lease_ttl_s=1))
+    assert kept[-1].acquire()
+
+def release():
+    assert kept.pop().release()
+
+def forget():
+    forgotten = lock("forgotten")
+    assert forgotten.acquire()
+
+def in_vain():
+    assert not lock("busy", acquire_timeout_s=0).acquire()
+
+def ask():
+    assert lock("asked").inspect()["holders"] == []
+
+def handle(*_):
+    Count.number += 1
+    if Count.number % 2 and kept:
+        release()
+    else:
+        random.choice([take_and_release, forget, in_vain, ask] + ([] if kept else [take]))()
+    if going_on():
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 0.002))
+
+busy = lock("busy")
+assert busy.acquire()
+signal.signal(signal.SIGALRM, handle)
+signal.setitimer(signal.ITIMER_REAL, 0.001)
+"""
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        pytest.param(
+            """
+while going_on():
+    with lock("main") as mine:
+        assert mine.held
+""",
+            id="blocks",
+        ),
+        pytest.param(
+            """
+# Enough renewals for the client's own thread to be met at work.
+held = [lock(f"held-{n}", lease_ttl_s=1, renew_ratio=0.02) for n in range(50)]
+for each in held:
+    assert each.acquire()
+while going_on():
+    mine = lock("main", lease_ttl_s=1)
+    assert mine.acquire() and mine.renew() and mine.release()
+assert all(each.held for each in held)
+for each in held:
+    assert each.release()
+""",
+            id="renewals",
+        ),
+        pytest.param(
+            """
+def work(number):
+    while going_on():
+        with lock(f"thread-{number}") as mine:
+            assert mine.held
+
+threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+for thread in threads:
+    thread.start()
+while going_on():
+    with lock("main") as mine:
+        assert mine.held
+for thread in threads:
+    thread.join()
+""",
+            id="threads",
+        ),
+        pytest.param(
+            """
+async def main():
+    while going_on():
+        async with client.DistributedLock("main", **options) as mine:
+            assert mine.held
+        await asyncio.sleep(0)
+
+asyncio.run(main())
+""",
+            id="asyncio",
+        ),
+    ],
+)
+def test_a_signal_handler_that_takes_locks(server: ServerProcess, main: str) -> None:
+    program = (
+        HANDLER
+        + main
+        + """
+signal.setitimer(signal.ITIMER_REAL, 0)
+while kept:
+    release()
+assert busy.release()
+print(Count.number)
+"""
+    )
+    assert int(run(program, server)) > 50, "too few were interrupted"
+
+
+def test_a_signal_handler_that_ends_the_process(server: ServerProcess) -> None:
+    """What is registered for the end, releases; whatever was interrupted."""
+    program = """
+held = lock("held")
+assert held.acquire()
+
+def finish():
+    assert held.release()
+    with lock("at-the-end") as last:
+        assert last.held
+    print("finished", flush=True)
+
+def end(*_):
+    sys.exit(0)
+
+atexit.register(finish)
+signal.signal(signal.SIGALRM, end)
+signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, 0.02))
+while True:
+    with lock("main") as mine:
+        assert mine.held
+"""
+    for _ in range(20):
+        assert run(program, server) == "finished\n"
+
+
+# What the garbage collector ends, it ends in the middle of anything that makes an object.
+FINALISED = """
+gc.set_threshold(int(sys.argv[2]))
+
+class Owner:
+    def __init__(self):
+        self.itself = self
+        self.lock = lock(f"owned-{id(self)}")
+        assert self.lock.acquire()
+
+    def __del__(self):
+        Count.number += 1
+        self.lock.release()  # it may be gone: they go in any order
+
+class Keeper:
+    locks = {}
+
+    def __init__(self):
+        self.itself = self
+        self.locks[id(self)] = lock(f"kept-{id(self)}")
+        assert self.locks[id(self)].acquire()
+
+    def __del__(self):
+        Count.number += 1
+        assert self.locks.pop(id(self)).release()
+
+class Taker:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        Count.number += 1
+        with lock(f"taker-{id(self)}") as own:
+            assert own.held
+
+class Forgetter:
+    def __init__(self):
+        self.itself = self
+        self.lock = lock(f"forgotten-{id(self)}")
+        assert self.lock.acquire()
+
+class Watched:
+    def __init__(self):
+        self.itself = self
+
+def gone(reference):
+    watched.discard(reference)
+    Count.number += 1
+    with lock(f"watched-{id(reference)}") as own:
+        assert own.held
+
+watched = set()
+
+def litter():
+    kind = random.choice([Owner, Keeper, Taker, Forgetter, Watched])
+    made = kind()
+    if kind is Watched:
+        watched.add(weakref.ref(made, gone))
+
+held = [lock(f"held-{n}", lease_ttl_s=1, renew_ratio=0.1) for n in range(20)]
+for each in held:
+    assert each.acquire()
+
+def work(number):
+    while going_on():
+        litter()
+        with lock(f"main-{number}") as mine:
+            assert mine.held
+
+threads = [threading.Thread(target=work, args=(n,)) for n in range(int(sys.argv[3]))]
+for thread in threads:
+    thread.start()
+work("main")
+for thread in threads:
+    thread.join()
+gc.collect()
+assert all(each.held for each in held)
+for each in held:
+    assert each.release()
+print(Count.number)
+"""
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+@pytest.mark.parametrize("threshold", [1, 17])
+def test_finalisers_that_take_and_release(
+    server: ServerProcess, threshold: int, threads: int
+) -> None:
+    assert int(run(FINALISED, server, threshold, threads)) > 50, "too few were finalised"
+
+
+@pytest.mark.parametrize("where", ["atexit", "finaliser", "thread", "weakref"])
+def test_the_end_of_the_interpreter(server: ServerProcess, where: str) -> None:
+    """Other threads stand still by then, the client's own too, with whatever they had in their hands."""
+    program = """
+# Renewed all the time.
+held = [lock(f"held-{n}", lease_ttl_s=1, renew_ratio=0.005) for n in range(40)]
+for each in held:
+    assert each.acquire()
+
+def work(number):
+    while True:
+        with lock(f"thread-{number}") as mine:
+            assert mine.held
+
+for n in range(3):
+    threading.Thread(target=work, args=(n,), daemon=True).start()
+time.sleep(random.uniform(0.15, 0.3))
+
+def finish(*_, held=held, lock=lock):
+    for each in held:
+        each.release()
+    for n in range(5):
+        try:
+            with lock("at-the-end") as last:
+                assert last.held
+        except RuntimeError:
+            pass  # no thread can start any more, and that is said
+
+class Finaliser:
+    def __del__(self):
+        finish()
+
+where = sys.argv[2]
+if where == "atexit":
+    atexit.register(finish)
+elif where == "thread":
+    def wait(main=threading.main_thread()):
+        main.join()
+        finish()
+    threading.Thread(target=wait).start()
+elif where == "weakref":
+    class Thing:
+        pass
+    thing = Thing()
+    reference = weakref.ref(thing, finish)
+else:
+    finaliser = Finaliser()
+print("ends", flush=True)
+"""
+    for _ in range(8):
+        assert run(program, server, where) == "ends\n"
+
+
+@pytest.mark.parametrize("how", ["signal", "finaliser"])
+def test_a_place_in_the_queue_given_up_in_between(server: ServerProcess, how: str) -> None:
+    """`enqueue`, `wait` and a release of the place, where somebody else was interrupted."""
+    program = """
+busy = lock("busy")
+assert busy.acquire()
+
+def queue():
+    Count.number += 1
+    place = lock("busy")
+    assert place.enqueue() == "queued"
+    if random.random() < 0.5:
+        assert place.wait(0) is False
+    place.release()
+
+class Queue:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        queue()
+
+def handle(*_):
+    queue()
+    if going_on():
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 0.002))
+
+if sys.argv[2] == "signal":
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+else:
+    gc.set_threshold(7)
+while going_on():
+    if sys.argv[2] == "finaliser":
+        Queue()
+    with lock("main") as mine:
+        assert mine.held
+signal.setitimer(signal.ITIMER_REAL, 0)
+gc.collect()
+assert busy.release()
+print(Count.number)
+"""
+    assert int(run(program, server, how)) > 50
+
+
+def test_on_lost_that_takes_locks(server: ServerProcess) -> None:
+    """It runs on the client's own thread, which must not wait there for itself."""
+    program = """
+told = threading.Event()
+
+def on_lost(one):
+    with lock("from-on-lost", lease_ttl_s=1) as own:
+        assert own.held
+    forgotten = lock("forgotten")
+    assert forgotten.acquire()
+    del forgotten
+    assert one.release() is False
+    told.set()
+
+one = lock("one", lease_ttl_s=1, on_lost=on_lost)
+other = lock("other", lease_ttl_s=1)
+assert one.acquire() and other.acquire()
+assert lock("one").evict(one.fence)
+assert told.wait(10)
+time.sleep(1.5)
+assert other.held and other.renew() and other.release()
+"""
+    assert run(program, server) == ""
+    assert is_free(server, "one")
