@@ -338,9 +338,7 @@ async def test_a_second_owner_is_refused_in_doubt(
 # Without doubt.
 
 
-async def test_the_states_of_a_quiet_life(
-    client: Client, server: ServerProcess, key: str
-) -> None:
+async def test_the_states_of_a_quiet_life(client: Client, server: ServerProcess, key: str) -> None:
     raw = server.connect()
     lock = client.lock(key, server)
     assert (lock.held, lock.state) == (False, "free")

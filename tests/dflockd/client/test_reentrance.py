@@ -306,7 +306,7 @@ def test_finalisers_that_take_and_release(
 
 @pytest.mark.parametrize("where", ["atexit", "finaliser", "thread", "weakref"])
 def test_the_end_of_the_interpreter(server: ServerProcess, where: str) -> None:
-    """Other threads stand still by then, the client's own too, with whatever they had in their hands."""
+    """Other threads stand still by then, the client's own too, with whatever is in their hands."""
     program = """
 # Renewed all the time.
 held = [lock(f"held-{n}", lease_ttl_s=1, renew_ratio=0.005) for n in range(40)]
