@@ -6,13 +6,15 @@ by itself, or is said to hang.
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.dflockd.client_support import is_free, stats
+from tests.dflockd.client_support import stats
 from tests.dflockd.raw_server import ServerProcess, eventually
 
 SECONDS = 2
@@ -37,11 +39,12 @@ def run(program: str, server: ServerProcess, *args: object) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     try:
         out, err = process.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # it, and what it has forked
         out, err = process.communicate()
         pytest.fail(f"the program hangs:\n{out}{err}", pytrace=False)
     assert process.returncode == 0, out + err
@@ -53,7 +56,8 @@ def run(program: str, server: ServerProcess, *args: object) -> str:
 
 # Whoever hangs says where, a moment before the test gives up.
 BEGINNING = f"""
-import asyncio, atexit, faulthandler, gc, logging, os, random, signal, sys, threading, time, weakref
+import asyncio, atexit, faulthandler, gc, logging, os, random, signal, sys, threading, time
+import types, weakref
 from dflockd import client, errors, sync_client
 
 faulthandler.dump_traceback_later({LIMIT - 3}, exit=True)
@@ -61,9 +65,10 @@ logging.disable()
 port = int(sys.argv[1])
 options = {{"servers": [("127.0.0.1", port)], "acquire_timeout_s": 5}}
 ends = time.monotonic() + {SECONDS}
+program = os.getpid()
 
 def lock(key, **more):
-    return sync_client.DistributedLock(key, **options | more)
+    return sync_client.DistributedLock(f"{{program}}-{{key}}", **options | more)
 
 def going_on():
     return time.monotonic() < ends
@@ -308,6 +313,7 @@ def test_finalisers_that_take_and_release(
 def test_the_end_of_the_interpreter(server: ServerProcess, where: str) -> None:
     """Other threads stand still by then, the client's own too, with whatever is in their hands."""
     program = """
+sys.setswitchinterval(1e-5)
 # Renewed all the time.
 held = [lock(f"held-{n}", lease_ttl_s=1, renew_ratio=0.005) for n in range(40)]
 for each in held:
@@ -331,6 +337,7 @@ def finish(*_, held=held, lock=lock):
                 assert last.held
         except RuntimeError:
             pass  # no thread can start any more, and that is said
+    os.write(1, b"finished\\n")
 
 class Finaliser:
     def __del__(self):
@@ -344,17 +351,135 @@ elif where == "thread":
         main.join()
         finish()
     threading.Thread(target=wait).start()
-elif where == "weakref":
-    class Thing:
-        pass
-    thing = Thing()
-    reference = weakref.ref(thing, finish)
 else:
-    finaliser = Finaliser()
+    # What stands still keeps the names of this module alive, not those of another.
+    other = sys.modules["other"] = types.ModuleType("other")
+    other.thing = Finaliser() if where == "finaliser" else type("Thing", (), {})()
+    reference = weakref.ref(other.thing, finish) if where == "weakref" else None
+    del other
 print("ends", flush=True)
 """
     for _ in range(8):
-        assert run(program, server, where) == "ends\n"
+        assert run(program, server, where) == "ends\nfinished\n"
+
+
+# What a signal handler or a finaliser can do between two lines, done before every line in turn.
+BETWEEN = """
+import dflockd
+
+package = os.path.dirname(dflockd.__file__)
+count = wanted = 0
+
+def meanwhile():
+    with lock("meanwhile") as own:
+        assert own.held
+    forgotten = lock("forgotten")
+    assert forgotten.acquire()
+    kept.append(lock("kept"))
+    assert kept[0].acquire()
+    assert kept.pop().release()
+    assert not lock("busy", acquire_timeout_s=0).acquire()
+
+def trace(frame, event, argument):
+    global count
+    if not frame.f_code.co_filename.startswith(package):
+        return None
+    if event == "line":
+        count += 1
+        if count == wanted:
+            meanwhile()
+    return trace
+
+kept = []
+calls = {}
+
+def case(function):
+    calls[function.__name__] = function
+
+@case
+def block():
+    with lock("mine") as mine:
+        assert mine.held
+
+@case
+def renewal():
+    mine = lock("mine")
+    assert mine.acquire() and mine.renew() and mine.release()
+
+@case
+def queue():
+    mine = lock("busy")
+    assert mine.enqueue() == "queued"
+    assert mine.wait(0) is False
+
+@case
+def place():
+    mine = lock("busy")
+    assert mine.enqueue() == "queued"
+    mine.release()
+
+@case
+def handover():
+    mine = lock("mine")
+    assert mine.acquire()
+    token = mine.detach()
+    assert mine.adopt(token) and mine.release()
+
+@case
+def forget():
+    mine = lock("mine")
+    assert mine.acquire()
+    del mine
+
+def once(number):
+    global count, wanted
+    count, wanted = 0, number
+    faulthandler.dump_traceback_later(7, exit=True)
+    sys.settrace(trace)
+    try:
+        calls[how]()
+    finally:
+        sys.settrace(None)
+    return count >= number
+
+how = sys.argv[2]
+number = 1
+if sys.argv[3] == "first":
+    # Nothing of the client has been made in these processes.
+    faulthandler.cancel_dump_traceback_later()  # its thread would not be in them
+    import socket
+    raw = socket.create_connection(("127.0.0.1", port), 10)
+    raw.sendall(f"l\\n{program}-busy\\n0 600\\n".encode())
+    assert raw.recv(100).startswith(b"ok")
+    while True:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = 0 if once(number) else 9
+            finally:
+                os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status == 9:
+            break
+        assert status == 0, f"at line {number}"
+        number += 1
+    raw.close()
+else:
+    busy = lock("busy")
+    assert busy.acquire()
+    while once(number):
+        number += 1
+    assert busy.release()
+print(number)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("when", ["first", "later"])
+@pytest.mark.parametrize("how", ["block", "renewal", "queue", "place", "handover", "forget"])
+def test_before_any_line(server: ServerProcess, how: str, when: str) -> None:
+    assert int(run(BETWEEN, server, how, when)) > 20
 
 
 @pytest.mark.parametrize("how", ["signal", "finaliser"])
@@ -425,4 +550,3 @@ time.sleep(1.5)
 assert other.held and other.renew() and other.release()
 """
     assert run(program, server) == ""
-    assert is_free(server, "one")
