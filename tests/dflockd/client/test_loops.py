@@ -1,0 +1,448 @@
+"""Locks and event loops: one that is cancelled, busy, closed, not the only one, not the right one.
+
+The lock is the process's, not the loop's: as long as the process lives it is renewed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import pytest
+
+from dflockd import client, errors
+from tests.dflockd.client_support import Calls, Proxy, is_free, until
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
+
+R = TypeVar("R")
+
+LEASE = 1
+SOON = 2.0
+"""Seconds for what needs no more than an answer of the server."""
+
+NewLoop = Callable[[], asyncio.AbstractEventLoop]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    server = ServerProcess()
+    yield server
+    server.end()
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def new_loop(request: pytest.FixtureRequest) -> NewLoop:
+    """Make an event loop of either kind."""
+    if request.param == "uvloop":
+        made: NewLoop = pytest.importorskip("uvloop").new_event_loop
+        return made
+    return asyncio.new_event_loop
+
+
+class LoopThread:
+    """An event loop that runs in a thread of its own."""
+
+    def __init__(self, new_loop: NewLoop, *, debug: bool = False) -> None:
+        self.loop = new_loop()
+        self.loop.set_debug(debug)
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE)
+
+    def stop(self) -> None:
+        """Let it run no more; it is not closed."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(PATIENCE)
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self.stop()
+        if not self.loop.is_closed():
+            self.loop.close()
+
+
+@pytest.fixture
+def start_loop(new_loop: NewLoop) -> Iterator[Callable[..., LoopThread]]:
+    """Start loops in threads; they end with the test."""
+    loops: list[LoopThread] = []
+
+    def start_loop(**options: Any) -> LoopThread:
+        loops.append(LoopThread(new_loop, **options))
+        return loops[-1]
+
+    yield start_loop
+    for loop in loops:
+        loop.close()
+
+
+def run_alone(new_loop: NewLoop, coroutine: Coroutine[Any, Any, R]) -> R:
+    """Run a coroutine on a loop of its own, as `asyncio.run` does."""
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(coroutine)
+
+
+def lock_on(server: ServerProcess | Proxy, key: str, **options: Any) -> client.DistributedLock:
+    servers = [("127.0.0.1", server.port)]
+    return client.DistributedLock(key, 5, **{"servers": servers, "lease_ttl_s": LEASE} | options)
+
+
+def stays_held(lock: client.DistributedLock, server: ServerProcess, seconds: float) -> None:
+    """Check for so long that the lock is held, here and at its server."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert lock.held, "lost"
+        assert not is_free(server, lock.key), "somebody else gets it"
+        time.sleep(0.05)
+
+
+async def acquire(lock: client.DistributedLock) -> bool:
+    return await lock.acquire()
+
+
+async def release(lock: client.DistributedLock) -> bool:
+    return await lock.release()
+
+
+# All tasks are cancelled: the usual way down.
+
+
+@pytest.mark.parametrize("lease", [2, 20])
+async def test_all_tasks_cancelled_while_a_renewal_is_under_way(
+    server: ServerProcess, key: str, lease: int
+) -> None:
+    """Nobody believes in a lock that others get; it is renewed as before, or lost."""
+    proxy = Proxy(server.port)
+    try:
+        lost = Calls()
+        lock = lock_on(proxy, key, lease_ttl_s=lease, renew_ratio=0.3 / lease, on_lost=lost)
+        await lock.acquire()
+        proxy.withhold_replies()
+        await asyncio.sleep(0.5)  # a renewal is sent, and not answered
+        ours = asyncio.current_task()
+        for task in asyncio.all_tasks():
+            if task is not ours:
+                task.cancel()
+        await asyncio.sleep(0.1)
+        proxy.pass_on()
+        end = time.monotonic() + 2.5
+        while time.monotonic() < end:
+            if await asyncio.to_thread(is_free, server, key):
+                assert not lock.held, "two can hold it"
+            await asyncio.sleep(0.05)
+        assert lock.held, "the connection was fine all the time"
+        assert not lost.locks
+        assert await lock.release() is True
+    finally:
+        proxy.close()
+
+
+async def test_all_tasks_cancelled_again_and_again(server: ServerProcess, key: str) -> None:
+    lost = Calls()
+    locks = [lock_on(server, f"{key}-{n}", renew_ratio=0.05, on_lost=lost) for n in range(5)]
+    for lock in locks:
+        await lock.acquire()
+    ours = asyncio.current_task()
+    end = time.monotonic() + 2.5
+    while time.monotonic() < end:
+        for task in asyncio.all_tasks():
+            if task is not ours:
+                task.cancel()
+        await asyncio.sleep(0.002)
+    for lock in locks:
+        assert lock.held == (not is_free(server, lock.key))
+        assert lock.held, "its owner has cancelled nothing of it"
+        assert await lock.release() is True
+    assert not lost.locks
+
+
+def test_the_end_of_asyncio_run_beside_a_held_lock(
+    server: ServerProcess, new_loop: NewLoop, key: str
+) -> None:
+    """It cancels what is left; the lock is still the process's."""
+    lock = lock_on(server, key, renew_ratio=0.05)
+
+    async def main() -> None:
+        await lock.acquire()
+        await asyncio.sleep(0.2)
+
+    run_alone(new_loop, main())
+    stays_held(lock, server, 2.5 * LEASE)
+    started = time.monotonic()
+    assert run_alone(new_loop, release(lock)) is True
+    assert time.monotonic() - started < SOON
+    assert is_free(server, key)
+
+
+# A loop that has no time.
+
+
+async def test_a_busy_loop_loses_no_lock(server: ServerProcess, key: str) -> None:
+    lost = Calls()
+    lock = lock_on(server, key, on_lost=lost)
+    async with lock:
+        await asyncio.to_thread(time.sleep, 0)
+        stays_held(lock, server, 2.5 * LEASE)  # the loop stands still
+        assert lock.held
+    assert not lost.locks
+    assert is_free(server, key)
+
+
+def test_a_loop_that_runs_now_and_then(server: ServerProcess, new_loop: NewLoop, key: str) -> None:
+    """As in a notebook, or beside the loop of a window system."""
+    lock = lock_on(server, key)
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(acquire(lock)) is True
+        stays_held(lock, server, 2.5 * LEASE)
+        assert runner.run(release(lock)) is True
+    assert is_free(server, key)
+
+
+# Another loop.
+
+
+@pytest.mark.parametrize("first", ["runs", "stands", "closed"])
+@pytest.mark.parametrize("held_for", [0, 0.3])
+def test_released_in_another_loop(
+    server: ServerProcess,
+    start_loop: Callable[..., LoopThread],
+    key: str,
+    first: str,
+    held_for: float,
+) -> None:
+    lock = lock_on(server, key, lease_ttl_s=20)
+    one, two = start_loop(), start_loop()
+    assert one.run(acquire(lock)) is True
+    time.sleep(held_for)
+    if first == "stands":
+        one.stop()
+    elif first == "closed":
+        one.close()
+    assert lock.held
+    started = time.monotonic()
+    assert two.run(release(lock)) is True
+    assert time.monotonic() - started < SOON
+    assert not lock.held
+    assert is_free(server, key)
+
+
+@pytest.mark.parametrize("first", ["runs", "stands", "closed"])
+def test_used_in_another_loop(
+    server: ServerProcess, start_loop: Callable[..., LoopThread], key: str, first: str
+) -> None:
+    lock = lock_on(server, key, lease_ttl_s=20)
+    one, two = start_loop(), start_loop()
+    assert one.run(acquire(lock)) is True
+    if first == "stands":
+        one.stop()
+    elif first == "closed":
+        one.close()
+
+    async def use() -> None:
+        assert await lock.renew(10) is True
+        assert (lock.held, lock.lease) == (True, 10)
+        token = await lock.detach(30)
+        assert token
+        assert not is_free(server, key)
+        assert await lock.adopt(token) is True
+        assert await lock.release() is True
+        async with lock:
+            assert lock.held
+
+    started = time.monotonic()
+    two.run(use())
+    assert time.monotonic() - started < SOON
+    assert is_free(server, key)
+
+
+@pytest.mark.parametrize("first", ["runs", "stands", "closed"])
+def test_a_place_of_another_loop(
+    server: ServerProcess, start_loop: Callable[..., LoopThread], key: str, first: str
+) -> None:
+    """It is waited for, or given up, wherever its owner is by now."""
+    raw = server.connect()
+    token = raw.lock(key, "0 600")
+    lock, given_up = lock_on(server, key), lock_on(server, key)
+    one, two = start_loop(), start_loop()
+
+    async def enqueue() -> None:
+        assert await given_up.enqueue() == "queued"
+        assert await lock.enqueue() == "queued"
+
+    async def wait() -> None:
+        assert await given_up.release() is False
+        waiting = asyncio.ensure_future(lock.wait(5))
+        await asyncio.sleep(0.1)
+        assert raw.ask("r", key, token) == "ok"
+        assert await waiting is True
+        assert await lock.release() is True
+
+    one.run(enqueue())
+    if first == "stands":
+        one.stop()
+    elif first == "closed":
+        one.close()
+    two.run(wait())
+    eventually(lambda: is_free(server, key))
+
+
+def test_one_object_in_one_loop_after_the_other(
+    server: ServerProcess, new_loop: NewLoop, key: str
+) -> None:
+    """As a module's lock is used by the tests of an application, each with its own loop."""
+    lock = lock_on(server, key)
+
+    async def use() -> None:
+        async with lock:
+            assert lock.held
+
+    started = time.monotonic()
+    for _ in range(20):
+        run_alone(new_loop, use())
+    assert time.monotonic() - started < 2 * SOON
+    assert is_free(server, key)
+
+
+# The end of a lock whose loop has ended.
+
+
+@pytest.mark.parametrize("first", ["stands", "closed"])
+def test_on_lost_without_its_loop(
+    server: ServerProcess, start_loop: Callable[..., LoopThread], key: str, first: str
+) -> None:
+    """It is called all the same if the loop is closed; of one that stands, once it goes on."""
+    lost, calls = Calls(), []
+
+    def on_lost(lock: Any) -> None:
+        calls.append(threading.get_ident())
+        lost(lock)
+
+    lock = lock_on(server, key, renew_ratio=0.2, on_lost=on_lost)
+    one, two = start_loop(), start_loop()
+    assert one.run(acquire(lock)) is True
+    one.stop()
+    if first == "closed":
+        one.close()
+
+    async def evict() -> bool:
+        return await lock_on(server, key).evict(lock.fence or 0)
+
+    assert two.run(evict()) is True
+    eventually(lambda: not lock.held)
+    if first == "stands":
+        one.loop.run_until_complete(asyncio.sleep(0.1))
+        assert calls == [threading.get_ident()], "on its loop"
+    eventually(lambda: bool(lost.locks))
+    time.sleep(0.3)
+    assert lost.locks == [lock]
+    assert two.run(release(lock)) is False
+
+
+def test_on_lost_of_a_closed_loop_whose_server_ends(
+    start: Callable[..., ServerProcess], new_loop: NewLoop, key: str
+) -> None:
+    server = start()
+    lost = Calls()
+    lock = lock_on(server, key, on_lost=lost)
+    assert run_alone(new_loop, acquire(lock)) is True
+    server.end()
+    eventually(lambda: bool(lost.locks))
+    assert not lock.held
+
+
+# A loop in each of many threads.
+
+
+@pytest.mark.parametrize("how", ["run", "bare"])
+def test_a_loop_in_every_thread(
+    server: ServerProcess, new_loop: NewLoop, key: str, how: str
+) -> None:
+    """They come and go; what one leaves behind is nothing to the others."""
+    failed: list[BaseException] = []
+    entered = [0]
+    inside: list[int] = []
+    end = time.monotonic() + 4
+
+    async def main(number: int) -> None:
+        async with lock_on(server, f"{key}-{number % 4}", lease_ttl_s=20):
+            inside.append(number)
+            assert [n % 4 for n in list(inside)].count(number % 4) == 1
+            entered[0] += 1
+            inside.remove(number)
+
+    def work(number: int) -> None:
+        try:
+            while time.monotonic() < end and not failed:
+                if how == "run":
+                    run_alone(new_loop, main(number))
+                    continue
+                loop = new_loop()
+                try:
+                    loop.run_until_complete(main(number))
+                finally:
+                    loop.close()
+        except BaseException as exc:
+            failed.append(exc)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+    finally:
+        sys.setswitchinterval(before)
+    assert not failed, [repr(exc) for exc in failed]
+    assert entered[0] > 50
+    eventually(lambda: all(is_free(server, f"{key}-{n}") for n in range(4)))
+
+
+def test_one_object_for_the_loops_of_many_threads(
+    server: ServerProcess, new_loop: NewLoop, key: str
+) -> None:
+    """One of them has it, and the others are told."""
+    lock = lock_on(server, key, lease_ttl_s=20)
+    now, overlaps, entries = [0], [0], [0]
+
+    async def main() -> None:
+        for _ in range(50):
+            try:
+                async with lock:
+                    now[0] += 1
+                    entries[0] += 1
+                    overlaps[0] += now[0] > 1
+                    await asyncio.sleep(0.0005)
+                    now[0] -= 1
+            except errors.AlreadyHeldError:
+                await asyncio.sleep(0)
+
+    with ThreadPoolExecutor(4) as executor:
+        results = [executor.submit(run_alone, new_loop, main()) for _ in range(4)]
+        for result in results:
+            result.result(30)
+    assert overlaps[0] == 0, f"{overlaps[0]} of {entries[0]}"
+    assert entries[0]
+    assert is_free(server, key)
+
+
+async def test_one_loop_waits_for_the_lock_of_another(
+    server: ServerProcess, start_loop: Callable[..., LoopThread], key: str
+) -> None:
+    lock = lock_on(server, key)
+    other = start_loop()
+    assert other.run(acquire(lock)) is True
+    waiting = asyncio.ensure_future(lock_on(server, key).acquire())
+    await asyncio.sleep(2.5 * LEASE)
+    assert not waiting.done()
+    assert await asyncio.to_thread(other.run, release(lock)) is True
+    await until(waiting.done)
+    assert waiting.result() is True

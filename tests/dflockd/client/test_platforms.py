@@ -1,0 +1,91 @@
+"""The clients where the system has less: no forks, no polls, no sockets with a path, as on Windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.dflockd.client_support import Script, is_free, stats
+from tests.dflockd.raw_server import ServerProcess, eventually
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    server = ServerProcess()
+    yield server
+    server.end()
+
+
+# asyncio is imported before: what it has is the system's own business.
+WITHOUT = """
+import asyncio, os, select, selectors, signal, socket, ssl, subprocess, sys, threading, time
+
+for name in sys.argv[3].split():
+    module, _, attribute = name.partition(".")
+    if attribute:
+        assert hasattr(sys.modules[module], attribute)
+        delattr(sys.modules[module], attribute)
+    else:
+        sys.modules[module] = None
+
+options = {"servers": [("127.0.0.1", int(sys.argv[2]))], "lease_ttl_s": 1}
+
+def blocking():
+    from dflockd.sync_client import DistributedLock, DistributedSemaphore
+    lost = []
+    with DistributedLock("held", on_lost=lost.append, **options) as lock:
+        time.sleep(1.3)
+        assert lock.held and lock.renew() and not lost
+        assert not DistributedLock("held", 0, servers=options["servers"]).acquire()
+    with DistributedSemaphore("slots", 2, **options):
+        pass
+
+async def not_blocking():
+    from dflockd.client import DistributedLock, DistributedSemaphore
+    lost = []
+    async with DistributedLock("held", on_lost=lost.append, **options) as lock:
+        await asyncio.sleep(1.3)
+        assert lock.held and await lock.renew() and not lost
+        assert not await DistributedLock("held", 0, servers=options["servers"]).acquire()
+    async with DistributedSemaphore("slots", 2, **options):
+        pass
+
+for face in sys.argv[1].split():
+    if face == "sync":
+        blocking()
+    else:
+        asyncio.run(not_blocking())
+print("done", flush=True)
+"""
+
+FORK = "os.register_at_fork os.fork"
+POLL = "select.poll"
+UNIX = "socket.AF_UNIX socket.SO_REUSEPORT fcntl resource pwd grp"
+OPTIONS = "socket.TCP_KEEPIDLE socket.TCP_KEEPINTVL socket.TCP_KEEPCNT socket.TCP_USER_TIMEOUT"
+CLOCKS = "time.CLOCK_BOOTTIME time.clock_gettime"
+
+
+@pytest.mark.parametrize("faces", ["sync", "asyncio", "sync asyncio"])
+@pytest.mark.parametrize(
+    "missing",
+    [FORK, POLL, UNIX, OPTIONS, CLOCKS, " ".join((FORK, POLL, UNIX, OPTIONS, CLOCKS))],
+    ids=["fork", "poll", "unix", "options", "clocks", "all"],
+)
+def test_a_system_that_has_less(server: ServerProcess, faces: str, missing: str) -> None:
+    script = Script(WITHOUT, faces, server.port, missing)
+    try:
+        assert script.line() == "done"
+    finally:
+        script.close()
+    assert is_free(server, "held")
+    eventually(lambda: stats(server)["connections"] == 0)
+
+
+@pytest.mark.parametrize("module", ["dflockd.sync_client", "dflockd.client", "dflockd.sharding"])
+def test_each_can_be_imported_first(module: str) -> None:
+    script = Script(f"import os; del os.register_at_fork; import {module}; print('imported')")
+    try:
+        assert script.line() == "imported"
+    finally:
+        script.close()
