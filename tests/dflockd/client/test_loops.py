@@ -19,6 +19,13 @@ from dflockd import client, errors
 from tests.dflockd.client_support import Calls, Proxy, is_free, until
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 
+pytestmark = [
+    # Where the warning of a transport that is left is an error, uvloop hangs as it closes, and no
+    # signal interrupts that.
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+    pytest.mark.timeout(60, method="thread"),
+]
+
 R = TypeVar("R")
 
 LEASE = 1
