@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from dflockd.wire import Renew
 from tests.dflockd.client_support import Script
 from tests.dflockd.raw_server import ServerProcess
+from tests.dflockd.scripted_server import ScriptedCluster, Silence
 
 FEW = 3
 """Threads of a process beyond its own first one: the client's, and what asyncio may need."""
@@ -20,7 +22,8 @@ from dflockd import client, sync_client
 
 logging.disable()
 face, number = sys.argv[1], int(sys.argv[3])
-options = {"servers": [("127.0.0.1", int(sys.argv[2]))], "lease_ttl_s": int(sys.argv[4])}
+where = sys.argv[2] if "//" in sys.argv[2] else [("127.0.0.1", int(sys.argv[2]))]
+options = {"servers": where, "lease_ttl_s": int(sys.argv[4])}
 lost = []
 options["on_lost"] = lost.append
 most = 0
@@ -135,3 +138,21 @@ def test_many_locks_and_a_restarted_server(
         assert int(most) <= FEW, f"{most} threads with 300 locks"
     finally:
         script.close()
+
+
+@faces
+def test_many_locks_in_a_cluster_whose_server_says_nothing(face: str) -> None:
+    """Of each of them somebody asks whether another server is in charge by now."""
+    cluster = ScriptedCluster()
+    for server in cluster.servers:
+        server.script(Renew, Silence)
+    script = Script(COUNTING, face, cluster.seeds, 40, 4)
+    try:
+        assert script.line() == "held 40"
+        script.say("wait")
+        lost, number, most = script.line().split()
+        assert int(most) <= FEW, f"{most} threads with 40 locks"
+        assert (lost, number) == ("lost", "40")
+    finally:
+        script.close()
+        cluster.stop()
