@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dflockd import client as async_client
 from dflockd import errors
 from tests.dflockd.client_support import Calls, Client, Proxy, is_free, soon, until, waiters
 from tests.dflockd.raw_server import ServerProcess
@@ -75,6 +76,12 @@ def sever(proxy: Proxy) -> None:
 async def in_doubt(lock: Any) -> None:
     await within(AT_ONCE, lambda: not lock.held)
     assert lock.state == "doubtful"
+
+
+async def evict(lock: Any, server: ServerProcess) -> None:
+    """Take a lock from its holder; the next renewal tells him."""
+    other = async_client.DistributedLock(lock.key, servers=[("127.0.0.1", server.port)])
+    assert await other.evict(lock.fence) is True
 
 
 # The server has given it to somebody else.
@@ -369,7 +376,7 @@ async def test_check_without_doubt(client: Client, server: ServerProcess, key: s
         await soon(lock.check())
     await lock.acquire()
     assert await soon(lock.check()) is None
-    assert await client.lock(key, server).evict(lock.fence) is True
+    await evict(lock, server)
     await lost.first()
     assert (lock.held, lock.state) == (False, "lost")
     with pytest.raises(errors.LockLostError):
@@ -405,7 +412,7 @@ async def test_no_check_waits_on_the_clients_own_thread(
     await stays_quiet()
     sever(proxy)
     await within(AT_ONCE, lambda: not doubtful.held)
-    assert await client.lock(key, server).evict(lock.fence) is True
+    await evict(lock, server)
     await within(4, lambda: len(told) == 2)
     assert [type(exc) for exc in told] == [errors.LockLostError] * 2
     assert doubtful.state == "doubtful"
