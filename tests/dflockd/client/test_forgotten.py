@@ -71,7 +71,7 @@ def in_thread(function: Callable[[], None]) -> None:
         except BaseException as exc:
             failed.append(exc)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(30)
     assert not thread.is_alive()
@@ -274,7 +274,7 @@ def test_many_at_once_in_many_threads(
             del lock, blocking
             await asyncio.sleep(0)
 
-    threads = [threading.Thread(target=forget) for _ in range(3)]
+    threads = [threading.Thread(target=forget, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
     with asyncio.Runner(loop_factory=new_loop) as runner:

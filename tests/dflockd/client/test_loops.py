@@ -400,7 +400,7 @@ def test_a_loop_in_every_thread(
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:

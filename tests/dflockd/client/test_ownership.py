@@ -60,7 +60,7 @@ def together(number: int, work: Callable[[], None]) -> None:
         begin.wait(15)
         work()
 
-    threads = [threading.Thread(target=run) for _ in range(number)]
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(number)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -242,7 +242,7 @@ def test_a_storm_of_threads(server: ServerProcess, key: str) -> None:
                 time.sleep(0.002)
                 rival.release()
 
-    competing = threading.Thread(target=compete)
+    competing = threading.Thread(target=compete, daemon=True)
     competing.start()
     try:
         together(THREADS, work)
