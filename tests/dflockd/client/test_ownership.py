@@ -194,6 +194,67 @@ async def test_one_of_many_releases_is_the_one(
     await until(lambda: is_free(server, key))
 
 
+@pytest.mark.parametrize(
+    "pair",
+    [
+        "acquire acquire",
+        "acquire enqueue",
+        "acquire release",
+        "enqueue enqueue",
+        "enqueue release",
+        "wait wait",
+        "wait release",
+        "wait acquire",
+        "renew renew",
+        "renew release",
+        "renew detach",
+        "detach detach",
+        "detach release",
+        "renew acquire",
+        "release acquire",
+    ],
+)
+async def test_two_calls_at_once(
+    client: Client, server: ServerProcess, key: str, pair: str
+) -> None:
+    """One of them is made, and the other before it, after it, or refused."""
+    first, second = pair.split()
+    key = key.replace(" ", "-")
+    for number in range(40):
+        name = f"{key}-{number}"
+        lock = client.lock(name, server, acquire_timeout_s=0.5)
+        raw, token = server.connect(), ""
+        if first == "wait":
+            token = raw.lock(name, "0 600")
+            assert await lock.enqueue() == "queued"
+        elif first in ("renew", "detach", "release"):
+            assert await lock.acquire() is True
+        calls = [asyncio.ensure_future(getattr(lock, first)())]
+        if number % 2:
+            await asyncio.sleep(0)
+        calls.append(asyncio.ensure_future(getattr(lock, second)()))
+        await asyncio.sleep(random.uniform(0, 0.002))
+        if token:
+            assert raw.ask("r", name, token) == "ok"
+        results = await soon(asyncio.gather(*calls, return_exceptions=True))
+        for result in results:
+            if isinstance(result, BaseException):
+                assert isinstance(result, errors.LocalError), results
+        tokens = [result for result in results if isinstance(result, str) and len(result) == 32]
+        assert len(tokens) <= 1, results
+        for token in tokens:
+            assert raw.ask("r", name, token) == "ok"
+        if lock.held:
+            assert not is_free(server, name), "it is not held at all"
+        await soon(lock.release())
+        assert not lock.held
+        started = time.monotonic()
+        while not is_free(server, name):
+            assert time.monotonic() - started < AT_ONCE, f"held by nobody after {results}"
+            await asyncio.sleep(0.01)
+        raw.close()
+
+
 class Storm:
     """Calls of all kinds on one object, by many at once, while somebody else wants the lock too."""
 
@@ -202,21 +263,21 @@ class Storm:
     def __init__(self, lock: Any) -> None:
         self.lock = lock
         self.failed: list[str] = []
-        self.calls: list[Callable[[], Any]] = [
-            lock.acquire,
-            lock.acquire,
-            lock.release,
-            lock.release,
-            lock.renew,
-            lock.enqueue,
-            lambda: lock.wait(0.01),
-            lambda: repr(lock),
-            lambda: (lock.held, lock.token, lock.lease, lock.fence),
+        self.calls: list[tuple[str, Callable[[], Any]]] = [
+            ("acquire", lock.acquire),
+            ("acquire", lock.acquire),
+            ("release", lock.release),
+            ("release", lock.release),
+            ("renew", lock.renew),
+            ("enqueue", lock.enqueue),
+            ("wait", lambda: lock.wait(0.01)),
+            ("repr", lambda: repr(lock)),
+            ("held", lambda: (lock.held, lock.token, lock.lease, lock.fence)),
         ]
 
-    def note(self, exc: BaseException) -> None:
+    def note(self, name: str, exc: BaseException) -> None:
         if not isinstance(exc, self.EXPECTED):
-            self.failed.append(repr(exc))
+            self.failed.append(f"{name}: {exc!r}")
 
 
 def test_a_storm_of_threads(server: ServerProcess, key: str) -> None:
@@ -229,10 +290,11 @@ def test_a_storm_of_threads(server: ServerProcess, key: str) -> None:
         order = random.Random(next(seeds))
         end = time.monotonic() + 3
         while time.monotonic() < end and not storm.failed:
+            name, call = order.choice(storm.calls)
             try:
-                order.choice(storm.calls)()
+                call()
             except BaseException as exc:
-                storm.note(exc)
+                storm.note(name, exc)
 
     ended = threading.Event()
 
@@ -271,12 +333,13 @@ async def test_a_storm_of_tasks(server: ServerProcess, key: str) -> None:
     async def work(seed: int) -> None:
         order = random.Random(seed)
         while time.monotonic() < end and not storm.failed:
+            name, call = order.choice(storm.calls)
             try:
-                result = order.choice(storm.calls)()
+                result = call()
                 if asyncio.iscoroutine(result):
-                    await result
+                    await soon(result)  # who hangs fails, and is named
             except BaseException as exc:
-                storm.note(exc)
+                storm.note(name, exc)
             await asyncio.sleep(0)
 
     async def compete() -> None:
