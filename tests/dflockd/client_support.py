@@ -105,6 +105,30 @@ def client_named(name: str) -> Iterator[Client]:
         executor.shutdown()
 
 
+class Face:
+    """One of the two clients, for tests that are not `async` themselves: properties, and programs."""
+
+    def __init__(self, name: str, runner: asyncio.Runner | None) -> None:
+        self.name = name
+        self.module: ModuleType = sync_client if runner is None else async_client
+        self._runner = runner
+
+    def do(self, result: Any) -> Any:
+        """Return what a method of a lock returns, when it is done."""
+        if self._runner is None:
+            return result
+        return self._runner.run(asyncio.wait_for(result, PATIENCE))
+
+
+@contextlib.contextmanager
+def face_named(name: str) -> Iterator[Face]:
+    if name == "sync":
+        yield Face(name, None)
+        return
+    with asyncio.Runner() as runner:
+        yield Face(name, runner)
+
+
 class Calls:
     """An `on_lost` that remembers when it was called and with what."""
 
@@ -179,6 +203,7 @@ class Proxy:
         self._threads: list[threading.Thread] = []
         self._requests_pass = threading.Event()
         self._replies_pass = threading.Event()
+        self._swallowed: list[threading.Event] = []
         self.pass_on()
         self._closed = False
         self.accepted = 0
@@ -212,6 +237,13 @@ class Proxy:
         """Pass on only what clients say."""
         self._replies_pass.clear()
 
+    def swallow(self) -> None:
+        """Pass nothing on any more on the connections that there are; new ones work."""
+        self.withhold()
+        self._swallowed += [self._requests_pass, self._replies_pass]
+        self._requests_pass, self._replies_pass = threading.Event(), threading.Event()
+        self.pass_on()
+
     def pass_on(self) -> None:
         """Pass on what was held back, and all that comes."""
         self._requests_pass.set()
@@ -220,6 +252,8 @@ class Proxy:
     def close(self) -> None:
         self._closed = True
         self.pass_on()
+        for event in self._swallowed:
+            event.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

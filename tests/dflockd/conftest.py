@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from dflockd.client.pending import Places
+from dflockd.client.pending import PendingAcquires
 from dflockd.client.process import close_idle_connections
-from tests.dflockd.client_support import Client, client_named
+from tests.dflockd.client_support import Client, Face, client_named, face_named
 from tests.dflockd.raw_server import ServerProcess, StartServer
+from tests.dflockd.scripted_server import ScriptedServer
 
 
 @pytest.fixture(scope="module", params=["uvloop", "asyncio"])
@@ -67,6 +68,21 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
     """Each of the two clients in turn."""
     with client_named(request.param) as client:
         yield client
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def face(request: pytest.FixtureRequest) -> Iterator[Face]:
+    """Each of the two clients in turn, for tests that are not `async` themselves."""
+    with face_named(request.param) as face:
+        yield face
+
+
+@pytest.fixture
+def scripted() -> Iterator[ScriptedServer]:
+    """A server that answers what the test tells it to."""
+    server = ScriptedServer()
+    yield server
+    server.stop()
 
 
 @pytest.fixture

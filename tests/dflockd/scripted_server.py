@@ -46,7 +46,12 @@ class Silence:
     """Instead of a reply: none comes."""
 
 
-Answer: TypeAlias = "Reply | type[End] | type[Silence] | Callable[[Request], Answer]"
+class Last(bytes):
+    """Bytes that are sent as they are, and then the connection ends."""
+
+
+Answer: TypeAlias = "Reply | bytes | type[End] | type[Silence] | Callable[[Request], Answer]"
+"""Bytes are sent as they are, whether they are a reply or not."""
 
 
 class ScriptedServer:
@@ -97,6 +102,12 @@ class ScriptedServer:
                 lambda: sum(isinstance(r, kind) for _, r in self.requests) >= number, 15
             ), f"{self} was not asked {number} times for {kind.__name__}: {self.requests}"
 
+    def say(self, line: bytes) -> None:
+        """Send something that nobody asked for, on all connections."""
+        for sock in list(self._sockets):
+            with contextlib.suppress(OSError):
+                sock.sendall(line)
+
     def cut(self) -> None:
         """End all connections."""
         sockets, self._sockets = self._sockets, []
@@ -136,7 +147,11 @@ class ScriptedServer:
                     if answer is End:
                         return
                     if answer is not Silence:
-                        sock.sendall(encode_reply(answer))
+                        # A reply is a tuple or a status.
+                        is_raw = isinstance(answer, bytes)
+                        sock.sendall(answer if is_raw else encode_reply(answer))
+                    if isinstance(answer, Last):
+                        return
         self.ended.append(number)
 
     def _answer(self, number: int, request: Request) -> Any:

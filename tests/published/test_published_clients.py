@@ -4,6 +4,7 @@ They need Python 3.12 or 3.13 and are installed from PyPI into environments of t
 there is no such interpreter, or no PyPI, the tests are skipped.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -51,16 +52,31 @@ def environment(interpreter, package):
     place = ENVIRONMENTS / package.replace("==", "-")
     python = place / "bin" / "python"
     done = place / "installed"
-    if not done.exists():
-        subprocess.run(
-            [interpreter, "-m", "venv", "--clear", str(place)], check=True, timeout=BOUND
-        )
-        install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", package]
-        run = subprocess.run(install, capture_output=True, text=True, timeout=BOUND, check=False)
-        if run.returncode:
-            pytest.skip(f"{package} cannot be installed: {run.stderr.strip().splitlines()[-1]}")
-        done.touch()
+    ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
+    # More than one file of tests wants it, each in a process of its own.
+    with (ENVIRONMENTS / f"{place.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            install_into(place, interpreter, package)
+            done.touch()
     return str(python)
+
+
+def install_into(place, interpreter, package):
+    subprocess.run([interpreter, "-m", "venv", "--clear", str(place)], check=True, timeout=BOUND)
+    install = [
+        place / "bin" / "python",
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+    ]
+    run = subprocess.run(
+        [*install, package], capture_output=True, text=True, timeout=BOUND, check=False
+    )
+    if run.returncode:
+        pytest.skip(f"{package} cannot be installed: {run.stderr.strip().splitlines()[-1]}")
 
 
 def play(python, scenarios, **config):

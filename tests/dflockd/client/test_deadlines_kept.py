@@ -1,0 +1,427 @@
+"""A time that is given is kept, whatever the server does, and silence never means "held by another".
+
+Servers here stand still, accept and say nothing, say one byte now and then, or never end what they say.
+One flow of packets may vanish as well while the next one works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflockd import errors
+from dflockd.wire import Acquire, Auth, Confirm, Enqueue, Granted, Label, Renew, Status, Wait
+from tests.dflockd.client_support import Calls, Client, Proxy, is_free, soon, until
+from tests.dflockd.raw_server import PATIENCE, ServerProcess
+from tests.dflockd.scripted_server import (
+    ScriptedCluster,
+    ScriptedServer,
+    Silence,
+    renewed,
+)
+
+pytestmark = pytest.mark.usefixtures("no_idle_connections")
+
+KEY = "key"
+GRACE = 2.0
+"""Seconds beyond those that were given, in which a server that is well would have answered."""
+SLACK = 1.0
+"""Seconds that a busy machine takes."""
+CONNECTING = 5.0
+"""Seconds for a connection to be made where there is no end to the wait for the lock."""
+
+
+async def in_time(waiting: Any, timeout: float) -> None:
+    """Check that nobody is told that the lock is somebody else's, and that in time."""
+    started = time.monotonic()
+    with pytest.raises(errors.UnreachableError) as caught:
+        await soon(waiting)
+    assert time.monotonic() - started < timeout + GRACE + SLACK
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def hung(start: Callable[..., ServerProcess]) -> Iterator[ServerProcess]:
+    """A server that is about to hang, and goes on with the end of the test."""
+    server = start()
+    assert server.port
+    yield server
+    server.signal(signal.SIGCONT)
+
+
+class Mute:
+    """It accepts connections, and says so many bytes a second that are no reply."""
+
+    def __init__(self, says: bytes = b"", path: Path | None = None) -> None:
+        family = socket.AF_INET if path is None else socket.AF_UNIX
+        self._listener = socket.socket(family)
+        self._listener.bind(("127.0.0.1", 0) if path is None else str(path))
+        self._listener.listen()
+        self.port = 0 if path is not None else int(self._listener.getsockname()[1])
+        self._says = says
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        self._ended.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+
+    def _accept(self) -> None:
+        while not self._ended.is_set():
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self._serve, args=(sock,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with sock, contextlib.suppress(OSError):
+            while not self._ended.wait(0.2):
+                if self._says:
+                    sock.sendall(self._says)
+
+
+@pytest.fixture
+def mute() -> Iterator[Callable[..., Mute]]:
+    with contextlib.ExitStack() as stack:
+
+        def start(*args: Any, **options: Any) -> Mute:
+            server = Mute(*args, **options)
+            stack.callback(server.close)
+            return server
+
+        yield start
+
+
+# A server that stands still.
+
+
+@pytest.mark.parametrize("timeout", [0, 2])
+@pytest.mark.parametrize("is_idle", [False, True])
+@pytest.mark.parametrize("secret", [None, "secret"])
+async def test_a_server_that_stands_still(
+    client: Client,
+    start: Callable[..., ServerProcess],
+    timeout: float,
+    is_idle: bool,
+    secret: str | None,
+) -> None:
+    server = start(*(["--auth-token", secret] if secret else []))
+    options = {"acquire_timeout_s": timeout, "auth_token": secret}
+    locks = [client.lock(f"{KEY}-{n}", server, **options) for n in range(2)]
+    semaphore = client.semaphore("semaphore", 2, server, **options)
+    if is_idle:
+        await asyncio.gather(*(lock.acquire() for lock in locks))
+        await asyncio.gather(*(lock.release() for lock in locks))
+    server.suspend()
+    try:
+        await asyncio.gather(
+            in_time(locks[0].acquire(), timeout),
+            in_time(locks[1].enqueue(), timeout),
+            in_time(semaphore.acquire(), timeout),
+        )
+    finally:
+        server.signal(signal.SIGCONT)
+
+
+async def test_connecting_has_an_end_where_waiting_has_none(
+    client: Client, start: Callable[..., ServerProcess]
+) -> None:
+    server = start("--auth-token", "secret")
+    assert server.port
+    lock = client.lock(KEY, server, acquire_timeout_s=None, auth_token="secret")
+    server.suspend()
+    try:
+        await in_time(lock.acquire(), CONNECTING - GRACE)
+    finally:
+        server.signal(signal.SIGCONT)
+
+
+async def test_what_is_no_wait_for_a_lock(client: Client, hung: ServerProcess) -> None:
+    """An answer comes at once or not at all: five seconds, and one for a release."""
+    holder = client.lock("held", hung, lease_ttl_s=5)
+    assert await holder.acquire() is True
+    raw = client.lock(KEY, hung)
+    adopting = client.lock(KEY, hung)
+    hung.suspend()
+
+    async def asked(name: str, *args: Any) -> None:
+        if client.name == "sync":
+            await in_time(asyncio.to_thread(getattr(raw.lock, name), *args), CONNECTING)
+        else:
+            await in_time(getattr(raw, name)(*args), CONNECTING)
+
+    async def released() -> None:
+        started = time.monotonic()
+        assert await holder.release() is False
+        assert time.monotonic() - started < 1 + GRACE + SLACK
+
+    await asyncio.gather(
+        asked("inspect"), asked("evict", 5), in_time(adopting.adopt("0" * 32), CONNECTING), released()
+    )
+
+
+async def test_renew_and_detach_end_with_the_lease(client: Client, hung: ServerProcess) -> None:
+    locks = [client.lock(f"{KEY}-{n}", hung, lease_ttl_s=2) for n in range(2)]
+    for lock in locks:
+        assert await lock.acquire() is True
+    hung.suspend()
+    await asyncio.gather(in_time(locks[0].renew(), 2), in_time(locks[1].detach(), 2))
+    assert not any(lock.held for lock in locks)
+
+
+# A server that accepts and does not answer.
+
+
+@pytest.mark.parametrize("timeout", [0, 1.3, 2])
+@pytest.mark.parametrize("says", [b"", b"o"], ids=["nothing", "bytes"])
+@pytest.mark.parametrize("asked_first", ["acquire", "auth", "tls"])
+async def test_a_server_that_says_nothing(
+    client: Client, mute: Callable[..., Mute], timeout: float, says: bytes, asked_first: str
+) -> None:
+    # For TLS, the beginning of a record that never ends.
+    server = mute(b"\x16" if says and asked_first == "tls" else says)
+    options: dict[str, Any] = {"acquire_timeout_s": timeout}
+    if asked_first == "auth":
+        options["auth_token"] = "secret"
+    elif asked_first == "tls":
+        options["ssl_context"] = ssl.create_default_context()
+    started = time.monotonic()
+    # One that sends rubbish instead of TLS may be found out sooner.
+    with pytest.raises((errors.UnreachableError, errors.BadReplyError)):
+        await soon(client.lock(KEY, servers=[("127.0.0.1", server.port)], **options).acquire())
+    assert time.monotonic() - started < timeout + GRACE + SLACK
+
+
+async def test_a_unix_socket_that_says_nothing(
+    client: Client, mute: Callable[..., Mute], tmp_path: Path
+) -> None:
+    mute(path=tmp_path / "s")
+    servers = [f"unix:{tmp_path / 's'}"]
+    waiting = [
+        client.lock(KEY, servers=servers, acquire_timeout_s=1),
+        client.lock(KEY, servers=servers, acquire_timeout_s=1, auth_token="secret"),
+    ]
+    await asyncio.gather(*(in_time(lock.acquire(), 1) for lock in waiting))
+
+
+@pytest.mark.parametrize("timeout", [None, 30])
+async def test_auth_has_an_end_of_its_own(
+    client: Client, mute: Callable[..., Mute], timeout: float | None
+) -> None:
+    servers = [("127.0.0.1", mute().port)]
+    lock = client.lock(KEY, servers=servers, acquire_timeout_s=timeout, auth_token="secret")
+    await in_time(lock.acquire(), CONNECTING - GRACE)
+
+
+@pytest.mark.parametrize("silent", [Acquire, Auth, Label])
+@pytest.mark.parametrize("is_idle", [False, True])
+async def test_a_server_that_is_silent_about_one_thing(
+    client: Client, scripted: ScriptedServer, silent: type, is_idle: bool
+) -> None:
+    options: dict[str, Any] = {"auth_token": "secret", "acquire_timeout_s": 1}
+    if is_idle:
+        async with client.lock(KEY, scripted, **options):
+            pass
+        if silent is Auth:
+            scripted.cut()  # it is asked for the token again
+    scripted.script(silent, Silence)
+    await in_time(client.lock(KEY, scripted, label="label", **options).acquire(), 1)
+
+
+@pytest.mark.parametrize("timeout", [0, 1])
+async def test_a_place_whose_turn_never_comes(
+    client: Client, scripted: ScriptedServer, timeout: float
+) -> None:
+    scripted.script(Enqueue, Status.QUEUED)
+    scripted.script(Wait, Silence)
+    lock = client.lock(KEY, scripted)
+    assert await lock.enqueue() == "queued"
+    await in_time(lock.wait(timeout), timeout)
+
+
+@pytest.mark.parametrize("timeout", [1.3, 2])
+async def test_a_confirmation_that_never_comes_in_time(
+    client: Client, scripted: ScriptedServer, timeout: float
+) -> None:
+    """The grant comes late in its lease, and each answer about it after that: it is never certain."""
+
+    def late(seconds: float) -> Callable[[Any], Any]:
+        def answer(request: Any) -> Any:
+            time.sleep(seconds)
+            return Granted(b"ab" * 16, 1) if isinstance(request, Acquire) else Status.ERROR
+
+        return answer
+
+    scripted.script(Acquire, late(0.6))
+    for kind in (Renew, Confirm):
+        scripted.script(kind, late(0.6))
+    started = time.monotonic()
+    lock = client.lock(KEY, scripted, acquire_timeout_s=timeout, lease_ttl_s=1)
+    with contextlib.suppress(errors.RemoteError):
+        await soon(lock.acquire())
+    assert time.monotonic() - started < timeout + GRACE + SLACK
+    assert not lock.held
+    await lock.release()
+
+
+async def test_a_cluster_that_sends_each_other_round(client: Client) -> None:
+    cluster = ScriptedCluster()
+    try:
+        first, second = cluster.servers
+        epochs = iter(range(100, 1 << 20))
+        first.script(Acquire, lambda _: cluster.moved(KEY, 1, epoch=next(epochs)))
+        second.script(Acquire, lambda _: cluster.moved(KEY, 0, epoch=next(epochs)))
+        started = time.monotonic()
+        with pytest.raises(errors.RemoteError):
+            await soon(client.lock(KEY, servers=cluster.seeds, acquire_timeout_s=1).acquire())
+        assert time.monotonic() - started < 1 + GRACE + SLACK
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.parametrize("timeout", [0, 1])
+async def test_a_cluster_that_stands_still(
+    client: Client, mute: Callable[..., Mute], timeout: float
+) -> None:
+    seeds = "cluster://" + ",".join(f"127.0.0.1:{mute().port}" for _ in range(3))
+    waiting = [
+        client.lock(KEY, servers=seeds, acquire_timeout_s=timeout),
+        client.lock(KEY, servers=seeds, acquire_timeout_s=timeout, auth_token="secret"),
+    ]
+    await asyncio.gather(*(in_time(lock.acquire(), timeout) for lock in waiting))
+
+
+# One flow that vanishes: a firewall has forgotten it, and the next connection works.
+
+
+@pytest.fixture
+def proxy(start: Callable[..., ServerProcess]) -> Iterator[Proxy]:
+    server = start()
+    proxy = Proxy(server.port)
+    proxy.server = server  # type: ignore[attr-defined]
+    yield proxy
+    proxy.close()
+
+
+def behind(proxy: Proxy) -> ServerProcess:
+    server: ServerProcess = proxy.server  # type: ignore[attr-defined]
+    return server
+
+
+@pytest.mark.parametrize("lease", [1, 3])
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+async def test_a_lock_outlives_its_flow(
+    client: Client, proxy: Proxy, lease: int, kind: str
+) -> None:
+    """A second connection is tried while there is time, not only when the first has broken."""
+    lost = Calls()
+    options = {"lease_ttl_s": lease, "on_lost": lost}
+    if kind == "lock":
+        lock = client.lock(KEY, proxy, **options)
+    else:
+        lock = client.semaphore(KEY, 1, proxy, **options)
+    assert await lock.acquire() is True
+    fence = lock.fence
+    for _ in range(2):
+        before = proxy.accepted
+        proxy.swallow()
+        await until(lambda n=before: proxy.accepted > n or bool(lost.locks))
+        assert not lost.locks, "lost without a second connection"
+        await asyncio.sleep(lease * 1.5)
+        assert lock.held
+        if kind == "lock":
+            assert not is_free(behind(proxy), KEY)
+    assert lock.fence == fence
+    assert not lost.locks
+    assert await lock.release() is True
+    assert kind != "lock" or is_free(behind(proxy), KEY)
+
+
+async def test_many_locks_outlive_their_flows(client: Client, proxy: Proxy) -> None:
+    lost = Calls()
+    locks = [client.lock(f"{KEY}-{n}", proxy, lease_ttl_s=3, on_lost=lost) for n in range(20)]
+    await asyncio.gather(*(lock.acquire() for lock in locks))
+    proxy.swallow()
+    await asyncio.sleep(4.5)
+    assert not lost.locks
+    assert all(lock.held for lock in locks)
+    await asyncio.gather(*(lock.release() for lock in locks))
+
+
+async def test_a_lock_outlives_the_silence_of_its_server(
+    client: Client, scripted: ScriptedServer
+) -> None:
+    """The server answers on the second connection only; on the first it says nothing."""
+    lost = Calls()
+    lock = client.lock(KEY, scripted, lease_ttl_s=2, on_lost=lost)
+    assert await lock.acquire() is True
+    first = scripted.accepted
+
+    def answer(request: Renew) -> Any:
+        number = next(n for n, r in reversed(scripted.requests) if r is request)
+        return Silence if number == first else renewed(request)
+
+    scripted.script(Renew, answer)
+    await asyncio.sleep(5)
+    assert not lost.locks
+    assert lock.held
+    assert await lock.release() is True
+
+
+async def test_renew_over_a_flow_that_has_vanished(client: Client, proxy: Proxy) -> None:
+    lock = client.lock(KEY, proxy, lease_ttl_s=5)
+    assert await lock.acquire() is True
+    proxy.swallow()
+    started = time.monotonic()
+    assert await soon(lock.renew()) is True
+    assert time.monotonic() - started < 5
+    assert lock.held
+    assert await lock.release() is True
+
+
+async def test_release_over_a_flow_that_has_vanished(client: Client, proxy: Proxy) -> None:
+    """It is left to the background, and somebody else has the lock long before the lease ends."""
+    lock = client.lock(KEY, proxy, lease_ttl_s=60)
+    assert await lock.acquire() is True
+    proxy.swallow()
+    started = time.monotonic()
+    await soon(lock.release())
+    assert time.monotonic() - started < 1 + GRACE + SLACK
+    await until(lambda: is_free(behind(proxy), KEY))
+
+
+@pytest.mark.parametrize("timeout", [0, 2])
+async def test_an_idle_flow_that_has_vanished(
+    client: Client, proxy: Proxy, timeout: float
+) -> None:
+    """The time is kept, and the flow is given up."""
+    async with client.lock(KEY, proxy):
+        pass
+    proxy.swallow()
+    lock = client.lock(KEY, proxy, acquire_timeout_s=timeout)
+    started = time.monotonic()
+    with contextlib.suppress(errors.UnreachableError):
+        assert await soon(lock.acquire()) is True, "nobody else has it"
+    assert time.monotonic() - started < timeout + GRACE + SLACK
+    await lock.release()
+    # Whoever comes next does not come across it again.
+    async with client.lock(KEY, proxy, acquire_timeout_s=0):
+        pass

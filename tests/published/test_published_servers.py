@@ -1,0 +1,125 @@
+"""Our clients, against the published server in Python. It is installed as the published clients are."""
+
+import asyncio
+import contextlib
+import os
+import re
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.dflockd.client_support import Calls, client_named, soon
+from tests.published.test_published_clients import BOUND, environment, interpreters
+
+PACKAGE = "dflockd==0.4.1"
+
+
+class PublishedServer:
+    """A published server in a process of its own."""
+
+    def __init__(self, program, *flags):
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("DFLOCKD_")}
+        self.process = subprocess.Popen(
+            [program, "--host", "127.0.0.1", "--port", "0", *flags],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=clean,
+        )
+        self.log = []
+        self._logged = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        try:
+            line = self.wait_for_log("listening on")
+            self.port = int(re.search(r"'127\.0\.0\.1', (\d+)", line)[1])
+        except BaseException:
+            self.end()
+            raise
+
+    def _read(self):
+        for line in self.process.stderr:
+            with self._logged:
+                self.log.append(line)
+                self._logged.notify_all()
+
+    def times_logged(self, text):
+        return sum(text in line for line in self.log)
+
+    def wait_for_log(self, text, times=1):
+        """Wait until a text has been logged so often, and return its last line."""
+        with self._logged:
+            found = self._logged.wait_for(lambda: self.times_logged(text) >= times, 15)
+        assert found, f"{text!r} is not in the log {times} times: {self.log}"
+        return [line for line in self.log if text in line][-1]
+
+    def end(self):
+        self.process.kill()
+        self.process.wait(15)
+        self._reader.join(15)
+        self.process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def program():
+    for path in interpreters():
+        check = [path, "-c", "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 12))"]
+        if subprocess.run(check, capture_output=True, timeout=BOUND, check=False).returncode == 0:
+            return str(Path(environment(path, PACKAGE)).with_name("dflockd"))
+    pytest.skip("the published server needs Python 3.12 or 3.13: none found")
+
+
+@pytest.fixture
+def published(program):
+    """Start published servers with given flags; they end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*flags):
+            server = PublishedServer(program, *flags)
+            stack.callback(server.end)
+            return server
+
+        yield start
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def client(request):
+    with client_named(request.param) as client:
+        yield client
+
+
+async def test_a_lock_is_kept(client, published):
+    """It answers renewals with the whole seconds that are left, which is one less than the lease."""
+    server, lost = published(), Calls()
+    lock = client.lock("key", server, lease_ttl_s=3, renew_ratio=0.3, on_lost=lost)
+    assert await lock.acquire() is True
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        assert await client.lock("key", server, acquire_timeout_s=0).acquire() is False
+        assert not lost.locks
+        assert lock.held
+        await asyncio.sleep(0.2)
+    assert await lock.release() is True
+    async with client.lock("key", server, acquire_timeout_s=0):
+        pass
+
+
+async def test_it_gives_up_idle_connections(client, published):
+    server = published("--read-timeout", "1")
+    for number in range(1, 4):
+        lock = client.lock("key", server, acquire_timeout_s=1)
+        assert await soon(lock.acquire()) is True
+        assert await soon(lock.release()) is True
+        await asyncio.to_thread(server.wait_for_log, "client closed", number)
+
+
+async def test_an_event_loop_that_stood_still_meanwhile(published):
+    server = published("--read-timeout", "1")
+    with client_named("asyncio") as client:
+        for number in range(1, 4):
+            lock = client.lock("key", server, acquire_timeout_s=1)
+            assert await soon(lock.acquire()) is True
+            assert await soon(lock.release()) is True
+            server.wait_for_log("client closed", number)  # in which the loop does nothing else
