@@ -1,4 +1,4 @@
-"""What a type checker says to those who use the clients: typos are errors, and what is right is none."""
+"""What a type checker says to users of the clients: typos are errors, and what is right is none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -151,9 +150,9 @@ class Checked:
 
 
 @pytest.fixture(scope="module")
-def checked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checked]:
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Checked:
     pytest.importorskip("mypy")
-    yield Checked(tmp_path_factory.mktemp("typing"))
+    return Checked(tmp_path_factory.mktemp("typing"))
 
 
 @FACES
