@@ -10,9 +10,8 @@ import pytest
 
 from dflockd.client.pending import PendingAcquires
 from dflockd.client.process import close_idle_connections
-from tests.dflockd.client_support import Client, Face, client_named, face_named
+from tests.dflockd.client_support import Client, client_named
 from tests.dflockd.raw_server import ServerProcess, StartServer
-from tests.dflockd.scripted_server import ScriptedServer
 
 
 @pytest.fixture(scope="module", params=["uvloop", "asyncio"])
@@ -70,21 +69,6 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture(params=["sync", "asyncio"])
-def face(request: pytest.FixtureRequest) -> Iterator[Face]:
-    """Each of the two clients in turn, for tests that are not `async` themselves."""
-    with face_named(request.param) as face:
-        yield face
-
-
-@pytest.fixture
-def scripted() -> Iterator[ScriptedServer]:
-    """A server that answers what the test tells it to."""
-    server = ScriptedServer()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def no_idle_connections() -> Iterator[None]:
     """Close the connections that a test has left in the pool."""
@@ -93,8 +77,8 @@ def no_idle_connections() -> Iterator[None]:
 
 
 @pytest.fixture
-def places() -> Iterator[Places]:
+def places() -> Iterator[PendingAcquires]:
     """What waits for many locks; its threads end with the test."""
-    places = Places()
+    places = PendingAcquires()
     yield places
     places.close()
