@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_a_lock_is_not_copied(
     lock = make(face, kind, key, server)
     if is_held:
         assert face.do(lock.acquire()) is True
-    with pytest.raises(TypeError, match=type(lock).__name__) as caught:
+    with pytest.raises(TypeError, match=re.escape(key)) as caught:
         way(lock)
     assert "\n" not in str(caught.value)
     assert lock.held is is_held
@@ -68,7 +69,7 @@ def test_a_lock_that_is_waited_for_is_not_copied(
     holder, waiter = (make(face, "lock", key, server) for _ in range(2))
     face.do(holder.acquire())
     assert face.do(waiter.enqueue()) == "queued"
-    with pytest.raises(TypeError, match="DistributedLock"):
+    with pytest.raises(TypeError, match=re.escape(key)):
         copy.copy(waiter)
     face.do(holder.release())
     assert face.do(waiter.wait()) is True
