@@ -59,7 +59,7 @@ def test_a_lock_is_not_copied(
     assert "\n" not in str(caught.value)
     assert lock.held is is_held
     if kind == "lock":
-        assert is_free(server, "key") is not is_held
+        assert is_free(server, key) is not is_held
     assert face.do(lock.release()) is is_held
 
 
