@@ -21,7 +21,9 @@ class PublishedServer:
     """A published server in a process of its own."""
 
     def __init__(self, program, *flags):
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("DFLOCKD_")}
+        # With a path of ours it would import our package, which has the same name.
+        ours = ("DFLOCKD_", "PYTHONPATH")
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
         self.process = subprocess.Popen(
             [program, "--host", "127.0.0.1", "--port", "0", *flags],
             stderr=subprocess.PIPE,
@@ -29,6 +31,7 @@ class PublishedServer:
             env=clean,
         )
         self.log = []
+        self._ended = False
         self._logged = threading.Condition()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -44,6 +47,9 @@ class PublishedServer:
             with self._logged:
                 self.log.append(line)
                 self._logged.notify_all()
+        with self._logged:
+            self._ended = True
+            self._logged.notify_all()
 
     def times_logged(self, text):
         return sum(text in line for line in self.log)
@@ -51,7 +57,8 @@ class PublishedServer:
     def wait_for_log(self, text, times=1):
         """Wait until a text has been logged so often, and return its last line."""
         with self._logged:
-            found = self._logged.wait_for(lambda: self.times_logged(text) >= times, 15)
+            self._logged.wait_for(lambda: self._ended or self.times_logged(text) >= times, 15)
+        found = self.times_logged(text) >= times
         assert found, f"{text!r} is not in the log {times} times: {self.log}"
         return [line for line in self.log if text in line][-1]
 
