@@ -88,8 +88,8 @@ class Lease:
     def belongs_to(self, owner: object) -> None:
         """Let the lock end with its connection once this owner is forgotten, unless it has ended.
 
-        Not by a finaliser of the owner: an exception that a signal handler raises in one is ignored, and
-        this way nothing runs at the end of most locks.
+        Not by a finaliser of the owner: an exception that a signal handler raises in one is ignored,
+        and this way nothing runs at the end of most locks.
         """
         self._owner = weakref.ref(owner, lambda _: self.abandon())
 
