@@ -448,14 +448,15 @@ class _Pursuit:
         if over is None and self._until is not None and not self._insists:
             over = self._until + GRACE
         refusals: list[errors.RemoteError] = []
-        for server in self._map.sources(self._suspects):
-            if server == but:
-                continue
+        sources = [each for each in self._map.sources(self._suspects) if each != but]
+        for server in sources:
             patience = SHARDS_PATIENCE
             if over is not None:
                 if self._now >= over and len(refusals) >= ASKED_AT_LEAST:
                     break
-                patience = min(patience, max(0.0, over - self._now))
+                # Each of the few that must be asked has its share.
+                share = max(1, min(ASKED_AT_LEAST, len(sources)) - len(refusals))
+                patience = min(patience, max(0.0, over - self._now) / share)
             load = Load(server, self._map.report, patience)
             _, error, report = yield from self._do(load)
             if report is not None:
