@@ -77,8 +77,8 @@ def no_idle_connections() -> Iterator[None]:
 
 
 @pytest.fixture
-def places() -> Iterator[PendingAcquires]:
-    """What waits for many locks; its threads end with the test."""
-    places = PendingAcquires()
-    yield places
-    places.close()
+def acquires() -> Iterator[PendingAcquires]:
+    """What waits for many locks; it is closed with the test."""
+    acquires = PendingAcquires()
+    yield acquires
+    acquires.close()

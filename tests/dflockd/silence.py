@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dflockd import errors, sync_client
-from dflockd.client.pending import Places
+from dflockd.client.pending import PendingAcquires
 from tests.dflockd.client_support import soon
 
 KEY = "account:7"
@@ -32,13 +32,13 @@ async def is_not_answered(acquiring: Any, timeout: float) -> None:
 
 
 class Waiter:
-    """Somebody who waits at `Places`, and what came of it."""
+    """Somebody with a pending acquire, and what came of it."""
 
-    def __init__(self, places: Places, lock: sync_client.DistributedLock, timeout: float) -> None:
+    def __init__(self, acquires: PendingAcquires, lock: sync_client.DistributedLock, timeout: float) -> None:
         self.lock = lock
         self.error: errors.RemoteError | None = None
         self.queued, self.ended = threading.Event(), threading.Event()
-        self.place = places.join(lock, timeout, queued=self.queued.set, ended=self._end)
+        self.pending = acquires.join(lock, timeout, queued=self.queued.set, ended=self._end)
 
     def _end(self, error: errors.RemoteError | None) -> None:
         self.error = error

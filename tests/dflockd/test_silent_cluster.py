@@ -13,7 +13,7 @@ import pytest
 
 from dflockd import client as async_client
 from dflockd import errors, sync_client
-from dflockd.client.pending import Places
+from dflockd.client.pending import PendingAcquires
 from tests.dflockd.cluster.stage import ClusterServer, ClusterStage
 from tests.dflockd.raw_server import PATIENCE, eventually
 from tests.dflockd.shards.etcd_process import Etcd
@@ -99,13 +99,13 @@ async def test_the_owner_of_a_shard_hangs(
 
 
 def test_who_waits_in_a_process_of_many_goes_to_the_next_owner(
-    stage: ClusterStage, servers: Sequence[ClusterServer], places: Places
+    stage: ClusterStage, servers: Sequence[ClusterServer], acquires: PendingAcquires
 ) -> None:
     owner, other = servers
     key, seeds = stage.key_at(owner), stage.address
     holder = sync_client.DistributedLock(key, servers=seeds, lease_ttl_s=1)
     assert holder.acquire()
-    waiter = Waiter(places, sync_client.DistributedLock(key, servers=seeds), 120)
+    waiter = Waiter(acquires, sync_client.DistributedLock(key, servers=seeds), 120)
     assert waiter.queued.wait(PATIENCE)
     with hanging(owner):
         # Nobody can renew before there is another owner: the holder has lost its lock by then.
@@ -114,5 +114,5 @@ def test_who_waits_in_a_process_of_many_goes_to_the_next_owner(
         assert waiter.lock.held
         assert waiter.lock.server == other.address
         assert not holder.held
-    waiter.place.leave()
+    waiter.pending.leave()
     holder.release()

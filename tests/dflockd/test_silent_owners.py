@@ -12,7 +12,7 @@ import pytest
 
 from dflockd import errors, sync_client
 from dflockd.client import operations
-from dflockd.client.pending import Places
+from dflockd.client.pending import PendingAcquires
 from dflockd.shards import get_shard_id
 from dflockd.wire import Acquire, Enqueue, Ping, Recovering, Release, Shards, Status, Wait
 from tests.dflockd.client_support import Client, soon, until
@@ -165,23 +165,23 @@ def test_many_waiters_look_together(cluster: ScriptedCluster) -> None:
 
 
 def test_places_go_to_the_one_that_has_replaced_it(
-    places: Places, cluster: ScriptedCluster
+    acquires: PendingAcquires, cluster: ScriptedCluster
 ) -> None:
     first, second = cluster.servers
     first.script(Enqueue, Status.QUEUED)
     first.script(Wait, Silence)
     second.script(Enqueue, Status.QUEUED)
     second.script(Wait, Silence)
-    waiter = Waiter(places, sync_client.DistributedLock(KEY, servers=cluster.seeds), PATIENCE)
+    waiter = Waiter(acquires, sync_client.DistributedLock(KEY, servers=cluster.seeds), PATIENCE)
     first.wait_asked(Wait)
     second.script(Shards, cluster.report(1, 8, [second]))
     second.wait_asked(Wait)
     assert not waiter.ended.is_set()
-    waiter.place.leave()
+    waiter.pending.leave()
 
 
 def test_a_server_that_hangs_does_not_keep_places_from_another(
-    places: Places, cluster: ScriptedCluster
+    acquires: PendingAcquires, cluster: ScriptedCluster
 ) -> None:
     """Each attempt there takes the thread of all of them its time."""
     second = cluster.servers[1]
@@ -193,17 +193,17 @@ def test_a_server_that_hangs_does_not_keep_places_from_another(
     for server in cluster.servers:
         server.script(Shards, cluster.shared(owners))
     waiters = [
-        Waiter(places, sync_client.DistributedLock(key, servers=cluster.seeds), 60)
+        Waiter(acquires, sync_client.DistributedLock(key, servers=cluster.seeds), 60)
         for key in ("a", "b", "c", KEY)
     ]
     assert waiters[-1].queued.wait(PATIENCE)
     for waiter in waiters:
-        waiter.place.leave()
+        waiter.pending.leave()
 
 
 @pytest.mark.parametrize("trouble", ["recovers", "is down", "hangs"])
 def test_many_places_where_nobody_can_queue_keep_none_from_another_server(
-    places: Places, cluster: ScriptedCluster, trouble: str
+    acquires: PendingAcquires, cluster: ScriptedCluster, trouble: str
 ) -> None:
     """They are ended at their time, too, and not one after the other."""
     first, second = cluster.servers
@@ -221,11 +221,11 @@ def test_many_places_where_nobody_can_queue_keep_none_from_another_server(
     elif trouble == "is down":
         first.stop()
     late = [
-        Waiter(places, sync_client.DistributedLock(key, servers=cluster.seeds), 3)
+        Waiter(acquires, sync_client.DistributedLock(key, servers=cluster.seeds), 3)
         for key in keys[0][:30]
     ]
     started = time.monotonic()
-    other = Waiter(places, sync_client.DistributedLock(keys[1][0], servers=cluster.seeds), 60)
+    other = Waiter(acquires, sync_client.DistributedLock(keys[1][0], servers=cluster.seeds), 60)
     assert other.queued.wait(PATIENCE)
     assert time.monotonic() - started < 8, "30 attempts of a second each would take longer"
     for waiter in late:
@@ -233,20 +233,20 @@ def test_many_places_where_nobody_can_queue_keep_none_from_another_server(
         assert isinstance(waiter.error, (errors.RecoveringError, errors.UnreachableError))
         assert str(first) in str(waiter.error)
     assert time.monotonic() - started < 3 + 8
-    other.place.leave()
+    other.pending.leave()
 
 
-def test_places_at_a_server_that_hangs_end_in_time(places: Places, hung: ServerProcess) -> None:
+def test_places_at_a_server_that_hangs_end_in_time(acquires: PendingAcquires, hung: ServerProcess) -> None:
     servers = [("127.0.0.1", hung.port)]
     with sync_client.DistributedLock(KEY, servers=servers):
-        waiter = Waiter(places, sync_client.DistributedLock(KEY, servers=servers), 1)
+        waiter = Waiter(acquires, sync_client.DistributedLock(KEY, servers=servers), 1)
         assert waiter.queued.wait(PATIENCE)
         hung.suspend()
         started = time.monotonic()
         assert waiter.ended.wait(PATIENCE)
         assert time.monotonic() - started < 1 + TOO_LONG
         assert isinstance(waiter.error, errors.UnreachableError)
-        late = Waiter(places, sync_client.DistributedLock("another", servers=servers), 1)
+        late = Waiter(acquires, sync_client.DistributedLock("another", servers=servers), 1)
         assert late.ended.wait(PATIENCE)
         assert isinstance(late.error, errors.UnreachableError)
         hung.signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Many places in queues, kept by one thread."""
+"""Many pending acquires, waited for by one thread."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dflockd import errors
-from dflockd.client import pending as places
-from dflockd.client.pending import Place, Places
+from dflockd.client import pending
+from dflockd.client.pending import PendingAcquire, PendingAcquires
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 from dflockd.wire import Enqueue, Granted, Recovering, Release, Resume, Status, Wait, format_token
 from examples.demo.stage import LockServer, wait_until
@@ -24,7 +24,7 @@ PATIENCE = 10.0
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("places")
+    return tmp_path_factory.mktemp("pending")
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ class Crowd:
     def __init__(self, server: LockServer | None) -> None:
         self.server = server
         self.told: Queue[tuple[str, int, errors.RemoteError | None]] = Queue()
-        self.everybody: list[Place] = []
-        self.places = Places()
+        self.everybody: list[PendingAcquire] = []
+        self.pending = PendingAcquires()
 
     def lock(self, key: str, ttl: int = 10) -> DistributedLock:
         assert self.server is not None
@@ -51,17 +51,17 @@ class Crowd:
         lock: DistributedLock,
         timeout: float | None = PATIENCE,
         unless: Callable[[], bool] | None = None,
-    ) -> Place:
+    ) -> PendingAcquire:
         number = len(self.everybody)
-        place = self.places.join(
+        acquire = self.pending.join(
             lock,
             timeout,
             unless=unless,
             queued=lambda: self.told.put(("queued", number, None)),
             ended=lambda error: self.told.put(("ended", number, error)),
         )
-        self.everybody.append(place)
-        return place
+        self.everybody.append(acquire)
+        return acquire
 
     def hear(self, what: str) -> tuple[int, errors.RemoteError | None]:
         said, number, error = self.told.get(timeout=PATIENCE)
@@ -84,9 +84,9 @@ class Crowd:
 def crowd(server: LockServer) -> Iterator[Crowd]:
     crowd = Crowd(server)
     yield crowd
-    for place in crowd.everybody:
-        place.leave()
-    crowd.places.close()
+    for each in crowd.everybody:
+        each.leave()
+    crowd.pending.close()
 
 
 def test_they_are_served_in_the_order_in_which_they_came(crowd: Crowd) -> None:
@@ -96,44 +96,44 @@ def test_they_are_served_in_the_order_in_which_they_came(crowd: Crowd) -> None:
         for number in range(50):
             crowd.join(crowd.lock("order"))
             assert crowd.hear("queued") == (number, None)
-        assert threading.active_count() <= before + 2  # and the renewal's
+        assert threading.active_count() <= before + 1  # the reactor's
         crowd.wait_waiters(holder, 50)
     for number in range(50):
         assert crowd.hear("ended") == (number, None)
-        place = crowd.everybody[number]
-        assert place.lock.held
-        place.leave()
+        acquire = crowd.everybody[number]
+        assert acquire.lock.held
+        acquire.leave()
 
 
 def test_a_free_lock_is_held_and_renewed(crowd: Crowd) -> None:
-    place = crowd.join(crowd.lock("free", ttl=1))
+    acquire = crowd.join(crowd.lock("free", ttl=1))
     assert crowd.hear("ended") == (0, None)
     until = time.monotonic() + 1.5
     wait_until(lambda: time.monotonic() > until or None, PATIENCE, lambda: "")
-    assert place.lock.held
+    assert acquire.lock.held
 
 
 def test_the_same_connection_can_be_used_for_the_key_again(crowd: Crowd) -> None:
     """While another has adopted what was granted on it."""
-    place = crowd.join(crowd.lock("again"))
+    acquire = crowd.join(crowd.lock("again"))
     assert crowd.hear("ended") == (0, None)
-    token = place.lock.token
+    token = acquire.lock.token
     assert token is not None
     other = crowd.lock("again")
     assert other.adopt(token)
-    place.detach(5)
+    acquire.detach(5)
     crowd.join(crowd.lock("again"))
     assert crowd.hear("queued") == (1, None)
     assert other.release()
     assert crowd.hear("ended") == (1, None)
 
 
-def test_a_place_ends_after_its_time(crowd: Crowd) -> None:
+def test_it_ends_after_its_time(crowd: Crowd) -> None:
     with crowd.lock("late"):
-        place = crowd.join(crowd.lock("late"), timeout=0.5)
+        acquire = crowd.join(crowd.lock("late"), timeout=0.5)
         crowd.hear("queued")
         assert crowd.hear("ended") == (0, None)
-        assert not place.lock.held
+        assert not acquire.lock.held
 
 
 def test_who_leaves_lets_others_in(crowd: Crowd) -> None:
@@ -148,14 +148,14 @@ def test_who_leaves_lets_others_in(crowd: Crowd) -> None:
     assert crowd.hear("ended") == (2, None)
 
 
-def test_what_is_detached_outlives_the_place(crowd: Crowd) -> None:
-    place = crowd.join(crowd.lock("detached"))
+def test_what_is_detached_outlives_its_acquire(crowd: Crowd) -> None:
+    acquire = crowd.join(crowd.lock("detached"))
     crowd.hear("ended")
-    token = place.lock.token
+    token = acquire.lock.token
     assert token is not None
-    place.detach(20)
-    wait_until(lambda: not place.lock.held or None, PATIENCE, lambda: "it is not detached")
-    place.leave()
+    acquire.detach(20)
+    wait_until(lambda: not acquire.lock.held or None, PATIENCE, lambda: "it is not detached")
+    acquire.leave()
     other = crowd.lock("detached")
     [holder] = other.inspect()["holders"]
     assert holder["lease_expires_in_s"] > 15
@@ -164,9 +164,9 @@ def test_what_is_detached_outlives_the_place(crowd: Crowd) -> None:
 
 
 def test_who_is_not_wanted_does_not_join(crowd: Crowd) -> None:
-    place = crowd.join(crowd.lock("unwanted"), unless=lambda: True)
+    acquire = crowd.join(crowd.lock("unwanted"), unless=lambda: True)
     assert crowd.hear("ended") == (0, None)
-    assert not place.lock.held
+    assert not acquire.lock.held
     assert not crowd.lock("unwanted").inspect()["holders"]
 
 
@@ -199,12 +199,12 @@ def test_after_a_restart_they_queue_in_the_order_of_before(restarted: LockServer
             assert told == ("ended", number, None)
             crowd.everybody[number].leave()
     assert late.number == 20
-    crowd.places.close()
+    crowd.pending.close()
 
 
 def test_a_server_that_stays_away(restarted: LockServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits there is told so, after a while and all together."""
-    monkeypatch.setattr(places, "RESTART_PATIENCE", 0.5)
+    monkeypatch.setattr(pending, "RESTART_PATIENCE", 0.5)
     crowd = Crowd(restarted)
     holder = crowd.lock("away")
     holder.acquire()
@@ -217,7 +217,7 @@ def test_a_server_that_stays_away(restarted: LockServer, monkeypatch: pytest.Mon
     assert [number for number, _ in told] == [0, 1, 2]
     assert all(isinstance(error, errors.UnreachableError) for _, error in told)
     crowd.hear_nothing()
-    crowd.places.close()
+    crowd.pending.close()
     holder.release()
 
 
@@ -233,25 +233,25 @@ def granted(_request: object) -> Granted:
 
 
 @pytest.mark.parametrize("recovers", [False, True])
-def test_in_a_cluster_a_place_goes_where_its_key_goes(
+def test_in_a_cluster_a_position_goes_where_its_key_goes(
     cluster: ScriptedCluster, recovers: bool
 ) -> None:
     key = "account:7"
     first, second = cluster.servers
     first.script(Enqueue, Status.QUEUED)
-    first.script(Wait, cluster.moved(key, 1, 8, place="7place7"))
+    first.script(Wait, cluster.moved(key, 1, 8, place="7ticket7"))
     second.script(Resume, Status.OK)
     second.script(Enqueue, *([Recovering(50)] if recovers else []), Status.QUEUED)
     second.script(Wait, granted)
     crowd = Crowd(None)
-    place = crowd.join(DistributedLock(key, None, 10, cluster.seeds))
+    acquire = crowd.join(DistributedLock(key, None, 10, cluster.seeds))
     assert crowd.hear("queued") == (0, None)
     assert crowd.hear("ended") == (0, None)
-    assert place.lock.held
-    assert {resume.ticket for resume in second.asked(Resume)} == {b"7place7"}
-    place.leave()
+    assert acquire.lock.held
+    assert {resume.ticket for resume in second.asked(Resume)} == {b"7ticket7"}
+    acquire.leave()
     second.wait_asked(Release)
-    crowd.places.close()
+    crowd.pending.close()
 
 
 def test_nobody_is_told_of_anything_after_the_end(server: LockServer) -> None:
@@ -261,11 +261,6 @@ def test_nobody_is_told_of_anything_after_the_end(server: LockServer) -> None:
         for _ in range(3):
             crowd.join(crowd.lock("over"))
             crowd.hear("queued")
-        crowd.places.close()
+        crowd.pending.close()
         crowd.wait_waiters(holder, 0)
     crowd.hear_nothing()
-    wait_until(
-        lambda: not any(t.name == "dflockd-places" for t in threading.enumerate()) or None,
-        PATIENCE,
-        lambda: "the thread goes on",
-    )

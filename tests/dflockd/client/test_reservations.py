@@ -1,4 +1,4 @@
-"""Places in a queue that outlive a wait. Every case runs with the blocking client and with asyncio."""
+"""Positions in a queue that outlive a wait. Every case runs with the blocking client and with asyncio."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dflockd import errors, sync_client
-from dflockd.client.pending import Places
+from dflockd.client.pending import PendingAcquires
 from dflockd.client.process import close_idle_connections
-from dflockd.sync_client import KeepPlace
+from dflockd.sync_client import KeepPlace, Reservation
 from dflockd.wire import Acquire, Enqueue, Reserve, Resume, Status, TimedOut, Wait
 from tests.dflockd.client_support import Client, is_free, soon, stats, until
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
@@ -20,7 +20,7 @@ from tests.dflockd.scripted_server import ScriptedCluster, ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
-KEPT = KeepPlace(0, 30)
+KEPT = Reservation(0, 30)
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +38,13 @@ def scripted() -> Iterator[ScriptedServer]:
     server.stop()
 
 
-async def left(lock: Any, keep: KeepPlace = KEPT, place: str | None = None) -> str:
-    """Queue for a lock that is held, and leave the place at once; return its name."""
-    assert await lock.enqueue(place) == "queued"
-    assert lock.place is None
-    assert await lock.wait(0, keep) is False
-    assert lock.place
-    return str(lock.place)
+async def left(lock: Any, reservation: Reservation = KEPT, ticket: str | None = None) -> str:
+    """Queue for a lock that is held, and leave the position at once; return its ticket."""
+    assert await lock.enqueue(ticket) == "queued"
+    assert lock.ticket is None
+    assert await lock.wait(0, reservation) is False
+    assert lock.ticket
+    return str(lock.ticket)
 
 
 def labels(lock: Any) -> list[str]:
@@ -57,14 +57,14 @@ def labels(lock: Any) -> list[str]:
 async def test_its_turn_comes_by_arrival(client: Client, server: ServerProcess, key: str) -> None:
     holder, first, second = (client.lock(key, server, label=str(n)) for n in range(3))
     assert await holder.acquire()
-    place = await left(first)
+    ticket = await left(first)
     assert await second.enqueue() == "queued"
     assert labels(holder) == ["(1)", "2"]
     assert await holder.release()
     assert await client.lock(key, server, acquire_timeout_s=0).acquire() is False, "it is held"
     # Anybody can take it up.
     other = client.lock(key, server, label="other")
-    assert await other.enqueue(place) == "acquired"
+    assert await other.enqueue(ticket) == "acquired"
     assert other.held
     assert labels(holder) == ["2"]
     assert await other.release()
@@ -77,17 +77,17 @@ async def test_it_can_be_kept_again_and_again(
 ) -> None:
     holder, first, second = (client.lock(key, server, label=str(n)) for n in range(3))
     assert await holder.acquire()
-    place = await left(first)
+    ticket = await left(first)
     await left(second)
     for _ in range(3):
-        place = await left(first, place=place)
+        ticket = await left(first, ticket=ticket)
         assert labels(holder) == ["(1)", "(2)"]
-    assert await first.enqueue(place) == "queued"
+    assert await first.enqueue(ticket) == "queued"
     assert await holder.release()
     assert await soon(first.wait(None, KEPT)) is True
-    assert first.place is None
+    assert first.ticket is None
     assert await first.release()
-    assert await second.enqueue(second.place) == "acquired"
+    assert await second.enqueue(second.ticket) == "acquired"
     assert await second.release()
 
 
@@ -95,7 +95,7 @@ async def test_it_outlives_its_connection(client: Client, server: ServerProcess,
     holder, first = client.lock(key, server), client.lock(key, server)
     assert await holder.acquire()
     before = stats(server)["connections"]
-    place = await left(first)
+    ticket = await left(first)
     again = client.lock(key, server)
     assert await again.enqueue() == "queued"
     assert stats(server)["connections"] == before + 1, "the connection can be used for others"
@@ -104,7 +104,7 @@ async def test_it_outlives_its_connection(client: Client, server: ServerProcess,
         close_idle_connections()
         await until(lambda: bool(stats(server)["connections"] == 1))
     await holder.release()
-    assert await first.enqueue(place) == "acquired"
+    assert await first.enqueue(ticket) == "acquired"
     await first.release()
 
 
@@ -113,8 +113,8 @@ async def test_who_does_not_come_is_waited_for_no_longer_than_said(
 ) -> None:
     holder, late, far, next_one = (client.lock(key, server) for _ in range(4))
     assert await holder.acquire()
-    await left(late, KeepPlace(0.5, 1))
-    await left(far, KeepPlace(30, 1))
+    await left(late, Reservation(0.5, 1))
+    await left(far, Reservation(30, 1))
     assert await next_one.enqueue() == "queued"
     await holder.release()
     released = time.monotonic()
@@ -123,8 +123,8 @@ async def test_who_does_not_come_is_waited_for_no_longer_than_said(
     # Whoever comes late is still ahead of all that came later, and so is who was far away.
     newcomer = client.lock(key, server)
     assert await newcomer.enqueue() == "queued"
-    assert await far.enqueue(far.place) == "queued"
-    assert await late.enqueue(late.place) == "queued"
+    assert await far.enqueue(far.ticket) == "queued"
+    assert await late.enqueue(late.ticket) == "queued"
     for lock in (next_one, late, far, newcomer):
         assert await soon(lock.wait()) is True
         await lock.release()
@@ -138,7 +138,7 @@ async def test_semaphores_as_well(client: Client, server: ServerProcess, key: st
     await left(first)
     await two.release()
     assert await two.acquire() is False
-    assert await first.enqueue(first.place) == "acquired"
+    assert await first.enqueue(first.ticket) == "acquired"
     assert (first.held, one.held) == (True, True)
     await first.release()
     await one.release()
@@ -153,24 +153,24 @@ async def test_a_part_of_a_second_is_rounded_up(
     begun = time.monotonic()
     assert await soon(first.wait(0.2, KEPT)) is False
     assert time.monotonic() - begun > 0.9
-    assert first.place
+    assert first.ticket
     await holder.release()
 
 
-async def test_without_keep_there_is_no_place(
+async def test_without_a_reservation_there_is_no_ticket(
     client: Client, server: ServerProcess, key: str
 ) -> None:
     holder, first = client.lock(key, server), client.lock(key, server)
     assert await holder.acquire()
     await left(first)
-    assert await first.enqueue(first.place) == "queued"
+    assert await first.enqueue(first.ticket) == "queued"
     assert await first.wait(0) is False
-    assert first.place is None
+    assert first.ticket is None
     await holder.release()
     assert is_free(server, key)
 
 
-async def test_a_place_that_is_unknown_is_a_new_one(
+async def test_a_ticket_that_is_unknown_is_a_new_position(
     client: Client, server: ServerProcess, key: str
 ) -> None:
     holder, second, first = (client.lock(key, server, label=str(n)) for n in range(3))
@@ -185,24 +185,24 @@ async def test_a_place_that_is_unknown_is_a_new_one(
     await free.release()
 
 
-@pytest.mark.parametrize("place", ["", "with space", "line\nbreak", "ünlike", 7, "x" * 300])
-async def test_what_cannot_be_a_place(client: Client, server: ServerProcess, place: Any) -> None:
-    lock = client.lock("bad-place", server)
-    with pytest.raises(errors.InvalidArgumentError, match="its place is none"):
-        await lock.enqueue(place)
+@pytest.mark.parametrize("ticket", ["", "with space", "line\nbreak", "ünlike", 7, "x" * 300])
+async def test_what_cannot_be_a_ticket(client: Client, server: ServerProcess, ticket: Any) -> None:
+    lock = client.lock("bad-ticket", server)
+    with pytest.raises(errors.InvalidArgumentError, match="its ticket is none"):
+        await lock.enqueue(ticket)
     assert await lock.enqueue() == "acquired"
     await lock.release()
 
 
-@pytest.mark.parametrize("keep", [(-1, 1), (1, float("nan")), ("1", 1), (1, float("inf"))])
+@pytest.mark.parametrize("reservation", [(-1, 1), (1, float("nan")), ("1", 1), (1, float("inf"))])
 async def test_times_that_are_none(
-    client: Client, server: ServerProcess, key: str, keep: Any
+    client: Client, server: ServerProcess, key: str, reservation: Any
 ) -> None:
     holder, lock = client.lock(key, server), client.lock(key, server)
     assert await holder.acquire()
     assert await lock.enqueue() == "queued"
     with pytest.raises(errors.InvalidArgumentError, match="give seconds from 0"):
-        await lock.wait(0, KeepPlace(*keep))
+        await lock.wait(0, Reservation(*reservation))
     assert await lock.wait(0) is False, "it has had no effect"
     await holder.release()
 
@@ -213,8 +213,8 @@ async def test_longer_than_the_server_keeps_anything(
     holder, lock = client.lock(key, server), client.lock(key, server)
     assert await holder.acquire()
     assert await lock.enqueue() == "queued"
-    assert await lock.wait(0, KeepPlace(1e9, 1)) is False
-    assert lock.place is None
+    assert await lock.wait(0, Reservation(1e9, 1)) is False
+    assert lock.ticket is None
     await holder.release()
 
 
@@ -225,10 +225,10 @@ async def test_an_older_server(client: Client, scripted: ScriptedServer) -> None
     scripted.script(Enqueue, Status.QUEUED)
     scripted.script(Wait, Status.TIMEOUT)
     lock = client.lock("older", servers=[str(scripted)])
-    for place in (None, "0123456789"):
-        assert await lock.enqueue(place) == "queued"
-        assert await soon(lock.wait(1, KeepPlace(1.5, 0.25))) is False
-        assert lock.place is None
+    for ticket in (None, "0123456789"):
+        assert await lock.enqueue(ticket) == "queued"
+        assert await soon(lock.wait(1, Reservation(1.5, 0.25))) is False
+        assert lock.ticket is None
     assert scripted.asked(Reserve) == [Reserve(1500, 250)] * 2
     assert scripted.asked(Resume) == [Resume(b"0123456789")]
     assert scripted.accepted == 1
@@ -244,12 +244,12 @@ async def test_in_a_cluster_it_is_kept_where_the_key_has_gone(client: Client) ->
     try:
         lock = client.lock(key, servers=cluster.seeds, acquire_timeout_s=5)
         assert await lock.enqueue() == "queued"
-        assert await soon(lock.wait(3, KeepPlace(2, 1))) is False
-        assert lock.place == "7kept7"
+        assert await soon(lock.wait(3, Reservation(2, 1))) is False
+        assert lock.ticket == "7kept7"
         assert first.asked(Reserve) == second.asked(Reserve) == [Reserve(2000, 1000)]
         assert second.asked(Resume) == [Resume(b"7moved7")]
-        assert second.asked(Acquire) == [], "who has no place cannot have it kept"
-        assert await lock.enqueue(lock.place) == "queued"
+        assert second.asked(Acquire) == [], "who has no position cannot have it kept"
+        assert await lock.enqueue(lock.ticket) == "queued"
         assert second.asked(Resume)[1:] == [Resume(b"7kept7")]
         assert len(second.asked(Enqueue)) == 2
         await lock.release()
@@ -258,13 +258,13 @@ async def test_in_a_cluster_it_is_kept_where_the_key_has_gone(client: Client) ->
 
 
 def test_many_places_at_once(server: ServerProcess) -> None:
-    """`Places` keeps them and takes them up as well."""
-    servers, places = [("127.0.0.1", server.port)], Places()
+    """`PendingAcquires` keeps them and takes them up as well."""
+    servers, acquires = [("127.0.0.1", server.port)], PendingAcquires()
     ended: Queue[int] = Queue()
     locks = [sync_client.DistributedLock("many", None, 10, servers) for _ in range(3)]
 
     def join(number: int, timeout: float, **options: Any) -> None:
-        places.join(
+        acquires.join(
             locks[number],
             timeout,
             queued=lambda: None,
@@ -274,16 +274,16 @@ def test_many_places_at_once(server: ServerProcess) -> None:
 
     with sync_client.DistributedLock("many", servers=servers) as holder:
         for number in range(3):
-            join(number, 0, keep=KEPT)
+            join(number, 0, reservation=KEPT)
             assert ended.get(timeout=PATIENCE) == number
-        kept = [lock.place for lock in locks]
+        kept = [lock.ticket for lock in locks]
         assert len(set(kept)) == 3
         assert all(kept)
         for number in (2, 1, 0):
-            join(number, 30, place=kept[number], keep=KEPT)
+            join(number, 30, ticket=kept[number], reservation=KEPT)
         eventually(lambda: not any(waiter["away"] for waiter in holder.inspect()["waiters"]))
     for number in range(3):
         assert ended.get(timeout=PATIENCE) == number
         assert locks[number].held
         locks[number].release()
-    places.close()
+    acquires.close()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dflockd import errors
 from dflockd.address import Address, Seeds, parse_server, parse_servers
-from dflockd.client import routing as shardmap
+from dflockd.client import routing
 from dflockd.client.operations import GRACE, ShardReport
 from dflockd.client.routing import (
     ASKED_AT_LEAST,
@@ -201,10 +201,10 @@ def test_whom_to_ask_for_the_map() -> None:
 
 
 def test_one_map_for_one_way_to_reach_a_cluster() -> None:
-    one = shardmap.shard_map(seeds(A, B), b"secret", None)
-    assert shardmap.shard_map(seeds(A, B), b"secret", None) is one
-    assert shardmap.shard_map(seeds(A, B), None, None) is not one
-    assert shardmap.shard_map(seeds(A, C), b"secret", None) is not one
+    one = routing.shard_map(seeds(A, B), b"secret", None)
+    assert routing.shard_map(seeds(A, B), b"secret", None) is one
+    assert routing.shard_map(seeds(A, B), None, None) is not one
+    assert routing.shard_map(seeds(A, C), b"secret", None) is not one
 
 
 # The path.
