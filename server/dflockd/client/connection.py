@@ -140,13 +140,17 @@ class Connection:
         """Return whether there is something to read that the socket no longer has."""
         return self.is_tls and cast(ssl.SSLSocket, self._sock).pending() > 0
 
-    def send_now(self, request: bytes) -> None:
+    def send_now(self, request: bytes, ahead: int = 0) -> None:
         """Send a request, for `receive_now` to fetch the reply later.
+
+        Args:
+            request: it.
+            ahead: requests before it in the same bytes, whose replies nobody needs.
 
         Raises:
             OSError: the connection broke, or its buffer is full: the server has stopped reading.
         """
-        self.reader.ahead = 0
+        self.reader.ahead = ahead
         if self._sock.send(request) != len(request):
             raise BlockingIOError("send buffer full")
         self.owed = True

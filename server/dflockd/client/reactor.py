@@ -56,8 +56,9 @@ class Task:
         self.waits = waits
         self.order = -1
         """The number of its entry in the heap; others with it there are out of date."""
-        self.registered: tuple[int, int] | None = None
-        """The descriptor and the events that the selector knows."""
+        self.registered: tuple[int, int, object] | None = None
+        """The descriptor and the events that the selector knows, and the connection: another one may
+        have the same number by now."""
         self.listening: tuple[Signal, Callable[[], object]] | None = None
         self.over: object = False
         """What it is resumed with when its time is over."""
@@ -286,7 +287,7 @@ class Reactor:
 
     def _register(self, task: Task, wait: Ready) -> bool:
         fd = wait.link.fileno()
-        wanted = (fd, selectors.EVENT_WRITE if wait.writes else selectors.EVENT_READ)
+        wanted = (fd, selectors.EVENT_WRITE if wait.writes else selectors.EVENT_READ, wait.link)
         if task.registered == wanted:
             return True
         self._unregister(task)

@@ -1,6 +1,12 @@
 """What happens to a lock while its owner is busy: it is renewed, and rescued if its connection breaks.
 
 Flows of the reactor, as those of `dflockd.client.session` are flows of the caller.
+
+A server has a hold belong to the connection on which its latest renewal came, and frees it when that
+ends. Where a server says nothing, a second connection is tried; when it goes on, it may read from both,
+in any order. So none is closed on which a renewal is still to be answered, as long as the lock is
+believed in: its end could be read after the renewals of the other. And once both have been read from,
+the one that stays is renewed on again before the other is closed.
 """
 
 from __future__ import annotations
@@ -10,14 +16,13 @@ import logging
 from typing import Protocol
 
 from dflockd import errors
+from dflockd.address import Address
 from dflockd.client import clock
 from dflockd.client.flows import Links, look_at, talk, walk
 from dflockd.client.lease import SILENCE, Lease
 from dflockd.client.operations import (
     Answer,
     Grant,
-    kept,
-    raised,
     read_renewal,
     release,
     renew,
@@ -31,10 +36,16 @@ BUSY = 0.02
 """Seconds between looks at whether the owner still uses the connection."""
 
 ATTEMPT = 1.5
-"""Seconds that one attempt to renew on another connection may take."""
+"""Seconds that one attempt to connect may take."""
 
 OWN_ATTEMPT = 3.0
 """Seconds for which one of many finds out for all whether their server is back; then they try, too."""
+
+BOTH = 0.2
+"""Seconds between looks at one of two connections while the other is waited for."""
+
+_ELSEWHERE = (errors.MovedError, errors.RecoveringError, errors.DrainingError)
+"""Refusals that put nothing in doubt: nobody is granted a lock before its holder's lease has ended."""
 
 logger = logging.getLogger("dflockd.client")
 
@@ -51,158 +62,186 @@ class _OverError(Exception):
 
 def keep(lease: Lease, links: Probing) -> Flow[None]:
     """Renew a lease until it ends."""
-    sent = 0.0
     lease.spread()
-    while not lease.is_over:
-        due = sent + min(SILENCE, lease.left / 2) if sent else lease.renew_at
-        came = yield Ready(lease.link, False, min(due, lease.deadline))
-        if lease.is_over:
-            return
-        link = lease.take()
-        if link is None:
-            if lease.left <= 0:
-                lease.lose("its lease ended unrenewed")
-                return
-            yield Pause(BUSY)  # its owner renews it, or is about to end it
-            continue
-        is_silent = False
-        if not link.owed:
-            sent = 0.0  # its owner has used it meanwhile
-        try:
-            if came and (line := link.receive_now()) is not None:
-                if sent:
-                    _answered(lease, Answer(line, sent, clock.now()))
-                sent = 0.0
-            now = clock.now()
-            if now >= lease.deadline:
-                lease.lose("its lease ended unrenewed")
-            if lease.is_over:
-                lease.put(link)  # its owner may have ended it, and wait for that
-                return
-            if not sent and now >= lease.renew_at:
-                sent = now
-                link.send_now(renewal_request(lease.target, lease.token, lease.asked))
-            elif sent and now >= due:
-                is_silent = True
-        except (OSError, UnexpectedReplyError, errors.DflockdError) as exc:
-            why: BaseException = exc
-        else:
-            if not is_silent:
-                lease.put(link)
-                continue
-            why = TimeoutError("no answer to a renewal")
-        lease.is_away = True
-        if not is_silent:
-            lease.doubt()
-        if not (yield from _rescue(lease, links, link, why, sent)):
-            return
-        sent = 0.0
-
-
-def _answered(lease: Lease, answer: Answer) -> None:
-    grant = read_renewal(lease.target, lease.token, answer)
-    if grant is None:
-        lease.lose("the server no longer knows it")
-    elif not lease.renewed(grant):
-        lease.lose("its lease ended unrenewed")
-
-
-def _rescue(
-    lease: Lease, links: Probing, stood_on: Link, why: BaseException, sent: float
-) -> Flow[bool]:
-    """Renew a lease on another connection, wherever its server is by now; ``False`` if it has ended.
-
-    Args:
-        lease: it.
-        links: the pool.
-        stood_on: its connection. The server may have the lock after all, and would free it with that;
-            and its answer may still come.
-        why: what has happened there.
-        sent: when the renewal was sent there that is not answered.
-    """
-    target = lease.target
-    logger.info("lock %r: connection to %s broke (%s)", target.name, target.server, why)
-    rescue = _Rescue(lease, links, stood_on, why, sent)
-    path = lease.path_from(why)
+    keeper = _Keeper(lease, links)
     try:
-        grant = yield from walk(links, path, stood_on.route, rescue.attempt)
-    except (_OverError, errors.RemoteError):
-        rescue.end(None)
-        lease.lose("its lease ended unrenewed")
+        yield from keeper.run()
+    finally:
+        keeper.close()
+
+
+class _Keeper:
+    """What the reactor knows of a lease."""
+
+    def __init__(self, lease: Lease, links: Probing) -> None:
+        self.lease = lease
+        self.links = links
+        self.sent: dict[Link, float] = {}
+        """When a renewal was sent on connections that owe its answer."""
+        self.spare: Link | None = None
+        """A second connection to the same server, to which the hold may belong."""
+        self._settles_from = 0.0
+        """A renewal that was sent from then on says that it belongs to the first."""
+
+    def run(self) -> Flow[None]:
+        lease = self.lease
+        while not lease.is_over:
+            came = yield Ready(lease.link, False, self._until(lease.link))
+            if lease.is_over:
+                return
+            link = lease.take()
+            if link is None:
+                if lease.left <= 0:
+                    lease.lose("its lease ended unrenewed")
+                    return
+                yield Pause(BUSY)  # its owner renews it, or is about to end it
+                continue
+            try:
+                is_silent = self._step(link, came)
+            except (OSError, UnexpectedReplyError, errors.DflockdError) as exc:
+                lease.is_away = True
+                if not isinstance(exc, _ELSEWHERE):
+                    lease.doubt()
+                yield from _Rescue(self, link, exc).run()
+                continue
+            if is_silent:
+                lease.is_away = True
+                yield from _Rescue(self, link, TimeoutError("no answer to a renewal")).run()
+            elif not link.closed:  # else it is lost
+                lease.put(link)
+
+    def close(self) -> None:
+        """Close what nobody else knows."""
+        if self.spare is not None:
+            self.spare.close()
+
+    def silent_at(self, sent: float) -> float:
+        """Return when a server has said nothing for so long that another connection is tried."""
+        return sent + min(SILENCE, (self.lease.deadline - sent) / 2)
+
+    def _until(self, link: Link) -> float:
+        sent = self.sent.get(link)
+        until = self.lease.renew_at if sent is None else self.silent_at(sent)
+        if self.spare is not None:
+            until = min(until, clock.now() + BOTH)
+        return min(until, self.lease.deadline)
+
+    def _step(self, link: Link, came: bool) -> bool:
+        """Do what is due; return whether the server has been silent for too long.
+
+        Raises:
+            OSError: the connection broke.
+            UnexpectedReplyError: what came is no reply.
+            DflockdError: what the reply says.
+        """
+        lease, spare = self.lease, self.spare
+        if not link.owed:
+            self.sent.pop(link, None)  # its owner has used it meanwhile
+        if spare is not None and spare in self.sent:
+            self._listen(spare)
+        if came and (line := link.receive_now()) is not None:
+            sent = self.sent.pop(link, None)
+            if sent is not None:
+                self._answered(Answer(line, sent, clock.now()))
+        now = clock.now()
+        if now >= lease.deadline:
+            lease.lose("its lease ended unrenewed")
+        if lease.is_over:
+            return False
+        if link in self.sent:
+            return now >= self.silent_at(self.sent[link])
+        spare = self.spare
+        if now >= lease.renew_at or (spare is not None and spare not in self.sent):
+            self.sent[link] = now
+            link.send_now(renewal_request(lease.target, lease.token, lease.asked))
         return False
-    except BaseException:
-        rescue.end(None)
-        raise
-    link = rescue.link
-    if grant is not None and link is not None:
-        lease.target = target.at(link.route.address)
-        rescue.end(link)
-        if lease.renewed(grant, link):
-            return True
-    rescue.end(None)
-    lease.lose("the server no longer knows it" if grant is None else "its lease ended unrenewed")
-    return False
+
+    def _listen(self, spare: Link) -> None:
+        """See whether the second connection still owes its answer."""
+        try:
+            if spare.receive_now() is None:
+                return
+        except (OSError, UnexpectedReplyError):
+            spare.close()
+        del self.sent[spare]
+        self._settles_from = clock.now()
+
+    def _answered(self, answer: Answer) -> None:
+        lease, spare = self.lease, self.spare
+        grant = read_renewal(lease.target, lease.token, answer)
+        if grant is None:
+            lease.lose("the server no longer knows it")
+        elif not lease.renewed(grant):
+            lease.lose("its lease ended unrenewed")
+        elif spare is not None and spare not in self.sent and answer.sent >= self._settles_from:
+            self.spare = None
+            spare.close()
 
 
 class _Rescue:
-    """One search for the server of a lease, on other connections."""
+    """A search for the server of a lease on other connections, wherever that is by now.
 
-    def __init__(
-        self, lease: Lease, links: Probing, stood_on: Link, why: BaseException, sent: float
-    ) -> None:
-        self.link: Link | None = None
-        """The connection that was renewed on."""
-        self._lease = lease
-        self._links = links
+    Args:
+        keeper: of the lease.
+        stood_on: its connection. The server may have the lock after all, and would free it with that.
+        why: what has happened there.
+    """
+
+    def __init__(self, keeper: _Keeper, stood_on: Link, why: BaseException) -> None:
+        self._keeper = keeper
+        self._lease = keeper.lease
+        self._links = keeper.links
         self._stood_on = stood_on
-        self._sent = sent
+        self._why = why
         self._route = stood_on.route
-        self._is_silent = isinstance(why, TimeoutError)
+        self._ours = [stood_on]
+        """The connections on which it has been asked, the latest last."""
+        if keeper.spare is not None:
+            self._ours.append(keeper.spare)
         self._probe = Probe()
-        if isinstance(why, errors.RecoveringError):
-            self.link = stood_on
-        elif not self._is_silent:
+        self._waits_since = clock.now()
+        if not isinstance(why, TimeoutError | errors.RefusedError):
             stood_on.close()
-            links.clear(stood_on.route)  # the other idle ones are most likely dead as well
+            self._links.clear(stood_on.route)  # the other idle ones are most likely dead as well
 
-    def attempt(self, step: Ask) -> Flow[Grant | None]:
-        """Renew at the server that the path has come to; ``None`` if that no longer knows the lock."""
-        lease, link = self._lease, self.link
-        self._check()
-        if (answer := self._late_answer()) is not None:
-            self.link = self._stood_on
-            return read_renewal(lease.target, lease.token, answer)
-        if link is not None and (link.closed or link.route.address != step.server):
-            self._drop()
-            link = None
+    def run(self) -> Flow[None]:
+        """Renew the lease, or lose it."""
+        lease, target = self._lease, self._lease.target
+        logger.info("lock %r: connection to %s broke (%s)", target.name, target.server, self._why)
+        reason = "its lease ended unrenewed"
         try:
-            if link is None:
-                yield from self._await_turn()
-                self._check()
-                self._route = self._route.at(step.server)
-                until = min(lease.deadline, clock.now() + ATTEMPT)
-                self.link = link = yield Open(self._route, until, is_strict=True)
-            self._check()
-            renewing = renew(lease.target.at(step.server), lease.token, lease.asked)
-            # In a cluster one looks meanwhile whether another server is in charge.
-            look = None if lease.shards is None else self._look
-            until = lease.deadline
-            if look is None:
-                until = min(until, clock.now() + ATTEMPT)
-            told = talk(link, kept(renewing), until, look, is_strict=True)
-            grant = raised((yield from told))
-        except errors.RemoteError as exc:
-            if not isinstance(exc.__cause__, TimeoutError):
-                lease.doubt()  # else nothing has been heard
+            path = lease.path_from(self._why)
+            answer = yield from walk(self._links, path, self._route, self._attempt)
+            if answer is None:
+                reason = "the server no longer knows it"
+            else:
+                grant, link = answer
+                lease.target = target.at(link.route.address)
+                self._end(link)
+                if lease.renewed(grant, link):
+                    return
+        except (_OverError, errors.RemoteError):
+            pass
+        except BaseException:
+            self._end(None)
             raise
-        link.label = lease.target.label or b""
-        return grant
+        self._end(None)
+        lease.lose(reason)
+        lease.is_away = False  # nobody need wait for another connection any more
 
-    def end(self, link: Link | None) -> None:
-        """Close the connections but for that one, and let others know whether the server is back."""
-        for each in (self.link, self._stood_on):
-            if each is not None and each is not link:
+    def _end(self, link: Link | None) -> None:
+        """Close the connections that are not needed, and let others know whether the server is back."""
+        keeper = self._keeper
+        keeper.spare = None
+        for each in self._ours:
+            if each is link or each.closed:
+                continue
+            if link is not None and each.route.address == link.route.address:
+                keeper.spare = each
+            else:
                 each.close()
+        stay = (link, keeper.spare)
+        keeper.sent = {each: sent for each, sent in keeper.sent.items() if each in stay}
         if self._links.probes.get(self._route) is self._probe:
             self._links.probes.pop(self._route, None)
         self._probe.is_back = link is not None
@@ -212,40 +251,131 @@ class _Rescue:
         if self._lease.is_over or clock.now() >= self._lease.deadline:
             raise _OverError
 
-    def _drop(self) -> None:
-        link, self.link = self.link, None
-        if link is not None and link is not self._stood_on:
-            link.close()
+    def _at(self, server: Address) -> list[Link]:
+        return [each for each in self._ours if each.route.address == server and not each.closed]
 
-    def _late_answer(self) -> Answer | None:
-        """Return what has come after all on the connection on which nothing came."""
-        link = self._stood_on
-        if not self._is_silent or link.closed:
-            return None
+    def _attempt(self, step: Ask) -> Flow[tuple[Grant, Link] | None]:
+        """Renew at the server that the path has come to; ``None`` if that no longer knows the lock."""
+        self._check()
+        self._route = self._route.at(step.server)
         try:
-            line = link.receive_now()
-        except (OSError, UnexpectedReplyError):
+            known = self._at(step.server)
+            if not known:
+                yield from self._await_turn()
+                self._check()
+                yield from self._open()
+            elif not any(each in self._keeper.sent for each in known):
+                self._ask(known[-1])
+            return (yield from self._answer(step.server))
+        except errors.RemoteError as exc:
+            self._note(exc)
+            raise
+
+    def _note(self, exc: errors.RemoteError) -> None:
+        # Without an answer nothing has been heard.
+        if not isinstance(exc, _ELSEWHERE) and not isinstance(exc.__cause__, TimeoutError):
             self._lease.doubt()
-            link.close()
-            return None
-        return None if line is None else Answer(line, self._sent, clock.now())
 
-    def _await_turn(self) -> Flow[None]:
-        """Let one of many find out for all whether their server is back.
+    def _open(self) -> Flow[None]:
+        """Ask on another connection."""
+        until = clock.now() + min(ATTEMPT, self._lease.left / 2)
+        link = yield Open(self._route, until, is_strict=True)
+        self._ours.append(link)
+        self._check()
+        self._ask(link)
 
-        Not in a cluster, where each lock may have its own server by now.
+    def _ask(self, link: Link) -> None:
+        lease, server = self._lease, link.route.address
+        [request, _, _, ahead, _] = next(renew(lease.target.at(server), lease.token, lease.asked))
+        self._keeper.sent[link] = clock.now()
+        try:
+            link.send_now(request, ahead)
+        except OSError as exc:
+            self._broke(link)
+            raise self._unreachable(server) from exc
+        link.label = lease.target.label or b""
+
+    def _answer(self, server: Address) -> Flow[tuple[Grant, Link] | None]:
+        """Wait for an answer there, and ask on a second connection if none comes."""
+        keeper, lease = self._keeper, self._lease
+        sent = min(keeper.sent[each] for each in self._at(server) if each in keeper.sent)
+        second_at = keeper.silent_at(sent)
+        look_next = float("inf") if lease.shards is None else second_at
+        error: BaseException | None = None
+        while True:
+            self._check()
+            for each in self._at(server):
+                try:
+                    line = each.receive_now()
+                except (OSError, UnexpectedReplyError) as exc:
+                    error = exc
+                    self._broke(each)
+                    continue
+                if line is not None:
+                    answer = Answer(line, keeper.sent.pop(each), clock.now())
+                    # The next request goes out there.
+                    self._ours.remove(each)
+                    self._ours.append(each)
+                    grant = read_renewal(lease.target.at(server), lease.token, answer)
+                    return None if grant is None else (grant, each)
+            known, now = self._at(server), clock.now()
+            if not known:
+                raise self._unreachable(server) from error
+            if now >= second_at:
+                second_at = now + (yield from self._ask_again(known))
+            elif now >= look_next:
+                look_next = now + (yield from self._look())
+            else:
+                until = min(second_at, look_next, lease.deadline)
+                yield Ready(known[-1], False, until if len(known) < 2 else min(until, now + BOTH))
+
+    def _ask_again(self, known: list[Link]) -> Flow[float]:
+        """Ask a silent server on another connection; return after how many seconds to do so again."""
+        if len(known) > 1:
+            for each in known:
+                if each not in self._keeper.sent:
+                    self._ask(each)
+            return ATTEMPT
+        if not self._is_turn() and clock.now() < self._waits_since + OWN_ATTEMPT:
+            return min(BOTH, self._lease.left / 4)
+        try:
+            yield from self._open()
+        except errors.RemoteError as exc:
+            self._note(exc)
+        return ATTEMPT
+
+    def _broke(self, link: Link) -> None:
+        self._lease.doubt()
+        self._keeper.sent.pop(link, None)
+        link.close()
+
+    @staticmethod
+    def _unreachable(server: Address) -> errors.UnreachableError:
+        return errors.UnreachableError(
+            f"the connection to lock server {server} broke", server=str(server)
+        )
+
+    def _is_turn(self) -> bool:
+        """Whether this one of many finds out for all whether their server is back.
+
+        In a cluster all do: each lock may have its own server by now.
         """
         if self._lease.shards is not None:
-            return
-        probes, until = self._links.probes, min(self._lease.deadline, clock.now() + OWN_ATTEMPT)
-        while (probe := probes.setdefault(self._route, self._probe)) is not self._probe:
+            return True
+        return self._links.probes.setdefault(self._route, self._probe) is self._probe
+
+    def _await_turn(self) -> Flow[None]:
+        until = min(self._lease.deadline, clock.now() + OWN_ATTEMPT)
+        while not self._is_turn():
+            probe = self._links.probes[self._route]
             if not (yield Hear(probe, until)) or probe.is_back:
                 return
 
-    def _look(self, is_waiting: bool) -> Flow[float]:
+    def _look(self) -> Flow[float]:
         shard_map = self._lease.shards
         assert shard_map is not None
-        return look_at(self._links, shard_map, self._lease.target.key, self._route, is_waiting)
+        # A holder is always answered at once.
+        return look_at(self._links, shard_map, self._lease.target.key, self._route, False)
 
 
 def release_later(lease: Lease, links: Links) -> Flow[None]:

@@ -48,8 +48,13 @@ class Link(Protocol):
     owed: bool
     """Whether a reply is still to come to a request that `send_now` sent."""
 
-    def send_now(self, request: bytes) -> None:
-        """Send a request whose reply `receive_now` fetches; raises OSError."""
+    def send_now(self, request: bytes, ahead: int = 0) -> None:
+        """Send a request whose reply `receive_now` fetches; raises OSError.
+
+        Args:
+            request: it.
+            ahead: requests before it in the same bytes, whose replies nobody needs.
+        """
 
     def receive_now(self) -> bytes | None:
         """Return the reply if it is there; raises OSError or UnexpectedReplyError."""
