@@ -51,6 +51,9 @@ class InThreads:
     async def renew(self, *args: Any) -> bool:
         return await self._call(self.lock.renew, *args)
 
+    async def check(self) -> None:
+        await self._call(self.lock.check)
+
     async def detach(self, *args: Any) -> str | None:
         token: str | None = await self._call(self.lock.detach, *args)
         return token

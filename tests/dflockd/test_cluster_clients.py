@@ -519,18 +519,28 @@ async def test_other_refusals_are_raised_at_once(
     cluster.servers[0].script(Acquire, status)
     with pytest.raises(error):
         await make().acquire()
-    assert len(cluster.servers[0].asked(Acquire)) == 1
+    # An old server says `error` to who was idle for long, and hangs up: such a one is asked anew.
+    most = 2 if status is Status.ERROR else 1
+    assert 1 <= len(cluster.servers[0].asked(Acquire)) <= most
 
 
 # What is held.
 
 
-async def held(lock: Any, seconds: float) -> None:
-    """Wait so long, and see that the lock is held all the time."""
+async def held(lock: Any, seconds: float, *states: str) -> None:
+    """Wait so long, and see that the lock is held all the time, or in one of these states."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        assert lock.held
+        assert lock.state in (states or ("held",))
+        assert lock.held == (lock.state == "held")
         await asyncio.sleep(0.01)
+
+
+async def doubted(lock: Any, seconds: float) -> None:
+    """Wait so long, and see that the lock is in doubt, and soon: nobody knows what its server thinks."""
+    await until(lambda: lock.state == "doubtful")
+    await held(lock, seconds, "doubtful")
+    assert lock.token is not None
 
 
 @pytest.mark.parametrize("how", ["answer", "end"])
@@ -565,10 +575,11 @@ async def test_a_held_lock_whose_server_dies(
     lock = make(lease_ttl_s=3, on_lost=lost)
     await lock.acquire()
     first.stop()
-    await held(lock, 0.5)
+    await doubted(lock, 0.5)
     # The others have noticed, and one begins to collect what holders say.
     cluster.is_at(1, epoch=8)
     await until(lambda: len(second.asked(Renew)) == 1)
+    await soon(lock.check())
     assert lock.held
     assert lost.times == []
     assert await lock.release() is True
@@ -583,7 +594,7 @@ async def test_a_held_lock_while_all_servers_are_away(
     await lock.acquire()
     await asyncio.sleep(0.15)  # it is watched by now
     cluster.stop()
-    await held(lock, 0.4)
+    await doubted(lock, 0.4)
     cluster.servers[0] = ScriptedServer(first.port)
     cluster.is_at(0, epoch=8)
     await until(lambda: len(cluster.servers[0].asked(Renew)) == 1)
