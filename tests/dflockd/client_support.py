@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -42,11 +43,11 @@ class InThreads:
     async def release(self) -> bool:
         return await self._call(self.lock.release)
 
-    async def enqueue(self, *args: Any) -> str:
-        return await self._call(self.lock.enqueue, *args)
+    async def enqueue(self, *args: Any, **options: Any) -> str:
+        return await self._call(partial(self.lock.enqueue, *args, **options))
 
-    async def wait(self, *args: Any) -> bool:
-        return await self._call(self.lock.wait, *args)
+    async def wait(self, *args: Any, **options: Any) -> bool:
+        return await self._call(partial(self.lock.wait, *args, **options))
 
     async def renew(self, *args: Any) -> bool:
         return await self._call(self.lock.renew, *args)

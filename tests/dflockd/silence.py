@@ -34,7 +34,9 @@ async def is_not_answered(acquiring: Any, timeout: float) -> None:
 class Waiter:
     """Somebody with a pending acquire, and what came of it."""
 
-    def __init__(self, acquires: PendingAcquires, lock: sync_client.DistributedLock, timeout: float) -> None:
+    def __init__(
+        self, acquires: PendingAcquires, lock: sync_client.DistributedLock, timeout: float
+    ) -> None:
         self.lock = lock
         self.error: errors.RemoteError | None = None
         self.queued, self.ended = threading.Event(), threading.Event()

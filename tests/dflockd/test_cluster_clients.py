@@ -537,7 +537,7 @@ async def held(lock: Any, seconds: float, *states: str) -> None:
 
 
 async def doubted(lock: Any, seconds: float) -> None:
-    """Wait so long, and see that the lock is in doubt, and soon: nobody knows what its server thinks."""
+    """Wait so long, and see that the lock is in doubt, and was soon."""
     await until(lambda: lock.state == "doubtful")
     await held(lock, seconds, "doubtful")
     assert lock.token is not None
@@ -983,10 +983,11 @@ async def test_a_server_is_stopped_then_another_killed(stage: ClusterStage) -> N
             rival = each.lock(locks[2].key, servers=seeds(stage), acquire_timeout_s=1)
             with pytest.raises((errors.RecoveringError, errors.UnreachableError)):
                 await rival.acquire()
-        began = [lock._hold.deadline for lock in locks]
+        began = [lock._session.lease.deadline for lock in locks]
         await until(
             lambda: all(
-                lock._hold.deadline > deadline for lock, deadline in zip(locks, began, strict=True)
+                lock._session.lease.deadline > deadline
+                for lock, deadline in zip(locks, began, strict=True)
             )
         )
         assert all(lock.held for lock in locks)

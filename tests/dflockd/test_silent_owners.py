@@ -236,7 +236,9 @@ def test_many_places_where_nobody_can_queue_keep_none_from_another_server(
     other.pending.leave()
 
 
-def test_places_at_a_server_that_hangs_end_in_time(acquires: PendingAcquires, hung: ServerProcess) -> None:
+def test_places_at_a_server_that_hangs_end_in_time(
+    acquires: PendingAcquires, hung: ServerProcess
+) -> None:
     servers = [("127.0.0.1", hung.port)]
     with sync_client.DistributedLock(KEY, servers=servers):
         waiter = Waiter(acquires, sync_client.DistributedLock(KEY, servers=servers), 1)

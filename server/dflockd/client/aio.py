@@ -83,7 +83,7 @@ class DistributedLock(LockBase):
         """
         claim = object()
         try:
-            flow = self._enqueueing(claim, ticket or place)
+            flow = self._enqueueing(claim, place if ticket is None else ticket)
             return "acquired" if await _run(flow) else "queued"
         except BaseException:
             self._session.let_go(claim)
@@ -111,7 +111,7 @@ class DistributedLock(LockBase):
             RemoteError: as with `acquire`.
         """
         claim = object()
-        flow = self._waiting(claim, timeout_s, reservation or keep)
+        flow = self._waiting(claim, timeout_s, keep if reservation is None else reservation)
         if self.held:
             return True
         try:

@@ -88,7 +88,11 @@ class DistributedLock(LockBase):
         """
         claim = object()
         try:
-            return "acquired" if _run(self._enqueueing(claim, ticket or place)) else "queued"
+            return (
+                "acquired"
+                if _run(self._enqueueing(claim, place if ticket is None else ticket))
+                else "queued"
+            )
         except BaseException:
             self._session.let_go(claim)
             raise
@@ -118,7 +122,7 @@ class DistributedLock(LockBase):
             RemoteError: as with `acquire`.
         """
         claim = object()
-        flow = self._waiting(claim, timeout_s, reservation or keep)
+        flow = self._waiting(claim, timeout_s, keep if reservation is None else reservation)
         if self.held:
             return True
         try:
