@@ -66,7 +66,11 @@ class LockUnavailableError(LockError):
 
 
 class LockLostError(LockError):
-    """The lock was lost while the task ran: somebody else may hold it by now."""
+    """The lock was lost while the task ran: somebody else may hold it by now.
+
+    It is never raised while that is in doubt. Where `dflockd.errors.LockLostError`, that of the
+    clients, has told of the loss, it is the cause of this one.
+    """
 
     _what = "was lost"
 

@@ -18,7 +18,7 @@ from celery_dflock.exceptions import LockLostError, LockUnavailableError
 from celery_dflock.lifecycle import shutdown
 from dflockd import errors
 from dflockd.client.lock import LockBase
-from dflockd.sync_client import DistributedLock, DistributedSemaphore, KeepPlace
+from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation
 
 MOMENT = 30
 """Lease in seconds of what is held to be detached or released at once."""
@@ -36,7 +36,10 @@ _RESTARTS = (errors.UnreachableError, errors.DrainingError)
 
 logger = logging.getLogger("celery_dflock")
 
-KeepFunction: TypeAlias = Callable[[], KeepPlace | None]
+_WORST_FIRST = ("lost", "free", "asking", "queued", "doubtful", "held")
+"""The states of a lock."""
+
+KeepFunction: TypeAlias = Callable[[], Reservation | None]
 """Says how a place is to be kept, once there is something to wait for."""
 
 L = TypeVar("L", bound=LockBase)
@@ -88,8 +91,18 @@ class LocksBase(Generic[L]):
         return all(lock.held for lock in self._locks)
 
     @property
+    def state(self) -> str:
+        """That of the one which is worst off."""
+        states = {lock.state for lock in self._locks}
+        return next(state for state in _WORST_FIRST if state in states)
+
+    def has(self, key: str) -> bool:
+        """Whether one of them is held, or may be."""
+        return any(lock.key == key and is_kept(lock) for lock in self._locks)
+
+    @property
     def tokens(self) -> dict[str, str | None]:
-        """The token of each key, ``None`` where it is not held."""
+        """The token of each key, ``None`` where it is neither held nor in doubt."""
         return {lock.key: lock.token for lock in self._locks}
 
     @property
@@ -147,6 +160,15 @@ class HeldLock:
         return self._locks.held
 
     @property
+    def state(self) -> str:
+        """``"held"``, ``"doubtful"``, ``"lost"``, or ``"free"`` after the task.
+
+        It is doubtful while its connection has broken and the lock server is sought again: it may
+        have given the lock away. Of several keys it is the state of the one which is worst off.
+        """
+        return self._locks.state
+
+    @property
     def token(self) -> str | None:
         """The token of the grant of `key`; ``None`` once it is lost."""
         return self._locks.tokens[self.key]
@@ -160,15 +182,9 @@ class HeldLock:
         """
         return self.fences[self.key]
 
-    def check(self) -> None:
-        """Raise `LockLostError` if the lock is not held any more."""
-        if not self.held:
-            raise LockLostError(self.key, "its lease ended or the server forgot it")
-
     def __repr__(self) -> str:
         """Without the token."""
-        state = "held" if self.held else "not held"
-        return f"<{type(self).__name__} {self.key!r} fence={self.fence} {state}>"
+        return f"<{type(self).__name__} {self.key!r} fence={self.fence} {self.state}>"
 
 
 class Locks(LocksBase[DistributedLock]):
@@ -209,7 +225,7 @@ class Locks(LocksBase[DistributedLock]):
     @property
     def place(self) -> str | None:
         """The name of the place that was kept for the only key, if it was."""
-        return self._locks[0].place
+        return self._locks[0].ticket
 
     def _grant(self, lock: DistributedLock, place: str | None, keep: KeepFunction | None) -> bool:
         try:
@@ -234,7 +250,7 @@ class Locks(LocksBase[DistributedLock]):
             return lock.wait(_left(lock.acquire_timeout_s, begun), keeping)
         started = time.monotonic()
         try:
-            return lock.wait(keep=keeping)
+            return lock.wait(reservation=keeping)
         except _RESTARTS as exc:
             if _left(lock.acquire_timeout_s, started) == 0:
                 raise  # it has said nothing for all that time
@@ -289,6 +305,19 @@ class Locks(LocksBase[DistributedLock]):
         """Renew all leases now; ``False`` if one is lost."""
         return all(lock.renew(seconds) for lock in self._locks)
 
+    def check(self) -> None:
+        """Return once it is certain that all are held.
+
+        Raises:
+            LockLostError: one is not.
+        """
+        while not self.held:  # one may come into doubt while another's end is waited for
+            for lock in self._locks:
+                try:
+                    lock.check()
+                except errors.LockLostError as exc:
+                    raise lost_error(lock) from exc
+
     def holder(self, key: str) -> str | None:
         """Ask who holds a key, named first if it is a copy of this very run.
 
@@ -298,6 +327,19 @@ class Locks(LocksBase[DistributedLock]):
             if lock.key == key:
                 return describe_holder(lock, self.run)
         return None
+
+
+def is_kept(lock: LockBase) -> bool:
+    """Whether a lock is held, or in doubt: for its owner that is the same until the doubt is over."""
+    return lock.state in ("held", "doubtful")
+
+
+def lost_error(lock: LockBase) -> LockLostError:
+    """Return what is to be raised where a lock would have to be held."""
+    why = "its lease ended or the server forgot it"
+    if lock.state == "doubtful":
+        why = "that is in doubt, and on this thread nobody can wait for the end of it"
+    return LockLostError(lock.key, why)
 
 
 def try_once(

@@ -13,7 +13,14 @@ from celery import Celery, current_app
 from celery_dflock import keys
 from celery_dflock.config import settings
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
-from celery_dflock.locks import HeldLock, Locks, LocksBase, describe_holders, process_label
+from celery_dflock.locks import (
+    HeldLock,
+    Locks,
+    LocksBase,
+    describe_holders,
+    lost_error,
+    process_label,
+)
 from celery_dflock.task import TaskLock
 from dflockd import client, errors
 
@@ -27,8 +34,8 @@ class dflock:
         async with dflock("account:7") as lock: ...
 
     In the second form the event loop goes on while the lock is waited for, renewed and released,
-    and `lock.extend()` is to be awaited. One object is for one block at a time. With
-    ``dflock_enabled = False`` nobody is asked, and the lock is not `held`.
+    and `lock.extend()` and `lock.check()` are to be awaited. One object is for one block at a time.
+    With ``dflock_enabled = False`` nobody is asked, and the lock is not `held`.
 
     Args:
         key: what a task's ``lock_key`` gives; the app's prefix is put in front.
@@ -148,10 +155,18 @@ class AsyncLock(HeldLock):
     async def extend(self, seconds: int | None = None) -> bool:
         """Renew the lease now, for `seconds` (default: `ttl`); ``False`` if it is lost.
 
-        The event loop does this all the time. It is for what stops the loop longer than the lease:
-        call it before.
+        A thread does this all the time, also while the loop is busy. It is for what stops all threads
+        of the process longer than the lease: call it before. In doubt it waits, as `check` does.
         """
         return await self._locks.renew(seconds)
+
+    async def check(self) -> None:
+        """Return if the lock is certainly held; in doubt, once it is certain again.
+
+        Raises:
+            LockLostError: it is lost.
+        """
+        await self._locks.check()
 
 
 class AsyncLocks(LocksBase[client.DistributedLock]):
@@ -178,6 +193,18 @@ class AsyncLocks(LocksBase[client.DistributedLock]):
         """Renew the lease now; ``False`` if it is lost."""
         [lock] = self._locks
         return await lock.renew(seconds)
+
+    async def check(self) -> None:
+        """Return once it is certain that it is held.
+
+        Raises:
+            LockLostError: it is not.
+        """
+        [lock] = self._locks
+        try:
+            await lock.check()
+        except errors.LockLostError as exc:
+            raise lost_error(lock) from exc
 
     async def holder(self) -> str | None:
         """Ask who holds it; ``None`` if nobody does, or if that cannot be learned."""

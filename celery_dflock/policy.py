@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, Retry
 from celery_dflock.exceptions import LockError, LockNotAcquiredError
 from celery_dflock.options import Backoff, LockOptions
 from celery_dflock.signals import task_deduplicated, task_requeued, task_skipped
-from dflockd.sync_client import KeepPlace
+from dflockd.sync_client import Reservation
 
 # The system's: no new seed after a fork, and nothing taken from a seed that somebody has set.
 _chance = random.SystemRandom()
@@ -83,14 +83,14 @@ class Ticket:
             return None
         return cls(request, options.requeue, timeout)
 
-    def keep(self) -> KeepPlace | None:
+    def keep(self) -> Reservation | None:
         """Draw the pause, before a wait of `timeout` seconds; ``None`` if there will be none."""
         end = time.time() + self._timeout
         attempt, since = _attempt(attempts(self._request), end)
         if self._backoff.is_over(attempt, end - since):
             return None
         self.pause = _pause(self._backoff, attempt)
-        return KeepPlace(self.pause, self._backoff.hold or 0.0)
+        return Reservation(self.pause, self._backoff.hold or 0.0)
 
 
 class Skipped(dict[str, Any]):

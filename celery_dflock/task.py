@@ -66,9 +66,20 @@ class TaskLock(HeldLock):
         """Renew the lease now, for `seconds` (default: ``lock_ttl``); ``False`` if it is lost.
 
         The renewal thread does this all the time. It is for what stops all threads of the process
-        longer than the lease: call it before.
+        longer than the lease: call it before. In doubt it waits, as `check` does.
         """
         return self._locks.renew(seconds)
+
+    def check(self) -> None:
+        """Return if the lock is certainly held; in doubt, once it is certain again.
+
+        That takes no longer than what is left of the lease.
+
+        Raises:
+            LockLostError: it is lost. Also, without waiting, if it is in doubt and this is called on
+                the renewal thread, where ``lock_lost`` and the signal `lock_lost` are.
+        """
+        self._locks.check()
 
 
 def current_lock() -> TaskLock | None:
@@ -112,7 +123,7 @@ class LockedTask(Task):
             `celery_dflock.options.Backoff`.
         lock_lost: what happens if the lock is lost while the body runs: ``"raise"`` raises
             `LockLostError` in it, ``"warn"`` logs. Or a function ``(task, lock)``, which runs on
-            the renewal thread and must not block.
+            the renewal thread and must not block. Nothing happens while that is in doubt.
         lock_unique: whether the task is sent while another with its name and `lock_key` is on its
             way. ``None`` sends it always. Else the other counts ``"until_executing"``: until it has
             the lock and begins; or ``"until_executed"``: until it has ended, retries included; or
@@ -306,7 +317,7 @@ class LockedTask(Task):
             return
         outer = current_lock()
         while outer is not None:
-            for key in set(outer.keys).intersection(locks.keys) if outer.held else ():
+            for key in filter(outer._locks.has, locks.keys):
                 why = "a task that waits for this one, in the same thread, holds it"
                 raise LockNotAcquiredError(key, why)
             outer = outer.outer

@@ -32,7 +32,7 @@ from celery.utils.time import maybe_make_aware
 from celery_dflock import keys, policy
 from celery_dflock.config import Settings, settings
 from celery_dflock.exceptions import DuplicateTaskError
-from celery_dflock.locks import MOMENT, describe, process_label, try_once
+from celery_dflock.locks import MOMENT, describe, is_kept, process_label, try_once
 from celery_dflock.options import MAX_LIMIT, LockOptions
 from celery_dflock.signals import task_deduplicated
 from dflockd import errors
@@ -112,8 +112,9 @@ def send(
             logger.warning("task %s[%s] is sent without lock_unique: %s", task.name, task_id, why)
             return publish(task_id=task_id)
         headers = dict(message.get("headers") or {})
-        if options.unique != "until_expired":
-            ours = {"id": task_id, "key": key, "token": lock.token, "until": options.unique}
+        token = lock.token  # none if it is lost by now
+        if options.unique != "until_expired" and token is not None:
+            ours = {"id": task_id, "key": key, "token": token, "until": options.unique}
             headers[policy.HEADER] = {**(headers.get(policy.HEADER) or {}), policy.UNIQUE: ours}
         return publish(task_id=task_id, headers=headers)
 
@@ -327,9 +328,9 @@ class Carried:
         """Give the lock back, or send it along with what goes on elsewhere."""
         if self._has_begun and self._until == "until_executing":
             return
-        if isinstance(exc, policy.CopyRequeued) and not self._lock.held:
+        if isinstance(exc, policy.CopyRequeued) and not is_kept(self._lock):
             return  # it belongs to the run that holds the other one
-        held = self._lock.held or (not self._has_begun and self._adopt())
+        held = is_kept(self._lock) or (not self._has_begun and self._adopt())
         if _goes_on(exc):
             if held:
                 self._detach(options.unique_ttl)
@@ -346,7 +347,7 @@ class Carried:
         return f"{self._task.name}[{self._request.id}]"
 
     def _adopt(self) -> bool:
-        if self._lock.held:
+        if is_kept(self._lock):
             return True
         try:
             return self._lock.adopt(self._token)

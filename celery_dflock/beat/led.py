@@ -12,6 +12,7 @@ from celery.utils.time import maybe_make_aware
 from celery_dflock.beat.claims import Claims
 from celery_dflock.beat.store import Runs, Store
 from celery_dflock.firing import Firing, counts_from_last_run, due_after, latest_due
+from celery_dflock.locks import is_kept
 from dflockd import errors
 from dflockd.sync_client import DistributedLock
 
@@ -42,6 +43,16 @@ class Lead:
     def held(self) -> bool:
         """Whether the lock is certainly held, and still in this term."""
         return self._lock.held and not self.is_over
+
+    def still_leads(self) -> bool:
+        """Return whether it may go on: ``False`` while that is in doubt.
+
+        Raises:
+            NotLeadingError: the lock is lost.
+        """
+        if not is_kept(self._lock):
+            raise NotLeadingError("its lease has ended, or the lock server forgot it")
+        return self._lock.held
 
     @property
     def fence(self) -> int | None:
@@ -82,11 +93,17 @@ class Lead:
     def check(self) -> None:
         """Look at the lease, without asking: the last thing before a message goes out.
 
+        In doubt, which is no time to send anything, this waits for the end of that.
+
         Raises:
             NotLeadingError: it has ended.
         """
-        if not self.held:
-            raise NotLeadingError("its lease has ended")
+        try:
+            self._lock.check()
+        except errors.LockLostError as exc:
+            raise NotLeadingError("its lease has ended") from exc
+        if self.is_over:
+            raise NotLeadingError("its term has ended")
 
     def give_up(self) -> None:
         """End the term: what is claimed and was not sent is the next leader's to send."""

@@ -32,6 +32,9 @@ It wakes at once when the lock is granted or a signal comes.
 PAUSE = 0.5
 """Seconds after which a standby tries again what has failed."""
 
+DOUBT_PAUSE = 0.1
+"""Seconds between looks at whether a leader that has lost its connection still leads."""
+
 logger = logging.getLogger("celery_dflock.beat")
 
 
@@ -210,8 +213,11 @@ class DflockScheduler:
 
     def _lead(self) -> float:
         try:
-            if not self._lock.held:
-                raise NotLeadingError("its lease has ended, or the lock server forgot it")
+            if not self._inner.lead.still_leads():
+                self._say(logging.WARNING, "in doubt whether it leads: it sends nothing meanwhile")
+                return DOUBT_PAUSE
+            if self._said.startswith("in doubt"):
+                self._say(logging.INFO, f"leads on, fence {self._lock.fence}")
             seconds: float = self._inner.tick()
         except NotLeadingError as exc:
             self._step_down(exc)

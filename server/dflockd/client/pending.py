@@ -341,7 +341,7 @@ def _release(pending: PendingAcquire) -> Flow[None]:
 
 def _detach(pending: PendingAcquire, seconds: int) -> Flow[None]:
     try:
-        yield from pending.lock._session.detach(object(), seconds)
+        yield from pending.lock._session.detach(object(), seconds, by_reactor=True)
     except errors.RemoteError as exc:
         pending.lock._session.abandon()
         logger.warning("lock %r could not be handed on: %s", pending.lock.key, exc)
