@@ -132,8 +132,8 @@ def body(
         error = type(exc).__name__
         raise
     finally:
-        held = lock.held if lock else None
-        note("end", self, key=key, error=error, held=held, retries=request.retries)
+        about = {"held": lock.held, "state": lock.state} if lock else {"held": None}
+        note("end", self, key=key, error=error, **about, retries=request.retries)
 
 
 def _raise(exc: BaseException) -> Any:
@@ -148,6 +148,16 @@ def _retry_then_clean_up(self: Task) -> Any:
     finally:
         # The retry is on its way to another process, and this run still holds the lock.
         time.sleep(0.3)
+
+
+def _retry_in_doubt(self: Task) -> Any:
+    if self.request.retries:
+        return self.request.id
+    lock = current_lock()
+    while lock is not None and lock.state == "held":
+        time.sleep(0.005)
+    note("doubt", self, state=lock.state if lock else None)
+    raise self.retry(countdown=1)
 
 
 def _fork(self: Task) -> None:
@@ -188,6 +198,7 @@ END: dict[str, Callable[[Task], Any]] = {
     "retry once": lambda self: self.request.retries or _raise(self.retry(countdown=0)),
     "retry slowly": _retry_then_clean_up,
     "retry later": lambda self: self.request.retries or _raise(self.retry(countdown=0.5)),
+    "retry in doubt": _retry_in_doubt,
     "send again": _send_again,
     "fork": _fork,
     "spin": _spin,
@@ -226,6 +237,31 @@ retried = job(
 )
 short = job("short", lock_ttl=1, lock_timeout=60)
 warned = job("warned", lock_ttl=1, lock_timeout=60, lock_lost="warn")
+
+
+def _checked(self: Task, key: str, gate: str) -> str:
+    """Come into doubt, let the lock say how that ends, and go on until the file `gate` is there."""
+    lock = current_lock()
+    assert lock is not None
+
+    def note_lock(what: str, **more: Any) -> None:
+        note(what, self, key=key, state=lock.state, held=lock.held, fence=lock.fence, **more)
+
+    note_lock("start")
+    while lock.state == "held":
+        time.sleep(0.005)
+    note_lock("doubt", has_token=lock.token is not None)
+    lock.check()
+    note_lock("checked", has_token=lock.token is not None)
+    while not Path(gate).exists():
+        time.sleep(0.005)
+    note_lock("end")
+    return str(self.request.id)
+
+
+CHECKED = {"bind": True, "base": LockedTask, "lock_key": "{key}"}
+checked = app.task(name="checked", **CHECKED)(_checked)
+checked_alone = app.task(name="checked_alone", lock_lost="warn", **CHECKED)(_checked)
 
 
 two_keys = job("two_keys", lock_key=["{key}:b", "{key}:a"], lock_timeout=60)

@@ -59,6 +59,13 @@ def lock_of(server: LockServer, key: str) -> DistributedLock:
     return DistributedLock(key, 0, 30, [server.address])
 
 
+async def checked(lock: Any) -> None:
+    """Have it say whether it is held; in an ``async with`` that is to be awaited."""
+    outcome = lock.check()
+    if outcome is not None:
+        await outcome
+
+
 async def until(probe: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not probe():  # noqa: ASYNC110 - the event is in another process
@@ -87,8 +94,9 @@ async def test_it_is_the_lock_of_tasks(
 
 async def test_what_the_lock_says(hold: Hold, lock_server: LockServer, key: str) -> None:
     async with hold(key) as lock:
-        lock.check()
+        await checked(lock)
         assert lock.held
+        assert lock.state == "held"
         assert len(lock.token) == 32
         assert lock.token not in repr(lock)
         assert lock.fence == int(lock.token[:16], 16)
@@ -99,10 +107,12 @@ async def test_what_the_lock_says(hold: Hold, lock_server: LockServer, key: str)
         assert holder["fence"] == fence
         assert f" pid {os.getpid()}" in holder["label"]
     assert not lock.held
+    assert lock.state == "free"
     assert lock.token is None
     assert lock.fence == fence
-    with pytest.raises(LockLostError):
-        lock.check()
+    with pytest.raises(LockLostError) as failure:
+        await checked(lock)
+    assert failure.value.key == key
     async with hold(key) as lock:
         assert lock.fence > fence
 
@@ -173,8 +183,9 @@ async def test_lost(hold: Hold, lock_server: LockServer, key: str) -> None:
     async with hold(key, ttl=1) as lock:
         admin.evict(lock_server.address, key, lock.fence)
         await until(lambda: not lock.held)
+        assert lock.state == "lost"
         with pytest.raises(LockLostError):
-            lock.check()
+            await checked(lock)
         assert lock.fence is not None
 
 

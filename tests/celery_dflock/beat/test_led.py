@@ -8,6 +8,8 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from celery_dflock.beat.led import Lead, NotLeadingError, led
 from celery_dflock.config import settings
 from celery_dflock.firing import HEADER, Firing
 from dflockd import admin
+from dflockd.errors import LockLostError
+from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, wait_until
 
 
@@ -40,6 +44,10 @@ class LeaseThatEnds:
     def renew(self) -> bool:
         self.held = False
         return True
+
+    def check(self) -> None:
+        if not self.held:
+            raise LockLostError("it is not")
 
 
 def app(**conf: Any) -> tuple[Celery, list[str]]:
@@ -184,6 +192,90 @@ def test_a_firing_that_is_sent_again_leaves_its_entry_alone(
     _, then = ids
     assert len(set(then.split())) == 1
     assert claimed.id not in then
+
+
+@pytest.fixture(params=["remembers", "forgets"])
+def restarted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LockServer]:
+    """A lock server of its own, which knows after a restart what it knew before, or does not."""
+    options = ["--state-dir", str(tmp_path / "state")] if request.param == "remembers" else []
+    with LockServer(tmp_path, *options, name=request.param) as server:
+        yield server
+
+
+@pytest.fixture
+def in_doubt(restarted: LockServer, tmp_path: Path) -> Iterator[tuple[DflockScheduler, list[str]]]:
+    """A beat that leads and has lost its connection, and what it sends; an entry is due."""
+    proj, sent = app(
+        dflock_servers=restarted.address,
+        dflock_beat_lock_key="doubt",
+        dflock_beat_lock_ttl=60,
+        dflock_beat_store=f"file:{tmp_path / 'runs'}",
+        dflock_beat_scheduler="celery.beat:Scheduler",
+    )
+    scheduler = DflockScheduler(proj, max_interval=1)
+    assert scheduler.tick() == 0
+    scheduler.schedule["job"].last_run_at -= timedelta(minutes=1)
+    restarted.kill()
+    wait_until(
+        lambda: scheduler._lock.state == "doubtful" or None, 20, lambda: f"{scheduler._lock!r}"
+    )
+    yield scheduler, sent
+    scheduler.close()
+
+
+def test_it_sends_nothing_in_doubt_and_leads_on(
+    in_doubt: tuple[DflockScheduler, list[str]],
+    restarted: LockServer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    (scheduler, sent), fence = in_doubt, in_doubt[0]._lock.fence
+    for _ in range(3):
+        assert 0 < scheduler.tick() < 1
+    assert not sent
+    assert "job" in scheduler.schedule
+    said = [r.getMessage() for r in caplog.records if "in doubt" in r.getMessage()]
+    assert len(said) == 1
+
+    restarted.start()
+    other = DistributedLock("doubt", 1, 60, [restarted.address])
+    if restarted.name == "remembers":
+        with pytest.raises(LockLostError):
+            other.check()
+        assert not other.acquire()
+        scheduler._lock.check()
+        assert scheduler.tick() == 0
+        assert sent == ["job"]
+        assert scheduler._lock.fence == fence
+        assert any("leads on" in record.getMessage() for record in caplog.records)
+        return
+    # Somebody else leads by now: that is known at once, and not at the end of the lease.
+    assert other.acquire()
+    wait_until(lambda: scheduler._lock.state == "lost" or None, 20, lambda: f"{scheduler._lock!r}")
+    assert scheduler.tick() == 0
+    assert any("leads no more" in record.getMessage() for record in caplog.records)
+    assert scheduler.schedule == {}
+    assert not sent
+    other.release()
+
+
+def test_in_doubt_with_a_firing_in_its_hands(
+    in_doubt: tuple[DflockScheduler, list[str]], restarted: LockServer
+) -> None:
+    """It waits, and sends it if it still leads."""
+    scheduler, sent = in_doubt
+    inner = scheduler._inner
+    back = threading.Timer(0.5, restarted.start)
+    back.start()
+    try:
+        if restarted.name == "remembers":
+            inner.apply_entry(inner.schedule["job"])
+        else:
+            with pytest.raises(NotLeadingError):
+                inner.apply_entry(inner.schedule["job"])
+    finally:
+        back.join()
+    assert sent == (["job"] if restarted.name == "remembers" else [])
 
 
 def test_who_does_not_lead_writes_nothing(lock_server: LockServer, tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ class HeldLock:
 
     key, held, fence = "celery-beat:replay", True, 1
 
+    def check(self) -> None: ...
+
     def renew(self) -> bool:
         return True
 

@@ -1,0 +1,393 @@
+"""A lock whose connection breaks is in doubt: nothing happens before it is held again, or lost.
+
+With a state directory the lock server remembers it; without one somebody else may have it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_dflock import LockedTask, LockLostError, LockNotAcquiredError, current_lock, dflock
+from celery_dflock.config import settings
+from celery_dflock.locks import Locks
+from celery_dflock.signals import lock_acquired
+from dflockd import admin, errors
+from dflockd.client.pending import PendingAcquires
+from dflockd.sharding import stable_hash_shard
+from dflockd.sync_client import DistributedLock
+from examples.demo.stage import LockServer, Worker, wait_until
+from tests.celery_dflock import jobs
+from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster
+
+LONG = 60
+"""Lease in seconds, where nothing may wait for its end."""
+
+
+@pytest.fixture(scope="module", params=["remembers", "forgets"])
+def server(directory: Path, request: pytest.FixtureRequest) -> Iterator[LockServer]:
+    name = f"doubt-{request.param}"
+    options = ["--state-dir", str(directory / name)] if request.param == "remembers" else []
+    with LockServer(directory, *options, name=name) as server:
+        yield server
+
+
+remembers = pytest.mark.parametrize("server", ["remembers"], indirect=True)
+forgets = pytest.mark.parametrize("server", ["forgets"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def running(server: LockServer) -> Iterator[None]:
+    """Leave the server to the next test as it was."""
+    yield
+    if not server.running:
+        server.start()
+
+
+@pytest.fixture
+def app(server: LockServer) -> Celery:
+    app = Celery("doubt", set_as_current=False)
+    app.conf.update(
+        dflock_servers=[server.address],
+        task_always_eager=True,
+        task_eager_propagates=True,
+        task_store_eager_result=False,
+    )
+    return app
+
+
+def wait_for(probe: Callable[[], Any], what: str) -> None:
+    wait_until(lambda: probe() or None, PATIENCE, lambda: f"waited for {what}")
+
+
+def wait_in_doubt(lock: Any) -> None:
+    wait_for(lambda: lock.state == "doubtful", f"{lock!r} to be in doubt")
+
+
+@contextlib.contextmanager
+def back_in(server: LockServer, seconds: float) -> Iterator[list[float]]:
+    """Start a server after a while, on a thread; then the list has the time."""
+    back: list[float] = []
+
+    def start() -> None:
+        back.append(time.monotonic())
+        server.start()
+
+    timer = threading.Timer(seconds, start)
+    timer.start()
+    try:
+        yield back
+    finally:
+        timer.join()
+
+
+# In tasks.
+
+
+@pytest.fixture(scope="module", params=["prefork", "threads"])
+def worker(
+    cluster: Cluster, server: LockServer, request: pytest.FixtureRequest
+) -> Iterator[Worker]:
+    name = f"{server.name}-{request.param}"
+    with cluster.worker(name, pool=request.param, servers=server.address) as worker:
+        worker.wait_ready()
+        yield worker
+
+
+def send_checked(cluster: Cluster, task: Any, key: str, queue: str, gate: Path, ttl: int) -> Any:
+    headers = {"dflock": {"lock_ttl": ttl}}
+    return task.apply_async((key, str(gate)), queue=queue, headers=headers)
+
+
+@remembers
+def test_a_restart_goes_unnoticed(
+    cluster: Cluster, server: LockServer, worker: Worker, key: str, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    sent = send_checked(cluster, jobs.checked, key, worker.name, gate, LONG)
+    start = cluster.wait_event("start", sent)
+    server.kill()
+    doubt = cluster.wait_event("doubt", sent)
+    assert doubt["state"] == "doubtful"
+    assert doubt["held"] is False
+    assert doubt["has_token"] is True
+    assert doubt["fence"] == start["fence"]
+
+    back_at = time.monotonic()
+    server.start()
+
+    checked = cluster.wait_event("checked", sent)
+    assert checked["at"] > back_at
+    assert (checked["state"], checked["held"]) == ("held", True)
+    assert checked["fence"] == start["fence"]
+    assert cluster.lock(key, server).acquire() is False
+    gate.touch()
+    assert sent.get(timeout=PATIENCE) == sent.id
+    assert cluster.wait_event("end", sent)["held"] is True
+    assert not cluster.events(what="lost", key=key)
+    cluster.wait_free(key, server)
+
+
+@forgets
+def test_another_has_it_and_the_task_learns_of_that_at_once(
+    cluster: Cluster, server: LockServer, worker: Worker, key: str, tmp_path: Path
+) -> None:
+    # It is not interrupted, so that what it raises is what `check` has raised.
+    sent = send_checked(cluster, jobs.checked_alone, key, worker.name, tmp_path / "never", LONG)
+    cluster.wait_event("start", sent)
+    server.kill()
+    assert cluster.wait_event("doubt", sent)["state"] == "doubtful"
+    assert not cluster.events(what="lost", key=key)
+    server.start()
+    other = cluster.lock(key, server, timeout=PROMPT)
+    assert other.acquire()
+    back_at = time.monotonic()
+
+    with pytest.raises(LockLostError) as failure:
+        sent.get(timeout=PATIENCE)
+    assert type(failure.value) is LockLostError
+    assert failure.value.key == key
+    [lost] = cluster.events(what="lost", key=key)
+    assert lost["at"] - back_at < 2 * PROMPT
+    assert not cluster.events(what="checked", id=sent.id)
+    other.check()
+    assert other.release()
+
+
+@forgets
+def test_interrupted_only_once_it_is_certain(
+    cluster: Cluster, server: LockServer, worker: Worker, key: str, tmp_path: Path
+) -> None:
+    lease = 2
+    headers = {"dflock": {"lock_ttl": lease}}
+    never = str(tmp_path / "never")
+    sent = cluster.send(jobs.patient, key, gate=never, queue=worker.name, headers=headers)
+    cluster.wait_event("start", sent)
+    server.kill()
+    killed_at = time.monotonic()
+    end = cluster.wait_event("end", sent)
+    assert end["error"] == "LockLostError"
+    # It was renewed when half of its lease was over.
+    assert 0.4 * lease < end["at"] - killed_at < lease + PROMPT
+    with pytest.raises(LockLostError):
+        sent.get(timeout=PATIENCE)
+
+
+@remembers
+def test_what_is_sent_on_in_doubt_is_still_the_only_one(
+    cluster: Cluster,
+    server: LockServer,
+    worker: Worker,
+    key: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The lock of `lock_unique` goes to the retry, after the end of the doubt."""
+    monkeypatch.setenv("DFLOCK_SERVERS", server.address)
+    task, options = jobs.unique_patient, {"then": "retry in doubt", "queue": worker.name}
+    sent = cluster.send(task, key, **options)
+    cluster.wait_event("start", sent)
+    server.kill()
+    assert cluster.wait_event("doubt", sent)["state"] == "doubtful"
+    server.start()
+    assert cluster.send(task, key, **options).id == sent.id
+    assert sent.get(timeout=PATIENCE) == sent.id
+    assert len(cluster.events(what="start", key=key)) == 2
+    assert not cluster.events(what="lost", key=key)
+
+
+# In this process.
+
+
+@remembers
+def test_nested_in_doubt(app: Celery, server: LockServer, key: str) -> None:
+    """Who waits for it would wait for himself; nobody has to be asked to know that."""
+
+    @app.task(base=LockedTask, lock_key=key, lock_conflict="fail", shared=False)
+    def inner() -> None:
+        pytest.fail("it runs beside the task that holds its lock")
+
+    @app.task(base=LockedTask, lock_key=key, lock_ttl=LONG, shared=False)
+    def outer() -> str:
+        lock = current_lock()
+        assert lock is not None
+        server.kill()
+        wait_in_doubt(lock)
+        with pytest.raises(LockNotAcquiredError, match="in the same thread") as failure:
+            inner.apply(throw=True)
+        assert failure.value.key == key
+        server.start()
+        lock.check()
+        with pytest.raises(LockNotAcquiredError, match="in the same thread"):
+            inner.apply(throw=True)
+        assert lock.extend()
+        return lock.state
+
+    assert outer.apply(throw=True).get() == "held"
+
+
+@forgets
+def test_nested_under_one_of_several_keys_that_is_not_lost(
+    app: Celery, server: LockServer, lock_server: LockServer, key: str
+) -> None:
+    app.conf.dflock_servers = [lock_server.address, server.address]
+    names = [f"{key}:{number}" for number in range(20)]
+    kept = next(name for name in names if stable_hash_shard(name, 2) == 0)
+    gone = next(name for name in names if stable_hash_shard(name, 2) == 1)
+    ran = []
+
+    @app.task(base=LockedTask, lock_key="{key}", lock_conflict="fail", shared=False)
+    def inner(key: str) -> None:
+        ran.append(key)
+
+    @app.task(base=LockedTask, lock_key=[kept, gone], lock_lost="warn", shared=False)
+    def outer() -> None:
+        lock = current_lock()
+        assert lock is not None
+        server.kill()
+        wait_in_doubt(lock)
+        server.start()
+        wait_for(lambda: lock.state == "lost", f"{lock!r} to be lost")
+        with pytest.raises(LockLostError) as failure:
+            lock.check()
+        assert failure.value.key == gone
+        with pytest.raises(LockNotAcquiredError, match="in the same thread"):
+            inner.apply((kept,), throw=True)
+        inner.apply((gone,), throw=True)
+
+    outer.apply(throw=True)
+    assert ran == [gone]
+
+
+def test_check_before_the_body_begins(app: Celery, server: LockServer, key: str) -> None:
+    """What comes into doubt before the body waits for the end of that, and then runs or does not."""
+    ran = []
+
+    @app.task(base=LockedTask, lock_key=key, lock_ttl=LONG, shared=False)
+    def task() -> None:
+        lock = current_lock()
+        assert lock is not None
+        ran.append(lock.state)
+
+    def doubt(lock: Any, **_: object) -> None:
+        server.kill()
+        wait_in_doubt(lock)
+
+    lock_acquired.connect(doubt)
+    try:
+        with back_in(server, 0.5):
+            if "remembers" in server.name:
+                task.apply(throw=True)
+            else:
+                with pytest.raises(LockLostError):
+                    task.apply(throw=True)
+    finally:
+        lock_acquired.disconnect(doubt)
+    assert ran == (["held"] if "remembers" in server.name else [])
+
+
+def test_outside_of_tasks(app: Celery, server: LockServer, key: str) -> None:
+    with dflock(key, ttl=LONG, app=app) as lock:
+        server.kill()
+        wait_in_doubt(lock)
+        assert not lock.held
+        assert lock.token is not None
+        with back_in(server, 0.5) as back:
+            if "remembers" in server.name:
+                lock.check()
+                assert lock.held
+            else:
+                with pytest.raises(LockLostError) as failure:
+                    lock.check()
+                assert_told_well(failure.value, key)
+                assert lock.token is None
+            assert time.monotonic() > back[0]
+
+
+async def test_on_an_event_loop(app: Celery, server: LockServer, key: str) -> None:
+    async with dflock(key, ttl=LONG, app=app) as lock:
+        server.kill()
+        while lock.state == "held":  # noqa: ASYNC110 - the reactor finds it out
+            await asyncio.sleep(0.01)
+        assert lock.state == "doubtful"
+        checking = asyncio.ensure_future(lock.check())
+        with back_in(server, 0.3):
+            # The loop goes on meanwhile.
+            await asyncio.sleep(0.1)
+            assert not checking.done()
+            if "remembers" in server.name:
+                await checking
+                assert lock.held
+            else:
+                with pytest.raises(LockLostError) as failure:
+                    await checking
+                assert_told_well(failure.value, key)
+
+
+def assert_told_well(error: LockLostError, key: str) -> None:
+    assert isinstance(error.__cause__, errors.LockLostError)
+    assert error.key == key
+    copied = pickle.loads(pickle.dumps(error))
+    assert type(copied) is LockLostError
+    assert (copied.key, str(copied)) == (key, str(error))
+
+
+@forgets
+def test_where_nobody_can_wait(app: Celery, server: LockServer, key: str) -> None:
+    """What is called when a lock is lost runs on the thread that would have to end the doubt."""
+    said: queue.Queue[Any] = queue.Queue()
+    made = {"limit": 1, "timeout": 5, "settings": settings(app), "label": ""}
+    doubtful = Locks([f"{key}:doubtful"], ttl=LONG, **made)
+
+    def lost(_: str) -> None:
+        try:
+            doubtful.check()
+        except LockLostError as exc:
+            said.put(exc)
+
+    short = Locks([f"{key}:short"], ttl=1, on_lost=lost, **made)
+    assert doubtful.acquire() is None
+    assert short.acquire() is None
+    try:
+        server.kill()
+        error = said.get(timeout=PATIENCE)
+        assert "in doubt" in str(error)
+        assert error.key == f"{key}:doubtful"
+        assert doubtful.state == "doubtful"
+    finally:
+        server.start()
+        short.release()
+        doubtful.release()
+
+
+@remembers
+def test_handed_on_in_doubt(server: LockServer, key: str) -> None:
+    """The consumer hands on a lock that has just come into doubt: it is detached at the end of that."""
+    done: queue.Queue[errors.RemoteError | None] = queue.Queue()
+    lock = DistributedLock(key, None, LONG, [server.address])
+    waiting = PendingAcquires()
+    pending = waiting.join(lock, PATIENCE, queued=lambda: None, ended=done.put)
+    assert done.get(timeout=PATIENCE) is None
+    token = lock.token
+    assert token is not None
+    server.kill()
+    wait_in_doubt(lock)
+    pending.detach(LONG)
+    assert lock.token == token
+    server.start()
+    wait_for(lambda: lock.state == "free", "the lock to be handed on")
+    [holder] = admin.inspect(server.address, key)["holders"]
+    waiting.close()
+    other = DistributedLock(key, 0, LONG, [server.address])
+    assert other.adopt(token)
+    assert other.fence == holder["fence"]
+    assert other.release()
