@@ -1,9 +1,9 @@
 """Tasks that wait for their locks in the consumer of a worker, and take up no process of its pool.
 
 The message stays where it is, unacknowledged, as one with an ETA does, and the prefetch count is
-raised by one, so that the worker goes on to receive others. A thread keeps a place in the queue of
-the lock. When its turn has come the request goes to the pool, and with it the token of the lock. The
-lock is renewed here until a process of the pool has accepted the task, and is that process's then.
+raised by one, so that the worker goes on to receive others. The client has a pending acquire for it.
+When its turn has come the request goes to the pool, and with it the token of the lock. The lock is
+renewed here until a process of the pool has accepted the task, and is that process's then.
 
 Whatever comes of it otherwise is decided there as well, where the task has its context: the process
 is told that the lock was not granted in time, or that no server could be asked.
@@ -14,11 +14,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import queue
 import socket
 import threading
 import time
 from collections import deque
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, partial
 from typing import Any
 
 from celery import bootsteps
@@ -99,6 +101,7 @@ class Parked:
         self._waiting: set[Entry] = set()
         self._granted: set[Entry] = set()
         self._raised = 0
+        self._announcer = _Announcer()
         self._joining = threading.Lock()
         self._arrived: deque[tuple[Entry, errors.RemoteError | None]] = deque()
         self._pair: tuple[socket.socket, socket.socket] | None = None
@@ -138,8 +141,8 @@ class Parked:
                 options.queue_timeout,
                 ticket=None if ticket is None else ticket.place,
                 reservation=None if ticket is None else ticket.keep(),
-                unless=(lambda: _is_copy(entry)) if policy.is_known_copy(context) else None,
-                queued=lambda: _say_waiting(entry),
+                unless=partial(_is_copy, entry) if policy.is_known_copy(context) else None,
+                queued=partial(self._announcer.announce, entry),
                 ended=lambda error: self._ended(entry, error),
             )
 
@@ -182,14 +185,15 @@ class Parked:
     def close(self) -> None:
         """Leave nothing behind: the worker has ended, and perhaps not the process."""
         self._pending.close()
+        self._announcer.close()
         for each in self._pair or ():
             each.close()
 
-    # On the thread that keeps the places.
+    # On the thread that all locks of the process depend on: nothing here may wait.
 
     def _ended(self, entry: Entry, error: errors.RemoteError | None) -> None:
         entry.token = entry.lock.token
-        with self._joining:  # it may be over before `take` has its place
+        with self._joining:  # it may be over before `take` knows its pending acquire
             self._arrived.append((entry, error))
         if self._pair is None:
             self._consumer.timer.call_after(0, self._deliver)
@@ -325,18 +329,40 @@ def _options(request: Any) -> LockOptions:
     return task._lock_options if is_plain else task._options(Context(request.request_dict))
 
 
-def _is_copy(entry: Entry) -> bool:
-    """Whether a run of this very message has the lock or waits for it: on the keeper's thread."""
-    try:
-        report = entry.lock.inspect()
-    except errors.RemoteError:
-        return False
+def _is_copy(entry: Entry, report: Mapping[str, Any]) -> bool:
+    """Whether a run of this very message has the lock or waits for it, as its server says."""
     run = policy.run_name(entry.request.task, entry.request)
     # A place that is kept may be that of the task itself, from its latest attempt.
     waiters = (each for each in report["waiters"] if not each.get("away"))
     labels = [each["label"] for each in (*report["holders"], *waiters)]
     entry.is_copy = any(label.startswith(run) for label in labels)
     return entry.is_copy
+
+
+class _Announcer:
+    """Says who waits, on a thread of its own: receivers of the signal may ask servers and take long."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.Queue[Entry | None] = queue.Queue()
+        self._thread: threading.Thread | None = None
+
+    def announce(self, entry: Entry) -> None:
+        """Have it said, after those from before. Returns at once."""
+        self._waiting.put(entry)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="dflock-waiting", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, once it has said all."""
+        self._waiting.put(None)
+
+    def _run(self) -> None:
+        while (entry := self._waiting.get()) is not None:
+            try:
+                _say_waiting(entry)
+            except Exception:
+                logger.exception("%r: that it waits could not be said", entry.request)
 
 
 def _say_waiting(entry: Entry) -> None:

@@ -20,13 +20,21 @@ from celery_dflock import (
     SingletonTask,
     current_lock,
 )
-from celery_dflock.signals import lock_lost, task_deduplicated, task_requeued, task_skipped
+from celery_dflock.signals import (
+    lock_lost,
+    lock_waiting,
+    task_deduplicated,
+    task_requeued,
+    task_skipped,
+)
 
 # The environment variables that tell a worker where everything is; also DFLOCK_SERVERS.
 BROKER = "JOBS_BROKER_URL"
 RECORD = "JOBS_RECORD"
 WAIT = "JOBS_WAIT"
 MAX_PARKED = "JOBS_MAX_PARKED"
+SLOW = "JOBS_SLOW"
+"""Seconds that a receiver of `lock_waiting` takes."""
 VISIBILITY = "JOBS_VISIBILITY"
 """Seconds after which Redis delivers again what a worker has not acknowledged."""
 
@@ -372,6 +380,12 @@ def note_deduplicated(sender: Task, key: str, **_: Any) -> None:
 @task_skipped.connect
 def note_skipped(sender: Task, key: str, **_: Any) -> None:
     note("skipped", sender, key=key)
+
+
+@lock_waiting.connect
+def be_slow(**_: Any) -> None:
+    if SLOW in os.environ:
+        time.sleep(float(os.environ[SLOW]))
 
 
 @lock_lost.connect

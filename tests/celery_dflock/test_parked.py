@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import time
 from collections.abc import Iterator
@@ -15,9 +16,12 @@ from celery import Celery, chain, chord
 from celery.result import AsyncResult
 
 from celery_dflock import Skipped
+from dflockd import errors
+from dflockd.client.pending import PendingAcquires
+from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Redis, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster
+from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster, waiters
 
 SLOTS = 2
 
@@ -205,6 +209,50 @@ def test_a_grant_that_is_lost_on_its_way_is_asked_for_again(
         assert not started(cluster, key)
     assert sent.get(timeout=PATIENCE) == sent.id
     assert [each.get(timeout=PATIENCE) for each in busy] == ids(busy)
+
+
+def test_a_slow_receiver_costs_nobody_his_lock(cluster: Cluster, key: str) -> None:
+    """The thread that knows of the wait renews the locks of all tasks of the process."""
+    slow, env = 2.0, {jobs.SLOW: "2.0"}
+    with cluster.worker("slow-receiver", pool="threads", env=env) as worker:
+        worker.wait_ready()
+        other = f"{key}-short"
+        with cluster.lock(key):
+            sent = cluster.send(jobs.parked, key, queue=worker.name)
+            cluster.wait_waiters(key, 1)
+            short = cluster.send(jobs.short, other, seconds=slow + 0.5, queue=worker.name)
+            assert short.get(timeout=PATIENCE) == short.id
+        assert sent.get(timeout=PATIENCE) == sent.id
+    assert cluster.wait_event("end", short)["held"]
+    assert not cluster.events(what="lost", key=other)
+
+
+def test_who_asks_a_server_that_hangs_costs_nobody_his_lock(
+    lock_server: LockServer, key: str, tmp_path: Path
+) -> None:
+    """Before a copy waits, the server of its lock is asked whether its message does."""
+    done: queue.Queue[errors.RemoteError | None] = queue.Queue()
+    reports: list[dict[str, Any]] = []
+    kept = DistributedLock(key, 0, 1, [lock_server.address])
+    with LockServer(tmp_path) as hanging, kept:
+        waiting = PendingAcquires()
+        os.kill(hanging.pid, signal.SIGSTOP)
+        waiting.join(
+            DistributedLock(key, None, 10, [hanging.address]),
+            PATIENCE,
+            unless=lambda report: not reports.append(report),
+            queued=lambda: None,
+            ended=done.put,
+        )
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until:
+            assert kept.held
+            time.sleep(0.01)
+        os.kill(hanging.pid, signal.SIGCONT)
+        assert done.get(timeout=PATIENCE) is None
+        assert [report["key"] for report in reports] == [key]
+        assert waiters(hanging, key) is None
+        waiting.close()
 
 
 def test_eta_and_rate_limit_come_first(cluster: Cluster, worker: Worker, key: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client import clock
+from dflockd.client import clock, operations
 from dflockd.client.arguments import Reservation
 from dflockd.client.blocking import DistributedLock
 from dflockd.client.operations import GRACE
@@ -73,7 +73,7 @@ class PendingAcquires:
         *,
         ticket: str | None = None,
         reservation: Reservation | None = None,
-        unless: Callable[[], bool] | None = None,
+        unless: Callable[[dict[str, Any]], bool] | None = None,
         queued: Callable[[], object],
         ended: Callable[[errors.RemoteError | None], object],
     ) -> PendingAcquire:
@@ -88,11 +88,14 @@ class PendingAcquires:
             timeout_s: seconds to wait, rounded up to whole ones; ``None`` has no end.
             ticket: of a position to be taken up again; see `DistributedLock.enqueue`.
             reservation: keep the position if it is not served in time; ``lock.ticket`` names it then.
-            unless: asked before, on the reactor's thread: ``True`` ends it before it begins.
-            queued: called on that thread once there is something to wait for. It must not take
-                long: the lease of a grant that comes meanwhile could end, and others wait as well.
-            ended: called on that thread at the end, with what went wrong, if anything did. It must
-                not block. ``lock.held`` says whether the lock was granted; it is renewed then.
+            unless: asked before, with what `DistributedLock.inspect` returns: ``True`` ends it before
+                it begins. It is not asked if the server cannot be.
+            queued: called once there is something to wait for.
+            ended: called at the end, with what went wrong, if anything did. ``lock.held`` says whether
+                the lock was granted; it is renewed then.
+
+        All of them are called on the reactor's thread, on which every lock of the process depends:
+        they must not block, nor ask a server anything.
         """
         number = next(self._numbers)
         pending = PendingAcquire(self, number, lock, timeout_s, unless, queued, ended)
@@ -158,8 +161,7 @@ class PendingAcquires:
     def _queue_up(self, pending: PendingAcquire) -> Flow[None]:
         if pending.left:
             return
-        unless, pending.unless = pending.unless, None
-        if unless is not None and _call(unless):
+        if (yield from _is_unwanted(pending)):
             self._end(pending)
             return
         session, asked, started = pending.lock._session, pending.server, clock.now()
@@ -288,7 +290,7 @@ class PendingAcquire:
         number: int,
         lock: DistributedLock,
         timeout_s: float | None,
-        unless: Callable[[], bool] | None,
+        unless: Callable[[dict[str, Any]], bool] | None,
         queued: Callable[[], object],
         ended: Callable[[errors.RemoteError | None], object],
     ) -> None:
@@ -331,6 +333,17 @@ class PendingAcquire:
     def detach(self, lease_ttl_s: int) -> None:
         """Let the lock go on without this process; see `DistributedLock.detach`. Returns at once."""
         current().reactor.run(_detach(self, lease_ttl_s))
+
+
+def _is_unwanted(pending: PendingAcquire) -> Flow[bool]:
+    unless, pending.unless = pending.unless, None
+    if unless is None:
+        return False
+    try:
+        report = yield from pending.lock._session.question(operations.inspect)
+    except errors.RemoteError:
+        return False
+    return bool(_call(partial(unless, report)))
 
 
 def _release(pending: PendingAcquire) -> Flow[None]:

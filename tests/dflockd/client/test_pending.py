@@ -164,7 +164,7 @@ def test_what_is_detached_outlives_its_acquire(crowd: Crowd) -> None:
 
 
 def test_who_is_not_wanted_does_not_join(crowd: Crowd) -> None:
-    acquire = crowd.join(crowd.lock("unwanted"), unless=lambda: True)
+    acquire = crowd.join(crowd.lock("unwanted"), unless=lambda _: True)
     assert crowd.hear("ended") == (0, None)
     assert not acquire.lock.held
     assert not crowd.lock("unwanted").inspect()["holders"]
