@@ -169,10 +169,13 @@ def has_lost_place(handed: Handed) -> bool:
 def unique_of(request: Context) -> dict[str, str] | None:
     """Return what `celery_dflock.unique` has sent along: ``key``, ``token``, ``until`` and ``id``.
 
-    Only if it is this task's: headers are handed on to other tasks.
+    Only if it is this task's, for headers are handed on to other tasks. A sender of 0.1 that had just
+    lost the lock sent no token.
     """
     ours = _header(request).get(UNIQUE)
-    return ours if isinstance(ours, dict) and ours.get("id") == request.id else None
+    if not isinstance(ours, dict) or ours.get("id") != request.id or not ours.get("token"):
+        return None
+    return ours
 
 
 def _uncounted(request: Context) -> dict[str, Any]:

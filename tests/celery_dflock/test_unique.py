@@ -28,6 +28,7 @@ from celery_dflock import DuplicateTaskError, LockedTask, LockKeyError, Skipped,
 from celery_dflock.config import settings
 from celery_dflock.signals import task_deduplicated
 from dflockd import admin
+from dflockd.sync_client import DistributedLock
 from examples.demo.stage import ROOT, LockServer, Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.cluster import PATIENCE, Cluster, Waiter, waiters
@@ -344,6 +345,25 @@ jobs.until_executed.apply_async((), {{"key": {key!r}}}, queue={parked.name!r})
         sender.wait()
     wait_over(cluster, jobs.until_executed, key)
     assert len(parked) == 0
+
+
+def test_lost_by_its_sender_before_it_has_sent(
+    cluster: Cluster, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stopped for long, perhaps: what it sends runs, and counts no more."""
+    take = unique._take
+
+    def take_and_lose(lock: DistributedLock, *args: Any) -> Any:
+        first = take(lock, *args)
+        admin.evict(cluster.lock_server.address, lock.key, lock.fence)
+        assert not lock.renew()
+        return first
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unique, "_take", take_and_lose)
+        sent = cluster.send(jobs.until_executed, key)
+    assert sent.get(timeout=PATIENCE) == sent.id
+    assert len(cluster.events(what="start", key=key)) == 1
 
 
 def test_begun_before_its_sender_has_let_go_of_it(cluster: Cluster, key: str, gate: Path) -> None:
