@@ -158,13 +158,18 @@ def _retry_then_clean_up(self: Task) -> Any:
         time.sleep(0.3)
 
 
-def _retry_in_doubt(self: Task) -> Any:
-    if self.request.retries:
-        return self.request.id
+def _end_in_doubt(self: Task) -> str:
     lock = current_lock()
     while lock is not None and lock.state == "held":
         time.sleep(0.005)
     note("doubt", self, state=lock.state if lock else None)
+    return str(self.request.id)
+
+
+def _retry_in_doubt(self: Task) -> Any:
+    if self.request.retries:
+        return self.request.id
+    _end_in_doubt(self)
     raise self.retry(countdown=1)
 
 
@@ -206,6 +211,7 @@ END: dict[str, Callable[[Task], Any]] = {
     "retry once": lambda self: self.request.retries or _raise(self.retry(countdown=0)),
     "retry slowly": _retry_then_clean_up,
     "retry later": lambda self: self.request.retries or _raise(self.retry(countdown=0.5)),
+    "end in doubt": _end_in_doubt,
     "retry in doubt": _retry_in_doubt,
     "send again": _send_again,
     "fork": _fork,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 
 from celery_dflock import LockedTask, LockLostError, LockNotAcquiredError, current_lock, dflock
 from celery_dflock.config import settings
@@ -110,6 +110,7 @@ def send_checked(cluster: Cluster, task: Any, key: str, queue: str, gate: Path, 
 
 
 @remembers
+@pytest.mark.parametrize("worker", ["prefork", "threads", "gevent", "eventlet"], indirect=True)
 def test_a_restart_goes_unnoticed(
     cluster: Cluster, server: LockServer, worker: Worker, key: str, tmp_path: Path
 ) -> None:
@@ -139,11 +140,12 @@ def test_a_restart_goes_unnoticed(
 
 
 @forgets
+@pytest.mark.parametrize("task", [jobs.checked, jobs.checked_alone], ids=["raise", "warn"])
 def test_another_has_it_and_the_task_learns_of_that_at_once(
-    cluster: Cluster, server: LockServer, worker: Worker, key: str, tmp_path: Path
+    cluster: Cluster, server: LockServer, worker: Worker, key: str, task: Task, tmp_path: Path
 ) -> None:
-    # It is not interrupted, so that what it raises is what `check` has raised.
-    sent = send_checked(cluster, jobs.checked_alone, key, worker.name, tmp_path / "never", LONG)
+    """The second one is not interrupted: what it raises is what `check` has raised."""
+    sent = send_checked(cluster, task, key, worker.name, tmp_path / "never", LONG)
     cluster.wait_event("start", sent)
     server.kill()
     assert cluster.wait_event("doubt", sent)["state"] == "doubtful"
@@ -181,6 +183,22 @@ def test_interrupted_only_once_it_is_certain(
     assert 0.4 * lease < end["at"] - killed_at < lease + PROMPT
     with pytest.raises(LockLostError):
         sent.get(timeout=PATIENCE)
+
+
+@remembers
+def test_a_body_that_ends_in_doubt(
+    cluster: Cluster, server: LockServer, worker: Worker, key: str
+) -> None:
+    """Its lock is free once the server is back, and not at the end of the lease."""
+    headers = {"dflock": {"lock_ttl": LONG}}
+    sent = cluster.send(jobs.patient, key, then="end in doubt", queue=worker.name, headers=headers)
+    cluster.wait_event("start", sent)
+    server.kill()
+    assert sent.get(timeout=PATIENCE) == sent.id
+    assert cluster.wait_event("doubt", sent)["state"] == "doubtful"
+    assert not cluster.events(what="lost", key=key)
+    server.start()
+    cluster.wait_free(key, server)
 
 
 @remembers
