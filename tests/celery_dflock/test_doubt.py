@@ -17,11 +17,14 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task
+from celery.app.task import Context
+from celery.exceptions import Retry
 
 from celery_dflock import LockedTask, LockLostError, LockNotAcquiredError, current_lock, dflock
 from celery_dflock.config import settings
 from celery_dflock.locks import Locks
 from celery_dflock.signals import lock_acquired
+from celery_dflock.unique import Carried
 from dflockd import admin, errors
 from dflockd.client.pending import PendingAcquires
 from dflockd.sharding import stable_hash_shard
@@ -284,6 +287,27 @@ def test_nested_under_one_of_several_keys_that_is_not_lost(
 
     outer.apply(throw=True)
     assert ran == [gone]
+
+
+@remembers
+def test_lock_unique_in_doubt(app: Celery, server: LockServer, key: str) -> None:
+    """It is not asked for again, which nobody could answer, and goes on to a retry."""
+
+    @app.task(base=LockedTask, lock_key=key, lock_unique="until_executed", shared=False)
+    def task() -> None: ...
+
+    sender = DistributedLock(key, 0, LONG, [server.address])
+    assert sender.acquire()
+    ours = {"key": key, "token": sender.detach() or "", "until": "until_executed"}
+    carried = Carried(task, Context(id="an-id", retries=0), ours, 10, settings(app))
+    carried.take()
+    server.kill()
+    wait_in_doubt(carried._lock)
+    carried.begin(task._lock_options)
+    with back_in(server, 0.3):
+        carried.end(Retry(), task._lock_options)
+    [holder] = admin.inspect(server.address, key)["holders"]
+    assert holder["lease_expires_in_s"] > LONG
 
 
 def test_check_before_the_body_begins(app: Celery, server: LockServer, key: str) -> None:
