@@ -25,7 +25,7 @@ from celery_dflock.config import settings
 from celery_dflock.locks import Locks
 from celery_dflock.signals import lock_acquired
 from celery_dflock.unique import Carried
-from dflockd import admin, errors
+from dflockd import admin, client, errors
 from dflockd.client.pending import PendingAcquires
 from dflockd.sharding import stable_hash_shard
 from dflockd.sync_client import DistributedLock
@@ -409,6 +409,29 @@ def test_where_nobody_can_wait(app: Celery, server: LockServer, key: str) -> Non
         server.start()
         short.release()
         doubtful.release()
+
+
+@remembers
+def test_granted_at_once_and_in_doubt_by_the_time_it_is_waited_for(
+    server: LockServer, key: str
+) -> None:
+    locks = (
+        DistributedLock(f"{key}:blocking", 5, LONG, [server.address]),
+        client.DistributedLock(f"{key}:asyncio", 5, LONG, [server.address]),
+    )
+    blocking, on_a_loop = locks
+    assert blocking.enqueue() == "acquired"
+    assert asyncio.run(on_a_loop.enqueue()) == "acquired"
+    server.kill()
+    for lock in locks:
+        wait_in_doubt(lock)
+    assert blocking.wait() is True
+    assert asyncio.run(on_a_loop.wait()) is True
+    server.start()
+    blocking.check()
+    asyncio.run(on_a_loop.check())
+    assert blocking.release()
+    assert asyncio.run(on_a_loop.release())
 
 
 @remembers

@@ -62,9 +62,6 @@ class InThreads:
     async def adopt(self, token: str) -> bool:
         return await self._call(self.lock.adopt, token)
 
-    async def check(self) -> None:
-        await self._call(self.lock.check)
-
     async def __aenter__(self) -> Self:
         entered = await self._call(self.lock.__enter__)
         assert entered is self.lock

@@ -123,7 +123,7 @@ class DistributedLock(LockBase):
         """
         claim = object()
         flow = self._waiting(claim, timeout_s, keep if reservation is None else reservation)
-        if self.held:
+        if self._own_lease() is not None:  # `enqueue` has been granted it
             return True
         try:
             return _run(flow)
