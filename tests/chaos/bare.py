@@ -6,7 +6,6 @@ import contextlib
 import json
 import socket
 import time
-from types import SimpleNamespace
 
 from dflockd.sharding import stable_hash_shard
 from dflockd.shards import get_shard_id
@@ -32,11 +31,12 @@ class Bare:
             self._address = _parse(servers[stable_hash_shard(key, len(servers))])
         self._token = ""
         self._sock: socket.socket | None = None
-        self._hold: SimpleNamespace | None = None
+        self.deadline: float | None = None
+        """Of its lease, by the monotonic clock."""
 
     @property
     def held(self) -> bool:
-        return self._hold is not None and time.monotonic() < self._hold.deadline
+        return self.deadline is not None and time.monotonic() < self.deadline
 
     @property
     def fence(self) -> int:
@@ -58,7 +58,7 @@ class Bare:
             self.close()
             return False
         self._token = rest[0]
-        self._hold = SimpleNamespace(deadline=sent + self._lease)
+        self.deadline = sent + self._lease
         return True
 
     def forge(self, token: str) -> None:
@@ -67,7 +67,7 @@ class Bare:
 
     def release(self) -> bool:
         request = f"r\n{self.key}\n{self._token}\n"
-        self._hold = None
+        self.deadline = None
         try:
             try:
                 if self._sock is not None:

@@ -84,27 +84,17 @@ waits_in_consumer = os.environ.get(WAIT) == "consumer"
     retry_kwargs={"countdown": 0.1, "max_retries": None},
 )
 def work(self: Task, key: str, seconds: float) -> None:
-    lock = Held(current_lock())
+    lock = of_client(current_lock())
     named = {"who": name(self.request), "key": key, "task": self.request.id}
     recorder().note("started", fence=lock.fence, **named)
     section(recorder(), FencedResource(os.environ[DIRECTORY], recorder()), lock, named, seconds)
     recorder().note("ended", **named)
 
 
-class Held:
-    """The lock of a task, in the shape of a lock of the clients."""
-
-    def __init__(self, lock: Any) -> None:
-        self._lock = lock
-        self.fence = lock.fence
-
-    @property
-    def held(self) -> bool:
-        return bool(self._lock.held)
-
-    @property
-    def _hold(self) -> Any:
-        return self._lock._locks._locks[0]._hold
+def of_client(lock: Any) -> Any:
+    """Return the lock of the clients that a task's lock is."""
+    [of_client] = lock._locks._locks
+    return of_client
 
 
 _recorder: Recorder | None = None
@@ -195,7 +185,7 @@ def note_released(request: Any, lock: Any, **_: Any) -> None:
 @of_a_worker(lock_lost)
 def note_lost(request: Any, key: str, lock: Any, **_: Any) -> None:
     if lock is not None:
-        note("lost", request, key, until=deadline(Held(lock)))
+        note("lost", request, key, until=deadline(of_client(lock)))
 
 
 @of_a_worker(task_requeued)

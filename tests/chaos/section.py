@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from dflockd.client import clock
+from dflockd.client.lock import LockBase
 from tests.chaos.history import Recorder, now, shared
 from tests.chaos.resource import FencedResource
 
@@ -12,10 +14,20 @@ SLICE = 0.01
 """Seconds after which a section looks whether its lease was renewed."""
 
 
+_TO_MONOTONIC = time.monotonic() - clock.now()
+"""Seconds from the clock of the clients, which goes on while a machine is suspended, to that of events.
+
+Determined once, so that the end of a lease is always the same number.
+"""
+
+
 def deadline(lock: Any) -> int | None:
-    """When the lease of a lock ends, as its client knows: what `held` goes by."""
-    hold = lock._hold
-    return None if hold is None else shared(hold.deadline)
+    """When the lease of a lock ends, as its client knows: what `held` goes by, unless in doubt."""
+    if isinstance(lock, LockBase):
+        lease = lock._session.lease
+        return None if lease is None else shared(lease.deadline + _TO_MONOTONIC)
+    ends: float | None = lock.deadline
+    return None if ends is None else shared(ends)
 
 
 def work(
@@ -59,6 +71,6 @@ class Heedless:
 
     def __init__(self, lock: Any) -> None:
         self._lock = lock
-        self._hold = None
+        self.deadline = None
         self.fence = lock.fence
         self.held = True
