@@ -91,8 +91,8 @@ class PendingAcquires:
             unless: asked before, with what `DistributedLock.inspect` returns: ``True`` ends it before
                 it begins. It is not asked if the server cannot be.
             queued: called once there is something to wait for.
-            ended: called at the end, with what went wrong, if anything did. ``lock.held`` says whether
-                the lock was granted; it is renewed then.
+            ended: called at the end, with what went wrong, if anything did. If the lock was granted it
+                has a ``token``, and is renewed.
 
         All of them are called on the reactor's thread, on which every lock of the process depends:
         they must not block, nor ask a server anything.
