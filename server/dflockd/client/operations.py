@@ -180,9 +180,10 @@ def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
     is_told = False
     while True:
         is_attempt = remaining is not None and not _is_whole(remaining) and not is_told
-        seconds, exchange = _waiting(0 if is_attempt else remaining)
+        seconds, patience, is_reply, waits = _waiting(0 if is_attempt else remaining)
         request = Acquire(target.space, target.key, target.limit, seconds, target.lease)
-        answer = yield _with_ahead(exchange(encode_request(request)), target)
+        exchange = Exchange(encode_request(request), patience, is_reply, 0, waits)
+        answer = yield _with_ahead(exchange, target)
         reply = _read(parse_granted, answer, target)
         is_told = reply is Status.TIMEOUT
         if is_told and not is_attempt:
@@ -190,7 +191,7 @@ def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
         if not is_told:
             if not isinstance(reply, Granted):
                 raise refused(reply, target)
-            grant = yield from _confirmed(target, reply, answer)
+            grant = _prompt(reply, answer) or (yield from _confirmed(target, reply, answer))
             if grant is not None:
                 return grant
             # This process was stopped for so long that the lease ended before it learned of the
@@ -231,8 +232,9 @@ def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
     if timeout is not None and not _is_whole(timeout):
         alive = yield Exchange(encode_request(Ping()), timeout + GRACE)
         timeout = max(0, timeout - (alive.received - alive.sent))
-    seconds, exchange = _waiting(timeout)
-    waiting = exchange(encode_request(Wait(target.space, target.key, seconds)))
+    seconds, patience, is_reply, waits = _waiting(timeout)
+    request = encode_request(Wait(target.space, target.key, seconds))
+    waiting = Exchange(request, patience, is_reply, 0, waits)
     answer = yield waiting if keep is None else _behind([encode_request(keep)], waiting)
     reply = _read(parse_granted, answer, target)
     if reply is Status.TIMEOUT:
@@ -474,19 +476,19 @@ def _behind(ahead: Sequence[bytes], exchange: Exchange) -> Exchange:
     return exchange._replace(request=request, ahead=len(ahead))
 
 
-def _waiting(timeout: float | None) -> tuple[int, Callable[[bytes], Exchange]]:
-    """Return what to ask the server for, and how to wait for its answer.
+def _waiting(timeout: float | None) -> tuple[int, float | None, bool, bool]:
+    """Return the seconds to ask the server for, and the other fields of the `Exchange`.
 
     The wire knows whole seconds only. A time in between is cut off on this side, which costs the
     connection: a server could still grant on it. So a server must have said before that the lock is
     not free: here nobody says so.
     """
     if timeout is None:
-        return MAX_SECONDS, lambda request: Exchange(request, None, waits=True)
+        return MAX_SECONDS, None, False, True
     seconds = min(math.ceil(timeout), MAX_SECONDS)
     if _is_whole(timeout):
-        return seconds, lambda request: Exchange(request, seconds + GRACE, waits=seconds > 0)
-    return seconds, lambda request: Exchange(request, timeout, timeout_is_reply=True, waits=True)
+        return seconds, seconds + GRACE, False, seconds > 0
+    return seconds, timeout, True, True
 
 
 def _is_whole(seconds: float) -> bool:
@@ -500,11 +502,18 @@ def _confirmed(target: Target, granted: Granted, answer: Answer) -> Operation[Gr
     of the reply. The departure is the safe assumption, and fine after a short wait. After a long one
     it would leave little of the lease or nothing, so a renewal finds out: its answer comes at once.
     """
-    if answer.received - answer.sent <= granted.lease * CONFIRM_SHARE:
-        return Grant(granted.token, granted.lease, answer.sent + granted.lease)
+    if (grant := _prompt(granted, answer)) is not None:
+        return grant
     if target.progress is not None:
         target.progress.granted = granted
     return (yield from _confirmation(target, granted))
+
+
+def _prompt(granted: Granted, answer: Answer) -> Grant | None:
+    """Return the grant if its answer has come soon enough for its lease to count from the request."""
+    if answer.received - answer.sent > granted.lease * CONFIRM_SHARE:
+        return None
+    return Grant(granted.token, granted.lease, answer.sent + granted.lease)
 
 
 def _confirmed_elsewhere(target: Target) -> Operation[Grant | None]:

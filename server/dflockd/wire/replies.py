@@ -73,6 +73,8 @@ class ReplyReader:
         Raises:
             UnexpectedReplyError: more than one line, or an endless one: nobody asked for that.
         """
+        if not (self._buffer or self.ahead) and data.find(b"\n") == len(data) - 1 < MAX_REPLY:
+            return data[:-1].removesuffix(b"\r") if data else None
         buffer = self._buffer + data if self._buffer else data
         while self.ahead and b"\n" in buffer:
             buffer = buffer.partition(b"\n")[2]
