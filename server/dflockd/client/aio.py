@@ -288,7 +288,7 @@ async def drive(waits: Waits[R]) -> R:
         wait = next(waits)
         while True:
             if type(wait) is Connection:
-                outcome: object = await _ready(loop, wait, False, wait.until)
+                outcome: object = await _ready(loop, wait, False, wait.left)
             else:
                 outcome = await _wait(loop, wait)
             wait = waits.send(outcome)
@@ -301,7 +301,7 @@ async def drive(waits: Waits[R]) -> R:
 
 
 async def _ready(
-    loop: asyncio.AbstractEventLoop, link: Connection, writes: bool, until: float
+    loop: asyncio.AbstractEventLoop, link: Connection, writes: bool, left: float
 ) -> bool:
     if link.closed:
         return True  # whoever reads from it learns that
@@ -313,11 +313,11 @@ async def _ready(
     try:
         watch(number, _set, ready, True)
     except NotImplementedError:
-        return await _ready_elsewhere(loop, Ready(link, writes, until))
+        return await _ready_elsewhere(loop, Ready(link, writes, clock.now() + left))
     timer = None
     try:
-        if until < math.inf:
-            timer = loop.call_later(max(0.0, until - clock.now()), _set, ready, False)
+        if left < math.inf:
+            timer = loop.call_later(left, _set, ready, False)
         return await ready
     finally:
         unwatch(number)
@@ -340,7 +340,8 @@ async def _ready_elsewhere(loop: asyncio.AbstractEventLoop, wait: Ready) -> bool
 
 async def _wait(loop: asyncio.AbstractEventLoop, wait: Wait) -> object:
     if isinstance(wait, Ready):
-        return await _ready(loop, wait.link, wait.writes, wait.until)
+        left = max(0.0, wait.until - clock.now())
+        return await _ready(loop, wait.link, wait.writes, left)
     if isinstance(wait, Pause):
         await asyncio.sleep(wait.seconds)
         return None

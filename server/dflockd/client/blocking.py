@@ -303,10 +303,13 @@ def drive(waits: Waits[R]) -> R:
     try:
         wait = next(waits)
         while True:
-            if type(wait) is Connection:
-                outcome: object = _readable(wait)
+            if type(wait) is not Connection:
+                outcome: object = _wait(wait)
+            elif wait.poll is None or wait.closed:
+                outcome = _ready(wait, False, wait.left)
             else:
-                outcome = _wait(wait)
+                left = wait.left
+                outcome = wait.poll.poll(left * 1000 if left < LONGEST_POLL else None)
             wait = waits.send(outcome)
     except StopIteration as stop:
         result: R = stop.value
@@ -316,30 +319,20 @@ def drive(waits: Waits[R]) -> R:
         raise
 
 
-def _readable(link: Connection) -> bool:
-    """Wait until something can be read, up to the link's `until`."""
-    left = link.until - clock.now()
-    poll = link.poll
-    if poll is None or link.closed:
-        return _ready(link, False, left)
-    ready = poll.poll(None if left > LONGEST_POLL else max(0.0, left * 1000))
-    return bool(ready)
-
-
 def _ready(link: Connection, writes: bool, left: float) -> bool:
     if link.closed:
         return True  # whoever reads from it learns that
     # What waits is looked up at the time of the call: gevent and eventlet replace it.
     make_poll = getattr(select, "poll", None)
+    seconds = None if left > LONGEST_POLL else max(0.0, left)
     if make_poll is None:
         readable, writable = ([], [link]) if writes else ([link], [])
-        seconds = None if left > LONGEST_POLL else max(0.0, left)
         return any(select.select(readable, writable, [], seconds)[:2])
     poll = make_poll()
     poll.register(link.fileno(), select.POLLOUT if writes else select.POLLIN)
     if not writes:
         link.poll = poll
-    return bool(poll.poll(None if left > LONGEST_POLL else max(0.0, left * 1000)))
+    return bool(poll.poll(None if seconds is None else seconds * 1000))
 
 
 def _wait(wait: Wait) -> object:

@@ -61,8 +61,8 @@ class Resolve(NamedTuple):
 
 
 Wait: TypeAlias = "Connection | Ready | Pause | Hear | Resolve"
-"""What is yielded to drivers. A connection by itself is waited for like a `Ready` that reads, up to its
-`until`: that is what nearly all waits are."""
+"""What is yielded to drivers. A connection by itself is waited for like a `Ready` that reads, for the
+seconds that it has `left`: that is what nearly all waits are."""
 Waits: TypeAlias = Generator[Wait, Any, R]
 _Found: TypeAlias = "list[tuple[int, int, int, Any]]"
 
@@ -91,13 +91,13 @@ class Connection:
         "idle_since",
         "is_tls",
         "label",
+        "left",
         "owed",
         "poll",
         "pooled",
         "reader",
         "rested",
         "route",
-        "until",
     )
 
     def __init__(self, route: Route, family: int, kind: int, protocol: int) -> None:
@@ -111,8 +111,8 @@ class Connection:
         on who is idle for long: that is no answer to what is asked next."""
         self.owed = False
         """Whether a reply is still to come to a request that `send_now` sent."""
-        self.until = math.inf
-        """When who has yielded it does not wait any more; see `Wait`."""
+        self.left = math.inf
+        """For how many seconds it is waited for once it is yielded; see `Wait`."""
         self.poll: Any = None
         """What the driver of threads waits with."""
         self.reader = ReplyReader()
@@ -300,35 +300,40 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
     link: Connection = talk.link  # type: ignore[assignment]
     operation = talk.operation
     try:
-        exchange = talk.exchange
-        if exchange is None:
-            exchange = next(operation)
-            if rest := _begin(talk, link, exchange):
-                yield from link.finish(rest, talk.limit)
+        exchange, sent, limit = talk.under_way or (next(operation), 0.0, 0.0)
         while True:
+            if sent:
+                left = min(limit, talk.look_at) - clock.now()
+            else:
+                sent = clock.now()
+                limit = _limit(talk, exchange, sent)
+                # The replies that are still to come before its own are passed over.
+                link.reader.ahead = exchange.ahead + link.owed
+                link.owed = False
+                if rest := link.send(exchange.request):
+                    yield from link.finish(rest, limit)
+                left = (limit if limit < talk.look_at else talk.look_at) - sent
+            link.left = left if left > 0 else 0.0
             line = None
-            link.until = min(talk.limit, talk.look_at)
-            while (link.is_tls and link.has_data()) or (yield link):
+            if (link.is_tls and link.has_data()) or (yield link):
                 line = link.receive()
-                if line is not None:
-                    break
-            if line is not None:
+                if line is None:
+                    continue
                 if link.rested:
                     link.rested = False
                     if line == b"error":
                         raise ConnectionResetError("the server gave up an idle connection")
-                answer = Answer(line, talk.sent, clock.now())
-            elif talk.look_at < talk.limit:
+                answer = Answer(line, sent, clock.now())
+            elif talk.look_at < limit:
+                talk.under_way = exchange, sent, limit
                 return SILENT
-            elif exchange.timeout_is_reply:
+            elif exchange.timeout_is_reply and not link.closed:
                 link.close()
                 over = clock.now()
                 answer = Answer(b"timeout", over, over)
             else:
                 raise TimeoutError
-            exchange = operation.send(answer)
-            if rest := _begin(talk, link, exchange):
-                yield from link.finish(rest, talk.limit)
+            exchange, sent = operation.send(answer), 0.0
     except StopIteration as stop:
         result: R = stop.value
         return result
@@ -350,23 +355,14 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
         raise
 
 
-def _begin(talk: Talk[Any], link: Connection, exchange: Exchange) -> bytes:
-    """Send a request; return what could not be sent yet.
-
-    The replies that are still to come before its own are passed over.
-    """
-    request, patience, _, ahead, _ = exchange
-    talk.exchange = exchange
-    talk.sent = sent = clock.now()
+def _limit(talk: Talk[Any], exchange: Exchange, sent: float) -> float:
+    """Return when a reply is too late."""
+    limit = math.inf if exchange.patience is None else sent + exchange.patience
     until = talk.until
-    limit = math.inf if patience is None else sent + patience
-    if until is not None and limit > until:
-        least = sent if talk.is_strict else sent + LEAST_PATIENCE
-        limit = until if until > least else min(limit, least)
-    talk.limit = limit
-    link.reader.ahead = ahead + link.owed
-    link.owed = False
-    return link.send(request)
+    if until is None or until >= limit:
+        return limit
+    least = sent if talk.is_strict else sent + LEAST_PATIENCE
+    return until if until > least else min(limit, least)
 
 
 def _open(route: Route, until: float | None, is_strict: bool) -> Waits[Connection]:

@@ -61,9 +61,10 @@ def talk(
         return cast(R, (yield going_on))
     going_on.look_at = clock.now() + SILENCE
     while (answer := (yield going_on)) is SILENT:
-        assert going_on.exchange is not None
+        assert going_on.under_way is not None
+        exchange, _, _ = going_on.under_way
         try:
-            pause = yield from look(going_on.exchange.waits)
+            pause = yield from look(exchange.waits)
         except errors.MovedError:
             # It may have come meanwhile.
             going_on.look_at = clock.now()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from typing import Any
 
 from dflockd.client import clock
 from dflockd.client.connection import Connection
@@ -14,6 +15,9 @@ MAX_IDLE = 16
 
 MAX_IDLE_IN_ALL = 64
 """The same for all of them together: who makes a new TLS context for each lock reuses none."""
+
+FEW_ROUTES = MAX_IDLE_IN_ALL // MAX_IDLE
+"""With so many routes there are never too many of all."""
 
 MAX_CONTEXTS = 4
 """TLS contexts for one server whose connections are kept."""
@@ -44,11 +48,10 @@ class Pool:
                 pass  # another thread was faster
         return None
 
-    def give(self, link: Link) -> None:
+    def give(self, link: Any) -> None:
         """Take a connection back, between two requests."""
         if link.closed:
             return
-        assert isinstance(link, Connection)
         link.pooled = link.rested = True
         link.idle_since = clock.now()
         idle = self._idle.get(link.route)
@@ -57,7 +60,7 @@ class Pool:
             idle = self._idle.setdefault(link.route, deque())
         if len(idle) < MAX_IDLE:
             idle.append(link)
-            if len(self._idle) * MAX_IDLE > MAX_IDLE_IN_ALL:
+            if len(self._idle) > FEW_ROUTES:
                 self.sweep(link.idle_since)
         else:
             link.close()

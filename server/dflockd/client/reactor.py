@@ -249,7 +249,7 @@ class Reactor:
     def _wait(self, task: Task, wait: Wait) -> None:
         task.over = False
         if isinstance(wait, Connection):
-            wait = Ready(wait, False, wait.until)
+            wait = Ready(wait, False, clock.now() + wait.left)
         if isinstance(wait, Ready):
             is_open = self._register(task, wait)
             # Whoever reads from a closed one learns that it is.

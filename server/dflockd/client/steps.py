@@ -87,12 +87,8 @@ class Talk(Generic[R]):
     look_at = math.inf
     """When the outcome is `SILENT` if no reply has come. The same talk may be yielded again then: it
     goes on."""
-    exchange: Exchange | None = None
-    """The one under way, ..."""
-    sent = 0.0
-    """... when it was sent, ..."""
-    limit = math.inf
-    """... and when its reply is too late."""
+    under_way: tuple[Exchange, float, float] | None = None
+    """Of a talk that was silent: its exchange, when that was sent, and when its reply is too late."""
 
     def __init__(self, link: Link, operation: Operation[R], until: float | None = None) -> None:
         self.link = link
