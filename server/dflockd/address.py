@@ -109,7 +109,7 @@ def parse_servers(servers: Sequence[ServerLike] | str) -> Servers:
 
 
 def _distinct(addresses: Servers) -> Servers:
-    if len(set(addresses)) < len(addresses):
+    if len(addresses) > 1 and len(set(addresses)) < len(addresses):
         listed = ", ".join(map(str, addresses))
         raise InvalidArgumentError(f"servers names one server twice: {listed}")
     return addresses

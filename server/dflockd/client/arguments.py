@@ -239,8 +239,6 @@ def checked_label(text: object, key: str) -> bytes:
         raise errors.InvalidArgumentError(
             f"label is {text!r} for lock {key!r}: give a text", key=key
         )
-    if not text:
-        return b""
     if not text.isprintable():
         text = "".join(char if char.isprintable() else " " for char in text)
     return text.encode("utf-8", "replace")[:MAX_LINE].decode("utf-8", "ignore").encode()

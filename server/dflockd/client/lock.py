@@ -76,12 +76,15 @@ class LockBase:
         arguments.check_timeout(acquire_timeout_s, key)
         arguments.check_lease(lease_ttl_s, key)
         arguments.check_renew_ratio(renew_ratio, key)
-        arguments.check_tls(ssl_context)
-        is_async = self._may_have_async_callback
-        arguments.check_callback(on_lost, key, may_be_async=is_async)
-        arguments.check_strategy(sharding_strategy, key)
-        sent_label = arguments.checked_label(label, key)
-        secret = arguments.checked_secret(auth_token)
+        if ssl_context is not None:
+            arguments.check_tls(ssl_context)
+        if on_lost is not None:
+            is_async = self._may_have_async_callback
+            arguments.check_callback(on_lost, key, may_be_async=is_async)
+        if sharding_strategy is not stable_hash_shard:
+            arguments.check_strategy(sharding_strategy, key)
+        sent_label = b"" if label == "" else arguments.checked_label(label, key)
+        secret = None if auth_token is None else arguments.checked_secret(auth_token)
         addresses = parse_servers(servers)
         shards: ShardMap | None = None
         if isinstance(addresses, Seeds):
