@@ -18,6 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from dflockd import errors
 from dflockd.client import clock, process
 from dflockd.client.arguments import KeepPlace, Reservation
 from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
@@ -110,14 +111,17 @@ class DistributedLock(LockBase):
             LeaseExpiredError: the lock was granted and its lease has ended since.
             RemoteError: as with `acquire`.
         """
-        claim = object()
-        flow = self._waiting(claim, timeout_s, keep if reservation is None else reservation)
-        if self._own_lease() is not None:  # `enqueue` has been granted it
-            return True
+        session = self._session
+        claim = None, session.waiter
         try:
+            flow = self._waiting(claim, timeout_s, keep if reservation is None else reservation)
+            if self._own_lease() is not None:  # `enqueue` has been granted it
+                return True
             return await _run(flow)
+        except errors.InvalidArgumentError:
+            raise
         except BaseException:
-            self._session.let_go(claim)
+            session.give_up(claim)
             raise
 
     async def check(self) -> None:
@@ -147,11 +151,14 @@ class DistributedLock(LockBase):
             InvalidArgumentError: the lease is no whole number of seconds from 1.
             RemoteError: the server could not be asked; the lock ends with the connection.
         """
-        claim = object()
+        session = self._session
+        claim = session.lease, session.waiter
         try:
             return await _run(self._detaching(claim, lease_ttl_s))
+        except errors.InvalidArgumentError:
+            raise
         except BaseException:
-            self._session.let_go(claim)
+            session.take_back(claim)
             raise
 
     async def adopt(self, token: str) -> bool:
@@ -174,12 +181,13 @@ class DistributedLock(LockBase):
 
         A failure to reach the server is logged, not raised, and tried again in the background.
         """
-        claim = object()
+        session = self._session
+        claim = session.lease, session.waiter
         try:
-            return await _run(self._session.release(claim))
+            return await _run(session.release(claim))
         except BaseException:
             # Cancelled: the end of the connection releases the lock as well.
-            self._session.let_go(claim)
+            session.give_up(claim)
             raise
 
     async def inspect(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from dflockd import errors
 from dflockd.client import clock
 from dflockd.client.arguments import KeepPlace, Reservation
 from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
@@ -121,14 +122,17 @@ class DistributedLock(LockBase):
             LeaseExpiredError: the lock was granted and its lease has ended since.
             RemoteError: as with `acquire`.
         """
-        claim = object()
-        flow = self._waiting(claim, timeout_s, keep if reservation is None else reservation)
-        if self._own_lease() is not None:  # `enqueue` has been granted it
-            return True
+        session = self._session
+        claim = None, session.waiter
         try:
+            flow = self._waiting(claim, timeout_s, keep if reservation is None else reservation)
+            if self._own_lease() is not None:  # `enqueue` has been granted it
+                return True
             return _run(flow)
+        except errors.InvalidArgumentError:
+            raise
         except BaseException:
-            self._session.let_go(claim)
+            session.give_up(claim)
             raise
 
     def check(self) -> None:
@@ -171,11 +175,14 @@ class DistributedLock(LockBase):
             RemoteError: the server could not be asked or refused, or said nothing for 10 s or until
                 the lease was over; the lock ends with the connection.
         """
-        claim = object()
+        session = self._session
+        claim = session.lease, session.waiter
         try:
             return _run(self._detaching(claim, lease_ttl_s))
+        except errors.InvalidArgumentError:
+            raise
         except BaseException:
-            self._session.let_go(claim)
+            session.take_back(claim)
             raise
 
     def adopt(self, token: str) -> bool:
@@ -208,11 +215,12 @@ class DistributedLock(LockBase):
         code under the lock. The process tries again as long as the lease lasts, for a server that is
         restarted may remember the lock; that goes for one that says nothing for a second, too.
         """
-        claim = object()
+        session = self._session
+        claim = session.lease, session.waiter
         try:
-            return _run(self._session.release(claim))
+            return _run(session.release(claim))
         except BaseException:
-            self._session.let_go(claim)
+            session.give_up(claim)
             raise
 
     def inspect(self) -> dict[str, Any]:

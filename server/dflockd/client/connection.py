@@ -16,7 +16,7 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
@@ -75,7 +75,10 @@ CONNECTIONS: weakref.WeakSet[_Forked] = weakref.WeakSet()
 """Every open connection of this process: a fork must close its copies."""
 
 _making: list[int] = []
-"""The threads that are making a socket which `CONNECTIONS` does not know by its number yet."""
+"""The threads that are making a socket which `CONNECTIONS` does not know by its number yet.
+
+Forks of other threads wait: the child would have a socket that it does not know of.
+"""
 
 
 class Connection:
@@ -117,9 +120,13 @@ class Connection:
         """What the driver of threads waits with."""
         self.reader = ReplyReader()
         self.is_tls = False
-        with _no_fork():
+        me = threading.get_ident()
+        try:
+            _making.append(me)
             self._sock = socket.socket(family, kind, protocol)
             CONNECTIONS.add(self)
+        finally:
+            _making.remove(me)
         self._sock.setblocking(False)
 
     def __del__(self) -> None:
@@ -212,10 +219,14 @@ class Connection:
             yield from self._begin_tls(self.route.tls, until)
 
     def _begin_tls(self, context: ssl.SSLContext, until: float) -> Waits[None]:
-        with _no_fork():
+        me = threading.get_ident()
+        try:
+            _making.append(me)
             sock = self._sock = context.wrap_socket(
                 self._sock, server_hostname=self.route.address.host, do_handshake_on_connect=False
             )
+        finally:
+            _making.remove(me)
         self.is_tls = True
         while True:
             try:
@@ -455,17 +466,6 @@ def reason(exc: BaseException) -> str:
 
 
 # Forks.
-
-
-@contextlib.contextmanager
-def _no_fork() -> Iterator[None]:
-    """Have forks of other threads wait: the child would have a socket that it does not know of."""
-    me = threading.get_ident()
-    _making.append(me)
-    try:
-        yield
-    finally:
-        _making.remove(me)
 
 
 def wait_before_fork() -> None:

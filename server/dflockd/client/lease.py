@@ -55,8 +55,6 @@ class Lease:
     """Of the reactor."""
     _owner: object = None
     _state: str = HELD
-    _outcome: str = RELEASED
-    """How it has ended, once it has."""
 
     def __init__(
         self,
@@ -78,6 +76,7 @@ class Lease:
         self.pid = os.getpid()
         self._free = [link]
         self._end: dict[str, object] = {}
+        """By whom or what it has ended, by a single operation: a claim, `LOST` or `ABANDONED`."""
         self._renew_ratio = renew_ratio
         self._on_lost = on_lost
         self.lease = grant.lease
@@ -97,7 +96,8 @@ class Lease:
     def state(self) -> str:
         """`HELD`, `DOUBTFUL`, `LOST`, `RELEASED` or `ABANDONED`."""
         if self._end:
-            return self._outcome
+            how = self._end["by"]
+            return str(how) if how is LOST or how is ABANDONED else RELEASED
         return self._state if clock.now() < self.deadline else LOST
 
     @property
@@ -195,19 +195,22 @@ class Lease:
         """Whether that call has ended it."""
         return self._end.get("by") is claim
 
-    def lose(self, why: str) -> bool:
-        """End it because it is lost, and tell the owner; ``False`` if it has ended already."""
-        me = object()
-        if self._end.setdefault("by", me) is not me:
-            return False
-        self._outcome = LOST
+    def lose(self, why: str) -> None:
+        """End it because it is lost, and tell the owner, unless it has ended otherwise.
+
+        If this is interrupted it can be called again, and goes on.
+        """
+        if self._end.setdefault("by", LOST) is not LOST:
+            return
         self._owner = None
         self.link.close()  # the server may think otherwise: what it holds for us ends with it
         self._settle()
+        me = object()
+        if self.__dict__.setdefault("_told_by", me) is not me:
+            return
         logger.warning("lock %r on %s is lost: %s", self.target.name, self.target.server, why)
         if self._on_lost is not None:
             self._on_lost()
-        return True
 
     def forget(self) -> bool:
         """Return whether the caller is the first that puts a lost lease aside."""
@@ -219,8 +222,7 @@ class Lease:
 
         From any thread, at any instant; nobody is told.
         """
-        if self._end.setdefault("by", None) is None:
-            self._outcome = ABANDONED
+        self._end.setdefault("by", ABANDONED)
         self._owner = None
         self.link.close()
         self._settle()

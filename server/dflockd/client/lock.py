@@ -15,7 +15,7 @@ from dflockd.client.arguments import Reservation
 from dflockd.client.lease import DOUBTFUL, HELD, Lease
 from dflockd.client.operations import Progress, Target
 from dflockd.client.routing import ShardMap, shard_map
-from dflockd.client.session import Session
+from dflockd.client.session import Ending, Session
 from dflockd.client.steps import Flow, Route
 from dflockd.sharding import ShardingStrategy, server_index, stable_hash_shard
 from dflockd.wire import Space
@@ -203,7 +203,7 @@ class LockBase:
         return self._session.enqueue(claim, self.acquire_timeout_s, progress)
 
     def _waiting(
-        self, claim: object, timeout_s: float | None, reservation: Reservation | None
+        self, claim: Ending, timeout_s: float | None, reservation: Reservation | None
     ) -> Flow[bool]:
         arguments.check_timeout(timeout_s, self.key, "timeout_s")
         progress = self._progress(reservation=reservation)
@@ -217,7 +217,7 @@ class LockBase:
         arguments.check_lease(lease_ttl_s, self.key)
         return self._session.renew(lease_ttl_s)
 
-    def _detaching(self, claim: object, lease_ttl_s: int | None) -> Flow[str | None]:
+    def _detaching(self, claim: Ending, lease_ttl_s: int | None) -> Flow[str | None]:
         arguments.check_lease(lease_ttl_s, self.key)
         return self._session.detach(claim, lease_ttl_s)
 

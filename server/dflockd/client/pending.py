@@ -349,14 +349,16 @@ def _is_unwanted(pending: PendingAcquire) -> Flow[bool]:
 def _release(pending: PendingAcquire) -> Flow[None]:
     session = pending.lock._session
     if session.lease is not None:  # else there is nothing but a connection that is interrupted
-        yield from session.release(object())
+        yield from session.release((session.lease, session.waiter))
 
 
 def _detach(pending: PendingAcquire, seconds: int) -> Flow[None]:
+    session = pending.lock._session
+    claim = session.lease, session.waiter
     try:
-        yield from pending.lock._session.detach(object(), seconds, by_reactor=True)
+        yield from session.detach(claim, seconds, by_reactor=True)
     except errors.RemoteError as exc:
-        pending.lock._session.abandon()
+        session.take_back(claim)
         logger.warning("lock %r could not be handed on: %s", pending.lock.key, exc)
 
 

@@ -31,7 +31,7 @@ from dflockd.client.connection import CONNECTIONS, Connection, Resolve, Wait, Wa
 from dflockd.client.greenlets import make_selector, select_green
 from dflockd.client.lease import Lease
 from dflockd.client.pool import IDLE_AGE, Pool
-from dflockd.client.renewal import keep, release_later
+from dflockd.client.renewal import keep, release_later, take_back
 from dflockd.client.steps import Flow, Hear, Pause, Ready, Signal
 
 ADOPT_EVERY = 0.1
@@ -103,6 +103,10 @@ class Reactor:
         """Give a lock back once its server can be reached again, unless its lease ends before."""
         self.run(release_later(lease, self._pool))
 
+    def take_back(self, lease: Lease) -> None:
+        """Free what was to be handed on, unless somebody has adopted it."""
+        self.run(take_back(lease, self._pool))
+
     def run(self, flow: Flow[Any]) -> None:
         """Drive a flow to its end."""
         self.call(lambda: self._begin(Task(carry_out(flow))))
@@ -168,17 +172,11 @@ class Reactor:
 
     def _turn(self) -> None:
         self._wakes_at = -math.inf
-        while self._inbox:
-            when, what = self._inbox.popleft()
-            self._take_in(when, what)
-        now = clock.now()
-        while self._due and self._due[0][0] <= now:
-            _, order, due = heapq.heappop(self._due)
-            if isinstance(due, Lease):
-                self._adopt(due)
-            elif order == due.order:
-                self._step(due, due.over)
-        self._forget_what_is_over(now)
+        # In functions of their own: a variable here would keep a lease, and its connection, as long as
+        # this thread sleeps.
+        self._take_in_all()
+        self._do_what_is_due()
+        self._forget_what_is_over(clock.now())
         self._wakes_at = self._due[0][0] if self._due else math.inf
         # Who comes from now on sees that, and wakes this thread; who came before is seen here.
         left = 0.0 if self._inbox else min(max(0.0, self._wakes_at - clock.now()), LONGEST_SLEEP)
@@ -189,6 +187,20 @@ class Reactor:
                 self._pipe.drain()
             elif key.data.registered is not None and key.data.registered[0] == key.fd:
                 self._step(key.data, True)
+
+    def _take_in_all(self) -> None:
+        while self._inbox:
+            when, what = self._inbox.popleft()
+            self._take_in(when, what)
+
+    def _do_what_is_due(self) -> None:
+        now = clock.now()
+        while self._due and self._due[0][0] <= now:
+            _, order, due = heapq.heappop(self._due)
+            if isinstance(due, Lease):
+                self._look_at(due)
+            elif order == due.order:
+                self._step(due, due.over)
 
     def _take_in(self, when: float, what: Lease | Callable[[], object]) -> None:
         if not isinstance(what, Lease):
@@ -208,10 +220,19 @@ class Reactor:
                 break
             heapq.heappop(self._due)
 
-    def _adopt(self, lease: Lease) -> None:
-        if not lease.is_over and lease.task is None:
+    def _look_at(self, lease: Lease) -> None:
+        """Begin to look after a lease, or see whether its end has come."""
+        if lease.is_over:
+            return
+        if not isinstance(lease.task, Task):
             task = lease.task = Task(carry_out(keep(lease, self._pool)))
             self._begin(task)
+        elif clock.now() >= lease.deadline:
+            # Its owner is told now, however long a server may let its task wait.
+            self._stop(lease.task)
+            lease.lose("its lease ended unrenewed")
+            return
+        heapq.heappush(self._due, (lease.deadline, next(self._order), lease))
 
     def _sweep(self) -> Flow[None]:
         while True:
@@ -241,6 +262,15 @@ class Reactor:
             logger.exception("reactor: a task has failed")
         else:
             self._wait(task, wait)
+
+    def _stop(self, task: Task) -> None:
+        """End a task whatever it waits for."""
+        self._end(task)
+        if task.listening is not None:
+            signal, listener = task.listening
+            task.listening = None
+            signal.forget(listener)
+        task.waits.close()
 
     def _end(self, task: Task) -> None:
         task.ended = True

@@ -23,6 +23,7 @@ from dflockd.client.lease import SILENCE, Lease
 from dflockd.client.operations import (
     Answer,
     Grant,
+    detach,
     read_renewal,
     release,
     renew,
@@ -384,6 +385,23 @@ def release_later(lease: Lease, links: Links) -> Flow[None]:
     def attempt(step: Ask) -> Flow[None]:
         link = yield Open(lease.link.route.at(step.server))
         yield from talk(link, release(lease.target.at(step.server), lease.token))
+        links.give(link)
+
+    with contextlib.suppress(errors.RemoteError):  # its lease has ended
+        yield from walk(links, lease.path_from(), lease.link.route, attempt)
+
+
+def take_back(lease: Lease, links: Links) -> Flow[None]:
+    """Free what was to be handed on, unless somebody has adopted it.
+
+    Whoever was to hand it on does not know whether it is, and nobody has been told its token.
+    """
+
+    def attempt(step: Ask) -> Flow[None]:
+        link, target = (yield Open(lease.link.route.at(step.server))), lease.target.at(step.server)
+        # The server says no to this if it is another's.
+        if (yield from talk(link, detach(target, lease.token, 1))):
+            yield from talk(link, release(target, lease.token))
         links.give(link)
 
     with contextlib.suppress(errors.RemoteError):  # its lease has ended

@@ -21,7 +21,7 @@ import logging
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from dflockd import errors
 from dflockd.address import Address
@@ -72,6 +72,10 @@ logger = logging.getLogger("dflockd.client")
 
 R = TypeVar("R")
 
+Ending: TypeAlias = "tuple[Lease | None, dict[str, object]]"
+"""The claim of a call that is to end what there is when it begins: a lease, or a position by its
+`Session.waiter`. It is made without any call, so that nothing comes between."""
+
 Begin = Callable[[Target, float | None], Operation[R]]
 
 
@@ -86,6 +90,9 @@ class Reactor(Protocol):
 
     def release_later(self, lease: Lease) -> None:
         """Give it back once its server can be reached."""
+
+    def take_back(self, lease: Lease) -> None:
+        """Free what was to be handed on, unless somebody has adopted it."""
 
     def cannot_be_awaited(self) -> bool:
         """Whether the caller would wait for itself, or for a thread that stands still by now."""
@@ -107,7 +114,7 @@ class Session:
     """One lock object's dealings with servers.
 
     Its flows are driven by the caller. After any exception, whatever it is, the caller of a flow that
-    has a `claim` calls `let_go` with it.
+    has a `claim` calls `let_go` with it; `give_up`, if it has an `Ending`.
 
     Args:
         target: what is asked for.
@@ -151,8 +158,8 @@ class Session:
         self._on_lost = on_lost
         self._owner: dict[str, object] = {}
         """Whose call made the object its own: one only, by a single operation of the dict."""
-        self._waiter: dict[str, object] = {}
-        """The same for who waits for the position, or gives it up."""
+        self.waiter: dict[str, object] = {}
+        """The same for who waits for the position, or gives it up; a new one for each position."""
 
     # What it is.
 
@@ -193,10 +200,29 @@ class Session:
         lease = self.lease
         if (
             self._owner.get("by") is claim
-            or self._waiter.get("by") is claim
+            or self.waiter.get("by") is claim
             or (lease is not None and lease.is_ended_by(claim))
         ):
             self.abandon()
+
+    def give_up(self, claim: Ending) -> None:
+        """Close whatever this session stands on, unless that is not what the claim was to end.
+
+        Also if its call has not come to ending it.
+        """
+        lease, waiter = claim
+        if lease is not None and lease.state != LOST:
+            lease.end(claim)
+        if self.queued is not None:
+            waiter.setdefault("by", claim)
+        self.let_go(claim)
+
+    def take_back(self, claim: Ending) -> None:
+        """Do so, and free what was to be handed on: it may be, and nobody has its token."""
+        self.give_up(claim)
+        lease, _ = claim
+        if lease is not None and lease.is_ended_by(claim):
+            self._home().reactor.take_back(lease)
 
     def abandon(self) -> None:
         """Close whatever this session stands on, at any instant and in any thread."""
@@ -234,17 +260,17 @@ class Session:
         if grant is not None:
             return self._settle(grant)
         self.queued = self.asking
-        self._waiter = {}
+        self.waiter = {}
         self._end_request()
         return False
 
-    def wait(self, claim: object, timeout: float | None, progress: Progress) -> Flow[bool]:
+    def wait(self, claim: Ending, timeout: float | None, progress: Progress) -> Flow[bool]:
         """Wait for the position to be served; ``False`` if it was not in time.
 
         Raises:
             NotEnqueuedError: there is none, or another thread waits for it.
         """
-        if self.queued is None or self._waiter.setdefault("by", claim) is not claim:
+        if self.queued is None or self.waiter.setdefault("by", claim) is not claim:
             raise self._not_enqueued()
         self.asking, self.queued = self.queued, None
         assert self.asking is not None
@@ -363,7 +389,7 @@ class Session:
             raise
 
     def detach(
-        self, claim: object, seconds: int | None, *, by_reactor: bool = False
+        self, claim: Ending, seconds: int | None, *, by_reactor: bool = False
     ) -> Flow[str | None]:
         """Let the hold go on without this session; return its token, or ``None`` if it is over.
 
@@ -386,17 +412,17 @@ class Session:
         detached, link = yield from self._tell(
             lambda target: operations.detach(target, lease.token, asked), link, lease.left
         )
-        self._be_free()
         self.telling = None
+        self._be_free()
         if not detached:
             link.close()
             return None
         self._home().pool.give(link)
         return lease.token.decode()
 
-    def release(self, claim: object) -> Flow[bool]:
+    def release(self, claim: Ending) -> Flow[bool]:
         """Give the lock back, or the position; ``False`` if it was not held any more."""
-        if self.queued is not None and self._waiter.setdefault("by", claim) is claim:
+        if self.queued is not None and self.waiter.setdefault("by", claim) is claim:
             self.queued.close()
             self.queued = None
             self._owner.clear()
@@ -411,8 +437,9 @@ class Session:
             return False
         if not lease.end(claim):
             return False  # another thread releases it
+        link: Link | None = None
         try:
-            released = yield from self._give_back(lease, claim)
+            released, link = yield from self._give_back(lease, claim)
         except errors.RemoteError as exc:
             released = False
             logger.warning("lock %r could not be released in order: %s", self._name, exc)
@@ -420,8 +447,11 @@ class Session:
                 self.telling.close()
             if isinstance(exc, PASSING):
                 self._home().reactor.release_later(lease)
-        self._be_free()
         self.telling = None
+        self._be_free()
+        if link is not None:
+            # Not before: who is interrupted closes what this session stands on.
+            self._home().pool.give(link)
         return released
 
     def question(self, operation: Callable[[Target], Operation[R]]) -> Flow[R]:
@@ -468,10 +498,11 @@ class Session:
         self.lease = None
 
     def _be_free(self) -> None:
+        # Without a call in between: whoever is interrupted there would leave it to nobody.
         lease, self.lease = self.lease, None
+        self._owner.clear()
         if lease is not None:
             self._home().reactor.forget(lease)
-        self._owner.clear()
 
     # The parts of flows.
 
@@ -633,7 +664,7 @@ class Session:
             yield Pause(10 * BUSY if lease.is_away else BUSY)
         return link
 
-    def _give_back(self, lease: Lease, claim: object) -> Flow[bool]:
+    def _give_back(self, lease: Lease, claim: object) -> Flow[tuple[bool, Link]]:
         link = lease.take() or (yield from self._taken(lease, claim))
 
         def releasing(target: Target) -> Operation[bool]:
@@ -653,13 +684,8 @@ class Session:
                 # The server may wait for a renewal, all the lease long: say that none comes.
                 link = None
             else:
-                self.telling = None
-                self._home().pool.give(link)
-                return released
-        released, link = yield from self._tell(releasing, link, patience)
-        self.telling = None
-        self._home().pool.give(link)
-        return released
+                return released, link
+        return (yield from self._tell(releasing, link, patience))
 
     def _tell(
         self, operation: Callable[[Target], Operation[R]], link: Link | None, timeout: float
