@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from dflockd import errors
-from dflockd.client import aio_connection as aio
 from dflockd.client.process import close_idle_connections
 from tests.dflockd.client_support import Client, is_free, soon, stats, until, waiters
 from tests.dflockd.raw_server import ServerProcess
@@ -39,7 +38,7 @@ async def test_detached_lock_outlives_its_connection(
     assert (lock.held, lock.token) == (False, None)
     [held] = [held for held in stats(server)["locks"] if held["key"] == key]
     assert (held["label"], held["owner_conn_id"]) == ("the owner", 0)
-    _forget_idle(client)
+    close_idle_connections()
     assert not is_free(server, key)
     assert await _adopt_and_release(client.lock(key, server), token)
 
@@ -199,13 +198,6 @@ async def test_server_gone(client: Client, start: Callable[..., ServerProcess], 
         await lock.adopt("0" * 32)
 
 
-def _forget_idle(client: Client) -> None:
-    """Close the connections that no lock uses."""
-    close_idle_connections()
-    if client.name == "asyncio":
-        aio.pool().clear()
-
-
 async def _acquired(lock: Any) -> None:
     assert await lock.acquire()
     await lock.release()
@@ -225,5 +217,4 @@ async def _inspect(lock: Any) -> dict[str, Any]:
 
 def _forget(lock: Any) -> None:
     """Break the connection of a lock without a word to the lock."""
-    inner = getattr(lock, "lock", lock)
-    (getattr(inner, "_watch", None) or inner._keeper).abandon()
+    lock._session.lease.abandon()

@@ -13,18 +13,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dflockd import errors, sync_client
+from dflockd import errors
 from dflockd.address import Address
-from dflockd.client.connection import Connection
-from dflockd.client.lease import Hold
+from dflockd.client import clock, renewal
+from dflockd.client.lease import Lease
 from dflockd.client.operations import Grant, Target
-from dflockd.client.pool import Pool, Route
-from dflockd.client.reactor import Renewer, Watch
+from dflockd.client.pool import Pool
+from dflockd.client.reactor import Reactor
+from dflockd.client.steps import Ready, Route
 from dflockd.wire import Space
 from tests.dflockd.client_support import (
     Calls,
@@ -38,7 +38,7 @@ from tests.dflockd.client_support import (
     until,
     waiters,
 )
-from tests.dflockd.raw_server import PATIENCE, ServerProcess
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -106,11 +106,21 @@ class Held:
         self.granted_at = time.monotonic()
         return self
 
-    async def lost_after(self, lease: float) -> None:
-        """Check that the lock is held for the lease and no longer, and that its loss is told once."""
-        while self.lock.held:
+    async def lost_after(self, lease: float, *, doubtful: bool = False) -> None:
+        """Check that the lock is lost after the lease, not before, and that its loss is told once.
+
+        It is held until then; where its connection breaks it is in doubt soon, and never held again.
+        """
+        if doubtful:
+            while self.lock.held:
+                assert time.monotonic() < self.granted_at + 0.5, "nobody has noticed"
+                await asyncio.sleep(0.005)
+        going_on = "doubtful" if doubtful else "held"
+        while (state := self.lock.state) == going_on:
             assert time.monotonic() < self.granted_at + lease + 0.05, "held past its lease"
             await asyncio.sleep(0.005)
+        assert state == "lost"
+        assert self.lock.fence
         assert time.monotonic() > self.asked_at + lease - 0.05, "lost before its lease ended"
         assert await self.calls.first() < self.granted_at + lease + SLACK
 
@@ -121,6 +131,9 @@ class Held:
 
     async def stays_lost(self) -> None:
         assert (self.lock.held, self.lock.token, self.lock.lease) == (False, None, 0)
+        assert self.lock.state == "lost"
+        with pytest.raises(errors.LockLostError):
+            await self.lock.check()
         end = time.monotonic() + 0.5
         while time.monotonic() < end:
             assert not self.lock.held, "resurrected"
@@ -143,7 +156,7 @@ class Held:
 async def test_the_server_is_killed(clients: list[Client], doomed: ServerProcess) -> None:
     holds = [await Held.take(client, doomed, lease_ttl_s=1) for client in clients]
     doomed.process.kill()
-    await asyncio.gather(*(hold.lost_after(1) for hold in holds))
+    await asyncio.gather(*(hold.lost_after(1, doubtful=True) for hold in holds))
     await asyncio.gather(*(hold.stays_lost() for hold in holds))
     for client in clients:
         with pytest.raises(errors.UnreachableError):
@@ -228,13 +241,6 @@ async def test_the_server_stops_for_less_than_the_lease(
 # The network.
 
 
-def is_settled(client: Client, lock: Any) -> bool:
-    """Whether the client has taken up its new connection."""
-    if client.name == "sync":
-        return not lock._watch.rescued
-    return lock._keeper._connection is not None
-
-
 @pytest.mark.parametrize("times", [1, 3])
 async def test_a_reset_connection_is_replaced(
     client: Client,
@@ -251,14 +257,11 @@ async def test_a_reset_connection_is_replaced(
 
     for number in range(times):
         before = owner()
-        if client.name == "sync":
-            # The thread looks at a connection only once the lock has been held for a while.
-            await asyncio.sleep(0.15)
         proxy.cut(reset=True)
         await until(lambda n=number: proxy.accepted == n + 2)  # type: ignore[misc]
         await until(lambda before=before: owner() not in (before, 0))  # type: ignore[misc]
-        # The server has taken the renewal; a release that meets its answer would not wait for it.
-        await until(lambda: is_settled(client, hold.lock))
+        # The server has taken the renewal; its answer ends the doubt.
+        await soon(hold.lock.check())
         assert hold.lock.held
         assert not is_free(patient_server, hold.key)
     assert hold.lock.token == token
@@ -323,7 +326,10 @@ async def test_answers_that_come_after_the_lease(
     steady.withhold_replies()
     broken.withhold_replies()
     broken.cut(reset=True)
-    await asyncio.gather(*(hold.lost_after(1) for hold in holds))
+    await asyncio.gather(
+        *(hold.lost_after(1) for hold in holds[: len(clients)]),
+        *(hold.lost_after(1, doubtful=True) for hold in holds[len(clients) :]),
+    )
     steady.pass_on()
     broken.pass_on()
     await asyncio.gather(*(hold.stays_lost() for hold in holds))
@@ -399,23 +405,60 @@ async def test_a_server_that_answers_and_leaves(clients: list[Client], again: by
     await asyncio.gather(*(_answered_and_left(client, again) for client in clients))
 
 
-def test_an_answer_that_is_read_after_the_lease() -> None:
+class Line:
+    """A connection on which lines have come, as far as flows go."""
+
+    def __init__(self, *lines: bytes) -> None:
+        self.route = Route(Address("host", 1))
+        self.closed = self.pooled = False
+        self.label = b""
+        self.owed = True
+        self.lines = list(lines)
+        self.sent: list[bytes] = []
+
+    def send_now(self, request: bytes) -> None:
+        self.sent.append(request)
+        self.owed = True
+
+    def receive_now(self) -> bytes | None:
+        self.owed = not self.lines
+        return self.lines.pop(0) if self.lines else None
+
+    def interrupt(self) -> None:
+        self.closed = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def make_lease(link: Any, seconds: float, on_lost: Callable[[], object] | None = None) -> Lease:
+    """Return a lease of so many seconds, which are left of it."""
+    target = Target(Space.LOCK, b"key", 1, None, str(link.route.address))
+    grant = Grant(b"token", max(1, int(seconds)), clock.now() + seconds)
+    return Lease(target, grant, link, 0.5, on_lost)
+
+
+def test_an_answer_that_is_read_after_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that was stopped may find an answer before it finds that the lease is over."""
-    ours, theirs = socket.socketpair()
-    address = Address("host", 1)
-    target = Target(Space.LOCK, b"key", 1, None, str(address))
-    now = time.monotonic()
+    link = Line()
+    link.owed = False
     lost = []
-    hold = Hold(target, Grant(b"token", 1, now - 0.1), 0.5, lambda: lost.append(True))
-    renewer = Renewer(Pool())
-    watch = Watch(hold, Connection(address, ours), Route(address))
-    watch.sent = now - 0.6
-    with theirs:
-        callback = renewer._answered(watch, b"ok 1")
-        assert callable(callback)
-        assert not hold.held
-        assert watch.ended
-        assert theirs.recv(1) == b"", "and the server hears of it"
+    lease = make_lease(link, 1, lambda: lost.append(True))
+    keeping = renewal.keep(lease, Pool())
+    step = next(keeping)
+    monkeypatch.setattr(clock, "now", lambda: lease.renew_at + 0.01)
+    assert isinstance(step, Ready)
+    step = keeping.send(False)
+    assert isinstance(step, Ready)
+    assert link.sent
+    link.lines.append(b"ok 1")
+    after = lease.deadline + 0.1
+    monkeypatch.setattr(clock, "now", lambda: after)
+    with pytest.raises(StopIteration):
+        keeping.send(True)
+    assert lost == [True]
+    assert (lease.held, lease.state, lease.is_over) == (False, "lost", True)
+    assert link.closed, "and the server hears of it"
 
 
 @pytest.mark.parametrize("due_in", [4.0, 12.0])
@@ -423,55 +466,71 @@ def test_the_thread_stays_up_only_for_what_would_soon_be_due(
     monkeypatch: pytest.MonkeyPatch, due_in: float
 ) -> None:
     """After a release it neither forgets at once, to be woken by the next lock, nor remembers long."""
-    ours, theirs = socket.socketpair()
-    address = Address("host", 1)
-    target = Target(Space.LOCK, b"key", 1, None, str(address))
-    hold = Hold(target, Grant(b"token", 60, time.monotonic() + 60), 0.5, None)
-    renewer = Renewer(Pool())
-    renewer._started = True  # this test is its thread
+    reactor = Reactor(Pool())
+    reactor._thread = 1  # nobody is its thread
     monkeypatch.setattr("dflockd.client.reactor.ADOPT_EVERY", due_in)
-    with theirs:
-        watch = renewer.watch(hold, Connection(address, ours), Route(address))
-        renewer.unwatch(watch).close()
-        monkeypatch.setattr("dflockd.client.reactor.ADOPT_EVERY", 5.0)
-        assert (renewer._work_off() is None) == (due_in > 5)
+    lease = make_lease(Line(), 60)
+    reactor.keep(lease)
+    reactor._take_in(*reactor._inbox.popleft())
+    assert lease.end(object())
+    reactor.forget(lease)
+    assert not reactor._inbox, "it need not be woken for that"
+    monkeypatch.setattr("dflockd.client.reactor.ADOPT_EVERY", 5.0)
+    reactor._forget_what_is_over(clock.now())
+    assert (not reactor._due) == (due_in > 5)
 
 
 def test_the_thread_looks_up_once_for_many() -> None:
-    address = Address("host", 1)
-    target = Target(Space.LOCK, b"key", 1, None, str(address))
-    renewer = Renewer(Pool())
-    renewer._started = True  # nobody is its thread
+    reactor = Reactor(Pool())
+    reactor._thread = 1  # nobody is its thread
     for _ in range(20):
-        ours, theirs = socket.socketpair()
-        with theirs:
-            hold = Hold(target, Grant(b"token", 60, time.monotonic() + 60), 0.5, None)
-            watch = renewer.watch(hold, Connection(address, ours), Route(address))
-            renewer.unwatch(watch).close()
+        lease = make_lease(Line(), 60)
+        reactor.keep(lease)
+        assert lease.end(object())
+        reactor.forget(lease)
     # Two if a new stretch of time has begun meanwhile.
-    assert len({when for when, _, _ in renewer._due}) <= 2
+    assert len({when for when, _ in reactor._inbox}) <= 2
 
 
-async def test_a_reply_and_the_end_in_one_turn_of_the_loop(
-    clients: list[Client], patient_server: ServerProcess, through: Callable[[ServerProcess], Proxy]
-) -> None:
-    """Loops may read both before they run the task that waits for the reply."""
-    proxy = through(patient_server)
-    hold = await Held.take(clients[1], proxy)
-    proxy.withhold_replies()
-    keeper = hold.lock._keeper
-    keeper._cancel_timer()
-    keeper.due()
-    connection = keeper._connection
-    await until(lambda: connection._reply is not None)
-    connection.data_received(b"ok 33\n")
-    proxy.cut(reset=True)
-    connection.connection_lost(None)
-    proxy.pass_on()
-    async with asyncio.timeout(2):
-        await until(lambda: proxy.accepted == 2)
-    await hold.kept_for(0.2)
-    assert await hold.lock.release() is True
+async def _kept_by_the_next(client: Client) -> None:
+    def serve(listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        with sock:
+            sock.recv(1000)
+            sock.sendall(b"ok 0123456789abcdef0123456789abcdef 1\n")
+            sock.recv(1000)
+            # In one packet.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+            sock.sendall(b"ok 1\n")
+            sock.shutdown(socket.SHUT_RDWR)
+        sock, _ = listener.accept()
+        with sock:
+            sock.recv(1000)
+            sock.sendall(b"ok 33\n")
+            renewed.set()
+            sock.recv(1000)
+            sock.sendall(b"ok\n")
+
+    renewed = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        lost = Calls()
+        port = listener.getsockname()[1]
+        lock = client.lock("key", servers=[("127.0.0.1", port)], on_lost=lost)
+        assert await soon(lock.acquire()) is True
+        await until(renewed.is_set)
+        await soon(lock.check())
+        assert lock.held
+        assert await soon(lock.release()) is True
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert not lost.locks
+
+
+async def test_a_reply_and_the_end_in_one(clients: list[Client]) -> None:
+    """The end must be noticed, though there is a good answer before it, and is not the lock's."""
+    await asyncio.gather(*map(_kept_by_the_next, clients))
 
 
 # This process.
@@ -502,21 +561,37 @@ async def test_a_callback_that_fails(
 async def test_an_event_loop_that_stands_still(
     clients: list[Client], server: ServerProcess
 ) -> None:
-    """A blocking call longer than the lease is the end of an asyncio lock, at once."""
+    """A blocking call longer than the lease costs no lock: the loop does not renew it."""
     lost = Calls()
     lock = clients[1].lock("key", server, lease_ttl_s=1, on_lost=lost)
-    left = clients[1].lock("other", server, lease_ttl_s=1)
     await lock.acquire()
-    await left.acquire()
-    time.sleep(1.1)  # noqa: ASYNC251
-    assert not lock.held
-    assert await left.release() is False
-    assert await lost.first()
-    assert not lock.held
-    await until(lambda: stats(server)["connections"] == 0)
-    assert len(lost.locks) == 1
-    assert await lock.acquire() is True
-    await lock.release()
+    time.sleep(2.2)  # noqa: ASYNC251
+    assert lock.held
+    assert not is_free(server, "key")
+    assert await lock.release() is True
+    await asyncio.sleep(0)
+    assert not lost.locks
+
+
+def test_an_event_loop_that_is_closed(clients: list[Client], doomed: ServerProcess) -> None:
+    """Its locks go on, and if one is lost the client's own thread says so."""
+    lost = Calls()
+    threads = []
+    lock = clients[1].lock(
+        "key",
+        doomed,
+        lease_ttl_s=1,
+        on_lost=lambda _: [lost(_), threads.append(threading.get_ident())],
+    )
+    assert asyncio.run(lock.acquire()) is True
+    time.sleep(2.2)
+    assert lock.held
+    assert not is_free(doomed, "key")
+    doomed.process.kill()
+    eventually(lambda: bool(threads))
+    assert threads != [threading.get_ident()]
+    assert lost.locks == [lock]
+    assert lock.state == "lost"
 
 
 HOLDER = """
@@ -624,31 +699,28 @@ async def test_a_grant_that_comes_while_this_process_is_stopped(
             script.close()
 
 
-def test_who_waits_for_a_rescue_waits_for_it_to_begin(
-    start: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", ["renew", "check", "detach"])
+async def test_who_comes_during_a_rescue_waits_for_its_end(
+    client: Client,
+    start: Callable[..., ServerProcess],
+    through: Callable[[ServerProcess], Proxy],
+    how: str,
 ) -> None:
-    """Its thread is known before it has started, when nobody can wait for its end."""
     server = start("--orphan-ttl", "30", "--orphan-ttl-covers", "all")
-    starting, go_on = threading.Event(), threading.Event()
-
-    class Slow(threading.Thread):
-        def start(self) -> None:
-            starting.set()
-            assert go_on.wait(PATIENCE)
-            super().start()
-
-    proxy = Proxy(server.port)
-    try:
-        lock = sync_client.DistributedLock("slow", servers=[("127.0.0.1", proxy.port)])
-        assert lock.acquire()
-        assert lock.renew()
-        slowly = SimpleNamespace(**vars(threading) | {"Thread": Slow})
-        monkeypatch.setattr("dflockd.client.reactor.threading", slowly)
-        proxy.cut(reset=True)
-        assert starting.wait(PATIENCE)
-        threading.Timer(0.3, go_on.set).start()
-        assert lock.renew()
-        assert lock.release()
-    finally:
-        go_on.set()
-        proxy.close()
+    proxy = through(server)
+    lock = client.lock("slow", proxy)
+    assert await lock.acquire()
+    token, fence = lock.token, lock.fence
+    proxy.withhold_replies()
+    proxy.cut(reset=True)
+    await until(lambda: lock.state == "doubtful")
+    assert (lock.held, lock.token, lock.fence) == (False, token, fence)
+    await until(lambda: proxy.accepted == 2)
+    coming = asyncio.ensure_future(getattr(lock, how)())
+    await asyncio.sleep(0.3)
+    assert not coming.done()
+    proxy.pass_on()
+    assert await soon(coming) == {"renew": True, "check": None, "detach": token}[how]
+    assert lock.held == (how != "detach")
+    assert await lock.release() == (how != "detach")
+    assert proxy.accepted == 2

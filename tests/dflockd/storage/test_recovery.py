@@ -112,11 +112,7 @@ def is_owned(server: ServerProcess, key: str) -> bool:
 
 def knows_server(lock: Any) -> bool:
     """Whether the client has its connection back; without, a release may come too early for it."""
-    inner = getattr(lock, "lock", lock)
-    watch = getattr(inner, "_watch", None)
-    if watch is not None:
-        return not watch.rescued
-    return inner._keeper._connection is not None
+    return bool(lock.state == "held")
 
 
 async def all_back(server: ServerProcess, *locks: Any) -> None:
