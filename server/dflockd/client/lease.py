@@ -212,10 +212,13 @@ class Lease:
         if self._on_lost is not None:
             self._on_lost()
 
-    def forget(self) -> bool:
-        """Return whether the caller is the first that puts a lost lease aside."""
-        caller = object()
-        return self.__dict__.setdefault("_forgotten_by", caller) is caller
+    def forget(self, claim: object) -> bool:
+        """Return whether that call is the first that puts a lost lease aside."""
+        return self.__dict__.setdefault("_forgotten_by", claim) is claim
+
+    def is_forgotten_by(self, claim: object) -> bool:
+        """Whether that call has put it aside."""
+        return self.__dict__.get("_forgotten_by") is claim
 
     def abandon(self) -> None:
         """Let the lock end with its connection: its owner was interrupted, or forgot it.

@@ -201,7 +201,7 @@ class Session:
         if (
             self._owner.get("by") is claim
             or self.waiter.get("by") is claim
-            or (lease is not None and lease.is_ended_by(claim))
+            or (lease is not None and (lease.is_ended_by(claim) or lease.is_forgotten_by(claim)))
         ):
             self.abandon()
 
@@ -432,7 +432,7 @@ class Session:
         if lease.state == LOST:
             logger.warning("lock %r on %s was lost before its release", self._name, self.server)
             lease.lose("its lease ended unrenewed")
-            if lease.forget():
+            if lease.forget(claim):
                 self._be_free()
             return False
         if not lease.end(claim):
@@ -486,7 +486,7 @@ class Session:
         if self._owner.setdefault("by", claim) is claim:
             return
         lease = self.lease
-        if lease is None or lease.state != LOST or not lease.forget():
+        if lease is None or lease.state != LOST or not lease.forget(claim):
             raise errors.AlreadyHeldError(
                 f"lock {self._name!r} is already held or waited for by this object: "
                 "release it first, or make another object",
