@@ -557,6 +557,7 @@ async def test_a_held_lock_moves(
         cluster.is_at(1, epoch=8)
         first.cut()
         await until(lambda: len(second.asked(Renew)) == 1)
+        await soon(lock.check())
     await held(lock, 1.4)
     assert lock.server == str(second)
     assert len(second.asked(Renew)) >= 2

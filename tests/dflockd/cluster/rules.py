@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dflockd.client import operations
-from dflockd.client.operations import GRACE, Answer, Exchange, Operation, Target
+from dflockd.client.operations import GRACE, Answer, Exchange, Operation, Target, acquire
+from dflockd.client.renewal import _Rescue
+from dflockd.client.steps import Link
 from dflockd.cluster import snapshot as snapshots
 from dflockd.cluster.backoff import Backoff
 from dflockd.cluster.claims import Claims
@@ -358,7 +359,7 @@ class ForgetsPositions(ShardTable):
 
 def silence_for_an_answer(target: Target, timeout: float | None) -> Operation[Any]:
     """Take the end of a client's patience for the answer that the lock is not free."""
-    operation = operations.acquire(target, timeout)
+    operation = acquire(target, timeout)
     return (yield from _changed(operation, lambda e: e._replace(timeout_is_reply=True)))
 
 
@@ -370,12 +371,12 @@ def long_patience(target: Target, timeout: float | None) -> Operation[Any]:
             return exchange
         return exchange._replace(patience=exchange.patience + 10 - GRACE)
 
-    return (yield from _changed(operations.acquire(target, timeout), change))
+    return (yield from _changed(acquire(target, timeout), change))
 
 
 def without_an_attempt(target: Target, timeout: float | None) -> Operation[Any]:
     """Cut a wait off without having been told before that the lock is not free."""
-    operation = operations.acquire(target, timeout)
+    operation = acquire(target, timeout)
     exchange = next(operation)
     if timeout and exchange.patience == GRACE:
         exchange = operation.send(Answer(b"timeout", 0.0, 0.0))
@@ -393,6 +394,15 @@ def _changed(
             exchange = operation.send((yield change(exchange)))
     except StopIteration as stop:
         return stop.value
+
+
+class GivesUpWhatMayAnswer(_Rescue):
+    """Closes connections on which a renewal may still be read."""
+
+    def _end(self, link: Link | None) -> None:
+        super()._end(link)
+        self._keeper.close()
+        self._keeper.spare = None
 
 
 BROKEN: dict[str, Rules] = {
@@ -446,5 +456,6 @@ BROKEN: dict[str, Rules] = {
     "silence taken for an answer": Rules(acquires=silence_for_an_answer),
     "cut off though nobody has answered": Rules(acquires=without_an_attempt),
     "nobody looks at a silent server": Rules(looks=False),
+    "connections given up that owe an answer": Rules(rescue=GivesUpWhatMayAnswer),
     "ten seconds for any answer": Rules(acquires=long_patience, gives_up=False),
 }

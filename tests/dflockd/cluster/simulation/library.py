@@ -1,40 +1,32 @@
-"""A client that waits by the rules of the client library itself: its paths, looks and operations.
+"""A client that is the client library itself, with all its rules, over sockets that are simulated.
 
-What drives them here is in `dflockd.client`, where the sockets are: how bytes travel, who is asked how
-long. What is held is kept as any other client does.
+Sessions, renewals and rescues, the pool, the map of the cluster, and what carries steps out on
+connections are those of `dflockd.client`. What is simulated is below: sockets, the clock, and the
+thread that drives what goes on without the caller.
 """
 
 from __future__ import annotations
 
+import errno
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import socket
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+from unittest import mock
 
 from dflockd import errors
-from dflockd.address import Seeds, parse_servers
-from dflockd.client import operations
-from dflockd.client.connection import LEAST_PATIENCE, SILENCE
-from dflockd.client.operations import (
-    GRACE,
-    Answer,
-    Exchange,
-    Grant,
-    Operation,
-    Progress,
-    ShardReport,
-    Target,
-)
-from dflockd.client.routing import (
-    Ask,
-    Load,
-    Outcome,
-    Path,
-    Pause,
-    Ping,
-    ShardMap,
-    glance,
-    pursue,
-)
+from dflockd.address import Address, Seeds, parse_server, parse_servers
+from dflockd.client import clock, connection, flows, operations, renewal
+from dflockd.client import lease as leases
+from dflockd.client.connection import Resolve, Wait, carry_out
+from dflockd.client.lease import Lease
+from dflockd.client.operations import GRACE, ShardReport, Target
+from dflockd.client.pool import Pool
+from dflockd.client.routing import ShardMap
+from dflockd.client.session import Session
+from dflockd.client.steps import Flow, Hear, Pause, Ready, Route
 from dflockd.wire import (
     Reply,
     Request,
@@ -53,9 +45,46 @@ if TYPE_CHECKING:
 LATE = GRACE + 3.0
 """Seconds beyond a client's time that its wait may take: several servers may hang."""
 
+ADOPTED = 0.15
+"""Seconds after which the reactor looks after a lock."""
+
+SPINS = 1000
+"""Steps in one moment that say that there is no end to them."""
+
+_Step = Generator[Any, Any, Any]
+
+
+@contextmanager
+def in_the_simulation(world: World) -> Iterator[None]:
+    """Have the library read the clock of whoever acts, open simulated sockets, and follow the rules."""
+    rules = world.rules
+
+    def look_away(*_: object) -> Flow[float]:
+        return math.inf
+        yield
+
+    with ExitStack() as stack:
+        for owner, name, value in (
+            (clock, "now", lambda: world.acting.now),
+            (leases, "_chance", world.random),
+            (connection, "socket", _socket_module(world)),
+            (connection, "_known_by_number", lambda *_: []),
+            (operations, "acquire", rules.acquires),
+            *([] if rules.looks else [(flows, "look_at", look_away)]),
+            *([] if rules.gives_up else [(operations, "give_up_at", lambda *_: None)]),
+            (renewal, "_Rescue", rules.rescue),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield
+
+
+def _socket_module(world: World) -> SimpleNamespace:
+    """Return what the library knows as the module `socket`."""
+    return SimpleNamespace(**vars(socket) | {"socket": lambda *_: Socket(world.acting)})
+
 
 class LibraryClient(Client):
-    """Takes locks as the library does, and is told that one is held only by a server."""
+    """Takes locks with the library, and is told that one is held only by a server."""
 
     timeouts = (0, 0.4, 2.3, 8)
 
@@ -66,25 +95,111 @@ class LibraryClient(Client):
         seeds = parse_servers("cluster://" + ",".join(SERVERS[:2]))
         assert isinstance(seeds, Seeds)
         self._map = ShardMap(seeds)
-        self._replies: dict[Connection, Reply | None] = {}
+        self._route = Route(seeds[0])
+        self.pool = Pool()
+        self.sockets: dict[Connection, Socket] = {}
+        self._tasks: list[Task] = []
+        self._session: Session | None = None
+        self._believed = (b"", 0.0)
         self._was_told = False
         self._stops = 0
 
     def remember(self, shard: int, server: str) -> None:
         super().remember(shard, server)
         owners = [0] * self.world.parameters.num_shards
-        self._map.update(ShardReport([parse(server)], owners, owners), parse(server), self.now)
+        address = parse_server(server)
+        self._map.update(ShardReport([address], owners, owners), address, self.now)
 
     def stop(self, seconds: float) -> None:
         self._stops += 1
         super().stop(seconds)
 
+    def kill(self) -> None:
+        super().kill()
+        for sock in list(self.sockets.values()):
+            sock.connection.close(clean=False)
+
+    # How it is driven.
+
+    def _begin(self, now: float) -> None:
+        self.now = now
+        self.run(self._life)
+        self.due(now)
+
+    def heard(self, now: float, connection: Connection, reply: Reply | None) -> None:
+        sock = self.sockets.get(connection)
+        if sock is not None:
+            self._was_told |= reply is Status.TIMEOUT or isinstance(reply, TimedOut)
+            sock.hear(b"" if reply is None else encode_reply(reply))
+        self.due(now)
+
+    def due(self, now: float) -> None:
+        self.now, self.world.acting = now, self
+        for _ in range(SPINS):
+            if not sum([task.step(now) for task in list(self._tasks)]):
+                break
+            self._tasks = [task for task in self._tasks if not task.ended]
+        else:
+            raise self.world.violation(f"{self.name} spins: it waits for what is there")
+        self._declare()
+        self.done = all(task.waits is not self._life for task in self._tasks)
+        until = min((task.until for task in self._tasks), default=math.inf)
+        if until < math.inf:
+            self.wake_at(max(until, now))
+
+    def run(self, waits: _Step) -> Task:
+        task = Task(self, waits)
+        self._tasks.append(task)
+        return task
+
+    def _declare(self) -> None:
+        """Say what this client believes, for it to be judged."""
+        session = self._session
+        lease = None if session is None else session.lease
+        if session is None or lease is None or not lease.held:
+            self.world.forget(self)
+            return
+        token, until = self._believed
+        if lease.token == token and lease.deadline > until:
+            self.world.counts["renewals"] += 1
+        self._believed = lease.token, lease.deadline
+        target = session.target
+        key = Key(target.space, target.key, target.limit)
+        self.world.believe(
+            self, key, fence_from_token(lease.token), self.clock.true(lease.deadline)
+        )
+
+    # The reactor, as far as sessions go.
+
+    @property
+    def reactor(self) -> LibraryClient:
+        return self
+
+    def keep(self, lease: Lease) -> None:
+        if lease.task is None:
+            lease.task = self.run(self._adopt(lease))
+        else:
+            cast(Task, lease.task).is_poked = True
+
+    def forget(self, lease: Lease) -> None:
+        if lease.task is not None:
+            cast(Task, lease.task).is_poked = True
+
+    def release_later(self, lease: Lease) -> None:
+        self.run(carry_out(renewal.release_later(lease, self.pool)))
+
+    def cannot_be_awaited(self) -> bool:
+        return False
+
+    def _adopt(self, lease: Lease) -> _Step:
+        yield Pause(ADOPTED)
+        if not lease.is_over:
+            yield from carry_out(renewal.keep(lease, self.pool))
+
+    # What it does.
+
     def _sleep(self, seconds: float) -> Life:
-        until = self.now + seconds
-        while self.now < until:
-            event = yield until
-            if event is not None:
-                self._replies[event[0]] = event[1]
+        yield Pause(seconds)  # type: ignore[misc]
 
     def _use(self, key: Key, timeout: float, lease: int) -> Life:
         hold = self.world.random.choice((0.1, 0.5, 3, 9) if not self.world.calm else (0.2,))
@@ -93,30 +208,60 @@ class LibraryClient(Client):
     def use(
         self, take: Callable[..., Life], key: Key, timeout: float, lease: int, hold: float
     ) -> Life:
-        grant: Grant | None = yield from take(key, timeout, lease)
-        if grant is None or self.now >= grant.deadline:
-            self._hang_up()
+        session: Session | None = yield from take(key, timeout, lease)
+        if session is None:
             return False
-        until = self.clock.true(grant.deadline)
-        self.world.believe(self, key, fence_from_token(grant.token), until)
-        sent = grant.deadline - grant.lease
-        yield from self._hold(key, grant.token, lease, sent, grant.deadline, self.now + hold)
-        self._hang_up()
+        rng, until = self.world.random, self.now + hold
+        while self.now < until and session.lease is not None and not session.lease.is_over:
+            yield from self._sleep(min(until - self.now, rng.choice((0.3, 1, 9))))
+            if rng.random() < 0.3:
+                yield from self._act(session)
+        if session.lease is None or session.lease.is_over:
+            self.world.log(self.name, "knows that its lease of %s has ended", key.name)
+            self.world.counts["leases ended"] += 1
+        else:
+            self.world.log(self.name, "releases %s", key.name)
+        claim = object()
+        yield from self._let_go_if_it_fails(session, claim, session.release(claim))
+        self._session = None
         return True
+
+    def _act(self, session: Session) -> Life:
+        """Do what the holder of a lock may do meanwhile."""
+        if self.world.random.random() < 0.5:
+            try:
+                yield from carry_out(session.renew(None))
+            except errors.RemoteError as exc:
+                self.world.log(self.name, "%s", exc)
+            return
+        try:
+            yield from carry_out(session.check())
+        except errors.LockLostError:
+            is_held = False
+        else:
+            is_held = True
+        lease = session.lease
+        if is_held != (lease is not None and lease.held):
+            raise self.world.violation(f"{self.name} is told that it is certain, and it is not")
 
     def acquire(self, key: Key, timeout: float, lease: int) -> Life:
         """Take a lock; judge what this side makes of what servers say, and how long it takes."""
         started, stops, world = self.clock.read(), self._stops, self.world
         self._was_told = False
-        self._replies.clear()
-        grant = None
+        target = Target(*key, lease, str(self._map.seeds))
+        session = Session(
+            target, b"", self._route, 0.5, self._map, lambda: self, lambda: self._lost
+        )
+        self._session, claim, is_granted = session, object(), False
         try:
-            grant = yield from self._acquire(key, timeout, lease)
+            is_granted = yield from self._let_go_if_it_fails(
+                session, claim, session.acquire(claim, timeout)
+            )
         except errors.RemoteError as exc:
             world.counts["not answered"] += 1
             world.log(self.name, "%s", exc)
         else:
-            if grant is None:
+            if not is_granted:
                 world.counts["told that it is held"] += 1
                 if not self._was_told:
                     raise world.violation(
@@ -125,129 +270,143 @@ class LibraryClient(Client):
         took = self.clock.read() - started
         if stops == self._stops and took > timeout + LATE:
             raise world.violation(f"{self.name} was to wait for {timeout} s, and took {took:.1f}")
-        return grant
+        if is_granted:
+            return session
+        self._session = None
+        return None
 
-    def _acquire(self, key: Key, timeout: float, lease: int) -> Life:
-        progress, until = Progress(), self.now + timeout + GRACE
-        target = Target(*key, lease, "", progress=progress)
-
-        def look(is_waiting: bool) -> Life:
-            server = parse(self.owners[self._shard(key)][0])
-            path = glance(self._map, key.name, server, is_waiting, self.now)
-            return (yield from self._follow(path, found))
-
-        def attempt(step: Ask) -> Life:
-            self.owners[self._shard(key)] = str(step.server), 0
-            rules = self.world.rules
-            operation = rules.acquires(target, step.timeout)
-            looks, limit = look if rules.looks else None, until if rules.gives_up else None
-            running = self._run(operations.kept(operation), self._connect(key), limit, looks)
-            return operations.raised((yield from running))
-
-        path = pursue(self._map, key.name, self.now + timeout, self.now)
-        return (yield from self._follow(path, attempt))
-
-    def _follow(self, path: Path, attempt: Callable[[Ask], Life]) -> Life:
-        step = next(path)
-        while True:
-            error, report = None, None
-            try:
-                if isinstance(step, Ask):
-                    return (yield from attempt(step))
-                if isinstance(step, Pause):
-                    yield from self._sleep(step.seconds)
-                else:
-                    report = yield from self._question(step)
-            except errors.RemoteError as exc:
-                error = exc
-            step = path.send(Outcome(self.now, error, report))
-
-    def _question(self, step: Load | Ping) -> Life:
-        server = self.world.servers[str(step.server)]
-        connection = Connection(self, server)
-        connection.broken = not server.alive
-        operation: Operation[Any] = operations.ping(str(step.server))
-        patience = operations.PING_PATIENCE
-        if isinstance(step, Load):
-            operation, patience = operations.shards(str(step.server)), step.patience
+    @staticmethod
+    def _let_go_if_it_fails(session: Session, claim: object, flow: Flow[Any]) -> Life:
         try:
-            return (yield from self._run(operation, connection, self.now + patience, None))
-        finally:
-            self.outbox.append((connection.close, ()))
-
-    def _run(
-        self,
-        operation: Operation[Any],
-        connection: Connection,
-        until: float | None,
-        look: Callable[[bool], Life] | None,
-    ) -> Life:
-        try:
-            exchange = next(operation)
-            while True:
-                exchange = operation.send(
-                    (yield from self._exchange(exchange, connection, until, look))
-                )
-        except StopIteration as stop:
-            return stop.value
-        except errors.RemoteError:
-            self._close(connection)
+            return (yield from carry_out(flow))  # type: ignore[misc]
+        except BaseException:
+            session.let_go(claim)
             raise
 
-    def _exchange(
-        self,
-        exchange: Exchange,
-        connection: Connection,
-        until: float | None,
-        look: Callable[[bool], Life] | None,
-    ) -> Life:
-        sent = self.now
-        self._replies.pop(connection, None)
-        self.outbox.append((connection.send, (_requests(exchange.request),)))
-        limit = math.inf if exchange.patience is None else sent + exchange.patience
-        if until is not None:
-            limit = min(limit, max(until, sent + LEAST_PATIENCE))
-        look_at = math.inf if look is None else sent + SILENCE
-        while connection not in self._replies:
-            if self.now >= limit:
-                self.world.counts["silence"] += 1
-                if exchange.timeout_is_reply:
-                    self._close(connection)
-                    return Answer(b"timeout", self.now, self.now)
-                raise errors.UnreachableError(f"{connection.server.name} says nothing")
-            if look is not None and self.now >= look_at:
-                look_at = (yield from look(exchange.waits)) + self.now
-                continue
-            event = yield min(limit, look_at)
-            if event is not None:
-                self._replies[event[0]] = event[1]
-        reply = self._replies.pop(connection)
-        if reply is None:
-            raise errors.UnreachableError(f"the connection to {connection.server.name} broke")
-        self._was_told |= reply is Status.TIMEOUT or isinstance(reply, TimedOut)
-        return Answer(encode_reply(reply).removesuffix(b"\n"), sent, self.now)
-
-    def _close(self, connection: Connection) -> None:
-        self.outbox.append((connection.close, ()))
-        if self._connection is connection:
-            self._connection = None
+    def _lost(self) -> None:
+        session = self._session
+        lease = None if session is None else session.lease
+        self.world.counts["losses"] += 1
+        if session is not None and lease is not None and self.now < lease.deadline:
+            raise self.world.violation(
+                f"{self.name} held {session.target.name}, and was told in time that it did not"
+            )
 
 
-def parse(server: str) -> Any:
-    """Return an address."""
-    [address] = parse_servers([server])
-    return address
+class Task:
+    """A flow that goes on by itself, and what it waits for."""
+
+    def __init__(self, client: LibraryClient, waits: _Step) -> None:
+        self._client = client
+        self.waits = waits
+        self.ended = False
+        self.until = -math.inf
+        self.is_poked = False
+        self._wait: Wait | None = None
+
+    def step(self, now: float) -> bool:
+        """Go on if what it waits for is there; return whether it has gone on."""
+        wait, outcome = self._wait, None
+        if self.ended:
+            return False
+        if isinstance(wait, Resolve):
+            outcome = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (wait.host, wait.port))]
+        elif isinstance(wait, Pause):
+            if now < self.until and not self.is_poked:
+                return False
+        elif wait is not None:
+            outcome = self._is_there(wait)
+            if not outcome:
+                if now < self.until and not self.is_poked:
+                    return False
+                self._client.world.counts["silence"] += isinstance(wait, connection.Connection)
+        self.is_poked = False
+        try:
+            self._wait = wait = self.waits.send(outcome)
+        except StopIteration:
+            self.ended, self.until = True, math.inf
+            return True
+        if isinstance(wait, Pause):
+            self.until = now + wait.seconds
+        else:
+            self.until = now if isinstance(wait, Resolve) else wait.until
+        return True
+
+    @staticmethod
+    def _is_there(wait: Any) -> bool:
+        if isinstance(wait, Hear):
+            return wait.signal.fired
+        link, writes = (wait.link, wait.writes) if isinstance(wait, Ready) else (wait, False)
+        return bool(link.closed or link._sock.is_ready(writes=writes))
 
 
-def found(step: Ask) -> Life:
-    """Return what a look has found, without asking anybody."""
-    return step.timeout
-    yield
+class Socket:
+    """What a connection knows as its socket."""
 
+    family = socket.AF_INET
 
-def _requests(data: bytes) -> list[Request]:
-    reader, requests = RequestReader(), []
-    reader.receive(data)
-    while (request := reader.next_request()) is not None:
-        requests.append(request)
-    return requests
+    def __init__(self, client: LibraryClient) -> None:
+        self._client = client
+        self._heard: list[bytes] = []
+        self._requests = RequestReader()
+        self._is_closed = False
+        self.connection: Any = None
+
+    def connect_ex(self, where: tuple[str, int]) -> int:
+        """Connect; to one that is dead, and with it perhaps its machine, nobody ever will."""
+        client, world = self._client, self._client.world
+        server = world.servers[str(Address(*where))]
+        self.connection = Connection(client, server)
+        client.sockets[self.connection] = self
+        self._is_open = server.alive
+        if not server.alive and world.random.random() < 0.5:
+            return errno.ECONNREFUSED
+        return 0 if server.alive else errno.EINPROGRESS
+
+    def is_ready(self, *, writes: bool) -> bool:
+        return self._is_open if writes else bool(self._heard)
+
+    def hear(self, data: bytes) -> None:
+        self._heard.append(data)
+
+    def send(self, data: bytes) -> int:
+        self._check()
+        self._requests.receive(data)
+        requests: list[Request] = []
+        while (request := self._requests.next_request()) is not None:
+            requests.append(request)
+        connection, client = self.connection, self._client
+        if not connection.server.alive:
+            world = client.world
+            if world.random.random() < 0.5:
+                world.after(world.delay(), client.receive, client.heard, connection, None)
+            connection.broken = True
+        client.outbox.append((connection.send, (requests,)))
+        return len(data)
+
+    def recv(self, _: int) -> bytes:
+        self._check()
+        if not self._heard:
+            raise BlockingIOError
+        return self._heard[0] if not self._heard[0] else self._heard.pop(0)
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise OSError(errno.EBADF, "it is closed")
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self.connection is not None and self._client.sockets.pop(self.connection, None):
+            self._client.outbox.append((self.connection.close, ()))
+
+    def shutdown(self, _: int) -> None:
+        self.hear(b"")
+
+    def setblocking(self, _: bool) -> None:
+        pass
+
+    def getsockopt(self, *_: int) -> int:
+        return 0
+
+    def setsockopt(self, *_: int) -> None:
+        pass

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
-from dflockd.client import routing as shardmap
+from dflockd.client import routing
 from dflockd.cluster import handover, transactions
 from dflockd.cluster.claims import EPOCH_SHIFT
 from dflockd.cluster.parameters import ClusterParameters
@@ -23,7 +23,7 @@ from dflockd.wire import (
     Space,
 )
 from tests.dflockd.cluster.simulation.client import Client, Life
-from tests.dflockd.cluster.simulation.library import LibraryClient
+from tests.dflockd.cluster.simulation.library import LibraryClient, in_the_simulation
 from tests.dflockd.cluster.simulation.machines import (
     CALM,
     FINALE,
@@ -71,6 +71,8 @@ class World:
         self.rules = rules or Rules()
         self.random = rng = random.Random(seed)
         self.time = 0.0
+        self.acting: LibraryClient
+        """The client whose clock the library reads."""
         self.calm = False
         self._is_over = False
         self.counts: Counter[str] = Counter()
@@ -82,7 +84,7 @@ class World:
         self._order = itertools.count()
         self._trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=250)
         self._beliefs: dict[Client, tuple[Key, int, float]] = {}
-        self._fences: dict[Key, int] = {}
+        self._fences: dict[Key, tuple[int, Client]] = {}
         self.went_on: dict[str, float] = {}
         """When processes that were stopped have gone on."""
         self._cut: set[frozenset[str]] = set()
@@ -148,7 +150,7 @@ class World:
         # Servers whose store was replaced end and start again, at their leisure.
         until = CALM + FINALE * (2 if self.rules.replaces else 1)
         small = _small_batches() if self.rules.stops else nullcontext()
-        with mock.patch.object(shardmap, "random", self.random), small:
+        with in_the_simulation(self), mock.patch.object(routing, "random", self.random), small:
             return self._run(until)
 
     def _run(self, until: float) -> World:
@@ -474,13 +476,18 @@ class World:
         if len(holders) > key.limit:
             others = " and ".join(sorted(other.name for other in holders))
             raise self.violation(f"{others} hold {key.name.decode()} at a time")
-        if former is None or former[:2] != (key, fence):
-            self.counts["grants"] += 1
-            self.granted[client.name] = self.time
-            self.log(client.name, "holds %s, fence ...%x", key.name, fence & 0xFFFFFFFFFFFFF)
-            if key.space is Space.LOCK and fence <= self._fences.get(key, 0):
-                raise self.violation(f"fence {fence:x} of {key.name.decode()} has not grown")
-            self._fences[key] = max(fence, self._fences.get(key, 0))
+        if former is not None and former[:2] == (key, fence):
+            return
+        latest, holder = self._fences.get(key, (0, None))
+        if (fence, client) == (latest, holder):
+            return  # it was in doubt
+        self.counts["grants"] += 1
+        self.granted[client.name] = self.time
+        self.log(client.name, "holds %s, fence ...%x", key.name, fence & 0xFFFFFFFFFFFFF)
+        if key.space is Space.LOCK and fence <= latest:
+            raise self.violation(f"fence {fence:x} of {key.name.decode()} has not grown")
+        if fence > latest:
+            self._fences[key] = fence, client
 
     def forget(self, client: Client) -> None:
         self._beliefs.pop(client, None)
