@@ -136,6 +136,27 @@ async def test_locks_outlive_a_pause_of_their_server(
         assert await lock.release() is True
 
 
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+async def test_a_renewal_that_is_asked_for_outlives_a_pause(
+    client: Client, start: Callable[..., ServerProcess], loop: str
+) -> None:
+    """It is sent on two connections then, and does not end with the first."""
+    server, lost = start(uvloop=loop == "uvloop"), Calls()
+    locks = [client.lock(f"{KEY}-{n}", server, lease_ttl_s=20, on_lost=lost) for n in range(5)]
+    for lock in locks:
+        assert await lock.acquire() is True
+    server.suspend()
+    renewals = [asyncio.ensure_future(lock.renew()) for lock in locks]
+    await asyncio.sleep(2.5)
+    server.signal(signal.SIGCONT)
+    assert await soon(asyncio.gather(*renewals)) == [True] * 5
+    await asyncio.sleep(1)  # what was closed is closed by now
+    for lock in locks:
+        assert await client.lock(lock.key, server, acquire_timeout_s=0).acquire() is False
+        assert await lock.release() is True
+    assert lost.times == []
+
+
 async def test_a_server_that_goes_on_within_the_time(client: Client, hung: ServerProcess) -> None:
     hung.suspend()
     lock = client.lock(KEY, hung, acquire_timeout_s=PATIENCE)

@@ -17,6 +17,7 @@ somebody keeps the traceback.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from dflockd.client.flows import Links
 from dflockd.client.lease import DOUBTFUL, HELD, LOST, SILENCE, Lease
 from dflockd.client.operations import GRACE, Detour, Grant, Operation, Progress, Target
 from dflockd.client.routing import PASSING, Ask, Path, ShardMap, pursue
-from dflockd.client.steps import Flow, Hear, Link, Open, Pause, Route, Signal, Talk
+from dflockd.client.steps import SILENT, Flow, Hear, Link, Open, Pause, Route, Signal, Talk
 
 FREE: Final = "free"
 ASKING: Final = "asking"
@@ -697,17 +698,7 @@ class Session:
         until = clock.now() + timeout
         shards, links = self.shards, self._home().pool
         if shards is None:
-            if link is not None and not link.closed:
-                self.telling = link
-                soon = min(until, clock.now() + SILENCE)
-                try:
-                    return (yield from flows.talk(link, operation(self.target), soon)), link
-                except errors.UnreachableError:
-                    if clock.now() >= until:
-                        raise
-            # It broke, or something in between has swallowed what was sent on it.
-            self.telling = link = yield Open(self.route, until)
-            return (yield from flows.talk(link, operation(self.target), until)), link
+            return (yield from self._tell_twice(operation, link, until))
         # Its server may have the lock after all, and would free it with this connection.
         self.telling = stood_on = link
 
@@ -729,6 +720,41 @@ class Session:
         finally:
             if stood_on is not None and stood_on is not self.telling:
                 stood_on.close()
+
+    def _tell_twice(
+        self, operation: Callable[[Target], Operation[R]], first: Link | None, until: float
+    ) -> Flow[tuple[R, Link]]:
+        """Do so on a connection, and on another one if it breaks or its server says nothing.
+
+        What is sent on the first may still be read. So it stays open until the second has answered,
+        and if it answers then, the second has the last word: see `dflockd.client.renewal`.
+        """
+        on_first: Talk[R] | None = None
+        if first is not None and not first.closed:
+            self.telling = first
+            on_first, now = Talk(first, operation(self.target), until), clock.now()
+            on_first.look_at = now + min(SILENCE, (until - now) / 2)
+            try:
+                answer = yield on_first
+            except errors.UnreachableError:
+                if clock.now() >= until:
+                    raise
+                on_first = None
+            else:
+                if answer is not SILENT:
+                    return answer, first
+        try:
+            self.telling = link = yield Open(self.route, until)
+            answer = yield Talk(link, operation(self.target), until)
+            if on_first is not None:
+                on_first.look_at = clock.now() + SILENCE
+                with contextlib.suppress(errors.RemoteError):  # what was sent is gone with it
+                    if (yield on_first) is not SILENT:
+                        answer = yield Talk(link, operation(self.target), until)
+            return answer, link
+        finally:
+            if on_first is not None:
+                on_first.link.close()
 
     # Small things.
 
