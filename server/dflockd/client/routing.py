@@ -273,15 +273,6 @@ def pursue(
     return _Pursuit(shards, key, until, now, insists).path(first, refusal)
 
 
-def doubt(shards: ShardMap, key: bytes, server: Address, until: float, now: float) -> Path:
-    """Ask the others about a server that says nothing, until they say that it has been replaced.
-
-    Then its successor is to be asked. So a holder learns in time that the machine of its server is
-    gone: nothing on the connection tells.
-    """
-    return _Pursuit(shards, key, until, now, insists=True).doubt(server)
-
-
 def glance(shards: ShardMap, key: bytes, server: Address, is_waiting: bool, now: float) -> Path:
     """Look once at a server that has not answered yet: is it alive, is it still in charge?
 
@@ -299,7 +290,7 @@ def glance(shards: ShardMap, key: bytes, server: Address, is_waiting: bool, now:
 
 
 class _Pursuit:
-    """The state of `pursue`, `doubt` and `glance`."""
+    """The state of `pursue` and `glance`."""
 
     def __init__(
         self, shards: ShardMap, key: bytes, until: float | None, now: float, insists: bool
@@ -340,17 +331,6 @@ class _Pursuit:
             else:
                 raise error
             error = None
-
-    def doubt(self, server: Address) -> Path:
-        self._suspects.add(server)
-        self._error = errors.UnreachableError(f"lock server {server} says nothing")
-        while True:
-            if self._now - self._map.loaded_at > RELOAD_EVERY:
-                yield from self._ask_around()
-            successor = self._map.owner_of(self._key)
-            if successor not in (server, None):
-                yield from self._do(Ask(successor, self._left()))
-            yield from self._pause(RELOAD_EVERY)
 
     def glance(self, server: Address, is_waiting: bool) -> Path:
         is_alive = (yield from self._sign_of_life(server)) if is_waiting else False
