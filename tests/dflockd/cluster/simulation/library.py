@@ -102,6 +102,7 @@ class LibraryClient(Client):
         self._session: Session | None = None
         self._believed = (b"", 0.0)
         self._was_told = False
+        self._wrong = ""
         self._stops = 0
 
     def remember(self, shard: int, server: str) -> None:
@@ -141,6 +142,8 @@ class LibraryClient(Client):
             self._tasks = [task for task in self._tasks if not task.ended]
         else:
             raise self.world.violation(f"{self.name} spins: it waits for what is there")
+        if self._wrong:
+            raise self.world.violation(self._wrong)
         self._declare()
         self.done = all(task.waits is not self._life for task in self._tasks)
         until = min((task.until for task in self._tasks), default=math.inf)
@@ -288,7 +291,8 @@ class LibraryClient(Client):
         lease = None if session is None else session.lease
         self.world.counts["losses"] += 1
         if session is not None and lease is not None and self.now < lease.deadline:
-            raise self.world.violation(
+            # Whoever calls this may be a generator that nobody needs any more.
+            self._wrong = (
                 f"{self.name} held {session.target.name}, and was told in time that it did not"
             )
 
