@@ -306,6 +306,7 @@ class Task:
         self.ended = False
         self.until = -math.inf
         self.is_poked = False
+        self._is_talk = False
         self._wait: Wait | None = None
 
     def step(self, now: float) -> bool:
@@ -323,13 +324,16 @@ class Task:
             if not outcome:
                 if now < self.until and not self.is_poked:
                     return False
-                self._client.world.counts["silence"] += isinstance(wait, connection.Connection)
+                self._client.world.counts["silence"] += self._is_talk
         self.is_poked = False
         try:
             self._wait = wait = self.waits.send(outcome)
         except StopIteration:
             self.ended, self.until = True, math.inf
             return True
+        self._is_talk = isinstance(wait, connection.Connection)
+        if isinstance(wait, connection.Connection):
+            self._wait = wait = Ready(wait, False, now + wait.left)
         if isinstance(wait, Pause):
             self.until = now + wait.seconds
         else:
@@ -340,8 +344,7 @@ class Task:
     def _is_there(wait: Any) -> bool:
         if isinstance(wait, Hear):
             return wait.signal.fired
-        link, writes = (wait.link, wait.writes) if isinstance(wait, Ready) else (wait, False)
-        return bool(link.closed or link._sock.is_ready(writes=writes))
+        return bool(wait.link.closed or wait.link._sock.is_ready(writes=wait.writes))
 
 
 class Socket:
