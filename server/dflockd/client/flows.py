@@ -8,8 +8,8 @@ from typing import Protocol, TypeAlias, TypeVar, cast
 
 from dflockd import errors
 from dflockd.client import clock
-from dflockd.client.operations import PING_PATIENCE, Operation, ping, shards
-from dflockd.client.routing import Ask, Load, Outcome, Path, Ping, ShardMap, glance
+from dflockd.client.operations import PING_PATIENCE, Operation, ShardReport, ping, shards
+from dflockd.client.routing import Ask, Load, Outcome, Path, Ping, ShardMap, Step, glance
 from dflockd.client.steps import SILENT, Flow, Link, Open, Pause, Route, Talk
 
 SILENCE = 1.0
@@ -172,6 +172,23 @@ def walk(
             else:
                 yield from wait(step.seconds)
         except errors.RemoteError as exc:
-            step = path.send(Outcome(clock.now(), error=exc))
+            step = _next(path, exc, None)
         else:
-            step = path.send(Outcome(clock.now(), report=report))
+            step = _next(path, None, report)
+
+
+def _next(path: Path, error: errors.RemoteError | None, report: ShardReport | None) -> Step:
+    """Tell a path what came of its last step.
+
+    Errors go in and out without their tracebacks: frames that refer to an error which refers to them
+    would keep a lock alive that its owner forgets.
+    """
+    try:
+        if error is not None:
+            error.__traceback__ = None
+        return path.send(Outcome(clock.now(), error, report))
+    except errors.RemoteError as exc:
+        exc.__traceback__ = None
+        raise
+    finally:
+        del error
