@@ -269,7 +269,12 @@ def confirm(target: Target, token: bytes, lease: int | None) -> Operation[Grant 
     it themselves all the time, so that others may have come after it.
     """
     exchange = Exchange(_confirmation_request(target, token, lease), REPLY_PATIENCE)
-    return read_renewal(target, token, (yield _with_ahead(exchange, target)))
+    while True:
+        answer = yield _with_ahead(exchange, target)
+        grant = read_renewal(target, token, answer)
+        if grant is None or answer.received < grant.deadline:
+            return grant
+        # It took longer than the lease is: whether it has begun anew is not known any more.
 
 
 def detach(target: Target, token: bytes, lease: int) -> Operation[bool]:
