@@ -91,6 +91,7 @@ class Connection:
         "__weakref__",
         "_sock",
         "closed",
+        "guard",
         "idle_since",
         "is_tls",
         "label",
@@ -112,6 +113,7 @@ class Connection:
         self.rested = False
         """Whether nothing has been heard on it since it was idle. Old servers say `error` and hang up
         on who is idle for long: that is no answer to what is asked next."""
+        self.guard: object = None
         self.owed = False
         """Whether a reply is still to come to a request that `send_now` sent."""
         self.left = math.inf
@@ -297,6 +299,7 @@ def carry_out(flow: Flow[R]) -> Waits[R]:
         result: R = stop.value
         return result
     finally:
+        outcome = None  # it may be an error that was raised here, and refers to here
         flow.close()
 
 

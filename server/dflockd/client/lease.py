@@ -168,6 +168,10 @@ class Lease:
             link.close()  # its owner has not waited for it
         return True
 
+    def shorten(self, seconds: int) -> None:
+        """Take in that so short a lease is about to be asked for: it may begin with the request."""
+        self.deadline = min(self.deadline, clock.now() + seconds)
+
     def spread(self) -> None:
         """Choose when it is renewed, by chance."""
         share = self._renew_ratio * (1 - _chance.random() * JITTER)

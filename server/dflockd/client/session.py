@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
@@ -227,14 +228,17 @@ class Session:
 
     def abandon(self) -> None:
         """Close whatever this session stands on, at any instant and in any thread."""
-        lease, self.lease = self.lease, None
-        for link in (self.asking, self.queued, self.telling):
-            if link is not None:
-                link.close()
+        # The lease first, and as long as it is an attribute: nobody takes what is held for asked for.
+        lease = self.lease
         if lease is not None:
             lease.abandon()
             self._home().reactor.forget(lease)
+            self.lease = None
+        for link in (self.asking, self.queued, self.telling):
+            if link is not None:
+                link.close()
         self.asking = self.queued = self.telling = None
+        self.waiter = {}
         self._owner.clear()
 
     # Flows that begin something.
@@ -243,7 +247,7 @@ class Session:
         """Wait for the lock; ``False`` if it was not granted in time."""
         self._take_possession(claim)
         grant = yield from self._begin(operations.acquire, timeout)
-        return self._settle(grant)
+        return self._settle(grant, claim)
 
     def enqueue(
         self, claim: object, timeout: float | None, progress: Progress | None
@@ -259,9 +263,8 @@ class Session:
 
         grant = yield from self._begin(begin, timeout)
         if grant is not None:
-            return self._settle(grant)
-        self.queued = self.asking
-        self.waiter = {}
+            return self._settle(grant, claim)
+        self._line_up(self._own(claim))
         self._end_request()
         return False
 
@@ -274,7 +277,10 @@ class Session:
         if self.queued is None or self.waiter.setdefault("by", claim) is not claim:
             raise self._not_enqueued()
         self.asking, self.queued = self.queued, None
-        assert self.asking is not None
+        if self.asking is None:
+            raise self._not_enqueued()
+        self.asking.guard = None
+        owner = self._owner.get("by")
         if self.shards is None:
             target = self.target._replace(progress=progress)
             until = operations.give_up_at(timeout, clock.now())
@@ -286,7 +292,7 @@ class Session:
             begin = operations.acquire if progress.keep is None else operations.queue
             grant = yield from self._follow(self.shards, begin, timeout, self.asking, progress)
         self.ticket = progress.kept.decode() or None
-        return self._settle(grant)
+        return self._settle(grant, owner)
 
     def adopt(self, claim: object, token: bytes) -> Flow[bool]:
         """Take over a hold by its token; ``False`` if it is no more."""
@@ -296,7 +302,7 @@ class Session:
             return operations.confirm(target, token, target.lease)
 
         grant = yield from self._begin(begin, ANSWER_PATIENCE)
-        return self._settle(grant)
+        return self._settle(grant, claim)
 
     # The same in two parts, for those who keep many waiters in order: only on one connection, and
     # what goes wrong is theirs to deal with.
@@ -308,28 +314,30 @@ class Session:
             return operations.enqueue(target._replace(progress=progress))
 
         self._take_possession(claim)
+        until = operations.give_up_at(0, clock.now())
         grant = yield from self._begin(begin, 0)
-        link = self.asking
-        assert link is not None
+        link = self._own(claim)
         if grant is None:
-            self.queued = link
+            self._line_up(link)
             self._end_request()
             return False
         # The server keeps the position until it is asked about it, and refuses another on the same
         # connection, even after somebody else has adopted the lock.
-        grant = yield from flows.talk(link, operations.wait(self.target, 0))
-        return self._settle(grant)
+        grant = yield from flows.talk(link, operations.wait(self.target, 0), until)
+        return self._settle(grant, claim)
 
     def await_turn(self, timeout: int | None, progress: Progress) -> Flow[bool]:
         """Wait for the position to be served; ``False`` if it was not in time."""
-        link, shards = self.queued, self.shards
+        link, shards, claim = self.queued, self.shards, self._owner.get("by")
         assert link is not None
+        link.guard = None
         look = None if shards is None else partial(self._look, shards, link.route)
         target = self.target._replace(progress=progress)
         grant = yield from flows.talk(link, operations.wait(target, timeout), None, look)
-        self.asking, self.queued = link, None
+        if self._owner.get("by") is claim:
+            self.asking, self.queued = link, None
         self.ticket = progress.kept.decode() or None
-        return self._settle(grant)
+        return self._settle(grant, claim)
 
     # Flows about what is held.
 
@@ -367,6 +375,7 @@ class Session:
                 lease.put(link)  # for who has ended it
                 return False
             asked = seconds or lease.asked
+            lease.shorten(asked)
             grant, link = yield from self._tell(
                 lambda target: operations.renew(target, lease.token, asked), link, lease.left
             )
@@ -527,6 +536,7 @@ class Session:
         A connection that is given has a position: as long as it has, that is waited for.
         """
         links, is_queued = self._home().pool, link is not None
+        owner = self._owner.get("by")
         until = operations.give_up_at(timeout, clock.now())
 
         def look(is_waiting: bool) -> Flow[float]:
@@ -534,6 +544,8 @@ class Session:
 
         def attempt(step: Ask) -> Flow[R]:
             nonlocal is_queued
+            if self._owner.get("by") is not owner:
+                raise self._cancelled()
             link = self.asking
             if link is not None and (link.closed or link.route.address != step.server):
                 self.asking, is_queued = None, False
@@ -563,9 +575,9 @@ class Session:
         look: flows.Look | None,
     ) -> Flow[R]:
         """Run an operation on a connection of the pool, or on a new one if that has died there."""
-        links = self._home().pool
+        links, owner = self._home().pool, self._owner.get("by")
         if link is None:
-            link = links.take(self.route) or (yield Open(self.route, until))
+            link = links.take(self.route) or (yield from self._open(until, owner))
         self.asking = link
         operation = begin(self._target_on(link), timeout)
         try:
@@ -586,9 +598,17 @@ class Session:
         # Nothing was granted that still is: a grant on the dead connection ended with it.
         if timeout is not None and until is not None:
             timeout = min(timeout, max(0, until - GRACE - clock.now()))
-        self.asking = link = yield Open(self.route, until)
+        self.asking = link = yield from self._open(until, owner)
         operation = begin(self._target_on(link), timeout)
         return (yield from self._talk(link, operation, until, look))
+
+    def _open(self, until: float | None, owner: object) -> Flow[Link]:
+        """Connect, unless the request is abandoned meanwhile: there was nothing to close."""
+        link: Link = yield Open(self.route, until)
+        if self._owner.get("by") is not owner:
+            link.close()
+            raise self._cancelled()
+        return link
 
     def _look(self, shards: ShardMap, route: Route, is_waiting: bool) -> Flow[float]:
         """Look at a server of the cluster that has not answered yet."""
@@ -613,10 +633,22 @@ class Session:
         if self.is_cancelled:
             raise self._cancelled()
 
-    def _settle(self, grant: Grant | None) -> bool:
-        """Do what follows from the end of a wait: hold the lock, or give the connection back."""
+    def _own(self, claim: object) -> Link:
+        """Return the connection of the request under way, unless somebody has abandoned that."""
         link = self.asking
-        assert link is not None
+        if link is None or self._owner.get("by") is not claim:
+            raise self._cancelled()
+        return link
+
+    def _line_up(self, link: Link) -> None:
+        """Stand in the queue on a connection, which ends once this session is forgotten."""
+        link.guard = weakref.ref(self, lambda _: link.close())
+        self.waiter = {}
+        self.queued = link
+
+    def _settle(self, grant: Grant | None, claim: object) -> bool:
+        """Do what follows from the end of a wait: hold the lock, or give the connection back."""
+        link = self._own(claim)
         if grant is None:
             self._end_request()
             self._owner.clear()
@@ -631,10 +663,12 @@ class Session:
         return True
 
     def _end_request(self) -> None:
-        self.asking = None
+        link, self.asking = self.asking, None
         # `cancel` sets its mark before it looks for a connection. Without the mark now, it finds none,
         # and never cuts a connection that is another lock's by then.
         if self.is_cancelled:
+            if link is not None:
+                link.close()
             raise self._cancelled()
 
     def _taken(
@@ -709,7 +743,12 @@ class Session:
                     link.close()
                 self.telling = link = yield Open(route, until)
             told = operations.kept(operation(self.target))
-            return operations.raised((yield from flows.talk(link, told, until, look))), link
+            try:
+                answer = yield from flows.talk(link, told, until, look)
+            except errors.RemoteError:
+                self._doubt()
+                raise
+            return operations.raised(answer), link
 
         def look(is_waiting: bool) -> Flow[float]:
             return self._look(shards, self.route, is_waiting)
@@ -737,6 +776,7 @@ class Session:
             try:
                 answer = yield on_first
             except errors.UnreachableError:
+                self._doubt()
                 if clock.now() >= until:
                     raise
                 on_first = None
@@ -755,6 +795,11 @@ class Session:
         finally:
             if on_first is not None:
                 on_first.link.close()
+
+    def _doubt(self) -> None:
+        """Take in that the connection has ended on which something about the hold was asked."""
+        if self.lease is not None:
+            self.lease.doubt()
 
     # Small things.
 

@@ -45,6 +45,8 @@ class Link(Protocol):
     """What the server shows for it."""
     pooled: bool
     """Whether it has lain idle, so that the server may have left meanwhile."""
+    guard: object
+    """Closes it when its owner is forgotten, who stands in a queue on it."""
     owed: bool
     """Whether a reply is still to come to a request that `send_now` sent."""
 
