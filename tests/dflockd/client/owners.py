@@ -1,0 +1,339 @@
+"""Those who use sessions on a `stage`, as the faces of locks do, and judge what each call returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from dflockd import errors
+from dflockd.client import operations
+from dflockd.client.operations import GRACE, Progress, Target
+from dflockd.client.routing import ShardMap
+from dflockd.client.session import ANSWER_PATIENCE
+from dflockd.client.steps import Flow, Route
+from dflockd.wire import Reserve, Space, format_token
+from tests.dflockd.client.service import KEY
+from tests.dflockd.client.stage import Home, Stage, Task, WatchedSession, standing_on
+
+TIMEOUTS = (0, 0, 0.3, 1, 2.5, 5, 20)
+LEASES = (1, 2, 5, 10)
+CONNECTING = 2.0
+"""Seconds that a call may take beside its time and `GRACE`: each step has half a second in any case."""
+
+CLAIMS = ("acquire", "enqueue", "queue_up", "adopt")
+FREE = (*CLAIMS, "acquire", "acquire", "acquire", "question", "check", "renew", "release", "wait")
+QUEUED = ("wait", "wait", "wait", "release", "acquire", "drop")
+HELD = ("release", "release", "release", "renew", "check", "check", "detach", "question", "rest")
+HELD += ("rest", "rest", "drop", "acquire")
+TELLING = ("release", "renew", "detach")
+WHERE = {"free": FREE, "lost": FREE, "queued": QUEUED, "held": HELD, "doubtful": HELD}
+
+
+class Owner:
+    """Somebody with one session at a time, who does this and that with it.
+
+    Args:
+        stage: where.
+        home: the process.
+        rudeness: how likely it is that a call is interrupted, or another begun beside it.
+    """
+
+    def __init__(self, stage: Stage, home: Home, rudeness: float) -> None:
+        self.stage = stage
+        self.home = home
+        self.rng: Random = stage.rng
+        self.rudeness = rudeness
+        self.calls: set[Call] = set()
+        self.retired = False
+        self.came_for_turns = False
+        self.session = self._new()
+        stage.soon(self.act, 1.0)
+
+    def act(self) -> None:
+        """Do something, and later something else."""
+        if self.retired:
+            return
+        rng, state = self.rng, self.session.state
+        if not self.calls:
+            self._begin(rng.choice(WHERE[state]))
+        elif rng.random() < self.rudeness:
+            what = rng.choice((*FREE, *QUEUED, *HELD, "cancel", "interrupt"))
+            if what == "interrupt":
+                rng.choice(sorted(self.calls, key=lambda call: call.began)).task.interrupt()
+            elif what == "cancel" or self._may_be_beside_others(what):
+                self._begin(what)
+        self.stage.soon(self.act, rng.choice((0.05, 0.5, 4.0)))
+
+    def _may_be_beside_others(self, what: str) -> bool:
+        """What is held is for one at a time, except that anybody may ask whether it is held."""
+        if what in TELLING:
+            return not any(call.what in (*TELLING, "await_turn") for call in self.calls)
+        if what == "wait":
+            return not any(call.what == "await_turn" for call in self.calls)
+        return what != "drop"
+
+    def retire(self) -> None:
+        """Stop, in one way or another."""
+        self.retired = True
+        while self.calls:
+            min(self.calls, key=lambda call: call.began).task.interrupt()
+        if self.session.is_cancelled or self.rng.random() < 0.3:
+            self.session.abandon()
+        elif self.rng.random() < 0.5:
+            self._drop()
+        else:
+            self._begin("release")
+
+    def _new(self) -> WatchedSession:
+        stage, home = self.stage, self.home
+        number = self.rng.randrange(len(stage.addresses))
+        shards = None
+        if stage.service.is_cluster:
+            # One map for each process.
+            shards = home.__dict__.setdefault("shards", ShardMap(tuple(stage.addresses)))
+        address = stage.addresses[number]
+        target = Target(Space.LOCK, KEY, 1, self.rng.choice(LEASES), str(address))
+        label = self.rng.choice((b"", b"me", b"you"))
+        WatchedSession.stage = stage
+        session = WatchedSession(
+            target,
+            label,
+            Route(address),
+            0.5,
+            shards,
+            lambda: home,  # type: ignore[arg-type,return-value]
+        )
+        stage.sessions.append(session)
+        return session
+
+    def _drop(self) -> None:
+        """Forget the session; it must let go."""
+        wires = [link.wire for link in standing_on(self.session)]  # type: ignore[attr-defined]
+        self.session.is_watched = False
+        self.stage.sessions.remove(self.session)
+        self.session = self._new()
+        for wire in wires:
+            if not wire.closed:
+                self.stage.wrong("a forgotten session lets go", f"{wire} is open")
+
+    def _begin(self, what: str) -> None:
+        if what == "drop":
+            self._drop()
+        elif what == "cancel":
+            self.session.cancel()
+        elif what != "rest":
+            Call(self, what).begin()
+        if self.session.is_cancelled and not self.calls:
+            self.session.abandon()
+            self._drop()
+
+
+class Call:
+    """One call of a session's flow, with what a face does around it."""
+
+    def __init__(self, owner: Owner, what: str) -> None:
+        self.owner = owner
+        self.what = what
+        self.stage = owner.stage
+        self.session = owner.session
+        self.claim = object()
+        self.timeout: float | None = owner.rng.choice(TIMEOUTS)
+        self.began = self.stage.now
+        self.was = self.session.state
+        self.was_owned = bool(self.session._owner) and self.was != "lost"
+        self.left = 0.0 if self.session.lease is None else self.session.lease.left
+        self.was_disturbed = False
+        """Whether another call has abandoned what this one asks for."""
+        self.task: Task
+
+    def begin(self) -> None:
+        self.owner.calls.add(self)
+        flow: Flow[Any] = getattr(self, f"_{self.what}")()
+        # `run` takes the first steps: what is heard is that of this task.
+        self.task = Task(self.owner.home, flow, session=self.session, done=self._done)
+        self.owner.home.tasks.add(self.task)
+        self.task.step(None)
+        rng, rudeness = self.owner.rng, self.owner.rudeness
+        if not self.task.ended and (self.timeout is None or rng.random() < rudeness / 2):
+            self.stage.soon(self.task.interrupt, rng.choice((0.1, 1.0, 10.0)))
+
+    # What it calls.
+
+    def _acquire(self) -> Flow[bool]:
+        if self.owner.rng.random() < 0.1:
+            self.timeout = None
+        return self.session.acquire(self.claim, self.timeout)
+
+    def _enqueue(self) -> Flow[bool]:
+        self.owner.came_for_turns &= self.was_owned
+        ticket = self.session.ticket
+        progress = self._progress(b"" if ticket is None else ticket.encode())
+        return self.session.enqueue(self.claim, self.timeout, progress if ticket else None)
+
+    def _queue_up(self) -> Flow[bool]:
+        self.timeout = 0
+        self.owner.came_for_turns |= not self.was_owned
+        return self.session.queue_up(self.claim, self._progress())
+
+    def _wait(self) -> Flow[bool]:
+        keep = Reserve(2000, 0) if self.owner.rng.random() < 0.3 else None
+        progress = self._progress(keep=keep)
+        if self.owner.came_for_turns and self.was == "queued" and len(self.owner.calls) == 1:
+            self.what = "await_turn"
+            return self.session.await_turn(self.owner.rng.choice((1, 3)), progress)
+        return self.session.wait(self.claim, self.timeout, progress)
+
+    def _adopt(self) -> Flow[bool]:
+        self.timeout = ANSWER_PATIENCE
+        unknown = [*self.stage.service.ended, format_token(1 << 50, b"unknown")]
+        detached = self.stage.detached
+        is_unknown = not detached or self.was_owned or self.owner.rng.random() < 0.3
+        # One is for one only: who has a token can take the lock from whoever has it.
+        token = self.owner.rng.choice(unknown) if is_unknown else detached.pop()
+        return self.session.adopt(self.claim, token)
+
+    def _release(self) -> Flow[bool]:
+        return self.session.release(self.claim)
+
+    def _renew(self) -> Flow[bool]:
+        return self.session.renew(self.owner.rng.choice((None, *LEASES)))
+
+    def _check(self) -> Flow[None]:
+        return self.session.check()
+
+    def _detach(self) -> Flow[str | None]:
+        return self.session.detach(self.claim, self.owner.rng.choice((None, *LEASES)))
+
+    def _question(self) -> Flow[Any]:
+        return self.session.question(operations.inspect)
+
+    def _progress(self, place: bytes = b"", keep: Reserve | None = None) -> Progress:
+        return Progress(place, keep=keep, may_move=self.stage.service.is_cluster)
+
+    # What came of it.
+
+    def _done(self, result: Any, error: BaseException | None) -> None:
+        self.owner.calls.discard(self)
+        task: Task = self.owner.stage.current  # type: ignore[assignment]
+        if error is not None:
+            self._let_go(error)
+        self._judge_error(task, error)
+        if error is None:
+            self._judge_result(task, result)
+        self._judge_time()
+
+    def _let_go(self, error: BaseException) -> None:
+        if self.what == "await_turn":
+            self.session.abandon()
+        elif self.what in (*CLAIMS, "wait", "detach", "release"):
+            self.session.let_go(self.claim)
+        else:
+            return
+        has_begun = not isinstance(error, errors.AlreadyHeldError | errors.NotEnqueuedError)
+        if not has_begun or self._others() or self.was_disturbed:
+            return
+        if self.what == "detach" and self.session.lease is not None:
+            return  # it had not begun either: it was waiting for the connection
+        if standing_on(self.session) or self.session.state != "free":
+            self._wrong(
+                "who fails leaves nothing behind",
+                f"it is {self.session.state} after {error!r}, on {standing_on(self.session)}",
+            )
+
+    def _judge_error(self, task: Task, error: BaseException | None) -> None:
+        if isinstance(error, errors.AlreadyHeldError) != (self.what in CLAIMS and self.was_owned):
+            self._wrong("one owner at a time", f"it was {self.was}: {error!r}")
+        may_be: tuple[type[BaseException], ...] = (errors.RemoteError, KeyboardInterrupt)
+        if self.what in CLAIMS:
+            may_be += (errors.AlreadyHeldError,)
+        if self.what == "wait":
+            may_be += (errors.NotEnqueuedError,)
+        if self.what == "check":
+            may_be = (errors.LockLostError, KeyboardInterrupt)
+        if self.session.is_cancelled or self.was_disturbed:
+            may_be += (errors.AcquireCancelledError,)
+        if error is not None and not isinstance(error, may_be):
+            self._wrong("errors are of the tree", repr(error))
+
+    def _judge_result(self, task: Task, result: Any) -> None:
+        said = b"".join(task.lines)
+        if result is False and self.what in ("acquire", "wait", "await_turn"):
+            is_cut_off = self.what == "wait" and self.timeout != int(self.timeout or 0)
+            if not (said if is_cut_off else b"timeout" in said):
+                self._wrong("False is what a server has said", f"it said {said!r}")
+        if result is False and self.what == "adopt" and b"error" not in said:
+            self._wrong("False is what a server has said", f"it said {said!r}")
+        if result is True and self.what in (*CLAIMS, "wait", "await_turn"):
+            if b"ok" not in said and b"acquired" not in said:
+                self._wrong("True is what a server has said", f"it said {said!r}")
+            if not self._others() and self.session.lease is None:
+                self._wrong("True is what a server has said", "there is no lease")
+        if self.what == "detach" and result:
+            self.stage.detached.append(result.encode())
+        if self.what == "check" and not (self.session.lease and self.session.lease.held):
+            self._wrong("held is certain", f"check() returned, and it is {self.session.state}")
+        if self.what == "release" and not self._others() and standing_on(self.session):
+            self._wrong("who releases has nothing", f"{standing_on(self.session)}")
+
+    def _judge_time(self) -> None:
+        if self.owner.home.stalled_until >= self.began:
+            return  # it was stopped itself
+        took, bound = self.stage.now - self.began, None
+        if self.what in (*CLAIMS, "wait") and self.timeout is not None:
+            bound = self.timeout + GRACE + CONNECTING
+        elif self.what == "check":
+            bound = self.left + 0.1
+        elif self.what == "release":
+            bound = 1.0 + CONNECTING + GRACE * self.stage.service.is_cluster
+        elif self.what == "question":
+            bound = ANSWER_PATIENCE + GRACE + CONNECTING
+        elif self.what in ("renew", "detach"):
+            # Who has waited for a rescue may find a lease that was just begun anew.
+            bound = self.left + max(LEASES) + CONNECTING
+        if bound is not None and took > bound:
+            self._wrong("a time is kept", f"{took:.3f} s of {bound:.3f} s")
+
+    def _others(self) -> bool:
+        return any(call.session is self.session for call in self.owner.calls)
+
+    def _wrong(self, rule: str, text: str) -> None:
+        self.stage.wrong(rule, f"{self.what} ({self.timeout}): {text}")
+
+
+def play(stage: Stage, owners: int, processes: int, rudeness: float, seconds: float) -> None:
+    """Let some owners do what they like for a while, and then all of it end."""
+    homes = [Home(stage) for _ in range(processes)]
+    stage.homes = homes
+    players = [Owner(stage, homes[n % processes], rudeness) for n in range(owners)]
+    stage.soon(stage.trouble, 1.0)
+    stage.pass_time(seconds)
+    stage.is_calm = True
+    for player in players:
+        player.retire()
+    stage.pass_time(120.0)
+    end(stage)
+
+
+def end(stage: Stage) -> None:
+    """See that nothing is left."""
+    for home in stage.homes:
+        if home.tasks:
+            stage.wrong("all comes to an end", f"{len(home.tasks)} flows are under way")
+    for wire in stage.wires:
+        link = wire.link()
+        idle = [link is each for each in wire.home.pool.idle].count(True)
+        if wire.closed + idle != 1:
+            stage.wrong("every link closed or given back once", f"{wire} at the end")
+    for lease in stage.leases:
+        if not lease.is_over:
+            stage.wrong("all comes to an end", f"a lease goes on, {lease.state}")
+        if lease.losses != (lease.state == "lost"):
+            stage.wrong("told of a loss once", f"{lease.losses} times, and it is {lease.state}")
+    if stage.service.holds:
+        stage.wrong("all comes to an end", f"held: {list(stage.service.holds)}")
+    if stage.faults:
+        raise stage.faults[0]
+
+
+Chooser = Callable[[Random], Stage]

@@ -1,0 +1,355 @@
+"""A model of a lock service: who holds one key, as one server or some of a cluster say.
+
+It knows no sockets and is never wrong by itself: what it has granted is the truth that the sessions
+of a test are measured by. What becomes of its replies on their way is the stage's business.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dflockd.address import Address
+from dflockd.shards import get_shard_id
+from dflockd.wire import (
+    Acquire,
+    Confirm,
+    Detach,
+    Enqueue,
+    Enqueued,
+    Granted,
+    Inspect,
+    Moved,
+    Recovering,
+    Release,
+    Renew,
+    Renewed,
+    Report,
+    Reserve,
+    Resume,
+    Shards,
+    Status,
+    TimedOut,
+    Wait,
+    encode_map,
+    format_token,
+)
+
+KEY = b"k"
+NUM_SHARDS = 8
+DEFAULT_LEASE = 33
+TICKET_KEPT = 10.0
+
+
+class Stage(Protocol):
+    """The time, as far as the service goes."""
+
+    now: float
+
+    def at(self, when: float, what: Callable[[], object]) -> None: ...
+
+
+class Peer:
+    """A connection as its server has it."""
+
+    reply: Callable[[Any], None]
+    number = 0
+
+    def __init__(self, server: int) -> None:
+        self.server = server
+        self.alive = True
+        self.place: Waiter | None = None
+        """The position that was taken on it, and not asked about to the end."""
+        self.resumes = b""
+        self.reserves = False
+
+
+class Hold:
+    """A slot that is taken."""
+
+    def __init__(self, token: bytes, peer: Peer | None, lease: int, deadline: float) -> None:
+        self.token = token
+        self.peer = peer
+        """Whose end ends it; ``None`` if it is detached."""
+        self.lease = lease
+        self.deadline = deadline
+
+
+@dataclass
+class Ended:
+    """How a hold came to its end: ``released``, ``expired``, ``evicted``, ``forgotten``, ``parted``."""
+
+    why: str
+    peer: Peer | None
+
+
+class Waiter:
+    """A position in the queue."""
+
+    def __init__(self, peer: Peer | None, lease: int) -> None:
+        self.peer = peer
+        """``None`` while nobody is there: it is passed over."""
+        self.lease = lease
+        self.asks = False
+        """Whether its peer waits for a reply."""
+        self.hold: Hold | None = None
+        """What it was granted while nobody asked."""
+
+
+class Service:
+    """One server, or a cluster of which one has the key.
+
+    Args:
+        stage: the time.
+        addresses: of the servers.
+        is_cluster: whether they know of one another.
+        limit: how many may hold the key.
+    """
+
+    def __init__(
+        self, stage: Stage, addresses: list[Address], *, is_cluster: bool, limit: int
+    ) -> None:
+        self.stage = stage
+        self.addresses = addresses
+        self.is_cluster = is_cluster
+        self.limit = limit
+        self.holds: dict[bytes, Hold] = {}
+        self.ended: dict[bytes, Ended] = {}
+        self.queue: list[Waiter] = []
+        self.tickets: dict[bytes, Waiter] = {}
+        self.peers: set[Peer] = set()
+        self.owner = 0
+        self.epoch = 5
+        self.is_moving = False
+        self.down: set[int] = set()
+        self._numbers = itertools.count(1)
+
+    # What happens to it.
+
+    def end(self, peer: Peer, why: str = "parted") -> None:
+        """A connection has ended."""
+        if peer.alive:
+            peer.alive = False
+            self.peers.discard(peer)
+            for hold in [hold for hold in self.holds.values() if hold.peer is peer]:
+                self._end(hold, why)
+            self.queue = [waiter for waiter in self.queue if waiter.peer is not peer]
+            self.serve()
+
+    def evict(self) -> None:
+        """An operator ends a hold."""
+        for hold in list(self.holds.values())[:1]:
+            self._end(hold, "evicted")
+        self.serve()
+
+    def restart(self, *, keeps: bool) -> list[Peer]:
+        """The server in charge ends; return its connections."""
+        ended = [peer for peer in self.peers if peer.server == self.owner]
+        for peer in ended:
+            peer.alive = False
+            self.peers.discard(peer)
+        for hold in list(self.holds.values()):
+            if keeps:
+                hold.peer = None
+            else:
+                self._end(hold, "forgotten")
+        self.queue, self.tickets = [], {}
+        return ended
+
+    def begin_move(self) -> None:
+        """Nobody is in charge for a moment; those who wait are told at once."""
+        self.is_moving = True
+
+    def end_move(self, to: int) -> None:
+        """Another server is in charge, and knows what the old one knew."""
+        self.is_moving = False
+        self.owner, self.epoch = to, self.epoch + 1
+        for hold in self.holds.values():
+            hold.peer = None
+        for waiter in list(self.queue):
+            peer, waiter.peer = waiter.peer, None
+            if peer is None or peer.server == to:
+                waiter.peer = peer
+                continue
+            ticket = self._ticket(waiter)
+            if waiter.asks:
+                waiter.asks = False
+                peer.reply(self._moved(ticket))
+            peer.place = None
+        self.serve()
+
+    # What it is asked.
+
+    def receive(self, peer: Peer, request: Any) -> None:
+        """Take in a request; the reply comes now, later, or never."""
+        handle = self._ABOUT.get(type(request))
+        if handle is None:
+            peer.reply(self._aside(peer, request))
+        elif self.is_cluster and peer.server != self.owner:
+            peer.reply(self._moved(b""))
+        elif self.is_moving:
+            peer.reply(Recovering(100))
+        else:
+            handle(self, peer, request)
+
+    def _aside(self, peer: Peer, request: Any) -> Any:
+        if isinstance(request, Shards):
+            if not self.is_cluster:
+                return Status.ERROR
+            document = {
+                "num_shards": NUM_SHARDS,
+                "servers": list(map(str, self.addresses)),
+                "shards": [-1 if self.is_moving else self.owner] * NUM_SHARDS,
+                "epochs": [self.epoch] * NUM_SHARDS,
+            }
+            return encode_map(document).answer(request)
+        if isinstance(request, Inspect):
+            return Report(b'{"key": "k"}')
+        if isinstance(request, Resume):
+            peer.resumes = request.ticket
+        elif isinstance(request, Reserve):
+            peer.reserves = True
+        return Status.OK
+
+    def _acquire(self, peer: Peer, request: Acquire) -> None:
+        waiter = self._line_up(peer, request.lease)
+        waiter.asks = True
+        self.serve()
+        if waiter.asks:
+            self._await(waiter, request.timeout)
+
+    def _enqueue(self, peer: Peer, request: Enqueue) -> None:
+        if peer.place is not None:
+            peer.reply(Status.ALREADY_ENQUEUED)
+            return
+        peer.place = waiter = self._line_up(peer, request.lease)
+        self.serve()
+        hold = waiter.hold
+        peer.reply(Status.QUEUED if hold is None else Enqueued(hold.token, hold.lease))
+
+    def _wait(self, peer: Peer, request: Wait) -> None:
+        waiter = peer.place
+        if waiter is None:
+            peer.reply(Status.NOT_ENQUEUED)
+        elif waiter.hold is not None:
+            peer.place = None
+            hold = waiter.hold
+            is_there = self.holds.get(hold.token) is hold
+            if is_there:
+                self._start(hold, hold.lease)
+            peer.reply(Granted(hold.token, hold.lease) if is_there else Status.LEASE_EXPIRED)
+        else:
+            waiter.asks = True
+            self._await(waiter, request.timeout)
+
+    def _renew(self, peer: Peer, request: Renew | Confirm) -> None:
+        hold = self.holds.get(request.token)
+        if hold is None:
+            peer.reply(Status.ERROR if isinstance(request, Renew) else Status.LEASE_EXPIRED)
+            return
+        hold.peer = peer
+        self._start(hold, request.lease)
+        peer.reply(Renewed(hold.lease))
+
+    def _detach(self, peer: Peer, request: Detach) -> None:
+        hold = self.holds.get(request.token)
+        if hold is None or hold.peer not in (peer, None):
+            peer.reply(Status.LEASE_EXPIRED)
+            return
+        hold.peer = None
+        self._start(hold, request.lease)
+        peer.reply(Renewed(hold.lease))
+
+    def _release(self, peer: Peer, request: Release) -> None:
+        hold = self.holds.get(request.token)
+        if hold is None:
+            peer.reply(Status.ERROR)
+            return
+        self._end(hold, "released")
+        peer.reply(Status.OK)
+        self.serve()
+
+    _ABOUT: dict[type, Callable[[Any, Peer, Any], None]] = {  # noqa: RUF012 - of the class
+        Acquire: _acquire,
+        Enqueue: _enqueue,
+        Wait: _wait,
+        Renew: _renew,
+        Confirm: _renew,
+        Detach: _detach,
+        Release: _release,
+    }
+
+    # Its book.
+
+    def serve(self) -> None:
+        """Grant what is free."""
+        waiting = [waiter for waiter in self.queue if waiter.peer is not None]
+        for waiter in waiting[: max(0, self.limit - len(self.holds))]:
+            self.queue.remove(waiter)
+            peer = waiter.peer
+            assert peer is not None
+            token = format_token(next(self._numbers), b"stage")
+            hold = waiter.hold = self.holds[token] = Hold(token, peer, waiter.lease, 0.0)
+            self._start(hold, waiter.lease)
+            if waiter.asks:
+                waiter.asks = False
+                peer.place = None
+                peer.reply(Granted(token, hold.lease))
+
+    def _line_up(self, peer: Peer, lease: int | None) -> Waiter:
+        waiter = self.tickets.pop(peer.resumes, None)
+        peer.resumes = b""
+        if waiter is None or waiter not in self.queue:
+            waiter = Waiter(peer, lease or DEFAULT_LEASE)
+            self.queue.append(waiter)
+        waiter.peer = peer
+        return waiter
+
+    def _await(self, waiter: Waiter, seconds: float) -> None:
+        peer = waiter.peer
+        assert peer is not None
+
+        def over() -> None:
+            if waiter.peer is not peer or not waiter.asks or not peer.alive:
+                return
+            waiter.asks, peer.place = False, None
+            if peer.reserves:
+                peer.reserves, waiter.peer = False, None
+                peer.reply(TimedOut(self._ticket(waiter)))
+            else:
+                self.queue.remove(waiter)
+                peer.reply(Status.TIMEOUT)
+
+        self.stage.at(self.stage.now + seconds, over) if seconds else over()
+
+    def _ticket(self, waiter: Waiter) -> bytes:
+        ticket = b"t%d" % next(self._numbers)
+        self.tickets[ticket] = waiter
+
+        def forget() -> None:
+            if self.tickets.pop(ticket, None) is not None and waiter in self.queue:
+                self.queue.remove(waiter)
+
+        self.stage.at(self.stage.now + TICKET_KEPT, forget)
+        return ticket
+
+    def _moved(self, ticket: bytes) -> Moved:
+        shard = get_shard_id(KEY.decode(), NUM_SHARDS)
+        return Moved(shard, self.epoch, str(self.addresses[self.owner]).encode(), ticket)
+
+    def _start(self, hold: Hold, lease: int | None) -> None:
+        hold.lease = lease or DEFAULT_LEASE
+        hold.deadline = deadline = self.stage.now + hold.lease
+
+        def over() -> None:
+            if self.holds.get(hold.token) is hold and hold.deadline == deadline:
+                self._end(hold, "expired")
+                self.serve()
+
+        self.stage.at(deadline, over)
+
+    def _end(self, hold: Hold, why: str) -> None:
+        del self.holds[hold.token]
+        self.ended[hold.token] = Ended(why, hold.peer)
