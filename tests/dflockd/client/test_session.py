@@ -121,20 +121,17 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Lease, "shorten", lambda self, seconds: None)
 
 
-@planted("a connection that says nothing is closed, and nothing in doubt", "held is certain")
+@planted("of two connections the one that has not answered is closed", "held is certain")
 def _(patch: pytest.MonkeyPatch) -> None:
-    def impatient(self: Any, link: Any, renewing: Any) -> Any:
-        until = self._lease.stage.now + renewal.ATTEMPT
-        doubt, self._lease.doubt = self._lease.doubt, lambda: None
-        try:
-            return (yield steps.Talk(link, renewing, until))
-        finally:
-            # Only after `attempt` has looked at the error.
-            self._lease.stage.at(
-                self._lease.stage.now, lambda: setattr(self._lease, "doubt", doubt)
-            )
+    real = renewal._Rescue._end
 
-    patch.setattr(renewal._Rescue, "_talk", impatient)
+    def end(self: Any, link: Any) -> None:
+        real(self, link)
+        spare, self._keeper.spare = self._keeper.spare, None
+        if spare is not None:
+            spare.close()
+
+    patch.setattr(renewal._Rescue, "_end", end)
 
 
 @planted("check() believes what is in doubt", "held is certain")
