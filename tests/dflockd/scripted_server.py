@@ -69,6 +69,7 @@ class ScriptedServer:
         self.ended: list[int] = []
         """The numbers of the connections that clients have ended."""
         self.accepted = 0
+        self._is_stopped = False
         self._script: dict[type, list[Answer]] = {}
         self._changed = threading.Condition()
         self._sockets: list[socket.socket] = []
@@ -117,7 +118,10 @@ class ScriptedServer:
 
     def stop(self) -> None:
         """End all connections, and accept no other."""
+        self._is_stopped = True
         with contextlib.suppress(OSError):
+            # Green threads that accept notice neither a shutdown nor a close.
+            socket.create_connection(self.address, 1).close()
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut()
@@ -129,6 +133,9 @@ class ScriptedServer:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
+                return
+            if self._is_stopped:
+                sock.close()
                 return
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sockets.append(sock)

@@ -206,7 +206,7 @@ class Service:
             }
             return encode_map(document).answer(request)
         if isinstance(request, Inspect):
-            return Report(b'{"key": "k"}')
+            return Report(b'{"key": "k", "limit": 1, "holders": [], "waiters": []}')
         if isinstance(request, Resume):
             peer.resumes = request.ticket
         elif isinstance(request, Reserve):
