@@ -19,7 +19,7 @@ from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import clock
 from dflockd.client.flows import Links, look_at, talk, walk
-from dflockd.client.lease import SILENCE, Lease
+from dflockd.client.lease import DOUBTFUL, SILENCE, Lease
 from dflockd.client.operations import (
     Answer,
     Grant,
@@ -163,6 +163,7 @@ class _Keeper:
             if spare.receive_now() is None:
                 return
         except (OSError, UnexpectedReplyError):
+            self.lease.doubt()  # the hold may have ended with it
             spare.close()
         del self.sent[spare]
         self._settles_from = clock.now()
@@ -172,6 +173,8 @@ class _Keeper:
         grant = read_renewal(lease.target, lease.token, answer)
         if grant is None:
             lease.lose("the server no longer knows it")
+        elif lease.state == DOUBTFUL and answer.sent < self._settles_from:
+            return  # the other connection has ended since
         elif not lease.renewed(grant):
             lease.lose("its lease ended unrenewed")
         elif spare is not None and spare not in self.sent and answer.sent >= self._settles_from:
@@ -201,7 +204,11 @@ class _Rescue:
             self._ours.append(keeper.spare)
         self._probe = Probe()
         self._waits_since = clock.now()
+        self._certain_from = 0.0
+        """Renewals that were sent before that may have come before the end of another connection, to
+        which the hold belonged."""
         if not isinstance(why, TimeoutError | errors.RefusedError):
+            self._certain_from = clock.now()
             stood_on.close()
             self._links.clear(stood_on.route)  # the other idle ones are most likely dead as well
 
@@ -318,7 +325,11 @@ class _Rescue:
                     self._ours.remove(each)
                     self._ours.append(each)
                     grant = read_renewal(lease.target.at(server), lease.token, answer)
-                    return None if grant is None else (grant, each)
+                    if grant is None:
+                        return None
+                    if answer.sent >= self._certain_from:
+                        return grant, each
+                    self._ask(each)
             known, now = self._at(server), clock.now()
             if not known:
                 raise self._unreachable(server) from error
@@ -347,6 +358,7 @@ class _Rescue:
 
     def _broke(self, link: Link) -> None:
         self._lease.doubt()
+        self._certain_from = clock.now()
         self._keeper.sent.pop(link, None)
         link.close()
 

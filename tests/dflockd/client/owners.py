@@ -259,7 +259,10 @@ class Call:
     def _judge_result(self, task: Task, result: Any) -> None:
         said = b"".join(task.lines)
         if result is False and self.what in ("acquire", "wait", "await_turn"):
-            is_cut_off = self.what == "wait" and self.timeout != int(self.timeout or 0)
+            # Who has a position was told so before, and is content with a sign of life.
+            is_cut_off = self.what == "wait" and (
+                self.timeout != int(self.timeout or 0) or self.stage.service.is_cluster
+            )
             if not (said if is_cut_off else b"timeout" in said):
                 self._wrong("False is what a server has said", f"it said {said!r}")
         if result is False and self.what == "adopt" and b"error" not in said:
