@@ -115,6 +115,7 @@ class Wire:
         """Not the link itself: a forgotten one closes its socket."""
         self._inbox = b""
         self._mute = stage.chance("mute")
+        self._is_in_part = False
         self._listeners: list[Callable[[], object]] = []
         self._requests = RequestReader()
         self._last_up = self._last_down = 0.0
@@ -125,7 +126,9 @@ class Wire:
     def send(self, data: bytes) -> int:
         self.stage.look_at_request(self, data)
         if self.closed:
-            self.stage.wrong("step after close", f"{self} is sent {data!r}")
+            # Who has sent a part finds out when the rest can be sent that somebody has closed it.
+            if not self._is_in_part:
+                self.stage.wrong("step after close", f"{self} is sent {data!r}")
             raise OSError(errno.EBADF, "closed")
         if self.gone:
             self.seen = True
@@ -133,6 +136,7 @@ class Wire:
         sent = len(data)
         if self.stage.chance("partial"):
             sent = self.stage.rng.randrange(sent)
+            self._is_in_part = True
             if not sent:
                 raise BlockingIOError
         self._carry_up(data[:sent])
@@ -277,7 +281,7 @@ class FakeLink(Connection):
         self.rested = False
         self.guard = None
         self.owed = False
-        self.until = math.inf
+        self.left = math.inf
         self.poll = None
         self.reader = ReplyReader()
         self.is_tls = False
@@ -359,7 +363,7 @@ class Task:
     def _wait_for(self, wait: Any) -> None:
         self._wait = wait
         if isinstance(wait, Connection):
-            wait = self._wait = Ready(wait, False, wait.until)
+            wait = self._wait = Ready(wait, False, self.stage.now + wait.left)
         if isinstance(wait, Pause):
             self._wake(None, wait.seconds)
         elif isinstance(wait, Hear):
@@ -680,7 +684,7 @@ class Stage:
     def _watched(self, talk: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def watched(step: Any) -> Any:
             link, task = step.link, self.current
-            if link.closed and step.exchange is None:
+            if link.closed and step.under_way is None:
                 self.wrong("step after close", f"a talk on {link}")
             wire = link.wire
             if wire.talking is not None:
