@@ -648,7 +648,9 @@ class Session:
 
     def _settle(self, grant: Grant | None, claim: object) -> bool:
         """Do what follows from the end of a wait: hold the lock, or give the connection back."""
-        link = self._own(claim)
+        link = self.asking
+        if link is None or self._owner.get("by") is not claim:  # as `_own` does, at less cost
+            raise self._cancelled()
         if grant is None:
             self._end_request()
             self._owner.clear()

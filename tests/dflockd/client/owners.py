@@ -44,7 +44,7 @@ class Owner:
         self.home = home
         self.rng: Random = stage.rng
         self.rudeness = rudeness
-        self.calls: set[Call] = set()
+        self.calls: list[Call] = []
         self.retired = False
         self.came_for_turns = False
         self.session = self._new()
@@ -60,7 +60,7 @@ class Owner:
         elif rng.random() < self.rudeness:
             what = rng.choice((*FREE, *QUEUED, *HELD, "cancel", "interrupt"))
             if what == "interrupt":
-                rng.choice(sorted(self.calls, key=lambda call: call.began)).task.interrupt()
+                rng.choice(self.calls).task.interrupt()
             elif what == "cancel" or self._may_be_beside_others(what):
                 self._begin(what)
         self.stage.soon(self.act, rng.choice((0.05, 0.5, 4.0)))
@@ -77,7 +77,7 @@ class Owner:
         """Stop, in one way or another."""
         self.retired = True
         while self.calls:
-            min(self.calls, key=lambda call: call.began).task.interrupt()
+            self.calls[0].task.interrupt()
         if self.session.is_cancelled or self.rng.random() < 0.3:
             self.session.abandon()
         elif self.rng.random() < 0.5:
@@ -148,7 +148,7 @@ class Call:
         self.task: Task
 
     def begin(self) -> None:
-        self.owner.calls.add(self)
+        self.owner.calls.append(self)
         flow: Flow[Any] = getattr(self, f"_{self.what}")()
         # `run` takes the first steps: what is heard is that of this task.
         self.task = Task(self.owner.home, flow, session=self.session, done=self._done)
@@ -214,7 +214,7 @@ class Call:
     # What came of it.
 
     def _done(self, result: Any, error: BaseException | None) -> None:
-        self.owner.calls.discard(self)
+        self.owner.calls.remove(self)
         task: Task = self.owner.stage.current  # type: ignore[assignment]
         if error is not None:
             self._let_go(error)

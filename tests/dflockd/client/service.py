@@ -119,7 +119,7 @@ class Service:
         self.ended: dict[bytes, Ended] = {}
         self.queue: list[Waiter] = []
         self.tickets: dict[bytes, Waiter] = {}
-        self.peers: set[Peer] = set()
+        self.peers: dict[Peer, None] = {}
         self.owner = 0
         self.epoch = 5
         self.is_moving = False
@@ -132,7 +132,7 @@ class Service:
         """A connection has ended."""
         if peer.alive:
             peer.alive = False
-            self.peers.discard(peer)
+            self.peers.pop(peer, None)
             for hold in [hold for hold in self.holds.values() if hold.peer is peer]:
                 self._end(hold, why)
             self.queue = [waiter for waiter in self.queue if waiter.peer is not peer]
@@ -149,7 +149,7 @@ class Service:
         ended = [peer for peer in self.peers if peer.server == self.owner]
         for peer in ended:
             peer.alive = False
-            self.peers.discard(peer)
+            self.peers.pop(peer, None)
         for hold in list(self.holds.values()):
             if keeps:
                 hold.peer = None

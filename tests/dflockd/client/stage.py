@@ -119,7 +119,7 @@ class Wire:
         self._listeners: list[Callable[[], object]] = []
         self._requests = RequestReader()
         self._last_up = self._last_down = 0.0
-        stage.service.peers.add(self.peer)
+        stage.service.peers[self.peer] = None
 
     # What a socket can do.
 
