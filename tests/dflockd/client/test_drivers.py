@@ -8,12 +8,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 from dflockd.client.process import close_idle_connections
 from tests.dflockd.client.scenarios import TABLE, Scenario, play, play_async, wanted
+
+ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.timeout(90, method="thread")
 
@@ -65,7 +68,9 @@ def test_green_threads_come_to_the_same(library: str) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     program = [sys.executable, "-m", "tests.dflockd.client.scenarios", library]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=80, check=False)
+    done = subprocess.run(
+        program, capture_output=True, text=True, timeout=80, check=False, cwd=ROOT
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     outcomes = dict(json.loads(line) for line in done.stdout.splitlines())
     assert outcomes == {name: wanted(scenario) for name, scenario in TABLE.items()}
