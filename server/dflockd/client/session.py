@@ -17,7 +17,6 @@ somebody keeps the traceback.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import weakref
@@ -790,9 +789,13 @@ class Session:
             answer = yield Talk(link, operation(self.target), until)
             if on_first is not None:
                 on_first.look_at = clock.now() + SILENCE
-                with contextlib.suppress(errors.RemoteError):  # what was sent is gone with it
-                    if (yield on_first) is not SILENT:
-                        answer = yield Talk(link, operation(self.target), until)
+                try:
+                    is_silent = (yield on_first) is SILENT
+                except errors.RemoteError:
+                    self._doubt()  # the hold may have come to it again, and ended with it
+                    is_silent = False
+                if not is_silent:
+                    answer = yield Talk(link, operation(self.target), until)
             return answer, link
         finally:
             if on_first is not None:
