@@ -138,6 +138,8 @@ class Call:
         self.stage = owner.stage
         self.session = owner.session
         self.claim = object()
+        is_wait = what == "wait"
+        self.ending = None if is_wait else owner.session.lease, owner.session.waiter
         self.timeout: float | None = owner.rng.choice(TIMEOUTS)
         self.began = self.stage.now
         self.was = self.session.state
@@ -182,7 +184,7 @@ class Call:
         if self.owner.came_for_turns and self.was == "queued" and len(self.owner.calls) == 1:
             self.what = "await_turn"
             return self.session.await_turn(self.owner.rng.choice((1, 3)), progress)
-        return self.session.wait(self.claim, self.timeout, progress)
+        return self.session.wait(self.ending, self.timeout, progress)
 
     def _adopt(self) -> Flow[bool]:
         self.timeout = ANSWER_PATIENCE
@@ -194,7 +196,7 @@ class Call:
         return self.session.adopt(self.claim, token)
 
     def _release(self) -> Flow[bool]:
-        return self.session.release(self.claim)
+        return self.session.release(self.ending)
 
     def _renew(self) -> Flow[bool]:
         return self.session.renew(self.owner.rng.choice((None, *LEASES)))
@@ -203,7 +205,7 @@ class Call:
         return self.session.check()
 
     def _detach(self) -> Flow[str | None]:
-        return self.session.detach(self.claim, self.owner.rng.choice((None, *LEASES)))
+        return self.session.detach(self.ending, self.owner.rng.choice((None, *LEASES)))
 
     def _question(self) -> Flow[Any]:
         return self.session.question(operations.inspect)
@@ -226,8 +228,12 @@ class Call:
     def _let_go(self, error: BaseException) -> None:
         if self.what == "await_turn":
             self.session.abandon()
-        elif self.what in (*CLAIMS, "wait", "detach", "release"):
+        elif self.what in CLAIMS:
             self.session.let_go(self.claim)
+        elif self.what == "detach":
+            self.session.take_back(self.ending)
+        elif self.what in ("wait", "release"):
+            self.session.give_up(self.ending)
         else:
             return
         has_begun = not isinstance(error, errors.AlreadyHeldError | errors.NotEnqueuedError)

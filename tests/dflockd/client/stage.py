@@ -25,7 +25,7 @@ from dflockd.client import clock, connection, lease, routing, session
 from dflockd.client.connection import Connection, carry_out
 from dflockd.client.lease import Lease
 from dflockd.client.pool import Pool
-from dflockd.client.renewal import keep, release_later
+from dflockd.client.renewal import keep, release_later, take_back
 from dflockd.client.session import TRANSITIONS, Session
 from dflockd.client.steps import Flow, Hear, Link, Pause, Ready, Route
 from dflockd.wire import (
@@ -460,6 +460,10 @@ class FakeReactor:
         flow = release_later(lease, self._home.pool)
         self._stage.soon(lambda: self._home.run(flow), 0.01)
 
+    def take_back(self, lease: Lease) -> None:
+        flow = take_back(lease, self._home.pool)
+        self._stage.soon(lambda: self._home.run(flow), 0.01)
+
     def cannot_be_awaited(self) -> bool:
         current = self._stage.current
         return current is not None and current.session is None
@@ -516,7 +520,7 @@ class WatchedLease(Lease):
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
-        if name in ("_state", "_outcome", "_owner"):
+        if name in ("_state", "_owner"):
             for each in self.stage.sessions:
                 self.stage.observe(each)
 

@@ -16,7 +16,7 @@ import pytest
 
 from dflockd.client import operations, renewal, steps
 from dflockd.client import session as session_module
-from dflockd.client.lease import Lease
+from dflockd.client.lease import LOST, Lease
 from dflockd.client.operations import GRACE
 from dflockd.client.pool import Pool
 from dflockd.client.session import TRANSITIONS, Session
@@ -163,7 +163,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     real = Lease.lose
 
     def lose(self: Any, why: str) -> bool:
-        self._end.clear()
+        self.__dict__.pop("_told_by", None)
         return real(self, why)
 
     patch.setattr(Lease, "lose", lose)
@@ -269,7 +269,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
     def be_free(self: Any) -> None:
         if self.lease is not None:
-            self.lease._outcome = "lost"
+            self.lease._end["by"] = LOST
+            self.stage.observe(self)
         real(self)
 
     patch.setattr(Session, "_be_free", be_free)
@@ -313,7 +314,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 @planted("nobody notices that a position is forgotten", "a forgotten session lets go")
 def _(patch: pytest.MonkeyPatch) -> None:
     def line_up(self: Any, link: Any) -> None:
-        self.queued, self._waiter = link, {}
+        self.queued, self.waiter = link, {}
 
     patch.setattr(Session, "_line_up", line_up)
 
