@@ -742,6 +742,11 @@ class Stage:
             any(link is each for each in wire.home.pool.idle)
             or any(link in standing_on(each) for each in self.sessions)
             or any(link is each.link for each in self.leases if not each.is_over)
+            # Whoever has ended it may still wait for an answer on it; it is looked at again at the end.
+            or (
+                any(task.session is not None for task in wire.home.tasks)
+                and any(link is each.link for each in self.leases if each.is_over)
+            )
             # The reactor has been told, and is about to take it.
             or any(link is each.link and each.state == "abandoned" for each in self.leases)
         )
