@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import clock
-from dflockd.client.operations import Answer, Exchange, authenticate
+from dflockd.client.operations import Answer, authenticate
 from dflockd.client.steps import SILENT, Flow, Hear, Open, Pause, Ready, Route, Silent, Talk
 from dflockd.wire import ReplyReader, UnexpectedReplyError
 
@@ -320,7 +320,10 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
                 left = min(limit, talk.look_at) - clock.now()
             else:
                 sent = clock.now()
-                limit = _limit(talk, exchange, sent)
+                limit = math.inf if exchange.patience is None else sent + exchange.patience
+                until = talk.until
+                if until is not None and until < limit:
+                    limit = until if until > sent + LEAST_PATIENCE else _least(talk, limit, sent)
                 # The replies that are still to come before its own are passed over.
                 link.reader.ahead = exchange.ahead + link.owed
                 link.owed = False
@@ -369,14 +372,10 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
         raise
 
 
-def _limit(talk: Talk[Any], exchange: Exchange, sent: float) -> float:
-    """Return when a reply is too late."""
-    limit = math.inf if exchange.patience is None else sent + exchange.patience
-    until = talk.until
-    if until is None or until >= limit:
-        return limit
-    least = sent if talk.is_strict else sent + LEAST_PATIENCE
-    return until if until > least else min(limit, least)
+def _least(talk: Talk[Any], limit: float, sent: float) -> float:
+    """Return when a reply is too late whose time is over, or nearly so."""
+    assert talk.until is not None
+    return talk.until if talk.is_strict else min(limit, sent + LEAST_PATIENCE)
 
 
 def _open(route: Route, until: float | None, is_strict: bool) -> Waits[Connection]:

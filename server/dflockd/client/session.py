@@ -388,9 +388,21 @@ class Session(Asker):
             return False
         if not lease.end(claim):
             return False  # another thread releases it
-        link: Link | None = None
+        link = lease.take()
         try:
-            released, link = yield from self._give_back(lease, claim)
+            if link is None or link.closed or self.shards is not None:
+                released, link = yield from self._give_back(lease, claim, link)
+            else:
+                self.telling = link
+                until = clock.now() + RELEASE_PATIENCE
+                try:
+                    releasing = operations.release(self.target, lease.token)
+                    released = yield Talk(link, releasing, until)
+                except errors.UnreachableError as exc:
+                    if isinstance(exc.__cause__, TimeoutError):
+                        raise
+                    # The server may wait for a renewal, all the lease long: say that none comes.
+                    released, link = yield from self._give_back(lease, claim, link)
         except errors.RemoteError as exc:
             released = False
             logger.warning("lock %r could not be released in order: %s", self._name, exc)
@@ -398,6 +410,7 @@ class Session(Asker):
                 self.telling.close()
             if isinstance(exc, PASSING):
                 self._home().reactor.release_later(lease)
+            link = None
         self.telling = None
         self._be_free()
         if link is not None:
@@ -510,28 +523,18 @@ class Session(Asker):
             yield Pause(10 * BUSY if lease.is_away else BUSY)
         return link
 
-    def _give_back(self, lease: Lease, claim: object) -> Flow[tuple[bool, Link]]:
-        link = lease.take() or (yield from self._taken(lease, claim))
-
-        def releasing(target: Target) -> Operation[bool]:
-            return operations.release(target, lease.token)
-
-        patience = RELEASE_PATIENCE
-        if self.shards is not None:
-            patience = min(lease.left, patience)
-        elif link is not None and not link.closed:
-            self.telling = link
-            try:
-                until = clock.now() + patience
-                released: bool = yield Talk(link, releasing(self.target), until)
-            except errors.UnreachableError as exc:
-                if isinstance(exc.__cause__, TimeoutError):
-                    raise
-                # The server may wait for a renewal, all the lease long: say that none comes.
-                link = None
-            else:
-                return released, link
-        return (yield from self._tell(releasing, link, patience))
+    def _give_back(self, lease: Lease, claim: object, link: Link | None) -> Flow[tuple[bool, Link]]:
+        """Release a lease wherever its server can be reached, if its connection is of no use."""
+        if link is None:
+            link = yield from self._taken(lease, claim)
+        elif link.closed:
+            link = None
+        patience = RELEASE_PATIENCE if self.shards is None else min(lease.left, RELEASE_PATIENCE)
+        return (
+            yield from self._tell(
+                lambda target: operations.release(target, lease.token), link, patience
+            )
+        )
 
     # Small things.
 
