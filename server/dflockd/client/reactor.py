@@ -29,9 +29,10 @@ from typing import Any
 from dflockd.client import clock
 from dflockd.client.connection import CONNECTIONS, Connection, Resolve, Wait, Waits, carry_out
 from dflockd.client.greenlets import make_selector, select_green
+from dflockd.client.later import release_later, take_back
 from dflockd.client.lease import Lease
 from dflockd.client.pool import IDLE_AGE, Pool
-from dflockd.client.renewal import keep, release_later, take_back
+from dflockd.client.renewal import keep
 from dflockd.client.steps import Flow, Hear, Pause, Ready, Signal
 
 ADOPT_EVERY = 0.1

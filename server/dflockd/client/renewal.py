@@ -11,26 +11,23 @@ the one that stays is renewed on again before the other is closed.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from typing import Protocol
 
 from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import clock
-from dflockd.client.flows import Links, look_at, talk, walk
+from dflockd.client.flows import look_at, walk
+from dflockd.client.later import Probing, Turn
 from dflockd.client.lease import DOUBTFUL, SILENCE, Lease
 from dflockd.client.operations import (
     Answer,
     Grant,
-    detach,
     read_renewal,
-    release,
     renew,
     renewal_request,
 )
 from dflockd.client.routing import Ask
-from dflockd.client.steps import Flow, Hear, Link, Open, Pause, Probe, Ready, Route
+from dflockd.client.steps import Flow, Link, Open, Pause, Ready
 from dflockd.wire import UnexpectedReplyError
 
 BUSY = 0.02
@@ -49,12 +46,6 @@ _ELSEWHERE = (errors.MovedError, errors.RecoveringError, errors.DrainingError)
 """Refusals that put nothing in doubt: nobody is granted a lock before its holder's lease has ended."""
 
 logger = logging.getLogger("dflockd.client")
-
-
-class Probing(Links, Protocol):
-    """The pool, with what its users know of servers that were lost."""
-
-    probes: dict[Route, Probe]
 
 
 class _OverError(Exception):
@@ -202,7 +193,7 @@ class _Rescue:
         """The connections on which it has been asked, the latest last."""
         if keeper.spare is not None:
             self._ours.append(keeper.spare)
-        self._probe = Probe()
+        self._turn = Turn(keeper.lease, keeper.links)
         self._waits_since = clock.now()
         self._certain_from = 0.0
         """Renewals that were sent before that may have come before the end of another connection, to
@@ -250,10 +241,7 @@ class _Rescue:
                 each.close()
         stay = (link, keeper.spare)
         keeper.sent = {each: sent for each, sent in keeper.sent.items() if each in stay}
-        if self._links.probes.get(self._route) is self._probe:
-            self._links.probes.pop(self._route, None)
-        self._probe.is_back = link is not None
-        self._probe.fire()
+        self._turn.end(is_back=link is not None)
 
     def _check(self) -> None:
         if self._lease.is_over or clock.now() >= self._lease.deadline:
@@ -269,7 +257,7 @@ class _Rescue:
         try:
             known = self._at(step.server)
             if not known:
-                yield from self._await_turn()
+                yield from self._turn.wait(self._route, OWN_ATTEMPT)
                 self._check()
                 yield from self._open()
             elif not any(each in self._keeper.sent for each in known):
@@ -348,7 +336,7 @@ class _Rescue:
                 if each not in self._keeper.sent:
                     self._ask(each)
             return ATTEMPT
-        if not self._is_turn() and clock.now() < self._waits_since + OWN_ATTEMPT:
+        if not self._turn.has_come(self._route) and clock.now() < self._waits_since + OWN_ATTEMPT:
             return min(BOTH, self._lease.left / 4)
         try:
             yield from self._open()
@@ -368,53 +356,8 @@ class _Rescue:
             f"the connection to lock server {server} broke", server=str(server)
         )
 
-    def _is_turn(self) -> bool:
-        """Whether this one of many finds out for all whether their server is back.
-
-        In a cluster all do: each lock may have its own server by now.
-        """
-        if self._lease.shards is not None:
-            return True
-        return self._links.probes.setdefault(self._route, self._probe) is self._probe
-
-    def _await_turn(self) -> Flow[None]:
-        until = min(self._lease.deadline, clock.now() + OWN_ATTEMPT)
-        while not self._is_turn():
-            probe = self._links.probes[self._route]
-            if not (yield Hear(probe, until)) or probe.is_back:
-                return
-
     def _look(self) -> Flow[float]:
         shard_map = self._lease.shards
         assert shard_map is not None
         # A holder is always answered at once.
         return look_at(self._links, shard_map, self._lease.target.key, self._route, False)
-
-
-def release_later(lease: Lease, links: Links) -> Flow[None]:
-    """Give a lock back once its server can be reached again, unless its lease ends before."""
-
-    def attempt(step: Ask) -> Flow[None]:
-        link = yield Open(lease.link.route.at(step.server))
-        yield from talk(link, release(lease.target.at(step.server), lease.token))
-        links.give(link)
-
-    with contextlib.suppress(errors.RemoteError):  # its lease has ended
-        yield from walk(links, lease.path_from(), lease.link.route, attempt)
-
-
-def take_back(lease: Lease, links: Links) -> Flow[None]:
-    """Free what was to be handed on, unless somebody has adopted it.
-
-    Whoever was to hand it on does not know whether it is, and nobody has been told its token.
-    """
-
-    def attempt(step: Ask) -> Flow[None]:
-        link, target = (yield Open(lease.link.route.at(step.server))), lease.target.at(step.server)
-        # The server says no to this if it is another's.
-        if (yield from talk(link, detach(target, lease.token, 1))):
-            yield from talk(link, release(target, lease.token))
-        links.give(link)
-
-    with contextlib.suppress(errors.RemoteError):  # its lease has ended
-        yield from walk(links, lease.path_from(), lease.link.route, attempt)

@@ -18,7 +18,7 @@ from unittest import mock
 
 from dflockd import errors
 from dflockd.address import Address, Seeds, parse_server, parse_servers
-from dflockd.client import clock, connection, flows, operations, renewal
+from dflockd.client import clock, connection, flows, later, operations, renewal
 from dflockd.client import lease as leases
 from dflockd.client.connection import Resolve, Wait, carry_out
 from dflockd.client.lease import Lease
@@ -189,7 +189,7 @@ class LibraryClient(Client):
             cast(Task, lease.task).is_poked = True
 
     def release_later(self, lease: Lease) -> None:
-        self.run(carry_out(renewal.release_later(lease, self.pool)))
+        self.run(carry_out(later.release_later(lease, self.pool)))
 
     def cannot_be_awaited(self) -> bool:
         return False
