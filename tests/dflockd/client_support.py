@@ -290,13 +290,18 @@ class Proxy:
     def _pump(
         self, pair: _Pair, source: socket.socket, sink: socket.socket, may_pass: threading.Event
     ) -> None:
-        with contextlib.suppress(OSError):
+        try:
             while data := source.recv(65536):
                 may_pass.wait()
                 sink.sendall(data)
-            if not pair.cut:
-                # What one side has ended, ends on the other.
-                sink.shutdown(socket.SHUT_WR)
+            # What one side has ended, ends on the other.
+            ended, how = [sink], socket.SHUT_WR
+        except OSError:
+            ended, how = [source, sink], socket.SHUT_RDWR
+        if not pair.cut:
+            for sock in ended:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(how)
 
 
 @dataclass

@@ -42,6 +42,9 @@ Most locks are released sooner and so never cost a system call of this thread. H
 go, it looks up for all of them together.
 """
 
+FORGOTTEN = 8
+"""Leases that have ended for which it is not woken."""
+
 LONGEST_SLEEP = 86400.0
 """Seconds after which the thread looks up though nothing is due: `epoll` cannot count to a month."""
 
@@ -96,9 +99,14 @@ class Reactor:
             self._tell(-math.inf, lease)
 
     def forget(self, lease: Lease) -> None:
-        """Look after a lease no more that its owner has ended. Soon enough is when the thread wakes."""
+        """Look after a lease no more that its owner has ended.
+
+        Soon enough is when the thread wakes anyway, unless there are many by then.
+        """
         if lease.task is not None:
             self._inbox.append((math.inf, lease))
+            if len(self._inbox) > FORGOTTEN and self._wakes_at > -math.inf:
+                self._wake()
 
     def release_later(self, lease: Lease) -> None:
         """Give a lock back once its server can be reached again, unless its lease ends before."""
