@@ -23,9 +23,10 @@ import pytest
 from dflockd.address import Address
 from dflockd.client import clock, connection, lease, routing, session
 from dflockd.client.connection import Connection, carry_out
+from dflockd.client.later import release_later, take_back
 from dflockd.client.lease import Lease
 from dflockd.client.pool import Pool
-from dflockd.client.renewal import keep, release_later, take_back
+from dflockd.client.renewal import keep
 from dflockd.client.session import TRANSITIONS, Session
 from dflockd.client.steps import Flow, Hear, Link, Pause, Ready, Route
 from dflockd.wire import (
