@@ -94,21 +94,19 @@ def ask(
         RemoteError: as `Open` and `Talk` do.
     """
     until = clock.now() + patience
-    link = links.take(route) or (yield Open(route, until))
-    try:
+    link = links.take(route)
+    if link is not None:
         try:
             result = yield from talk(link, operation(), until)
         except errors.UnreachableError:
-            if not link.pooled:
-                raise
             links.clear(route)  # the other idle ones are most likely dead as well
             if clock.now() >= until:
                 raise
-            link = yield Open(route, until)
-            result = yield from talk(link, operation(), until)
-    except BaseException:
-        link.close()
-        raise
+        else:
+            links.give(link)
+            return result
+    link = yield Open(route, until)
+    result = yield from talk(link, operation(), until)
     links.give(link)
     return result
 
@@ -184,11 +182,19 @@ def _next(path: Path, error: errors.RemoteError | None, report: ShardReport | No
     would keep a lock alive that its owner forgets.
     """
     try:
-        if error is not None:
-            error.__traceback__ = None
+        _forget_frames(error)
         return path.send(Outcome(clock.now(), error, report))
     except errors.RemoteError as exc:
-        exc.__traceback__ = None
+        _forget_frames(exc)
         raise
     finally:
         del error
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Take the tracebacks from an error and from those that it was raised for."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

@@ -388,11 +388,9 @@ class Session(Asker):
             return False
         if not lease.end(claim):
             return False  # another thread releases it
-        link = lease.take()
+        link, released = lease.take(), None
         try:
-            if link is None or link.closed or self.shards is not None:
-                released, link = yield from self._give_back(lease, claim, link)
-            else:
+            if link is not None and not link.closed and self.shards is None:
                 self.telling = link
                 until = clock.now() + RELEASE_PATIENCE
                 try:
@@ -401,8 +399,9 @@ class Session(Asker):
                 except errors.UnreachableError as exc:
                     if isinstance(exc.__cause__, TimeoutError):
                         raise
-                    # The server may wait for a renewal, all the lease long: say that none comes.
-                    released, link = yield from self._give_back(lease, claim, link)
+            if released is None:
+                # It broke: the server may wait for a renewal, all the lease long. Say that none comes.
+                released, link = yield from self._give_back(lease, claim, link)
         except errors.RemoteError as exc:
             released = False
             logger.warning("lock %r could not be released in order: %s", self._name, exc)
