@@ -283,6 +283,9 @@ def broken(scene: Scene) -> None:
     scene.lock.release()
 
 
+# The others run with the soak tests: each instruction takes some milliseconds.
+QUICK = {"block", "calls", "queue", "detaching"}
+
 SCENES = {
     each.__name__: each
     for each in (
@@ -368,7 +371,10 @@ def connections(server: ServerProcess) -> int:
 # A connection on which nothing stands may be left to the garbage collector.
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("how", SCENES)
+@pytest.mark.parametrize(
+    "how",
+    [how if how in QUICK else pytest.param(how, marks=pytest.mark.soak) for how in SCENES],
+)
 def test_a_signal_at_every_instruction(
     server: ServerProcess, options: dict[str, Any], key: str, how: str
 ) -> None:
@@ -715,7 +721,7 @@ ASYNC_SCENES = {
 }
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("localhost", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("how", ASYNC_SCENES)
 async def test_a_task_cancelled_wherever_it_waits(
