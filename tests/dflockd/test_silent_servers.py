@@ -19,7 +19,7 @@ import pytest
 from dflockd import client as async_client
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client import aio, blocking, clock, flows, operations, session
+from dflockd.client import aio, blocking, clock, flows, operations
 from dflockd.client.connection import carry_out
 from dflockd.client.steps import Flow, Open, Route
 from tests.dflockd.client_support import Calls, Client, soon, until
@@ -190,7 +190,7 @@ def test_a_reply_that_came_while_the_loop_was_busy(
     start: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """It has come in time: it is this process that was late."""
-    for module in (operations, session):
+    for module in (operations, asking):
         monkeypatch.setattr(module, "GRACE", 0.2)
     servers = [("127.0.0.1", start().port)]
 

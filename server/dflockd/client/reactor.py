@@ -92,11 +92,15 @@ class Reactor:
 
     def keep(self, lease: Lease) -> None:
         """Look after a lease until it ends; or look at it anew, for it has another connection."""
-        if lease.task is None:
-            next_but_one = (clock.now() // ADOPT_EVERY + 2) * ADOPT_EVERY
-            self._tell(min(next_but_one, lease.renew_at), lease)
-        else:
+        if lease.task is not None:
             self._tell(-math.inf, lease)
+            return
+        now = clock.now()
+        next_but_one = (now // ADOPT_EVERY + 2) * ADOPT_EVERY
+        self._tell(min(next_but_one, lease.renew_at), lease)
+        if -math.inf < self._wakes_at < now:
+            # It sleeps past its time: the machine was suspended, which selectors do not count.
+            self._wake()
 
     def forget(self, lease: Lease) -> None:
         """Look after a lease no more that its owner has ended.
