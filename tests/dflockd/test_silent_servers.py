@@ -19,7 +19,7 @@ import pytest
 from dflockd import client as async_client
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client import aio, blocking, clock, flows, operations
+from dflockd.client import aio, asking, blocking, clock, flows, operations
 from dflockd.client.connection import carry_out
 from dflockd.client.steps import Flow, Open, Route
 from tests.dflockd.client_support import Calls, Client, soon, until
