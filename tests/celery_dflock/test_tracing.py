@@ -261,6 +261,9 @@ def test_in_a_worker(worker: Traced, cluster: Cluster, key: str, task: Any) -> N
 
 def test_a_wait_that_a_shutdown_ends(worker: Traced, held: DistributedLock, key: str) -> None:
     worker.wait_waiting(traced.in_slot, key)
+    # The server knows of the wait before it is told of: a shutdown in between leaves no span.
+    begun = worker.file.with_suffix(".waiting")
+    wait_until(lambda: begun.exists() or None, PATIENCE, worker.worker.tail)
     worker.worker.stop()
     wait = worker.wait_spans("lock wait")["lock wait"]
     assert wait["attributes"]["dflock.outcome"] == "requeued"

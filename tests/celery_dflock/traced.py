@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
 from celery_dflock import LockedTask
+from celery_dflock.signals import lock_waiting
 from celery_dflock.tracing import DflockInstrumentor
 
 SPANS = "TRACED_SPANS"
@@ -33,6 +34,11 @@ def trace_tasks(**_: object) -> None:
     trace.set_tracer_provider(provider)
     CeleryInstrumentor().instrument()
     DflockInstrumentor().instrument()
+    lock_waiting.connect(note_that_it_waits, weak=False)  # after the receiver that begins the span
+
+
+def note_that_it_waits(**_: object) -> None:
+    Path(os.environ[SPANS]).with_suffix(".waiting").touch()
 
 
 @app.task(base=LockedTask, lock_key="{key}", ignore_result=True)

@@ -165,7 +165,9 @@ class ScriptedServer:
         with self._changed:
             self.requests.append((number, request))
             self._changed.notify_all()
-            answers = self._script.get(type(request)) or [_DEFAULTS[type(request)]]
+            answers = self._script.get(type(request)) or [
+                _DEFAULTS.get(type(request), Status.ERROR)
+            ]
             answer: Any = answers.pop(0) if len(answers) > 1 else answers[0]
         while callable(answer) and not isinstance(answer, type):
             answer = answer(request)
