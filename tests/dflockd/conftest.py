@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from dflockd.client.pending import PendingAcquires
 from dflockd.client.process import close_idle_connections
-from tests.dflockd.client_support import Client, client_named
+from tests.dflockd.client_support import Client, Proxy, client_named
 from tests.dflockd.raw_server import ServerProcess, StartServer
 
 
@@ -82,3 +82,17 @@ def acquires() -> Iterator[PendingAcquires]:
     acquires = PendingAcquires()
     yield acquires
     acquires.close()
+
+
+@pytest.fixture
+def through() -> Iterator[Callable[[ServerProcess], Proxy]]:
+    """Put a proxy in front of a server."""
+    proxies: list[Proxy] = []
+
+    def through(server: ServerProcess) -> Proxy:
+        proxies.append(Proxy(server.port))
+        return proxies[-1]
+
+    yield through
+    for proxy in proxies:
+        proxy.close()

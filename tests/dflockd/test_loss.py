@@ -73,20 +73,6 @@ def patient_server() -> Iterator[ServerProcess]:
     server.end()
 
 
-@pytest.fixture
-def through() -> Iterator[Callable[[ServerProcess], Proxy]]:
-    """Put a proxy in front of a server."""
-    proxies: list[Proxy] = []
-
-    def through(server: ServerProcess) -> Proxy:
-        proxies.append(Proxy(server.port))
-        return proxies[-1]
-
-    yield through
-    for proxy in proxies:
-        proxy.close()
-
-
 class Held:
     """A lock that was just taken, and what becomes of it."""
 

@@ -74,7 +74,7 @@ def check_lease(seconds: object, key: str) -> None:
     """
     if seconds is None:
         return
-    if not isinstance(seconds, int) or isinstance(seconds, bool) or not 1 <= seconds <= MAX_SECONDS:
+    if not _is_whole(seconds, 1, MAX_SECONDS):
         raise errors.InvalidArgumentError(
             f"lease_ttl_s is {seconds!r} for lock {key!r}: give whole seconds from 1, "
             "or None for the server's default",
@@ -114,7 +114,7 @@ def check_fence(fence: object, key: str) -> None:
     Raises:
         InvalidArgumentError: it can be none.
     """
-    if not isinstance(fence, int) or isinstance(fence, bool) or not 0 <= fence < 2**64:
+    if not _is_whole(fence, 0, 2**64 - 1):
         raise errors.InvalidArgumentError(
             f"fence is {fence!r} for lock {key!r}: give the number of a grant", key=key
         )
@@ -126,7 +126,7 @@ def check_limit(limit: object, key: object) -> None:
     Raises:
         InvalidArgumentError: it is none.
     """
-    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LIMIT:
+    if not _is_whole(limit, 1, MAX_LIMIT):
         raise errors.InvalidArgumentError(
             f"limit is {limit!r} for semaphore {key!r}: give a whole number from 1 to {MAX_LIMIT}"
         )
@@ -246,3 +246,7 @@ def checked_label(text: object, key: str) -> bytes:
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: object, lowest: int, highest: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest

@@ -55,7 +55,6 @@ class PendingAcquires:
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._all: set[PendingAcquire] = set()
-        self._is_closed = False
         # What follows is the reactor's.
         self._lines: dict[str, list[tuple[int, PendingAcquire]]] = {}
         """Who has to be queued: in each line a heap, who came first."""
@@ -106,7 +105,6 @@ class PendingAcquires:
 
     def close(self) -> None:
         """Give all of them up. Nobody is told of anything any more."""
-        self._is_closed = True
         for pending in list(self._all):
             pending.leave()
 
@@ -225,9 +223,8 @@ class PendingAcquires:
             return
         error = exc if isinstance(exc, errors.RemoteError) else _remote(pending, exc)
         if isinstance(error, errors.LeaseExpiredError):
-            self._line_up(
-                pending
-            )  # this process was stopped for longer than the lease of its grant
+            # This process was stopped for longer than the lease of its grant.
+            self._line_up(pending)
             return
         shards, is_of_key = session.shards, isinstance(error, errors.RecoveringError)
         if isinstance(error, errors.MovedError) and shards is not None:

@@ -60,7 +60,7 @@ class Pool:
             idle = self._idle.setdefault(link.route, deque())
         if len(idle) < MAX_IDLE:
             idle.append(link)
-            if len(self._idle) > FEW_ROUTES:
+            if len(self._idle) > FEW_ROUTES and self._count() > MAX_IDLE_IN_ALL:
                 self.sweep(link.idle_since)
         else:
             link.close()
@@ -78,6 +78,9 @@ class Pool:
         left.sort(key=lambda entry: entry[0])
         for _, route in left[: max(0, len(left) - MAX_IDLE_IN_ALL)]:
             self._close_oldest(route)
+
+    def _count(self) -> int:
+        return sum(map(len, list(self._idle.values())))
 
     def _make_room(self, route: Route) -> None:
         """Close what lies idle for the same server and other TLS contexts, if there are many.

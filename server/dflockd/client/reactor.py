@@ -68,6 +68,13 @@ class Task:
         """What it is resumed with when its time is over."""
         self.ended = False
 
+    def listen_no_more(self) -> None:
+        """Wait for no signal any more."""
+        if self.listening is not None:
+            signal, listener = self.listening
+            self.listening = None
+            signal.forget(listener)
+
 
 class Reactor:
     """Drives flows. What is said of threads holds for the greenlets of gevent and eventlet."""
@@ -262,10 +269,7 @@ class Reactor:
         if task.ended:
             return
         task.order = -1
-        if task.listening is not None:
-            signal, listener = task.listening
-            task.listening = None
-            signal.forget(listener)
+        task.listen_no_more()
         try:
             wait = task.waits.send(outcome)
         except StopIteration:
@@ -279,10 +283,7 @@ class Reactor:
     def _stop(self, task: Task) -> None:
         """End a task whatever it waits for."""
         self._end(task)
-        if task.listening is not None:
-            signal, listener = task.listening
-            task.listening = None
-            signal.forget(listener)
+        task.listen_no_more()
         task.waits.close()
 
     def _end(self, task: Task) -> None:

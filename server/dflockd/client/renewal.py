@@ -186,7 +186,6 @@ class _Rescue:
         self._keeper = keeper
         self._lease = keeper.lease
         self._links = keeper.links
-        self._stood_on = stood_on
         self._why = why
         self._route = stood_on.route
         self._ours = [stood_on]
