@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from celery_dflock.context import dflock
     from celery_dflock.exceptions import (
         DuplicateTaskError,
         LockError,
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
         LockNotAcquiredError,
         LockUnavailableError,
     )
-    from celery_dflock.outside import dflock
-    from celery_dflock.policy import Skipped
+    from celery_dflock.outcome.skipped import Skipped
     from celery_dflock.task import LockedTask, SingletonTask, TaskLock, current_lock
 else:
     # Loaded when first asked for: pytest imports the package at its start, for the plugin in
@@ -30,10 +30,10 @@ else:
         "LockUnavailableError": "exceptions",
         "LockedTask": "task",
         "SingletonTask": "task",
-        "Skipped": "policy",
+        "Skipped": "outcome.skipped",
         "TaskLock": "task",
         "current_lock": "task",
-        "dflock": "outside",
+        "dflock": "context",
     }
 
     def __getattr__(name):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 from celery.bin.base import CeleryCommand
 
-import celery_dflock.control  # noqa: F401 - `celery inspect` shall know of its command
+import celery_dflock.worker.inspect  # noqa: F401 - `celery inspect` shall know of its command
 from celery_dflock.config import Settings, settings
 from dflockd import admin
 from dflockd.admin import printable

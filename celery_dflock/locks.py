@@ -15,7 +15,7 @@ from celery.utils.nodenames import gethostname
 
 from celery_dflock.config import Settings
 from celery_dflock.exceptions import LockLostError, LockUnavailableError
-from celery_dflock.lifecycle import shutdown
+from celery_dflock.worker.shutdown import shutdown
 from dflockd import errors
 from dflockd.client.lock import LockBase
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation

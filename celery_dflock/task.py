@@ -7,15 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from importlib import import_module
 from typing import Any, ClassVar, TypeAlias
 from weakref import ref
 
-from celery import Celery, Task, signals
+from celery import Celery, Task
 from celery.app.task import Context
 from celery.result import AsyncResult
 
-from celery_dflock import bases, firing, keys, policy, unique
+from celery_dflock import bases, keys
 from celery_dflock.config import Settings, settings
 from celery_dflock.exceptions import (
     LockError,
@@ -23,10 +22,10 @@ from celery_dflock.exceptions import (
     LockNotAcquiredError,
     LockUnavailableError,
 )
-from celery_dflock.interrupt import Interruptible
-from celery_dflock.lifecycle import shutdown
 from celery_dflock.locks import HeldLock, Locks, process_label
 from celery_dflock.options import SLOT_TIMEOUT, LockOptions
+from celery_dflock.outcome import header, redelivery, requeue, skipped
+from celery_dflock.outcome.once import once
 from celery_dflock.signals import (
     lock_acquired,
     lock_conflict,
@@ -34,6 +33,12 @@ from celery_dflock.signals import (
     lock_released,
     lock_waiting,
 )
+from celery_dflock.unique import publish as unique
+from celery_dflock.unique.run import carried
+from celery_dflock.worker import boot as boot  # connects what a worker calls at its start
+from celery_dflock.worker import hand_off
+from celery_dflock.worker.interrupt import Interruptible
+from celery_dflock.worker.shutdown import shutdown
 from dflockd import errors
 
 logger = logging.getLogger("celery_dflock")
@@ -154,7 +159,7 @@ class LockedTask(Task):
     lock_duplicate: ClassVar[str] = "coalesce"
 
     # Celery asks for it in the worker, where requests are received.
-    Strategy = "celery_dflock.strategy:default"
+    Strategy = "celery_dflock.worker.strategy:default"
 
     _lock_options: ClassVar[LockOptions]
 
@@ -232,9 +237,9 @@ class LockedTask(Task):
         options: LockOptions,
         app_settings: Settings,
     ) -> Any:
-        run = policy.run_name(self, request)
-        handed = policy.take_handed(request)
-        is_copy = policy.is_known_copy(request)
+        run = redelivery.run_name(self, request)
+        handed = hand_off.take_handed(request)
+        is_copy = redelivery.is_known_copy(request)
         lost, ticket = _Loss(self, request, options), None
         locks = Locks(
             [
@@ -252,10 +257,10 @@ class LockedTask(Task):
         )
         held = None
         try:
-            with unique.carried(self, request, options, app_settings) as carried:
+            with carried(self, request, options, app_settings) as brought:
                 started = time.monotonic()
                 try:
-                    ticket = policy.Ticket.of(request, options, len(locks.keys), locks.timeout)
+                    ticket = requeue.Ticket.of(request, options, len(locks.keys), locks.timeout)
                     self._acquire(locks, handed, ticket, is_copy)
                 except LockUnavailableError as error:
                     if app_settings.unavailable != "run":
@@ -263,14 +268,14 @@ class LockedTask(Task):
                     logger.warning("task %s[%s] runs unlocked: %s", self.name, request.id, error)
                     return body(*args, **kwargs)
                 except LockNotAcquiredError as error:
-                    if handed and policy.has_lost_place(handed):
-                        policy.requeue(self, error, options.requeue)
+                    if handed and hand_off.has_lost_place(handed):
+                        requeue.requeue(self, error, options.requeue)
                     return self._conflict(error, options, locks, ticket)
                 if is_copy:
-                    policy.drop_ended_copy(self, locks.keys[0])
-                with firing.once(self, request, locks.keys[0], app_settings, is_copy):
-                    if carried is not None:
-                        carried.begin(options)
+                    redelivery.drop_ended_copy(self, locks.keys[0])
+                with once(self, request, locks.keys[0], app_settings, is_copy):
+                    if brought is not None:
+                        brought.begin(options)
                     waited = time.monotonic() - started + (handed or {}).get("waited", 0.0)
                     held = TaskLock(locks, waited, current_lock())
                     return self._run(request, held, lost, body, args, kwargs)
@@ -282,7 +287,7 @@ class LockedTask(Task):
                 lock_released.send(sender=self, request=request, lock=held)
 
     def _options(self, request: Context) -> LockOptions:
-        given = policy.options_of_call(request)
+        given = header.options_of_call(request)
         if given:
             return LockOptions.of_call(type(self), given)
         try:
@@ -292,7 +297,7 @@ class LockedTask(Task):
             return LockOptions.of(type(self))
 
     def _patience(self, request: Context, options: LockOptions) -> float | None:
-        is_fresh_retry = request.retries and not policy.attempts(request)
+        is_fresh_retry = request.retries and not header.attempts(request)
         if options.timeout is None or not is_fresh_retry:
             return options.timeout
         return max(options.timeout, RETRY_PATIENCE)
@@ -300,8 +305,8 @@ class LockedTask(Task):
     def _acquire(
         self,
         locks: Locks,
-        handed: policy.Handed | None,
-        ticket: policy.Ticket | None,
+        handed: hand_off.Handed | None,
+        ticket: requeue.Ticket | None,
         is_copy: bool,
     ) -> None:
         """Wait for the locks, unless that has been done in the consumer.
@@ -340,7 +345,7 @@ class LockedTask(Task):
             why = f"after {seconds} s (lock_timeout) still held" if seconds else "it is held"
             raise LockNotAcquiredError(refused, why, locks.holder(refused))
 
-    def _take_handed(self, locks: Locks, handed: policy.Handed) -> None:
+    def _take_handed(self, locks: Locks, handed: hand_off.Handed) -> None:
         """Do what follows from the wait in the consumer."""
         key, waited = handed["key"], handed["waited"]
         if "error" in handed:
@@ -369,16 +374,16 @@ class LockedTask(Task):
         error: LockNotAcquiredError,
         options: LockOptions,
         locks: Locks,
-        ticket: policy.Ticket | None,
+        ticket: requeue.Ticket | None,
     ) -> Any:
         verdict: Any = options.conflict
         if shutdown.begun:
             # A shutdown says nothing about the lock: whatever the policy, the task goes elsewhere.
             verdict = "requeue"
-        elif policy.is_copy_of_holder(self, error):
+        elif redelivery.is_copy_of_holder(self, error):
             if ticket is not None and ticket.place is not None:
                 locks.leave(ticket.place)
-            policy.requeue_copy(self, error, options.requeue)
+            redelivery.requeue_copy(self, error, options.requeue)
         else:
             lock_conflict.send(
                 sender=self,
@@ -390,9 +395,9 @@ class LockedTask(Task):
             if callable(verdict):
                 verdict = verdict(self, error)
         if verdict == "requeue":
-            policy.requeue(self, error, options.requeue, ticket)
+            requeue.requeue(self, error, options.requeue, ticket)
         if verdict == "skip":
-            return policy.skip(self, error)
+            return skipped.skip(self, error)
         if verdict == "fail":
             raise error
         logger.info("task %s[%s] ends without running: %s", self.name, self.request.id, error)
@@ -400,7 +405,7 @@ class LockedTask(Task):
 
     def _unavailable(self, error: LockError, app_settings: Settings, options: LockOptions) -> Any:
         if app_settings.unavailable == "requeue":
-            policy.requeue(self, error, options.requeue)
+            requeue.requeue(self, error, options.requeue)
         raise error
 
     def _run(
@@ -479,11 +484,3 @@ class _Loss:
         lock_lost.send(sender=self._task, request=self._request, key=key, lock=lock)
         if callable(self._lost):
             self._lost(self._task, lock)
-
-
-@signals.worker_init.connect(dispatch_uid="celery_dflock.worker")
-def _begin_worker(sender: Any, **_: Any) -> None:
-    """Load what only workers need: their events, their answers, and where their tasks wait."""
-    import_module("celery_dflock.events")
-    import_module("celery_dflock.control")
-    sender.app.steps["consumer"].add(import_module("celery_dflock.parked").Step)

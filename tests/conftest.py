@@ -12,7 +12,7 @@ LONGEST = (
     "test_http_page.py",
     "test_shutdown.py",
     "test_pools.py",
-    "test_parked.py",
+    "test_consumer_wait.py",
     "test_table_model.py",
 )
 """The files that take longest. Each goes to one process, in which the others then find less to do."""

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
 
+from celery_dflock.beat.firing import Firing
 from celery_dflock.config import Settings
-from celery_dflock.firing import Firing
 from celery_dflock.keys import encode
 from celery_dflock.locks import MOMENT, try_once
 from dflockd import errors

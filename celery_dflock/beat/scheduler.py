@@ -15,10 +15,10 @@ from celery.utils.time import maybe_make_aware
 
 from celery_dflock.beat.claims import Claims
 from celery_dflock.beat.config import BeatSettings, beat_settings
-from celery_dflock.beat.led import Lead, NotLeadingError, led, restore
+from celery_dflock.beat.firing import due_after
+from celery_dflock.beat.leadership import Lead, NotLeadingError, led, restore
 from celery_dflock.beat.store import store_for
 from celery_dflock.config import settings
-from celery_dflock.firing import due_after
 from celery_dflock.locks import process_label
 from dflockd import errors
 from dflockd.sync_client import DistributedLock

@@ -9,9 +9,9 @@ from celery import Celery
 from celery.schedules import maybe_schedule
 
 from celery_dflock.beat.config import beat_settings
+from celery_dflock.beat.firing import due_after
 from celery_dflock.beat.store import store_for
 from celery_dflock.config import settings
-from celery_dflock.firing import due_after
 from dflockd.errors import DflockdError
 from dflockd.sync_client import DistributedLock
 

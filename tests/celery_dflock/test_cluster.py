@@ -19,9 +19,9 @@ from click.testing import CliRunner, Result
 
 from celery_dflock import LockedTask, LockUnavailableError, dflock
 from celery_dflock.beat.claims import Claims
+from celery_dflock.beat.firing import Firing
 from celery_dflock.cli import dflock as commands
 from celery_dflock.config import settings
-from celery_dflock.firing import Firing
 from celery_dflock.locks import Locks
 from celery_dflock.testing import assert_locked, assert_not_locked
 from dflockd.client.process import close_idle_connections

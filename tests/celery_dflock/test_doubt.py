@@ -24,7 +24,7 @@ from celery_dflock import LockedTask, LockLostError, LockNotAcquiredError, curre
 from celery_dflock.config import settings
 from celery_dflock.locks import Locks
 from celery_dflock.signals import lock_acquired
-from celery_dflock.unique import Carried
+from celery_dflock.unique.run import Carried
 from dflockd import admin, client, errors
 from dflockd.client.pending import PendingAcquires
 from dflockd.sharding import stable_hash_shard

@@ -24,7 +24,7 @@ from celery_dflock import (
     LockUnavailableError,
     Skipped,
 )
-from celery_dflock.interrupt import _as_class
+from celery_dflock.worker.interrupt import _as_class
 from examples.demo.stage import ROOT, LockServer, Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster, Waiter, waiters

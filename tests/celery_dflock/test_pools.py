@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from celery.exceptions import TimeLimitExceeded
 
-from celery_dflock.interrupt import Interruptible
+from celery_dflock.worker.interrupt import Interruptible
 from examples.demo.stage import ROOT, LockServer
 from tests.celery_dflock import jobs
 from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster
@@ -241,7 +241,7 @@ assert kept.release() and again.release()
 INTERRUPTED = """
 import sys, threading, time
 from celery_dflock.exceptions import LockLostError
-from celery_dflock.interrupt import Interruptible
+from celery_dflock.worker.interrupt import Interruptible
 
 told = []
 

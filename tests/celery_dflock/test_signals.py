@@ -10,7 +10,7 @@ import pytest
 from celery import Celery, Task
 
 from celery_dflock import LockedTask, LockLostError, LockNotAcquiredError, current_lock, signals
-from celery_dflock.lifecycle import shutdown
+from celery_dflock.worker.shutdown import shutdown
 from dflockd import admin
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, wait_until

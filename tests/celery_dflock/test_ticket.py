@@ -12,8 +12,10 @@ from celery.app.task import Context
 from celery.exceptions import Retry
 from celery.result import AsyncResult
 
-from celery_dflock import LockNotAcquiredError, policy
+from celery_dflock import LockNotAcquiredError
 from celery_dflock.locks import try_once
+from celery_dflock.outcome.header import HEADER
+from celery_dflock.outcome.requeue import Ticket, requeue
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, KeepPlace
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
@@ -139,7 +141,7 @@ def test_a_copy_does_not_take_its_own_place_for_another_run(cluster: Cluster, ke
     with cluster.lock(key) as holder:
         assert place.enqueue() == "queued"
         assert place.wait(0, KeepPlace(30, 1)) is False
-        header = {policy.HEADER: {"copy": 1, "retries": 0}}
+        header = {HEADER: {"copy": 1, "retries": 0}}
         sent = cluster.send(task, key, task_id=name, headers=header)
         cluster.wait_waiters(key, 2)
         assert [waiter["away"] for waiter in queued(holder)] == [True, False]
@@ -163,14 +165,12 @@ def test_the_pause_is_what_was_said(cluster: Cluster, key: str) -> None:
     task, name = jobs.ticket, f"said-{key}"
     task.push_request(id=name, args=[], kwargs={"key": key}, retries=0, called_directly=False)
     try:
-        ticket = policy.Ticket.of(task.request, task._lock_options, 1, 0)
+        ticket = Ticket.of(task.request, task._lock_options, 1, 0)
         assert ticket is not None
         keep = ticket.keep()
         assert keep is not None
         with pytest.raises(Retry) as requeued:
-            policy.requeue(
-                task, LockNotAcquiredError(key, "asked"), task._lock_options.requeue, ticket
-            )
+            requeue(task, LockNotAcquiredError(key, "asked"), task._lock_options.requeue, ticket)
     finally:
         task.pop_request()
     assert requeued.value.when == keep.away_s
@@ -191,10 +191,10 @@ def test_a_queue_that_is_full(cluster: Cluster, key: str) -> None:
 
 
 def test_a_retry_has_no_place() -> None:
-    header = {policy.HEADER: {"attempt": 2, "since": 1.0, "place": "00ff", "retries": 0}}
+    header = {HEADER: {"attempt": 2, "since": 1.0, "place": "00ff", "retries": 0}}
     options = jobs.ticket._lock_options
     for retries, place in ((0, "00ff"), (1, None)):
-        ticket = policy.Ticket.of(Context(headers=header, retries=retries), options, 1, 0)
+        ticket = Ticket.of(Context(headers=header, retries=retries), options, 1, 0)
         assert ticket is not None
         assert ticket.place == place
 
@@ -202,10 +202,10 @@ def test_a_retry_has_no_place() -> None:
 def test_who_is_about_to_give_up_leaves_no_place() -> None:
     """Nobody would come back to it."""
     options = jobs.limited._lock_options
-    header = {policy.HEADER: {"attempt": 1, "since": time.time(), "retries": 0}}
-    ticket = policy.Ticket.of(Context(headers=header, retries=0), options, 1, 0)
+    header = {HEADER: {"attempt": 1, "since": time.time(), "retries": 0}}
+    ticket = Ticket.of(Context(headers=header, retries=0), options, 1, 0)
     assert ticket is not None
     keep = ticket.keep()
     assert keep == (ticket.pause, 0.0)
-    header[policy.HEADER]["attempt"] = 2
+    header[HEADER]["attempt"] = 2
     assert ticket.keep() is None

@@ -24,9 +24,11 @@ from celery.result import AsyncResult
 from celery.signals import after_task_publish
 from kombu.exceptions import OperationalError
 
-from celery_dflock import DuplicateTaskError, LockedTask, LockKeyError, Skipped, unique
+from celery_dflock import DuplicateTaskError, LockedTask, LockKeyError, Skipped
 from celery_dflock.config import settings
 from celery_dflock.signals import task_deduplicated
+from celery_dflock.unique import publish
+from celery_dflock.unique.lock import mark_of
 from dflockd import admin
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import ROOT, LockServer, Worker
@@ -276,7 +278,7 @@ def test_revoked_before_it_ran(cluster: Cluster, key: str) -> None:
 def test_expired_before_it_ran(
     cluster: Cluster, parked: Parked, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unique, "CLOCK_MARGIN", 600)
+    monkeypatch.setattr(publish, "CLOCK_MARGIN", 600)
     sent = cluster.send(jobs.until_executed, key, expires=0.2, queue=parked.name)
     found = hold(cluster, jobs.until_executed, key)
     assert found is not None
@@ -351,7 +353,7 @@ def test_lost_by_its_sender_before_it_has_sent(
     cluster: Cluster, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was stopped for long, perhaps: what it sends runs, and counts no more."""
-    take = unique._take
+    take = publish._take
 
     def take_and_lose(lock: DistributedLock, *args: Any) -> Any:
         first = take(lock, *args)
@@ -360,7 +362,7 @@ def test_lost_by_its_sender_before_it_has_sent(
         return first
 
     with monkeypatch.context() as patch:
-        patch.setattr(unique, "_take", take_and_lose)
+        patch.setattr(publish, "_take", take_and_lose)
         sent = cluster.send(jobs.until_executed, key)
     assert sent.get(timeout=PATIENCE) == sent.id
     assert len(cluster.events(what="start", key=key)) == 1
@@ -503,7 +505,7 @@ def test_replace(cluster: Cluster, parked: Parked, key: str, task: Task) -> None
 def test_several_set_out_to_replace_one(cluster: Cluster, parked: Parked, key: str) -> None:
     first = cluster.send(jobs.replacing, key, queue=parked.name)
     second = cluster.send(jobs.replacing, key, queue=parked.name)
-    marking = [unique._mark(first.id, settings(jobs.app), f"late[{n}] pid 1") for n in range(3)]
+    marking = [mark_of(first.id, settings(jobs.app), f"late[{n}] pid 1") for n in range(3)]
     assert all(mark.acquire() for mark in marking)  # they find out only now that it was too late
     parked.deliver()
 

@@ -15,7 +15,7 @@ from celery.schedules import crontab
 from celery.signals import after_task_publish, beat_init, before_task_publish
 
 from celery_dflock import LockedTask, SingletonTask
-from celery_dflock.firing import HEADER
+from celery_dflock.outcome.header import FIRING
 
 BROKER = "BEAT_BROKER_URL"
 RECORD = "BEAT_RECORD"
@@ -89,7 +89,7 @@ def end(**_: Any) -> None:
 @after_task_publish.connect
 def note_sent(headers: dict[str, Any], **_: Any) -> None:
     if RECORD in os.environ:
-        about = headers.get(HEADER) or {}
+        about = headers.get(FIRING) or {}
         note("sent", **{"id": headers["id"], "task": headers["task"], **about})
 
 

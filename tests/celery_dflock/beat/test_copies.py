@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery.result import AsyncResult
 
-from celery_dflock.firing import Firing
+from celery_dflock.beat.firing import Firing
 from dflockd import admin
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs

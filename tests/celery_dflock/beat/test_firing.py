@@ -9,7 +9,8 @@ import pytest
 from celery import Celery
 from celery.schedules import BaseSchedule, crontab, schedule, solar
 
-from celery_dflock.firing import HEADER, Firing, due_after, latest_due
+from celery_dflock.beat.firing import Firing, due_after, latest_due
+from celery_dflock.outcome.header import FIRING
 
 app = Celery("firing", set_as_current=False)
 app.conf.timezone = "Europe/Berlin"
@@ -133,7 +134,7 @@ def test_options() -> None:
     assert options["queue"] == "slow"
     assert options["task_id"] == firing.id
     assert options["headers"]["tenant"] == 7
-    assert options["headers"][HEADER] == {
+    assert options["headers"][FIRING] == {
         "id": firing.id,
         "entry": "report",
         "due": "2026-03-01T12:00:00+00:00",

@@ -20,9 +20,10 @@ from celery import Celery
 from celery.beat import ScheduleEntry, Scheduler
 from celery.schedules import crontab, schedule, solar
 
-from celery_dflock.beat.led import Lead, led, restore
+from celery_dflock.beat.firing import Firing
+from celery_dflock.beat.leadership import Lead, led, restore
 from celery_dflock.beat.store import FileStore
-from celery_dflock.firing import HEADER, Firing
+from celery_dflock.outcome.header import FIRING
 
 START = datetime(2026, 3, 28, 12, 0, 0, 137_000, tzinfo=UTC)  # clocks go forward the next day
 DAY = timedelta(days=1)
@@ -131,7 +132,7 @@ class Replay:
 
     def send(self, task: str, *_: Any, task_id: str, headers: dict[str, Any], **__: Any) -> None:
         self.fate.maybe_die()
-        due = datetime.fromisoformat(headers[HEADER]["due"])
+        due = datetime.fromisoformat(headers[FIRING]["due"])
         assert due <= self.app.time, "too early"
         self.sent.append((task_id, task, due))
         self.fate.maybe_die()

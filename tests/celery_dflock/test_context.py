@@ -19,7 +19,7 @@ from celery_dflock import (
     LockUnavailableError,
     dflock,
 )
-from celery_dflock.lifecycle import shutdown
+from celery_dflock.worker.shutdown import shutdown
 from dflockd import admin
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer

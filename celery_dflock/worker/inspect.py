@@ -19,9 +19,10 @@ from celery.utils.nodenames import gethostname
 from celery.worker import state as worker_state
 from celery.worker.control import inspect_command
 
-from celery_dflock import bases, keys, policy
+from celery_dflock import bases, keys
 from celery_dflock.config import Settings, settings
 from celery_dflock.options import LockOptions
+from celery_dflock.outcome import header
 from celery_dflock.task import LockedTask
 from dflockd.errors import DflockdError
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
@@ -81,7 +82,7 @@ def _questions(request: Any, app_settings: Settings) -> Iterator[_Question]:
     task = request.task
     if not isinstance(task, LockedTask) or bases.is_of_celery(type(task)):
         return
-    given = policy.options_of_call(Context(request.request_dict))
+    given = header.options_of_call(Context(request.request_dict))
     options = LockOptions.of_call(type(task), given) if given else task._lock_options
     servers = app_settings.connection_options()
     for key in options.keys_of(task, tuple(request.args), request.kwargs):

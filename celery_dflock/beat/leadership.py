@@ -10,8 +10,8 @@ from celery.schedules import schedstate
 from celery.utils.time import maybe_make_aware
 
 from celery_dflock.beat.claims import Claims
+from celery_dflock.beat.firing import Firing, counts_from_last_run, due_after, latest_due
 from celery_dflock.beat.store import Runs, Store
-from celery_dflock.firing import Firing, counts_from_last_run, due_after, latest_due
 from celery_dflock.locks import is_kept
 from dflockd import errors
 from dflockd.sync_client import DistributedLock

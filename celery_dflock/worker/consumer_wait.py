@@ -29,12 +29,14 @@ from celery.worker import state
 from celery.worker.consumer import Consumer
 from kombu.common import ignore_errors
 
-from celery_dflock import bases, keys, policy
+from celery_dflock import bases, keys
 from celery_dflock.config import Settings, settings
 from celery_dflock.locks import MOMENT, describe_holder, process_label
 from celery_dflock.options import LockOptions
+from celery_dflock.outcome import header, redelivery, requeue
 from celery_dflock.signals import lock_waiting
 from celery_dflock.task import LockedTask
+from celery_dflock.worker import hand_off
 from dflockd import errors
 from dflockd.client.pending import PendingAcquire, PendingAcquires
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
@@ -59,7 +61,7 @@ class Entry:
         self.token: str | None = None
         """Of the grant, which may be lost since."""
         self.is_copy = False
-        self.ticket: policy.Ticket | None = None
+        self.ticket: requeue.Ticket | None = None
         self.is_over = False
         """Whether nobody is to come back to it."""
         self.raised: Any = None
@@ -71,10 +73,10 @@ class Entry:
         """The request as a task knows it."""
         return Context(self.request.request_dict)
 
-    def result(self, error: errors.RemoteError | None) -> policy.Handed:
+    def result(self, error: errors.RemoteError | None) -> hand_off.Handed:
         """Return what the process that runs the task is told."""
         waited = time.monotonic() - self.since
-        handed = policy.Handed(key=self.lock.key, waited=waited)
+        handed = hand_off.Handed(key=self.lock.key, waited=waited)
         if error is not None:
             handed["error"] = str(error)
         elif self.token is not None:
@@ -117,7 +119,7 @@ class Parked:
 
     def take(self, request: Any) -> None:
         """Send a request to the pool, after it has waited for its lock if it is to do so here."""
-        request.request_dict.pop(policy.HANDED, None)
+        request.request_dict.pop(hand_off.HANDED, None)
         try:
             app_settings = settings(request.task.app)
             lock = self._lock(request, app_settings)
@@ -134,14 +136,14 @@ class Parked:
         self._waiting.add(entry)
         self._raise_prefetch(entry, app_settings.max_parked)
         options, context = _options(request), entry.context
-        entry.ticket = ticket = policy.Ticket.of(context, options, 1, options.queue_timeout)
+        entry.ticket = ticket = requeue.Ticket.of(context, options, 1, options.queue_timeout)
         with self._joining:
             entry.pending = self._pending.join(
                 lock,
                 options.queue_timeout,
                 ticket=None if ticket is None else ticket.place,
                 reservation=None if ticket is None else ticket.keep(),
-                unless=partial(_is_copy, entry) if policy.is_known_copy(context) else None,
+                unless=partial(_is_copy, entry) if redelivery.is_known_copy(context) else None,
                 queued=partial(self._announcer.announce, entry),
                 ended=lambda error: self._ended(entry, error),
             )
@@ -225,7 +227,7 @@ class Parked:
             self._drop(entry)
             return
         handed = entry.result(error)
-        request.request_dict[policy.HANDED] = handed
+        request.request_dict[hand_off.HANDED] = handed
         if "token" in handed:
             self._granted.add(entry)
             self._hand_over_when_accepted(entry)
@@ -288,7 +290,7 @@ class Parked:
         key = keys.finish(names[0], app_settings.key_prefix)
         more: dict[str, Any] = {
             **app_settings.connection_options(),
-            "label": policy.run_name(task, request) + process_label(),
+            "label": redelivery.run_name(task, request) + process_label(),
         }
         if options.limit == 1:
             return DistributedLock(key, None, options.ttl, **more)
@@ -325,13 +327,13 @@ class Step(bootsteps.StartStopStep):
 
 def _options(request: Any) -> LockOptions:
     task: LockedTask = request.task
-    is_plain = not request.request_dict.get(policy.HEADER)
+    is_plain = not request.request_dict.get(header.HEADER)
     return task._lock_options if is_plain else task._options(Context(request.request_dict))
 
 
 def _is_copy(entry: Entry, report: Mapping[str, Any]) -> bool:
     """Whether a run of this very message has the lock or waits for it, as its server says."""
-    run = policy.run_name(entry.request.task, entry.request)
+    run = redelivery.run_name(entry.request.task, entry.request)
     # A place that is kept may be that of the task itself, from its latest attempt.
     waiters = (each for each in report["waiters"] if not each.get("away"))
     labels = [each["label"] for each in (*report["holders"], *waiters)]
@@ -368,6 +370,6 @@ class _Announcer:
 def _say_waiting(entry: Entry) -> None:
     task, request, lock = entry.request.task, entry.context, entry.lock
     logger.info("task %s[%s] waits for lock %r in the consumer", task.name, request.id, lock.key)
-    run = policy.run_name(task, request)
+    run = redelivery.run_name(task, request)
     holder = cache(lambda: describe_holder(lock, run))
     lock_waiting.send(sender=task, request=request, key=lock.key, holder=holder)

@@ -21,9 +21,10 @@ from celery.beat import EmbeddedService, Scheduler, Service
 from celery_dflock.beat import DflockScheduler
 from celery_dflock.beat.claims import Claims
 from celery_dflock.beat.config import DEFAULT_LOCK_TTL
-from celery_dflock.beat.led import Lead, NotLeadingError, led
+from celery_dflock.beat.firing import Firing
+from celery_dflock.beat.leadership import Lead, NotLeadingError, led
 from celery_dflock.config import settings
-from celery_dflock.firing import HEADER, Firing
+from celery_dflock.outcome.header import FIRING
 from dflockd import admin
 from dflockd.errors import LockLostError
 from dflockd.sync_client import DistributedLock
@@ -176,7 +177,7 @@ def test_a_firing_that_is_sent_again_leaves_its_entry_alone(
     )
     ids: list[str] = []
     proj.send_task = lambda *_, task_id, headers, **__: ids.append(
-        f"{task_id} {headers[HEADER]['id']}"
+        f"{task_id} {headers[FIRING]['id']}"
     )
     claimed = Firing("again", "job", datetime.now(UTC) + timedelta(hours=1))
     Claims("again", settings(proj)).take(claimed)

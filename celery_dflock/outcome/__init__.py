@@ -1,0 +1,1 @@
+"""What becomes of a task that does not run, or not now."""

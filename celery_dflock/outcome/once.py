@@ -1,0 +1,94 @@
+"""What has been run is not run again: the second copy of a firing, or of a redelivered task."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from celery import Task
+from celery.app.task import Context
+from celery.exceptions import Ignore, Reject
+
+from celery_dflock.config import Settings
+from celery_dflock.keys import encode, finish
+from celery_dflock.locks import MOMENT, process_label, try_once
+from celery_dflock.outcome.header import is_firing
+from celery_dflock.signals import task_deduplicated
+from dflockd import errors
+from dflockd.sync_client import DistributedSemaphore
+
+DONE_TTL = 120
+"""Seconds for which the workers remember that a firing has been run.
+
+A copy is sent within a fail-over of the first. It arrives later by what it spends in the queue and
+in the pauses of ``requeue``.
+"""
+
+DONE_LIMIT = 1000
+"""How many firings of one task the workers remember: all of them, up to 8 a second.
+
+They are the holders of one semaphore, so that all together are one key of the lock server: it has
+``--max-locks`` of them, and they are for those who lock something.
+"""
+
+logger = logging.getLogger("celery_dflock")
+
+
+def once(
+    task: Task, request: Context, key: str, settings: Settings, is_copy: bool
+) -> AbstractContextManager[None]:
+    """Run a firing that has not been run, in this block, under the lock `key` of its task.
+
+    The lock keeps two copies apart, so that the second finds what the first has left: a hold on the
+    lock server that outlives it. So it is for a copy that the broker has made of any task, for the
+    sake of its own copies. What is neither just runs.
+
+    Raises:
+        Ignore: it has been run; the result stays as it is.
+    """
+    if is_copy or is_firing(request):
+        return _once(task, request, key, settings)
+    return nullcontext()
+
+
+@contextmanager
+def _once(task: Task, request: Context, key: str, settings: Settings) -> Iterator[None]:
+    name = f"{task.name}[{request.id}]"
+    done = finish(f"celery-done:{encode(task.name)}", settings.key_prefix)
+    run = finish(encode(f"{request.id}:{request.retries}"))
+    label = f"{run} {process_label()}"
+    options = settings.connection_options()
+    mark = DistributedSemaphore(done, DONE_LIMIT, 0, MOMENT, label=label, **options)
+    if _is_among(mark, run):
+        logger.info("task %s has been run, its copy is dropped", name)
+        task_deduplicated.send(
+            sender=task, request=request, key=key, task_id=request.id, verdict="copy"
+        )
+        raise Ignore
+    try:
+        yield
+    except Reject:
+        raise
+    except Exception:
+        _leave(mark, name)
+        raise
+    _leave(mark, name)
+
+
+def _is_among(marks: DistributedSemaphore, run: str) -> bool:
+    try:
+        return any(holder["label"].split(" ")[0] == run for holder in marks.inspect()["holders"])
+    except errors.RemoteError as exc:
+        logger.warning("whether a task has been run already cannot be learned: %s", exc)
+        return False
+
+
+def _leave(mark: DistributedSemaphore, name: str) -> None:
+    try:
+        if try_once(mark):
+            mark.detach(DONE_TTL)
+        else:
+            logger.warning("a copy of task %s would run again: %d are remembered", name, DONE_LIMIT)
+    except errors.RemoteError as exc:
+        logger.warning("a copy of task %s would run again: %s", name, exc)

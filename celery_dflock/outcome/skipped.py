@@ -1,0 +1,63 @@
+"""A task that is skipped because its lock is held ends with a result that says so."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import Task
+
+from celery_dflock.exceptions import LockNotAcquiredError
+from celery_dflock.signals import task_skipped
+
+logger = logging.getLogger("celery_dflock")
+
+
+class Skipped(dict[str, Any]):
+    """The result of a task that was skipped because its lock was held.
+
+    A task that is skipped ends as ``SUCCESS`` with this value: nobody waits for ever, and a chord
+    goes on. It is a dict, so that every serialiser can store it and readers need not know the
+    plugin; `Skipped.of` recognises it again.
+    """
+
+    MARK = "dflock"
+
+    def __init__(self, key: str, task_id: str | None, holder: str | None = None) -> None:
+        super().__init__({self.MARK: "skipped", "key": key, "task_id": task_id, "holder": holder})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the arguments."""
+        return type(self), (self.key, self.task_id, self.holder)
+
+    @property
+    def key(self) -> str:
+        """The lock that was not free."""
+        return str(self["key"])
+
+    @property
+    def task_id(self) -> str | None:
+        """The task that was skipped."""
+        task_id: str | None = self["task_id"]
+        return task_id
+
+    @property
+    def holder(self) -> str | None:
+        """Who held the lock, as the holder describes itself, if that could be learned."""
+        holder: str | None = self["holder"]
+        return holder
+
+    @classmethod
+    def of(cls, result: object) -> Skipped | None:
+        """Return `result` as `Skipped` if that is what a task returned, else ``None``."""
+        if isinstance(result, dict) and result.get(cls.MARK) == "skipped":
+            return cls(result["key"], result["task_id"], result.get("holder"))
+        return None
+
+
+def skip(task: Task, error: LockNotAcquiredError) -> Skipped:
+    """Return the result of a skipped run."""
+    request = task.request
+    logger.info("task %s[%s] skipped: %s", task.name, request.id, error)
+    task_skipped.send(sender=task, request=request, key=error.key, holder=error.holder)
+    return Skipped(error.key, request.id, error.holder)

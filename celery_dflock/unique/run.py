@@ -1,0 +1,206 @@
+"""At most one on its way: the lock of ``lock_unique`` in the worker that runs the task."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from queue import Queue
+from typing import Any
+
+from celery import Task, signals
+from celery.app.task import Context
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_dflock.config import Settings, settings
+from celery_dflock.locks import MOMENT, is_kept
+from celery_dflock.options import LockOptions
+from celery_dflock.outcome import header, redelivery
+from celery_dflock.unique.lock import first_of, label_of, lock_on, mark_of
+from dflockd import errors
+
+logger = logging.getLogger("celery_dflock")
+
+
+class Carried:
+    """The lock that a task has brought along from its sender, in the worker that runs it.
+
+    Args:
+        task: the task; its request is the current one, unless `free` is all that is called.
+        request: what has brought the lock along.
+        ours: what it says of the lock; see `celery_dflock.outcome.header.unique_of`.
+        ttl: lease in seconds.
+        app_settings: where the servers are.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        request: Context,
+        ours: Mapping[str, str],
+        ttl: int,
+        app_settings: Settings,
+    ) -> None:
+        self._task = task
+        self._request = request
+        self._settings = app_settings
+        self._token = ours["token"]
+        self._until = ours["until"]
+        self._lock = lock_on(ours["key"], app_settings, ttl, label_of(task, request.id))
+        self._has_begun = False
+
+    def take(self) -> None:
+        """Make the lock that of this process, before the task waits for the other.
+
+        So that it ends with the process. A copy, as far as it is known to be one, has no claim to it.
+        """
+        if not redelivery.is_known_copy(self._request):
+            self._adopt()
+
+    def begin(self, options: LockOptions) -> None:
+        """Make sure that the lock is that of this process, for the task is about to run; or end it.
+
+        Raises:
+            Ignore: the task was replaced by a newer one, and is revoked.
+        """
+        self._has_begun = True
+        replaceable = options.duplicate == "replace"
+        held = self._adopt()
+        if self._until == "until_executing":
+            held = self._lock.release()
+        elif held and (replaceable or self._request.retries or header.attempts(self._request)):
+            # The run that has sent this one again may have detached the lock after it was taken
+            # here; but before it gave back the other lock, which is held by now.
+            held = self._renew()
+        if not held and replaceable:
+            self._check_replaced()
+
+    def end(self, exc: BaseException | None, options: LockOptions) -> None:
+        """Give the lock back, or send it along with what goes on elsewhere."""
+        if self._has_begun and self._until == "until_executing":
+            return
+        if isinstance(exc, redelivery.CopyRequeued) and not is_kept(self._lock):
+            return  # it belongs to the run that holds the other one
+        held = is_kept(self._lock) or (not self._has_begun and self._adopt())
+        if _goes_on(exc):
+            if held:
+                self._detach(options.unique_ttl)
+        elif not (held and self._lock.release()) and options.duplicate == "replace":
+            self._unmark()  # replaced while it ran already: no worker comes to it again
+
+    def free(self) -> None:
+        """Give the lock back: the task will never run."""
+        if self._adopt():
+            self._lock.release()
+
+    @property
+    def _name(self) -> str:
+        return f"{self._task.name}[{self._request.id}]"
+
+    def _adopt(self) -> bool:
+        if is_kept(self._lock):
+            return True
+        try:
+            return self._lock.adopt(self._token)
+        except errors.RemoteError as exc:
+            self._warn(exc)
+            return False
+
+    def _renew(self) -> bool:
+        try:
+            return self._lock.renew()
+        except errors.RemoteError as exc:
+            self._warn(exc)
+            return False
+
+    def _detach(self, ttl: int) -> None:
+        try:
+            self._lock.detach(ttl)
+        except errors.RemoteError as exc:
+            self._warn(exc)
+
+    def _warn(self, exc: errors.RemoteError) -> None:
+        logger.warning("task %s goes on without lock_unique: %s", self._name, exc)
+
+    def _check_replaced(self) -> None:
+        newer = self._unmark()
+        if newer is None:
+            return
+        task, request = self._task, self._request
+        logger.info("task %s does not run: it is replaced by %s", self._name, newer)
+        keep = not (task.ignore_result or request.ignore_result)
+        task.backend.mark_as_revoked(
+            request.id, f"replaced by {newer}", request=request, store_result=keep
+        )
+        raise Ignore
+
+    def _unmark(self) -> str | None:
+        """Return which task has replaced this one, if any, and end the marks that say so."""
+        mark = mark_of(self._request.id, self._settings, "")
+        try:
+            newer = left = first_of(mark)
+            while left is not None:  # several may have set out to replace it, of whom one has
+                mark.evict(left.fence)
+                left = first_of(mark)
+        except errors.RemoteError as exc:
+            self._warn(exc)
+            return None
+        return newer.task_id if newer is not None else None
+
+
+def _goes_on(exc: BaseException | None) -> bool:
+    return isinstance(exc, Retry | redelivery.CopyRequeued) or (
+        isinstance(exc, Reject) and bool(exc.requeue)
+    )
+
+
+def carried(
+    task: Task, request: Context, options: LockOptions, app_settings: Settings
+) -> AbstractContextManager[Carried | None]:
+    """Look after what a task has brought along from its sender, if anything, while it runs."""
+    ours = header.unique_of(request)
+    if ours is None:
+        return nullcontext()
+    return _looked_after(Carried(task, request, ours, options.ttl, app_settings), options)
+
+
+@contextmanager
+def _looked_after(brought: Carried, options: LockOptions) -> Iterator[Carried]:
+    try:
+        brought.take()
+        yield brought
+    except BaseException as exc:
+        brought.end(exc, options)
+        raise
+    else:
+        brought.end(None, options)
+
+
+# Where it is revoked, or found to have expired: in the main process of a worker.
+
+
+def free_revoked(sender: Task, request: Context, **_: Any) -> None:
+    """Give back the lock of a task that will not run, on a thread: the worker must not wait."""
+    ours = header.unique_of(request)
+    if ours is not None:
+        _to_be_freed().put(Carried(sender, request, ours, MOMENT, settings(sender.app)))
+
+
+@cache
+def _to_be_freed() -> Queue[Carried]:
+    pending: Queue[Carried] = Queue()
+
+    def free_all() -> None:
+        while True:
+            try:
+                pending.get().free()
+            except Exception:
+                logger.exception("the lock of a revoked task could not be freed")
+
+    threading.Thread(target=free_all, name="dflock-revoked", daemon=True).start()
+    return pending
+
+
+signals.task_revoked.connect(free_revoked, dispatch_uid="celery_dflock.free_revoked")
