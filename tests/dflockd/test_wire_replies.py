@@ -23,6 +23,7 @@ from dflockd.wire import (
     Status,
     TimedOut,
     UnexpectedReplyError,
+    YourTurn,
     encode_reply,
     parse_done,
     parse_enqueued,
@@ -44,6 +45,7 @@ LINES: list[tuple[Reply, bytes]] = [
     (Status.QUEUED, b"queued\n"),
     (Status.TIMEOUT, b"timeout\n"),
     (TimedOut(b"0af3"), b"timeout 0af3\n"),
+    (YourTurn(b"0af3"), b"turn 0af3\n"),
     (Status.ERROR, b"error\n"),
     (Status.AUTH, b"error_auth\n"),
     (Status.MAX_LOCKS, b"error_max_locks\n"),
@@ -65,8 +67,8 @@ ERRORS = [status for status in Status if status.value.startswith(b"error")]
 
 # A parser, and what it takes besides errors.
 PARSERS: list[tuple[Callable[[bytes], Reply], set[bytes]]] = [
-    (parse_granted, {b"ok " + TOKEN + b" 33", b"timeout", b"timeout 0af3"}),
-    (parse_enqueued, {b"acquired " + TOKEN + b" 1", b"queued"}),
+    (parse_granted, {b"ok " + TOKEN + b" 33", b"timeout", b"timeout 0af3", b"turn 0af3"}),
+    (parse_enqueued, {b"acquired " + TOKEN + b" 1", b"queued", b"turn 0af3"}),
     (parse_renewed, {b"ok 60", b"ok 0"}),
     (parse_report, {b'ok {"connections":0}'}),
     (parse_map, {b'ok {"connections":0}', b"ok"}),
@@ -176,6 +178,12 @@ def test_parsers_take_only_what_fits(parse: Callable[[bytes], Reply], taken: set
         b"timeout -",
         b"timeout \xff",
         b"timeouts",
+        b"turn",
+        b"turn ",
+        b"turn  0af3",
+        b"turn 0af3 33",
+        b"turn \xff",
+        b"turned 0af3",
         b"ok [1]",
         b"\xff\xfe",
     ],
@@ -250,13 +258,13 @@ def test_what_is_sent_is_read(token: bytes, lease: int) -> None:
     granted, enqueued, renewed = Granted(token, lease), Enqueued(token, lease), Renewed(lease)
     assert parse_granted(encode_reply(granted)[:-1]) == granted
     assert parse_granted(encode_reply(TimedOut(token))[:-1]) == TimedOut(token)
+    for parse in (parse_granted, parse_enqueued):
+        assert parse(encode_reply(YourTurn(token))[:-1]) == YourTurn(token)
     assert parse_enqueued(encode_reply(enqueued)[:-1]) == enqueued
     assert parse_renewed(encode_reply(renewed)[:-1]) == renewed
 
 
-words = st.sampled_from(
-    [b"ok", b"acquired", b"error", b"timeout", b"queued", TOKEN, b"33", b"0", b" ", b"{}", b"_"]
-)
+words = st.sampled_from([*b"ok acquired error timeout queued turn 33 0 {} _".split(), TOKEN, b" "])
 lines = st.binary(max_size=60) | st.lists(words, max_size=6).map(b" ".join)
 lines = lines | st.lists(words, max_size=6).map(b"".join)
 

@@ -27,6 +27,7 @@ from dflockd.wire import (
     Label,
     Malformed,
     Owner,
+    Pass,
     Ping,
     Release,
     Renew,
@@ -38,6 +39,7 @@ from dflockd.wire import (
     Space,
     StableRef,
     Stats,
+    Turn,
     Wait,
     encode_request,
     fence_from_token,
@@ -97,6 +99,10 @@ FRAMES: list[tuple[bytes, Request]] = [
     (b"resume\n_\n0123456789abcdef\n", Resume(b"0123456789abcdef")),
     (b"keep\n_\n1500 0\n", Reserve(1500, 0)),
     (b"keep\n_\n0 %d\n" % MAX_SECONDS, Reserve(0, MAX_SECONDS)),
+    (b"turn\n_\n1500\n", Turn(1500)),
+    (b"turn\n_\n0\n", Turn(0)),
+    (b"pass\nk\n0aZ9\n", Pass(LOCK, b"k", b"0aZ9")),
+    (b"spass\nk\n0aZ9\n", Pass(SEMAPHORE, b"k", b"0aZ9")),
 ]
 
 # Read as well, because some client sends it, but never sent from here.
@@ -167,6 +173,13 @@ REFUSED = [
     b"keep\n_\n1\n",
     b"keep\n_\n1 2 3\n",
     b"skeep\n_\n1 2\n",
+    b"turn\n_\n\n",
+    b"turn\n_\n1 2\n",
+    b"sturn\n_\n1\n",
+    b"pass\nk\n\n",
+    b"pass\n\n0af3\n",
+    b"pass\nk\na b\n",
+    b"spass\nk\n" + b"a" * 65 + b"\n",
     b"resume\n_\n\n",
     b"resume\n_\na b\n",
     b"resume\n_\n" + b"a" * 65 + b"\n",
@@ -249,6 +262,7 @@ def test_malformed_cannot_be_sent() -> None:
         b"w\nk\n%b\n",
         b"keep\n_\n%b 1\n",
         b"keep\n_\n1 %b\n",
+        b"turn\n_\n%b\n",
     ],
 )
 def test_numbers_are_ascii_digits_within_bounds(frame: bytes, number: bytes) -> None:
@@ -356,6 +370,7 @@ tokens = st.integers(0, 2**64 - 1).map(lambda fence: format_token(fence, b"\x01\
 spaces = st.sampled_from(Space)
 text = st.binary(max_size=300).filter(lambda line: b"\n" not in line and not line.endswith(b"\r"))
 
+tickets = st.from_regex(rb"[0-9A-Za-z]{1,64}", fullmatch=True)
 owners = st.from_regex(rb"[!-~]{1,64}", fullmatch=True)
 requests_ = st.one_of(
     st.builds(Acquire, st.just(LOCK), keys, st.just(1), seconds, leases),
@@ -374,9 +389,11 @@ requests_ = st.one_of(
     st.builds(
         Shards, st.just(b"") | st.from_regex(rb"[0-9a-f]{1,64}", fullmatch=True), st.booleans()
     ),
-    st.builds(Identify, st.from_regex(rb"[0-9A-Za-z]{1,64}", fullmatch=True)),
+    st.builds(Identify, tickets),
     st.builds(Reserve, seconds, seconds),
-    st.builds(Resume, st.from_regex(rb"[0-9A-Za-z]{1,64}", fullmatch=True)),
+    st.builds(Resume, tickets),
+    st.builds(Turn, seconds),
+    st.builds(Pass, spaces, keys, tickets),
     st.just(Owner(b"", 0)),
     st.builds(Owner, owners, st.integers(0, MAX_ATTEMPT), st.just(b"") | owners),
     st.text(max_size=60).filter(str.isprintable).map(lambda label: Label(label.encode())),
@@ -387,6 +404,7 @@ pieces = st.one_of(
     st.sampled_from([b"l", b"sl", b"r", b"n", b"e", b"se", b"w", b"sw", b"auth", b"i", b"label"]),
     st.sampled_from([b"owner\n_\n", b"run 1", b"owner"]),
     st.sampled_from([b"keep\n_\n", b"resume\n_\n", b"identify\n_\n", b"1 2\n"]),
+    st.sampled_from([b"turn\n_\n", b"pass", b"spass\nk\n"]),
     st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b"\r", b" ", b"\t", b"\0", b"0", b"1", b"33"]),
     st.sampled_from([b"k" * 255, b"k" * 256, b"k" * 257, b"s" * MAX_SECRET]),
     st.binary(max_size=8),

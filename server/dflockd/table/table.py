@@ -28,6 +28,7 @@ from dflockd.wire import (
     Malformed,
     Owner,
     OwnerConflict,
+    Pass,
     Ping,
     Refusal,
     Release,
@@ -43,6 +44,7 @@ from dflockd.wire import (
     StableRef,
     Stats,
     Status,
+    Turn,
     Wait,
 )
 
@@ -79,6 +81,8 @@ class LockTable(Connections):
             # What only a cluster knows.
             Shards: lambda *_: Status.ERROR,
             Identify: lambda _peer, request, *_: self.identify(request),
+            Turn: lambda *_: Status.ERROR,
+            Pass: lambda *_: Status.ERROR,
             Malformed: lambda *_: Status.ERROR,
         }
 

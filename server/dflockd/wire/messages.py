@@ -219,6 +219,28 @@ class Reserve(NamedTuple):
     hold: int
 
 
+class Turn(NamedTuple):
+    """``turn``: the next `Enqueue` wants to be told of its turn, and to be granted nothing.
+
+    Who is told goes on with `Resume`, from wherever it is ready to hold the key; see `YourTurn`. An
+    extension of this server.
+    """
+
+    hold: int
+    """Milliseconds for which a slot is set aside once it has been told."""
+
+
+class Pass(NamedTuple):
+    """``pass`` and ``spass``: others may go first, and the position with that ticket stays.
+
+    An extension of this server.
+    """
+
+    space: Space
+    key: bytes
+    ticket: bytes
+
+
 class Malformed(NamedTuple):
     """Three lines that are no request: answered ``error``, and the connection lives on."""
 
@@ -246,6 +268,8 @@ Request: TypeAlias = (
     | Identify
     | Resume
     | Reserve
+    | Turn
+    | Pass
     | Malformed
 )
 
@@ -329,6 +353,16 @@ class TimedOut(NamedTuple):
     ticket: bytes
 
 
+class YourTurn(NamedTuple):
+    """``turn <ticket>``: the answer to an `Enqueue` and its `Wait` after a `Turn`.
+
+    Nothing is held. The position stays as long as the connection, and whoever shows the ticket on
+    another one takes it up (`Resume`); a `Wait` on this one waits for the next turn.
+    """
+
+    ticket: bytes
+
+
 class Renewed(NamedTuple):
     """``ok <seconds>``: the lease that was just set, in full."""
 
@@ -344,4 +378,4 @@ class Report(NamedTuple):
 Refusal: TypeAlias = Status | Recovering | Moved | OwnerConflict
 """What any request can be answered with."""
 
-Reply: TypeAlias = Refusal | Granted | Enqueued | TimedOut | Renewed | Report
+Reply: TypeAlias = Refusal | Granted | Enqueued | TimedOut | YourTurn | Renewed | Report

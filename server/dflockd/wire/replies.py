@@ -17,6 +17,7 @@ from dflockd.wire.messages import (
     Report,
     Status,
     TimedOut,
+    YourTurn,
 )
 
 MAX_REPLY = 1 << 20
@@ -24,6 +25,7 @@ MAX_REPLY = 1 << 20
 
 _RECOVERING = b"error_recovering "
 _TIMED_OUT = re.compile(rb"timeout ([0-9A-Za-z]+)")
+_YOUR_TURN = re.compile(rb"turn ([0-9A-Za-z]+)")
 _MOVED = re.compile(rb"error_moved ([0-9]{1,9}) ([0-9]{1,9}) ([!-~]{1,255})(?: ([0-9A-Za-z]+))?")
 _OWNER = re.compile(rb"error_owner (held|waiting) ([0-9]{1,10})")
 _STATUSES = {status.value: status for status in Status}
@@ -49,6 +51,8 @@ def encode_reply(reply: Reply) -> bytes:
         return b"%b%d\n" % (_RECOVERING, *reply)
     if type(reply) is TimedOut:
         return b"timeout %b\n" % reply
+    if type(reply) is YourTurn:
+        return b"turn %b\n" % reply
     if type(reply) is Moved:
         tail = b" " + reply.ticket if reply.ticket else b""
         return b"error_moved %d %d %b%b\n" % (reply.shard, reply.epoch, reply.server, tail)
@@ -94,21 +98,25 @@ class ReplyReader:
 # strict: a reply that is only nearly right comes from something that is not a lock server.
 
 
-def parse_granted(line: bytes) -> Granted | TimedOut | Refusal:
+def parse_granted(line: bytes) -> Granted | TimedOut | YourTurn | Refusal:
     """Read the answer to `Acquire` and `Wait`."""
     fields = line.split(b" ")
     if len(fields) == 3 and fields[0] == b"ok":
         return Granted(_token(fields[1]), _seconds(fields[2], 1))
     if timed_out := _TIMED_OUT.fullmatch(line):
         return TimedOut(timed_out[1])
+    if your_turn := _YOUR_TURN.fullmatch(line):
+        return YourTurn(your_turn[1])
     return _status(line, Status.OK, Status.QUEUED)
 
 
-def parse_enqueued(line: bytes) -> Enqueued | Refusal:
+def parse_enqueued(line: bytes) -> Enqueued | YourTurn | Refusal:
     """Read the answer to `Enqueue`."""
     fields = line.split(b" ")
     if len(fields) == 3 and fields[0] == b"acquired":
         return Enqueued(_token(fields[1]), _seconds(fields[2], 1))
+    if your_turn := _YOUR_TURN.fullmatch(line):
+        return YourTurn(your_turn[1])
     return _status(line, Status.OK, Status.TIMEOUT)
 
 

@@ -26,6 +26,7 @@ from dflockd.wire.messages import (
     Label,
     Malformed,
     Owner,
+    Pass,
     Ping,
     Release,
     Renew,
@@ -36,6 +37,7 @@ from dflockd.wire.messages import (
     Space,
     StableRef,
     Stats,
+    Turn,
     Wait,
 )
 from dflockd.wire.tokens import MAX_FENCE
@@ -275,15 +277,30 @@ def _identify(_key: bytes, nonce: bytes) -> Request:
     return Identify(nonce)
 
 
-def _resume(_key: bytes, ticket: bytes) -> Request:
-    if not _is_ticket(ticket):
+def _ticket(text: bytes) -> bytes:
+    if not _is_ticket(text):
         raise _MalformedError(f"a ticket is 1 to {MAX_TICKET} letters and digits")
-    return Resume(ticket)
+    return text
+
+
+def _resume(_key: bytes, ticket: bytes) -> Request:
+    return Resume(_ticket(ticket))
 
 
 def _reserve(_key: bytes, argument: bytes) -> Request:
     away, hold = _fields(argument, 2, 2)
     return Reserve(_number(away, 0), _number(hold, 0))
+
+
+def _turn(_key: bytes, argument: bytes) -> Request:
+    return Turn(_number(_fields(argument, 1, 1)[0], 0))
+
+
+def _pass(space: Space) -> Callable[[bytes, bytes], Request]:
+    def parse(key: bytes, ticket: bytes) -> Request:
+        return Pass(space, _key(key), _ticket(ticket))
+
+    return parse
 
 
 def _shards(_key: bytes, argument: bytes) -> Request:
@@ -322,6 +339,9 @@ _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"identify": _identify,
     b"resume": _resume,
     b"keep": _reserve,
+    b"turn": _turn,
+    b"pass": _pass(Space.LOCK),
+    b"spass": _pass(Space.SEMAPHORE),
 }
 
 
@@ -380,6 +400,10 @@ def encode_request(request: Request) -> bytes:
             return b"resume\n_\n%b\n" % ticket
         case Reserve(away, hold):
             return b"keep\n_\n%d %d\n" % (away, hold)
+        case Turn(hold):
+            return b"turn\n_\n%d\n" % hold
+        case Pass(space, key, ticket):
+            return b"%bpass\n%b\n%b\n" % (_PREFIXES[space], key, ticket)
         case Malformed():
             raise ValueError("a malformed request cannot be sent")
 
