@@ -42,6 +42,10 @@ class Waiter:
     number: int = 0
     reserve: tuple[int, int] | None = None
     reservation: Reservation | None = None
+    turn: float | None = None
+    """Seconds for which it has a slot once it is told of its turn, if it wants to be told."""
+    is_told: bool = False
+    """Whether its turn has come; others may go first by now."""
     has_slot: bool = False
     ticket: bytes | None = None
     deadline: float | None = None
@@ -85,6 +89,7 @@ class Peer:
     owner: Owner | None = None
     reserve: tuple[int, int] | None = None
     resumes: bytes | None = None
+    turn: float | None = None
     waiting: Waiter | None = None
     granted: Hold | None = None
     """What its last wait has brought."""
@@ -131,7 +136,11 @@ class NaiveTable:
 
     def timed(self) -> list[Hold | Waiter]:
         waiting = [peer.waiting for peer in self.peers.values() if peer.waiting]
-        return [*self.holds(), *waiting, *self.away]
+        told = [waiter for waiter in self.told() if waiter.has_slot]
+        return [*self.holds(), *waiting, *self.away, *told]
+
+    def told(self) -> list[Waiter]:
+        return [waiter for key in self.keys.values() for waiter in key.queue if waiter.is_told]
 
     def deadlines(self) -> list[float]:
         return [x.deadline for x in self.timed() if x.deadline is not None]
@@ -161,6 +170,8 @@ class NaiveTable:
             first = min(due, key=lambda row: row[:3])[3]
             if isinstance(first, Hold):
                 self._end(first)
+            elif first.is_told:
+                self._pass_on(first)
             elif first.reservation:
                 self._end_reservation(first, first.reservation)
             else:
@@ -170,11 +181,16 @@ class NaiveTable:
         peer = self.peers.pop(number)
         for key in list(self.keys.values()):
             for waiter in list(key.queue):
-                if waiter.peer == number:
+                if waiter.peer == number and not waiter.is_told:
                     key.queue.remove(waiter)
         for waiter in peer.enqueued:
             waiter.peer = 0
         self.advance()
+        for waiter in peer.enqueued:
+            if waiter.is_told:
+                self.seen["told and gone"] += 1
+                self.keys[waiter.name].queue.remove(waiter)
+                self._serve(waiter.name)
         owned = [hold for hold in self.holds() if hold.peer == number]
         for hold in sorted(owned, key=lambda hold: hold.owned_since):
             if hold.token is None or (hold is peer.granted and not told):
@@ -235,16 +251,17 @@ class NaiveTable:
                 if self._has_too_much(peer, two_phase=False):
                     self._answer(peer, "error_max_holds")
                     return
-                self._take_over(there, peer, span, two_phase=False)
+                has_slot = self._take_over(there, peer, span, two_phase=False)
                 self._block(there, timeout)
+                self._go_on_with(there, has_slot)
             else:
                 self._conflict(peer, there)
-        elif self._too_many(peer, key, limit, two_phase=False):
+        elif self._too_many(peer, key, limit, kept, two_phase=False):
             self._answer(peer, "error_max_holds")
         elif kept:
-            self._come_back(kept, peer, limit, span, two_phase=False)
+            has_slot = self._come_back(kept, peer, limit, span, two_phase=False)
             self._block(kept, timeout)
-            self._serve(name)
+            self._go_on_with(kept, has_slot)
         elif key is None or self._free_slots(key) > 0:
             self.keys.setdefault(name, Key(limit))
             self._answer(peer, "granted", self._grant(name, peer, span), span)
@@ -259,6 +276,7 @@ class NaiveTable:
             self._block(waiter, timeout)
 
     def enqueue(self, peer: int, name: Name, limit: int, lease: int | None) -> None:
+        turn, self.peers[peer].turn = self.peers[peer].turn, None
         kept = self._taken_up(peer, name)
         answer = self._refusal(name, limit, lease)
         key = self.keys.get(name)
@@ -270,37 +288,64 @@ class NaiveTable:
             if self._has_too_much(peer, two_phase=True):
                 self._answer(peer, "error_max_holds")
                 return
-            self._answer(peer, "queued")
-            self._take_over(there, peer, span, two_phase=True)
-            self.peers[peer].enqueued.append(there)
+            first = len(self.answers)
+            has_slot = self._take_over(there, peer, span, two_phase=True)
+            self._queue_up(there, peer, turn, has_slot, first)
             return
         if there is not None:
             self._conflict(peer, there)
             return
-        if not answer and self._too_many(peer, key, limit, two_phase=True):
+        if not answer and self._too_many(peer, key, limit, kept, two_phase=True):
             answer = "error_max_holds"
         if answer:
             self._answer(peer, answer)
             return
         if kept:
-            self._come_back(kept, peer, limit, span, two_phase=True)
-            self.peers[peer].enqueued.append(kept)
-            self._serve(name)
-            self._answer(peer, "acquired" if kept.hold else "queued", kept.hold, span)
+            has_slot = self._come_back(kept, peer, limit, span, two_phase=True)
+            self._queue_up(kept, peer, turn, has_slot, len(self.answers))
             return
         waiter = Waiter(name, peer, span, two_phase=True, number=self._arrival())
         waiter.owner = self.peers[peer].owner
-        if key is None or self._free_slots(key) > 0:
+        if turn is None and (key is None or self._free_slots(key) > 0):
             self.keys.setdefault(name, Key(limit))
             waiter.hold = self._grant(name, peer, span)
             self._answer(peer, "acquired", waiter.hold, span)
-        elif self._full(key):
+            self.peers[peer].enqueued.append(waiter)
+        elif key is not None and self._full(key):
             self._answer(peer, "error_max_waiters")
-            return
         else:
-            key.queue.append(waiter)
-            self._answer(peer, "queued")
+            self.keys.setdefault(name, Key(limit)).queue.append(waiter)
+            self._queue_up(waiter, peer, turn, False, len(self.answers))
+
+    def _queue_up(
+        self, waiter: Waiter, peer: int, turn: float | None, has_slot: bool, first: int
+    ) -> None:
+        """Have somebody wait by enqueue, who is answered before all from the `first` answer on."""
+        waiter.turn = turn
         self.peers[peer].enqueued.append(waiter)
+        self._go_on_with(waiter, has_slot)
+        kind = "acquired" if waiter.hold else "turn" if waiter.is_told else "queued"
+        self.seen["told at once"] += kind == "turn"
+        answer = Answer(peer, kind, waiter.hold, waiter.lease, waiter)
+        self.answers.insert(first, answer)
+
+    def want_turn(self, peer: int, milliseconds: int) -> None:
+        if milliseconds > self.limits.max_lease * 1000:
+            self._answer(peer, "error")
+        else:
+            self.peers[peer].turn = milliseconds / 1000
+            self._answer(peer, "ok")
+
+    def let_pass(self, peer: int, name: Name, ticket: bytes) -> None:
+        """Let others go before whoever has that ticket."""
+        for waiter in [*self.away, *self.told()]:
+            if waiter.name == name and waiter.ticket == ticket:
+                self._answer(peer, "ok")
+                if waiter.has_slot:
+                    self.seen["passed on"] += 1
+                    self._pass_on(waiter)
+                return
+        self._answer(peer, "error")
 
     def reserve(self, peer: int, away: int, hold: int) -> None:
         if away > self.limits.max_lease * 1000 or hold > self.limits.max_lease * 1000:
@@ -322,12 +367,21 @@ class NaiveTable:
             self.peers[peer].enqueued.remove(waiter)
             self._set(waiter.hold, waiter.lease)
             self._answer(peer, "granted", waiter.hold, waiter.lease)
-        elif timeout == 0:
-            waiter.reserve = reserve
-            self._end_wait(waiter)
         else:
+            first = len(self.answers)
+            if waiter.is_told and not waiter.has_slot:
+                waiter.is_told = False
+                self._serve(name)
+                self.seen["told later" if waiter.is_told else "waits again"] += 1
+            if waiter.is_told:
+                self.seen["told when it asks"] += 1
+                self.answers.insert(first, Answer(peer, "turn", waiter=waiter))
+                return
             waiter.reserve = reserve
-            self._block(waiter, timeout)
+            if timeout == 0:
+                self._end_wait(waiter)
+            else:
+                self._block(waiter, timeout)
 
     def release(self, peer: int, name: Name, token: bytes) -> None:
         hold = self._by_token(name, token)
@@ -418,7 +472,8 @@ class NaiveTable:
         kind = "held" if isinstance(there, Hold) else "waiting"
         self._answer(peer, f"{kind} {there.owner[1]}")
 
-    def _take_over(self, waiter: Waiter, peer: int, lease: int, *, two_phase: bool) -> None:
+    def _take_over(self, waiter: Waiter, peer: int, lease: int, *, two_phase: bool) -> bool:
+        has_slot = waiter.has_slot
         old = self.peers[waiter.peer]
         if old.waiting is waiter:
             old.waiting = None
@@ -426,7 +481,10 @@ class NaiveTable:
         if waiter in old.enqueued:
             old.enqueued.remove(waiter)
         waiter.peer, waiter.lease, waiter.two_phase = peer, lease, two_phase
-        waiter.reserve = None
+        waiter.reserve = waiter.turn = None
+        self.seen["told and taken over"] += waiter.is_told
+        waiter.is_told = waiter.has_slot = False
+        return has_slot
 
     # Rules.
 
@@ -463,11 +521,14 @@ class NaiveTable:
     def _recovering(self) -> str:
         return f"recovering {math.ceil((self.recovers_until - self.now) * 1000)}"
 
-    def _too_many(self, peer: int, key: Key | None, limit: int, *, two_phase: bool) -> bool:
-        most = self._most
-        return self._has_too_much(peer, two_phase=two_phase) or (
-            limit > most and len(key.holds if key else ()) >= most
-        )
+    def _too_many(
+        self, peer: int, key: Key | None, limit: int, kept: Waiter | None, *, two_phase: bool
+    ) -> bool:
+        if self._has_too_much(peer, two_phase=two_phase):
+            return True
+        if limit <= self._most or key is None:
+            return False
+        return len(key.holds) + (0 if kept else self._aside(key)) >= self._most
 
     def _has_too_much(self, peer: int, *, two_phase: bool) -> bool:
         owned = sum(hold.peer == peer for hold in self.holds())
@@ -537,6 +598,9 @@ class NaiveTable:
             peer.waiting = None
         if waiter in peer.enqueued:
             peer.enqueued.remove(waiter)
+        key = self.keys[waiter.name]
+        if not key.holds and not key.queue:
+            del self.keys[waiter.name]
 
     def _end(self, hold: Hold) -> None:
         key = self.keys[hold.name]
@@ -550,11 +614,17 @@ class NaiveTable:
     def _serve(self, name: Name) -> None:
         """Go through the queue once, and give each the slot that is left for it, if any."""
         key = self.keys[name]
-        free = min(key.limit, self._most) - len(key.holds)
+        told = [waiter for waiter in key.queue if waiter.is_told]
+        free = min(key.limit, self._most) - len(key.holds) - self._aside(key)
         for waiter in list(key.queue):
             if free <= 0:
                 break
-            if waiter.reservation is None:
+            if waiter in told:
+                continue
+            if waiter.reservation is None and waiter.turn is not None:
+                self._tell(waiter, waiter.turn)
+                free -= 1
+            elif waiter.reservation is None:
                 key.queue.remove(waiter)
                 self._give(waiter)
                 free -= 1
@@ -565,6 +635,18 @@ class NaiveTable:
                 self.seen["passed"] += 1
         if not key.holds and not key.queue:
             del self.keys[name]
+
+    def _go_on_with(self, waiter: Waiter, has_slot: bool) -> None:
+        """Serve who is back, and had a slot for nobody else."""
+        key = self.keys[waiter.name]
+        if has_slot and len(key.holds) + self._aside(key) < min(key.limit, self._most):
+            self.seen["back before who waits"] += waiter is not key.queue[0]
+            if waiter.turn is not None:
+                self._tell(waiter, waiter.turn)
+            else:
+                key.queue.remove(waiter)
+                self._give(waiter)
+        self._serve(waiter.name)
 
     def _give(self, waiter: Waiter) -> None:
         peer = self.peers[waiter.peer]
@@ -577,6 +659,31 @@ class NaiveTable:
             self._answer(waiter.peer, "granted", granted, waiter.lease)
         else:
             waiter.hold = granted
+
+    # Waiters who are told of their turn.
+
+    @staticmethod
+    def _aside(key: Key) -> int:
+        return sum(waiter.is_told and waiter.has_slot for waiter in key.queue)
+
+    def _tell(self, waiter: Waiter, turn: float) -> None:
+        peer = self.peers[waiter.peer]
+        waiter.is_told = waiter.has_slot = True
+        waiter.reserve = None
+        self._set(waiter, turn)
+        if peer.waiting is waiter:
+            peer.waiting = None
+            self.seen["told"] += 1
+            self.answers.append(Answer(waiter.peer, "turn", waiter=waiter))
+
+    def _pass_on(self, waiter: Waiter) -> None:
+        """Give others the slot that is free for somebody."""
+        if waiter.reservation is not None:
+            self._end_reservation(waiter, waiter.reservation)
+        else:
+            waiter.has_slot = False
+            self.seen["told in vain"] += 1
+            self._serve(waiter.name)
 
     # Waiters who are away.
 
@@ -601,7 +708,7 @@ class NaiveTable:
         due = self.now + away / 1000
         waiter.reservation = Reservation(due, hold / 1000, due + RESERVED_LATE)
         waiter.peer, waiter.two_phase, waiter.reserve = 0, False, None
-        waiter.owner = None
+        waiter.owner = waiter.turn = None
         self._set(waiter, _rounded(waiter.reservation.until - self.now))
         self.away.append(waiter)
         self.kept += 1
@@ -635,18 +742,28 @@ class NaiveTable:
     def _taken_up(self, peer: int, name: Name) -> Waiter | None:
         """The position that this request is for, by the ticket that was said last."""
         ticket, self.peers[peer].resumes = self.peers[peer].resumes, None
-        for waiter in self.away:
+        for waiter in [*self.away, *self.told()]:
             if ticket and waiter.ticket == ticket and waiter.name == name:
                 return waiter
         return None
 
     def _come_back(
         self, waiter: Waiter, peer: int, limit: int, lease: int, *, two_phase: bool
-    ) -> None:
-        """Let somebody be back in a queue: before all that came later."""
-        self.seen["back to a slot" if waiter.has_slot else "back"] += 1
-        self.away.remove(waiter)
-        waiter.reservation, waiter.has_slot = None, False
+    ) -> bool:
+        """Let somebody be back in a queue: before all that came later.
+
+        Say whether there is a slot for nobody else.
+        """
+        has_slot = waiter.is_told and waiter.has_slot
+        if waiter.is_told:
+            self.seen["told and taken up"] += 1
+            former = self.peers[waiter.peer].enqueued
+            former.remove(waiter)
+        else:
+            self.seen["back to a slot" if waiter.has_slot else "back"] += 1
+            self.away.remove(waiter)
+        waiter.reservation = waiter.turn = None
+        waiter.is_told = waiter.has_slot = False
         waiter.peer, waiter.lease, waiter.two_phase = peer, lease, two_phase
         waiter.owner = self.peers[peer].owner
         self.seen["back to a free key"] += waiter.name not in self.keys
@@ -656,6 +773,7 @@ class NaiveTable:
             self.seen["back behind others"] += any(each.number < waiter.number for each in queue)
             queue.append(waiter)
         queue.sort(key=lambda each: each.number)
+        return has_slot
 
 
 def _rounded(seconds: float) -> float:

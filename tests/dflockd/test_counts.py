@@ -147,7 +147,7 @@ def test_shards_take_their_numbers_along() -> None:
         if dice.random() < 0.02:
             shard = dice.choice(list(owners))
             old, new = tables[owners[shard]], tables[1 - owners[shard]]
-            snapshot = old.freeze(shard)
+            snapshot = old.freeze(shard, now)
             old.drop(shard, Moved(shard, 1, b"elsewhere:6388"))
             owners[shard] = 1 - owners[shard]
             epoch += 1

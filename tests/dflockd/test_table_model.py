@@ -34,6 +34,7 @@ from dflockd.wire import (
     Malformed,
     Owner,
     OwnerConflict,
+    Pass,
     Ping,
     Recovering,
     Release,
@@ -48,7 +49,9 @@ from dflockd.wire import (
     Stats,
     Status,
     TimedOut,
+    Turn,
     Wait,
+    YourTurn,
     fence_from_token,
 )
 from tests.dflockd.naive_table import Hold, NaiveTable, Name
@@ -136,7 +139,7 @@ class TableMachine(RuleBasedStateMachine):
                 self.tell(answer.hold, reply.token)
             elif isinstance(reply, Renewed):
                 assert reply.lease == answer.lease
-            elif isinstance(reply, TimedOut):
+            elif isinstance(reply, TimedOut | YourTurn):
                 assert answer.waiter is not None
                 self.tell_ticket(answer.waiter, reply.ticket)
 
@@ -167,7 +170,7 @@ class TableMachine(RuleBasedStateMachine):
 
     def tell_ticket(self, waiter: NaiveWaiter, ticket: bytes) -> None:
         """A position has one ticket, and no other has that."""
-        known = [ticket for _, ticket in self.tickets]
+        known = [] if waiter.ticket else [ticket for _, ticket in self.tickets]
         assert waiter.ticket == ticket if waiter.ticket else ticket not in known
         assert ticket not in [token for _, token in self.seen]
         waiter.ticket = ticket
@@ -290,8 +293,9 @@ class TableMachine(RuleBasedStateMachine):
     def come_back(
         self, choice: int, which: int, timeout: int, lease: int | None, two_phase: bool
     ) -> None:
-        """Mostly to a position that is kept; else to one that was some time, or was taken up."""
-        kept = [(waiter.name, waiter.ticket) for waiter in self.model.away]
+        """Mostly to a position that is kept, or told; else to one that was, or was taken up."""
+        there = [*self.model.away, *self.model.told()]
+        kept = [(waiter.name, waiter.ticket) for waiter in there if waiter.ticket]
         known = kept if kept and which % 8 else self.tickets[-8:]
         if not known:
             return
@@ -302,6 +306,29 @@ class TableMachine(RuleBasedStateMachine):
             self.enqueue(choice, name, 0, lease)
         else:
             self.acquire(choice, name, 0, timeout, lease)
+
+    @rule(choice=numbers, hold=held)
+    def want_turn(self, choice: int, hold: int) -> None:
+        """Whatever is enqueued next."""
+        self.ask(choice, Turn(hold_of(hold)), "want_turn", hold_of(hold))
+
+    @rule(name=names, hold=held, ways=st.lists(st.sampled_from([True, True, False]), max_size=5))
+    def all_want_turns(self, name: Name, hold: int, ways: list[bool]) -> None:
+        """Several peers want the same key, and most of them to be told of it."""
+        for choice, wants_turn in enumerate(ways):
+            if wants_turn:
+                self.want_turn(choice, hold)
+            self.enqueue(choice, name, 0, None)
+
+    @rule(choice=numbers, which=numbers)
+    def let_pass(self, choice: int, which: int) -> None:
+        there = [*self.model.away, *self.model.told()]
+        known = [(waiter.name, waiter.ticket) for waiter in there if waiter.ticket]
+        known = known if known and which % 8 else self.tickets[-8:]
+        if known:
+            name, ticket = known[which % len(known)]
+            assert ticket is not None
+            self.ask(choice, Pass(Space(name[0]), name[1], ticket), "let_pass", name, ticket)
 
     @rule(choice=numbers, which=numbers)
     def say_where_to_come_back(self, choice: int, which: int) -> None:
@@ -450,8 +477,11 @@ class TableMachine(RuleBasedStateMachine):
             assert len(entry.holds) <= entry.limit or (self.crashed and not is_lock)
             assert entry.holds or entry.waiters
             # Whoever waits at a free slot is not there, and the slot is for whoever comes.
-            waiters = list(entry.waiters or ())
+            waiters = [waiter for waiter in entry.waiters or () if not waiter.is_told]
             free = min(entry.limit, self.limits.max_holds or entry.limit) - len(entry.holds)
+            told = [waiter for waiter in entry.waiters or () if waiter.is_told]
+            free -= sum(waiter.state == EXPECTED for waiter in told)
+            assert free >= 0 or (self.crashed and not is_lock)
             assert all(waiter.state == EXPECTED for waiter in waiters[: max(0, free)])
             assert not waiters or entry.limit > 0
 
@@ -479,11 +509,20 @@ class TableMachine(RuleBasedStateMachine):
                 for hold in entry.holds.values()
             ] == [(hold.peer, hold.deadline, self.is_enqueued(hold)) for hold in key.holds]
             assert [
-                (waiter.peer.id, waiter.lease, waiter.two_phase, waiter.state == EXPECTED)
+                (
+                    waiter.peer.id,
+                    waiter.lease,
+                    waiter.turn,
+                    waiter.state == EXPECTED,
+                    waiter.is_told,
+                )
                 for waiter in entry.waiters or ()
             ] == [
-                (waiter.peer, waiter.lease, waiter.two_phase, waiter.has_slot)
+                (waiter.peer, waiter.lease, waiter.turn, waiter.has_slot, waiter.is_told)
                 for waiter in key.queue
+            ]
+            assert [waiter.two_phase for waiter in entry.waiters or ()] == [
+                waiter.two_phase for waiter in key.queue
             ]
         assert set(table._peers) == set(model.peers) == set(self.peers)
         for number, peer in self.peers.items():
@@ -492,10 +531,22 @@ class TableMachine(RuleBasedStateMachine):
             assert set(peer.enqueued) == {waiter.name for waiter in twin.enqueued}
             assert len(peer.holds) == sum(hold.peer == number for hold in model.holds())
         assert len(table._deadlines) == len(model.deadlines())
-        reserved = table._group.reserved
-        assert {name: waiter.deadline for name, waiter in reserved.items()} == {
-            waiter.ticket: waiter.deadline for waiter in model.away
-        }
+        self.reserved_are_the_same()
+
+    def reserved_are_the_same(self) -> None:
+        reserved = self.table._group.reserved.items()
+        away = {ticket: waiter.deadline for ticket, waiter in reserved if waiter.is_away}
+        assert away == {waiter.ticket: waiter.deadline for waiter in self.model.away}
+        assert len(self.table._reservations) == len(away)
+        told = [ticket for ticket, waiter in reserved if waiter.is_told]
+        assert len(told) == len(reserved) - len(away) == len(self.model.told())
+        # Those who have not asked since have not heard of it.
+        assert {waiter.ticket for waiter in self.model.told() if waiter.ticket} <= set(told)
+        entries = self.entries().values()
+        queue = [waiter for entry in entries for waiter in entry.waiters or ()]
+        assert all(waiter.ticket in told for waiter in queue if waiter.is_told)
+        held = [waiter.deadline for waiter in queue if waiter.is_told and waiter.state == EXPECTED]
+        assert sorted(held) == sorted(w.deadline or 0 for w in self.model.told() if w.has_slot)
 
     @invariant()
     def owners_are_the_same(self) -> None:
@@ -585,6 +636,11 @@ class TableMachine(RuleBasedStateMachine):
         assert not self.table._deadlines._heads
 
 
+def hold_of(hold: int) -> int:
+    """Milliseconds, of which the most are too many."""
+    return 2 * hold + 1 if hold == 10_000 else hold
+
+
 def kind_of(reply: object) -> str:
     if isinstance(reply, Status):
         return reply.value.decode()
@@ -596,6 +652,7 @@ def kind_of(reply: object) -> str:
         Granted: "granted",
         Enqueued: "acquired",
         TimedOut: "kept",
+        YourTurn: "turn",
         Renewed: "renewed",
         Report: "stats",
     }
@@ -614,7 +671,10 @@ def come_and_go(seed: int) -> TableMachine:
         return dice.randrange(1000)
 
     def enter() -> None:
-        machine.enqueue(number(), dice.choice(keys), 0, dice.choice([None, 3]))
+        choice = number()
+        if dice.random() < 0.3:
+            machine.want_turn(choice, dice.choice(times[1]))
+        machine.enqueue(choice, dice.choice(keys), 0, dice.choice([None, 3]))
 
     def go() -> None:
         away, hold = map(dice.choice, times)
@@ -624,16 +684,29 @@ def come_and_go(seed: int) -> TableMachine:
         machine.wait_and_keep(dice.choice(keys), number(), dice.choice([0, 0, 1]), away, hold)
 
     def return_() -> None:
+        if dice.random() < 0.2:
+            machine.want_turn(number(), 1000)
         machine.come_back(number(), number(), dice.choice([0, 3, 10]), None, dice.random() < 0.5)
+
+    def enter_twice() -> None:
+        """The same process from two connections: the former is lost by then."""
+        name = dice.choice(keys)
+        for choice in (number(), number()):
+            machine.own(choice, Owner(b"run", 1, b"here"))
+            if dice.random() < 0.8:
+                machine.want_turn(choice, 1000)
+            machine.enqueue(choice, name, 0, None)
 
     moves = {
         enter: 4,
+        enter_twice: 0.5,
         go: 6,
         return_: 4,
         lambda: machine.acquire(number(), dice.choice(keys), 0, dice.choice([0, 3]), None): 2,
         lambda: machine.wait_for_a_grant(number(), number(), dice.choice([0, 1, 5])): 1,
         lambda: machine.release(number(), number()): 5,
-        lambda: machine.disconnect(number(), ENDS[0]): 0.3,
+        lambda: machine.let_pass(number(), number()): 1,
+        lambda: machine.disconnect(number(), ENDS[0]): 0.8,
         lambda: machine.time_passes(dice.choice([1, 1, 2, 4]), dice.random() < 0.5): 4,
         lambda: machine.time_passes_to_a_deadline(number(), dice.random() < 0.5): 2,
     }
@@ -658,7 +731,7 @@ def test_positions_are_kept_as_the_model_does(
         machine = come_and_go(seed)
         seen.update(machine.model.seen)
         machine.teardown()
-    assert len(seen) == 9, seen
+    assert len(seen) == 20, seen
     assert min(seen.values()) > 5, seen
     # All that is allowed happens.
     assert transitions == ALLOWED

@@ -320,7 +320,7 @@ def test_it_comes_back_with_its_shard_too() -> None:
     assert ask(there, waiter, ASK[1]) is Status.QUEUED
     hand_over(there, back, 0)
     ask(there, waiter, Owner(b"", 0))
-    snapshot = back.freeze(0)
+    snapshot = back.freeze(0, 0)
     assert snapshot.waiters[0].owner == b"waits"
     back.drop(0, AWAY)
     there.open(0, 3 << 40)

@@ -873,6 +873,7 @@ def test_a_kept_position_shows_who_had_it() -> None:
         "conn_id": 0,
         "waited_s": 2.0,
         "away": True,
+        "told": False,
     }
 
 

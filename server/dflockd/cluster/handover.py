@@ -146,7 +146,7 @@ class HandOver:
         tenure.stage = Stage.LEAVING
         recovers_until = self._table.groups[shard].recovers_until
         tenure.clean = recovers_until is None or now >= recovers_until
-        snapshot = self._table.freeze(shard)
+        snapshot = self._table.freeze(shard, now)
         tenure.snapshot = b""
         if tenure.clean and (snapshot.holds or snapshot.waiters):
             tenure.snapshot = snapshots.dump(snapshot, tenure.epoch, now)

@@ -54,7 +54,8 @@ class Connections(Recovery):
         if peer.waiting is not None:
             self._leave(peer.waiting)
         for waiter in list(itertools.islice(peer.enqueued.values(), STEP)):
-            self._stand_down(waiter)
+            if not waiter.is_told:  # else that frees a slot: after what falls due now
+                self._stand_down(waiter, now, effects)
         self._expire(now, effects)
         job = partial(self._part_some, peer, clean, silent)
         if not job(now, effects):
@@ -65,17 +66,20 @@ class Connections(Recovery):
         self, peer: Peer, clean: bool, silent: bool, now: float, effects: list[Effect]
     ) -> bool:
         for waiter in list(itertools.islice(peer.enqueued.values(), STEP)):
-            self._stand_down(waiter)
+            self._stand_down(waiter, now, effects)
         if not peer.enqueued:
             for hold in list(itertools.islice(peer.holds, STEP)):
                 if hold in peer.holds:
                     self._part(hold, peer, now, effects, clean=clean, silent=silent)
         return not (peer.enqueued or peer.holds)
 
-    def _stand_down(self, waiter: Waiter) -> None:
+    def _stand_down(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
         """Take out what a peer that has ended had enqueued."""
         if waiter.hold is None:
+            entry, was_told = waiter.entry, waiter.is_told
             self._leave(waiter)
+            if was_told and self._is_here(entry):
+                self._promote(entry, now, effects)
         else:
             self._forget_waiter(waiter)
             waiter.hold.waiter = None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from heapq import merge
 from typing import TYPE_CHECKING
 
-from dflockd.table.states import EXPECTED, RESERVED
+from dflockd.table.states import EXPECTED, PASSED
 
 if TYPE_CHECKING:
     from dflockd.table.state import Waiter
@@ -23,11 +23,12 @@ class Queue:
     """Who waits for a key, in order.
 
     Nothing here takes longer the more others wait. Nearly everybody stands in `line`. Whose turn has
-    come while they were away is ahead of all of them: back again (`returned`), or with a slot that is
-    held for them (`expected`).
+    come and brought no grant is ahead of all of them: with a slot that is held until they are back
+    (`expected`) or until they use it (`told`), or back again (`returned`). Or they are let pass, and
+    want nothing until they come back (`passed`, unless they are away).
     """
 
-    __slots__ = ("away", "expected", "line", "pending", "returned")
+    __slots__ = ("away", "expected", "line", "passed", "pending", "returned", "told")
 
     def __init__(self) -> None:
         self.line: OrderedDict[Waiter, None] = OrderedDict()
@@ -36,26 +37,35 @@ class Queue:
         """By number."""
         self.expected: list[Waiter] = []
         """By number."""
+        self.told: list[Waiter] = []
+        """By number. Nobody else gets their slots, not even who is back from an earlier position."""
+        self.passed: list[Waiter] = []
+        """By number."""
         self.away = 0
-        """How many of `line` and `returned` are away."""
+        """How many are away."""
         self.pending = False
         """Whether what is due here was more than fits a step, and goes on in another."""
 
     def __len__(self) -> int:
-        return len(self.line) + len(self.returned) + len(self.expected)
+        return self.ahead + len(self.passed)
 
     def __iter__(self) -> Iterator[Waiter]:
-        if not (self.returned or self.expected):
-            return iter(self.line)
-        return itertools.chain(merge(self.returned, self.expected, key=_number), self.line)
+        others = [each for each in (self.returned, self.expected, self.told, self.passed) if each]
+        return itertools.chain(merge(*others, key=_number), self.line)
+
+    @property
+    def ahead(self) -> int:
+        """How many go before a newcomer."""
+        return len(self.line) + len(self.returned) + len(self.expected) + len(self.told)
 
     @property
     def present(self) -> int:
         """How many are not away."""
-        return len(self.line) + len(self.returned) - self.away
+        return len(self) - self.away
 
     def first(self, free: int) -> Waiter | None:
         """Return whose turn it is with so many free slots; those that are held are among them."""
+        free -= len(self.told)
         if self.returned:
             waiter = self.returned[0]
             return waiter if free > self._held_before(waiter) else None
@@ -66,22 +76,31 @@ class Queue:
         insort(self.returned, waiter, key=_number)
 
     def expect(self, waiter: Waiter) -> None:
-        """Hold a slot for somebody who is away and in the queue."""
+        """Hold a slot for somebody whose turn it is."""
         self.remove(waiter)
-        insort(self.expected, waiter, key=_number)
+        self.away += waiter.is_away
+        insort(self.expected if waiter.is_away else self.told, waiter, key=_number)
         waiter.state = EXPECTED
+
+    def let_pass(self, waiter: Waiter) -> None:
+        """Let others go before somebody whose turn it is. Who is away leaves the queue with that."""
+        self.remove(waiter)
+        if not waiter.is_away:
+            insort(self.passed, waiter, key=_number)
+        waiter.state = PASSED
 
     def remove(self, waiter: Waiter) -> None:
         """Take somebody out, who is still in the state in which they were here."""
-        if waiter.state == EXPECTED:
-            del self.expected[bisect_left(self.expected, waiter.number, key=_number)]
-            return
-        if waiter.state == RESERVED:
-            self.away -= 1
+        self.away -= waiter.is_away
         if waiter in self.line:
             del self.line[waiter]
-        else:
-            del self.returned[bisect_left(self.returned, waiter.number, key=_number)]
+            return
+        others = self.returned
+        if waiter.state == EXPECTED:
+            others = self.expected if waiter.is_away else self.told
+        elif waiter.state == PASSED:
+            others = self.passed
+        del others[bisect_left(others, waiter.number, key=_number)]
 
     def _held_before(self, waiter: Waiter) -> int:
         return bisect_left(self.expected, waiter.number, key=_number)

@@ -109,7 +109,8 @@ def _waiter(waiter: Waiter, now: float) -> dict[str, object]:
         **_owner(waiter),
         "conn_id": waiter.peer.id,
         "waited_s": round(now - waiter.since, 3),
-        "away": waiter.reservation is not None,
+        "away": waiter.is_away,
+        "told": waiter.is_told,
     }
 
 

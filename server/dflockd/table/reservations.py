@@ -1,4 +1,8 @@
-"""Positions in queues that are kept for somebody who is away, and slots that are held for them."""
+"""Positions in queues that somebody can take up, and slots that are held for them.
+
+Somebody is away, and has left a position to come back to. Or was told of a turn, and the position is
+for whoever has the ticket: it stands on its connection as that of any waiter, and has no other end.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,9 @@ from dflockd.table import owners
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines, rounded
 from dflockd.table.queue import Queue
-from dflockd.table.state import Entry, Hold, Peer, Reservation, Waiter
+from dflockd.table.state import Entry, Group, Hold, Peer, Reservation, Waiter
 from dflockd.table.states import EXPECTED, GONE, PASSED, QUEUED, RESERVED
-from dflockd.wire import Owner
+from dflockd.wire import Owner, Space
 
 RESERVED_LATE = 60.0
 """Seconds for which a position is kept after somebody was expected back: workers can be busy."""
@@ -33,13 +37,15 @@ class Reservations:
         self._size = 0
 
     def __len__(self) -> int:
-        """Return how many positions are kept."""
+        """Return how many positions are kept for somebody who is away."""
         return self._size
 
     @property
     def is_full(self) -> bool:
         """Whether no more positions are kept."""
         return self._size >= MAX_RESERVED
+
+    # Away, or told of a turn.
 
     def reserve(
         self, waiter: Waiter, ticket: bytes, label: bytes, reservation: Reservation, now: float
@@ -51,6 +57,7 @@ class Reservations:
         waiter.peer.label = label
         waiter.two_phase = False
         waiter.reserve = None
+        waiter.turn = None
         waiter.ticket = ticket
         waiter.reservation = reservation
         waiter.state = RESERVED
@@ -59,11 +66,25 @@ class Reservations:
         self._size += 1
         self._deadlines.set(waiter, rounded(reservation.until - now), now)
 
+    def tell(self, waiter: Waiter, turn: float, now: float) -> None:
+        """Hold a slot for a waiter of a queue who is told of the turn, for so many seconds.
+
+        No deadline of its own is set.
+        """
+        entry = waiter.entry
+        waiter.ticket = waiter.ticket or entry.group.issuer.ticket(entry.space, entry.key)
+        waiter.reserve = None
+        entry.group.reserved[waiter.ticket] = waiter
+        entry.queue().expect(waiter)
+        self._deadlines.set(waiter, turn, now)
+
+    # Back again.
+
     @staticmethod
-    def find(entry: Entry, ticket: bytes) -> Waiter | None:
+    def find(group: Group, space: Space, key: bytes, ticket: bytes) -> Waiter | None:
         """Return the waiter of that ticket, if it is one of this key, even if others have passed it."""
-        waiter = entry.group.reserved.get(ticket)
-        if waiter is None or (waiter.entry.space, waiter.entry.key) != (entry.space, entry.key):
+        waiter = group.reserved.get(ticket)
+        if waiter is None or (waiter.entry.space, waiter.entry.key) != (space, key):
             return None
         return waiter
 
@@ -76,27 +97,47 @@ class Reservations:
         owner: Owner | None,
         *,
         two_phase: bool,
-    ) -> None:
-        """Let a peer have a position that was kept: it waits there, by ``enqueue`` so far."""
+    ) -> bool:
+        """Let a peer have a position: it waits there, by ``enqueue`` so far.
+
+        Returns:
+            Whether there is a slot for it alone; see `come_back`.
+        """
+        waiter.peer.enqueued.pop((entry.space, entry.key), None)
+        has_slot = self.come_back(waiter, entry)
+        owners.discard(entry, waiter)
+        waiter.peer = peer
+        waiter.owner = owner
+        owners.add(entry, waiter)
+        waiter.lease = lease
+        waiter.turn = None
+        waiter.two_phase = two_phase
+        return has_slot
+
+    def come_back(self, waiter: Waiter, entry: Entry) -> bool:
+        """Let a waiter be in the queue again as one of those who wait.
+
+        Returns:
+            Whether a slot was held for it alone, because it was told of its turn.
+        """
         del entry.group.reserved[waiter.ticket]
-        self._size -= 1
-        self._deadlines.clear(waiter)
-        queue = entry.queue()
-        owners.discard(waiter.entry, waiter)
+        queue, has_slot = entry.queue(), waiter.state == EXPECTED and not waiter.is_away
+        if waiter.is_away:
+            self._size -= 1
+        if waiter.is_away or waiter.state == EXPECTED:
+            self._deadlines.clear(waiter)
         if waiter.state == RESERVED:
             queue.away -= 1
         else:
-            if waiter.state == EXPECTED:
+            if not waiter.is_away or waiter.state == EXPECTED:
                 queue.remove(waiter)
             queue.come_back(waiter)
         waiter.reservation = None
         waiter.state = QUEUED
         waiter.entry = entry  # not the same, if nobody was here meanwhile
-        waiter.peer = peer
-        waiter.owner = owner
-        owners.add(entry, waiter)
-        waiter.lease = lease
-        waiter.two_phase = two_phase
+        return has_slot
+
+    # Whose turn it is.
 
     def next(self, queue: Queue, free: int, now: float, steps: int) -> Waiter | None:
         """Return who of a queue is to have one of so many free slots, if anybody is.
@@ -116,38 +157,51 @@ class Reservations:
                 end = min(reservation.due + reservation.hold, reservation.until)
                 self._deadlines.reset(waiter, rounded(end - now), now)
             else:
-                queue.remove(waiter)
+                queue.let_pass(waiter)
                 owners.discard(waiter.entry, waiter)
-                waiter.state = PASSED
         return queue.first(free)
 
-    def expire(self, waiter: Waiter, reservation: Reservation, now: float) -> bool:
+    def pass_on(self, waiter: Waiter, now: float) -> bool:
+        """Stop holding a slot for a waiter; say whether one was held."""
+        if waiter.state != EXPECTED:
+            return False
+        self._deadlines.clear(waiter)
+        self._let_pass(waiter, now)
+        return True
+
+    def expire(self, waiter: Waiter, now: float) -> bool:
         """Stop holding a slot for a waiter, or forget it; its deadline is not set any more.
 
         Returns:
-            Whether it has left the queue with that, so that others may have their turn.
+            Whether others may have their turn with that.
         """
-        entry = waiter.entry
-        is_queued = waiter.state != PASSED
+        reservation = waiter.reservation
+        if waiter.state == EXPECTED and (reservation is None or now < reservation.until):
+            self._let_pass(waiter, now)
+            return True
+        entry, is_queued = waiter.entry, waiter.state != PASSED
         if is_queued:
             entry.queue().remove(waiter)
             owners.discard(entry, waiter)
-        if waiter.state == EXPECTED and now < reservation.until:
-            waiter.state = PASSED
-            self._deadlines.set(waiter, rounded(reservation.until - now), now)
-        else:
-            del entry.group.reserved[waiter.ticket]
-            waiter.state = GONE
-            self._size -= 1
-            self._counts.gave_up += 1
-            self._counts.forgotten += 1
+        del entry.group.reserved[waiter.ticket]
+        waiter.state = GONE
+        self._size -= 1
+        self._counts.gave_up += 1
+        self._counts.forgotten += 1
         return is_queued
 
+    def _let_pass(self, waiter: Waiter, now: float) -> None:
+        waiter.entry.queue().let_pass(waiter)
+        if waiter.reservation is not None:
+            owners.discard(waiter.entry, waiter)
+            self._deadlines.set(waiter, rounded(waiter.reservation.until - now), now)
+
     def drop(self, reserved: dict[bytes, Waiter]) -> None:
-        """Forget the reservations of a group that leaves. Those in a queue are still to leave that."""
-        self._size -= len(reserved)
+        """Forget who is away of a group that leaves. Those in a queue are still to leave that."""
         for waiter in reserved.values():
-            self._deadlines.clear(waiter)
-            if waiter.state == PASSED:
-                waiter.state = GONE
-                self._counts.gave_up += 1
+            if waiter.is_away:
+                self._size -= 1
+                self._deadlines.clear(waiter)
+                if waiter.state == PASSED:
+                    waiter.state = GONE
+                    self._counts.gave_up += 1

@@ -12,9 +12,10 @@ from dflockd.table import owners
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
 from dflockd.table.recovery import latest
+from dflockd.table.reservations import RESERVED_LATE
 from dflockd.table.slots import Effect
-from dflockd.table.state import Entry, Group, HoldRecord, Peer, Reservation
-from dflockd.table.states import GONE, QUEUED, WAITING
+from dflockd.table.state import Entry, Group, HoldRecord, Left, Peer, Reservation, Waiter
+from dflockd.table.states import EXPECTED, GONE, QUEUED, WAITING
 from dflockd.table.table import LockTable
 from dflockd.wire import MapReport, Moved, Owner, Recovering, Refusal, Reply, Shards, Space, Wait
 
@@ -53,7 +54,7 @@ class WaiterRecord(NamedTuple):
     since: float
     label: bytes
     reservation: Reservation | None = None
-    """If they were away already."""
+    """If they were away already, or told of their turn."""
     owner: bytes = b""
     attempt: int = 0
 
@@ -147,7 +148,7 @@ class ShardTable(LockTable):
         for entry in [entry for entry in _entries(group) if entry.waiters]:
             self._promote(entry, now, [])  # grants nothing: nobody is there yet
 
-    def freeze(self, shard: int) -> Snapshot:
+    def freeze(self, shard: int, now: float) -> Snapshot:
         """Stop serving a shard for now, and return what there is to hand over."""
         group = self.groups[shard]
         group.frozen = True
@@ -164,7 +165,9 @@ class ShardTable(LockTable):
             waiters.update(dict.fromkeys(entry.waiters or ()))
         for waiter in sorted(waiters, key=lambda waiter: waiter.number):
             entry, reservation = waiter.entry, waiter.reservation
-            if reservation is None:
+            if waiter.is_told:
+                reservation = _as_reserved(waiter, now)
+            elif reservation is None:
                 waiter.ticket = group.issuer.ticket(entry.space, entry.key)
             snapshot.waiters.append(
                 WaiterRecord(
@@ -224,14 +227,15 @@ class ShardTable(LockTable):
                 if hold.waiter is not None:
                     self._forget_waiter(hold.waiter)
                     hold.waiter.state = GONE
-                    hold.waiter.peer.left[entry.space, entry.key] = hold.waiter.ticket
+                    left = Left(hold.waiter.ticket, hold.waiter.turn)
+                    hold.waiter.peer.left[entry.space, entry.key] = left
             for waiter in list(entry.waiters or ()):
                 peer, is_blocked = waiter.peer, waiter.state == WAITING
                 self._leave(waiter)
                 if is_blocked:
                     effects.append((peer.id, _naming(reply, waiter.ticket)))
                 elif waiter.two_phase:
-                    peer.left[entry.space, entry.key] = waiter.ticket
+                    peer.left[entry.space, entry.key] = Left(waiter.ticket, waiter.turn)
             if entry.key in entry.group.spaces[entry.space]:
                 self._remove(entry)
         idle = {
@@ -297,9 +301,9 @@ class ShardTable(LockTable):
             group = self._group_of(request.key)
             if isinstance(group, Recovering):
                 return self._wait_later(peer, group)
-            left = peer.left.pop(name, b"")
+            left = peer.left.pop(name, Left(b"", None))
             if not isinstance(group, Group):
-                return self._wait_later(peer, _naming(group, left))
+                return self._wait_later(peer, _naming(group, left.ticket))
             self._return(group, left, peer, name, now, effects)
         else:
             serving = self._serving(request.key, now)
@@ -315,22 +319,29 @@ class ShardTable(LockTable):
     def _return(
         self,
         group: Group,
-        ticket: bytes,
+        left: Left,
         peer: Peer,
         name: tuple[Space, bytes],
         now: float,
         effects: list[Effect],
     ) -> None:
         """Let a peer go on with the position that it had here, if its shard has been elsewhere."""
-        waiter = group.reserved.get(ticket)
+        waiter = group.reserved.get(left.ticket)
         if waiter is None:
             return
         space, key = name
         entry = group.spaces[space].get(key) or self._add(group, space, key, waiter.entry.limit)
         lease, owner = waiter.lease, waiter.owner or peer.owner
         self._reservations.take_up(waiter, entry, peer, lease, owner, two_phase=True)
+        waiter.turn = left.turn
         peer.enqueued[name] = waiter
         self._promote(entry, now, effects)
+
+
+def _as_reserved(waiter: Waiter, now: float) -> Reservation:
+    """Return what is to be done elsewhere for somebody who was told here: as if they were away."""
+    hold = max(0.0, waiter.deadline - now) if waiter.state == EXPECTED else 0.0
+    return Reservation(now, hold, now + RESERVED_LATE)
 
 
 def _naming(reply: Refusal, ticket: bytes) -> Refusal:

@@ -20,7 +20,7 @@ from dflockd.table.queue import Queue
 from dflockd.table.reservations import RESERVED_LATE, Reservations
 from dflockd.table.state import UNKNOWN, Entry, Group, Hold, Peer, Reservation, Waiter
 from dflockd.table.states import GONE, RESERVED, UNTOLD, WAITING
-from dflockd.wire import Granted, Recovering, Refusal, Reply, Space, Status, TimedOut
+from dflockd.wire import Granted, Recovering, Refusal, Reply, Space, Status, TimedOut, YourTurn
 
 Effect: TypeAlias = tuple[int, Reply]
 """What is to be done after a step: send this reply to the peer with that number."""
@@ -208,9 +208,11 @@ class Slots:
         return TimedOut(ticket)
 
     def _leave(self, waiter: Waiter) -> None:
-        """Take a waiter out of its queue. The slots are taken, so nobody moves up."""
+        """Take a waiter out of its queue. Nobody moves up: a slot that was held for it stays free."""
         if waiter.state == WAITING:
             self._deadlines.clear(waiter)
+        elif waiter.is_told:
+            self._reservations.come_back(waiter, waiter.entry)
         self._give_up(waiter)
 
     def _give_up(self, waiter: Waiter) -> None:
@@ -232,13 +234,13 @@ class Slots:
         waiter.peer.enqueued.pop((waiter.entry.space, waiter.entry.key), None)
 
     def _promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
-        """Give free slots to the waiters, first come, first served."""
+        """Give free slots to the waiters, first come, first served, or tell them of their turn."""
         queue, most = entry.queue(), min(entry.limit, self._max_holds)
         # Many slots can become free in one step: all of that together is not to be too much for it.
         line, steps = queue.line, 1 if queue.pending else STEP
         for _ in range(steps):
             free = most - len(entry.holds)
-            if queue.away or queue.returned or queue.expected:
+            if queue.away or queue.returned or queue.told:
                 found = self._reservations.next(queue, free, now, steps)
                 if found is None:
                     break
@@ -253,35 +255,63 @@ class Slots:
             peer = waiter.peer
             if peer.ended:
                 self._give_up(waiter)
-                continue
-            if waiter in line:
-                del line[waiter]
             else:
-                queue.remove(waiter)
-            hold = self._grant(entry, peer, waiter.lease, now)
-            hold.owner = waiter.owner  # as it was when it asked
-            if waiter.owner is not None:
-                owners.discard(entry, waiter)
-                owners.add(entry, hold)
-            self.counts.waited.add(now - waiter.since)
-            if waiter.state == WAITING:
-                self._deadlines.clear(waiter)
-                peer.waiting = None
-                peer.granted = hold
-                if waiter.two_phase:
-                    self._forget_waiter(waiter)
-                waiter.state = GONE
-                self._note(hold)
-                effects.append((peer.id, Granted(hold.token, waiter.lease)))
-            else:
-                waiter.state = UNTOLD
-                hold.told = False
-                waiter.hold = hold
-                hold.waiter = waiter
+                self._serve(queue, waiter, now, effects)
         else:
             self._go_on_later(entry, queue, now)
         if not (entry.holds or queue) and self._is_here(entry):
             self._remove(entry)
+
+    def _go_on_with(
+        self, waiter: Waiter, has_slot: bool, now: float, effects: list[Effect]
+    ) -> None:
+        """Serve somebody who is back in a queue: at once if there is a slot for it alone."""
+        entry, queue = waiter.entry, waiter.entry.queue()
+        taken = len(entry.holds) + len(queue.told)
+        if has_slot and taken < min(entry.limit, self._max_holds):
+            self._serve(queue, waiter, now, effects)
+        self._promote(entry, now, effects)
+
+    def _serve(self, queue: Queue, waiter: Waiter, now: float, effects: list[Effect]) -> None:
+        """Grant a waiter of a queue its slot, or tell it of its turn if it wants that."""
+        if waiter.turn is not None:
+            self._tell(waiter, waiter.turn, now, effects)
+            return
+        entry, peer = waiter.entry, waiter.peer
+        if waiter in queue.line:
+            del queue.line[waiter]
+        else:
+            queue.remove(waiter)
+        hold = self._grant(entry, peer, waiter.lease, now)
+        hold.owner = waiter.owner  # as it was when it asked
+        if waiter.owner is not None:
+            owners.discard(entry, waiter)
+            owners.add(entry, hold)
+        self.counts.waited.add(now - waiter.since)
+        if waiter.state == WAITING:
+            self._deadlines.clear(waiter)
+            peer.waiting = None
+            peer.granted = hold
+            if waiter.two_phase:
+                self._forget_waiter(waiter)
+            waiter.state = GONE
+            self._note(hold)
+            effects.append((peer.id, Granted(hold.token, waiter.lease)))
+        else:
+            waiter.state = UNTOLD
+            hold.told = False
+            waiter.hold = hold
+            hold.waiter = waiter
+
+    def _tell(self, waiter: Waiter, turn: float, now: float, effects: list[Effect]) -> None:
+        """Hold a slot for a waiter of a queue, who learns of it now, or else with the next ``wait``."""
+        is_blocked = waiter.state == WAITING
+        if is_blocked:
+            self._deadlines.clear(waiter)
+            waiter.peer.waiting = None
+        self._reservations.tell(waiter, turn, now)
+        if is_blocked:
+            effects.append((waiter.peer.id, YourTurn(waiter.ticket)))
 
     def _go_on_later(self, entry: Entry, queue: Queue, now: float) -> None:
         if not queue.pending:
@@ -320,10 +350,10 @@ class Slots:
         self._forget(hold, now, effects)
 
     def _time_out(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
-        if waiter.reservation is None:
+        if waiter.state == WAITING:
             peer = waiter.peer
             effects.append((peer.id, self._end_wait(waiter, now)))
-        elif self._reservations.expire(waiter, waiter.reservation, now):
+        elif self._reservations.expire(waiter, now):
             self._promote(waiter.entry, now, effects)
 
     def _later(self, job: Job, now: float) -> None:

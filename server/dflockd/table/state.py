@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.queue import Queue
-from dflockd.table.states import QUEUED
+from dflockd.table.states import EXPECTED, PASSED, QUEUED
 from dflockd.wire import Owner, Reserve, Space
 
 
@@ -34,7 +34,7 @@ class Group:
         """Until when nothing is granted or renewed, because somebody else may still do so."""
         self.spaces: tuple[dict[bytes, Entry], dict[bytes, Entry]] = ({}, {})
         self.reserved: dict[bytes, Waiter] = {}
-        """Positions that are kept for somebody who is away, by ticket."""
+        """Positions that somebody can take up: of who is away or was told of a turn; by ticket."""
         self.recovers_until: float | None = None
         """Until when there are no grants, because of holds that are not in here any more."""
         self.doubted: set[Hold] = set()
@@ -198,11 +198,20 @@ class Reservation(NamedTuple):
         return abs(self.due - now) < self.hold
 
 
+class Left(NamedTuple):
+    """What a peer had enqueued at a key that has left this server."""
+
+    ticket: bytes
+    turn: float | None
+    """What it wanted; see `Waiter.turn`."""
+
+
 class Waiter:
     """Somebody in the queue of an entry.
 
     By a blocked ``acquire``, or by an ``enqueue``: then the peer may already wait for it (it is its
-    `Peer.waiting`) or still be elsewhere. Or they are away, and the position is kept for a while.
+    `Peer.waiting`) or still be elsewhere. Or they are away, and the position is kept for a while. Or
+    they wanted to be told of their turn, and have been: then whoever has the ticket can take it up.
     """
 
     __slots__ = (
@@ -219,6 +228,7 @@ class Waiter:
         "span",
         "state",
         "ticket",
+        "turn",
         "two_phase",
     )
 
@@ -255,6 +265,18 @@ class Waiter:
         """How its position is to be kept if the wait for it ends."""
         self.reservation: Reservation | None = None
         """What is done for it while nobody is there."""
+        self.turn: float | None = None
+        """Seconds for which a slot is held once it is told of its turn; without, it is granted one."""
+
+    @property
+    def is_away(self) -> bool:
+        """Whether nobody is there."""
+        return self.reservation is not None
+
+    @property
+    def is_told(self) -> bool:
+        """Whether its turn has come, and somebody was told, or is once they ask."""
+        return self.state in (EXPECTED, PASSED) and self.reservation is None
 
 
 class Peer:
@@ -272,6 +294,7 @@ class Peer:
         "owner",
         "reserve",
         "resumes",
+        "turn",
         "waiting",
     )
 
@@ -296,5 +319,7 @@ class Peer:
         """The ticket of the position that its next request takes up."""
         self.reserve: Reserve | None = None
         """What is to become of its position if its next ``wait`` ends without a grant."""
-        self.left: dict[tuple[Space, bytes], bytes] = {}
-        """The tickets of what it enqueued, where the queues are at another server now."""
+        self.turn: float | None = None
+        """What its next ``enqueue`` wants instead of a grant; see `Waiter.turn`."""
+        self.left: dict[tuple[Space, bytes], Left] = {}
+        """What it enqueued, where the queues are at another server now."""

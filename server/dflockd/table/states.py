@@ -18,15 +18,15 @@ GRANTED: Final = 4
 RESERVED: Final = 5
 """In the queue, and away."""
 EXPECTED: Final = 6
-"""In the queue, and away, while a slot is held for when it is back."""
+"""In the queue, while a slot is held for it: it is away, or was to be told of its turn."""
 PASSED: Final = 7
-"""Away, its turn being over: out of the queue, but with a position to come back to."""
+"""Its turn being over, for others go first: with a position to come back to."""
 GONE: Final = 8
 """No waiter any more: granted and told, out of time, out of reach or forgotten."""
 
 TRANSITIONS: Final[dict[int, frozenset[int]]] = {
-    QUEUED: frozenset({WAITING, UNTOLD, RESERVED, GONE}),
-    WAITING: frozenset({QUEUED, RESERVED, GONE}),
+    QUEUED: frozenset({WAITING, UNTOLD, EXPECTED, RESERVED, GONE}),
+    WAITING: frozenset({QUEUED, EXPECTED, RESERVED, GONE}),
     UNTOLD: frozenset({GRANTED, GONE}),
     GRANTED: frozenset({GONE}),
     RESERVED: frozenset({QUEUED, EXPECTED, PASSED, GONE}),

@@ -12,7 +12,7 @@ from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
 from dflockd.table.slots import Effect
 from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
-from dflockd.table.states import GONE, GRANTED, QUEUED, UNTOLD, WAITING
+from dflockd.table.states import EXPECTED, GONE, GRANTED, PASSED, QUEUED, UNTOLD, WAITING
 from dflockd.wire import (
     Acquire,
     Barrier,
@@ -46,6 +46,7 @@ from dflockd.wire import (
     Status,
     Turn,
     Wait,
+    YourTurn,
 )
 
 
@@ -81,8 +82,8 @@ class LockTable(Connections):
             # What only a cluster knows.
             Shards: lambda *_: Status.ERROR,
             Identify: lambda _peer, request, *_: self.identify(request),
-            Turn: lambda *_: Status.ERROR,
-            Pass: lambda *_: Status.ERROR,
+            Turn: self._turn,
+            Pass: self._pass,
             Malformed: lambda *_: Status.ERROR,
         }
 
@@ -190,29 +191,33 @@ class LockTable(Connections):
         entry = self._entry(request.space, request.key, request.limit, now)
         if not isinstance(entry, Entry):
             return entry
-        waiter = self._reservations.find(entry, resumed) if resumed else None
+        waiter = self._resumed(entry, resumed) if resumed else None
         if peer.owner is not None and entry.owners is not None and waiter is None:
             there = self._there(entry, peer.owner)
             if isinstance(there, Waiter):
                 if len(peer.holds) >= self._max_holds:
                     return self._refuse(entry)
-                self._take_over(there, peer, lease, effects, two_phase=False)
+                has_slot = self._take_over(there, peer, lease, effects, two_phase=False)
                 self._block(there, request.timeout, now)
+                self._go_on_with(there, has_slot, now, effects)
                 return None
             if there is not None:
                 return there
         most = self._max_holds
-        if len(peer.holds) >= most or (request.limit > most and len(entry.holds) >= most):
+        if len(peer.holds) >= most or (request.limit > most and self._is_used_up(entry, waiter)):
             return self._refuse(entry)
         if waiter is not None:
-            self._reservations.take_up(waiter, entry, peer, lease, peer.owner, two_phase=False)
+            owner = peer.owner
+            has_slot = self._reservations.take_up(
+                waiter, entry, peer, lease, owner, two_phase=False
+            )
             self._block(waiter, request.timeout, now)
-            self._promote(entry, now, effects)
+            self._go_on_with(waiter, has_slot, now, effects)
             return None
         # Who waits while a slot is free is somebody for whom it is held, or will be given it as soon
         # as grants are given again.
         waiters, holders = entry.waiters, len(entry.holds)
-        if holders < entry.limit and (waiters is None or holders + len(waiters) < entry.limit):
+        if holders < entry.limit and (waiters is None or holders + waiters.ahead < entry.limit):
             hold = self._grant(entry, peer, lease, now)
             if hold.owner is not None:
                 owners.add(entry, hold)
@@ -233,6 +238,7 @@ class LockTable(Connections):
         self, peer: Peer, request: Enqueue, now: float, effects: list[Effect]
     ) -> Reply | None:
         resumed, peer.resumes = peer.resumes, b""
+        turn, peer.turn = peer.turn, None
         lease = self._lease(request.lease)
         if lease is None:
             return Status.ERROR
@@ -242,34 +248,30 @@ class LockTable(Connections):
         entry = self._entry(request.space, request.key, request.limit, now)
         if not isinstance(entry, Entry):
             return entry
-        waiter = self._reservations.find(entry, resumed) if resumed else None
+        waiter = self._resumed(entry, resumed) if resumed else None
+        lost: Waiter | None = None
         if peer.owner is not None and entry.owners is not None and waiter is None:
             there = self._there(entry, peer.owner)
-            if isinstance(there, Waiter):
-                if max(len(peer.holds), len(peer.enqueued)) >= self._max_holds:
-                    return self._refuse(entry)
-                self._take_over(there, peer, lease, effects, two_phase=True)
-                peer.enqueued[name] = there
-                return Status.QUEUED
-            if there is not None:
+            if isinstance(there, OwnerConflict):
                 return there
-        most, holders = self._max_holds, len(entry.holds)
+            lost = there
+        most, waiters, holders = self._max_holds, entry.waiters, len(entry.holds)
         if max(len(peer.holds), len(peer.enqueued)) >= most or (
-            request.limit > most and holders >= most
+            lost is None and request.limit > most and self._is_used_up(entry, waiter)
         ):
             return self._refuse(entry)
-        waiters = entry.waiters
-        if waiter is not None:
-            self._reservations.take_up(waiter, entry, peer, lease, peer.owner, two_phase=True)
-            self._promote(entry, now, effects)
-        elif holders < entry.limit and (waiters is None or holders + len(waiters) < entry.limit):
-            hold = self._grant(entry, peer, lease, now)
-            owners.add(entry, hold)
-            number = next(self._arrivals)
-            hold.waiter = waiter = Waiter(
-                entry, peer, number, lease, now, two_phase=True, state=GRANTED
-            )
-            waiter.hold = hold
+        owner, has_slot = peer.owner, False
+        if lost is not None:
+            has_slot = self._take_over(lost, peer, lease, effects, two_phase=True)
+            waiter = lost
+        elif waiter is not None:
+            has_slot = self._reservations.take_up(waiter, entry, peer, lease, owner, two_phase=True)
+        elif (
+            turn is None
+            and holders < entry.limit
+            and (waiters is None or holders + waiters.ahead < entry.limit)
+        ):
+            waiter = self._grant_enqueued(entry, peer, lease, now)
         elif self._is_full(entry):
             self.counts.full += 1
             return Status.MAX_WAITERS
@@ -277,12 +279,31 @@ class LockTable(Connections):
             waiter = self._join(entry, peer, lease, now, two_phase=True)
         peer.enqueued[name] = waiter
         if waiter.hold is None:
-            return Status.QUEUED
+            waiter.turn = turn
+            self._go_on_with(waiter, has_slot, now, effects)
+        return self._answer_enqueued(waiter)
+
+    def _answer_enqueued(self, waiter: Waiter) -> Reply:
+        hold = waiter.hold
+        if hold is None:
+            return YourTurn(waiter.ticket) if waiter.state == EXPECTED else Status.QUEUED
         if waiter.state == UNTOLD:
             waiter.state = GRANTED
-            waiter.hold.told = True
-        self._note(waiter.hold)
-        return Enqueued(waiter.hold.token, lease)
+            hold.told = True
+        self._note(hold)
+        return Enqueued(hold.token, waiter.lease)
+
+    def _grant_enqueued(self, entry: Entry, peer: Peer, lease: int, now: float) -> Waiter:
+        """Grant at once what somebody enqueues for, and return who has yet to say ``wait``."""
+        hold = self._grant(entry, peer, lease, now)
+        owners.add(entry, hold)
+        number = next(self._arrivals)
+        waiter = Waiter(entry, peer, number, lease, now, two_phase=True, state=GRANTED)
+        hold.waiter, waiter.hold = waiter, hold
+        return waiter
+
+    def _resumed(self, entry: Entry, ticket: bytes) -> Waiter | None:
+        return self._reservations.find(entry.group, entry.space, entry.key, ticket)
 
     @staticmethod
     def _there(entry: Entry, owner: Owner) -> OwnerConflict | Waiter | None:
@@ -295,23 +316,36 @@ class LockTable(Connections):
             return None
         if isinstance(there, Hold):
             return OwnerConflict(b"held", there.owner.attempt)
-        if owner.instance and there.owner == owner and there.state in (QUEUED, WAITING):
+        if owner.instance and there.owner == owner and not there.is_away:
             return there
         return OwnerConflict(b"waiting", there.owner.attempt)
 
     def _take_over(
         self, waiter: Waiter, peer: Peer, lease: int, effects: list[Effect], *, two_phase: bool
-    ) -> None:
-        """Let a peer wait where another connection of the same process does so far."""
+    ) -> bool:
+        """Let a peer wait where another connection of the same process does so far.
+
+        Returns:
+            Whether there is a slot for it alone.
+        """
+        has_slot = False
         if waiter.state == WAITING and waiter.owner is not None:
             self._deadlines.clear(waiter)
             waiter.peer.waiting = None
             waiter.state = QUEUED
             effects.append((waiter.peer.id, OwnerConflict(b"waiting", waiter.owner.attempt)))
+        elif waiter.is_told:
+            has_slot = self._reservations.come_back(waiter, waiter.entry)
         if waiter.two_phase:
             self._forget_waiter(waiter)
         waiter.peer, waiter.lease, waiter.two_phase = peer, lease, two_phase
-        waiter.reserve = None
+        waiter.reserve = waiter.turn = None
+        return has_slot
+
+    def _is_used_up(self, entry: Entry, resumed: Waiter | None) -> bool:
+        """Whether an entry has as many holders as one may have; who is told of a turn will be one."""
+        told = len(entry.waiters.told) if entry.waiters is not None and resumed is None else 0
+        return len(entry.holds) + told >= self._max_holds
 
     def _refuse(self, entry: Entry) -> Reply:
         """Return the answer to who asks for too much, of an entry that may be new."""
@@ -320,7 +354,7 @@ class LockTable(Connections):
             self._remove(entry)
         return Status.MAX_HOLDS
 
-    def _wait(self, peer: Peer, request: Wait, now: float, _effects: list[Effect]) -> Reply | None:
+    def _wait(self, peer: Peer, request: Wait, now: float, effects: list[Effect]) -> Reply | None:
         reserve, peer.reserve = peer.reserve, None
         waiter = peer.enqueued.get((request.space, request.key))
         if waiter is None:
@@ -333,6 +367,11 @@ class LockTable(Connections):
             hold.told = True
             self._extend(hold, waiter.lease, now)
             return Granted(hold.token, waiter.lease)
+        if waiter.state == PASSED:
+            self._reservations.come_back(waiter, waiter.entry)
+            self._promote(waiter.entry, now, effects)
+        if waiter.state == EXPECTED:
+            return YourTurn(waiter.ticket)
         waiter.reserve = reserve
         if request.timeout == 0:
             return self._end_wait(waiter, now)
@@ -425,6 +464,23 @@ class LockTable(Connections):
         if max(request.away, request.hold) > self.limits.max_lease * 1000:
             return Status.ERROR
         peer.reserve = request
+        return Status.OK
+
+    def _turn(self, peer: Peer, request: Turn, _now: float, _effects: list[Effect]) -> Reply:
+        if request.hold > self.limits.max_lease * 1000:
+            return Status.ERROR
+        peer.turn = request.hold / 1000
+        return Status.OK
+
+    def _pass(self, _peer: Peer, request: Pass, now: float, effects: list[Effect]) -> Reply:
+        group = self._group_of(request.key)
+        if not isinstance(group, Group):
+            return group
+        waiter = self._reservations.find(group, request.space, request.key, request.ticket)
+        if waiter is None:
+            return Status.ERROR
+        if self._reservations.pass_on(waiter, now):
+            self._promote(waiter.entry, now, effects)
         return Status.OK
 
     def _inspect(self, _peer: Peer, request: Inspect, now: float, _effects: list[Effect]) -> Reply:

@@ -179,8 +179,8 @@ def is_closed(node: Node, compare: Any) -> bool:
 
 
 class DoesNotFreeze(ShardTable):
-    def freeze(self, shard: int) -> Snapshot:
-        snapshot = super().freeze(shard)
+    def freeze(self, shard: int, now: float) -> Snapshot:
+        snapshot = super().freeze(shard, now)
         self.groups[shard].frozen = False
         return snapshot
 

@@ -78,7 +78,7 @@ def wait_for(table: ShardTable, key: bytes, *, timeout: int = 60, now: float = 0
 
 
 def hand_over(old: ShardTable, new: ShardTable, shard: int, now: float = 0) -> list[Effect]:
-    snapshot = old.freeze(shard)
+    snapshot = old.freeze(shard, now)
     effects, _ = old.drop(shard, AWAY)
     new.open(shard, 2 << 40)
     new.load(shard, snapshot, now)
@@ -216,7 +216,7 @@ def test_while_frozen_nothing_changes_and_thawed_it_goes_on() -> None:
     holder = table.connect()
     token = take(table, holder, b"a", lease=10)
     waiter = wait_for(table, b"a")
-    table.freeze(0)
+    table.freeze(0, 0)
     for request in (
         Renew(LOCK, b"a", token, 10),
         Release(LOCK, b"a", token),
@@ -277,7 +277,7 @@ def test_a_hold_goes_with_its_shard_and_its_lease_begins_anew() -> None:
     old, new = table_of(), table_of(FOR_LONG, 1)
     holder = old.connect()
     token = take(old, holder, b"a", lease=10)
-    snapshot = old.freeze(0)
+    snapshot = old.freeze(0, 0)
     assert old.drop(0, AWAY) == ([], {holder.id})
     assert_empty(old)
     new.open(0, 2 << 40)
@@ -300,7 +300,7 @@ def test_a_peer_with_something_else_here_is_kept() -> None:
     ask(table, waiter, Acquire(LOCK, b"1a", 1, 9, 10))
     take(table, placed, b"c")
     ask(table, placed, Enqueue(LOCK, b"1a", 1, 10))
-    table.freeze(0)
+    table.freeze(0, 0)
     assert table.drop(0, AWAY) == ([], set())
     assert len(holder.holds) == 1
 
@@ -429,10 +429,10 @@ def test_semaphore_grants_that_nobody_was_told_of_move_in_their_order() -> None:
         assert ask(old, peer, Enqueue(SEMAPHORE, b"s", 2, 10)) is Status.QUEUED
     for token in tokens:
         ask(old, holder, Release(SEMAPHORE, b"s", token))
-    snapshot = old.freeze(0)
+    snapshot = old.freeze(0, 0)
     assert snapshot.holds == []
     old.drop(0, AWAY)
-    left = [peer.left[SEMAPHORE, b"s"] for peer in peers]
+    left = [peer.left[SEMAPHORE, b"s"].ticket for peer in peers]
     assert [record.ticket for record in snapshot.waiters] == left
     assert_empty(old)
     new.open(0, 2 << 40)
@@ -454,7 +454,7 @@ def test_a_wait_keeps_its_position_while_nobody_has_the_shard() -> None:
     take(table, table.connect(), b"a")
     peer = table.connect()
     ask(table, peer, Enqueue(LOCK, b"a", 1, 10))
-    table.freeze(0)
+    table.freeze(0, 0)
     table.drop(0, AWAY)
     assert ask(table, peer, Wait(LOCK, b"a", 5)) == Recovering(100)
     table._directory = Two()
@@ -482,7 +482,7 @@ def test_a_detached_hold_goes_for_as_long_as_it_is_left() -> None:
     peer = old.connect()
     token = take(old, peer, b"a")
     assert ask(old, peer, Detach(LOCK, b"a", token, 30)) == Renewed(30)
-    snapshot = old.freeze(0)
+    snapshot = old.freeze(0, 0)
     (hold,) = snapshot.holds
     assert hold.detached
     assert old.drop(0, AWAY) == ([], set())
@@ -498,7 +498,7 @@ def test_max_locks_counts_over_all_shards_and_what_comes_with_one_always_fits() 
     take(table, peer, b"a")
     take(table, peer, b"1a")
     assert ask(table, peer, Acquire(LOCK, b"1b", 1, 0, 10)) is Status.MAX_LOCKS
-    table.freeze(1)
+    table.freeze(1, 0)
     table.drop(1, AWAY)
     table.open(1, 2 << 40)
     holds = [HoldRecord(LOCK, b"1%d" % n, 1, n, 10, 10, 0, b"") for n in range(3)]
@@ -514,7 +514,7 @@ def test_the_end_of_a_connection_in_a_frozen_shard_spoils_nothing(silent: bool) 
     holder = old.connect()
     token = take(old, holder, b"a")
     waiter = wait_for(old, b"a")
-    snapshot = old.freeze(0)
+    snapshot = old.freeze(0, 0)
     assert old.disconnect(holder, 1, clean=not silent, silent=silent) == []
     assert old.disconnect(waiter, 1, clean=True) == []
     old.drop(0, AWAY)
@@ -647,7 +647,7 @@ def test_a_wait_that_ends_while_its_shard_is_frozen_keeps_the_name_that_goes_wit
     ask(old, peer, Enqueue(LOCK, b"a", 1, 10))
     ask(old, peer, Reserve(5000, 2000))
     assert ask(old, peer, Wait(LOCK, b"a", 1)) is None
-    snapshot = old.freeze(0)
+    snapshot = old.freeze(0, 0)
     [(_, kept)] = old.advance(1)
     assert isinstance(kept, TimedOut)
     assert [record.ticket for record in snapshot.waiters] == [kept.ticket]
@@ -661,7 +661,7 @@ def test_thawed_it_holds_the_slot_that_it_could_not_hold_while_frozen() -> None:
     take(table, table.connect(), b"a", lease=5)
     ticket = go_away(table, away=5000, hold=4000)
     behind = wait_for(table, b"a")
-    table.freeze(0)
+    table.freeze(0, 0)
     assert table.advance(5) == []  # the lease has ended
     assert come_back(table, ticket, 6)[1] is FROZEN
     assert table.thaw(0, 7) == []
@@ -674,7 +674,7 @@ def test_a_position_that_is_forgotten_while_frozen_leaves_nothing() -> None:
     table = table_of()
     take(table, table.connect(), b"a", lease=5)
     go_away(table, away=0, hold=4000)
-    table.freeze(0)
+    table.freeze(0, 0)
     table.advance(RESERVED_LATE)
     table.thaw(0, RESERVED_LATE + 1)
     assert_empty(table)
@@ -694,7 +694,7 @@ def test_a_keep_for_a_wait_that_is_refused_is_not_for_the_next_one() -> None:
         (Wait(LOCK, b"1a", 0), LAPSED, 6),
     ):
         if refusal is FROZEN:
-            table.freeze(0)
+            table.freeze(0, 0)
         elif refusal is AWAY:
             table.drop(0, AWAY)
         ask(table, peer, Reserve(5000, 2000), now)
