@@ -10,8 +10,9 @@ import hashlib
 import inspect
 import re
 import string
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
 
 from kombu.utils import json
 
@@ -25,12 +26,18 @@ DIGEST_DIGITS = 32
 _CUT = re.compile(rb".{220,223}~[0-9a-f]{32}", re.DOTALL)
 """What a cut key looks like. A text that looks so is cut as well: it could be another's key."""
 
+_MISTAKABLE = re.compile("%(?=2[56])")
+"""See `join`."""
+
 KeyFunction: TypeAlias = Callable[[Any, tuple[Any, ...], dict[str, Any]], str]
 """``(task, args, kwargs) -> key``."""
 
 
 class KeyTemplate(string.Formatter):
     """A template such as ``"account:{account_id}"`` over the arguments of a task.
+
+    Values that differ make keys that differ: where a value contains the text that ends its field,
+    that text is encoded. ``"{a}:{b}"`` is ``1%3A2:3`` for ("1:2", "3"), and ``1:2:3`` for ("1", "2:3").
 
     Args:
         text: the template; fields name arguments and may go into them: ``{order.id}``.
@@ -41,41 +48,79 @@ class KeyTemplate(string.Formatter):
     """
 
     def __init__(self, text: str, signature: inspect.Signature) -> None:
-        self._text = text
         parameters = signature.parameters.values()
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
-        literal, names, is_simple = "", [], True
-        for part, field, spec, conversion in self.parse(text):
-            literal += part
-            if field is None:
-                continue
-            name = field.split(".")[0].split("[")[0]
+        self._start, self._fields = self._parts(text)
+        for field in self._fields:
+            name = field.path.split(".")[0].split("[")[0]
             if name not in signature.parameters and not (self._rest and name.isidentifier()):
                 known = ", ".join(signature.parameters) or "none"
-                raise ValueError(f"{{{field}}} names no argument of the task (it has: {known})")
-            names.append(name)
-            is_simple = is_simple and field == name and not spec and not conversion
+                raise ValueError(
+                    f"{{{field.path}}} names no argument of the task (it has: {known})"
+                )
+        for field, following in pairwise(self._fields):
+            if field.end[:1] in ("", "%"):
+                raise ValueError(
+                    f"what of it is {{{field.path}}} and what {{{following.path}}} could not be told:"
+                    f" put a text between them{', not %' if field.end else ''}"
+                )
+        literal = self._start + "".join(field.end for field in self._fields)
         if not text or not is_plain(literal):
             raise ValueError("it is empty or contains white space or control characters")
         if len(literal.encode()) > MAX_BYTES:
             raise ValueError(f"its fixed text alone is over {MAX_BYTES} bytes")
-        self._names = tuple(dict.fromkeys(names)) if is_simple else None
+
+    def _parts(self, text: str) -> tuple[str, tuple[_Field, ...]]:
+        """Return the text in front of the first field, and the fields."""
+        start, fields = "", list[_Field]()
+        for literal, path, spec, conversion in self.parse(text):
+            if fields:
+                fields[-1] = fields[-1]._replace(end=fields[-1].end + literal)
+            else:
+                start += literal
+            if path is not None:
+                is_name = path.isidentifier() and not spec and not conversion
+                fields.append(_Field(path, is_name, spec or "", conversion, ""))
+        return start, tuple(fields)
 
     def render(self, arguments: Mapping[str, Any]) -> str:
         """Fill in the arguments of one call, as `Parameters.bind` returns them."""
         if self._rest is not None:
             named = {name: value for name, value in arguments.items() if name != self._rest}
             arguments = {**arguments[self._rest], **named}
-        if self._names is None:
-            return self.vformat(self._text, (), arguments)
-        # Nearly every template: the same, and a fraction of the work.
-        return self._text.format_map(
-            {name: encode(format(arguments[name])) for name in self._names}
-        )
+        key, last = self._start, len(self._fields) - 1
+        for index, field in enumerate(self._fields):
+            # Nothing comes after the last field but what is always there.
+            key += _until("" if index == last else field.end, self._value(field, arguments))
+            key += field.end
+        return key
 
-    def format_field(self, value: Any, format_spec: str) -> str:
-        """Format one value so that it cannot break out of the key."""
-        return encode(str(super().format_field(value, format_spec)))
+    def _value(self, field: _Field, arguments: Mapping[str, Any]) -> str:
+        if field.is_name:
+            return format(arguments[field.path])  # nearly every one
+        conversion: Any = field.conversion
+        value, _ = self.get_field(field.path, (), arguments)
+        spec = self.vformat(field.spec, (), arguments)  # it may have fields of its own
+        return str(self.format_field(self.convert_field(value, conversion), spec))
+
+
+class _Field(NamedTuple):
+    """A field of a template, and the text between it and the next one."""
+
+    path: str
+    is_name: bool
+    """Whether it is the name of an argument, and no more."""
+    spec: str
+    conversion: str | None
+    end: str
+
+
+def _until(end: str, value: str) -> str:
+    """Encode a value so that the first `end` in what is made of it and `end` is that behind it."""
+    text = encode(value)
+    if end and (text + end).find(end) != len(text):
+        return encode(value, end[0])
+    return text
 
 
 class Parameters:
@@ -138,16 +183,22 @@ def is_plain(text: str) -> bool:
     return encode(text) == text.replace("%", "%25")
 
 
-def encode(text: str) -> str:
-    """Percent-encode white space, control characters and the percent sign.
+def join(keys: Iterable[str]) -> str:
+    """Return one text for several keys; no other keys make the same."""
+    # What could be mistaken for an encoded "&", or for what is made of that, is encoded as well.
+    return "&".join(_MISTAKABLE.sub("%25", key).replace("&", "%26") for key in keys)
+
+
+def encode(text: str, also: str = "") -> str:
+    """Percent-encode white space, control characters and the percent sign, and those in `also`.
 
     Two texts that differ stay different.
     """
-    if text.isprintable() and " " not in text and "%" not in text:
+    if text.isprintable() and " " not in text and "%" not in text and not also:
         return text
     return "".join(
         "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "surrogatepass"))
-        if char.isspace() or not char.isprintable() or char == "%"
+        if char.isspace() or not char.isprintable() or char == "%" or char in also
         else char
         for char in text
     )

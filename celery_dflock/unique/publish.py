@@ -120,8 +120,7 @@ def _handed_over(
 def _key(task: Task, parts: Sequence[str], app_settings: Settings) -> str:
     # No two tasks and no two lists make the same text.
     name = keys.encode(task.name).replace(":", "%3A")
-    text = "&".join(part.replace("&", "%26") for part in parts)
-    return keys.finish(f"unique:{name}:{text}", app_settings.key_prefix)
+    return keys.finish(f"unique:{name}:{keys.join(parts)}", app_settings.key_prefix)
 
 
 def _lease(task: Task, options: LockOptions, message: Mapping[str, Any]) -> int:

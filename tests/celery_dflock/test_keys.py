@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from kombu.utils import json
 
 from celery_dflock import LockedTask
-from celery_dflock.keys import KeyTemplate, Parameters, encode, finish
+from celery_dflock.keys import KeyTemplate, Parameters, encode, finish, join
 from dflockd.sync_client import DistributedLock
 
 app = Celery("keys", set_as_current=False)
@@ -223,9 +224,100 @@ def test_the_prefix_is_part_of_it(one: str, other: str) -> None:
         ("{order!r}", {"order": "a b"}, "'a%20b'"),
         ("{{{order}}}", {"order": 1}, "{1}"),
         ("{order}/{order}", {"order": "{a b}"}, "{a%20b}/{a%20b}"),
-        ("{order}{order!s:>3}", {"order": "b"}, "b%20%20b"),
+        ("{order}/{order!s:>3}", {"order": "b"}, "b/%20%20b"),
+        ("{order:>{width}}", {"order": "b", "width": 3}, "%20%20b"),
+        ("{order!r}/{width}", {"order": "a/b", "width": 3}, "'a%2Fb'/3"),
     ],
 )
 def test_fields_of_a_template(text: str, arguments: dict[str, Any], key: str) -> None:
-    signature = inspect.signature(lambda order: None)
+    signature = inspect.signature(lambda order, width=1: None)
     assert KeyTemplate(text, signature).render(arguments) == key
+
+
+# Other values, another key.
+
+literals = st.text(st.sampled_from(":/-&%2A5é{}"), max_size=3)
+contained = st.text(st.sampled_from(":/-&%2A5é{} \n\ud800x"), max_size=5)
+
+
+@st.composite
+def templates(draw: st.DrawFn) -> tuple[str, list[str]]:
+    """A template over the arguments v0, v1, ..., and its fields."""
+    between = draw(st.lists(literals.filter(lambda each: each[:1] not in ("", "%")), max_size=3))
+    spec = st.sampled_from(["", "!s", ":>3"])
+    fields = [f"{{v{number}{draw(spec)}}}" for number in range(len(between) + 1)]
+    fixed = [each.replace("{", "{{").replace("}", "}}") for each in [draw(literals), *between]]
+    text = "".join(before + field for before, field in zip(fixed, fields, strict=True))
+    return text + draw(st.sampled_from(["", "%", ":"])), fields
+
+
+def of_values(count: int) -> inspect.Signature:
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature([inspect.Parameter(f"v{number}", kind) for number in range(count)])
+
+
+def arguments(*values: str) -> dict[str, str]:
+    return {f"v{number}": value for number, value in enumerate(values)}
+
+
+@settings(max_examples=1000)
+@given(templates(), st.lists(contained, min_size=4, max_size=4), st.data())
+def test_other_values_make_another_key(
+    template: tuple[str, list[str]], values: list[str], data: st.DataObject
+) -> None:
+    text, fields = template
+    one = values[: len(fields)]
+    # Of the same characters, divided in another way: what random values rarely are.
+    together, cut = "".join(one), st.integers(0, len("".join(one)))
+    cuts = sorted(data.draw(st.lists(cut, min_size=len(fields) - 1, max_size=len(fields) - 1)))
+    other = [together[start:end] for start, end in pairwise([0, *cuts, len(together)])]
+    make = KeyTemplate(text, of_values(len(fields))).render
+
+    def filled(values: list[str]) -> list[str]:
+        return [field.format(**arguments(*values)) for field in fields]
+
+    for changed in (other, [encode(value) for value in one]):
+        is_same = filled(one) == filled(changed)
+        assert (make(arguments(*one)) == make(arguments(*changed))) == is_same
+
+
+@pytest.mark.parametrize(
+    ("text", "one", "other"),
+    [
+        ("{v0}:{v1}", ("1:2", "3"), ("1", "2:3")),
+        ("{v0}::{v1}", ("1:", "3"), ("1", ":3")),
+        ("{v0}::{v1}", ("1::2", "3"), ("1", "2::3")),
+        ("{v0}:%20{v1}", ("x: y", "z"), ("x", "y: z")),
+        ("{v0}2{v1}", (" ", "x"), ("%", "0x")),
+        ("{v0}é{v1}", ("1é2", "3"), ("1", "2é3")),
+        ("{v0}{{{v1}", ("1{2", "3"), ("1", "2{3")),
+    ],
+)
+def test_values_that_contain_what_is_between(text: str, one: Any, other: Any) -> None:
+    template = KeyTemplate(text, of_values(2))
+    assert template.render(arguments(*one)) != template.render(arguments(*other))
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "key"),
+    [
+        ("account:{v0}", ("1:2",), "account:1:2"),
+        ("{v0}:{v1}", ("eu", "1:2"), "eu:1:2"),
+        ("{v0}:{v1}", ("1:2", "3"), "1%3A2:3"),
+        ("{v0}::{v1}", ("1:2", "3"), "1:2::3"),
+        ("{v0}-{v1}", ("größe", "a b"), "größe-a%20b"),
+        ("50%:{v0}%{{", ("1",), "50%:1%{"),
+    ],
+)
+def test_a_value_is_encoded_where_it_must_be(text: str, values: Any, key: str) -> None:
+    """All others make the key that they made in 0.1, whose workers may be there as well."""
+    assert KeyTemplate(text, of_values(len(values))).render(arguments(*values)) == key
+
+
+@given(st.lists(contained, min_size=1, max_size=3), st.lists(contained, min_size=1, max_size=3))
+@example(["a&b"], ["a", "b"])
+@example(["a%26b"], ["a&b"])
+@example(["a%2526b"], ["a%26b"])
+@example(["a%", "b"], ["a%&b"])
+def test_a_text_for_several_keys(one: list[str], other: list[str]) -> None:
+    assert (join(one) == join(other)) == (one == other)

@@ -77,6 +77,8 @@ def refusal(**options: Any) -> str:
         ("lock_key", "{}", "names no argument of the task (it has: account, region)"),
         ("lock_key", "{0}", "names no argument of the task (it has: account, region)"),
         ("lock_key", "{account", "expected '}'"),
+        ("lock_key", "{account}{region}", "put a text between them"),
+        ("lock_key", "{account}%{region}", "put a text between them, not %"),
         ("lock_key", "k" * 257, "its fixed text alone is over 256 bytes"),
         ("lock_key", "é" * 129, "its fixed text alone is over 256 bytes"),
     ],
