@@ -43,6 +43,9 @@ class KeyTemplate(string.Formatter):
         text: the template; fields name arguments and may go into them: ``{order.id}``.
         signature: of the task's function.
 
+    Attributes:
+        arguments: those that its fields name, in their order.
+
     Raises:
         ValueError: the template cannot make keys; the text says why.
     """
@@ -51,8 +54,8 @@ class KeyTemplate(string.Formatter):
         parameters = signature.parameters.values()
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
         self._start, self._fields = self._parts(text)
-        for field in self._fields:
-            name = field.path.split(".")[0].split("[")[0]
+        self.arguments = tuple(re.split(r"[.[]", field.path)[0] for field in self._fields)
+        for field, name in zip(self._fields, self.arguments, strict=True):
             if name not in signature.parameters and not (self._rest and name.isidentifier()):
                 known = ", ".join(signature.parameters) or "none"
                 raise ValueError(

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from celery import Task
 from celery.exceptions import ImproperlyConfigured
 
+from celery_dflock import signatures
 from celery_dflock.config import WAIT
 from celery_dflock.exceptions import LockKeyError, LockNotAcquiredError
 from celery_dflock.keys import (
@@ -254,11 +255,18 @@ def _timeout(values: _Values) -> float | None:
 
 
 def _signature(task: type[Task]) -> inspect.Signature:
+    run, is_bound = _run(task)
+    signature = signatures.signature(run)
+    parameters = list(signature.parameters.values())
+    if is_bound and parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+        del parameters[0]
+    return signature.replace(parameters=parameters)
+
+
+def _run(task: type[Task]) -> tuple[Callable[..., Any], bool]:
+    """Return the task's function, and whether it is given the task as its first argument."""
     run = inspect.getattr_static(task, "run")
-    if isinstance(run, staticmethod):
-        return inspect.signature(run.__func__)
-    signature = inspect.signature(run)
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
+    return (run.__func__, False) if isinstance(run, staticmethod) else (run, True)
 
 
 def _keys(
@@ -276,7 +284,9 @@ def _keys(
 def _key(values: _Values, signature: inspect.Signature, key: Any) -> KeyTemplate | KeyFunction:
     if isinstance(key, str):
         try:
-            return KeyTemplate(key, signature)
+            template = KeyTemplate(key, signature)
+            signatures.refuse_hidden(_run(values.task)[0], template.arguments)
+            return template
         except ValueError as exc:
             name = values.task.name
             raise ImproperlyConfigured(f"task {name}: lock_key {key!r}: {exc}") from None
