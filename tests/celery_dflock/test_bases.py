@@ -7,8 +7,10 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import celery
 import pytest
 from celery import Celery, Task
+from celery.app.task import Context
 from celery.exceptions import ImproperlyConfigured
 
 from celery_dflock import LockedTask, SingletonTask, current_lock
@@ -153,6 +155,150 @@ def test_a_call_that_shadows_the_lock_is_refused(base: type[Task]) -> None:
         f"first, class ...(LockedTask, {name}), or let {name} call "
         "super().__call__(*args, **kwargs) instead of self.run(*args, **kwargs)"
     )
+
+
+TaskBase = Celery("other", set_as_current=False).Task
+
+
+class NamedTask(TaskBase):
+    """As in Flask's documentation of old: TaskBase is that of an app."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with context():
+            return TaskBase.__call__(self, *args, **kwargs)
+
+
+class DottedTask(Task):
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with context():
+            return celery.Task.__call__(self, *args, **kwargs)
+
+
+def in_a_function() -> type[Task]:
+    Base = TaskBase
+
+    class EnclosedTask(Base):
+        abstract = True
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return (lambda: Base.__call__(self, *args, **kwargs))()
+
+    return EnclosedTask
+
+
+@pytest.mark.parametrize(
+    ("base", "called"),
+    [(NamedTask, TaskBase.__name__), (DottedTask, "Task"), (in_a_function(), TaskBase.__name__)],
+)
+def test_a_call_by_name_past_the_lock_is_refused(base: type[Task], called: str) -> None:
+    mixed = type("Mixed", (base, LockedTask), {"abstract": True})
+
+    with pytest.raises(ImproperlyConfigured) as refused:
+        add(make_app(), base=mixed)
+    name = base.__name__
+    assert str(refused.value) == (
+        f"task added: {name}.__call__ runs the task before LockedTask can lock it: put LockedTask "
+        f"first, class ...(LockedTask, {name}), or let {name} call "
+        f"super().__call__(*args, **kwargs) instead of {called}.__call__(self, *args, **kwargs)"
+    )
+
+
+class SkippingTask(Task):
+    """One that hands on, past the next."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super(LockedTask, self).__call__(*args, **kwargs)
+
+
+class PushingTask(Task):
+    """One that hands on a call that looks as if it were direct."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.request_stack.push(Context(args=args, kwargs=kwargs))
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            self.pop_request()
+
+
+class LookingUpTask(Task):
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(Task, "__call__")(self, *args, **kwargs)  # noqa: B004, B009
+
+
+class SometimesTask(Task):
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if args:
+            return self.run(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+@pytest.mark.parametrize("bind", [False, True])
+@pytest.mark.parametrize("base", [SkippingTask, PushingTask, LookingUpTask, SometimesTask])
+def test_a_body_does_not_run_past_the_lock(base: type[Task], bind: bool) -> None:
+    """Where the code of a base does not say for certain what it calls."""
+    mixed, ran = type("Mixed", (base, LockedTask), {"abstract": True}), list[str]()
+    app = make_app()
+
+    def body(key: str) -> None:
+        ran.append(key)
+
+    def bound(self: Task, key: str) -> None:
+        ran.append(key)
+
+    task = app.task(
+        name="added", base=mixed, shared=False, lazy=False, bind=bind, lock_key="{key}"
+    )(bound if bind else body)
+    with pytest.raises(ImproperlyConfigured) as refused:
+        task.delay("a").get()
+    assert not ran
+    name = base.__name__
+    assert str(refused.value) == (
+        f"task added: {name}.__call__ came to the task past LockedTask.__call__, so that it has no "
+        f"lock: put LockedTask first, class ...(LockedTask, {name}), or let {name} call "
+        "super().__call__(*args, **kwargs)"
+    )
+    task("directly")
+    task.run("directly")
+    assert ran == ["directly"] * 2
+
+
+def test_a_base_that_is_watched_and_hands_on(lock_server: LockServer, key: str) -> None:
+    """It is not in the way of what a body does: calling its own task, and sending it."""
+    app = make_app(lock_server)
+
+    @app.task(name="again", base=PoliteLocked, shared=False, lazy=False, lock_key="{key}:{left}")
+    def again(key: str, left: int) -> list[int]:
+        if not left:
+            return [0]
+        sent = again.delay(key, left - 1)
+        return [
+            left,
+            *again(key, left - 1),
+            *again.run(key, 0),
+            *sent.get(disable_sync_subtasks=False),
+        ]
+
+    assert again.delay(key, 1).get() == [1, 0, 0, 0]
+    assert again(key, 1) == [1, 0, 0, 0]
+
+
+def test_locking_that_is_switched_off_runs_what_is_watched() -> None:
+    app = make_app()
+    app.conf.dflock_enabled = False
+    assert add(app, base=PoliteLocked).delay("").get() == (["polite, not locked"], None)
 
 
 def test_its_own_call_that_shadows_the_lock_is_refused() -> None:
