@@ -14,7 +14,8 @@ from celery import Celery, Task
 from celery.app.task import Context
 from celery.result import AsyncResult
 
-from celery_dflock import bases, keys
+from celery_dflock import bases, each, keys
+from celery_dflock.bases import ENTERED
 from celery_dflock.config import Settings, settings
 from celery_dflock.exceptions import (
     LockError,
@@ -45,9 +46,6 @@ logger = logging.getLogger("celery_dflock")
 
 RETRY_PATIENCE = 1.0
 """Seconds that a retry waits at least: it can arrive before the run that sent it has ended."""
-
-ENTERED = "_dflock_entered"
-"""Set on a request once its task has been called under a lock, or tried to be."""
 
 LockKey: TypeAlias = str | Callable[..., str] | Sequence[str | Callable[..., str]] | None
 
@@ -92,7 +90,7 @@ def current_lock() -> TaskLock | None:
     return _current.get()
 
 
-class LockedTask(Task):
+class LockedTask(each.OneByOne):
     """A task that runs while it holds a lock, for ``@app.task(base=LockedTask, ...)``.
 
     The lock is taken in the worker just before the body runs and released when the body ends in any
@@ -215,6 +213,7 @@ class LockedTask(Task):
         request = self.request
         # The body may call its own task directly, and finds the request that is running.
         if request.called_directly or getattr(request, ENTERED, False):
+            each.refuse_item(self)
             return body(*args, **kwargs)
         setattr(request, ENTERED, True)
         if getattr(body, "__func__", None) is Task.__call__:
