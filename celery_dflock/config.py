@@ -39,9 +39,13 @@ NAMES = (
     "dflock_unavailable",
     "dflock_enabled",
     "dflock_wait",
+    "dflock_max_waiting",
     "dflock_max_parked",
 )
 """The settings; for their meaning see `Settings`."""
+
+OLD_NAMES = {"dflock_max_waiting": "dflock_max_parked"}
+"""What settings were called before. These names stay."""
 
 VARIABLES = ("DFLOCK_SERVERS", "DFLOCK_AUTH_TOKEN")
 """Variables of the environment that stand in for settings."""
@@ -55,8 +59,8 @@ SSL_FILES = ("ca_certs", "certfile", "keyfile")
 WAIT = ("slot", "consumer")
 """Where a task waits for its lock; see `Settings.wait`."""
 
-MAX_PARKED = 500
-"""Default of `Settings.max_parked`: half of the 1024 files that a process can often have open."""
+MAX_WAITING = 500
+"""Default of `Settings.max_waiting`: half of the 1024 files that a process can often have open."""
 
 DEFAULT_SERVER = "127.0.0.1:6388"
 
@@ -87,8 +91,8 @@ class Settings:
         enabled: ``dflock_enabled``: ``False`` for tests that want no locks at all.
         wait: ``dflock_wait``: where tasks wait for their locks that do not say so themselves:
             ``slot``, in a process of the worker's pool, or ``consumer``; see docs/waiting.md.
-        max_parked: ``dflock_max_parked``: how many tasks that wait in the consumer of one worker are
-            made up for by a larger prefetch count. Each is a message in memory and a connection.
+        max_waiting: ``dflock_max_waiting``: how many tasks that wait in the consumer of one worker
+            are made up for by a larger prefetch count. Each is a message in memory and a connection.
     """
 
     servers: Servers
@@ -99,7 +103,12 @@ class Settings:
     unavailable: str
     enabled: bool
     wait: str
-    max_parked: int
+    max_waiting: int
+
+    @property
+    def max_parked(self) -> int:
+        """`max_waiting`, as it was called before."""
+        return self.max_waiting
 
     def __repr__(self) -> str:
         """Without the token."""
@@ -188,7 +197,7 @@ def _raw(conf: Mapping[str, Any]) -> tuple[Any, ...]:
         conf.get("dflock_unavailable") or "requeue",
         _enabled(conf),
         conf.get("dflock_wait") or "slot",
-        _given(conf, "dflock_max_parked", MAX_PARKED),
+        _max_waiting(conf),
     )
 
 
@@ -196,6 +205,26 @@ def _enabled(conf: Mapping[str, Any]) -> Any:
     if switched_off:
         return False
     return _given(conf, "dflock_enabled", True)
+
+
+def _max_waiting(conf: Mapping[str, Any]) -> int:
+    name, value = _renamed(conf, "dflock_max_waiting", MAX_WAITING)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ImproperlyConfigured(f"{name} is {value!r}: give a whole number from 0")
+    return value
+
+
+def _renamed(conf: Mapping[str, Any], name: str, default: Any) -> tuple[str, Any]:
+    """Return a setting, and under which of its names it is set."""
+    old = OLD_NAMES[name]
+    value, old_value = conf.get(name), conf.get(old)
+    if old_value is None:
+        return name, default if value is None else value
+    if value is not None and value != old_value:
+        raise ImproperlyConfigured(
+            f"{name} is {value!r} and {old}, its old name, is {old_value!r}: leave out {old}"
+        )
+    return old, old_value
 
 
 def _given(conf: Mapping[str, Any], name: str, default: Any) -> Any:
@@ -212,7 +241,7 @@ def _checked(
     unavailable: Any,
     enabled: Any,
     wait: Any,
-    max_parked: Any,
+    max_waiting: int,
 ) -> Settings:
     try:
         addresses = _servers(servers)
@@ -243,10 +272,6 @@ def _checked(
         raise ImproperlyConfigured(f"dflock_enabled is {enabled!r}: give True or False")
     if wait not in WAIT:
         raise ImproperlyConfigured(f"dflock_wait is {wait!r}: give one of {', '.join(WAIT)}")
-    if not isinstance(max_parked, int) or isinstance(max_parked, bool) or max_parked < 0:
-        raise ImproperlyConfigured(
-            f"dflock_max_parked is {max_parked!r}: give a whole number from 0"
-        )
     try:
         DistributedLock("-", servers=addresses, auth_token=auth_token)
     except InvalidArgumentError as exc:
@@ -260,7 +285,7 @@ def _checked(
         unavailable=unavailable,
         enabled=enabled,
         wait=wait,
-        max_parked=max_parked,
+        max_waiting=max_waiting,
     )
 
 

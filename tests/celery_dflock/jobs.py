@@ -53,7 +53,7 @@ def configure(env: Mapping[str, str]) -> None:
         broker_transport_options={"priority_steps": [0, 3, 6, 9]},
         result_extended=True,
         dflock_wait=env.get(WAIT, "slot"),
-        dflock_max_parked=int(env.get(MAX_PARKED, "500")),
+        dflock_max_waiting=int(env.get(MAX_PARKED, "500")),
     )
     if VISIBILITY in env:
         app.conf.broker_transport_options |= {

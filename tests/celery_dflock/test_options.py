@@ -241,6 +241,8 @@ def test_arguments_that_make_no_json() -> None:
         ("dflock_unavailable", "skip", "'skip': give one of requeue, fail, run"),
         ("dflock_enabled", "no", "'no': give True or False"),
         ("dflock_wait", "queue", "'queue': give one of slot, consumer"),
+        ("dflock_max_waiting", -1, "-1: give a whole number from 0"),
+        ("dflock_max_waiting", True, "True: give a whole number from 0"),
         ("dflock_max_parked", -1, "-1: give a whole number from 0"),
         ("dflock_key_prefix", "my app:", "'my app:': give text without white space"),
         ("dflock_key_prefix", "a\nb", "give text without white space"),
@@ -269,6 +271,34 @@ def test_bad_setting(setting: str, value: object, text: str) -> None:
     assert not ran
     if setting == "dflock_auth_token":
         assert str(value) not in message
+
+
+@pytest.mark.parametrize("namespace", [None, "CELERY"])
+def test_the_old_name_of_a_setting(namespace: str | None) -> None:
+    """It says the same as the new one, and never something else."""
+
+    def read(**conf: int) -> int:
+        app = Celery("renamed", set_as_current=False)
+        prefixed = {f"CELERY_{name.upper()}": value for name, value in conf.items()}
+        app.config_from_object(prefixed if namespace else conf, namespace=namespace)
+        return settings(app).max_waiting
+
+    assert read() == 500
+    assert read(dflock_max_parked=7) == read(dflock_max_waiting=7) == 7
+    assert read(dflock_max_parked=0, dflock_max_waiting=0) == 0
+    with pytest.raises(ImproperlyConfigured) as refused:
+        read(dflock_max_parked=7, dflock_max_waiting=0)
+    assert str(refused.value) == (
+        "dflock_max_waiting is 0 and dflock_max_parked, its old name, is 7: "
+        "leave out dflock_max_parked"
+    )
+
+
+def test_a_setting_that_is_changed_under_its_old_name() -> None:
+    app = Celery("changed", set_as_current=False)
+    assert settings(app).max_waiting == 500
+    app.conf.dflock_max_parked = 7
+    assert settings(app).max_waiting == 7
 
 
 def test_settings_do_not_show_the_token() -> None:
