@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 from celery.bin.base import CeleryCommand
+from celery.exceptions import ImproperlyConfigured
 
 import celery_dflock.worker.inspect  # noqa: F401 - `celery inspect` shall know of its command
 from celery_dflock.config import Settings, settings
@@ -40,7 +41,7 @@ def status(ctx: click.Context, as_json: bool) -> None:
 
     app_settings = _settings(ctx)
     rows = _of_all_servers(app_settings, _status)
-    beat = beat_status(ctx.obj.app) if app_settings.enabled else None
+    beat = _in_words(partial(beat_status, ctx.obj.app)) if app_settings.enabled else None
     if beat is not None:
         rows.append(beat)
     if as_json:
@@ -269,7 +270,7 @@ def _name(row: dict[str, Any]) -> str:
 
 
 def _settings(ctx: click.Context) -> Settings:
-    return settings(ctx.obj.app)
+    return _in_words(partial(settings, ctx.obj.app))
 
 
 def _ask(question: Callable[..., R], app_settings: Settings, server: str) -> R:
@@ -280,7 +281,7 @@ def _in_words(question: Callable[[], R]) -> R:
     """Ask, and let an error be one line of text."""
     try:
         return question()
-    except DflockdError as exc:
+    except (DflockdError, ImproperlyConfigured) as exc:
         raise click.ClickException(str(exc)) from exc
 
 

@@ -56,35 +56,45 @@ def beat_settings(app: Celery) -> BeatSettings:
         ImproperlyConfigured: a value is bad; the text is one line that names the setting.
     """
     conf = app.conf
-    common = settings(app)
-    if not common.enabled:
+    if not settings(app).enabled:
         raise ImproperlyConfigured(
             "dflock_enabled is False: without locks, start beat without -S dflock"
         )
-    default_key = f"celery-beat:{encode(app.main)}" if app.main else "celery-beat"
-    key = conf.get("dflock_beat_lock_key") or default_key
-    if not isinstance(key, str) or not is_plain(key):
-        raise ImproperlyConfigured(
-            f"dflock_beat_lock_key is {key!r}: give text without white space"
-        )
+    key = lock_key(app)
     ttl = conf.get("dflock_beat_lock_ttl")
     ttl = DEFAULT_LOCK_TTL if ttl is None else ttl
     if not isinstance(ttl, int) or isinstance(ttl, bool) or not 1 <= ttl <= MAX_SECONDS:
         raise ImproperlyConfigured(f"dflock_beat_lock_ttl is {ttl!r}: give whole seconds from 1")
     return BeatSettings(
         _scheduler(conf.get("dflock_beat_scheduler") or DEFAULT_SCHEDULER),
-        finish(key, common.key_prefix),
+        key,
         ttl,
         _store(conf.get("dflock_beat_store")),
     )
+
+
+def lock_key(app: Celery) -> str:
+    """Return the key of the beats of an app, with its prefix.
+
+    Raises:
+        ImproperlyConfigured: it is bad.
+    """
+    default_key = f"celery-beat:{encode(app.main)}" if app.main else "celery-beat"
+    key = app.conf.get("dflock_beat_lock_key") or default_key
+    if not isinstance(key, str) or not is_plain(key):
+        raise ImproperlyConfigured(
+            f"dflock_beat_lock_key is {key!r}: give text without white space"
+        )
+    return finish(key, settings(app).key_prefix)
 
 
 def _scheduler(name: Any) -> type[Scheduler]:
     aliases = dict(load_extension_class_names("celery.beat_schedulers"))
     try:
         found = symbol_by_name(name, aliases=aliases)
-    except (ImportError, AttributeError, ValueError) as exc:
-        raise ImproperlyConfigured(f"dflock_beat_scheduler {name!r}: {exc}") from None
+    except Exception as exc:  # of its module: Django's, for one, if it is not set up
+        text = " ".join(str(exc).split())
+        raise ImproperlyConfigured(f"dflock_beat_scheduler {name!r}: {text}") from exc
     if not (isinstance(found, type) and issubclass(found, Scheduler)):
         raise ImproperlyConfigured(
             f"dflock_beat_scheduler is {name!r}: give the scheduler that -S dflock should run"

@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from celery import Celery
+from celery.exceptions import ImproperlyConfigured
 from celery.schedules import maybe_schedule
 
-from celery_dflock.beat.config import beat_settings
+from celery_dflock.beat.config import beat_settings, lock_key
 from celery_dflock.beat.firing import due_after
 from celery_dflock.beat.store import store_for
 from celery_dflock.config import settings
@@ -21,14 +22,15 @@ NAMES = ("dflock_beat_scheduler", "dflock_beat_lock_key", "dflock_beat_lock_ttl"
 def beat_status(app: Celery) -> dict[str, Any] | None:
     """Return who leads, for how many seconds, how many stand by, and the next due firing.
 
-    What is due next is known where the beats share the last runs in a store. ``None`` for an app
+    What is due next is known where the beats share the last runs in a store, and their scheduler can
+    be loaded here: that of django-celery-beat needs a Django that is set up. ``None`` for an app
     that does not seem to have such beats, and if its lock server does not answer.
 
     Raises:
         ImproperlyConfigured: a setting is bad.
     """
-    own = beat_settings(app)
-    lock = DistributedLock(own.lock_key, **settings(app).connection_options())
+    key = lock_key(app)
+    lock = DistributedLock(key, **settings(app).connection_options())
     try:
         report = lock.inspect()
     except DflockdError:
@@ -38,13 +40,20 @@ def beat_status(app: Celery) -> dict[str, Any] | None:
     if not (holders or waiters or is_set):
         return None
     row: dict[str, Any] = {
-        "beat": own.lock_key,
+        "beat": key,
         "leader": holders[0]["label"] or "somebody" if holders else None,
         "leads_s": holders[0]["held_s"] if holders else None,
         "standing_by": len(waiters),
     }
     try:
         name, due = _next_due(app)
+    except ImproperlyConfigured as exc:  # what beat needs and this process need not have
+        return {
+            **row,
+            "next": None,
+            "next_due": None,
+            "note": f"what is due next is not known: {exc}",
+        }
     except Exception as exc:  # whatever the store raises
         return {**row, "error": f"what is due next cannot be learned: {exc}"}
     return {**row, "next": name, "next_due": due.isoformat() if due else None}
@@ -76,5 +85,5 @@ def status_line(row: dict[str, Any]) -> str:
         f"led by {row['leader']} for {row['leads_s']:.0f} s" if row["leader"] else "nobody leads"
     )
     due = f", next due: {row['next']!r} at {row['next_due']}" if row.get("next") else ""
-    error = f", {row['error']}" if "error" in row else ""
-    return f"{row['beat']}: {leads}, {row['standing_by']} standing by{due}{error}"
+    more = "".join(f", {row[name]}" for name in ("note", "error") if name in row)
+    return f"{row['beat']}: {leads}, {row['standing_by']} standing by{due}{more}"

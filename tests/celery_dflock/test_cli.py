@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -36,9 +37,9 @@ Run = Callable[..., Result]
 def run(server: LockServer) -> Run:
     """Run a command in this process: starting Celery's takes seconds."""
 
-    def run(*arguments: str, answer: str = "", servers: str | None = None) -> Result:
+    def run(*arguments: str, answer: str = "", servers: str | None = None, **conf: Any) -> Result:
         app = Celery("cli", set_as_current=False)
-        app.conf.dflock_servers = servers or server.address
+        app.conf.update(conf, dflock_servers=servers or server.address)
         context = CLIContext(app=app, no_color=True, workdir=None)
         return CliRunner().invoke(dflock, arguments, input=answer, obj=context)
 
@@ -72,6 +73,68 @@ def test_status_and_ping(run: Run, server: LockServer) -> None:
     assert (row["keys"], row["waiters"]) == (0, 0)
     assert run("status").stdout.startswith(f"{server.address}: answers in ")
     assert run("ping").exit_code == 0
+
+
+def test_status_of_a_beat_whose_scheduler_cannot_be_loaded_here(
+    run: Run, server: LockServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of django-celery-beat without Django's settings, which raises an error of its own."""
+    (tmp_path / "needs_setup.py").write_text("raise RuntimeError('settings\\nare not configured')")
+    monkeypatch.syspath_prepend(tmp_path)
+    conf = {"beat_scheduler": "dflock", "dflock_beat_scheduler": "needs_setup:Scheduler"}
+    why = (
+        "what is due next is not known: "
+        "dflock_beat_scheduler 'needs_setup:Scheduler': settings are not configured"
+    )
+
+    status = run("status", **conf)
+    as_json = run("status", "--json", **conf)
+
+    assert (status.exit_code, as_json.exit_code) == (0, 0)
+    assert status.stdout.endswith(f"\ncelery-beat:cli: nobody leads, 0 standing by, {why}\n"), (
+        status.stdout
+    )
+    assert json.loads(as_json.stdout)[1] == {
+        "beat": "celery-beat:cli",
+        "leader": None,
+        "leads_s": None,
+        "standing_by": 0,
+        "next": None,
+        "next_due": None,
+        "note": why,
+    }
+
+
+def test_django_that_is_not_set_up(server: LockServer) -> None:
+    pytest.importorskip("django_celery_beat")
+    program = (
+        "from celery import Celery\n"
+        "app = Celery('shop')\n"
+        "app.conf.dflock_beat_scheduler = 'django_celery_beat.schedulers:DatabaseScheduler'\n"
+        "from celery_dflock.beat.status import beat_status\n"
+        "print(beat_status(app))\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**env, "DFLOCK_SERVERS": server.address},
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "not configured" in done.stdout
+
+
+def test_a_setting_that_is_bad(run: Run) -> None:
+    for arguments in (["status"], ["ping"], ["locks"], ["waiters"], ["release", "a"]):
+        refused = run(*arguments, dflock_wait="nowhere")
+        assert refused.exit_code == 1
+        assert refused.stderr == "Error: dflock_wait is 'nowhere': give one of slot, consumer\n"
+    assert run("status", dflock_beat_lock_key="my beat").stderr == (
+        "Error: dflock_beat_lock_key is 'my beat': give text without white space\n"
+    )
 
 
 def test_a_server_that_is_down(run: Run, server: LockServer, tmp_path: Path) -> None:
