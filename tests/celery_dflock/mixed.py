@@ -1,0 +1,117 @@
+"""Tasks that wait for the same few locks in every way there is, and the history of their holds.
+
+Each kind of task takes the keys that it is given, in their order, and says when it has them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, Task
+
+from celery_dflock import LockedTask, dflock
+
+BROKER = "MIXED_BROKER_URL"
+RECORD = "MIXED_RECORD"
+CROWD = 2
+"""Holders of a semaphore."""
+PATIENCE = 600
+"""So long a task waits for its lock: nothing that stands still goes on by being tried again."""
+
+app = Celery("tests.celery_dflock.mixed", set_as_current=False)
+
+
+def configure(broker: str) -> None:
+    app.conf.update(
+        broker_url=broker,
+        result_backend=broker,
+        broker_connection_retry_on_startup=True,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+    )
+
+
+configure(os.environ.get(BROKER, "memory://"))
+
+
+def note(task: Task, what: str, holds: Sequence[str], limit: int) -> None:
+    """Add a line to the history; one write, so that lines never mix."""
+    event = {"what": what, "at": time.monotonic(), "id": task.request.id, "task": task.name}
+    line = json.dumps({**event, "holds": holds, "limit": limit}) + "\n"
+    file = os.open(os.environ[RECORD], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, line.encode())
+    finally:
+        os.close(file)
+
+
+def history(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def violations(events: Iterable[dict[str, Any]]) -> list[str]:
+    """Where more held a key at once than may, and which runs there were twice."""
+    found, holders, runs = [], Counter[tuple[str, int]](), Counter[str]()
+    # At the same instant one may end and another begin.
+    for event in sorted(events, key=lambda e: (e["at"], e["what"] == "begin")):
+        begins = event["what"] == "begin"
+        runs[event["id"]] += begins
+        for key in event["holds"]:
+            named = key, event["limit"]
+            holders[named] += 1 if begins else -1
+            if holders[named] > event["limit"]:
+                found.append(f"{holders[named]} holders of {key}, limit {event['limit']}")
+    return [*found, *(f"{task_id} ran {n} times" for task_id, n in runs.items() if n != 1)]
+
+
+def body(self: Task, own: Sequence[str], inner: Sequence[str], seconds: float, limit: int) -> str:
+    """Work under the task's own locks and those of `inner`, which it takes itself."""
+    with ExitStack() as held:
+        for key in inner:
+            held.enter_context(dflock(key, PATIENCE, limit=limit, app=app))
+        note(self, "begin", [*own, *inner], limit)
+        time.sleep(seconds)
+        note(self, "end", [*own, *inner], limit)
+    return str(self.request.id)
+
+
+def kind(name: str, base: type[Task] = LockedTask, own: int = 1, **options: Any) -> Task:
+    """A kind of task: how many locks of its own it has; what else it takes, it takes in its body."""
+    if issubclass(base, LockedTask):
+        options = {"lock_timeout": PATIENCE, **options}
+        options["lock_key"] = [f"{{keys[{n}]}}" for n in range(own)]
+    limit = options.get("lock_limit", 1)
+
+    def run(self: Task, keys: list[str], seconds: float) -> str:
+        return body(self, keys[:own], keys[own:], seconds, limit)
+
+    return app.task(bind=True, base=base, name=name, **options)(run)
+
+
+SLOT, CONSUMER = {"lock_wait": "slot"}, {"lock_wait": "consumer"}
+SOON = {"base": 0.05, "cap": 0.05}
+
+slot = kind("slot", **SLOT)
+consumer = kind("consumer", **CONSUMER)
+two_slot = kind("two_slot", own=2, **SLOT)
+two_consumer = kind("two_consumer", own=2, **CONSUMER)
+unlocked = kind("unlocked", base=Task, own=0)
+nested_slot = kind("nested_slot", **SLOT)
+nested_consumer = kind("nested_consumer", **CONSUMER)
+crowd_slot = kind("crowd_slot", lock_limit=CROWD, **SLOT)
+crowd_consumer = kind("crowd_consumer", lock_limit=CROWD, **CONSUMER)
+requeued = kind("requeued", lock_timeout=0, lock_requeue=SOON, **SLOT)
+
+KEYS_OF = {two_slot: 2, two_consumer: 2, nested_slot: 2, nested_consumer: 2}
+"""How many keys a task takes, where it is not one."""
+
+KINDS: list[Task] = [
+    *(slot, consumer, two_slot, two_consumer, unlocked),
+    *(nested_slot, nested_consumer, crowd_slot, crowd_consumer, requeued),
+]
