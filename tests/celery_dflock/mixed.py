@@ -40,10 +40,17 @@ def configure(broker: str) -> None:
 configure(os.environ.get(BROKER, "memory://"))
 
 
-def note(task: Task, what: str, holds: Sequence[str], limit: int) -> None:
+def note(task: Task, what: str, holds: Sequence[str], limit: int = 1) -> None:
     """Add a line to the history; one write, so that lines never mix."""
-    event = {"what": what, "at": time.monotonic(), "id": task.request.id, "task": task.name}
-    line = json.dumps({**event, "holds": holds, "limit": limit}) + "\n"
+    request = task.request
+    about = {
+        "id": request.id,
+        "retries": request.retries,
+        "task": task.name,
+        "parent": os.getppid(),
+    }
+    event = {"what": what, "at": time.monotonic(), **about, "holds": holds, "limit": limit}
+    line = json.dumps(event) + "\n"
     file = os.open(os.environ[RECORD], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(file, line.encode())
@@ -57,17 +64,18 @@ def history(path: Path) -> list[dict[str, Any]]:
 
 def violations(events: Iterable[dict[str, Any]]) -> list[str]:
     """Where more held a key at once than may, and which runs there were twice."""
-    found, holders, runs = [], Counter[tuple[str, int]](), Counter[str]()
+    found, holders, runs = [], Counter[tuple[str, int]](), Counter[tuple[str, int]]()
+    events = [event for event in events if event["what"] in ("begin", "end")]
     # At the same instant one may end and another begin.
     for event in sorted(events, key=lambda e: (e["at"], e["what"] == "begin")):
         begins = event["what"] == "begin"
-        runs[event["id"]] += begins
+        runs[event["id"], event["retries"]] += begins
         for key in event["holds"]:
             named = key, event["limit"]
             holders[named] += 1 if begins else -1
             if holders[named] > event["limit"]:
                 found.append(f"{holders[named]} holders of {key}, limit {event['limit']}")
-    return [*found, *(f"{task_id} ran {n} times" for task_id, n in runs.items() if n != 1)]
+    return [*found, *(f"{run} ran {n} times" for (run, _), n in runs.items() if n != 1)]
 
 
 def body(self: Task, own: Sequence[str], inner: Sequence[str], seconds: float, limit: int) -> str:

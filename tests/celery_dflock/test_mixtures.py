@@ -154,7 +154,8 @@ def run(mixture: Mixture, queue: str) -> str:
 
 def test_the_history_is_judged() -> None:
     def event(what: str, at: float, task_id: str, limit: int = 1) -> dict[str, object]:
-        return {"what": what, "at": at, "id": task_id, "holds": ["k"], "limit": limit}
+        run = {"id": task_id, "retries": 0}
+        return {"what": what, "at": at, **run, "holds": ["k"], "limit": limit}
 
     fine = [
         event("begin", 1, "x"),

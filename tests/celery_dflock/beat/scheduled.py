@@ -15,8 +15,9 @@ from celery.schedules import crontab
 from celery.signals import after_task_publish, beat_init, before_task_publish
 
 from celery_dflock import LockedTask, SingletonTask
-from celery_dflock.outcome.header import FIRING
 
+FIRING = "dflock_firing"
+"""The header of firings. Written out, for beats of an older release load this module too."""
 BROKER = "BEAT_BROKER_URL"
 RECORD = "BEAT_RECORD"
 INNER = "BEAT_SCHEDULER"
