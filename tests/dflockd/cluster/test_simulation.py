@@ -167,6 +167,16 @@ def test_schedules_in_which_places_are_kept() -> None:
     assert counts["places resumed"] > 40
 
 
+def test_schedules_in_which_clients_are_told_of_their_turns() -> None:
+    counts = sum(
+        (World(seed, Rules(wants_turns=True)).run().counts for seed in range(60)), Counter()
+    )
+    assert counts["told of their turns"] > 600
+    assert counts["told"] > 400
+    assert counts["places resumed"] > 200
+    assert counts["grants"] > 600
+
+
 def test_schedules_with_chains_of_take_overs() -> None:
     counts = sum((run_chains(seed) for seed in range(60)), Counter())
     assert counts["chains"] > 60

@@ -14,6 +14,7 @@ from dflockd.wire import (
     Enqueued,
     Granted,
     Moved,
+    Pass,
     Recovering,
     Release,
     Renew,
@@ -24,7 +25,9 @@ from dflockd.wire import (
     Resume,
     Status,
     TimedOut,
+    Turn,
     Wait,
+    YourTurn,
     fence_from_token,
 )
 from tests.dflockd.cluster.simulation.machines import (
@@ -133,6 +136,8 @@ class Client(Process):
         """Take a lock once; return whether it was granted."""
         rng = self.world.random
         take = self._enqueue if rng.random() < 0.3 else self.acquire
+        if self.world.rules.wants_turns and rng.random() < 0.7:
+            take = self._by_turn
         hold = rng.choice((0.1, 0.5, 3, 9) if not self.world.calm else (0.2,))
         return (yield from self.use(take, key, timeout, lease, hold))
 
@@ -203,8 +208,8 @@ class Client(Process):
         from_answer = self.world.rules.counts_from_answer
         return (answer.received if from_answer else answer.sent) + lease
 
-    def acquire(self, key: Key, timeout: float, lease: int) -> Life:
-        until, progress = self.now + timeout, [b""]
+    def acquire(self, key: Key, timeout: float, lease: int, ticket: bytes = b"") -> Life:
+        until, progress = self.now + timeout, [ticket]
 
         def requests() -> list[Request]:
             left = max(0, math.ceil(until - self.now))
@@ -248,6 +253,46 @@ class Client(Process):
                 return answer if answer is not None and isinstance(answer.reply, Granted) else None
             progress[0] = answer.reply.ticket
             self._learn(answer.reply)
+
+    def _by_turn(self, key: Key, timeout: float, lease: int) -> Life:
+        """Wait to be told of the turn, and take the lock on another connection once there is time."""
+        rng, until, progress = self.world.random, self.now + timeout, [b""]
+        turn = Turn(rng.choice((100, 1000, 3000)))
+
+        def requests() -> list[Request]:
+            return [turn, *_resuming(progress[0], Enqueue(*key, lease))]
+
+        answer = yield from self._pursue(key, requests, until, progress)
+        while answer is not None:
+            reply, connection = answer.reply, self._connection
+            if isinstance(reply, Granted | Enqueued):
+                raise self.world.violation(f"{self.name} was to be told, and was granted {reply}")
+            if isinstance(reply, Moved):
+                progress[0] = reply.ticket or progress[0]
+                self._learn(reply)
+                answer = yield from self._pursue(key, requests, until, progress)
+                continue
+            if isinstance(reply, YourTurn):
+                self.world.counts["told"] += 1
+                progress[0] = reply.ticket
+                if connection is None or self.world.calm or rng.random() < 0.6:
+                    break
+                if rng.random() < 0.5:
+                    self.outbox.append((connection.send, ([Pass(*key[:2], reply.ticket)],)))
+                yield from self._sleep(rng.choice((0, 0.5, 4)))
+            elif isinstance(reply, Recovering):
+                yield from self._sleep(0.1)
+            if connection is None or self.now >= until or reply is Status.TIMEOUT:
+                return None
+            left = max(1, math.ceil(until - self.now))
+            answer = yield from self._ask(connection, [Wait(*key[:2], left)], left + PATIENCE)
+        if answer is None:
+            return None
+        yield from self._sleep(0 if self.world.calm else rng.choice((0, 0, 0.3, 2)))
+        if self._connection is not None:
+            self._old.append(self._connection)  # it stays open, and its position with it
+            self._connection = None
+        return (yield from self.acquire(key, max(1.0, until - self.now), lease, progress[0]))
 
     def _ask_on(self, key: Key, request: Request, until: float) -> Life:
         return (yield from self._pursue(key, lambda: [request], until, [b""]))

@@ -74,6 +74,8 @@ class Rules:
     """Whether clients renew a grant that took its time, to find out whether it still counts."""
     keeps_places: bool = False
     """Whether clients do something else while they wait, and have their places kept meanwhile."""
+    wants_turns: bool = False
+    """Whether clients are told of their turns mostly, and take locks elsewhere then."""
     chains: bool = False
     """Whether servers also end while those that they replaced may still serve."""
     stops: bool = False
@@ -207,6 +209,8 @@ class Connection:
         self.key: Key | None = None
         """What was asked for last."""
         self.ticket = 0
+        self.told: set[bytes] = set()
+        """The tickets of the positions of which it was told that it is their turn."""
         self.broken = False
         """Whether nothing gets through any more, without either side knowing."""
         self.closed = False

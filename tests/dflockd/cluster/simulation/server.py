@@ -17,13 +17,14 @@ from dflockd.shards.errors import LeaseGoneError, StoreReplacedError
 from dflockd.table import Effect, Limits
 from dflockd.table.sharded import RESUME_TIMEOUT
 from dflockd.table.state import Group, Peer, Waiter
-from dflockd.table.states import EXPECTED
+from dflockd.table.states import EXPECTED, PASSED
 from dflockd.wire import (
     Acquire,
     Enqueue,
     Enqueued,
     Granted,
     Moved,
+    Pass,
     Ping,
     Recovering,
     Renewed,
@@ -33,7 +34,9 @@ from dflockd.wire import (
     Shards,
     Status,
     TimedOut,
+    Turn,
     Wait,
+    YourTurn,
 )
 from tests.dflockd.cluster.simulation.machines import (
     PREFIX,
@@ -193,8 +196,10 @@ class ServerProcess(Process):
             self.node.leave(now)
             self._left_by = now + self.world.leave_timeout
 
-    def _absent(self) -> set[bytes]:
-        return {name for group in self.table.each_group() for name in group.reserved}
+    def _reserved(self, ticket: bytes) -> Waiter | None:
+        """Return who has that ticket, of those whose positions can be taken up."""
+        waiters = [group.reserved.get(ticket) for group in self.table.groups.values()]
+        return next(filter(None, waiters), None)
 
     def handle(self, now: float, connection: Connection, requests: list[Request]) -> None:
         if connection.ended:
@@ -207,20 +212,25 @@ class ServerProcess(Process):
             if isinstance(request, Shards | Ping):
                 self._dispatch(self.table.handle(connection.peer, request, now))
                 continue
-            absent = self._absent()
+            place = self._reserved(resumed)
+            has_slot = place is not None and place.is_told and place.state == EXPECTED
+            was_passed = isinstance(request, Wait) and self._was_passed(connection, request)
             effects = self.table.handle(connection.peer, request, now)
             if isinstance(request, Resume):
                 resumed = request.ticket
                 _, kept_until = self.kept.pop(request.ticket, (0, kept_until))
             elif isinstance(request, Acquire | Enqueue):
-                taken = resumed in absent - self._absent()
+                # It may be told at once that it is its turn, under the same ticket.
+                taken = place is not None and place.peer is connection.peer
+                taken = taken or (place is not None and self._reserved(resumed) is None)
                 self._note_place(connection, request, resumed if taken else b"", now)
                 if now < kept_until and not taken and not _is_refused(connection.peer, effects):
                     raise self.world.violation(f"{connection.client.name} has lost its place")
             elif isinstance(request, Wait):
-                self._note_return(connection)
-            if not isinstance(request, Resume | Reserve):
-                self._dispatch(effects)
+                self._note_return(connection, now, was_passed)
+            if not isinstance(request, Resume | Reserve | Turn | Pass):
+                # A slot that was set aside is not for who came back before it was used.
+                self._dispatch(effects, connection if has_slot else None)
 
     def part(self, now: float, connection: Connection, clean: bool) -> None:
         self._disconnect(now, connection, clean=clean, silent=False)
@@ -232,6 +242,8 @@ class ServerProcess(Process):
         peer = connection.peer
         connection.ended = True
         if peer is not None and self.sessions.pop(peer.id, None) is not None:
+            for ticket in connection.told:
+                self.kept.pop(ticket, None)
             self._dispatch(self.table.disconnect(peer, now, clean=clean, silent=silent))
 
     # What it does.
@@ -279,14 +291,22 @@ class ServerProcess(Process):
             del etcd.unanswered[transaction.kind]
         etcd.call(self, lambda: etcd.txn(transaction), answer, held_up, unanswered)
 
-    def _dispatch(self, effects: Iterable[Effect]) -> None:
+    @staticmethod
+    def _was_passed(connection: Connection, request: Wait) -> bool:
+        assert connection.peer is not None
+        waiter = connection.peer.enqueued.get((request.space, request.key))
+        return waiter is not None and waiter.state == PASSED
+
+    def _dispatch(self, effects: Iterable[Effect], unjudged: Connection | None = None) -> None:
         for number, reply in effects:
             connection = self.sessions.get(number)
             if connection is not None:
                 if isinstance(reply, Granted | Enqueued | Renewed):
                     self._judged = True
-                if isinstance(reply, Granted | Enqueued):
+                if isinstance(reply, Granted | Enqueued) and connection is not unjudged:
                     self._judge_order(connection, reply.token)
+                if isinstance(reply, YourTurn):
+                    self._note_told(connection, reply.ticket)
                 if isinstance(reply, TimedOut):
                     self._note_kept(connection, reply.ticket)
                 self.outbox.append((connection.reply, (reply,)))
@@ -327,7 +347,7 @@ class ServerProcess(Process):
             world.log(self.name, "takes in %d holds, %d places of shard %d",
                       len(snapshot.holds), len(snapshot.waiters), shard)  # fmt: skip
 
-        def froze(_: object, shard: int) -> None:
+        def froze(_: object, shard: int, *args: object) -> None:
             world.counts["freezes"] += 1
             world.log(self.name, "freezes shard %d", shard)
             for entry in _entries(table.groups[shard]):
@@ -384,9 +404,23 @@ class ServerProcess(Process):
             if waiter is not None and waiter.reservation is not None:
                 self.kept[place] = shard, waiter.reservation.until
 
-    def _note_return(self, connection: Connection) -> None:
+    def _note_told(self, connection: Connection, ticket: bytes) -> None:
+        """From now on the position is there for whoever has the ticket, while its connection is."""
+        self.world.counts["told of their turns"] += 1
+        connection.told.add(ticket)
+        for shard, group in self.table.groups.items():
+            waiter = group.reserved.get(ticket)
+            if waiter is not None:
+                self.kept[ticket] = shard, math.inf
+                self.world.places[ticket] = self.tickets.get(waiter, connection.ticket)
+
+    def _note_return(self, connection: Connection, now: float, was_passed: bool) -> None:
         """Somebody may wait again for a place whose shard has been elsewhere meanwhile."""
         waiter = connection.peer.waiting if connection.peer is not None else None
+        for ticket in connection.told:
+            self.kept.pop(ticket, None)  # until it is told again
+        if waiter is not None and was_passed:
+            self.came[waiter] = math.nextafter(now, math.inf)  # what it let pass was given before
         if waiter is not None and waiter not in self.tickets:
             self.tickets[waiter] = self.world.places[waiter.ticket]
 
@@ -399,7 +433,8 @@ class ServerProcess(Process):
         group = self.table.groups.get(shard)
         entry = group.spaces[key.space].get(key.name) if group is not None else None
         for waiter in (entry.waiters or ()) if entry is not None else ():
-            if waiter.state == EXPECTED or self.came.get(waiter, given) > given:
+            is_served = waiter.state in (EXPECTED, PASSED)
+            if is_served or self.came.get(waiter, given) > given:
                 continue  # there is a slot for each, or nobody was there when it was given
             ticket = self.tickets.get(waiter) or self.world.places.get(waiter.ticket, math.inf)
             if ticket < connection.ticket:
