@@ -18,6 +18,7 @@
     │       ├── MaxHoldsError
     │       ├── LimitMismatchError
     │       ├── OwnerConflictError
+    │       ├── UnsupportedError
     │       ├── LeaseExpiredError
     │       ├── DrainingError
     │       ├── RecoveringError
@@ -129,6 +130,10 @@ class OwnerConflictError(RefusedError):
         super().__init__(message, **about)
         self.state = state
         self.attempt = attempt
+
+
+class UnsupportedError(RefusedError):
+    """The server is too old for what was asked of it."""
 
 
 class LeaseExpiredError(RefusedError):

@@ -72,29 +72,41 @@ class PendingAcquires:
         *,
         ticket: str | None = None,
         reservation: Reservation | None = None,
+        told_ms: int = 0,
         unless: Callable[[dict[str, Any]], bool] | None = None,
         queued: Callable[[], object],
+        told: Callable[[], object] | None = None,
         ended: Callable[[errors.RemoteError | None], object],
     ) -> PendingAcquire:
-        """Wait for a lock, behind those that are waited for here already.
+        """Wait for the turn at a lock, behind those that are waited for here already.
 
-        A server that ends while it is waited at may just be restarted: positions are taken there
-        again, in the order of before, for `RESTART_PATIENCE`. In a cluster a position goes where its
-        key goes.
+        Nothing is ever granted here: whoever is told that it is its turn has a ticket for the process
+        that uses the lock, which is then the first holder. A server that ends while it is waited at
+        may just be restarted: positions are taken there again, in the order of before, for
+        `RESTART_PATIENCE`. In a cluster a position goes where its key goes.
 
         Args:
-            lock: nobody else's from now on.
-            timeout_s: seconds to wait, rounded up to whole ones; ``None`` has no end.
+            lock: says what is waited for; nobody else's from now on.
+            timeout_s: seconds to wait, rounded up to whole ones; ``None`` has no end. It ends nothing
+                while it is its turn.
             ticket: of a position to be taken up again; see `DistributedLock.enqueue`.
-            reservation: keep the position if it is not served in time; ``lock.ticket`` names it then.
-            unless: asked before, with what `DistributedLock.inspect` returns: ``True`` ends it before
-                it begins. It is not asked if the server cannot be.
+            reservation: keep the position if its turn does not come in time; ``lock.ticket`` names it
+                then.
+            told_ms: milliseconds for which a slot is set aside once it is its turn. After that others
+                go first, and the position stays.
+            unless: goes away: the owner of the lock says the same.
             queued: called once there is something to wait for.
-            ended: called at the end, with what went wrong, if anything did. If the lock was granted it
-                has a ``token``, and is renewed.
+            told: called when it is its turn: `PendingAcquire.hand_over` and its like are next. Again
+                after `PendingAcquire.come_back`, and when the connection broke before the ticket was
+                handed over, and the position was taken again.
+            ended: called at the end, if that is not by `PendingAcquire.leave`: with ``None`` if its
+                turn did not come in time, or with what went wrong. An `OwnerConflictError` says that
+                another run of the same owner is there, an `UnsupportedError` that the server is too
+                old to tell whose turn it is: wait for its lock where it is used. After
+                `PendingAcquire.hand_over` nothing is called any more.
 
         All of them are called on the reactor's thread, on which every lock of the process depends:
-        they must not block, nor ask a server anything.
+        they must not block, nor ask a server anything. They may be called before this returns.
         """
         number = next(self._numbers)
         pending = PendingAcquire(self, number, lock, timeout_s, unless, queued, ended)
@@ -314,10 +326,39 @@ class PendingAcquire:
             return session.route.address
         return session.shards.whom_to_ask(session.target.key)
 
-    def leave(self) -> None:
-        """Give up the position, or give back what was granted. Returns at once, in any thread.
+    # What those who were told have to say; each returns at once, in any thread.
 
-        `ended` is not called any more, unless it is being called.
+    @property
+    def ticket(self) -> str | None:
+        """Names the position while it is its turn, for those who show it; ``None`` while it waits."""
+        raise NotImplementedError
+
+    def hand_over(self) -> str | None:
+        """Return the ticket for the process that uses the lock; see `DistributedLock.enqueue`.
+
+        From now on this waits for nothing, and calls nothing. It keeps the position until that is
+        taken up. Once it is, or once nobody will any more, `leave` is to be called.
+
+        ``None`` if it is not its turn any more, for its connection has broken: it waits again, and
+        `told` or `ended` is called in time.
+        """
+        raise NotImplementedError
+
+    def pass_on(self) -> None:
+        """Let others go first now: there is nobody to use the lock. The position stays.
+
+        What follows is as before: `hand_over` at any time, or `come_back`.
+        """
+        raise NotImplementedError
+
+    def come_back(self) -> None:
+        """Wait for the next turn at the old position: `told` is called again, or `ended`."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Give up the position, unless it was handed over and taken up. Nothing is called any more.
+
+        The position ends with this: after `hand_over` not before it has been taken up.
         """
         self.left = True
         self._all._all.discard(self)
