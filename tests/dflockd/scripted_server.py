@@ -18,6 +18,7 @@ from dflockd.wire import (
     Granted,
     Label,
     Moved,
+    Owner,
     Ping,
     Release,
     Renew,
@@ -84,7 +85,7 @@ class ScriptedServer:
         self._script[kind] = list(answers)
 
     def asked(self, *kinds: type) -> list[Any]:
-        """Return the requests of these kinds; without kinds, all but labels, auth, pings and shards."""
+        """Return the requests of these kinds; without kinds, all but who asks, pings and shards."""
         with self._changed:
             return [
                 r
@@ -92,7 +93,7 @@ class ScriptedServer:
                 if (
                     isinstance(r, kinds)
                     if kinds
-                    else not isinstance(r, Label | Auth | Ping | Shards)
+                    else not isinstance(r, Label | Owner | Auth | Ping | Shards)
                 )
             ]
 
@@ -192,6 +193,7 @@ _DEFAULTS: dict[type, Any] = {
     Confirm: renewed,
     Release: Status.OK,
     Label: Status.OK,
+    Owner: Status.OK,
     Auth: Status.OK,
     Ping: Status.OK,
     Resume: Status.OK,

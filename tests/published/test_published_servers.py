@@ -14,7 +14,7 @@ import pytest
 from tests.dflockd.client_support import Calls, client_named, soon
 from tests.published.test_published_clients import BOUND, environment, interpreters
 
-PACKAGE = "dflockd==0.4.1"
+PACKAGES = ["dflockd==0.4.1", "dflockd==0.5.0"]
 
 
 class PublishedServer:
@@ -69,12 +69,12 @@ class PublishedServer:
         self.process.stderr.close()
 
 
-@pytest.fixture(scope="module")
-def program():
+@pytest.fixture(scope="module", params=PACKAGES)
+def program(request):
     for path in interpreters():
         check = [path, "-c", "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 12))"]
         if subprocess.run(check, capture_output=True, timeout=BOUND, check=False).returncode == 0:
-            return str(Path(environment(path, PACKAGE)).with_name("dflockd"))
+            return str(Path(environment(path, request.param)).with_name("dflockd"))
     pytest.skip("the published server needs Python 3.12 or 3.13: none found")
 
 
@@ -130,3 +130,39 @@ async def test_an_event_loop_that_stood_still_meanwhile(published):
             assert await soon(lock.acquire()) is True
             assert await soon(lock.release()) is True
             server.wait_for_log("client closed", number)  # in which the loop does nothing else
+
+
+async def test_who_introduces_himself(client, published):
+    """It answers what it does not know, and hangs up. It is told nothing from then on."""
+    server = published()
+    introduced = {"label": "me", "owner": ("run", 1)}
+    holder = client.lock("key", server, lease_ttl_s=2, renew_ratio=0.3, **introduced)
+    assert await soon(holder.acquire()) is True
+    for _ in range(3):
+        # What it does not know cannot be in the way.
+        again = client.lock("key", server, acquire_timeout_s=0, **introduced)
+        assert await soon(again.acquire()) is False
+    assert server.times_logged("client closed") <= 1, server.log
+    waiter = client.lock("key", server, acquire_timeout_s=10, **introduced)
+    waits = asyncio.ensure_future(soon(waiter.acquire()))
+    await asyncio.sleep(2.5)
+    assert holder.held
+    assert await soon(holder.release()) is True
+    assert await waits is True
+    assert await soon(waiter.release()) is True
+
+
+async def test_who_wants_his_position_kept(client, published, program):
+    """It is not, and that is all."""
+    if "0.4" in program:
+        pytest.skip("it knows no positions")
+    server = published()
+    holder, waiter = (client.lock("key", server, label="me") for _ in range(2))
+    assert await soon(holder.acquire()) is True
+    assert await soon(waiter.enqueue()) == "queued"
+    assert await soon(waiter.wait(1, reservation=client.module.Reservation(1, 1))) is False
+    assert waiter.ticket is None
+    assert await soon(waiter.enqueue("7ticket7")) == "queued"
+    assert await soon(holder.release()) is True
+    assert await soon(waiter.wait(5)) is True
+    assert await soon(waiter.release()) is True

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import ssl
 from typing import NamedTuple, TypeGuard
 
 from dflockd import errors
-from dflockd.wire import MAX_LIMIT, MAX_LINE, MAX_SECONDS, MAX_SECRET, Reserve, key_problem
+from dflockd.wire import (
+    MAX_ATTEMPT,
+    MAX_LIMIT,
+    MAX_LINE,
+    MAX_OWNER,
+    MAX_SECONDS,
+    MAX_SECRET,
+    Owner,
+    Reserve,
+    key_problem,
+)
+
+_is_owner = re.compile(rf"[!-~]{{1,{MAX_OWNER}}}").fullmatch
 
 
 class Reservation(NamedTuple):
@@ -242,6 +255,24 @@ def checked_label(text: object, key: str) -> bytes:
     if not text.isprintable():
         text = "".join(char if char.isprintable() else " " for char in text)
     return text.encode("utf-8", "replace")[:MAX_LINE].decode("utf-8", "ignore").encode()
+
+
+def checked_owner(owner: object, key: str) -> Owner:
+    """Return who asks, as it is sent.
+
+    Raises:
+        InvalidArgumentError: it is no name and number.
+    """
+    if isinstance(owner, tuple) and len(owner) == 2:
+        name, attempt = owner
+        is_name = isinstance(name, str) and _is_owner(name)
+        if is_name and _is_whole(attempt, 0, MAX_ATTEMPT):
+            return Owner(name.encode(), attempt)
+    raise errors.InvalidArgumentError(
+        f"owner is {owner!r} for lock {key!r}: give (name, attempt), a name of 1 to {MAX_OWNER} "
+        f"printable ASCII characters without space and a whole number from 0 to {MAX_ATTEMPT}",
+        key=key,
+    )
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import clock, flows, operations
-from dflockd.client.flows import Links
+from dflockd.client.flows import Links, introduced
 from dflockd.client.lease import SILENCE, Lease
 from dflockd.client.operations import GRACE, Detour, Operation, Progress, Target
 from dflockd.client.routing import Ask, Path, ShardMap, pursue
@@ -65,7 +65,6 @@ class Asker:
     target: Target
     route: Route
     shards: ShardMap | None
-    _label: bytes
     _home: Callable[[], Home]
     _owner: dict[str, object]
     """Whose call made the object its own: one only, by a single operation of the dict."""
@@ -162,7 +161,7 @@ class Asker:
         if link is None:
             link = links.take(self.route) or (yield from self._open(until, owner))
         self.asking = link
-        operation = begin(self._target_on(link), timeout)
+        operation = begin(introduced(self.target, link), timeout)
         try:
             if self.is_cancelled:
                 raise self._cancelled()
@@ -172,7 +171,7 @@ class Asker:
         except errors.UnreachableError:
             if self.is_cancelled:
                 raise self._cancelled() from None
-            if not link.pooled:
+            if not (link.pooled or link.refused):
                 raise
             # The other idle ones are most likely dead as well.
             links.clear(self.route)
@@ -182,7 +181,7 @@ class Asker:
         if timeout is not None and until is not None:
             timeout = min(timeout, max(0, until - GRACE - clock.now()))
         self.asking = link = yield from self._open(until, owner)
-        operation = begin(self._target_on(link), timeout)
+        operation = begin(introduced(self.target, link), timeout)
         return (yield from self._talk(link, operation, until, look))
 
     def _open(self, until: float | None, owner: object) -> Flow[Link]:
@@ -324,18 +323,6 @@ class Asker:
         until = None if timeout is None else now + timeout
         server = None if first is None or first.closed else first.route.address
         return pursue(shards, self.target.key, until, now, first=server)
-
-    @property
-    def _target_anew(self) -> Target:
-        """What to ask for on a new connection, which has no label yet."""
-        return self.target._replace(label=self._label) if self._label else self.target
-
-    def _target_on(self, link: Link) -> Target:
-        """Return what to ask for on a connection that may have another lock's label."""
-        if link.label == self._label:
-            return self.target
-        link.label = self._label
-        return self.target._replace(label=self._label)
 
     def _cancelled(self) -> errors.AcquireCancelledError:
         return errors.AcquireCancelledError(

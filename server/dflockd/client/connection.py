@@ -22,7 +22,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client import clock
+from dflockd.client import abilities, clock
+from dflockd.client.introduction import ANONYMOUS
 from dflockd.client.operations import Answer, authenticate
 from dflockd.client.steps import SILENT, Flow, Hear, Open, Pause, Ready, Route, Silent, Talk
 from dflockd.wire import ReplyReader, UnexpectedReplyError
@@ -93,13 +94,14 @@ class Connection:
         "closed",
         "guard",
         "idle_since",
+        "introduction",
         "is_tls",
-        "label",
         "left",
         "owed",
         "poll",
         "pooled",
         "reader",
+        "refused",
         "rested",
         "route",
     )
@@ -107,7 +109,9 @@ class Connection:
     def __init__(self, route: Route, family: int, kind: int, protocol: int) -> None:
         self.route = route
         self.closed = False
-        self.label = b""
+        is_old = abilities.knows(route.address, abilities.EXTENSIONS) is False
+        self.introduction = None if is_old else ANONYMOUS
+        self.refused = False
         self.pooled = False
         self.idle_since = 0.0
         self.rested = False
@@ -358,10 +362,16 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
         link.close()
         server = str(link.route.address)
         raise errors.BadReplyError(f"server {server}: {exc}", server=server) from exc
+    except errors.OwnerConflictError:
+        raise  # an answer in order: the connection is as good as before
     except OSError as exc:
         link.close()
         if isinstance(exc, errors.DflockdError):
             raise
+        reader = link.reader
+        if reader.refused and reader.ahead == exchange.ahead - 1:
+            link.refused = True  # the first thing that it was told
+            abilities.note(link.route.address, abilities.EXTENSIONS, knows=False)
         server = str(link.route.address)
         raise errors.UnreachableError(
             f"connection to lock server {server} broke: {reason(exc)}", server=server

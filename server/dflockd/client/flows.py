@@ -8,7 +8,14 @@ from typing import Protocol, TypeAlias, TypeVar, cast
 
 from dflockd import errors
 from dflockd.client import clock
-from dflockd.client.operations import PING_PATIENCE, Operation, ShardReport, ping, shards
+from dflockd.client.operations import (
+    PING_PATIENCE,
+    Operation,
+    ShardReport,
+    Target,
+    ping,
+    shards,
+)
 from dflockd.client.routing import Ask, Load, Outcome, Path, Ping, ShardMap, Step, glance
 from dflockd.client.steps import SILENT, Flow, Link, Open, Pause, Route, Talk
 
@@ -33,6 +40,17 @@ class Links(Protocol):
 
     def clear(self, route: Route | None = None) -> None:
         """Close the idle ones."""
+
+
+def introduced(target: Target, link: Link) -> Target:
+    """Return what to ask for on a connection that may have said something else of who asks."""
+    said, says = link.introduction, target.introduction
+    if said == says:
+        return target
+    if said is None:
+        return target._replace(is_plain=True)
+    link.introduction = says
+    return target._replace(says=says.after(said))
 
 
 def talk(

@@ -12,6 +12,7 @@ from dflockd import errors
 from dflockd.address import DEFAULT_PORT, Seeds, ServerLike, parse_servers
 from dflockd.client import arguments, operations, process
 from dflockd.client.arguments import Reservation
+from dflockd.client.introduction import ANONYMOUS, NOBODY, Introduction
 from dflockd.client.lease import DOUBTFUL, HELD, Lease
 from dflockd.client.operations import Progress, Target
 from dflockd.client.routing import ShardMap, shard_map
@@ -42,6 +43,10 @@ class LockBase:
             among those that do.
         label: what people see who ask the server who holds the lock; one line of up to 256 bytes,
             longer ones are cut.
+        owner: whose run this is: a name of up to 64 printable ASCII characters, and the number of the
+            attempt. A server that has the same owner at this key with the same attempt or a later one
+            answers at once, with an `OwnerConflictError`; a later attempt queues behind an earlier
+            one. Servers that do not know owners take no notice.
         on_lost: called once with this lock if it is lost while held: the lease ended unrenewed, or
             the server no longer knows it. Of a blocking lock it runs on the thread that renews all
             locks of the process: it must not block. Of an asyncio lock it runs on the event loop,
@@ -70,6 +75,7 @@ class LockBase:
         auth_token: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
         label: str = "",
+        owner: tuple[str, int] | None = None,
         on_lost: Callable[[Any], object] | None = None,
     ) -> None:
         arguments.check_key(key)
@@ -83,7 +89,12 @@ class LockBase:
             arguments.check_callback(on_lost, key, may_be_async=is_async)
         if sharding_strategy is not stable_hash_shard:
             arguments.check_strategy(sharding_strategy, key)
-        sent_label = b"" if label == "" else arguments.checked_label(label, key)
+        introduction = ANONYMOUS
+        if label != "" or owner is not None:
+            introduction = Introduction(
+                b"" if label == "" else arguments.checked_label(label, key),
+                NOBODY if owner is None else arguments.checked_owner(owner, key),
+            )
         secret = None if auth_token is None else arguments.checked_secret(auth_token)
         addresses = parse_servers(servers)
         shards: ShardMap | None = None
@@ -101,8 +112,7 @@ class LockBase:
         self.acquire_timeout_s = acquire_timeout_s
         self.lease_ttl_s = lease_ttl_s
         self._session = Session(
-            Target(self._space, key.encode(), self._limit(), lease_ttl_s, server),
-            sent_label,
+            Target(self._space, key.encode(), self._limit(), lease_ttl_s, server, introduction),
             Route(addresses[index], secret, ssl_context),
             renew_ratio,
             shards,
@@ -276,6 +286,7 @@ class SemaphoreBase(LockBase):
         auth_token: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
         label: str = "",
+        owner: tuple[str, int] | None = None,
         on_lost: Callable[[Any], object] | None = None,
     ) -> None:
         arguments.check_limit(limit, key)
@@ -290,6 +301,7 @@ class SemaphoreBase(LockBase):
             auth_token=auth_token,
             ssl_context=ssl_context,
             label=label,
+            owner=owner,
             on_lost=on_lost,
         )
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from dflockd import errors
 from dflockd.address import Address, parse_server
+from dflockd.client.introduction import ANONYMOUS, Introduction
 from dflockd.wire import (
     MAX_SECONDS,
     Acquire,
@@ -26,7 +27,6 @@ from dflockd.wire import (
     Evict,
     Granted,
     Inspect,
-    Label,
     Moved,
     OwnerConflict,
     Ping,
@@ -128,8 +128,12 @@ class Target(NamedTuple):
     limit: int
     lease: int | None
     server: str
-    label: bytes | None = None
-    """What the connection is to be labelled before the request; ``None`` leaves it as it is."""
+    introduction: Introduction = ANONYMOUS
+    """Who asks..."""
+    says: tuple[bytes, ...] = ()
+    """... and the requests that say so, if the connection has said something else so far."""
+    is_plain: bool = False
+    """Whether its server hangs up on who says what the published protocol does not know."""
     progress: Progress | None = None
     """Of a waiter that has a place with a name, or may get one."""
 
@@ -190,7 +194,7 @@ def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
             return None
         if not is_told:
             if not isinstance(reply, Granted):
-                raise refused(reply, target)
+                raise _not_granted(reply, target)
             grant = _prompt(reply, answer) or (yield from _confirmed(target, reply, answer))
             if grant is not None:
                 return grant
@@ -214,7 +218,7 @@ def enqueue(target: Target) -> Operation[Grant | None]:
     if reply is Status.QUEUED:
         return None
     if not isinstance(reply, Enqueued):
-        raise refused(reply, target)
+        raise _not_granted(reply, target)
     return _taken_up((yield from _confirmed(target, Granted(*reply), answer)), target)
 
 
@@ -226,7 +230,7 @@ def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
     the lock is somebody else's, but that may be long ago.
     """
     progress = target.progress
-    keep = None if progress is None else progress.keep
+    keep = None if progress is None or target.is_plain else progress.keep
     if timeout is not None and keep is not None:
         timeout = math.ceil(timeout)
     if timeout is not None and not _is_whole(timeout):
@@ -243,7 +247,7 @@ def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
         progress.kept = reply.ticket
         return None
     if not isinstance(reply, Granted):
-        raise refused(reply, target)
+        raise _not_granted(reply, target)
     return _taken_up((yield from _confirmed(target, reply, answer)), target)
 
 
@@ -468,9 +472,9 @@ def raised(answer: R | Detour) -> R:
 
 def _with_ahead(exchange: Exchange, target: Target) -> Exchange:
     # In one piece, so that it costs no round trip. An older server answers error, which is fine.
-    if target.label is None and target.progress is None:
+    if (not target.says and target.progress is None) or target.is_plain:
         return exchange
-    ahead = [] if target.label is None else [encode_request(Label(target.label))]
+    ahead = [*target.says]
     if target.progress is not None and target.progress.place:
         ahead.append(encode_request(Resume(target.progress.place)))
     return _behind(ahead, exchange)
@@ -585,18 +589,27 @@ def refused(reply: object, target: Target) -> errors.RefusedError:
             key=target.name or None,
             server=target.server,
         )
-    elif isinstance(reply, OwnerConflict):
-        state = reply.state.decode()
-        return errors.OwnerConflictError(
-            f"{_about(target)}: attempt {reply.attempt} of the same owner is {state} there",
-            state=state,
-            attempt=reply.attempt,
-            key=target.name or None,
-            server=target.server,
-        )
     elif isinstance(reply, Moved):
         return _moved(reply, target)
     return cls(f"{_about(target)}: {text}", key=target.name or None, server=target.server)
+
+
+def _not_granted(reply: object, target: Target) -> errors.RefusedError:
+    """Return the error for such a reply to who wants a slot.
+
+    He alone can have a rival of his own name. Then the connection is as good as before; elsewhere
+    such an answer comes from something that is out of order.
+    """
+    if not isinstance(reply, OwnerConflict):
+        return refused(reply, target)
+    state = reply.state.decode()
+    return errors.OwnerConflictError(
+        f"{_about(target)}: attempt {reply.attempt} of the same owner is {state} there",
+        state=state,
+        attempt=reply.attempt,
+        key=target.name or None,
+        server=target.server,
+    )
 
 
 def _moved(reply: Moved, target: Target) -> errors.RefusedError:

@@ -16,7 +16,7 @@ import logging
 from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import clock
-from dflockd.client.flows import look_at, walk
+from dflockd.client.flows import introduced, look_at, walk
 from dflockd.client.later import Probing, Turn
 from dflockd.client.lease import DOUBTFUL, SILENCE, Lease
 from dflockd.client.operations import (
@@ -281,14 +281,15 @@ class _Rescue:
 
     def _ask(self, link: Link) -> None:
         lease, server = self._lease, link.route.address
-        [request, _, _, ahead, _] = next(renew(lease.target.at(server), lease.token, lease.asked))
+        # A server that has forgotten the hold takes from here whose it is.
+        target = introduced(lease.target.at(server), link)
+        [request, _, _, ahead, _] = next(renew(target, lease.token, lease.asked))
         self._keeper.sent[link] = clock.now()
         try:
             link.send_now(request, ahead)
         except OSError as exc:
             self._broke(link)
             raise self._unreachable(server) from exc
-        link.label = lease.target.label or b""
 
     def _answer(self, server: Address) -> Flow[tuple[Grant, Link] | None]:
         """Wait for an answer there, and ask on a second connection if none comes."""

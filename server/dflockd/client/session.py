@@ -27,6 +27,7 @@ from typing import Final, TypeAlias
 from dflockd import errors
 from dflockd.client import clock, flows, operations
 from dflockd.client.asking import ANSWER_PATIENCE, Asker, Home
+from dflockd.client.flows import introduced
 from dflockd.client.lease import DOUBTFUL, HELD, LOST, Lease
 from dflockd.client.operations import Grant, Operation, Progress, Target
 from dflockd.client.routing import PASSING, ShardMap
@@ -79,8 +80,7 @@ class Session(Asker):
     has a `claim` calls `let_go` with it; `give_up`, if it has an `Ending`.
 
     Args:
-        target: what is asked for.
-        label: what the server is to show for it.
+        target: what is asked for, and who asks.
         route: to the server; in a cluster, to begin with.
         renew_ratio: share of the lease after which it is renewed.
         shards: the map of the cluster; ``None`` without one.
@@ -98,7 +98,6 @@ class Session(Asker):
     def __init__(
         self,
         target: Target,
-        label: bytes,
         route: Route,
         renew_ratio: float,
         shards: ShardMap | None,
@@ -108,7 +107,6 @@ class Session(Asker):
         self.target = target
         self.route = route
         self.shards = shards
-        self._label = label
         self._renew_ratio = renew_ratio
         self._home = home
         self._on_lost = on_lost
@@ -187,7 +185,11 @@ class Session(Asker):
     def acquire(self, claim: object, timeout: float | None) -> Flow[bool]:
         """Wait for the lock; ``False`` if it was not granted in time."""
         self._take_possession(claim)
-        grant = yield from self._begin(operations.acquire, timeout)
+        try:
+            grant = yield from self._begin(operations.acquire, timeout)
+        except errors.OwnerConflictError:
+            self._settle(None, claim)  # the server has answered in order
+            raise
         return self._settle(grant, claim)
 
     def enqueue(
@@ -202,7 +204,11 @@ class Session(Asker):
                 target = target._replace(progress=progress)
             return operations.enqueue(target)
 
-        grant = yield from self._begin(begin, timeout)
+        try:
+            grant = yield from self._begin(begin, timeout)
+        except errors.OwnerConflictError:
+            self._settle(None, claim)
+            raise
         if grant is not None:
             return self._settle(grant, claim)
         self._line_up(self._own(claim))
@@ -222,18 +228,22 @@ class Session(Asker):
             raise self._not_enqueued()
         self.asking.guard = None
         owner = self._owner.get("by")
-        if self.shards is None:
-            target = self.target._replace(progress=progress)
-            until = operations.give_up_at(timeout, clock.now())
-            grant = yield from self._talk(
-                self.asking, operations.wait(target, timeout), until, None
-            )
-        else:
-            # Both begin with the wait for this position.
-            begin = operations.acquire if progress.keep is None else operations.queue
-            grant = yield from self._follow(self.shards, begin, timeout, self.asking, progress)
+        try:
+            grant = yield from self._wait_on(self.asking, timeout, progress)
+        except errors.OwnerConflictError:
+            self._settle(None, owner)  # its process has asked again on another connection
+            raise
         self.ticket = progress.kept.decode() or None
         return self._settle(grant, owner)
+
+    def _wait_on(self, link: Link, timeout: float | None, progress: Progress) -> Flow[Grant | None]:
+        if self.shards is not None:
+            # Both begin with the wait for this position.
+            begin = operations.acquire if progress.keep is None else operations.queue
+            return self._follow(self.shards, begin, timeout, link, progress)
+        target = introduced(self.target, link)._replace(progress=progress)
+        until = operations.give_up_at(timeout, clock.now())
+        return self._talk(link, operations.wait(target, timeout), until, None)
 
     def adopt(self, claim: object, token: bytes) -> Flow[bool]:
         """Take over a hold by its token; ``False`` if it is no more."""
@@ -256,7 +266,11 @@ class Session(Asker):
 
         self._take_possession(claim)
         until = operations.give_up_at(0, clock.now())
-        grant = yield from self._begin(begin, 0)
+        try:
+            grant = yield from self._begin(begin, 0)
+        except errors.OwnerConflictError:
+            self._settle(None, claim)
+            raise
         link = self._own(claim)
         if grant is None:
             self._line_up(link)
@@ -321,7 +335,7 @@ class Session(Asker):
                 lambda target: operations.renew(target, lease.token, asked), link, lease.left
             )
             self.telling = None
-            lease.target = self._target_anew
+            lease.target = self.target
             lease.asked = asked
             is_done = grant is not None and lease.renewed(grant, link)
             if not is_done:
@@ -478,7 +492,7 @@ class Session(Asker):
             self._home().pool.give(link)
             return False
         on_lost = None if self._on_lost is None else self._on_lost()
-        lease = Lease(self._target_anew, grant, link, self._renew_ratio, on_lost, self.shards)
+        lease = Lease(self.target, grant, link, self._renew_ratio, on_lost, self.shards)
         lease.belongs_to(self)
         self.lease = lease
         self._home().reactor.keep(lease)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from dflockd.address import Address
+from dflockd.client.introduction import Introduction
 from dflockd.client.operations import Exchange, Operation
 
 R = TypeVar("R")
@@ -41,8 +42,10 @@ class Link(Protocol):
 
     route: Route
     closed: bool
-    label: bytes
-    """What the server shows for it."""
+    introduction: Introduction | None
+    """What it has said of who asks; ``None`` if its server would hang up on that."""
+    refused: bool
+    """Whether its server has done so."""
     pooled: bool
     """Whether it has lain idle, so that the server may have left meanwhile."""
     guard: object

@@ -9,8 +9,10 @@ reply to each request, in order.
 
 from dflockd.wire.maps import MapReport, decode_map, encode_map
 from dflockd.wire.messages import (
+    MAX_ATTEMPT,
     MAX_LIMIT,
     MAX_LINE,
+    MAX_OWNER,
     MAX_SECONDS,
     MAX_SECRET,
     Acquire,
@@ -66,8 +68,10 @@ from dflockd.wire.requests import FrameTooLongError, RequestReader, encode_reque
 from dflockd.wire.tokens import fence_from_token, format_token
 
 __all__ = [
+    "MAX_ATTEMPT",
     "MAX_LIMIT",
     "MAX_LINE",
+    "MAX_OWNER",
     "MAX_SECONDS",
     "MAX_SECRET",
     "Acquire",

@@ -64,12 +64,14 @@ def encode_reply(reply: Reply) -> bytes:
 class ReplyReader:
     """Cuts the bytes that a server sent into reply lines."""
 
-    __slots__ = ("_buffer", "ahead")
+    __slots__ = ("_buffer", "ahead", "refused")
 
     def __init__(self) -> None:
         self._buffer = b""
         self.ahead = 0
         """Replies that come before the one that is waited for, and that nobody needs."""
+        self.refused = False
+        """Whether the latest of those was ``error``."""
 
     def receive(self, data: bytes) -> bytes | None:
         """Take in what was read and return the line it completes, or ``None`` until more comes.
@@ -81,7 +83,8 @@ class ReplyReader:
             return data[:-1].removesuffix(b"\r") if data else None
         buffer = self._buffer + data if self._buffer else data
         while self.ahead and b"\n" in buffer:
-            buffer = buffer.partition(b"\n")[2]
+            passed_over, _, buffer = buffer.partition(b"\n")
+            self.refused = passed_over.removesuffix(b"\r") == b"error"
             self.ahead -= 1
         if buffer.endswith(b"\n"):
             line = buffer[:-1].removesuffix(b"\r")

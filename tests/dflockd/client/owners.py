@@ -8,6 +8,7 @@ from typing import Any
 
 from dflockd import errors
 from dflockd.client import operations
+from dflockd.client.introduction import Introduction
 from dflockd.client.operations import GRACE, Progress, Target
 from dflockd.client.routing import ShardMap
 from dflockd.client.session import ANSWER_PATIENCE
@@ -93,12 +94,13 @@ class Owner:
             # One map for each process.
             shards = home.__dict__.setdefault("shards", ShardMap(tuple(stage.addresses)))
         address = stage.addresses[number]
-        target = Target(Space.LOCK, KEY, 1, self.rng.choice(LEASES), str(address))
         label = self.rng.choice((b"", b"me", b"you"))
+        target = Target(
+            Space.LOCK, KEY, 1, self.rng.choice(LEASES), str(address), Introduction(label)
+        )
         WatchedSession.stage = stage
         session = WatchedSession(
             target,
-            label,
             Route(address),
             0.5,
             shards,

@@ -38,6 +38,8 @@ from dflockd.wire import (
     Evict,
     Granted,
     Inspect,
+    Label,
+    Owner,
     OwnerConflict,
     Recovering,
     Release,
@@ -48,7 +50,7 @@ from dflockd.wire import (
     Wait,
     format_token,
 )
-from tests.dflockd.scripted_server import End, ScriptedCluster, ScriptedServer, Silence, grant
+from tests.dflockd.scripted_server import End, Last, ScriptedCluster, ScriptedServer, Silence, grant
 
 PATIENCE = 15.0
 TOKEN = format_token(7, b"scenario").decode()
@@ -82,7 +84,10 @@ def answers(**kinds: Any) -> Script:
 
 KINDS: dict[str, type] = {
     kind.__name__.lower(): kind
-    for kind in (Acquire, Auth, Confirm, Detach, Enqueue, Evict, Inspect, Release, Renew, Wait)
+    for kind in (
+        *(Acquire, Auth, Confirm, Detach, Enqueue, Evict),
+        *(Inspect, Label, Owner, Release, Renew, Wait),
+    )
 }
 HELD = Granted(TOKEN.encode(), 30)
 REPORT = {"key": "k", "limit": 1, "holders": [], "waiters": []}
@@ -176,6 +181,49 @@ TABLE: dict[str, Scenario] = {
     "the connection was given up in the pool": Scenario(
         answers(acquire=[grant, Status.ERROR, grant]),
         [(("acquire",), True), (("release",), True), (("acquire",), True), (("release",), True)],
+    ),
+    "another run of the owner has it": Scenario(
+        answers(acquire=[OwnerConflict(b"held", 1), HELD]),
+        [
+            (("acquire",), errors.OwnerConflictError),
+            (("state",), "free"),
+            (("acquire",), True),
+            (("release",), True),
+            (("connections",), 1),
+        ],
+        {"owner": ("run", 1)},
+    ),
+    "another run of the owner waits for it": Scenario(
+        answers(
+            enqueue=[OwnerConflict(b"waiting", 1), Status.QUEUED], wait=OwnerConflict(b"waiting", 1)
+        ),
+        [
+            (("enqueue",), errors.OwnerConflictError),
+            (("state",), "free"),
+            (("enqueue",), "queued"),
+            (("wait",), errors.OwnerConflictError),
+            (("state",), "free"),
+            (("wait",), errors.NotEnqueuedError),
+            (("connections",), 1),
+        ],
+        {"owner": ("run", 1)},
+    ),
+    "its server hangs up on who introduces himself": Scenario(
+        answers(label=[Last(b"error\n")], acquire=HELD),
+        [
+            (("acquire",), True),
+            (("release",), True),
+            (("connections",), 2),
+            (("acquire",), True),
+            (("release",), True),
+            (("connections",), 2),
+        ],
+        {"owner": ("run", 1), "label": "me"},
+    ),
+    "its server knows no owners": Scenario(
+        answers(owner=Status.ERROR, acquire=HELD),
+        [(("acquire",), True), (("release",), True), (("connections",), 1)],
+        {"owner": ("run", 1), "label": "me"},
     ),
     "it is held by this object": Scenario(
         answers(),

@@ -23,6 +23,7 @@ import pytest
 from dflockd.address import Address
 from dflockd.client import clock, connection, lease, routing, session
 from dflockd.client.connection import Connection, carry_out
+from dflockd.client.introduction import ANONYMOUS
 from dflockd.client.later import release_later, take_back
 from dflockd.client.lease import Lease
 from dflockd.client.pool import Pool
@@ -276,7 +277,8 @@ class FakeLink(Connection):
     def __init__(self, wire: Wire, route: Route) -> None:
         self.route = route
         self.closed = False
-        self.label = b""
+        self.introduction = ANONYMOUS
+        self.refused = False
         self.pooled = False
         self.idle_since = 0.0
         self.rested = False

@@ -58,6 +58,22 @@ def checked(exc: errors.LocalError) -> None:
 
 
 BAD: list[tuple[str, Any]] = [
+    ("owner", "run"),
+    ("owner", ()),
+    ("owner", ("run",)),
+    ("owner", ("run", 1, 2)),
+    ("owner", ["run", 1]),
+    ("owner", (b"run", 1)),
+    ("owner", ("", 1)),
+    ("owner", ("a run", 1)),
+    ("owner", ("run\n", 1)),
+    ("owner", ("r\u00fcn", 1)),
+    ("owner", ("x" * 65, 1)),
+    ("owner", ("run", -1)),
+    ("owner", ("run", 1 << 31)),
+    ("owner", ("run", True)),
+    ("owner", ("run", 1.0)),
+    ("owner", Ambiguous()),
     ("label", None),
     ("label", 5),
     ("label", b"bytes"),

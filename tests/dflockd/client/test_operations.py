@@ -337,7 +337,15 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+def test_only_who_asks_for_a_slot_can_have_a_rival_of_his_name() -> None:
+    """Elsewhere it comes from something that is out of order, and the connection is closed."""
+    for name in ("renew", "release"):
+        with pytest.raises(errors.RefusedError) as caught:
+            Played(OPERATIONS[name](), at_once(b"error_owner waiting 3"))
+        assert type(caught.value) is errors.RefusedError
+
+
+@pytest.mark.parametrize("name", ["acquire", "enqueue", "wait"])
 def test_another_attempt_of_the_owner(name: str) -> None:
     with pytest.raises(errors.OwnerConflictError, match="attempt 3 of the same owner") as caught:
         Played(OPERATIONS[name](), at_once(b"error_owner waiting 3"))

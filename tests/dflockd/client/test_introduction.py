@@ -1,0 +1,236 @@
+"""What connections say of who asks, and what servers make of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dflockd import errors
+from dflockd.client import abilities, clock, introduction
+from dflockd.client.introduction import ANONYMOUS, Introduction
+from dflockd.sync_client import DistributedLock
+from dflockd.wire import Acquire, Label, Owner, Renew, Status
+from tests.dflockd.client_support import Client, Face, Proxy, client_named, soon, until, waiters
+from tests.dflockd.raw_server import ServerProcess
+from tests.dflockd.scripted_server import Last, ScriptedServer
+
+pytestmark = pytest.mark.usefixtures("no_idle_connections")
+
+
+@pytest.fixture(autouse=True)
+def forget_old_servers() -> Iterator[None]:
+    yield
+    abilities.forget_all()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    server = ServerProcess()
+    yield server
+    server.end()
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    with client_named(request.param) as client:
+        yield client
+
+
+def run(face: Face, server: Any, **options: Any) -> Any:
+    servers = [("127.0.0.1", server.port)]
+    return face.module.DistributedLock("key", servers=servers, **options)
+
+
+def said(server: ScriptedServer) -> list[Any]:
+    return [
+        request if not isinstance(request, Owner) else request._replace(instance=b"")
+        for request in server.asked(Label, Owner, Acquire)
+    ]
+
+
+# What is said.
+
+
+def test_a_connection_says_what_it_has_not_said_before(
+    face: Face, scripted: ScriptedServer
+) -> None:
+    acquire = Acquire(0, b"key", 1, 10, None)  # type: ignore[arg-type]
+    whole = [
+        ({}, []),
+        ({"owner": ("one", 0)}, [Label(b""), Owner(b"one", 0)]),
+        ({"owner": ("one", 0)}, []),
+        ({"owner": ("one", 1), "label": "me"}, [Label(b"me"), Owner(b"one", 1)]),
+        ({"owner": ("one", 1), "label": "you"}, [Label(b"you")]),
+        ({"label": "you"}, [Label(b"you"), Owner(b"", 0)]),
+        ({}, [Label(b"")]),
+    ]
+    expected: list[Any] = []
+    for options, ahead in whole:
+        lock = run(face, scripted, **options)
+        assert face.do(lock.acquire()) is True
+        assert face.do(lock.release()) is True
+        expected += [*ahead, acquire]
+        assert said(scripted) == expected
+    assert scripted.accepted == 1
+
+
+def test_it_names_the_process_which_a_fork_is_not(scripted: ScriptedServer) -> None:
+    owners = Introduction(b"", Owner(b"run", 3)).after(ANONYMOUS)
+    assert owners == Introduction(b"", Owner(b"run", 3)).after(ANONYMOUS)
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(writing, Introduction(b"", Owner(b"run", 3)).after(ANONYMOUS)[1])
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs = os.read(reading, 1000)
+    for each in (reading, writing):
+        os.close(each)
+    assert theirs != owners[1]
+    (mine, instance), (other, other_instance) = (
+        line.splitlines()[2].rsplit(b" ", 1) for line in (owners[1], theirs)
+    )
+    assert mine == other == b"run 3"
+    assert len(instance) == len(other_instance) == 16
+
+
+def test_a_rescue_says_it_as_well(scripted: ScriptedServer) -> None:
+    """A server that has forgotten the hold takes from there whose it is."""
+    lock = run_lock(scripted, owner=("run", 3), label="me")
+    with lock:
+        scripted.cut()
+        scripted.wait_asked(Renew)
+        lock.check()
+    number = next(number for number, request in scripted.requests if isinstance(request, Renew))
+    [label, owner] = [r for n, r in scripted.requests if n == number and not isinstance(r, Renew)][
+        :2
+    ]
+    assert (label, owner[:2]) == (Label(b"me"), (b"run", 3))
+
+
+def run_lock(server: Any, **options: Any) -> DistributedLock:
+    return DistributedLock("key", servers=[("127.0.0.1", server.port)], **options)
+
+
+# What a server makes of it.
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+async def test_a_run_that_is_sent_twice(
+    client: Client, server: ServerProcess, key: str, limit: int
+) -> None:
+    """It is answered at once, whatever the limit, and a later attempt waits."""
+
+    def run(attempt: int, name: str = "run") -> Any:
+        if limit == 1:
+            return client.lock(key, server, owner=(name, attempt))
+        return client.semaphore(key, limit, server, owner=(name, attempt))
+
+    first = run(1)
+    assert await soon(first.acquire()) is True
+    for attempt in (0, 1):
+        again = run(attempt)
+        with pytest.raises(errors.OwnerConflictError, match="attempt 1 of the same owner is held"):
+            await soon(again.acquire())
+        assert (again.state, again.held) == ("free", False)
+    other, later = run(0, "other"), run(2)
+    if limit == 2:
+        assert await soon(other.acquire()) is True
+    assert await soon(later.enqueue()) == "queued"
+    introduction.forget_instance()  # as if another process asked
+    with pytest.raises(errors.OwnerConflictError) as caught:
+        await soon(run(2).acquire())
+    assert (caught.value.state, caught.value.attempt, caught.value.key) == ("waiting", 2, key)
+    assert await soon(first.release()) is True
+    assert await soon(later.wait(10)) is True
+    assert await soon(later.release()) is True
+    assert limit == 1 or await soon(other.release()) is True
+
+
+async def test_the_same_process_goes_on_in_its_own_position(
+    client: Client, server: ServerProcess, key: str
+) -> None:
+    """Its connection is lost, and the server has not noticed yet."""
+    proxy = Proxy(server.port)
+    try:
+        holder = client.lock(key, server)
+        lost = client.lock(key, proxy, owner=("run", 1))
+        behind, again = client.lock(key, server), client.lock(key, server, owner=("run", 1))
+        assert await soon(holder.acquire()) is True
+        assert await soon(lost.enqueue()) == "queued"
+        assert await soon(behind.enqueue()) == "queued"
+        proxy.swallow()
+        assert await soon(again.enqueue()) == "queued"
+        await until(lambda: waiters(server, key) == 2)
+        assert await soon(holder.release()) is True
+        assert await soon(again.wait(10)) is True
+        assert await soon(again.release()) is True
+        assert await soon(behind.wait(10)) is True
+        assert await soon(behind.release()) is True
+    finally:
+        proxy.close()
+
+
+async def test_who_was_displaced_is_told(client: Client, server: ServerProcess, key: str) -> None:
+    holder = client.lock(key, server)
+    first, again = (client.lock(key, server, owner=("run", 1)) for _ in range(2))
+    assert await soon(holder.acquire()) is True
+    assert await soon(first.enqueue()) == "queued"
+    assert await soon(again.enqueue()) == "queued"
+    with pytest.raises(errors.DflockdError) as caught:
+        await soon(first.wait(10))
+    assert isinstance(caught.value, errors.OwnerConflictError | errors.LeaseExpiredError)
+    assert first.state == "free"
+    assert await soon(holder.release()) is True
+    assert await soon(again.wait(10)) is True
+    assert await soon(again.release()) is True
+
+
+# Servers that are too old.
+
+
+def old(server: ScriptedServer) -> None:
+    """Up to 1.8.0 they answer what they do not know, and then hang up."""
+    for kind in (Label, Owner):
+        server.script(kind, Last(b"error\n"))
+
+
+def test_an_old_server_is_told_nothing_after_the_first_time(
+    face: Face, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old(scripted)
+    for options in ({"label": "me"}, {"owner": ("run", 1)}, {"owner": ("run", 2), "label": "me"}):
+        lock = run(face, scripted, **options)
+        assert face.do(lock.acquire()) is True
+        assert face.do(lock.release()) is True
+    assert scripted.accepted == 2
+    assert scripted.asked(Label, Owner) == [Label(b"me")]
+    # Later it may be another one.
+    now = clock.now()
+    monkeypatch.setattr(clock, "now", lambda: now + abilities.REMEMBERED)
+    scripted.cut()
+    scripted.script(Label, Status.OK)
+    lock = run(face, scripted, label="me")
+    assert face.do(lock.acquire()) is True
+    assert scripted.asked(Label, Owner) == [Label(b"me")] * 2
+    assert face.do(lock.release()) is True
+
+
+def test_a_lock_is_renewed_at_an_old_server(scripted: ScriptedServer) -> None:
+    old(scripted)
+    with run_lock(scripted, label="me") as lock:
+        assert lock.renew()
+        scripted.cut()
+        scripted.wait_asked(Renew, 2)
+        lock.check()
+
+
+def test_one_that_ends_in_the_middle_is_not_old(scripted: ScriptedServer) -> None:
+    """One of 0.1 refuses owners as well, but not labels; and it may be restarted as a new one."""
+    scripted.script(Owner, Status.ERROR)
+    scripted.script(Acquire, Last(b""))
+    with pytest.raises(errors.UnreachableError):
+        run_lock(scripted, owner=("run", 1), label="me").acquire()
+    assert abilities.knows(scripted.address, abilities.EXTENSIONS) is None
