@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Never, TypeAlias, TypeVar
 
 from dflockd import errors
 from dflockd.address import Address, parse_server
@@ -29,6 +29,7 @@ from dflockd.wire import (
     Inspect,
     Moved,
     OwnerConflict,
+    Pass,
     Ping,
     Recovering,
     Release,
@@ -41,8 +42,10 @@ from dflockd.wire import (
     Space,
     Status,
     TimedOut,
+    Turn,
     UnexpectedReplyError,
     Wait,
+    YourTurn,
     decode_map,
     encode_request,
     parse_done,
@@ -236,10 +239,7 @@ def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
     if timeout is not None and not _is_whole(timeout):
         alive = yield Exchange(encode_request(Ping()), timeout + GRACE)
         timeout = max(0, timeout - (alive.received - alive.sent))
-    seconds, patience, is_reply, waits = _waiting(timeout)
-    request = encode_request(Wait(target.space, target.key, seconds))
-    waiting = Exchange(request, patience, is_reply, 0, waits)
-    answer = yield waiting if keep is None else _behind([encode_request(keep)], waiting)
+    answer = yield _waiting_for(target, timeout)
     reply = _read(parse_granted, answer, target)
     if reply is Status.TIMEOUT:
         return None
@@ -251,10 +251,88 @@ def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
     return _taken_up((yield from _confirmed(target, reply, answer)), target)
 
 
+def _waiting_for(target: Target, timeout: float | None) -> Exchange:
+    seconds, patience, is_reply, waits = _waiting(timeout)
+    request = encode_request(Wait(target.space, target.key, seconds))
+    waiting = Exchange(request, patience, is_reply, 0, waits)
+    keep = None if target.progress is None or target.is_plain else target.progress.keep
+    return waiting if keep is None else _behind([encode_request(keep)], waiting)
+
+
 def queue(target: Target, timeout: float | None) -> Operation[Grant | None]:
     """Wait as `acquire` does, but so that the place can be kept."""
     grant = yield from enqueue(target)
     return grant if grant is not None else (yield from wait(target, timeout))
+
+
+def line_up(target: Target, turn: Turn, *, knows_turns: bool | None) -> Operation[bytes | None]:
+    """Take a position that is told of its turn, and granted nothing; the ticket if it is at once.
+
+    A server is asked first whether it knows turns, unless it is known to: another one would grant.
+
+    Raises:
+        UnsupportedError: it does not.
+    """
+    if target.is_plain or knows_turns is False:
+        raise unsupported(target)
+    said = encode_request(turn)
+    if not knows_turns:
+        reply = _read(parse_done, (yield Exchange(said, REPLY_PATIENCE)), target)
+        if reply is Status.ERROR:
+            raise unsupported(target)
+        if reply is not Status.OK:
+            raise refused(reply, target)
+    request = encode_request(Enqueue(target.space, target.key, target.limit, target.lease))
+    exchange = Exchange(request, REPLY_PATIENCE)
+    if knows_turns:
+        exchange = _behind([said], exchange)
+    answer = _read(parse_enqueued, (yield _with_ahead(exchange, target)), target)
+    if isinstance(answer, Enqueued):
+        return (yield from _declined(target, answer.token))
+    if answer is Status.QUEUED:
+        return None
+    if not isinstance(answer, YourTurn):
+        raise _not_granted(answer, target)
+    return answer.ticket
+
+
+def await_turn(target: Target, timeout: int | None) -> Operation[bytes | None]:
+    """Wait for the turn of a position on this connection; its ticket, or ``None`` if not in time.
+
+    Raises:
+        UnsupportedError: the server has granted it: it is another one than that which was asked first.
+    """
+    reply = _read(parse_granted, (yield _waiting_for(target, timeout)), target)
+    if isinstance(reply, YourTurn):
+        return reply.ticket
+    if isinstance(reply, Granted):
+        return (yield from _declined(target, reply.token))
+    if isinstance(reply, TimedOut) and target.progress is not None:
+        target.progress.kept = reply.ticket
+    elif reply is not Status.TIMEOUT:
+        raise _not_granted(reply, target)
+    return None
+
+
+def _declined(target: Target, token: bytes) -> Operation[Never]:
+    yield from release(target, token)
+    raise unsupported(target)
+
+
+def pass_on(target: Target, ticket: bytes) -> Operation[bool]:
+    """Let others go first; ``False`` if the position is not on this connection any more."""
+    request = encode_request(Pass(target.space, target.key, ticket))
+    reply = _read(parse_done, (yield Exchange(request, REPLY_PATIENCE)), target)
+    if reply in (Status.OK, Status.ERROR):
+        return reply is Status.OK
+    raise refused(reply, target)
+
+
+def is_taken_up(target: Target) -> Operation[bool]:
+    """Whether nothing is left on this connection of a position: somebody has taken it up."""
+    request = encode_request(Wait(target.space, target.key, 0))
+    reply = _read(parse_granted, (yield Exchange(request, REPLY_PATIENCE)), target)
+    return reply in (Status.NOT_ENQUEUED, Status.TIMEOUT)
 
 
 def renew(target: Target, token: bytes, lease: int | None) -> Operation[Grant | None]:
@@ -482,7 +560,7 @@ def _with_ahead(exchange: Exchange, target: Target) -> Exchange:
 
 def _behind(ahead: Sequence[bytes], exchange: Exchange) -> Exchange:
     request = b"".join([*ahead, exchange.request])
-    return exchange._replace(request=request, ahead=len(ahead))
+    return exchange._replace(request=request, ahead=exchange.ahead + len(ahead))
 
 
 def _waiting(timeout: float | None) -> tuple[int, float | None, bool, bool]:
@@ -608,6 +686,16 @@ def _not_granted(reply: object, target: Target) -> errors.RefusedError:
         state=state,
         attempt=reply.attempt,
         key=target.name or None,
+        server=target.server,
+    )
+
+
+def unsupported(target: Target) -> errors.UnsupportedError:
+    """Return the error for a server that does not know turns."""
+    return errors.UnsupportedError(
+        f"{_about(target)}: the server is too old to tell whose turn it is: "
+        "upgrade it, or wait for the lock where it is used",
+        key=target.name,
         server=target.server,
     )
 

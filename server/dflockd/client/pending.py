@@ -1,8 +1,10 @@
 """Locks that are waited for on behalf of somebody who has other things to do: pending acquires.
 
 `DistributedLock.acquire` takes a thread for as long as it waits. Here the reactor waits for all, so
-that hundreds can wait in a process. Each has a connection of its own, as ever: the end of the process
-gives up all of them.
+that hundreds can wait in a process. Nothing is granted to them: who cannot use a lock yet must not keep
+others from it. They are told of their turn, and whoever uses the lock takes it up by a ticket.
+
+Each has a connection of its own, as ever: the end of the process gives up all of them.
 """
 
 from __future__ import annotations
@@ -13,17 +15,19 @@ import logging
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client import clock, operations
+from dflockd.client import abilities, clock
 from dflockd.client.arguments import Reservation
 from dflockd.client.blocking import DistributedLock
-from dflockd.client.operations import GRACE
+from dflockd.client.operations import GRACE, Progress, unsupported
 from dflockd.client.process import current
+from dflockd.client.reactor import Task
 from dflockd.client.routing import PASSING
-from dflockd.client.steps import Flow, Pause
+from dflockd.client.steps import Flow, Pause, Ready
+from dflockd.wire import Turn
 
 __all__ = ["PendingAcquire", "PendingAcquires"]
 
@@ -45,6 +49,11 @@ SILENT_PAUSE = 3.0
 
 LOOK_AROUND = 0.5
 """Seconds between looks at whose time is over of those who cannot be queued."""
+
+WAITS: Final = "it waits"
+HANDED: Final = "its ticket was handed over"
+COMES_BACK: Final = "it is to wait again"
+FELL_BACK: Final = "its connection has broken"
 
 logger = logging.getLogger("dflockd.client")
 
@@ -72,10 +81,9 @@ class PendingAcquires:
         *,
         ticket: str | None = None,
         reservation: Reservation | None = None,
-        told_ms: int = 0,
-        unless: Callable[[dict[str, Any]], bool] | None = None,
+        told_ms: int,
         queued: Callable[[], object],
-        told: Callable[[], object] | None = None,
+        told: Callable[[], object],
         ended: Callable[[errors.RemoteError | None], object],
     ) -> PendingAcquire:
         """Wait for the turn at a lock, behind those that are waited for here already.
@@ -94,7 +102,6 @@ class PendingAcquires:
                 then.
             told_ms: milliseconds for which a slot is set aside once it is its turn. After that others
                 go first, and the position stays.
-            unless: goes away: the owner of the lock says the same.
             queued: called once there is something to wait for.
             told: called when it is its turn: `PendingAcquire.hand_over` and its like are next. Again
                 after `PendingAcquire.come_back`, and when the connection broke before the ticket was
@@ -109,8 +116,9 @@ class PendingAcquires:
         they must not block, nor ask a server anything. They may be called before this returns.
         """
         number = next(self._numbers)
-        pending = PendingAcquire(self, number, lock, timeout_s, unless, queued, ended)
-        pending.progress = lock._progress(ticket, reservation)
+        progress = lock._progress(ticket, reservation)
+        turn = Turn(told_ms)
+        pending = PendingAcquire(self, number, lock, timeout_s, progress, turn, queued, told, ended)
         self._all.add(pending)
         current().reactor.call(partial(self._line_up, pending))
         return pending
@@ -171,25 +179,37 @@ class PendingAcquires:
     def _queue_up(self, pending: PendingAcquire) -> Flow[None]:
         if pending.left:
             return
-        if (yield from _is_unwanted(pending)):
-            self._end(pending)
-            return
         session, asked, started = pending.lock._session, pending.server, clock.now()
+        if abilities.knows(asked, abilities.TURNS) is False:
+            self._end(pending, unsupported(session.target.at(asked)))
+            return
         try:
-            is_held = yield from session.queue_up(pending, pending.progress)
+            ticket = yield from session.line_up(pending, pending.progress, pending.turn)
         except Exception as exc:  # whatever it is, somebody waits for the end
             self._failed(pending, exc, asked, clock.now() - started > SLOW)
             return
         self._failing.pop(asked, None)
         self._closed_until.pop(pending.line, None)
         if pending.left:
-            yield from _release(pending)
-        elif is_held:
-            self._end(pending)
+            session.abandon()
         else:
-            current().reactor.run(self._await_turn(pending))
+            pending.task = current().reactor.run(self._attend(pending, ticket))
 
-    def _await_turn(self, pending: PendingAcquire) -> Flow[None]:
+    def _attend(self, pending: PendingAcquire, ticket: bytes | None) -> Flow[None]:
+        """Wait for the turns of a position, until it is handed over, given up or over."""
+        try:
+            while ticket is not None or (ticket := (yield from self._await_turn(pending))):
+                pending.tell(ticket)
+                if not (yield from pending.obey()):
+                    yield from pending.lock._session.part()
+                    return
+                ticket = None
+        except Exception as exc:
+            self._failed(pending, exc)
+            return
+        self._end(pending)
+
+    def _await_turn(self, pending: PendingAcquire) -> Flow[bytes | None]:
         seconds = None
         if pending.deadline is not None:
             seconds = math.ceil(max(0.0, pending.deadline - clock.now()))
@@ -197,15 +217,7 @@ class PendingAcquires:
         if queued is not None:
             # Not here: the request is not out yet.
             current().reactor.call(partial(_call, queued))
-        try:
-            yield from pending.lock._session.await_turn(seconds, pending.progress)
-        except Exception as exc:
-            self._failed(pending, exc)
-            return
-        if pending.left:
-            yield from _release(pending)
-        else:
-            self._end(pending)
+        return pending.lock._session.await_turn(seconds, pending.progress)
 
     def _end(self, pending: PendingAcquire, error: errors.RemoteError | None = None) -> None:
         self._all.discard(pending)
@@ -231,7 +243,7 @@ class PendingAcquires:
         """
         session, lock = pending.lock._session, pending.lock
         session.abandon()
-        if pending.left:
+        if pending.left or not pending.falls_back():
             return
         error = exc if isinstance(exc, errors.RemoteError) else _remote(pending, exc)
         if isinstance(error, errors.LeaseExpiredError):
@@ -277,10 +289,14 @@ class PendingAcquires:
 
 
 class PendingAcquire:
-    """One position in a queue, and the lock once it is granted."""
+    """One position in a queue."""
 
     __slots__ = (
         "_all",
+        "_end_of_turn",
+        "_passes",
+        "_stands",
+        "_ticket",
         "deadline",
         "ended",
         "error",
@@ -290,7 +306,9 @@ class PendingAcquire:
         "number",
         "progress",
         "queued",
-        "unless",
+        "task",
+        "told",
+        "turn",
     )
 
     def __init__(
@@ -299,8 +317,10 @@ class PendingAcquire:
         number: int,
         lock: DistributedLock,
         timeout_s: float | None,
-        unless: Callable[[dict[str, Any]], bool] | None,
+        progress: Progress,
+        turn: Turn,
         queued: Callable[[], object],
+        told: Callable[[], object],
         ended: Callable[[errors.RemoteError | None], object],
     ) -> None:
         self._all = all_of_them
@@ -313,10 +333,20 @@ class PendingAcquire:
         self.error: errors.RemoteError | None = None
         """Why it could not be queued."""
         self.left = False
-        self.unless = unless
+        self.progress = progress
+        self.turn = turn
         self.queued: Callable[[], object] | None = queued
+        self.told = told
         self.ended = ended
-        self.progress = lock._progress()
+        self._ticket = ""
+        """That of its latest turn."""
+        self._end_of_turn: dict[str, str] = {"by": WAITS}
+        """What has ended that, by a single operation: its user and the reactor may be of two minds."""
+        self._passes = False
+        """Whether others are to go first."""
+        self.task: Task | None = None
+        self._stands = False
+        """Whether the reactor waits for what is said next, or for the end of the connection."""
 
     @property
     def server(self) -> Address:
@@ -331,7 +361,7 @@ class PendingAcquire:
     @property
     def ticket(self) -> str | None:
         """Names the position while it is its turn, for those who show it; ``None`` while it waits."""
-        raise NotImplementedError
+        return None if self._end_of_turn else self._ticket
 
     def hand_over(self) -> str | None:
         """Return the ticket for the process that uses the lock; see `DistributedLock.enqueue`.
@@ -342,18 +372,20 @@ class PendingAcquire:
         ``None`` if it is not its turn any more, for its connection has broken: it waits again, and
         `told` or `ended` is called in time.
         """
-        raise NotImplementedError
+        return self._ticket if self._ends_turn(HANDED) else None
 
     def pass_on(self) -> None:
         """Let others go first now: there is nobody to use the lock. The position stays.
 
         What follows is as before: `hand_over` at any time, or `come_back`.
         """
-        raise NotImplementedError
+        self._passes = True
+        current().reactor.call(self._wake)
 
     def come_back(self) -> None:
         """Wait for the next turn at the old position: `told` is called again, or `ended`."""
-        raise NotImplementedError
+        if self._ends_turn(COMES_BACK):
+            current().reactor.call(self._wake)
 
     def leave(self) -> None:
         """Give up the position, unless it was handed over and taken up. Nothing is called any more.
@@ -362,42 +394,70 @@ class PendingAcquire:
         """
         self.left = True
         self._all._all.discard(self)
+        if self._is_handed:
+            current().reactor.call(self._wake)
+            return
         session = self.lock._session
         for link in (session.asking, session.queued):
             if link is not None:
-                link.interrupt()  # whoever waits for its grant learns of it
-        current().reactor.run(_release(self))
+                link.interrupt()  # whoever waits on it learns of it, and closes it
 
-    def detach(self, lease_ttl_s: int) -> None:
-        """Let the lock go on without this process; see `DistributedLock.detach`. Returns at once."""
-        current().reactor.run(_detach(self, lease_ttl_s))
+    def _ends_turn(self, how: str) -> bool:
+        return self._end_of_turn.setdefault("by", how) is how
 
+    @property
+    def _is_handed(self) -> bool:
+        return self._end_of_turn.get("by") is HANDED
 
-def _is_unwanted(pending: PendingAcquire) -> Flow[bool]:
-    unless, pending.unless = pending.unless, None
-    if unless is None:
-        return False
-    try:
-        report = yield from pending.lock._session.question(operations.inspect)
-    except errors.RemoteError:
-        return False
-    return bool(_call(partial(unless, report)))
+    # On the reactor's thread.
 
+    def tell(self, ticket: bytes) -> None:
+        """Say that it is its turn."""
+        # Should the connection break, the position may have gone elsewhere under that ticket.
+        self.progress.place = ticket
+        self._ticket = ticket.decode()
+        self._passes = False
+        self._end_of_turn = {}
+        _call(self.told)
 
-def _release(pending: PendingAcquire) -> Flow[None]:
-    session = pending.lock._session
-    if session.lease is not None:  # else there is nothing but a connection that is interrupted
-        yield from session.release((session.lease, session.waiter))
+    def obey(self) -> Flow[bool]:
+        """Do what is said; ``True`` if the next turn is to be waited for, ``False`` if nothing is.
 
+        Raises:
+            OSError: the connection broke.
+            UnexpectedReplyError: its server said something that it was not asked.
+        """
+        session = self.lock._session
+        while True:
+            if self._end_of_turn.get("by") is COMES_BACK:
+                return True
+            if self.left and self._is_handed:
+                return False
+            if self._passes:
+                self._passes = False
+                yield from session.pass_on(self.progress.place)
+            else:
+                yield from self._stand()
 
-def _detach(pending: PendingAcquire, seconds: int) -> Flow[None]:
-    session = pending.lock._session
-    claim = session.lease, session.waiter
-    try:
-        yield from session.detach(claim, seconds, by_reactor=True)
-    except errors.RemoteError as exc:
-        session.take_back(claim)
-        logger.warning("lock %r could not be handed on: %s", pending.lock.key, exc)
+    def falls_back(self) -> bool:
+        """Whether it has to wait again after its connection broke; not if somebody has its ticket."""
+        self._ends_turn(FELL_BACK)
+        return not self._is_handed
+
+    def _stand(self) -> Flow[None]:
+        """Wait until something is said, or the connection ends."""
+        link = self.lock._session.queued
+        if link is None or link.closed:
+            raise ConnectionAbortedError("it was given up")
+        self._stands = True
+        is_readable = yield Ready(link, False, math.inf)
+        self._stands = False
+        if is_readable:
+            link.receive_now()
+
+    def _wake(self) -> None:
+        if self._stands and self.task is not None:
+            current().reactor.resume(self.task)
 
 
 def _call(function: Callable[[], Any]) -> Any:

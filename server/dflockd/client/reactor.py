@@ -127,9 +127,15 @@ class Reactor:
         """Free what was to be handed on, unless somebody has adopted it."""
         self.run(take_back(lease, self._pool))
 
-    def run(self, flow: Flow[Any]) -> None:
+    def run(self, flow: Flow[Any]) -> Task:
         """Drive a flow to its end."""
-        self.call(lambda: self._begin(Task(carry_out(flow))))
+        task = Task(carry_out(flow))
+        self.call(lambda: self._begin(task))
+        return task
+
+    def resume(self, task: Task) -> None:
+        """Let a flow go on as if its time was over; in the reactor's thread, at a step that has one."""
+        self._step(task, task.over)
 
     def call(self, function: Callable[[], object]) -> None:
         """Call a function in the reactor's thread; it must not wait."""

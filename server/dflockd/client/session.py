@@ -25,13 +25,14 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from dflockd import errors
-from dflockd.client import clock, flows, operations
+from dflockd.client import abilities, clock, flows, operations
 from dflockd.client.asking import ANSWER_PATIENCE, Asker, Home
 from dflockd.client.flows import introduced
 from dflockd.client.lease import DOUBTFUL, HELD, LOST, Lease
 from dflockd.client.operations import Grant, Operation, Progress, Target
 from dflockd.client.routing import PASSING, ShardMap
 from dflockd.client.steps import Flow, Hear, Link, Pause, Route, Talk
+from dflockd.wire import Turn
 
 FREE: Final = "free"
 ASKING: Final = "asking"
@@ -255,44 +256,76 @@ class Session(Asker):
         grant = yield from self._begin(begin, ANSWER_PATIENCE)
         return self._settle(grant, claim)
 
-    # The same in two parts, for those who keep many waiters in order: only on one connection, and
-    # what goes wrong is theirs to deal with.
+    # Turns, for those who keep many waiters in order: only on one connection, and what goes wrong is
+    # theirs to deal with.
 
-    def queue_up(self, claim: object, progress: Progress) -> Flow[bool]:
-        """Take a position, now or not at all; ``True`` if the lock was granted at once."""
+    def line_up(self, claim: object, progress: Progress, turn: Turn) -> Flow[bytes | None]:
+        """Take a position that is told of its turn, now or not at all; its ticket if it is at once.
 
-        def begin(target: Target, _: float | None) -> Operation[Grant | None]:
-            return operations.enqueue(target._replace(progress=progress))
+        Raises:
+            UnsupportedError: the server does not know turns, and will not be asked for a while.
+        """
+
+        def begin(target: Target, _: float | None) -> Operation[bytes | None]:
+            is_known = abilities.knows(self.route.address, abilities.TURNS)
+            target = target._replace(progress=progress)
+            return operations.line_up(target, turn, knows_turns=is_known)
 
         self._take_possession(claim)
-        until = operations.give_up_at(0, clock.now())
         try:
-            grant = yield from self._begin(begin, 0)
+            ticket = yield from self._begin(begin, 0)
         except errors.OwnerConflictError:
             self._settle(None, claim)
             raise
-        link = self._own(claim)
-        if grant is None:
-            self._line_up(link)
-            self._end_request()
-            return False
-        # The server keeps the position until it is asked about it, and refuses another on the same
-        # connection, even after somebody else has adopted the lock.
-        grant = yield from flows.talk(link, operations.wait(self.target, 0), until)
-        return self._settle(grant, claim)
+        except errors.UnsupportedError:
+            abilities.note(self.route.address, abilities.TURNS, knows=False)
+            raise
+        abilities.note(self.route.address, abilities.TURNS, knows=True)
+        self._line_up(self._own(claim))
+        self._end_request()
+        return ticket
 
-    def await_turn(self, timeout: int | None, progress: Progress) -> Flow[bool]:
-        """Wait for the position to be served; ``False`` if it was not in time."""
+    def await_turn(self, timeout: int | None, progress: Progress) -> Flow[bytes | None]:
+        """Wait for the turn of the position, once more after it has come; ``None`` if not in time."""
         link, shards, claim = self.queued, self.shards, self._owner.get("by")
         assert link is not None
-        link.guard = None
         look = None if shards is None else partial(self._look, shards, link.route)
-        target = self.target._replace(progress=progress)
-        grant = yield from flows.talk(link, operations.wait(target, timeout), None, look)
+        target, ticket = self.target._replace(progress=progress), None
+        try:
+            ticket = yield from flows.talk(link, operations.await_turn(target, timeout), None, look)
+        except errors.UnsupportedError:
+            abilities.note(link.route.address, abilities.TURNS, knows=False)
+            raise
+        except errors.OwnerConflictError:
+            self._leave_queue(claim)  # its process has asked again on another connection
+            raise
+        if ticket is None:
+            self.ticket = progress.kept.decode() or None
+            self._leave_queue(claim)
+        return ticket
+
+    def pass_on(self, ticket: bytes) -> Flow[None]:
+        """Let others go first at the position, whose turn it is."""
+        assert self.queued is not None
+        until = clock.now() + ANSWER_PATIENCE
+        yield from flows.talk(self.queued, operations.pass_on(self.target, ticket), until)
+
+    def part(self) -> Flow[None]:
+        """Give the position up, or the connection alone if somebody has taken the position up."""
+        link, claim = self.queued, self._owner.get("by")
+        assert link is not None
+        until = clock.now() + ANSWER_PATIENCE
+        if not (yield from flows.talk(link, operations.is_taken_up(self.target), until)):
+            link.close()
+        self._leave_queue(claim)
+
+    def _leave_queue(self, claim: object) -> None:
+        """Be free: there is no position any more."""
         if self._owner.get("by") is claim:
-            self.asking, self.queued = link, None
-        self.ticket = progress.kept.decode() or None
-        return self._settle(grant, claim)
+            self.asking, self.queued = self.queued, None
+        if self.asking is not None:
+            self.asking.guard = None
+        self._settle(None, claim)
 
     # Flows about what is held.
 

@@ -13,7 +13,7 @@ from dflockd.client.operations import GRACE, Progress, Target
 from dflockd.client.routing import ShardMap
 from dflockd.client.session import ANSWER_PATIENCE
 from dflockd.client.steps import Flow, Route
-from dflockd.wire import Reserve, Space, format_token
+from dflockd.wire import Reserve, Space, Turn, format_token
 from tests.dflockd.client.service import KEY
 from tests.dflockd.client.stage import Home, Stage, Task, WatchedSession, standing_on
 
@@ -22,9 +22,11 @@ LEASES = (1, 2, 5, 10)
 CONNECTING = 2.0
 """Seconds that a call may take beside its time and `GRACE`: each step has half a second in any case."""
 
-CLAIMS = ("acquire", "enqueue", "queue_up", "adopt")
+CLAIMS = ("acquire", "enqueue", "line_up", "adopt")
 FREE = (*CLAIMS, "acquire", "acquire", "acquire", "question", "check", "renew", "release", "wait")
 QUEUED = ("wait", "wait", "wait", "release", "acquire", "drop")
+TOLD = ("await_turn", "await_turn", "await_turn", "pass_on", "part", "release", "acquire", "drop")
+TURNS = ("await_turn", "pass_on", "part")
 HELD = ("release", "release", "release", "renew", "check", "check", "detach", "question", "rest")
 HELD += ("rest", "rest", "drop", "acquire")
 TELLING = ("release", "renew", "detach")
@@ -57,7 +59,8 @@ class Owner:
             return
         rng, state = self.rng, self.session.state
         if not self.calls:
-            self._begin(rng.choice(WHERE[state]))
+            is_told = state == "queued" and self.came_for_turns
+            self._begin(rng.choice(TOLD if is_told else WHERE[state]))
         elif rng.random() < self.rudeness:
             what = rng.choice((*FREE, *QUEUED, *HELD, "cancel", "interrupt"))
             if what == "interrupt":
@@ -69,9 +72,9 @@ class Owner:
     def _may_be_beside_others(self, what: str) -> bool:
         """What is held is for one at a time, except that anybody may ask whether it is held."""
         if what in TELLING:
-            return not any(call.what in (*TELLING, "await_turn") for call in self.calls)
+            return not any(call.what in (*TELLING, *TURNS) for call in self.calls)
         if what == "wait":
-            return not any(call.what == "await_turn" for call in self.calls)
+            return not any(call.what in TURNS for call in self.calls)
         return what != "drop"
 
     def retire(self) -> None:
@@ -171,21 +174,30 @@ class Call:
 
     def _enqueue(self) -> Flow[bool]:
         self.owner.came_for_turns &= self.was_owned
-        ticket = self.session.ticket
-        progress = self._progress(b"" if ticket is None else ticket.encode())
+        ticket = (self.session.ticket or "").encode()
+        if self.stage.tickets and self.owner.rng.random() < 0.5:
+            ticket = self.stage.tickets.pop()
+        progress = self._progress(ticket)
         return self.session.enqueue(self.claim, self.timeout, progress if ticket else None)
 
-    def _queue_up(self) -> Flow[bool]:
+    def _line_up(self) -> Flow[bytes | None]:
         self.timeout = 0
         self.owner.came_for_turns |= not self.was_owned
-        return self.session.queue_up(self.claim, self._progress())
+        return self.session.line_up(self.claim, self._progress(), Turn(500))
+
+    def _await_turn(self) -> Flow[bytes | None]:
+        keep = Reserve(2000, 0) if self.owner.rng.random() < 0.3 else None
+        return self.session.await_turn(self.owner.rng.choice((0, 1, 3)), self._progress(keep=keep))
+
+    def _pass_on(self) -> Flow[None]:
+        return self.session.pass_on(b"t%d" % self.owner.rng.randrange(100))
+
+    def _part(self) -> Flow[None]:
+        return self.session.part()
 
     def _wait(self) -> Flow[bool]:
         keep = Reserve(2000, 0) if self.owner.rng.random() < 0.3 else None
         progress = self._progress(keep=keep)
-        if self.owner.came_for_turns and self.was == "queued" and len(self.owner.calls) == 1:
-            self.what = "await_turn"
-            return self.session.await_turn(self.owner.rng.choice((1, 3)), progress)
         return self.session.wait(self.ending, self.timeout, progress)
 
     def _adopt(self) -> Flow[bool]:
@@ -228,7 +240,7 @@ class Call:
         self._judge_time()
 
     def _let_go(self, error: BaseException) -> None:
-        if self.what == "await_turn":
+        if self.what in TURNS:
             self.session.abandon()
         elif self.what in CLAIMS:
             self.session.let_go(self.claim)
@@ -266,7 +278,13 @@ class Call:
 
     def _judge_result(self, task: Task, result: Any) -> None:
         said = b"".join(task.lines)
-        if result is False and self.what in ("acquire", "wait", "await_turn"):
+        if result is None and self.what == "await_turn" and b"timeout" not in said:
+            self._wrong("None is what a server has said", f"it said {said!r}")
+        if isinstance(result, bytes):
+            self.stage.tickets.append(result)
+            if b"turn " not in said or self.session.lease is not None:
+                self._wrong("a turn is what a server has said", f"it said {said!r}")
+        if result is False and self.what in ("acquire", "wait"):
             # Who has a position was told so before, and is content with a sign of life.
             is_cut_off = self.what == "wait" and (
                 self.timeout != int(self.timeout or 0) or self.stage.service.is_cluster
@@ -275,7 +293,7 @@ class Call:
                 self._wrong("False is what a server has said", f"it said {said!r}")
         if result is False and self.what == "adopt" and b"error" not in said:
             self._wrong("False is what a server has said", f"it said {said!r}")
-        if result is True and self.what in (*CLAIMS, "wait", "await_turn"):
+        if result is True and self.what in (*CLAIMS, "wait"):
             if b"ok" not in said and b"acquired" not in said:
                 self._wrong("True is what a server has said", f"it said {said!r}")
             if not self._others() and self.session.lease is None:
@@ -336,6 +354,9 @@ def end(stage: Stage) -> None:
         idle = [link is each for each in wire.home.pool.idle].count(True)
         if wire.closed + idle != 1:
             stage.wrong("every link closed or given back once", f"{wire} at the end")
+        is_honest = not stage.weather.lie and not stage.weather.refuse
+        if is_honest and idle and wire.peer.place in stage.service.queue:
+            stage.wrong("who leaves has no position", f"{wire} at the end")
     for lease in stage.leases:
         if not lease.is_over:
             stage.wrong("all comes to an end", f"a lease goes on, {lease.state}")

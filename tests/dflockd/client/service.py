@@ -22,6 +22,7 @@ from dflockd.wire import (
     Granted,
     Inspect,
     Moved,
+    Pass,
     Recovering,
     Release,
     Renew,
@@ -32,7 +33,9 @@ from dflockd.wire import (
     Shards,
     Status,
     TimedOut,
+    Turn,
     Wait,
+    YourTurn,
     encode_map,
     format_token,
 )
@@ -64,6 +67,8 @@ class Peer:
         """The position that was taken on it, and not asked about to the end."""
         self.resumes = b""
         self.reserves = False
+        self.turn: float | None = None
+        """Seconds for which a slot is set aside for who comes next, and is to be told of its turn."""
 
 
 class Hold:
@@ -96,6 +101,12 @@ class Waiter:
         """Whether its peer waits for a reply."""
         self.hold: Hold | None = None
         """What it was granted while nobody asked."""
+        self.turn: float | None = None
+        """Seconds for which a slot is set aside for it once it is told; ``None``: it is granted one."""
+        self.set_aside_until = 0.0
+        """Until when one is."""
+        self.ticket = b""
+        """Of its turn, while that is."""
 
 
 class Service:
@@ -211,6 +222,8 @@ class Service:
             peer.resumes = request.ticket
         elif isinstance(request, Reserve):
             peer.reserves = True
+        elif isinstance(request, Turn):
+            peer.turn = request.hold / 1000
         return Status.OK
 
     def _acquire(self, peer: Peer, request: Acquire) -> None:
@@ -225,9 +238,13 @@ class Service:
             peer.reply(Status.ALREADY_ENQUEUED)
             return
         peer.place = waiter = self._line_up(peer, request.lease)
+        waiter.turn, peer.turn = peer.turn, None
+        waiter.asks = waiter.turn is not None
         self.serve()
         hold = waiter.hold
-        peer.reply(Status.QUEUED if hold is None else Enqueued(hold.token, hold.lease))
+        if waiter.asks or waiter.turn is None:
+            waiter.asks = False
+            peer.reply(Status.QUEUED if hold is None else Enqueued(hold.token, hold.lease))
 
     def _wait(self, peer: Peer, request: Wait) -> None:
         waiter = peer.place
@@ -242,7 +259,21 @@ class Service:
             peer.reply(Granted(hold.token, hold.lease) if is_there else Status.LEASE_EXPIRED)
         else:
             waiter.asks = True
-            self._await(waiter, request.timeout)
+            if waiter.turn is not None:
+                self.tickets.pop(waiter.ticket, None)
+                waiter.ticket = b""
+                self.serve()
+            if waiter.asks:
+                self._await(waiter, request.timeout)
+
+    def _pass(self, peer: Peer, request: Pass) -> None:
+        waiter = self.tickets.get(request.ticket)
+        if waiter is None or waiter.peer is not peer:
+            peer.reply(Status.ERROR)
+            return
+        waiter.set_aside_until = 0.0
+        peer.reply(Status.OK)
+        self.serve()
 
     def _renew(self, peer: Peer, request: Renew | Confirm) -> None:
         hold = self.holds.get(request.token)
@@ -275,6 +306,7 @@ class Service:
         Acquire: _acquire,
         Enqueue: _enqueue,
         Wait: _wait,
+        Pass: _pass,
         Renew: _renew,
         Confirm: _renew,
         Detach: _detach,
@@ -285,11 +317,18 @@ class Service:
 
     def serve(self) -> None:
         """Grant what is free."""
-        waiting = [waiter for waiter in self.queue if waiter.peer is not None]
-        for waiter in waiting[: max(0, self.limit - len(self.holds))]:
-            self.queue.remove(waiter)
+        now = self.stage.now
+        for waiter in list(self.queue):
             peer = waiter.peer
-            assert peer is not None
+            aside = [each for each in self.queue if each.set_aside_until > now]
+            if len(self.holds) + sum(each is not waiter for each in aside) >= self.limit:
+                continue
+            if peer is None or (waiter.turn is not None and not waiter.asks):
+                continue
+            if waiter.turn is not None:
+                self._tell(waiter, peer, waiter.turn)
+                continue
+            self.queue.remove(waiter)
             token = format_token(next(self._numbers), b"stage")
             hold = waiter.hold = self.holds[token] = Hold(token, peer, waiter.lease, 0.0)
             self._start(hold, waiter.lease)
@@ -298,13 +337,24 @@ class Service:
                 peer.place = None
                 peer.reply(Granted(token, hold.lease))
 
+    def _tell(self, waiter: Waiter, peer: Peer, seconds: float) -> None:
+        """Say that it is its turn, and set a slot aside for a moment."""
+        waiter.asks = False
+        waiter.set_aside_until = self.stage.now + seconds
+        self.stage.at(waiter.set_aside_until, self.serve)
+        waiter.ticket = b"t%d" % next(self._numbers)
+        self.tickets[waiter.ticket] = waiter
+        peer.reply(YourTurn(waiter.ticket))
+
     def _line_up(self, peer: Peer, lease: int | None) -> Waiter:
         waiter = self.tickets.pop(peer.resumes, None)
         peer.resumes = b""
         if waiter is None or waiter not in self.queue:
             waiter = Waiter(peer, lease or DEFAULT_LEASE)
             self.queue.append(waiter)
-        waiter.peer = peer
+        if waiter.peer is not None:
+            waiter.peer.place = None
+        waiter.peer, waiter.turn, waiter.set_aside_until = peer, None, 0.0
         return waiter
 
     def _await(self, waiter: Waiter, seconds: float) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from dflockd.address import Address
-from dflockd.client import clock, connection, lease, routing, session
+from dflockd.client import abilities, clock, connection, lease, routing, session
 from dflockd.client.connection import Connection, carry_out
 from dflockd.client.introduction import ANONYMOUS
 from dflockd.client.later import release_later, take_back
@@ -38,6 +38,7 @@ from dflockd.wire import (
     Granted,
     Moved,
     OwnerConflict,
+    Pass,
     Recovering,
     Release,
     Renew,
@@ -47,12 +48,13 @@ from dflockd.wire import (
     Status,
     TimedOut,
     Wait,
+    YourTurn,
     encode_reply,
     format_token,
 )
 from tests.dflockd.client.service import NUM_SHARDS, Peer, Service
 
-ABOUT_A_LOCK = (Acquire, Enqueue, Wait, Renew, Confirm, Detach, Release)
+ABOUT_A_LOCK = (Acquire, Enqueue, Wait, Pass, Renew, Confirm, Detach, Release)
 START = 1000.0
 
 
@@ -263,6 +265,7 @@ NO = (
     Recovering(100),
     OwnerConflict(b"held", 1),
     TimedOut(b"t0"),
+    YourTurn(b"t0"),
     b"\xff\xfe\n",
     b"\n",
     b"ok ok ok ok\n",
@@ -558,6 +561,8 @@ class Stage:
         self.sessions: list[WatchedSession] = []
         self.leases: list[WatchedLease] = []
         self.wires: list[Wire] = []
+        self.tickets: list[bytes] = []
+        """Of turns that were told, and that somebody may take up."""
         self.detached: list[bytes] = []
         """The tokens of holds that a session has let go on without it."""
         self.stalled: dict[int, float] = {}
@@ -571,6 +576,7 @@ class Stage:
     @contextmanager
     def set_up(self) -> Iterator[None]:
         """Let the real code run here."""
+        abilities.forget_all()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(clock, "now", lambda: self.now)
             patch.setattr(lease, "_chance", self.rng)
@@ -582,6 +588,7 @@ class Stage:
             try:
                 yield
             finally:
+                abilities.forget_all()
                 _stages.pop()
                 self._events.clear()
 

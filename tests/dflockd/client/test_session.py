@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ SEEDS = 120
 
 SOAK = range(10_000, 14_000)
 
-PLANT_SEEDS = 60
+PLANT_SEEDS = 200
 """Worlds in which a planted fault has to be found."""
 
 
@@ -133,6 +134,16 @@ def _(patch: pytest.MonkeyPatch) -> None:
             spare.close()
 
     patch.setattr(renewal._Rescue, "_end", end)
+
+
+@planted("a position that is left is not looked after", "who leaves has no position")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def is_taken_up(target: Any) -> Any:
+        yield from operations.is_taken_up(target)
+        return True
+
+    rest = {**vars(operations), "is_taken_up": is_taken_up}
+    patch.setattr(session_module, "operations", SimpleNamespace(**rest))
 
 
 @planted("check() believes what is in doubt", "held is certain")
