@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
@@ -12,14 +13,34 @@ from typing import Any
 import pytest
 
 from dflockd import errors
-from dflockd.client import pending
+from dflockd.client import abilities, introduction, pending
 from dflockd.client.pending import PendingAcquire, PendingAcquires
-from dflockd.sync_client import DistributedLock, DistributedSemaphore
-from dflockd.wire import Enqueue, Granted, Recovering, Release, Resume, Status, Wait, format_token
+from dflockd.client.process import close_idle_connections
+from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation
+from dflockd.wire import (
+    Enqueue,
+    Enqueued,
+    Granted,
+    Label,
+    Recovering,
+    Release,
+    Resume,
+    Status,
+    Turn,
+    Wait,
+    YourTurn,
+    format_token,
+)
 from examples.demo.stage import LockServer, wait_until
-from tests.dflockd.scripted_server import ScriptedCluster
+from tests.dflockd.scripted_server import Last, ScriptedCluster, ScriptedServer
 
 PATIENCE = 10.0
+
+
+@pytest.fixture(autouse=True)
+def forget_what_servers_know() -> Iterator[None]:
+    yield
+    abilities.forget_all()
 
 
 @pytest.fixture(scope="module")
@@ -42,31 +63,45 @@ class Crowd:
         self.everybody: list[PendingAcquire] = []
         self.pending = PendingAcquires()
 
-    def lock(self, key: str, ttl: int = 10) -> DistributedLock:
+    def lock(self, key: str, **options: Any) -> DistributedLock:
         assert self.server is not None
-        return DistributedLock(key, PATIENCE, ttl, [self.server.address])
+        return DistributedLock(key, PATIENCE, 10, [self.server.address], **options)
 
     def join(
         self,
         lock: DistributedLock,
         timeout: float | None = PATIENCE,
-        unless: Callable[[], bool] | None = None,
+        told_ms: int = 5000,
+        **options: Any,
     ) -> PendingAcquire:
         number = len(self.everybody)
         acquire = self.pending.join(
             lock,
             timeout,
-            unless=unless,
+            told_ms=told_ms,
             queued=lambda: self.told.put(("queued", number, None)),
+            told=lambda: self.told.put(("told", number, None)),
             ended=lambda error: self.told.put(("ended", number, error)),
+            **options,
         )
         self.everybody.append(acquire)
         return acquire
 
+    def line_up(self, key: str, number: int, **options: Any) -> None:
+        """Let some join one after the other, and wait for a lock that somebody else has."""
+        for _ in range(number):
+            self.join(self.lock(key), **options)
+            self.hear("queued")
+
     def hear(self, what: str) -> tuple[int, errors.RemoteError | None]:
         said, number, error = self.told.get(timeout=PATIENCE)
-        assert said == what
+        assert said == what, (said, number, error)
         return number, error
+
+    def hear_told(self, number: int) -> PendingAcquire:
+        """Hear that it is this one's turn."""
+        assert self.hear("told") == (number, None)
+        return self.everybody[number]
 
     def hear_nothing(self) -> None:
         with pytest.raises(Empty):
@@ -89,43 +124,137 @@ def crowd(server: LockServer) -> Iterator[Crowd]:
     crowd.pending.close()
 
 
-def test_they_are_served_in_the_order_in_which_they_came(crowd: Crowd) -> None:
+def take_up(acquire: PendingAcquire, lock: DistributedLock) -> DistributedLock:
+    """Do what the process does that runs a task: be the first holder, by the ticket."""
+    ticket = acquire.hand_over()
+    assert ticket is not None
+    assert ticket == acquire.hand_over()
+    assert lock.enqueue(ticket) == "acquired"
+    acquire.leave()
+    return lock
+
+
+# Turns.
+
+
+def test_they_are_told_in_the_order_in_which_they_came(crowd: Crowd) -> None:
+    """By one thread, and nothing is held for anybody who does not use it."""
     holder = crowd.lock("order")
     before = threading.active_count()
     with holder:
-        for number in range(50):
-            crowd.join(crowd.lock("order"))
-            assert crowd.hear("queued") == (number, None)
+        crowd.line_up("order", 50)
         assert threading.active_count() <= before + 1  # the reactor's
         crowd.wait_waiters(holder, 50)
     for number in range(50):
-        assert crowd.hear("ended") == (number, None)
-        acquire = crowd.everybody[number]
-        assert acquire.lock.held
-        acquire.leave()
+        acquire = crowd.hear_told(number)
+        assert not holder.inspect()["holders"]
+        assert not acquire.lock.held
+        user = take_up(acquire, crowd.lock("order"))
+        assert user.held
+        crowd.hear_nothing() if number in (0, 49) else None
+        assert user.release()
+    assert not holder.inspect()["waiters"]
 
 
-def test_a_free_lock_is_held_and_renewed(crowd: Crowd) -> None:
-    acquire = crowd.join(crowd.lock("free", ttl=1))
-    assert crowd.hear("ended") == (0, None)
+def test_a_free_lock_is_told_at_once(crowd: Crowd) -> None:
+    acquire = crowd.join(crowd.lock("free"))
+    crowd.hear_told(0)
+    assert not crowd.lock("free").inspect()["holders"]
+    assert acquire.ticket is not None
+    user = take_up(acquire, crowd.lock("free"))
+    assert acquire.ticket is None
+    assert user.release()
+
+
+def test_a_semaphore_has_as_many_turns_as_slots(crowd: Crowd) -> None:
+    servers = [crowd.server.address]
+    for _ in range(3):
+        crowd.join(DistributedSemaphore("slots", 2, servers=servers))
+    assert sorted(crowd.hear(what) for what in ("told", "told", "queued")) == [
+        (0, None),
+        (1, None),
+        (2, None),
+    ]
+    user = DistributedSemaphore("slots", 2, servers=servers)
+    take_up(crowd.everybody[0], user)
+    crowd.hear_nothing()
+    user.release()
+    crowd.hear_told(2)
+
+
+def test_the_connection_is_of_use_after_it_was_taken_up(crowd: Crowd) -> None:
+    lock, connections = crowd.lock("again"), set()
+    for number in range(5):
+        acquire = crowd.join(crowd.lock("again"))
+        crowd.hear_told(number)
+        [waiter] = lock.inspect()["waiters"]
+        connections.add(waiter["conn_id"])
+        user = take_up(acquire, crowd.lock("again"))
+        wait_until(partial(is_free, acquire), PATIENCE, lambda: "it is not given back")
+        assert user.release()
+    assert len(connections) <= 2  # that of the user comes and goes as well
+
+
+def is_free(acquire: PendingAcquire) -> bool | None:
+    return acquire.lock.state == "free" or None
+
+
+def test_who_has_no_use_for_its_turn_lets_others_go_first(crowd: Crowd) -> None:
+    holder = crowd.lock("pass")
+    with holder:
+        crowd.line_up("pass", 3)
+    first = crowd.hear_told(0)
+    crowd.hear_nothing()
+    first.pass_on()
+    crowd.hear_told(1)
+    # Its position is the first still.
+    user = crowd.lock("pass")
+    ticket = first.hand_over()
+    assert user.enqueue(ticket) == "queued"
+    crowd.everybody[1].pass_on()
+    assert user.wait(PATIENCE)
+    first.leave()
+    assert user.release()
+
+
+def test_who_says_nothing_keeps_others_for_its_time_only(crowd: Crowd) -> None:
+    with crowd.lock("silent"):
+        crowd.line_up("silent", 2, told_ms=100)
+    crowd.hear_told(0)
+    crowd.hear_told(1)
+    assert crowd.everybody[0].ticket is not None
+
+
+def test_who_comes_back_is_told_again_before_later_ones(crowd: Crowd) -> None:
+    with crowd.lock("back"):
+        crowd.line_up("back", 2)
+    first = crowd.hear_told(0)
+    first.pass_on()
+    second = crowd.hear_told(1)
+    first.come_back()
+    assert first.ticket is None
+    assert first.hand_over() is None
+    user = take_up(second, crowd.lock("back"))
+    crowd.join(crowd.lock("back"))
+    assert crowd.hear("queued") == (2, None)
+    assert user.release()
+    crowd.hear_told(0)
+
+
+def test_its_time_ends_nothing_while_it_is_its_turn(crowd: Crowd) -> None:
+    acquire = crowd.join(crowd.lock("time"), timeout=1)
+    crowd.hear_told(0)
     until = time.monotonic() + 1.5
     wait_until(lambda: time.monotonic() > until or None, PATIENCE, lambda: "")
-    assert acquire.lock.held
+    with pytest.raises(Empty):
+        crowd.told.get_nowait()
+    acquire.come_back()
+    crowd.hear("queued")
+    crowd.hear_told(0)
+    assert take_up(acquire, crowd.lock("time")).release()
 
 
-def test_the_same_connection_can_be_used_for_the_key_again(crowd: Crowd) -> None:
-    """While another has adopted what was granted on it."""
-    acquire = crowd.join(crowd.lock("again"))
-    assert crowd.hear("ended") == (0, None)
-    token = acquire.lock.token
-    assert token is not None
-    other = crowd.lock("again")
-    assert other.adopt(token)
-    acquire.detach(5)
-    crowd.join(crowd.lock("again"))
-    assert crowd.hear("queued") == (1, None)
-    assert other.release()
-    assert crowd.hear("ended") == (1, None)
+# Other ends.
 
 
 def test_it_ends_after_its_time(crowd: Crowd) -> None:
@@ -133,41 +262,44 @@ def test_it_ends_after_its_time(crowd: Crowd) -> None:
         acquire = crowd.join(crowd.lock("late"), timeout=0.5)
         crowd.hear("queued")
         assert crowd.hear("ended") == (0, None)
-        assert not acquire.lock.held
+        assert acquire.lock.state == "free"
+        assert acquire.lock.ticket is None
+
+
+def test_its_position_can_be_kept_after_its_time(crowd: Crowd) -> None:
+    holder = crowd.lock("kept")
+    with holder:
+        acquire = crowd.join(crowd.lock("kept"), timeout=0.5, reservation=Reservation(5, 5))
+        crowd.hear("queued")
+        assert crowd.hear("ended") == (0, None)
+        crowd.join(crowd.lock("kept"))
+        crowd.hear("queued")
+        again = crowd.join(crowd.lock("kept"), ticket=acquire.lock.ticket)
+        crowd.hear("queued")
+        crowd.wait_waiters(holder, 2)
+    crowd.hear_told(2)
+    again.leave()
+    crowd.hear_told(1)
+
+
+def test_who_comes_back_after_its_time_ends(crowd: Crowd) -> None:
+    with crowd.lock("over-time"):
+        crowd.line_up("over-time", 1, timeout=0.5, reservation=Reservation(5, 0))
+        [acquire] = crowd.everybody
+        assert crowd.hear("ended") == (0, None)
+        assert acquire.lock.ticket is not None
 
 
 def test_who_leaves_lets_others_in(crowd: Crowd) -> None:
     with crowd.lock("leaving"):
-        for _ in range(3):
-            crowd.join(crowd.lock("leaving"))
-            crowd.hear("queued")
+        crowd.line_up("leaving", 4)
         crowd.everybody[0].leave()
-        crowd.wait_waiters(crowd.lock("leaving"), 2)
-    assert crowd.hear("ended") == (1, None)
-    crowd.everybody[1].leave()
-    assert crowd.hear("ended") == (2, None)
-
-
-def test_what_is_detached_outlives_its_acquire(crowd: Crowd) -> None:
-    acquire = crowd.join(crowd.lock("detached"))
-    crowd.hear("ended")
-    token = acquire.lock.token
-    assert token is not None
-    acquire.detach(20)
-    wait_until(lambda: not acquire.lock.held or None, PATIENCE, lambda: "it is not detached")
-    acquire.leave()
-    other = crowd.lock("detached")
-    [holder] = other.inspect()["holders"]
-    assert holder["lease_expires_in_s"] > 15
-    assert other.adopt(token)
-    other.release()
-
-
-def test_who_is_not_wanted_does_not_join(crowd: Crowd) -> None:
-    acquire = crowd.join(crowd.lock("unwanted"), unless=lambda _: True)
-    assert crowd.hear("ended") == (0, None)
-    assert not acquire.lock.held
-    assert not crowd.lock("unwanted").inspect()["holders"]
+        crowd.wait_waiters(crowd.lock("leaving"), 3)
+    crowd.hear_told(1).leave()
+    third = crowd.hear_told(2)
+    assert third.hand_over() is not None
+    third.leave()  # nobody will take it up
+    crowd.hear_told(3)
 
 
 def test_a_refusal_is_told(crowd: Crowd) -> None:
@@ -176,6 +308,29 @@ def test_a_refusal_is_told(crowd: Crowd) -> None:
         number, error = crowd.hear("ended")
     assert number == 0
     assert isinstance(error, errors.LimitMismatchError)
+
+
+def test_a_run_that_is_sent_twice_is_told_so(crowd: Crowd) -> None:
+    """By who holds the lock, and by who is told of its turn."""
+    with crowd.lock("twice", owner=("run", 1)):
+        crowd.join(crowd.lock("twice", owner=("run", 1)))
+        number, error = crowd.hear("ended")
+        assert isinstance(error, errors.OwnerConflictError)
+        assert (number, error.state) == (0, "held")
+    acquire = crowd.join(crowd.lock("twice", owner=("run", 1)))
+    crowd.hear_told(1)
+    # As if another process asked.
+    introduction.forget_instance()
+    close_idle_connections()
+    crowd.join(crowd.lock("twice", owner=("run", 1)))
+    number, error = crowd.hear("ended")
+    assert isinstance(error, errors.OwnerConflictError)
+    assert (number, error.state) == (2, "waiting")
+    # Who takes it up by its ticket is no second run.
+    user = take_up(acquire, crowd.lock("twice", owner=("run", 1)))
+    with pytest.raises(errors.OwnerConflictError, match="held"):
+        crowd.lock("twice", owner=("run", 1)).acquire()
+    assert user.release()
 
 
 @pytest.fixture
@@ -187,18 +342,38 @@ def restarted(directory: Path) -> Iterator[LockServer]:
 def test_after_a_restart_they_queue_in_the_order_of_before(restarted: LockServer) -> None:
     crowd = Crowd(restarted)
     with crowd.lock("restart"):
-        for _ in range(20):
-            crowd.join(crowd.lock("restart"), timeout=None)
-            crowd.hear("queued")
+        crowd.line_up("restart", 20, timeout=None)
         restarted.kill()
         late = crowd.join(crowd.lock("restart"), timeout=None)
         restarted.start()
         for number in range(21):
             while (told := crowd.told.get(timeout=PATIENCE))[0] == "queued":
                 pass
-            assert told == ("ended", number, None)
+            assert told == ("told", number, None)
             crowd.everybody[number].leave()
     assert late.number == 20
+    crowd.pending.close()
+
+
+def test_after_a_restart_who_was_told_is_told_again(restarted: LockServer) -> None:
+    """Unless its ticket was handed over: two would ask for one run then."""
+    crowd = Crowd(restarted)
+    told, handed = crowd.join(crowd.lock("told")), crowd.join(crowd.lock("handed"))
+    assert {crowd.hear("told"), crowd.hear("told")} == {(0, None), (1, None)}
+    before = told.ticket
+    old = handed.hand_over()
+    restarted.kill()
+    restarted.start()
+    crowd.hear_told(0)
+    assert told.ticket not in (None, before)
+    # The handed one is forgotten here, so that nobody is in the way of who comes with its ticket.
+    lock = crowd.lock("handed")
+    assert not lock.inspect()["waiters"]
+    assert lock.enqueue(old) == "acquired"
+    assert lock.release()
+    crowd.hear_nothing()
+    handed.leave()
+    take_up(told, crowd.lock("told")).release()
     crowd.pending.close()
 
 
@@ -209,9 +384,7 @@ def test_a_server_that_stays_away(restarted: LockServer, monkeypatch: pytest.Mon
     holder = crowd.lock("away")
     holder.acquire()
     told: list[Any] = []
-    for _ in range(3):
-        crowd.join(crowd.lock("away"), timeout=None)
-        crowd.hear("queued")
+    crowd.line_up("away", 3, timeout=None)
     restarted.kill()
     told = [crowd.hear("ended") for _ in range(3)]
     assert [number for number, _ in told] == [0, 1, 2]
@@ -228,8 +401,9 @@ def cluster() -> Iterator[ScriptedCluster]:
     cluster.stop()
 
 
-def granted(_request: object) -> Granted:
-    return Granted(format_token(99, b"scripted"), 10)
+def turns(*servers: ScriptedServer) -> None:
+    for server in servers:
+        server.script(Turn, Status.OK)
 
 
 @pytest.mark.parametrize("recovers", [False, True])
@@ -238,29 +412,104 @@ def test_in_a_cluster_a_position_goes_where_its_key_goes(
 ) -> None:
     key = "account:7"
     first, second = cluster.servers
+    turns(first, second)
     first.script(Enqueue, Status.QUEUED)
     first.script(Wait, cluster.moved(key, 1, 8, place="7ticket7"))
-    second.script(Resume, Status.OK)
     second.script(Enqueue, *([Recovering(50)] if recovers else []), Status.QUEUED)
-    second.script(Wait, granted)
+    second.script(Wait, YourTurn(b"8ticket8"), Status.NOT_ENQUEUED)
     crowd = Crowd(None)
     acquire = crowd.join(DistributedLock(key, None, 10, cluster.seeds))
     assert crowd.hear("queued") == (0, None)
-    assert crowd.hear("ended") == (0, None)
-    assert acquire.lock.held
+    crowd.hear_told(0)
     assert {resume.ticket for resume in second.asked(Resume)} == {b"7ticket7"}
+    assert acquire.hand_over() == "8ticket8"
     acquire.leave()
-    second.wait_asked(Release)
+    second.wait_asked(Wait, 2)
     crowd.pending.close()
+
+
+def test_in_a_cluster_a_turn_goes_where_its_key_goes(cluster: ScriptedCluster) -> None:
+    """Its server sends it on when it is asked again; or ends, and another has taken its place."""
+    key = "account:7"
+    first, second = cluster.servers
+    turns(first, second)
+    first.script(Enqueue, YourTurn(b"1ticket1"))
+    first.script(Wait, cluster.moved(key, 1, 8))
+    second.script(Enqueue, YourTurn(b"2ticket2"))
+    crowd = Crowd(None)
+    acquire = crowd.join(DistributedLock(key, None, 10, cluster.seeds))
+    crowd.hear_told(0)
+    acquire.come_back()
+    crowd.hear("queued")
+    crowd.hear_told(0)
+    assert acquire.ticket == "2ticket2"
+    assert [resume.ticket for resume in second.asked(Resume)] == [b"1ticket1"]
+    first.script(Enqueue, YourTurn(b"3ticket3"))
+    cluster.is_at(0, 9)
+    second.stop()
+    crowd.hear_told(0)
+    assert acquire.ticket == "3ticket3"
+    assert [resume.ticket for resume in first.asked(Resume)] == [b"2ticket2"]
+    crowd.pending.close()
+
+
+# Servers that are too old.
+
+
+def test_a_server_that_knows_no_turns_is_asked_once(scripted: ScriptedServer) -> None:
+    """And is not asked for the lock: it would grant it."""
+    crowd = Crowd(None)
+    for number in range(3):
+        crowd.join(DistributedLock("key", servers=[str(scripted)], label="me"))
+        told, error = crowd.hear("ended")
+        assert told == number
+        assert isinstance(error, errors.UnsupportedError)
+        assert error.key == "key"
+    assert len(scripted.asked(Turn)) == 1
+    assert not scripted.asked(Enqueue)
+    assert scripted.accepted == 1
+
+
+def test_a_server_that_hangs_up_on_turns(scripted: ScriptedServer) -> None:
+    for kind in (Label, Turn):
+        scripted.script(kind, Last(b"error\n"))
+    crowd = Crowd(None)
+    for label in ("", "me"):
+        crowd.join(DistributedLock("key", servers=[str(scripted)], label=label))
+        _, error = crowd.hear("ended")
+        assert isinstance(error, errors.UnsupportedError)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_server_that_was_replaced_by_an_older_one(scripted: ScriptedServer, waits: bool) -> None:
+    """What it has granted is given back at once."""
+    scripted.script(Turn, Status.OK)
+    scripted.script(Enqueue, YourTurn(b"1ticket1"))
+    crowd = Crowd(None)
+    crowd.join(DistributedLock("key", servers=[str(scripted)]))
+    crowd.hear_told(0)
+    token = format_token(99, b"scripted")
+    scripted.script(Turn, Status.ERROR)
+    scripted.script(Enqueue, Status.QUEUED if waits else Enqueued(token, 10))
+    scripted.script(Wait, Granted(token, 10))
+    crowd.join(DistributedLock("key", servers=[str(scripted)]))
+    if waits:
+        crowd.hear("queued")
+    number, error = crowd.hear("ended")
+    assert number == 1
+    assert isinstance(error, errors.UnsupportedError)
+    assert [release.token for release in scripted.asked(Release)] == [token]
+    crowd.pending.close()
+
+
+# The end.
 
 
 def test_nobody_is_told_of_anything_after_the_end(server: LockServer) -> None:
     crowd = Crowd(server)
     holder = crowd.lock("over")
     with holder:
-        for _ in range(3):
-            crowd.join(crowd.lock("over"))
-            crowd.hear("queued")
+        crowd.line_up("over", 3)
         crowd.pending.close()
         crowd.wait_waiters(holder, 0)
     crowd.hear_nothing()
