@@ -105,10 +105,15 @@ class Lead:
         if self.is_over:
             raise NotLeadingError("its term has ended")
 
-    def give_up(self) -> None:
-        """End the term: what is claimed and was not sent is the next leader's to send."""
+    def give_up(self, unsent: bool) -> None:
+        """End the term. The claim stays if its firing was reserved and not sent.
+
+        A scheduler may have put down by then that it has been, so that nobody would find it due: who
+        leads next, be it this beat, sends what is claimed.
+        """
         self.is_over = True
-        self._claims.confirm()
+        if not unsent:
+            self._claims.confirm()
 
     def end(self, entry: ScheduleEntry) -> None:
         """Remember that a firing has been sent; `entry` is as it is after it."""
@@ -189,7 +194,7 @@ class Led:
 
     def forget(self) -> None:
         """End without writing anything: somebody else leads."""
-        self.lead.give_up()
+        self.lead.give_up(unsent=self._under_way is not None)
         shelf = getattr(self, "_store", None)
         if shelf is not None and getattr(shelf, "cache", None):
             shelf.cache.clear()  # it would be written when the shelf is closed or dropped

@@ -15,7 +15,7 @@ from celery.utils.time import maybe_make_aware
 
 from celery_dflock.beat.claims import Claims
 from celery_dflock.beat.config import BeatSettings, beat_settings
-from celery_dflock.beat.firing import due_after
+from celery_dflock.beat.firing import Firing, due_after
 from celery_dflock.beat.leadership import Lead, NotLeadingError, led, restore
 from celery_dflock.beat.store import store_for
 from celery_dflock.config import settings
@@ -192,11 +192,18 @@ class DflockScheduler:
             return
         if entry is None:
             logger.warning("beat: firing %s was claimed, and its entry is gone: not sent", firing)
-        elif self._store is None or maybe_make_aware(entry.last_run_at) < firing.due:
-            # A scheduler of its own may have put down that it has been before it was sent.
+        elif not self._is_remembered(firing):
             logger.info("beat: firing %s was claimed and not confirmed, it is sent again", firing)
             self._inner.send(entry, firing)
         self._claims.clear()
+
+    def _is_remembered(self, firing: Firing) -> bool:
+        """Whether the store knows that it was sent.
+
+        The entry does not: a scheduler of its own may have put down that it has been before that.
+        """
+        last = None if self._store is None else self._store.load().get(firing.entry)
+        return last is not None and maybe_make_aware(last) >= firing.due
 
     def _entry(self, name: str) -> ScheduleEntry | None:
         entry = self._inner.schedule.get(name)

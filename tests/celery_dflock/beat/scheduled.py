@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from celery.beat import Scheduler
 from celery.schedules import crontab
 from celery.signals import after_task_publish, beat_init, before_task_publish
 
@@ -21,6 +22,7 @@ FIRING = "dflock_firing"
 BROKER = "BEAT_BROKER_URL"
 RECORD = "BEAT_RECORD"
 INNER = "BEAT_SCHEDULER"
+STORE = "BEAT_STORE"
 LOCK_TTL = "BEAT_LOCK_TTL"
 PREFIX = "BEAT_KEY_PREFIX"
 QUEUE = "BEAT_QUEUE"
@@ -28,6 +30,9 @@ DIE = "BEAT_DIE"
 """A file: who finds it before sending removes it and dies."""
 END = "BEAT_END"
 """A file: who finds it before sending removes it and is asked to end, in a destructor."""
+
+STOP = "BEAT_STOP"
+"""A file: who finds it between writing down a firing and sending it removes it and is stopped."""
 
 broker = os.environ.get(BROKER, "memory://")
 
@@ -37,6 +42,7 @@ app.conf.update(
     dflock_key_prefix=os.environ.get(PREFIX),
     task_default_queue=os.environ.get(QUEUE, "celery"),
     dflock_beat_scheduler=os.environ.get(INNER),
+    dflock_beat_store=os.environ.get(STORE),
     dflock_beat_lock_ttl=int(os.environ.get(LOCK_TTL, "3")),
     redbeat_redis_url=broker.replace("redis+socket", "unix"),
     redbeat_redis_options={"retry_period": 1},
@@ -85,6 +91,30 @@ def end(**_: Any) -> None:
     with contextlib.suppress(FileNotFoundError):
         Path(os.environ.get(END, "/nowhere")).unlink()
         Ending()
+
+
+def stopping(cls: type[Scheduler]) -> type[Scheduler]:
+    """A scheduler that looks for the file `STOP`."""
+
+    class Stopping(cls):  # type: ignore[misc, valid-type]
+        def reserve(self, entry: Any) -> Any:
+            after = super().reserve(entry)
+            if entry.task == "second":
+                with contextlib.suppress(FileNotFoundError):
+                    Path(os.environ.get(STOP, "/nowhere")).unlink()
+                    note("stopped")
+                    os.kill(os.getpid(), signal.SIGSTOP)
+            return after
+
+    return Stopping
+
+
+def __getattr__(name: str) -> type[Scheduler]:
+    if name != "StoppingRedBeat":
+        raise AttributeError(name)
+    from redbeat.schedulers import RedBeatScheduler
+
+    return stopping(RedBeatScheduler)
 
 
 @after_task_publish.connect

@@ -97,6 +97,36 @@ def test_a_firing_that_was_written_down_and_not_sent(fleet: Fleet, tmp_path: Pat
     assert_none_missed(fleet.sent(start), 0)
 
 
+@pytest.mark.parametrize("has_store", [False, True])
+def test_a_firing_that_was_written_down_when_the_lease_ended(
+    tmp_path: Path, redis_url: str, lock_server: LockServer, has_store: bool
+) -> None:
+    """Its own beat notices that it does not lead any more, and is the next leader."""
+    pytest.importorskip("redbeat")
+    env = {scheduled.INNER: f"{APP}:StoppingRedBeat", scheduled.STOP: str(tmp_path / "stop")}
+    if has_store:
+        env[scheduled.STORE] = f"file:{tmp_path / 'runs'}"
+    prefix = f"{tmp_path.name}:"
+    with Fleet(tmp_path, redis_url, lock_server, size=1, prefix=prefix, **env) as fleet:
+        start = time.monotonic()
+        fleet.wait_sent(1, start)
+        beat = fleet.wait_leader()
+        (tmp_path / "stop").touch()
+        fleet.wait(lambda: fleet.events("stopped") or None, "it to stop")
+        fleet.wait(lambda: fleet.leader() is None or None, "the end of its lease")
+        os.kill(beat.pid, signal.SIGCONT)
+
+        beat.wait_log("leads no more")
+        again = beat.wait_log("was claimed and not confirmed, it is sent again")
+        fleet.wait_sent(2)
+        sent = fleet.sent(start)
+    stopped = fleet.events("stopped")[0]["wall"]
+    dues = {event["id"]: datetime.fromisoformat(event["due"]).timestamp() for event in sent}
+    [due] = [due for id, due in dues.items() if id in again]
+    assert due <= stopped
+    assert len(dues) == len(sent)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_ten_killed_leaders(fleet: Fleet, tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from celery import Celery, signals
-from celery.beat import EmbeddedService, Scheduler, Service
+from celery.beat import EmbeddedService, ScheduleEntry, Scheduler, Service
 
 from celery_dflock.beat import DflockScheduler
 from celery_dflock.beat.claims import Claims
@@ -193,6 +193,61 @@ def test_a_firing_that_is_sent_again_leaves_its_entry_alone(
     _, then = ids
     assert len(set(then.split())) == 1
     assert claimed.id not in then
+
+
+class WritesFirst(Scheduler):
+    """Writes down that an entry has been before it is sent, for all beats, as RedBeat does."""
+
+    runs: ClassVar[dict[str, datetime]] = {}
+    then: ClassVar[Callable[[Any], None]] = lambda _: None
+
+    def setup_schedule(self) -> None:
+        super().setup_schedule()
+        self.merge_inplace(self.app.conf.beat_schedule)
+        for name, at in self.runs.items():
+            self.schedule[name].last_run_at = at
+
+    def reserve(self, entry: ScheduleEntry) -> ScheduleEntry:
+        after = super().reserve(entry)
+        self.runs[entry.name] = after.last_run_at
+        type(self).then(self)
+        return after
+
+
+@pytest.mark.parametrize("who", ["itself", "another"])
+def test_the_lease_ends_when_a_firing_is_written_down_and_not_sent(
+    lock_server: LockServer, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """It is sent by the next leader: nobody would find it due again."""
+    name = f"written-{who}"
+    proj, sent = app(
+        dflock_servers=lock_server.address,
+        dflock_beat_lock_key=name,
+        dflock_beat_scheduler=WritesFirst,
+    )
+    monkeypatch.setattr(WritesFirst, "runs", {})
+    scheduler = DflockScheduler(proj)
+    assert scheduler.tick() == 0
+
+    def lose(_: Any) -> None:
+        [holder] = admin.inspect(lock_server.address, name)["holders"]
+        admin.evict(lock_server.address, name, holder["fence"])
+        assert not scheduler._lock.renew()
+
+    monkeypatch.setattr(WritesFirst, "then", lose)
+    scheduler.schedule["job"].last_run_at -= timedelta(minutes=1)
+    assert scheduler.tick() == 0
+    assert scheduler.schedule == {}
+    assert not sent
+
+    following = scheduler if who == "itself" else DflockScheduler(proj)
+    assert following.tick() == 0
+    assert sent == ["job"]
+    assert following.tick() > 0
+    assert sent == ["job"]
+    for each in (scheduler, following):
+        each.close()
+    assert not admin.inspect(lock_server.address, name, semaphore=True)["holders"]
 
 
 @pytest.fixture(params=["remembers", "forgets"])
