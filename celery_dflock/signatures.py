@@ -45,9 +45,9 @@ def refuse_hidden(function: Callable[..., Any], names: Iterable[str]) -> None:
     for name in names:
         if name not in (p.name for p in own if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)):
             raise ValueError(
-                f"which argument of a call {{{name}}} is cannot be told: its decorator "
-                f"{_name(last)} takes *args and does not hand them on as they are: let it take what "
-                "callers give by name, or set its __signature__, or give (task, args, kwargs) -> key"
+                f"{{{name}}} cannot be found among the arguments of a call: the decorator {_name(last)}"
+                " takes *args and does not hand them on as they are: name its parameters, or set its"
+                " __signature__, or give (task, args, kwargs) -> key"
             )
 
 

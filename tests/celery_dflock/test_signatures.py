@@ -200,7 +200,7 @@ def test_with_the_task_as_first_argument() -> None:
 def test_several_decorators() -> None:
     task = add(plain(explicit(plain(sync_with))), lock_key="account:{account_id}")
     assert keys(task, 7, True) == ["account:7"]
-    with pytest.raises(ImproperlyConfigured, match="cannot be told"):
+    with pytest.raises(ImproperlyConfigured, match="cannot be found"):
         add(plain(injects(plain(sync_with))), lock_key="account:{account_id}")
 
 
@@ -214,9 +214,9 @@ def test_what_cannot_be_told_is_refused(around: Any) -> None:
 
     wrapper = "Injects" if around is Injects else f"{around.__name__}.<locals>.inner"
     assert str(refused.value).partition(": ")[2] == (
-        "lock_key 'account:{account_id}': which argument of a call {account_id} is cannot be told: "
-        f"its decorator {wrapper} takes *args and does not hand them on as they are: let it take "
-        "what callers give by name, or set its __signature__, or give (task, args, kwargs) -> key"
+        "lock_key 'account:{account_id}': {account_id} cannot be found among the arguments of a call: "
+        f"the decorator {wrapper} takes *args and does not hand them on as they are: name its "
+        "parameters, or set its __signature__, or give (task, args, kwargs) -> key"
     )
 
 
