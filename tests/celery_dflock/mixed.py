@@ -58,8 +58,11 @@ def note(task: Task, what: str, holds: Sequence[str], limit: int = 1) -> None:
         os.close(file)
 
 
-def history(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def history(path: Path, what: str | None = None) -> list[dict[str, Any]]:
+    """All events so far, or those of one kind."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    events = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [event for event in events if what in (None, event["what"])]
 
 
 def violations(events: Iterable[dict[str, Any]]) -> list[str]:

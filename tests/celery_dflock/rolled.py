@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Task, chord
+from celery.signals import task_failure
 
 import celery_dflock
 import dflockd
@@ -68,6 +69,11 @@ executing = job("rolled.executing", lock_timeout=0, lock_unique="until_executing
 @app.task(name="rolled.collect")
 def collect(results: list[str]) -> list[str]:
     return sorted(results)
+
+
+@task_failure.connect
+def note_failed(sender: Task, exception: Exception, **_: Any) -> None:
+    mixed.note(sender, "failed", [repr(exception)])
 
 
 @task_requeued.connect
