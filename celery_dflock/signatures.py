@@ -2,7 +2,8 @@
 
 `inspect.signature` takes a wrapper's word for what it wraps, by ``__wrapped__``. A decorator that puts
 an argument of its own in front then shifts all others: what the caller gives first would be taken for
-the injected one. So a wrapper that takes ``*args`` is read.
+the injected one. So a wrapper that takes ``*args`` is read. What does not call what it wraps by itself,
+but has others do so, is taken at its word.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, TypeAlias
 
 Instruction: TypeAlias = tuple[str, Any]
 
-_NO_MATTER = ("CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL", "RESUME")
+_NO_MATTER = ("CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "RESUME")
 
 
 def outermost(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,49 +58,61 @@ def _name(wrapper: Any) -> str:
 
 
 def _hands_on(function: Any) -> bool:
-    """Whether a wrapper calls what it wraps with just what it is called with itself."""
+    """Whether a wrapper gives what it wraps the positional arguments that it is given itself."""
     wrapped = getattr(function, "__wrapped__", None)
     if wrapped is None or "__signature__" in getattr(function, "__dict__", ()):
         return False
     if isinstance(function, functools.partial):
         return False  # it has a signature that counts what it adds
     if type(function) is FunctionType:
-        if function.__globals__.get("__name__", "").startswith("celery."):
-            return True  # pydantic's arguments are converted, each where it is
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        names = [name for name, cell in cells if _content(cell) is wrapped]
-        return _calls(function.__code__, [[("LOAD", name)] for name in names], 0)
-    call = type(function).__call__
-    if type(call) is not FunctionType or not call.__code__.co_argcount:
-        return True  # it is not in Python: take its word
-    itself = ("LOAD", call.__code__.co_varnames[0])
-    names = [name for name, value in vars(function).items() if value is wrapped]
-    return _calls(call.__code__, [[itself, ("LOAD_ATTR", name)] for name in names], 1)
+        code, skipped = function.__code__, 0
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+        callees = [[("LOAD", name)] for name, cell in cells if _content(cell) is wrapped]
+    else:
+        call = type(function).__call__
+        if type(call) is not FunctionType or not call.__code__.co_argcount:
+            return True  # it is not in Python, or looks so
+        code, skipped = call.__code__, 1
+        itself = ("LOAD", code.co_varnames[0])
+        names = [name for name, value in vars(function).items() if value is wrapped]
+        callees = [[itself, ("LOAD_ATTR", name)] for name in names]
+    if not code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        return False
+    # Pydantic's arguments are converted, each where it is.
+    is_of_celery = getattr(function, "__globals__", {}).get("__name__", "").startswith("celery.")
+    return is_of_celery or not _calls_otherwise(code, callees, skipped)
 
 
-def _calls(code: CodeType, callees: list[list[Instruction]], skipped: int) -> bool:
-    """Whether code calls one of these with all its own parameters, but for the first `skipped`.
+def _calls_otherwise(code: CodeType, callees: list[list[Instruction]], skipped: int) -> bool:
+    """Whether code calls one of these, and never with all its own parameters but for those `skipped`.
 
     What Python makes of such a call is looked up there, for it differs from version to version.
     """
     takes = inspect.getargs(code)
-    if code.co_kwonlyargcount or not (takes.varargs or takes.varkw):
-        return False
-    rest = [f"*{takes.varargs}"] if takes.varargs else []
-    rest += [f"**{takes.varkw}"] if takes.varkw else []
-    model = f"lambda {', '.join([*takes.args, *rest])}: f({', '.join(takes.args[skipped:] + rest)})"
-    [model_code] = compile(model, "model", "eval").co_consts[:1]
-    _, *call, _ = _instructions(model_code)  # f, what it is called with, and return
-    names = {*takes.args, takes.varargs, takes.varkw}
+    names = takes.args[: code.co_argcount]
+    own = {*names, takes.varargs}
+    handed = ", ".join([*names[skipped:], *[f"*{takes.varargs}"] * bool(takes.varargs), "**rest_"])
+    model = compile(f"lambda called_, {handed}: called_({handed})", "model", "eval")
+    example = [each for inner in [*_with_inner(model)][1:] for each in _instructions(inner)]
+    example = example[: example.index(("BUILD_MAP", 0))]  # only what is in front of the **kwargs
+    is_called = False
     for each in _with_inner(code):
-        if each is not code and names.intersection(each.co_varnames):
-            continue  # these are others of the same name
         found = list(_instructions(each))
-        if any(kind == "STORE" and name in names for kind, name in found):
-            return False
-        if any(_contains(found, [*callee, *call]) for callee in callees):
-            return True
-    return False
+        may_hand_on = (each is code or not own.intersection(each.co_varnames)) and not any(
+            kind == "STORE" and name in own for kind, name in found
+        )
+        for callee in callees:
+            if each is not code and callee[0][1] not in each.co_freevars:
+                continue  # another of the same name
+            if may_hand_on and _contains(found, _with_callee(example, callee)):
+                return False
+            is_called |= _contains(found, _with_callee(example[:2], callee))
+    return is_called
+
+
+def _with_callee(example: list[Instruction], callee: list[Instruction]) -> list[Instruction]:
+    at = example.index(("LOAD", "called_"))
+    return [*example[:at], *callee, *example[at + 1 :]]
 
 
 def _instructions(code: CodeType) -> Iterator[Instruction]:

@@ -97,7 +97,40 @@ def cached(function: Any) -> Any:
     return plain(functools.cache(function))
 
 
-HAND_ON = [plain, with_other_calls, in_a_closure, first_by_name, Polite, as_context(), cached]
+def has_others_call(function: Any) -> Any:
+    """As tenacity does."""
+
+    @functools.wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        call = lambda function, *args, **kwargs: function(*args, **kwargs)  # noqa: E731
+        return call(function, *args, **kwargs)
+
+    return inner
+
+
+def calls_what_calls(function: Any) -> Any:
+    """As pydantic's validate_call does."""
+    validated = plain(function)
+
+    @functools.wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        return validated(*args, **kwargs)
+
+    return inner
+
+
+def by_name(function: Any) -> Any:
+    @functools.wraps(function)
+    def inner(*args: Any, dry: bool = False, **kwargs: Any) -> Any:
+        return function(*args, **{**kwargs, "database": connection})
+
+    return inner
+
+
+HAND_ON = [
+    *(plain, has_others_call, calls_what_calls),
+    *(with_other_calls, in_a_closure, first_by_name, Polite, as_context(), cached),
+]
 
 
 # Those that do not, and say what they take.
@@ -145,6 +178,22 @@ def injects_before(function: Any) -> Any:
     return inner
 
 
+def calls_with_some(function: Any) -> Any:
+    @functools.wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        return function(connection, args[0])
+
+    return inner
+
+
+def takes_one_away(function: Any) -> Any:
+    @functools.wraps(function)
+    def inner(account_id: int, *args: Any, **kwargs: Any) -> Any:
+        return function(connection, account_id + 1, *args, **kwargs)
+
+    return inner
+
+
 def injects_and_calls_others(function: Any) -> Any:
     @functools.wraps(function)
     def inner(*args: Any, **kwargs: Any) -> Any:
@@ -170,7 +219,14 @@ class Injects(Polite):
         return self.function(connection, *args, **kwargs)
 
 
-HIDE = [injects, injects_before, injects_and_calls_others, injects_in_a_closure, Injects]
+HIDE = [
+    injects,
+    injects_before,
+    calls_with_some,
+    injects_and_calls_others,
+    injects_in_a_closure,
+    Injects,
+]
 
 
 def add(function: Callable[..., Any], **options: Any) -> Task:
@@ -195,6 +251,20 @@ def test_the_lock_is_that_of_the_argument(around: Any) -> None:
 def test_with_the_task_as_first_argument() -> None:
     task = add(bound(plain(bound_sync)), bind=True, lock_key="account:{account_id}")
     assert keys(task, 7, True) == ["account:7"]
+
+
+def test_an_argument_that_is_injected_by_name() -> None:
+    def function(account_id: int, force: bool = False, database: object = None) -> None: ...
+
+    assert keys(add(by_name(function), lock_key="account:{account_id}"), 7, True) == ["account:7"]
+
+
+def test_a_parameter_in_front_of_others() -> None:
+    """It can be named; those behind it cannot."""
+    task = add(takes_one_away(sync_with), lock_key="account:{account_id}")
+    assert keys(task, 7, True) == keys(task, force=True, account_id=7) == ["account:7"]
+    with pytest.raises(ImproperlyConfigured, match="force} cannot be found"):
+        add(takes_one_away(sync_with), lock_key="account:{account_id}:{force}")
 
 
 def test_several_decorators() -> None:
