@@ -71,10 +71,12 @@ def _hands_on(function: Any) -> bool:
     else:
         call = type(function).__call__
         if type(call) is not FunctionType or not call.__code__.co_argcount:
-            return True  # it is not in Python, or looks so
+            return True  # it is not in Python, or goes by another name as in wrapt
         code, skipped = call.__code__, 1
         itself = ("LOAD", code.co_varnames[0])
-        names = [name for name, value in vars(function).items() if value is wrapped]
+        names = [
+            name for name, value in getattr(function, "__dict__", {}).items() if value is wrapped
+        ]
         callees = [[itself, ("LOAD_ATTR", name)] for name in names]
     if not code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
         return False
