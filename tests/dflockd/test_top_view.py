@@ -62,6 +62,11 @@ def test_a_key() -> None:
     assert last == "by waiters HINT"
 
 
+def test_the_run_that_holds_a_key() -> None:
+    held = row("account:7", label="sync web-3", owner="5d1c2ab90e7f4c11", attempt=2)
+    assert "sync web-3, run 5d1c2ab9 attempt 2 " in lines(report(held), width=140)[2]
+
+
 def test_time_goes_on_between_two_answers() -> None:
     [drawn] = [line for line in lines(report(row("key")), later=12.0) if line.startswith("key")]
     assert "17 s" in drawn

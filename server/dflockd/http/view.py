@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from dflockd.http.pace import Pace
-from dflockd.table import Entry, Hold, LockTable, Waiter
+from dflockd.table import Entry, Hold, LockTable, Waiter, report
 from dflockd.wire import Space
 
 STEP = 16
@@ -131,6 +131,7 @@ def _row(entry: Entry, now: float) -> Json:
         "limit": entry.limit or None,
         "holders": len(entry.holds),
         "waiters": len(entry.waiters or ()),
+        "told": len(entry.waiters.told) if entry.waiters is not None else 0,
         "holder": _holder(hold, now) if hold is not None else None,
     }
 
@@ -138,6 +139,7 @@ def _row(entry: Entry, now: float) -> Json:
 def _holder(hold: Hold, now: float) -> Json:
     return {
         "label": hold.label.decode(),
+        **report.owner(hold),
         # Text: JavaScript, and much that reads JSON, has no integers of 64 bits.
         "fence": str(hold.fence),
         "connection": hold.peer.id if hold.peer is not None else None,
@@ -151,8 +153,11 @@ def _holder(hold: Hold, now: float) -> Json:
 def _waiter(waiter: Waiter, now: float) -> Json:
     return {
         "label": waiter.peer.label.decode(),
+        **report.owner(waiter),
         "connection": waiter.peer.id or None,
         "waited_s": round(now - waiter.since, 3),
+        "away": waiter.is_away,
+        "told": waiter.is_told,
     }
 
 

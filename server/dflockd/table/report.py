@@ -94,7 +94,7 @@ def _semaphore(entry: Entry) -> dict[str, object]:
 def _holder(hold: Hold, now: float) -> dict[str, object]:
     return {
         "label": hold.label.decode(),
-        **_owner(hold),
+        **owner(hold),
         "fence": hold.fence,
         "conn_id": hold.peer.id if hold.peer else 0,
         "held_s": round(now - hold.since, 3),
@@ -106,7 +106,7 @@ def _holder(hold: Hold, now: float) -> dict[str, object]:
 def _waiter(waiter: Waiter, now: float) -> dict[str, object]:
     return {
         "label": waiter.peer.label.decode(),
-        **_owner(waiter),
+        **owner(waiter),
         "conn_id": waiter.peer.id,
         "waited_s": round(now - waiter.since, 3),
         "away": waiter.is_away,
@@ -114,9 +114,10 @@ def _waiter(waiter: Waiter, now: float) -> dict[str, object]:
     }
 
 
-def _owner(item: Hold | Waiter) -> dict[str, object]:
-    owner = item.owner
+def owner(item: Hold | Waiter) -> dict[str, object]:
+    """Return which run it is, and which of its attempts; the run of nobody is empty."""
+    run = item.owner
     return {
-        "owner": owner.id.decode() if owner is not None else "",
-        "attempt": owner.attempt if owner is not None else 0,
+        "owner": run.id.decode() if run is not None else "",
+        "attempt": run.attempt if run is not None else 0,
     }

@@ -37,6 +37,8 @@ class Row:
         held_s: for how long, ``inf`` while that is not known.
         lease_s: its lease when it was last granted or renewed; 0 while that is not known.
         left_s: what was left of it.
+        owner: which run holds it, where it has said so.
+        attempt: which of its attempts.
     """
 
     server: str
@@ -48,6 +50,8 @@ class Row:
     held_s: float = inf
     lease_s: float = 0.0
     left_s: float = 0.0
+    owner: str = ""
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ def _looked_at(inquiry: Inquiry, row: Row) -> Row | None:
         return None
     holders, waiters = report["holders"], len(report["waiters"])
     if not holders:
-        # Without a holder while grants are withheld from those who wait.
+        # While grants are withheld from those who wait, or somebody was told of the turn.
         return replace(row, holders=0, waiters=waiters, label="", held_s=0.0) if waiters else None
     oldest = max(holders, key=lambda holder: holder["held_s"])
     return replace(
@@ -137,6 +141,8 @@ def _looked_at(inquiry: Inquiry, row: Row) -> Row | None:
         held_s=oldest["held_s"],
         lease_s=oldest["lease_s"],
         left_s=oldest["lease_expires_in_s"],
+        owner=oldest.get("owner", ""),
+        attempt=oldest.get("attempt", 0),
     )
 
 

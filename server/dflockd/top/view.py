@@ -20,6 +20,9 @@ MIN_SERVER_WIDTH = 100
 
 BAR = 10
 
+SHOWN_OF_RUN = 8
+"""Characters of the name of a run: those of the plugin are digests."""
+
 LOW, EMPTY = 0.4, 0.15
 """Shares of a lease. It is renewed at half of it: what is left of less was not renewed in time."""
 
@@ -108,6 +111,8 @@ def _cells(row: Row, since: float) -> list[RenderableType]:
     if not row.holders:
         return [key, Text("nobody yet", "dim"), "", "", "", waiters]
     who = printable(row.label) or "somebody"
+    if row.owner:
+        who += f", run {printable(row.owner[:SHOWN_OF_RUN])} attempt {row.attempt}"
     if row.limit != 1:
         who = f"{row.holders} of {row.limit}: {who}"
     held = "" if row.held_s == inf else duration(row.held_s + since)

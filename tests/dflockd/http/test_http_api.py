@@ -61,6 +61,25 @@ def test_a_lock_with_its_holder_and_its_queue(site: Site) -> None:
     assert row["holder"]["fence"] == held["fence"]
 
 
+def test_whose_run_it_is_and_whose_turn(site: Site) -> None:
+    first, second = labelled(site, "holder"), labelled(site, "waiter")
+    assert first.ask("owner", "_", "run-7 2") == "ok"
+    assert second.ask("owner", "_", "run-8 0") == "ok"
+    token = first.lock("whose", "0 20")
+    assert second.ask("turn", "_", 20_000) == "ok"
+    assert second.ask("e", "whose", "20") == "queued"
+    shown = site.lock("whose")
+    assert [(held["owner"], held["attempt"]) for held in shown["holders"]] == [("run-7", 2)]
+    (waiter,) = shown["waiters"]
+    fields = ("owner", "attempt", "told", "away")
+    assert [waiter[field] for field in fields] == ["run-8", 0, False, False]
+    assert first.ask("r", "whose", token) == "ok"
+    (waiter,) = site.lock("whose")["waiters"]
+    assert [waiter[field] for field in fields] == ["run-8", 0, True, False]
+    (row,) = site.json("/api/locks", search="whose")["locks"]
+    assert (row["holders"], row["waiters"], row["told"], row["holder"]) == (0, 1, 1, None)
+
+
 def test_a_renewal_shows_as_a_fuller_lease(site: Site) -> None:
     holder = site.server.connect()
     token = holder.lock("renewed", "0 5")

@@ -51,6 +51,15 @@ function who(holder) {
   return { name, id, rest: [does, host, `pid ${pid}`].filter(Boolean).join(" · ") };
 }
 
+function run(one) {
+  return one.owner ? `run ${one.owner.slice(0, 8)} · attempt ${one.attempt}` : "";
+}
+
+function turn(waiter) {
+  if (waiter.told) return "told of its turn";
+  return waiter.away ? "comes back" : "";
+}
+
 function connection(one) {
   if (one.connection === undefined) return "";
   if (one.connection) return `connection ${one.connection}`;
@@ -256,7 +265,7 @@ function fill(row, lock, now) {
     row.fence = holder.fence;
   } else {
     say(row.name, "nobody yet");
-    row.rest.replaceChildren("grants are withheld");
+    row.rest.replaceChildren(lock.told ? "somebody was told of the turn" : "nothing is granted now");
     row.since = 0;
     row.ends = 0;
     still(row);
@@ -374,7 +383,7 @@ function showDetail(detail, now) {
   shown.forEach((waiter, i) => {
     const [place, what, since] = row.waiters.children[i].children;
     say(place, number(i + 1));
-    describe(what, waiter);
+    describe(what, waiter, turn(waiter));
     say(since, span(waiter.waited_s));
   });
   if (queue > shown.length) {
@@ -411,7 +420,7 @@ function describe(element, one, more = "") {
   say(name, told.name);
   say(rest, told.rest);
   say(id, told.id || "");
-  say(last, more);
+  say(last, [run(one), more].filter(Boolean).join(" · "));
 }
 
 let offered = null;
