@@ -182,10 +182,8 @@ class Reactor:
             return
         with contextlib.suppress(Exception):
             threading.current_thread().name = "dflockd-reactor"
-        pipe = _Pipe()
-        self._selector = make_selector()
-        self._selector.register(pipe.woken, selectors.EVENT_READ, None)
-        self._pipe = pipe
+        while not self._has_begun():
+            time.sleep(ADOPT_EVERY)
         self._thread = _thread.get_ident()
         self._begin(Task(carry_out(self._sweep())))
         while not self._is_closed:
@@ -195,6 +193,21 @@ class Reactor:
                 # Without this thread every lock of the process would be lost.
                 logger.exception("reactor: unexpected error")
                 time.sleep(0.1)
+
+    def _has_begun(self) -> bool:
+        """Get what the thread waits with; ``False`` if there are no descriptors at the moment."""
+        pipe = None
+        try:
+            pipe = _Pipe()
+            self._selector = make_selector()
+            self._selector.register(pipe.woken, selectors.EVENT_READ, None)
+        except OSError as exc:
+            logger.warning("locks are not renewed yet: %s", exc)
+            if pipe is not None:
+                pipe.close()
+            return False
+        self._pipe = pipe
+        return True
 
     def _turn(self) -> None:
         self._wakes_at = -math.inf
@@ -376,10 +389,12 @@ class _Pipe:
         with contextlib.suppress(BlockingIOError):
             self.woken.recv(4096)
 
-    def forget_after_fork(self) -> None:
+    def close(self) -> None:
         for sock in (self.woken, self._waker):
             with contextlib.suppress(OSError):
                 sock.close()
+
+    forget_after_fork = close
 
 
 class _Resolver:
