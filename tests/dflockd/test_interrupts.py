@@ -236,6 +236,14 @@ def in_vain(scene: Scene) -> None:
     assert scene.lock.acquire() is False
 
 
+def conflict(scene: Scene) -> None:
+    """The same run holds it: that is an answer in order, on a connection that stays."""
+    with pytest.raises(errors.OwnerConflictError):
+        scene.lock.acquire()
+    with pytest.raises(errors.OwnerConflictError):
+        scene.lock.enqueue()
+
+
 def renewal_(scene: Scene) -> None:
     assert scene.lock.acquire() is True
     assert scene.lock.renew() is True
@@ -284,16 +292,16 @@ def broken(scene: Scene) -> None:
 
 
 # The others run with the soak tests: each instruction takes some milliseconds.
-QUICK = {"block", "calls", "queue", "detaching"}
+QUICK = {"block", "calls", "queue", "conflict", "detaching"}
 
 SCENES = {
     each.__name__: each
     for each in (
-        *(block, anew, calls, phases, queue, leaving, waiting_in_vain, in_vain),
+        *(block, anew, calls, phases, queue, leaving, waiting_in_vain, in_vain, conflict),
         *(renewal_, gone, regained, detaching, adopting, broken),
     )
 }
-BUSY = {"queue", "leaving", "waiting_in_vain", "in_vain", "adopting"}
+BUSY = {"queue", "leaving", "waiting_in_vain", "in_vain", "conflict", "adopting"}
 """Where somebody else holds the lock at first."""
 
 
@@ -387,6 +395,9 @@ def test_a_signal_at_every_instruction(
         options["servers"] = [("localhost", server.port)]
     if how in ("in_vain", "waiting_in_vain"):
         options |= {"acquire_timeout_s": 0}
+    if how == "conflict":
+        options |= {"owner": ("run", 0), "label": "me"}
+        assert rival.ask("owner", "_", "run 0") == "ok"
     for number in itertools.count(1):
         lost.locks.clear()
         lock = sync_client.DistributedLock(key, on_lost=lost, **options)
