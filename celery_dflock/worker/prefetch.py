@@ -9,9 +9,18 @@ ours. They are kept apart and added up where they are told.
 
 from __future__ import annotations
 
+import logging
+import threading
 from typing import Any
 
+from amqp import spec
 from celery.worker.consumer import Consumer
+from kombu.common import PREFETCH_COUNT_MAX, ignore_errors
+
+from celery_dflock.config import settings
+from celery_dflock.outcome import delivery
+
+logger = logging.getLogger("celery_dflock")
 
 
 class Prefetch:
@@ -19,10 +28,21 @@ class Prefetch:
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
+        self._waiting: set[Any] = set()
+        self._mutex = threading.Lock()
+        self._is_static = False
+        self._celery = self._told = 0
+        self._thread = 0
 
     def attach(self) -> None:
         """Begin with a connection to the broker: nobody waits yet. Celery's tasks step has started."""
-        raise NotImplementedError
+        consumer, qos = self._consumer, self._consumer.qos
+        self._is_static = _is_static(consumer)
+        self._thread = threading.get_ident()
+        self._celery = self._told = consumer.initial_prefetch_count
+        self._waiting = set()
+        # What Celery tells is what it counts itself; ours is added on the way.
+        self._tell, qos.callback = qos.callback, self._add_ours
 
     @property
     def most(self) -> int | None:
@@ -31,17 +51,87 @@ class Prefetch:
         Where the count can be raised that is ``dflock_max_waiting``. Where it cannot be (quorum
         queues, RabbitMQ 4) it is what is received ahead beyond one message for each slot.
         """
-        raise NotImplementedError
+        if not self._celery:
+            return None
+        most: int = settings(self._consumer.app).max_parked
+        if not self._is_static:
+            return most
+        ahead: int = self._celery - self._consumer.pool.num_processes
+        return min(most, max(0, ahead))
 
     def raise_for(self, request: Any) -> None:
         """Receive one more while this request waits. Any thread, any number of times."""
-        raise NotImplementedError
+        with self._mutex:
+            self._waiting.add(request)
+        self._say()
 
     def lower_for(self, request: Any) -> None:
         """It waits no more. Any thread; nothing happens for one that was not counted."""
-        raise NotImplementedError
+        with self._mutex:
+            self._waiting.discard(request)
+        self._say()
 
     @property
     def count(self) -> int:
         """What the broker was told; 0 for no limit. For ``celery inspect stats``."""
-        raise NotImplementedError
+        return self._told
+
+    def warn(self) -> None:
+        """Say what the broker cannot do, once it is known; for workers whose tasks may wait here."""
+        if self._is_static and self.most is not None:
+            logger.warning(
+                "this broker cannot raise the prefetch count of a consumer (a quorum queue, or "
+                "RabbitMQ 4): of %d messages that are received ahead, %d may wait in the consumer "
+                "for their locks, and the others wait in their slots; for more set "
+                "worker_prefetch_multiplier, which is %d",
+                self._celery,
+                self.most,
+                self._consumer.prefetch_multiplier,
+            )
+
+    def _say(self) -> None:
+        """Tell the broker if there is something new; on the thread that talks with it."""
+        if self._is_static or self._sum() == self._told:
+            return
+        if threading.get_ident() != self._thread:
+            self._consumer.call_soon(self._say)
+            return
+        with ignore_errors(self._consumer.connection):  # if it is lost, the loop will find out
+            self._send()
+
+    def _send(self) -> None:
+        self._told = self._sum()
+        channel = self._consumer.task_consumer.channel
+        if hasattr(channel, "send_method"):
+            # Celery's way waits for the answer, and may be given messages meanwhile; then the event
+            # loop sleeps before it tells of those. The answer says nothing: nobody waits for it here.
+            channel.send_method(spec.Basic.Qos, "lBb", (0, self._told, True))
+        else:
+            self._tell(prefetch_count=self._told)
+
+    def _add_ours(self, prefetch_count: int) -> None:
+        """Celery tells the broker its count: in the place of its `QoS.callback`."""
+        self._celery = prefetch_count
+        self._told = prefetch_count if self._is_static else self._sum()
+        self._tell(prefetch_count=self._told)
+
+    def _sum(self) -> int:
+        if not self._celery:
+            return 0
+        most = self.most
+        ours = len(self._waiting) if most is None else min(len(self._waiting), most)
+        limit = self._consumer.qos.max_prefetch  # worker_eta_task_limit
+        ceiling = PREFETCH_COUNT_MAX if limit is None else min(limit, PREFETCH_COUNT_MAX)
+        return max(self._celery, min(self._celery + ours, ceiling))
+
+
+def _is_static(consumer: Consumer) -> bool:
+    """Whether the broker takes a new prefetch count for new consumers only."""
+    connection = consumer.connection
+    if connection.transport.driver_type != "amqp":
+        return False
+    is_global = getattr(consumer, "qos_global", None)
+    if is_global is None:  # Celery before 5.7 did not say what it does
+        is_global = not connection.qos_semantics_matches_spec
+        is_global &= not delivery.has_quorum_queues(consumer.app)
+    return not is_global

@@ -1,0 +1,131 @@
+"""What brokers ask of a task that is sent again: where it goes, and how soon it can come.
+
+Pure: it looks at the app's settings and queues and at the message, and sends nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Celery
+from celery.app.task import Context
+from celery.exceptions import ImproperlyConfigured
+from kombu.entity import Exchange, Queue
+
+DELAYED = "celery_delayed_delivery"
+"""The exchange from which messages come that RabbitMQ itself has delayed."""
+
+_delay = re.compile(r"(?:[01]\.){28}")
+"""The number of seconds in the routing key of such a message, bit by bit."""
+
+ADDED_BY_BROKER = re.compile(
+    r"x-death|x-(first|last)-death-(exchange|queue|reason)|x-(delivery|acquired)-count"
+)
+"""Headers in which RabbitMQ counts; of a message sent again they make it believe that it goes round."""
+
+FANOUT_WITHOUT_QUEUES = ("redis", "mongodb")
+"""Transports whose fanout queues are none: who listens gets a message, and none can be put there."""
+
+
+def pause(app: Celery, seconds: float) -> float:
+    """Return a pause before a task is sent to run again that its broker can do.
+
+    Where RabbitMQ delays messages itself (quorum queues) Celery refuses pauses below one second.
+    Those get one second more: at the same moment all would only meet again. No pause stays none.
+    """
+    return seconds + 1.0 if 0.0 < seconds < 1.0 and has_quorum_queues(app) else seconds
+
+
+def route_of(app: Celery, request: Context) -> dict[str, Any]:
+    """Return the options of `apply_async` that send a task to the queue that it came from.
+
+    None for most: Celery sends it where it was sent. But if that was to all workers, it would be to
+    all again; and where RabbitMQ delays messages it would be to the default queue.
+
+    Raises:
+        ImproperlyConfigured: it was sent to all workers, and cannot be sent to this one alone.
+    """
+    queue = queue_of(app, request)
+    if queue is not None and _is_for_all(queue):
+        return _route_to_one(app, request, queue)
+    exchange, key = _origin(request)
+    if not exchange or not has_quorum_queues(app):
+        return {}
+    kinds = {each.exchange.name: each.exchange.type for each in app.amqp.queues.values()}
+    kind = "topic" if exchange == DELAYED else kinds.get(exchange)
+    if kind is None or (kind == "direct" and queue is None):
+        return {}
+    name = key if queue is None else queue.name
+    back = Queue(name, Exchange(exchange, kind), key, no_declare=True)
+    return {"queue": back, "exchange": None, "routing_key": None}
+
+
+def _route_to_one(app: Celery, request: Context, queue: Queue) -> dict[str, Any]:
+    if driver(app) in FANOUT_WITHOUT_QUEUES:
+        raise ImproperlyConfigured(
+            f"task {request.task} came from {queue.exchange.name}, which is for all workers, and "
+            f"{driver(app)} cannot send it to one of them again: set lock_conflict to 'skip' or "
+            "'fail', or a longer lock_timeout"
+        )
+    alone = Queue(queue.name, Exchange(""), queue.name, no_declare=True)
+    return {"queue": alone, "exchange": "", "routing_key": queue.name}
+
+
+def headers_of(request: Context) -> dict[str, Any]:
+    """Return the headers of a message that go along when its task is sent again."""
+    return without_counts(request.headers or {})
+
+
+def without_counts(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return headers without those that a broker has added."""
+    return {name: headers[name] for name in headers if not ADDED_BY_BROKER.fullmatch(name)}
+
+
+def audience(app: Celery, request: Context) -> str:
+    """Return for whom a message is: the worker, if each gets one of its own; else nothing.
+
+    Runs of one message in several workers are then not the same run delivered twice.
+    """
+    queue = queue_of(app, request)
+    return (request.hostname or "") if queue is not None and _is_for_all(queue) else ""
+
+
+def queue_of(app: Celery, request: Context) -> Queue | None:
+    """Return the queue that a message has come from, if the app knows it."""
+    exchange, key = _origin(request)
+    queues = app.amqp.queues
+    if not exchange:
+        found: Queue | None = queues.get(key)
+        return found
+    queue: Queue
+    for queue in (*queues.consume_from.values(), *queues.values()):
+        if exchange == queue.exchange.name and (queue.routing_key == key or _is_for_all(queue)):
+            return queue
+        if exchange == DELAYED and queue.routing_key == key:
+            return queue
+    return None
+
+
+def _origin(request: Context) -> tuple[str, str]:
+    """Return the exchange and the routing key of a message, without the delay that it has had."""
+    info = request.delivery_info or {}
+    return info.get("exchange") or "", _delay.sub("", info.get("routing_key") or "", count=1)
+
+
+def has_quorum_queues(app: Celery) -> bool:
+    """Whether Celery takes this for an app with quorum queues: one is enough."""
+    return driver(app) == "amqp" and any(
+        (queue.queue_arguments or {}).get("x-queue-type") == "quorum"
+        for queue in app.amqp.queues.values()
+    )
+
+
+def driver(app: Celery) -> str:
+    """Return what kind of broker the app sends its tasks to: ``amqp``, ``redis``, ..."""
+    return str(app.producer_pool.connections.connection.transport.driver_type)
+
+
+def _is_for_all(queue: Queue) -> bool:
+    return bool(queue.exchange.type == "fanout")

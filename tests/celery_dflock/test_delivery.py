@@ -1,0 +1,128 @@
+"""Where a task goes that is sent again, and how soon; by the settings of the app alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.task import Context
+from celery.exceptions import ImproperlyConfigured
+from kombu import Exchange, Queue
+from kombu.common import Broadcast
+
+from celery_dflock.outcome import delivery
+
+QUORUM = {"x-queue-type": "quorum"}
+DELAY = "0." * 27 + "1."
+
+
+def an_app(broker: str = "amqp://", *queues: Queue) -> Celery:
+    app = Celery(set_as_current=False, broker=broker)
+    app.conf.task_queues = queues or (a_queue("default", "direct"),)
+    return app
+
+
+def a_queue(name: str, kind: str, key: str | None = None, **arguments: Any) -> Queue:
+    return Queue(name, Exchange(name, kind), key or name, queue_arguments=arguments or None)
+
+
+def received(exchange: str, routing_key: str, **more: Any) -> Context:
+    info = {"exchange": exchange, "routing_key": routing_key}
+    return Context(task="shop.sync", hostname="one@here", delivery_info=info, **more)
+
+
+def route(app: Celery, request: Context) -> tuple[Any, ...]:
+    """Name and exchange of the queue, routing key."""
+    options = delivery.route_of(app, request)
+    queue = options["queue"]
+    key = queue.routing_key if options["routing_key"] is None else options["routing_key"]
+    return queue.name, queue.exchange.name, queue.exchange.type, key
+
+
+def test_pauses_are_a_second_at_least_where_rabbitmq_delays() -> None:
+    app = an_app("amqp://", a_queue("a", "direct"), a_queue("b", "topic", **QUORUM))
+    assert [delivery.pause(app, s) for s in (0.0, 0.001, 0.999, 1.0, 7.5)] == [
+        0.0,
+        1.001,
+        1.999,
+        1.0,
+        7.5,
+    ]
+
+
+@pytest.mark.parametrize(
+    "app",
+    [
+        an_app(),
+        an_app("memory://", a_queue("b", "topic", **QUORUM)),
+        an_app("redis://", a_queue("b", "topic", **QUORUM)),
+    ],
+)
+def test_pauses_are_as_they_are_elsewhere(app: Celery) -> None:
+    assert delivery.pause(app, 0.05) == 0.05
+
+
+def test_the_most_common_route_is_celerys() -> None:
+    app = an_app()
+    assert delivery.route_of(app, received("", "default")) == {}
+    assert delivery.route_of(app, received("else", "where")) == {}
+    assert delivery.route_of(app, Context()) == {}
+
+
+def test_what_rabbitmq_delays_stays_in_its_queue() -> None:
+    app = an_app("amqp://", a_queue("default", "topic", **QUORUM), a_queue("b", "topic", **QUORUM))
+    back = ("b", "b", "topic", "b")
+    assert route(app, received("b", "b")) == back
+    assert route(app, received("b", DELAY + "b")) == back
+    assert route(app, received(delivery.DELAYED, DELAY + "b")) == (
+        "b",
+        delivery.DELAYED,
+        "topic",
+        "b",
+    )
+
+
+def test_what_rabbitmq_delays_keeps_its_routing_key() -> None:
+    app = an_app("amqp://", a_queue("imports", "topic", "import.#", **QUORUM))
+    assert route(app, received("imports", "import.users"))[1:] == (
+        "imports",
+        "topic",
+        "import.users",
+    )
+
+
+def test_a_direct_exchange_is_left_to_celery_unless_its_queue_is_known() -> None:
+    direct = a_queue("b", "direct", **QUORUM)
+    app = an_app("amqp://", a_queue("default", "topic"), direct)
+    assert delivery.route_of(app, received("b", "c")) == {}
+    assert delivery.route_of(app, received("elsewhere", "c")) == {}
+    assert route(app, received("b", "b")) == ("b", "b", "direct", "b")
+
+
+def test_what_is_for_all_goes_to_this_worker_alone() -> None:
+    own = Broadcast("for-all")
+    app = an_app("amqp://", a_queue("default", "direct"), own)
+    for request in (received("for-all", ""), received("", own.name)):
+        assert route(app, request) == (own.name, "", "direct", own.name)
+        assert delivery.audience(app, request) == "one@here"
+    assert delivery.audience(app, received("", "default")) == ""
+
+
+def test_redis_cannot_send_to_one_what_was_for_all() -> None:
+    app = an_app("redis://", Broadcast("for-all"))
+    with pytest.raises(ImproperlyConfigured, match=r"shop\.sync came from for-all.*lock_conflict"):
+        delivery.route_of(app, received("for-all", ""))
+
+
+def test_no_queue_is_made_by_looking_for_it() -> None:
+    app = an_app()
+    assert delivery.queue_of(app, received("", "unheard-of")) is None
+    assert "unheard-of" not in app.amqp.queues
+
+
+def test_headers_of_the_broker_stay_behind() -> None:
+    mine = {"x-mine": 1, "dflock": {"attempt": 1}, "x-deaths": 2}
+    theirs = {"x-death": [{}], "x-first-death-queue": "a", "x-delivery-count": 3}
+    assert delivery.headers_of(Context(headers={**mine, **theirs})) == mine
+    assert delivery.headers_of(Context()) == {}
