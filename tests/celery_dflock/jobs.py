@@ -30,6 +30,10 @@ from celery_dflock.signals import (
 
 # The environment variables that tell a worker where everything is; also DFLOCK_SERVERS.
 BROKER = "JOBS_BROKER_URL"
+RESULTS = "JOBS_RESULT_BACKEND"
+"""Where results go, if that is not the broker."""
+MORE = "JOBS_SETTINGS"
+"""More settings of the app, as JSON."""
 RECORD = "JOBS_RECORD"
 WAIT = "JOBS_WAIT"
 MAX_PARKED = "JOBS_MAX_PARKED"
@@ -46,7 +50,7 @@ app = Celery("tests.celery_dflock.jobs", set_as_current=False)
 def configure(env: Mapping[str, str]) -> None:
     app.conf.update(
         broker_url=env.get(BROKER, "memory://"),
-        result_backend=env.get(BROKER, "cache+memory://"),
+        result_backend=env.get(RESULTS) or env.get(BROKER, "cache+memory://"),
         worker_prefetch_multiplier=1,
         worker_cancel_long_running_tasks_on_connection_loss=False,
         broker_connection_retry_on_startup=True,
@@ -65,6 +69,7 @@ def configure(env: Mapping[str, str]) -> None:
             "unacked_index_key": "impatient_unacked_index",
             "unacked_mutex_key": "impatient_unacked_mutex",
         }
+    app.conf.update(json.loads(env.get(MORE, "{}")))
 
 
 configure(os.environ)
@@ -87,7 +92,7 @@ def note(what: str, task: Task, **more: Any) -> None:
     }
     file = os.open(os.environ[RECORD], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(file, (json.dumps(event) + "\n").encode())
+        os.write(file, (json.dumps(event, default=str) + "\n").encode())
     finally:
         os.close(file)
 
