@@ -41,6 +41,7 @@ NAMES = (
     "dflock_wait",
     "dflock_max_waiting",
     "dflock_max_parked",
+    "dflock_consumer_timeout",
 )
 """The settings; for their meaning see `Settings`."""
 
@@ -61,6 +62,9 @@ WAIT = ("slot", "consumer")
 
 MAX_WAITING = 500
 """Default of `Settings.max_waiting`: half of the 1024 files that a process can often have open."""
+
+CONSUMER_TIMEOUT = 1800
+"""Default of `Settings.consumer_timeout`, and of RabbitMQ: half an hour."""
 
 DEFAULT_SERVER = "127.0.0.1:6388"
 
@@ -93,6 +97,8 @@ class Settings:
             ``slot``, in a process of the worker's pool, or ``consumer``; see docs/waiting.md.
         max_waiting: ``dflock_max_waiting``: how many tasks that wait in the consumer of one worker
             are made up for by a larger prefetch count. Each is a message in memory and a connection.
+        consumer_timeout: ``dflock_consumer_timeout``: RabbitMQ's own ``consumer_timeout``, in
+            seconds, if you have set another; 0 for none. What waits in the consumer is back before.
     """
 
     servers: Servers
@@ -104,6 +110,7 @@ class Settings:
     enabled: bool
     wait: str
     max_waiting: int
+    consumer_timeout: float
 
     @property
     def max_parked(self) -> int:
@@ -198,6 +205,7 @@ def _raw(conf: Mapping[str, Any]) -> tuple[Any, ...]:
         _enabled(conf),
         conf.get("dflock_wait") or "slot",
         _max_waiting(conf),
+        _consumer_timeout(conf),
     )
 
 
@@ -211,6 +219,15 @@ def _max_waiting(conf: Mapping[str, Any]) -> int:
     name, value = _renamed(conf, "dflock_max_waiting", MAX_WAITING)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ImproperlyConfigured(f"{name} is {value!r}: give a whole number from 0")
+    return value
+
+
+def _consumer_timeout(conf: Mapping[str, Any]) -> float:
+    value = _given(conf, "dflock_consumer_timeout", CONSUMER_TIMEOUT)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+        raise ImproperlyConfigured(
+            f"dflock_consumer_timeout is {value!r}: give seconds, or 0 for no end"
+        )
     return value
 
 
@@ -242,6 +259,7 @@ def _checked(
     enabled: Any,
     wait: Any,
     max_waiting: int,
+    consumer_timeout: float,
 ) -> Settings:
     try:
         addresses = _servers(servers)
@@ -286,6 +304,7 @@ def _checked(
         enabled=enabled,
         wait=wait,
         max_waiting=max_waiting,
+        consumer_timeout=consumer_timeout,
     )
 
 

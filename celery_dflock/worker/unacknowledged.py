@@ -1,0 +1,97 @@
+"""How long a broker lets a message wait for its acknowledgement, and how one is given back in time.
+
+RabbitMQ closes the channel of a consumer that keeps one message for longer than its own
+``consumer_timeout``, and Celery's worker ends with that. It does not say how long that is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from amqp import Channel, Message
+from amqp.exceptions import MessageNacked
+from celery import Celery
+from celery.app.task import Context
+from celery.worker.consumer import Consumer
+
+from celery_dflock.config import settings
+from celery_dflock.outcome import delivery
+
+SHARE = 0.9
+"""Of the time that the broker leaves: a task is back with it before that is over."""
+
+CONFIRM = 5.0
+"""Seconds that a broker has for saying that it has got a message."""
+
+logger = logging.getLogger("celery_dflock")
+
+
+def limit(app: Celery) -> float | None:
+    """Return the seconds that a task may wait here with its message; ``None`` for any number.
+
+    ``x-consumer-timeout`` of a queue counts (milliseconds), else ``dflock_consumer_timeout``.
+    """
+    if delivery.driver(app) != "amqp":
+        return None
+    usual = settings(app).consumer_timeout
+    queues = app.amqp.queues.consume_from.values()
+    known = [_own_timeout(queue, usual) for queue in queues] or [usual]
+    least = min((seconds for seconds in known if seconds), default=0.0)
+    return max(1.0, SHARE * least) if least else None
+
+
+def _own_timeout(queue: Any, usual: float) -> float:
+    for arguments in (queue.consumer_arguments, queue.queue_arguments):
+        milliseconds = (arguments or {}).get("x-consumer-timeout")
+        if milliseconds is not None:
+            return float(milliseconds) / 1000
+    return usual
+
+
+def warn(app: Celery, timeouts: Mapping[str, float | None]) -> None:
+    """Say which tasks would wait for longer than the broker does; by their names, in seconds."""
+    most = limit(app)
+    if most is None:
+        return
+    names = sorted(name for name, seconds in timeouts.items() if seconds is None or seconds > most)
+    if names:
+        logger.warning(
+            "lock_timeout of %s is longer than RabbitMQ waits for an acknowledgement: who waits in "
+            "the consumer is sent again after %.0f s, and keeps its position; set lock_timeout to "
+            "less, or consumer_timeout of RabbitMQ and dflock_consumer_timeout to more",
+            ", ".join(names),
+            most,
+        )
+
+
+def give_back(consumer: Consumer, request: Any) -> None:
+    """Return a message to its queue, for this task has not begun.
+
+    RabbitMQ counts how often it delivers a message of a quorum queue, and throws it away after a
+    number of times (``x-delivery-limit``; 20 by default in RabbitMQ 4). One that was given back
+    before is sent anew instead, which is the end of that count and of its place in the queue.
+    """
+    message = request.message
+    if (message.headers or {}).get("x-delivery-count") and _send_anew(consumer, request):
+        message.ack_log_error(logger, consumer.connection_errors)
+        return
+    message.reject_log_error(logger, consumer.connection_errors, requeue=True)
+
+
+def _send_anew(consumer: Consumer, request: Any) -> bool:
+    """Whether the broker has confirmed a message like this one."""
+    message, channel = request.message, consumer.task_consumer.channel
+    queue = delivery.queue_of(consumer.app, Context(request.request_dict))
+    if queue is None or not isinstance(channel, Channel):
+        return False
+    headers = delivery.without_counts(message.headers)
+    headers.pop("compression", None)  # it has been undone
+    again = Message(message.body, **{**message.properties, "application_headers": headers})
+    try:
+        channel.basic_publish_confirm(again, "", queue.name, confirm_timeout=CONFIRM)
+    except (*consumer.connection_errors, *consumer.channel_errors, MessageNacked, OSError) as exc:
+        logger.warning("%r is not sent anew, but given back once more: %r", request, exc)
+        return False
+    return True
