@@ -53,11 +53,16 @@ class Prefetch:
         """
         if not self._celery:
             return None
-        most: int = settings(self._consumer.app).max_parked
+        most: int = settings(self._consumer.app).max_waiting
         if not self._is_static:
             return most
         ahead: int = self._celery - self._consumer.pool.num_processes
         return min(most, max(0, ahead))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more can wait here; where the count can be raised it always can."""
+        return not self._is_static or self.most is None or len(self._waiting) < self.most
 
     def raise_for(self, request: Any) -> None:
         """Receive one more while this request waits. Any thread, any number of times."""
