@@ -45,6 +45,7 @@ class Cluster:
         queues: str | None = None,
         servers: str | None = None,
         pool: str = "prefork",
+        app: str = "tests.celery_dflock.jobs",
         concurrency: int = 2,
         env: Mapping[str, str] | None = None,
     ) -> Worker:
@@ -52,7 +53,7 @@ class Cluster:
         worker = Worker(
             self.directory,
             *("-Q", queues or name),
-            app="tests.celery_dflock.jobs",
+            app=app,
             name=name,
             pool=pool,
             concurrency=concurrency,

@@ -241,6 +241,8 @@ def test_arguments_that_make_no_json() -> None:
         ("dflock_unavailable", "skip", "'skip': give one of requeue, fail, run"),
         ("dflock_enabled", "no", "'no': give True or False"),
         ("dflock_wait", "queue", "'queue': give one of slot, consumer"),
+        ("dflock_consumer_timeout", -1, "-1: give seconds, or 0 for no end"),
+        ("dflock_consumer_timeout", "1h", "'1h': give seconds, or 0 for no end"),
         ("dflock_max_waiting", -1, "-1: give a whole number from 0"),
         ("dflock_max_waiting", True, "True: give a whole number from 0"),
         ("dflock_max_parked", -1, "-1: give a whole number from 0"),

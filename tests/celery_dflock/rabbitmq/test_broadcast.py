@@ -1,0 +1,50 @@
+"""A message for all workers: each runs it once, and what is requeued comes back to it alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+from celery.exceptions import ImproperlyConfigured
+from kombu.common import Broadcast
+
+from tests.celery_dflock import jobs
+from tests.celery_dflock.cluster import Cluster
+from tests.celery_dflock.rabbitmq.bus import Bus
+
+APP = "tests.celery_dflock.rabbitmq.broadcasting"
+
+
+def test_each_worker_runs_it_once_and_one_at_a_time(make_bus: Callable[..., Bus], key: str) -> None:
+    bus = make_bus("classic")
+    cluster = bus.cluster
+    with contextlib.ExitStack() as running:
+        workers = [running.enter_context(bus.worker(each, app=APP)) for each in "abc"]
+        for worker in workers:
+            worker.wait_ready()
+        sent = bus.send(jobs.requeued, key, seconds=0.5, queue=Broadcast("for-all"))
+
+        cluster.wait(lambda: len(cluster.events(what="end", id=sent.id)) >= 3 or None, "three runs")
+        # Each worker gets this behind whatever else there is for all.
+        last = bus.send(jobs.plain, key, queue=Broadcast("for-all"))
+        cluster.wait(lambda: len(cluster.events(what="end", id=last.id)) >= 3 or None, "the last")
+        received = sum(worker.log_text().count(f"[{sent.id}] received") for worker in workers)
+
+    starts, ends = (cluster.events(what=what, id=sent.id) for what in ("start", "end"))
+    assert len({start["worker"] for start in starts}) == len(starts) == 3
+    assert all(end["at"] <= start["at"] for end, start in zip(ends, starts[1:], strict=False))
+    requeued = cluster.events(what="requeued", id=sent.id)
+    assert requeued
+    assert received == 3 + len(requeued)
+
+
+def test_redis_says_that_it_cannot_send_it_to_one_worker_alone(cluster: Cluster, key: str) -> None:
+    with (
+        cluster.worker("for-all", queues="for-all", app=APP) as worker,
+        cluster.lock(key),
+    ):
+        worker.wait_ready()
+        sent = cluster.send(jobs.requeued, key, queue=Broadcast("for-all"))
+        with pytest.raises(ImproperlyConfigured, match="redis cannot send it to one of them"):
+            sent.get(timeout=20)

@@ -1,0 +1,79 @@
+"""What waits in the consumer does not keep out what stands behind it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.celery_dflock import jobs
+from tests.celery_dflock.rabbitmq.bus import Bus
+
+MANY = 300
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_what_stands_behind_many_that_wait_is_received(
+    make_bus: Callable[..., Bus], key: str, pool: str
+) -> None:
+    bus = make_bus("classic")
+    cluster = bus.cluster
+    with cluster.lock(key), bus.running("one", pool=pool, worker_prefetch_multiplier=1):
+        for _ in range(MANY):
+            bus.send(jobs.parked, key, ignore_result=True)
+        last = bus.send(jobs.plain, key)
+        since = time.monotonic()
+        start = cluster.wait_event("start", last)
+
+    assert start["at"] - since < 5, "it took a second for every few of those before it"
+
+
+@pytest.mark.parametrize("multiplier", [1, 4])
+def test_as_many_wait_as_a_quorum_queue_lets_the_worker_receive_ahead(
+    make_bus: Callable[..., Bus], key: str, multiplier: int
+) -> None:
+    bus = make_bus("quorum")
+    cluster, room = bus.cluster, 2 * (multiplier - 1)
+    with bus.running("one", worker_prefetch_multiplier=multiplier) as worker:
+        line = worker.wait_log("cannot raise the prefetch count")
+        assert f"of {2 * multiplier} messages that are received ahead, {room} may wait" in line
+        with cluster.lock(key):
+            waiting = [bus.send(jobs.parked, key) for _ in range(12)]
+            cluster.wait_waiters(key, room + 2)
+            assert worker.log_text().count("in the consumer\n") == room
+        for each in waiting:
+            cluster.wait_event("end", each)
+
+
+def test_the_prefetch_count_is_as_before_once_nobody_waits_after_a_reconnect(
+    make_bus: Callable[..., Bus], key: str, tmp_path: object
+) -> None:
+    bus = make_bus("classic")
+    cluster = bus.cluster
+    gate = cluster.directory / f"gate-{key}"
+    with bus.running("one", worker_prefetch_multiplier=4) as worker:
+        running = [bus.send(jobs.plain, key, gate=str(gate)) for _ in range(2)]
+        for each in running:
+            cluster.wait_event("start", each)
+        with cluster.lock(key):
+            waiting = [bus.send(jobs.parked, key) for _ in range(5)]
+            cluster.wait_waiters(key, 5)
+            bus.rabbitmq.control("close_all_connections", "a test")
+            worker.wait_log("Connection to broker lost")
+            cluster.wait_waiters(key, 5)
+            gate.touch()
+            more = [bus.send(jobs.plain, key) for _ in range(8)]
+            for each in more:
+                cluster.wait_event("end", each)
+        for each in waiting:
+            cluster.wait_event("end", each)
+        for each in [bus.send(jobs.plain, key) for _ in range(3)]:
+            cluster.wait_event("end", each)
+        assert prefetch_counts(bus) == [8]
+
+
+def prefetch_counts(bus: Bus) -> list[int]:
+    """Of the channels of workers, as the broker sees them."""
+    words = bus.rabbitmq.control("list_channels", "global_prefetch_count").split()
+    return [int(word) for word in words if word.isdecimal() and word != "0"]

@@ -1,0 +1,48 @@
+"""A requeue on RabbitMQ: the same task, sent again a while later, on classic and quorum queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.celery_dflock import jobs
+from tests.celery_dflock.rabbitmq.bus import EXCHANGE, Bus
+
+SENT = 5
+TASKS = (jobs.requeued, jobs.ticket, jobs.parked_again)
+
+
+def test_tasks_of_one_key_run_one_by_one_and_all_succeed(bus: Bus, key: str) -> None:
+    keys = {task: f"{key}:{task.name}" for task in TASKS}
+    with bus.running("one", concurrency=4, worker_prefetch_multiplier=4):
+        results = [bus.send(task, keys[task], seconds=0.4) for _ in range(SENT) for task in TASKS]
+        ended = [result.get(timeout=60, propagate=False) for result in results]
+
+    assert ended == [result.id for result in results]
+    for of_one in keys.values():
+        starts = bus.cluster.events(what="start", key=of_one)
+        ends = bus.cluster.events(what="end", key=of_one)
+        assert len(starts) == len(ends) == SENT
+        assert all(end["at"] <= start["at"] for end, start in zip(ends, starts[1:], strict=False))
+        assert bus.cluster.events(what="requeued", key=of_one), "none has met another"
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_a_requeue_stays_in_its_queue(make_bus: Callable[..., Bus], kind: str, key: str) -> None:
+    """Where RabbitMQ delays a task Celery would send it to the default queue."""
+    default, other = make_bus(kind), make_bus(kind)
+    missing = {
+        "task_create_missing_queue_type": kind,
+        "task_create_missing_queue_exchange_type": EXCHANGE[kind],
+    }
+    with (
+        default.running("default"),
+        default.running("other", "-Q", other.queue.name, **missing) as worker,
+    ):
+        with other.cluster.lock(key):
+            sent = other.send(jobs.requeued, key)
+            other.cluster.wait_event("requeued", sent, 2)
+        end = other.cluster.wait_event("end", sent)
+
+    assert end["worker"] == worker.name
