@@ -10,15 +10,19 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery.utils.nodenames import gethostname
 
+from celery_dflock.beat.firing import Firing
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import Worker, wait_until
 from tests.celery_dflock import mixed, releases
+from tests.celery_dflock.beat import scheduled
+from tests.celery_dflock.beat.fleet import APP, Fleet, assert_each_once
 from tests.celery_dflock.cluster import waiters
 from tests.celery_dflock.releases import Release, Sender, Server
 
@@ -73,7 +77,7 @@ class Stage:
             locks.callback(lock.release)
         return locks
 
-    def wait_ended(self, *task_ids: str, retries: int = 0) -> None:
+    def wait_ended(self, *task_ids: str, retries: int = 0, seconds: float = PATIENCE) -> None:
         """Wait until these runs have ended.
 
         Their results are no witness: where the pause is short, Celery may store the RETRY of one
@@ -84,7 +88,7 @@ class Stage:
             ended = {e["id"] for e in mixed.history(self.record, "end") if e["retries"] == retries}
             return ended.issuperset(task_ids) or None
 
-        self.wait(probe, f"the end of {task_ids}")
+        self.wait(probe, f"the end of {task_ids}", seconds)
 
     def result(self, task_id: str) -> Any:
         """What a task returned."""
@@ -106,12 +110,12 @@ class Stage:
             lambda: waiters(self.server, key) == number or None, f"{number} waiters for {key}"
         )
 
-    def wait(self, probe: Callable[[], Any], what: str) -> None:
+    def wait(self, probe: Callable[[], Any], what: str, seconds: float = PATIENCE) -> None:
         def failure() -> str:
             logs = "\n\n".join(each.with_log(each.name) for each in self._processes)
-            return f"waited {PATIENCE:g} s for {what}\n{logs}"
+            return f"waited {seconds:g} s for {what}\n{logs}"
 
-        wait_until(probe, PATIENCE, failure)
+        wait_until(probe, seconds, failure)
 
     def settle(self, worker: Worker, queue: str, number: int) -> None:
         """Let a worker receive no more, until so many that it has requeued lie in the queue.
@@ -215,7 +219,7 @@ def test_what_is_in_flight_goes_on(
 def test_one_message_at_both(
     stage: Stage, release: dict[str, Release], one: str, other: str, tmp_path: Path
 ) -> None:
-    """A redelivered message, and a retry that overtakes the run which has sent it."""
+    """A redelivered message, a retry that overtakes the run which has sent it, a firing sent twice."""
     sender = stage.sender(release[one])
     for name, number in ((one, 4), (other, 4)):
         stage.worker(release[name], name, concurrency=number)
@@ -229,21 +233,65 @@ def test_one_message_at_both(
         again = {"task_id": copied[-1], "delivery_info": {"redelivered": True}}
         sender.send(kind, arguments, **again, **there)
     stage.wait_events("requeued", *copied)
+    firing = Firing("celery-beat:upgrade", "an entry", datetime.now(UTC)).options({}, None)
+    fired = sender.send("patient", {"key": "fired"}, **firing, **here)
+    stage.wait_ended(fired)
+    sender.send("patient", {"key": "fired"}, **firing, **there)
     overtaken = {"key": "overtaken", "retry_on": stage.queue(other), "lingers": 0.5}
     retried = [sender.send(kind, overtaken, **here) for kind in ("patient", "parked")]
     stage.wait_ended(*retried, retries=1)
     assert [stage.runs(each) for each in retried] == [2, 2]
     gate.touch()
     stage.wait_ended(*copied)
-    stage.wait_events("deduplicated", *copied)
-    assert [stage.runs(each) for each in copied] == [1, 1]
+    stage.wait_events("deduplicated", *copied, fired)
+    assert [stage.runs(each) for each in (*copied, fired)] == [1, 1, 1]
     stage.judge()
+
+
+@pytest.mark.soak
+@directions
+def test_beats_take_over(
+    stage: Stage, release: dict[str, Release], one: str, other: str, tmp_path: Path
+) -> None:
+    """A beat dies between the claim of a firing and its being sent; the other release's sends it."""
+    die = tmp_path / "die"
+    with ExitStack() as running:
+        fleet = Fleet(
+            *(tmp_path, stage.env[mixed.BROKER], stage.server),
+            size=2,
+            **{scheduled.DIE: str(die)},
+        )
+        for beat, name in zip(fleet.beats, (one, other), strict=True):
+            beat._env.update(release[name].env)
+            options = {"app": APP, "name": name, "env": {**fleet.env, **release[name].env}}
+            running.enter_context(Worker(tmp_path, *("-Q", tmp_path.name), **options))
+            running.enter_context(beat)
+            fleet.wait_ready(beat)
+        leader = fleet.wait_idle_leader()
+        assert leader is fleet.beats[0]
+        die.touch()
+        fleet.wait_leader(but=leader)
+        fleet.wait_sent(2, by=fleet.beats[1])
+        fleet.restart(leader)
+        fleet.wait_idle_leader()
+        die.touch()
+        fleet.wait_leader(but=fleet.beats[1])
+        fleet.wait_sent(2, by=leader)
+        assert_each_once(fleet.sent())
+        sent = {event["id"] for event in fleet.sent()}
+
+        def all_run() -> bool | None:
+            return sent.issubset(event["id"] for event in fleet.events("run")) or None
+
+        fleet.wait(all_run, "all firings to have run")
+        run = [event["id"] for event in fleet.events("run")]
+        assert len(run) == len(set(run))
 
 
 KINDS = ("requeued", "ticket", "patient", "parked")
 
 
-def crowd(stage: Stage, release: dict[str, Release], number: int) -> None:
+def crowd(stage: Stage, release: dict[str, Release], number: int, seconds: float) -> None:
     """Workers of both releases at the same keys, and senders of both."""
     workers = [stage.worker(each, "all") for each in release.values()]
     senders = [stage.sender(each) for each in release.values()]
@@ -256,7 +304,7 @@ def crowd(stage: Stage, release: dict[str, Release], number: int) -> None:
         for kind in KINDS
         for sender in senders
     ]
-    stage.wait_ended(*sent)
+    stage.wait_ended(*sent, seconds=seconds)
     begun = mixed.history(stage.record, "begin")
     assert len(begun) == len(sent)
     assert len({e["parent"] for e in begun}) == 2, "only one release took part"
@@ -265,11 +313,11 @@ def crowd(stage: Stage, release: dict[str, Release], number: int) -> None:
 
 @pytest.mark.parametrize("server", [pytest.param("old", marks=pytest.mark.soak), "new"])
 def test_a_crowd_of_both(stage: Stage, release: dict[str, Release]) -> None:
-    crowd(stage, release, 5)
+    crowd(stage, release, 5, PATIENCE)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("server", ["old", "new"])
 def test_a_large_crowd_of_both(stage: Stage, release: dict[str, Release]) -> None:
-    crowd(stage, release, 100)
+    crowd(stage, release, 60, 200)
