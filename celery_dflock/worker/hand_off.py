@@ -1,41 +1,60 @@
-"""What the consumer of a worker hands to the process that runs a task."""
+"""What the consumer of a worker hands to the process that runs a task: what came of its waiting."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import MutableMapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
 
 from celery.app.task import Context
 
 HANDED = "dflock_handed"
 """The place in a request for what the consumer of this worker hands to the process that runs it."""
 
+Verdict: TypeAlias = Literal["turn", "timeout", "unavailable", "redelivered", "slot"]
+"""What came of the wait.
 
-class Handed(TypedDict, total=False):
+``turn``: the key is free for this task; nothing is granted yet, the process takes the position up by
+its ticket. ``timeout``: not in time. ``unavailable``: no server could be asked. ``redelivered``:
+another delivery of the same message has the lock or waits for it. ``slot``: the server knows no
+waiting without a grant, so the task is to wait in its slot.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOff:
     """What came of a task's waiting in the consumer; see `celery_dflock.worker.consumer_wait`.
 
-    With a token the lock is held. With `error` it could not be asked for. A copy has found its own
-    message in its way. With none of these it was not granted in time; then the place that was kept
-    for the task and the pause for which that was done, if it was.
+    Attributes:
+        key: what was waited for, complete; of several keys the first in order.
+        waited: seconds.
+        verdict: what came of it.
+        ticket: of the position, to be taken up when the turn has come; or that was kept for the
+            next attempt, at ``timeout``.
+        pause: for how long it was kept, in seconds.
+        error: what the server said, at ``unavailable`` and ``redelivered``.
     """
 
     key: str
-    token: str
-    error: str
-    is_copy: bool
     waited: float
-    """Seconds."""
-    place: str
-    pause: float
+    verdict: Verdict
+    ticket: str | None = None
+    pause: float | None = None
+    error: str = ""
+
+    def put(self, request_dict: MutableMapping[str, Any]) -> None:
+        """Lay it into a request that goes to the pool, as plain types: it is sent to a process."""
+        request_dict[HANDED] = asdict(self)
+
+    @classmethod
+    def take(cls, request: Context) -> HandOff | None:
+        """Take it out of the request of a task: nobody else is to come across it."""
+        if request.headers:
+            request.headers.pop(HANDED, None)
+        fields = vars(request).pop(HANDED, None)
+        return None if fields is None else cls(**fields)
 
 
-def take_handed(request: Context) -> Handed | None:
-    """Take out of a request what the consumer has put there: nobody else is to come across it."""
-    if request.headers:
-        request.headers.pop(HANDED, None)
-    handed: Handed | None = vars(request).pop(HANDED, None)
-    return handed
-
-
-def has_lost_place(handed: Handed) -> bool:
-    """Whether a lock was granted: if it is held by another now, the time to wait is not over."""
-    return "token" in handed
+def discard(request_dict: MutableMapping[str, Any]) -> None:
+    """Take away what a message brings along in its place: only this worker's consumer is believed."""
+    request_dict.pop(HANDED, None)
