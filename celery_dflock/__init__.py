@@ -16,8 +16,9 @@ if TYPE_CHECKING:
         LockNotAcquiredError,
         LockUnavailableError,
     )
+    from celery_dflock.held import TaskLock, current_lock
     from celery_dflock.outcome.skipped import Skipped
-    from celery_dflock.task import LockedTask, SingletonTask, TaskLock, current_lock
+    from celery_dflock.task import LockedTask, SingletonTask
 else:
     # Loaded when first asked for: pytest imports the package at its start, for the plugin in
     # `celery_dflock.testing`, and must not import Celery with it.
@@ -31,8 +32,8 @@ else:
         "LockedTask": "task",
         "SingletonTask": "task",
         "Skipped": "outcome.skipped",
-        "TaskLock": "task",
-        "current_lock": "task",
+        "TaskLock": "held",
+        "current_lock": "held",
         "dflock": "context",
     }
 

@@ -13,15 +13,9 @@ from celery import Celery, current_app
 from celery_dflock import keys
 from celery_dflock.config import settings
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
-from celery_dflock.locks import (
-    HeldLock,
-    Locks,
-    LocksBase,
-    describe_holders,
-    lost_error,
-    process_label,
-)
-from celery_dflock.task import TaskLock
+from celery_dflock.held import HeldLock, TaskLock
+from celery_dflock.identity import process_label
+from celery_dflock.locks import Locks, LocksBase, describe_holders, lost_error
 from dflockd import client, errors
 
 B = TypeVar("B", bound=LocksBase[Any])

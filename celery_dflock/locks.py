@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from functools import cache
+from contextlib import ExitStack
+from functools import cache, partial
 from itertools import chain, repeat
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from celery.utils.nodenames import gethostname
-
 from celery_dflock.config import Settings
 from celery_dflock.exceptions import LockLostError, LockUnavailableError
+from celery_dflock.identity import Owner
 from celery_dflock.worker.shutdown import shutdown
 from dflockd import errors
 from dflockd.client.lock import LockBase
@@ -23,13 +21,13 @@ from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservati
 MOMENT = 30
 """Lease in seconds of what is held to be detached or released at once."""
 
-RESTART_PATIENCE = 5.0
-"""Seconds for which a server that has ended is waited for by those who had a place in its queue."""
+RESTART_TIMEOUT = 5.0
+"""Seconds for which a server that has ended is waited for by those who had a position in its queue."""
 
 RESTART_PAUSES = (0.0, 0.05, 0.1, 0.2, 0.5)
 """Seconds between attempts to reach it; the last one repeats."""
 
-HAND_OVER_PATIENCE = 1.0
+HAND_OVER_TIMEOUT = 1.0
 """Seconds that who tries a lock once waits for its shard to get from one server to another."""
 
 _RESTARTS = (errors.UnreachableError, errors.DrainingError)
@@ -39,8 +37,10 @@ logger = logging.getLogger("celery_dflock")
 _WORST_FIRST = ("lost", "free", "asking", "queued", "doubtful", "held")
 """The states of a lock."""
 
-KeepFunction: TypeAlias = Callable[[], Reservation | None]
-"""Says how a place is to be kept, once there is something to wait for."""
+ReserveFunction: TypeAlias = Callable[[], Reservation | None]
+"""Says how a position is to be kept, once there is something to wait for."""
+AskFunction: TypeAlias = Callable[[DistributedLock, str | None, ReserveFunction | None], bool]
+"""Asks for a lock, with the ticket of a position and what may keep it."""
 
 L = TypeVar("L", bound=LockBase)
 
@@ -55,7 +55,7 @@ class LocksBase(Generic[L]):
         ttl: lease in seconds.
         settings: of the app: where the servers are.
         label: what people see who ask the server who holds the lock.
-        run: what the label begins with: task and id, the same for every copy of the message.
+        owner: who asks, for the server to compare; ``None`` for who is no task.
         on_wait: called with the key, and a function that asks who holds it, before each wait.
         on_lost: called once, with the key, when the first of them is lost.
     """
@@ -72,17 +72,18 @@ class LocksBase(Generic[L]):
         ttl: int,
         settings: Settings,
         label: str,
-        run: str = "",
+        owner: Owner | None = None,
         on_wait: Callable[[str, Callable[[], str | None]], object] | None = None,
         on_lost: Callable[[str], object] | None = None,
     ) -> None:
         self.keys = list(keys)
-        self.run = run
         self.timeout = timeout
         self._on_wait = on_wait
         self._follows = settings.is_cluster
         first_lost = None if on_lost is None else _First(on_lost)
         options = {**settings.connection_options(), "label": label, "on_lost": first_lost}
+        if owner is not None:
+            options["owner"] = owner
         self._locks: list[L] = [self._make(key, limit, ttl, options) for key in keys]
 
     @property
@@ -134,123 +135,114 @@ class _First:
             callback(lock.key)
 
 
-class HeldLock:
-    """Locks that are held, as the code under them sees them.
-
-    Attributes:
-        keys: what is locked, prefix included; nearly always one key.
-        fences: the fence of each of `keys`.
-        waited: seconds that it took until all were granted.
-    """
-
-    def __init__(self, locks: LocksBase[Any], waited: float) -> None:
-        self._locks = locks
-        self.keys = locks.keys
-        self.fences = locks.fences
-        self.waited = waited
-
-    @property
-    def key(self) -> str:
-        """What is locked; the first in order where ``lock_key`` gives several."""
-        return self.keys[0]
-
-    @property
-    def held(self) -> bool:
-        """Whether the lock is certainly still held."""
-        return self._locks.held
-
-    @property
-    def state(self) -> str:
-        """``"held"``, ``"doubtful"``, ``"lost"``, or ``"free"`` after the task.
-
-        It is doubtful while its connection has broken and the lock server is sought again: it may
-        have given the lock away. Of several keys it is the state of the one which is worst off.
-        """
-        return self._locks.state
-
-    @property
-    def token(self) -> str | None:
-        """The token of the grant of `key`; ``None`` once it is lost."""
-        return self._locks.tokens[self.key]
-
-    @property
-    def fence(self) -> int | None:
-        """A number that grows with every grant of `key`, for the resource to compare.
-
-        Send it along with each write; a resource that remembers the largest and refuses smaller
-        ones is safe even from a task that does not know yet that its lock is lost.
-        """
-        return self.fences[self.key]
-
-    def __repr__(self) -> str:
-        """Without the token."""
-        return f"<{type(self).__name__} {self.key!r} fence={self.fence} {self.state}>"
-
-
 class Locks(LocksBase[DistributedLock]):
     """Locks for blocking code; see `LocksBase`."""
 
     _lock_class = DistributedLock
     _semaphore_class = DistributedSemaphore
 
-    def acquire(self, place: str | None = None, keep: KeepFunction | None = None) -> str | None:
-        """Take them all, or none.
+    reservation: Reservation | None = None
+    """How the position of the first key was to be kept, if it was waited for in vain."""
+
+    def acquire(
+        self, ticket: str | None = None, reserve: ReserveFunction | None = None
+    ) -> str | None:
+        """Take all that are not held yet, or none.
 
         Args:
-            place: of the only key, to be taken up: where its queue was left before.
-            keep: keep the place in the queue of the only key if it is not granted in time; then
-                `place` is its name.
+            ticket: of a position for the first key, to be taken up.
+            reserve: keep the position in the queue of the first key if it is not granted in time;
+                then `ticket` names it, and `reservation` is what was said.
 
         Returns:
             The key that was not granted in time, or ``None`` once all are held.
 
         Raises:
             AcquireCancelledError: the worker is shutting down.
+            OwnerConflictError: the same owner holds one of them already, or waits for it.
             LockUnavailableError: a server could not be asked, or refused.
         """
         started, remaining = time.monotonic(), self.timeout
         for lock in self._locks:
-            lock.acquire_timeout_s = remaining
-            try:
-                granted = self._grant(lock, place, keep)
-            except errors.RemoteError as exc:
-                self.release()
-                raise LockUnavailableError(lock.key, str(exc)) from exc
-            if not granted:
-                self.release()
-                return lock.key
+            if not is_kept(lock):
+                lock.acquire_timeout_s = remaining
+                ask = self._try_once if remaining == 0 else self._wait
+                if not self._asked(ask, lock, ticket, reserve):
+                    self.release()
+                    return lock.key
+            ticket = reserve = None
             remaining = _left(self.timeout, started)
         return None
 
+    def take_up(self, ticket: str, timeout: float, reserve: ReserveFunction) -> bool:
+        """Take the first key up where it was waited for; ``False`` if it is not free after all.
+
+        For `reserve` and what is raised see `acquire`.
+        """
+        lock = self._locks[0]
+        lock.acquire_timeout_s = timeout
+        return self._asked(self._resume, lock, ticket, reserve)
+
     @property
-    def place(self) -> str | None:
-        """The name of the place that was kept for the only key, if it was."""
+    def ticket(self) -> str | None:
+        """That of the position that was kept for the first key, if it was."""
         return self._locks[0].ticket
 
-    def _grant(self, lock: DistributedLock, place: str | None, keep: KeepFunction | None) -> bool:
+    def server(self, key: str) -> str:
+        """Where a key is asked for."""
+        return next(lock.server for lock in self._locks if lock.key == key)
+
+    def _asked(
+        self,
+        ask: AskFunction,
+        lock: DistributedLock,
+        ticket: str | None,
+        reserve: ReserveFunction | None,
+    ) -> bool:
+        """Ask a server for a lock: until a shutdown, and what goes wrong frees all of them."""
         try:
             shutdown.add(lock)
-            if lock.acquire_timeout_s == 0:
-                return try_once(lock, place, keep)
-            return self._wait(lock, place, keep)
+            return ask(lock, ticket, reserve)
+        except (errors.OwnerConflictError, errors.AcquireCancelledError):
+            self.release()
+            raise
+        except errors.RemoteError as exc:
+            self.release()
+            raise LockUnavailableError(lock.key, str(exc)) from exc
         finally:
             shutdown.discard(lock)
 
-    def _wait(self, lock: DistributedLock, place: str | None, keep: KeepFunction | None) -> bool:
+    def _reserve(self, reserve: ReserveFunction | None) -> Reservation | None:
+        self.reservation = None if reserve is None else reserve()
+        return self.reservation
+
+    def _try_once(
+        self, lock: DistributedLock, ticket: str | None, reserve: ReserveFunction | None
+    ) -> bool:
+        return try_once(lock, ticket, None if reserve is None else partial(self._reserve, reserve))
+
+    def _resume(
+        self, lock: DistributedLock, ticket: str | None, reserve: ReserveFunction | None
+    ) -> bool:
+        return lock.enqueue(ticket) == "acquired" or lock.wait(reservation=self._reserve(reserve))
+
+    def _wait(
+        self, lock: DistributedLock, ticket: str | None, reserve: ReserveFunction | None
+    ) -> bool:
         begun = time.monotonic()
-        # One round trip where the lock is free, as above. Where it is not, the place in the queue
-        # is there first: nobody overtakes while others are told of the wait.
-        if lock.enqueue(place) == "acquired":
+        # One round trip where the lock is free, as above. Where it is not, the position is there
+        # first: nobody overtakes while others are told of the wait.
+        if lock.enqueue(ticket) == "acquired":
             return True
         if self._on_wait is not None:
-            self._on_wait(lock.key, cache(lambda: describe_holder(lock, self.run)))
-        keeping = keep and keep()
+            self._on_wait(lock.key, cache(lambda: describe_holder(lock)))
+        reservation = self._reserve(reserve)
         if self._follows:
             # In a cluster the lock looks for its server by itself, and has begun to before.
-            return lock.wait(_left(lock.acquire_timeout_s, begun), keeping)
+            return lock.wait(_left(lock.acquire_timeout_s, begun), reservation)
         started = time.monotonic()
         try:
-            return lock.wait(reservation=keeping)
+            return lock.wait(reservation=reservation)
         except _RESTARTS as exc:
             if _left(lock.acquire_timeout_s, started) == 0:
                 raise  # it has said nothing for all that time
@@ -260,37 +252,18 @@ class Locks(LocksBase[DistributedLock]):
     def _queue_again(self, lock: DistributedLock, started: float) -> bool:
         """Wait on at a server that ended while it was waited at: it may just be restarted.
 
-        Whose place was lost with it queue up in the order in which they reach the next one.
+        Whose position was lost with it queue up in the order in which they reach the next one.
         """
-        timeout, patience = lock.acquire_timeout_s, time.monotonic() + RESTART_PATIENCE
+        timeout, until = lock.acquire_timeout_s, time.monotonic() + RESTART_TIMEOUT
         for pause in chain(RESTART_PAUSES, repeat(RESTART_PAUSES[-1])):
             time.sleep(pause)
             lock.acquire_timeout_s = _left(timeout, started)
             try:
                 return lock.acquire()
             except _RESTARTS:
-                if lock.acquire_timeout_s == 0 or time.monotonic() >= patience:
+                if lock.acquire_timeout_s == 0 or time.monotonic() >= until:
                     raise
         raise AssertionError("there is always another pause")
-
-    def leave(self, place: str) -> None:
-        """Give up a place of the only key that was kept, so that nothing is held for it."""
-        [lock] = self._locks
-        with suppress(errors.RemoteError):  # then it ends by itself
-            lock.enqueue(place)
-            lock.release()
-
-    def adopt(self, token: str) -> bool:
-        """Take over the lock of the only key, by its token; ``False`` if it is held no more.
-
-        Raises:
-            LockUnavailableError: its server could not be asked.
-        """
-        [lock] = self._locks
-        try:
-            return lock.adopt(token)
-        except errors.RemoteError as exc:
-            raise LockUnavailableError(lock.key, str(exc)) from exc
 
     def release(self) -> None:
         """Give back what is held, in the opposite order; nothing happens to what is not."""
@@ -319,14 +292,17 @@ class Locks(LocksBase[DistributedLock]):
                     raise lost_error(lock) from exc
 
     def holder(self, key: str) -> str | None:
-        """Ask who holds a key, named first if it is a copy of this very run.
+        """Ask who holds a key; ``None`` if nobody does, or if that cannot be learned."""
+        return describe_holders(self.holders(key))
 
-        ``None`` if nobody does, or if that cannot be learned.
-        """
-        for lock in self._locks:
-            if lock.key == key:
-                return describe_holder(lock, self.run)
-        return None
+    def holders(self, key: str) -> Sequence[Mapping[str, Any]]:
+        """Ask what the server knows of those who hold a key; nothing if it cannot be asked."""
+        lock = next(lock for lock in self._locks if lock.key == key)
+        try:
+            holders: Sequence[Mapping[str, Any]] = lock.inspect()["holders"]
+        except errors.RemoteError:
+            return ()
+        return holders
 
 
 def is_kept(lock: LockBase) -> bool:
@@ -343,24 +319,24 @@ def lost_error(lock: LockBase) -> LockLostError:
 
 
 def try_once(
-    lock: DistributedLock, place: str | None = None, keep: KeepFunction | None = None
+    lock: DistributedLock, ticket: str | None = None, reserve: ReserveFunction | None = None
 ) -> bool:
     """Take a lock if it is free, with `acquire_timeout_s` 0.
 
     Nobody can say so in the milliseconds in which a cluster hands its shard over: these are waited
     for. For the other arguments see `Locks.acquire`.
     """
-    until = time.monotonic() + HAND_OVER_PATIENCE
+    until = time.monotonic() + HAND_OVER_TIMEOUT
     while True:
         try:
-            if keep is None:
+            if ticket is None and reserve is None:
                 return lock.acquire()
-            # As fast where the lock is free. Where it is not, only who has a place can have it kept.
-            return lock.enqueue(place) == "acquired" or lock.wait(0, keep())
+            # As fast where the lock is free. Where it is not, only who has a position can keep it.
+            return lock.enqueue(ticket) == "acquired" or lock.wait(0, reserve and reserve())
         except errors.MaxWaitersError:
-            if keep is None:
+            if ticket is None and reserve is None:
                 raise
-            return False  # it is not free, and no place of its queue is either
+            return False  # it is not free, and no position in its queue is either
         except errors.RecoveringError as exc:
             if time.monotonic() + exc.retry_s > until:
                 raise
@@ -371,34 +347,25 @@ def _left(timeout: float | None, started: float) -> float | None:
     return None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
 
 
-def describe_holder(lock: DistributedLock, wanted: str = "") -> str | None:
-    """Return who holds a lock and for how long, in a few words; ``None`` if it cannot be learned.
-
-    For `wanted` see `describe_holders`.
-    """
+def describe_holder(lock: DistributedLock) -> str | None:
+    """Return who holds a lock and for how long, in a few words; ``None`` if it cannot be learned."""
     try:
-        return describe_holders(lock.inspect()["holders"], wanted)
+        return describe_holders(lock.inspect()["holders"])
     except errors.RemoteError:
         return None
 
 
-def describe_holders(holders: Sequence[Mapping[str, Any]], wanted: str = "") -> str | None:
+def describe_holders(holders: Sequence[Mapping[str, Any]]) -> str | None:
     """Return who holds a lock and for how long, in a few words; ``None`` without holders.
 
-    Of several it names one: whose label begins with `wanted`, else the one who holds it longest.
+    Of several it names the one who holds it longest.
     """
     if not holders:
         return None
-    first = next((h for h in holders if h["label"].startswith(wanted)), holders[0])
     others = f" and {len(holders) - 1} others" if len(holders) > 1 else ""
-    return describe(first) + others
+    return describe(holders[0]) + others
 
 
 def describe(holder: Mapping[str, Any]) -> str:
     """Return who a holder is that a server has named, and for how long, in a few words."""
     return f"{holder['label'] or 'somebody'}, for {holder['held_s']:.0f} s"
-
-
-def process_label() -> str:
-    """Return what tells this process from others: its host and pid."""
-    return f"{gethostname()} pid {os.getpid()}"

@@ -19,7 +19,7 @@ from celery_dflock.beat.firing import Firing, due_after
 from celery_dflock.beat.leadership import Lead, NotLeadingError, led, restore
 from celery_dflock.beat.store import store_for
 from celery_dflock.config import settings
-from celery_dflock.locks import process_label
+from celery_dflock.identity import process_label
 from dflockd import errors
 from dflockd.sync_client import DistributedLock
 

@@ -6,15 +6,14 @@ import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from celery import Task
-from celery.app.task import Context
 from celery.exceptions import Ignore, Reject
 
-from celery_dflock.config import Settings
+from celery_dflock.identity import process_label
 from celery_dflock.keys import encode, finish
-from celery_dflock.locks import MOMENT, process_label, try_once
+from celery_dflock.locks import MOMENT, try_once
 from celery_dflock.outcome.header import is_firing
-from celery_dflock.signals import task_deduplicated
+from celery_dflock.outcome.redelivery import tell_dropped
+from celery_dflock.plan import Plan
 from dflockd import errors
 from dflockd.sync_client import DistributedSemaphore
 
@@ -35,45 +34,44 @@ They are the holders of one semaphore, so that all together are one key of the l
 logger = logging.getLogger("celery_dflock")
 
 
-def once(
-    task: Task, request: Context, key: str, settings: Settings, is_copy: bool
-) -> AbstractContextManager[None]:
-    """Run a firing that has not been run, in this block, under the lock `key` of its task.
+def once(plan: Plan) -> AbstractContextManager[None]:
+    """Run a firing that has not been run, in this block, under the lock of its task.
 
     The lock keeps two copies apart, so that the second finds what the first has left: a hold on the
-    lock server that outlives it. So it is for a copy that the broker has made of any task, for the
-    sake of its own copies. What is neither just runs.
+    lock server that outlives it. So it is for a message that the broker has delivered again, of any
+    task, for the sake of its own redeliveries. What is neither just runs.
 
     Raises:
         Ignore: it has been run; the result stays as it is.
     """
-    if is_copy or is_firing(request):
-        return _once(task, request, key, settings)
-    return nullcontext()
+    if plan.is_redelivered or is_firing(plan.request):
+        return _once(plan)
+    return _NOTHING
+
+
+_NOTHING = nullcontext()
 
 
 @contextmanager
-def _once(task: Task, request: Context, key: str, settings: Settings) -> Iterator[None]:
-    name = f"{task.name}[{request.id}]"
-    done = finish(f"celery-done:{encode(task.name)}", settings.key_prefix)
+def _once(plan: Plan) -> Iterator[None]:
+    request, prefix = plan.request, plan.settings.key_prefix
+    done = finish(f"celery-done:{encode(plan.task.name)}", prefix)
     run = finish(encode(f"{request.id}:{request.retries}"))
     label = f"{run} {process_label()}"
-    options = settings.connection_options()
+    options = plan.settings.connection_options()
     mark = DistributedSemaphore(done, DONE_LIMIT, 0, MOMENT, label=label, **options)
     if _is_among(mark, run):
-        logger.info("task %s has been run, its copy is dropped", name)
-        task_deduplicated.send(
-            sender=task, request=request, key=key, task_id=request.id, verdict="copy"
-        )
+        logger.info("task %s has been run, its copy is dropped", plan.name)
+        tell_dropped(plan)
         raise Ignore
     try:
         yield
     except Reject:
         raise
     except Exception:
-        _leave(mark, name)
+        _leave(mark, plan.name)
         raise
-    _leave(mark, name)
+    _leave(mark, plan.name)
 
 
 def _is_among(marks: DistributedSemaphore, run: str) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from celery import Task
-
 from celery_dflock.exceptions import LockNotAcquiredError
+from celery_dflock.plan import Plan
 from celery_dflock.signals import task_skipped
 
 logger = logging.getLogger("celery_dflock")
@@ -55,9 +54,9 @@ class Skipped(dict[str, Any]):
         return None
 
 
-def skip(task: Task, error: LockNotAcquiredError) -> Skipped:
+def skip(plan: Plan, error: LockNotAcquiredError) -> Skipped:
     """Return the result of a skipped run."""
-    request = task.request
-    logger.info("task %s[%s] skipped: %s", task.name, request.id, error)
-    task_skipped.send(sender=task, request=request, key=error.key, holder=error.holder)
+    request = plan.request
+    logger.info("task %s skipped: %s", plan.name, error)
+    task_skipped.send(sender=plan.task, request=request, key=error.key, holder=error.holder)
     return Skipped(error.key, request.id, error.holder)

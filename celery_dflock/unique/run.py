@@ -18,6 +18,7 @@ from celery_dflock.config import Settings, settings
 from celery_dflock.locks import MOMENT, is_kept
 from celery_dflock.options import LockOptions
 from celery_dflock.outcome import header, redelivery
+from celery_dflock.plan import Plan
 from celery_dflock.unique.lock import first_of, label_of, lock_on, mark_of
 from dflockd import errors
 
@@ -28,7 +29,7 @@ class Carried:
     """The lock that a task has brought along from its sender, in the worker that runs it.
 
     Args:
-        task: the task; its request is the current one, unless `free` is all that is called.
+        task: the task.
         request: what has brought the lock along.
         ours: what it says of the lock; see `celery_dflock.outcome.header.unique_of`.
         ttl: lease in seconds.
@@ -54,12 +55,11 @@ class Carried:
     def take(self) -> None:
         """Make the lock that of this process, before the task waits for the other.
 
-        So that it ends with the process. A copy, as far as it is known to be one, has no claim to it.
+        So that it ends with the process.
         """
-        if not redelivery.is_known_copy(self._request):
-            self._adopt()
+        self._adopt()
 
-    def begin(self, options: LockOptions) -> None:
+    def begin(self, options: LockOptions, is_tried_again: bool = False) -> None:
         """Make sure that the lock is that of this process, for the task is about to run; or end it.
 
         Raises:
@@ -70,7 +70,7 @@ class Carried:
         held = self._adopt()
         if self._until == "until_executing":
             held = self._lock.release()
-        elif held and (replaceable or self._request.retries or header.attempts(self._request)):
+        elif held and (replaceable or is_tried_again):
             # The run that has sent this one again may have detached the lock after it was taken
             # here; but before it gave back the other lock, which is held by now.
             held = self._renew()
@@ -81,7 +81,7 @@ class Carried:
         """Give the lock back, or send it along with what goes on elsewhere."""
         if self._has_begun and self._until == "until_executing":
             return
-        if isinstance(exc, redelivery.CopyRequeued) and not is_kept(self._lock):
+        if isinstance(exc, redelivery.RedeliveryRequeued) and not is_kept(self._lock):
             return  # it belongs to the run that holds the other one
         held = is_kept(self._lock) or (not self._has_begun and self._adopt())
         if _goes_on(exc):
@@ -151,25 +151,27 @@ class Carried:
 
 
 def _goes_on(exc: BaseException | None) -> bool:
-    return isinstance(exc, Retry | redelivery.CopyRequeued) or (
+    return isinstance(exc, Retry | redelivery.RedeliveryRequeued) or (
         isinstance(exc, Reject) and bool(exc.requeue)
     )
 
 
-def carried(
-    task: Task, request: Context, options: LockOptions, app_settings: Settings
-) -> AbstractContextManager[Carried | None]:
+def carried(plan: Plan) -> AbstractContextManager[Carried | None]:
     """Look after what a task has brought along from its sender, if anything, while it runs."""
-    ours = header.unique_of(request)
-    if ours is None:
-        return nullcontext()
-    return _looked_after(Carried(task, request, ours, options.ttl, app_settings), options)
+    ours = None if plan.header.unique is None else header.unique_of(plan.request)
+    return _NOTHING if ours is None else _looked_after(plan, ours)
+
+
+_NOTHING = nullcontext()
 
 
 @contextmanager
-def _looked_after(brought: Carried, options: LockOptions) -> Iterator[Carried]:
+def _looked_after(plan: Plan, ours: Mapping[str, str]) -> Iterator[Carried]:
+    options = plan.options
+    brought = Carried(plan.task, plan.request, ours, options.ttl, plan.settings)
     try:
-        brought.take()
+        if not plan.is_redelivered:  # one has no claim to it, as far as it is known to be one
+            brought.take()
         yield brought
     except BaseException as exc:
         brought.end(exc, options)

@@ -36,7 +36,10 @@ def test_waiters_move_on(
             assert took < IN_TIME
             cluster.wait_waiters(key, 0)
         requeued = cluster.events(what="requeued", key=key)
-        assert len(requeued) == number
+        # It may come back to the same worker, which takes tasks for an instant longer.
+        assert {event["id"] for event in requeued} == {each.id for each in sent}
+        assert {event["countdown"] for event in requeued} == {0}, "at once"
+        assert {event["attempt"] for event in requeued} == {0}, "that is no attempt"
         assert all(0 < event["at"] - asked_at < PROMPT for event in requeued)
         assert "the worker is shutting down" in worker.log_text()
     assert not cluster.events(what="start", key=key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,15 @@ from celery.exceptions import Retry
 from celery.result import AsyncResult
 
 from celery_dflock import LockNotAcquiredError
+from celery_dflock.config import settings
+from celery_dflock.identity import owner_of
 from celery_dflock.locks import try_once
-from celery_dflock.outcome.header import HEADER
-from celery_dflock.outcome.requeue import Ticket, requeue
-from dflockd.sync_client import DistributedLock, DistributedSemaphore, KeepPlace
+from celery_dflock.outcome.header import HEADER, Header
+from celery_dflock.outcome.requeue import reservation
+from celery_dflock.outcome.timed_out import requeue_or_give_up
+from celery_dflock.outcome.types import Kept, TimedOut
+from celery_dflock.plan import Plan, plan
+from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster, Waiter
@@ -132,48 +138,55 @@ def test_who_keeps_none(cluster: Cluster, key: str, task: Task) -> None:
     assert sent.get(timeout=PATIENCE) == sent.id
 
 
-def test_a_copy_does_not_take_its_own_place_for_another_run(cluster: Cluster, key: str) -> None:
-    """A message can come twice while its task is away: from its latest attempt there is a place."""
-    task, name = jobs.parked, "copy-of-who-is-away"
-    place = DistributedLock(
-        key, servers=[cluster.lock_server.address], label=f"parked[{name}] elsewhere pid 1"
-    )
+def test_a_redelivery_does_not_take_its_own_position_for_another_run(
+    cluster: Cluster, key: str
+) -> None:
+    """A message can come twice while its task is away: from its latest attempt there is a position."""
+    task, name = jobs.patient, f"redelivery-of-who-is-away-{key}"
+    owner = owner_of(task.name, name, 0, "")
+    place = DistributedLock(key, servers=[cluster.lock_server.address], owner=owner)
     with cluster.lock(key) as holder:
         assert place.enqueue() == "queued"
-        assert place.wait(0, KeepPlace(30, 1)) is False
-        header = {HEADER: {"copy": 1, "retries": 0}}
-        sent = cluster.send(task, key, task_id=name, headers=header)
+        assert place.wait(0, Reservation(30, 1)) is False
+        sent = cluster.send(task, key, task_id=name)
         cluster.wait_waiters(key, 2)
         assert [waiter["away"] for waiter in queued(holder)] == [True, False]
     assert sent.get(timeout=PATIENCE) == name
 
 
 @pytest.mark.parametrize("task", [jobs.ticket, jobs.ticket_parked], ids=lambda t: t.name)
-def test_a_copy_of_who_holds_the_lock_keeps_no_place(
+def test_a_redelivery_of_who_holds_the_lock_keeps_no_position(
     cluster: Cluster, key: str, task: Task
 ) -> None:
-    name = f"copy-{task.name}"
-    label = f"{task.name}[{name}] elsewhere pid 1"
-    with DistributedLock(key, 0, 30, [cluster.lock_server.address], label=label) as holder:
+    name = f"redelivery-{task.name}-{key}"
+    owner = owner_of(task.name, name, 0, "")
+    with DistributedLock(key, 0, 30, [cluster.lock_server.address], owner=owner) as holder:
         sent = cluster.send(task, key, task_id=name)
         cluster.wait_event("requeued", sent)
         assert not queued(holder)
     assert sent.get(timeout=PATIENCE) == name
 
 
+def planned(task: Task, key: str, name: str, **more: Any) -> Plan:
+    """What a worker would find out of a message; its request is the current one."""
+    task.push_request(
+        id=name, args=[], kwargs={"key": key}, **{"retries": 0, "called_directly": False, **more}
+    )
+    return plan(task, task.request, task.run, (), {"key": key}, settings(task.app))
+
+
 def test_the_pause_is_what_was_said(cluster: Cluster, key: str) -> None:
-    task, name = jobs.ticket, f"said-{key}"
-    task.push_request(id=name, args=[], kwargs={"key": key}, retries=0, called_directly=False)
+    name = f"said-{key}"
+    run = planned(jobs.ticket, key, name)
     try:
-        ticket = Ticket.of(task.request, task._lock_options, 1, 0)
-        assert ticket is not None
-        keep = ticket.keep()
-        assert keep is not None
+        said = reservation(run.task, run.header, run.options, 0)
+        assert said is not None
+        it = TimedOut(LockNotAcquiredError(key, "asked"), Kept("00ff", said.away_s))
         with pytest.raises(Retry) as requeued:
-            requeue(task, LockNotAcquiredError(key, "asked"), task._lock_options.requeue, ticket)
+            requeue_or_give_up(run, it)
     finally:
-        task.pop_request()
-    assert requeued.value.when == keep.away_s
+        jobs.ticket.pop_request()
+    assert requeued.value.when == said.away_s
     assert AsyncResult(name, app=jobs.app).get(timeout=PATIENCE) == name
 
 
@@ -182,30 +195,25 @@ def test_a_queue_that_is_full(cluster: Cluster, key: str) -> None:
     narrow = LockServer(cluster.directory, "--max-waiters", "1", name="narrow")
     with narrow as server, cluster.lock(key, server):
         away, there, late = (cluster.lock(key, server) for _ in range(3))
-        assert try_once(away, None, lambda: KeepPlace(9, 0)) is False
-        assert away.place is not None
+        assert try_once(away, None, lambda: Reservation(9, 0)) is False
+        assert away.ticket is not None
         assert there.enqueue() == "queued"
-        assert try_once(late, None, lambda: KeepPlace(9, 0)) is False
-        assert late.place is None
+        assert try_once(late, None, lambda: Reservation(9, 0)) is False
+        assert late.ticket is None
         there.release()
 
 
-def test_a_retry_has_no_place() -> None:
+def test_a_retry_has_no_position() -> None:
     header = {HEADER: {"attempt": 2, "since": 1.0, "place": "00ff", "retries": 0}}
-    options = jobs.ticket._lock_options
-    for retries, place in ((0, "00ff"), (1, None)):
-        ticket = Ticket.of(Context(headers=header, retries=retries), options, 1, 0)
-        assert ticket is not None
-        assert ticket.place == place
+    for retries, ticket in ((0, "00ff"), (1, None)):
+        assert Header.read(Context(headers=header, retries=retries)).ticket == ticket
 
 
-def test_who_is_about_to_give_up_leaves_no_place() -> None:
+def test_who_is_about_to_give_up_leaves_no_position() -> None:
     """Nobody would come back to it."""
-    options = jobs.limited._lock_options
-    header = {HEADER: {"attempt": 1, "since": time.time(), "retries": 0}}
-    ticket = Ticket.of(Context(headers=header, retries=0), options, 1, 0)
-    assert ticket is not None
-    keep = ticket.keep()
-    assert keep == (ticket.pause, 0.0)
-    header[HEADER]["attempt"] = 2
-    assert ticket.keep() is None
+    task, options = jobs.limited, jobs.limited._lock_options
+    header = Header({}, attempt=1, since=time.time())
+    said = reservation(task, header, options, 0)
+    assert said is not None
+    assert 0 <= said.away_s <= options.requeue.cap
+    assert reservation(task, replace(header, attempt=2), options, 0) is None

@@ -1,0 +1,164 @@
+"""Asking for the lock of a task: the lock, or why the task does not run now."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
+from celery_dflock.held import current_lock
+from celery_dflock.identity import is_unnamed_run
+from celery_dflock.locks import Locks, describe, describe_holders
+from celery_dflock.outcome import unavailable
+from celery_dflock.outcome.requeue import countdown, reservation
+from celery_dflock.outcome.types import (
+    Kept,
+    Overtaken,
+    Redelivered,
+    Refusal,
+    ShuttingDown,
+    TimedOut,
+    Unavailable,
+)
+from celery_dflock.plan import Plan
+from celery_dflock.signals import lock_waiting
+from celery_dflock.worker.hand_off import HandOff
+from celery_dflock.worker.shutdown import shutdown
+from dflockd import errors
+from dflockd.sync_client import Reservation
+
+TURN_TIMEOUT = 1
+"""Seconds in the slot for a task whose turn has come in the consumer: usually it is granted at once."""
+
+logger = logging.getLogger("celery_dflock")
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """All locks are held.
+
+    Attributes:
+        waited: seconds, in the consumer and in the slot.
+    """
+
+    waited: float
+
+
+def locks_of(plan: Plan, on_lost: Callable[[str], object]) -> Locks:
+    """Return the locks of a run, not taken yet."""
+    return Locks(
+        plan.keys,
+        limit=plan.options.limit,
+        timeout=plan.timeout,
+        ttl=plan.options.ttl,
+        settings=plan.settings,
+        label=plan.label,
+        owner=plan.owner,
+        on_wait=partial(_tell_waiting, plan),
+        on_lost=on_lost,
+    )
+
+
+def acquire(plan: Plan, locks: Locks) -> Granted | Refusal:
+    """Wait for the locks of a run, as far as that has not been done in the consumer."""
+    started = time.monotonic()
+    try:
+        refusal = _go_on(plan, locks) or _wait(plan, locks)
+    except LockUnavailableError as error:
+        return Unavailable(error, locks.server(error.key))
+    except errors.OwnerConflictError as exc:
+        return _redelivered(plan, str(exc), exc.key)
+    except errors.AcquireCancelledError:
+        return ShuttingDown(LockNotAcquiredError(plan.keys[0], "the worker is shutting down"))
+    if unavailable.is_any_away() and not isinstance(refusal, Unavailable):
+        unavailable.is_over(locks.server(plan.keys[0]))
+    return refusal or Granted(plan.waited + time.monotonic() - started)
+
+
+def _go_on(plan: Plan, locks: Locks) -> Refusal | None:
+    """Do what follows from the wait in the consumer."""
+    handed = plan.hand_off
+    if handed is None:
+        return None
+    match handed.verdict:
+        case "turn":
+            return _take_up(plan, handed, locks)
+        case "timeout":
+            why = f"after {handed.waited:.0f} s (lock_timeout) in the consumer still held"
+            kept = _kept(handed.ticket, handed.pause)
+            return _timed_out(plan, locks, handed.key, why, kept)
+        case "unavailable":
+            error = LockUnavailableError(handed.key, handed.error)
+            return Unavailable(error, locks.server(handed.key))
+        case "redelivered":
+            return _redelivered(plan, handed.error)
+        case "slot":
+            return None
+
+
+def _take_up(plan: Plan, handed: HandOff, locks: Locks) -> Overtaken | None:
+    """Go on in the position whose turn has come; a slot is set aside for it for a moment."""
+    said = Reservation(countdown(plan.task, 0.0), plan.options.requeue.hold or 0.0)
+    if handed.ticket is None or not locks.take_up(handed.ticket, TURN_TIMEOUT, lambda: said):
+        why = "its turn had come, and others went first before it had a slot"
+        error = LockNotAcquiredError(handed.key, why)
+        return Overtaken(error, _kept(locks.ticket, said.away_s))
+    return None
+
+
+def _wait(plan: Plan, locks: Locks) -> Refusal | None:
+    """Wait in the slot for what is not held yet."""
+    if plan.hand_off is not None and locks.held:
+        return None
+    key, ticket = plan.keys[0], plan.header.ticket
+    if shutdown.begun:
+        return ShuttingDown(LockNotAcquiredError(key, "the worker is shutting down"), ticket)
+    if (outer := current_lock()) is not None:
+        for each in filter(outer.has, plan.keys):
+            why = "a task that waits for this one, in the same thread, holds it"
+            return TimedOut(LockNotAcquiredError(each, why))
+    # Waiting for a run without an owner, its redelivery would have the lock in the end.
+    if plan.is_redelivered and (holder := _unnamed_run(plan, locks.holders(key))) is not None:
+        return _redelivered(plan, f"held by {describe(holder)}")
+    reserve = partial(reservation, plan.task, plan.header, plan.options, locks.timeout)
+    refused = locks.acquire(ticket, reserve if plan.keeps_position else None)
+    if refused is None:
+        return None
+    seconds, said = locks.timeout, locks.reservation
+    why = f"after {seconds} s (lock_timeout) still held" if seconds else "it is held"
+    return _timed_out(plan, locks, refused, why, _kept(locks.ticket, said and said.away_s))
+
+
+def _kept(ticket: str | None, pause: float | None) -> Kept | None:
+    return None if ticket is None or pause is None else Kept(ticket, pause)
+
+
+def _timed_out(
+    plan: Plan, locks: Locks, key: str, why: str, kept: Kept | None
+) -> TimedOut | Redelivered:
+    holders = locks.holders(key)
+    if (holder := _unnamed_run(plan, holders)) is not None:
+        return _redelivered(plan, f"held by {describe(holder)}", key)
+    return TimedOut(LockNotAcquiredError(key, why, describe_holders(holders)), kept)
+
+
+def _redelivered(plan: Plan, why: str, key: str | None = None) -> Redelivered:
+    return Redelivered(LockNotAcquiredError(key or plan.keys[0], why))
+
+
+def _unnamed_run(plan: Plan, holders: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the holder that is a run of this message in a worker, or at a server, of 0.1."""
+    name, task_id = plan.task.name, plan.request.id
+    return next((each for each in holders if is_unnamed_run(each, name, task_id)), None)
+
+
+def _tell_waiting(plan: Plan, key: str, holder: Callable[[], str | None]) -> None:
+    if logger.isEnabledFor(logging.INFO):
+        who = holder()
+        about = f", held by {who}" if who else ""
+        logger.info("task %s waits for lock %r%s", plan.name, key, about)
+    lock_waiting.send(sender=plan.task, request=plan.request, key=key, holder=holder)

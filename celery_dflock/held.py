@@ -1,0 +1,107 @@
+"""Locks that are held, as the code under them sees them."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+from celery_dflock.locks import Locks, LocksBase
+
+
+class HeldLock:
+    """Locks that are held.
+
+    Attributes:
+        keys: what is locked, prefix included; nearly always one key.
+        fences: the fence of each of `keys`.
+        waited: seconds that it took until all were granted.
+    """
+
+    def __init__(self, locks: LocksBase[Any], waited: float) -> None:
+        self._locks = locks
+        self.keys = locks.keys
+        self.fences = locks.fences
+        self.waited = waited
+
+    @property
+    def key(self) -> str:
+        """What is locked; the first in order where ``lock_key`` gives several."""
+        return self.keys[0]
+
+    @property
+    def held(self) -> bool:
+        """Whether the lock is certainly still held."""
+        return self._locks.held
+
+    @property
+    def state(self) -> str:
+        """``"held"``, ``"doubtful"``, ``"lost"``, or ``"free"`` after the task.
+
+        It is doubtful while its connection has broken and the lock server is sought again: it may
+        have given the lock away. Of several keys it is the state of the one which is worst off.
+        """
+        return self._locks.state
+
+    @property
+    def token(self) -> str | None:
+        """The token of the grant of `key`; ``None`` once it is lost."""
+        return self._locks.tokens[self.key]
+
+    @property
+    def fence(self) -> int | None:
+        """A number that grows with every grant of `key`, for the resource to compare.
+
+        Send it along with each write; a resource that remembers the largest and refuses smaller
+        ones is safe even from a task that does not know yet that its lock is lost.
+        """
+        return self.fences[self.key]
+
+    def __repr__(self) -> str:
+        """Without the token."""
+        return f"<{type(self).__name__} {self.key!r} fence={self.fence} {self.state}>"
+
+
+class TaskLock(HeldLock):
+    """The lock of the task that is running; see `current_lock`.
+
+    Attributes:
+        outer: the lock of the task that called this one in the same thread, if any.
+    """
+
+    _locks: Locks
+
+    def __init__(self, locks: Locks, waited: float, outer: TaskLock | None) -> None:
+        super().__init__(locks, waited)
+        self.outer = outer
+
+    def extend(self, seconds: int | None = None) -> bool:
+        """Renew the lease now, for `seconds` (default: ``lock_ttl``); ``False`` if it is lost.
+
+        The renewal thread does this all the time. It is for what stops all threads of the process
+        longer than the lease: call it before. In doubt it waits, as `check` does.
+        """
+        return self._locks.renew(seconds)
+
+    def check(self) -> None:
+        """Return if the lock is certainly held; in doubt, once it is certain again.
+
+        That takes no longer than what is left of the lease.
+
+        Raises:
+            LockLostError: it is lost. Also, without waiting, if it is in doubt and this is called on
+                the renewal thread, where ``lock_lost`` and the signal `lock_lost` are.
+        """
+        self._locks.check()
+
+    def has(self, key: str) -> bool:
+        """Whether it is this lock, or one of those that its task was called under."""
+        return self._locks.has(key) or (self.outer is not None and self.outer.has(key))
+
+
+running: ContextVar[TaskLock | None] = ContextVar("celery_dflock.running", default=None)
+"""The lock of the task that runs in this thread or greenlet."""
+
+
+def current_lock() -> TaskLock | None:
+    """Return the lock of the locked task that this code runs in, or ``None`` outside of one."""
+    return running.get()

@@ -1,0 +1,41 @@
+"""Who asks for a lock: the owner, for the lock server to compare, and the label, for people."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any, TypeAlias
+
+from celery.utils.nodenames import gethostname
+
+Owner: TypeAlias = tuple[str, int]
+"""Which run, and which attempt of it: a retry is a later one, and so not another delivery."""
+
+
+def owner_of(task_name: str, task_id: str, attempt: int, prefix: str) -> Owner:
+    """Return who a run of a task is, wherever its message is delivered.
+
+    `Task.replace` keeps the id, so that the name counts as well; `prefix` keeps applications apart.
+    """
+    text = "\0".join((prefix, task_name, task_id)).encode("utf-8", "surrogatepass")
+    return blake2b(text, digest_size=16).hexdigest(), attempt
+
+
+def label_of(task_name: str, task_id: str) -> str:
+    """Return what people see of a run of a task who ask the server who holds a lock."""
+    return f"{task_name}[{task_id}] {process_label()}"
+
+
+def process_label() -> str:
+    """Return what tells this process from others: its host and pid."""
+    return f"{gethostname()} pid {os.getpid()}"
+
+
+def is_unnamed_run(entry: Mapping[str, Any], task_name: str, task_id: str) -> bool:
+    """Whether a holder that a server tells of is a run of this message without an owner.
+
+    So are the runs of workers of 0.1, and all where the server is that old. To go with 0.1.
+    """
+    label: str = entry["label"]
+    return not entry.get("owner") and label.startswith(f"{task_name}[{task_id}] ")

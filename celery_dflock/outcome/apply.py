@@ -1,0 +1,33 @@
+"""What becomes of a task that has no lock."""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+from celery_dflock.outcome import overtaken, redelivery, shutting_down, timed_out, unavailable
+from celery_dflock.outcome.types import (
+    Overtaken,
+    Redelivered,
+    Refusal,
+    ShuttingDown,
+    TimedOut,
+    Unavailable,
+)
+from celery_dflock.plan import Plan
+
+
+def apply(plan: Plan, it: Refusal) -> Any:
+    """Do what follows; return the result of the task, or raise what tells Celery how it ends."""
+    match it:
+        case TimedOut():
+            return timed_out.decide(plan, it)
+        case Unavailable():
+            return unavailable.decide(plan, it)
+        case Overtaken():
+            return overtaken.wait_again(plan, it)
+        case Redelivered():
+            return redelivery.send_again(plan, it)
+        case ShuttingDown():
+            return shutting_down.send_elsewhere(plan, it)
+        case _:
+            assert_never(it)

@@ -1,0 +1,23 @@
+"""The turn of a task had come in the consumer, and has passed: it goes back to wait."""
+
+from __future__ import annotations
+
+import logging
+from typing import NoReturn
+
+from celery_dflock.outcome import requeue
+from celery_dflock.outcome.types import Overtaken
+from celery_dflock.plan import Plan
+
+
+def wait_again(plan: Plan, it: Overtaken) -> NoReturn:
+    """Send the task again with its position: no conflict, for it was not the lock that was missing.
+
+    Raises:
+        Retry: which tells Celery that the task goes on elsewhere.
+    """
+    ticket = None if it.kept is None else it.kept.ticket
+    seconds = requeue.countdown(plan.task, 0.0) if it.kept is None else it.kept.pause
+    header = requeue.without_counting(plan, ticket, outage=0)
+    requeue.send_again(plan, seconds, header, it.error)
+    requeue.end(plan, it.error, seconds, plan.header.attempt, logging.INFO)

@@ -1,0 +1,22 @@
+"""The worker is shutting down: a task that has no lock yet is for another worker."""
+
+from __future__ import annotations
+
+import logging
+from typing import NoReturn
+
+from celery_dflock.outcome import requeue
+from celery_dflock.outcome.types import ShuttingDown
+from celery_dflock.plan import Plan
+
+
+def send_elsewhere(plan: Plan, it: ShuttingDown) -> NoReturn:
+    """Send the task again, without a pause: a shutdown says nothing about the lock.
+
+    Raises:
+        Retry: which tells Celery that the task goes on elsewhere.
+    """
+    seconds = requeue.countdown(plan.task, 0.0)
+    header = requeue.without_counting(plan, it.ticket)
+    requeue.send_again(plan, seconds, header, it.error)
+    requeue.end(plan, it.error, seconds, plan.header.attempt, logging.INFO)

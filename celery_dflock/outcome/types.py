@@ -1,0 +1,80 @@
+"""What can come of asking for the lock of a task, beside the lock: a type for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A position in the queue of the lock that is kept for the next attempt.
+
+    Attributes:
+        ticket: to take it up with.
+        pause: seconds in which the lock server expects that.
+    """
+
+    ticket: str
+    pause: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """A conflict: somebody else has the lock, and had it for as long as the task could wait.
+
+    Attributes:
+        error: says so.
+        kept: the position of the task, if it was kept.
+        pause: drawn for the next attempt before the wait, if it was.
+    """
+
+    error: LockNotAcquiredError
+    kept: Kept | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """The task's turn had come while it waited in the consumer, and has passed before it had a slot."""
+
+    error: LockNotAcquiredError
+    kept: Kept | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Redelivered:
+    """The broker has delivered the message twice: another run of it has the lock, or waits for it."""
+
+    error: LockNotAcquiredError
+
+
+@dataclass(frozen=True, slots=True)
+class ShuttingDown:
+    """The worker is shutting down: this process waits for nothing any more.
+
+    Attributes:
+        error: says so.
+        ticket: of the task's position, if it has one that nobody has taken up yet.
+    """
+
+    error: LockNotAcquiredError
+    ticket: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """No lock server could be asked.
+
+    Attributes:
+        error: says why.
+        server: which.
+    """
+
+    error: LockUnavailableError
+    server: str
+
+
+Refusal: TypeAlias = TimedOut | Overtaken | Redelivered | ShuttingDown | Unavailable
+"""Why a task does not run now."""
