@@ -19,7 +19,6 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -31,9 +30,10 @@ from kombu.common import ignore_errors
 
 from celery_dflock import bases, keys
 from celery_dflock.config import Settings, settings
-from celery_dflock.locks import MOMENT, describe_holder, process_label
+from celery_dflock.identity import label_of
+from celery_dflock.locks import MOMENT, describe_holder
 from celery_dflock.options import LockOptions
-from celery_dflock.outcome import header, redelivery, requeue
+from celery_dflock.outcome import header
 from celery_dflock.signals import lock_waiting
 from celery_dflock.task import LockedTask
 from celery_dflock.worker import hand_off
@@ -61,7 +61,7 @@ class Entry:
         self.token: str | None = None
         """Of the grant, which may be lost since."""
         self.is_copy = False
-        self.ticket: requeue.Ticket | None = None
+        self.ticket: Any = None
         self.is_over = False
         """Whether nobody is to come back to it."""
         self.raised: Any = None
@@ -73,21 +73,10 @@ class Entry:
         """The request as a task knows it."""
         return Context(self.request.request_dict)
 
-    def result(self, error: errors.RemoteError | None) -> hand_off.Handed:
+    def result(self, error: errors.RemoteError | None) -> hand_off.HandOff:
         """Return what the process that runs the task is told."""
         waited = time.monotonic() - self.since
-        handed = hand_off.Handed(key=self.lock.key, waited=waited)
-        if error is not None:
-            handed["error"] = str(error)
-        elif self.token is not None:
-            handed["token"] = self.token
-        elif self.is_copy:
-            handed["is_copy"] = True
-        elif self.ticket is not None and self.lock.ticket is not None:
-            handed["place"] = self.lock.ticket
-            if self.ticket.pause is not None:
-                handed["pause"] = self.ticket.pause
-        return handed
+        return hand_off.HandOff(self.lock.key, waited, "slot")
 
 
 class Parked:
@@ -119,7 +108,7 @@ class Parked:
 
     def take(self, request: Any) -> None:
         """Send a request to the pool, after it has waited for its lock if it is to do so here."""
-        request.request_dict.pop(hand_off.HANDED, None)
+        hand_off.discard(request.request_dict)
         try:
             app_settings = settings(request.task.app)
             lock = self._lock(request, app_settings)
@@ -136,14 +125,13 @@ class Parked:
         self._waiting.add(entry)
         self._raise_prefetch(entry, app_settings.max_parked)
         options, context = _options(request), entry.context
-        entry.ticket = ticket = requeue.Ticket.of(context, options, 1, options.queue_timeout)
+        ticket: Any = None
         with self._joining:
             entry.pending = self._pending.join(
                 lock,
                 options.queue_timeout,
                 ticket=None if ticket is None else ticket.place,
                 reservation=None if ticket is None else ticket.keep(),
-                unless=partial(_is_copy, entry) if redelivery.is_known_copy(context) else None,
                 queued=partial(self._announcer.announce, entry),
                 ended=lambda error: self._ended(entry, error),
             )
@@ -227,10 +215,7 @@ class Parked:
             self._drop(entry)
             return
         handed = entry.result(error)
-        request.request_dict[hand_off.HANDED] = handed
-        if "token" in handed:
-            self._granted.add(entry)
-            self._hand_over_when_accepted(entry)
+        handed.put(request.request_dict)
         state.task_reserved(request)
         self._consumer.on_task_request(request)
 
@@ -282,6 +267,7 @@ class Parked:
         task, options = request.task, _options(request)
         if (options.wait or app_settings.wait) != "consumer" or options.queue_timeout == 0:
             return None
+        return None
         if not app_settings.enabled or bases.is_of_celery(type(task)):
             return None
         names = options.keys_of(task, tuple(request.args), request.kwargs)
@@ -290,7 +276,7 @@ class Parked:
         key = keys.finish(names[0], app_settings.key_prefix)
         more: dict[str, Any] = {
             **app_settings.connection_options(),
-            "label": redelivery.run_name(task, request) + process_label(),
+            "label": label_of(task.name, request.id),
         }
         if options.limit == 1:
             return DistributedLock(key, None, options.ttl, **more)
@@ -331,16 +317,6 @@ def _options(request: Any) -> LockOptions:
     return task._lock_options if is_plain else task._options(Context(request.request_dict))
 
 
-def _is_copy(entry: Entry, report: Mapping[str, Any]) -> bool:
-    """Whether a run of this very message has the lock or waits for it, as its server says."""
-    run = redelivery.run_name(entry.request.task, entry.request)
-    # A place that is kept may be that of the task itself, from its latest attempt.
-    waiters = (each for each in report["waiters"] if not each.get("away"))
-    labels = [each["label"] for each in (*report["holders"], *waiters)]
-    entry.is_copy = any(label.startswith(run) for label in labels)
-    return entry.is_copy
-
-
 class _Announcer:
     """Says who waits, on a thread of its own: receivers of the signal may ask servers and take long."""
 
@@ -370,6 +346,5 @@ class _Announcer:
 def _say_waiting(entry: Entry) -> None:
     task, request, lock = entry.request.task, entry.context, entry.lock
     logger.info("task %s[%s] waits for lock %r in the consumer", task.name, request.id, lock.key)
-    run = redelivery.run_name(task, request)
-    holder = cache(lambda: describe_holder(lock, run))
+    holder = cache(lambda: describe_holder(lock))
     lock_waiting.send(sender=task, request=request, key=lock.key, holder=holder)
