@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from celery import Task
+from celery.app.task import Context
 from celery.exceptions import Reject, Retry
 from kombu.exceptions import OperationalError
 
@@ -64,53 +65,58 @@ def send_again(plan: Plan, seconds: float, header: Header, error: LockError) -> 
     up. Published first, acknowledged after: it can be doubled by a crash, never lost.
 
     Raises:
-        Reject: the broker is away, and has to deliver the message again that it still has.
         LockError: `error` itself, in eager mode: there is nowhere to send the task to.
+        OperationalError: the broker is away, and the worker ends.
+        Reject: the same, and the broker has the message still.
     """
-    task, request = plan.task, plan.request
-    if request.is_eager:
+    if plan.request.is_eager:
         raise error
-    signature = task.signature_from_request(
-        request,
-        retries=request.retries,
-        countdown=seconds or None,
-        headers=header.write(request),
-        **_dropped(plan),
-    )
     while True:
         try:
-            signature.apply_async()
+            _publish(plan, seconds, header)
         except OperationalError as exc:
             _wait_for_broker(plan, exc)
+            if plan.task.acks_late:  # it may deliver by itself what was not acknowledged in time
+                header = replace(header, redelivery=header.redelivery or 1)
         else:
             return
 
 
-def _dropped(plan: Plan) -> dict[str, Any]:
-    """Return what Celery leaves out of a message that is sent again."""
+def _publish(plan: Plan, seconds: float, header: Header) -> None:
     request = plan.request
-    return {name: getattr(request, name, None) for name in ("argsrepr", "kwargsrepr")}
+    plan.task.signature_from_request(
+        request,
+        retries=request.retries,
+        countdown=seconds or None,
+        headers=header.write(request),
+        **_dropped(request),
+    ).apply_async()
+
+
+def _dropped(request: Context) -> dict[str, Any]:
+    """Return what Celery leaves out of a message that is sent again."""
+    said = {
+        name: getattr(request, name, None) for name in ("argsrepr", "kwargsrepr", "compression")
+    }
+    said["delivery_mode"] = (request.properties or {}).get("delivery_mode")
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _wait_for_broker(plan: Plan, exc: OperationalError) -> None:
-    """Wait a moment: the message may be acknowledged, so that this process is all that knows of it.
+    """Wait a moment: where the message is acknowledged, this process is all that knows of it.
 
     Raises:
-        Reject: it is not acknowledged.
-        OperationalError: `exc`: the worker ends.
+        OperationalError: the worker ends, so that this cannot be waited for.
+        Reject: the same, and the broker has the message still.
     """
-    if plan.task.acks_late:
-        logger.warning(
-            "task %s goes back to the broker: it cannot be sent again: %s", plan.name, exc
-        )
+    if not shutdown.begun:
+        logger.warning("task %s cannot be sent again yet: %s", plan.name, exc)
+        time.sleep(PUBLISH_PAUSE)
+    elif plan.task.acks_late:
         raise Reject(exc, requeue=True) from exc
-    if shutdown.begun:
-        logger.error(
-            "task %s fails: the worker ends, and it cannot be sent again: %s", plan.name, exc
-        )
+    else:
+        logger.error("task %s is lost: its worker ends without a broker: %s", plan.name, exc)
         raise exc
-    logger.warning("task %s cannot be sent again yet: %s", plan.name, exc)
-    time.sleep(PUBLISH_PAUSE)
 
 
 def end(plan: Plan, error: LockError, seconds: float, attempt: int, level: int) -> NoReturn:

@@ -1,0 +1,89 @@
+"""The broker is away when a task is to be sent again: nothing is lost."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from celery import Task
+from celery.result import AsyncResult
+
+from examples.demo.stage import Redis, Worker
+from tests.celery_dflock import jobs
+from tests.celery_dflock.cluster import Cluster
+
+
+class LastingRedis(Redis):
+    """One that has everything again when it is back."""
+
+    def _command(self) -> Sequence[str]:
+        return [*super()._command(), "--appendonly", "yes", "--appendfsync", "always"]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[LastingRedis]:
+    with LastingRedis(tmp_path, name="r") as redis:
+        yield redis
+
+
+@pytest.fixture
+def worker(cluster: Cluster, broker: LastingRedis) -> Iterator[Worker]:
+    with cluster.worker(f"away-{next(_numbers)}", env={jobs.BROKER: broker.url}) as worker:
+        worker.wait_ready()
+        yield worker
+
+
+_numbers = itertools.count()
+
+
+def send(broker: LastingRedis, worker: Worker, task: Task, key: str, timeout: float) -> AsyncResult:
+    with jobs.app.connection_for_write(broker.url) as connection:
+        headers = {"dflock": {"lock_timeout": timeout}}
+        return task.apply_async(
+            (), {"key": key}, queue=worker.name, connection=connection, headers=headers
+        )
+
+
+def test_a_requeue_waits_for_the_broker(
+    cluster: Cluster, broker: LastingRedis, worker: Worker, key: str
+) -> None:
+    """The message is acknowledged, so that only the worker knows of it."""
+    with cluster.lock(key):
+        sent = send(broker, worker, jobs.patient, key, 1.5)
+        cluster.wait_waiters(key, 1)
+        broker.kill()
+        worker.wait_log(f"[{sent.id}] cannot be sent again yet")
+    broker.start()
+    cluster.wait_event("end", sent)
+    assert len(cluster.events(what="start", id=sent.id)) == 1
+
+
+def test_a_message_that_is_acknowledged_late(
+    cluster: Cluster, broker: LastingRedis, worker: Worker, key: str
+) -> None:
+    """Celery with Redis may not survive that, with any task, but the message does."""
+    with cluster.lock(key):
+        sent = send(broker, worker, jobs.late_patient, key, 1.5)
+        cluster.wait_waiters(key, 1)
+        broker.kill()
+        worker.wait_log(f"[{sent.id}] cannot be sent again yet")
+        broker.start()
+        cluster.wait_event("requeued", sent)
+    with cluster.worker(f"{worker.name}-2", queues=worker.name, env={jobs.BROKER: broker.url}):
+        cluster.wait_event("end", sent)
+    assert len(cluster.events(what="start", id=sent.id)) == 1
+
+
+def test_a_worker_that_ends_without_a_broker_says_what_is_lost(
+    cluster: Cluster, broker: LastingRedis, worker: Worker, key: str
+) -> None:
+    with cluster.lock(key):
+        sent = send(broker, worker, jobs.patient, key, 60)
+        cluster.wait_waiters(key, 1)
+        broker.kill()
+        os.kill(worker.pid, signal.SIGTERM)
+        worker.wait_log(f"ERROR/ForkPoolWorker-1] task patient[{sent.id}] is lost")

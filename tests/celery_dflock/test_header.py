@@ -1,0 +1,103 @@
+"""What the headers of a message say, and that workers of 0.1 understand it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.app.task import Context
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_dflock.outcome.header import FIRING, HEADER, NOTHING, RUN, Header
+
+COUNTERS_OF_0_1 = ("attempt", "since", "place", "retries", "copy", "free")
+
+options = st.dictionaries(
+    st.sampled_from(["lock_timeout", "lock_limit", "lock_conflict"]), st.integers(0, 9), max_size=2
+)
+headers = st.builds(
+    Header,
+    options=options,
+    unique=st.none() | st.fixed_dictionaries({"id": st.text(), "key": st.text()}),
+    attempt=st.integers(0, 99),
+    since=st.none() | st.floats(1, 2e9),
+    ticket=st.none() | st.text("0123456789abcdef", min_size=1),
+    redelivery=st.integers(0, 9),
+    is_free=st.booleans(),
+    outage=st.integers(0, 99),
+    paused=st.none() | st.floats(1, 2e9),
+)
+
+
+def attempts_of_0_1(request: Context) -> dict[str, Any]:
+    """As 0.1 had it."""
+    history = (request.headers or {}).get(HEADER) or {}
+    if history.get("retries") != request.retries:
+        return {}
+    return {name: history[name] for name in COUNTERS_OF_0_1 if name in history}
+
+
+def options_of_0_1(request: Context) -> dict[str, Any]:
+    history = (request.headers or {}).get(HEADER) or {}
+    ours = (*COUNTERS_OF_0_1, "unique")
+    return {name: value for name, value in history.items() if name not in ours}
+
+
+@given(header=headers, retries=st.integers(0, 3))
+def test_what_is_written_is_read(header: Header, retries: int) -> None:
+    before = Context(headers={"x-tenant": "blue", FIRING: {"id": "1"}}, retries=retries)
+    written = header.write(before)
+    assert Header.read(Context(headers=written, retries=retries)) == header
+    assert {**written, HEADER: 0, RUN: 0} == {**before.headers, HEADER: 0, RUN: 0}
+    assert before.headers == {"x-tenant": "blue", FIRING: {"id": "1"}}, "that is another message"
+
+
+@given(header=headers, retries=st.integers(0, 3))
+def test_a_retry_counts_anew(header: Header, retries: int) -> None:
+    written = header.write(Context(retries=retries))
+    again = Header.read(Context(headers=written, retries=retries + 1))
+    assert again == Header(header.options, header.unique)
+
+
+@given(header=headers, retries=st.integers(0, 3))
+def test_0_1_reads_it(header: Header, retries: int) -> None:
+    request = Context(headers=header.write(Context(retries=retries)), retries=retries)
+    read = attempts_of_0_1(request)
+    assert int(read.get("attempt", 0)) == header.attempt
+    assert read.get("since") == header.since
+    assert read.get("place") == header.ticket
+    assert int(read.get("copy", 0)) == header.redelivery
+    assert ("copy" in read) == (header.redelivery > 0)
+    assert ("free" in read) == header.is_free
+    assert options_of_0_1(request) == header.options
+
+
+@given(
+    counters=st.fixed_dictionaries(
+        {"attempt": st.integers(1, 99), "since": st.floats(1, 2e9)},
+        optional={"place": st.none() | st.text(), "copy": st.integers(1, 9), "free": st.just(True)},
+    ),
+    given_options=options,
+)
+def test_it_reads_0_1(counters: dict[str, Any], given_options: dict[str, Any]) -> None:
+    written = {HEADER: {**given_options, **counters, "retries": 2}}
+    header = Header.read(Context(headers=written, retries=2))
+    assert header.options == given_options
+    assert (header.attempt, header.since) == (counters["attempt"], counters["since"])
+    assert header.ticket == counters.get("place")
+    assert header.redelivery == counters.get("copy", 0)
+    assert header.is_free == ("free" in counters)
+    assert header.paused is None
+
+
+def test_most_messages_say_nothing() -> None:
+    for message in (None, {}, {"x-tenant": "blue"}):
+        assert Header.read(Context(headers=message)) is NOTHING
+
+
+def test_what_does_not_count_is_left_out_of_the_time() -> None:
+    header = Header({}, attempt=1, since=100.0, paused=130.0)
+    assert header.since_at(150.0) == 120.0
+    assert header.since_at(120.0) == 100.0, "clocks differ"
+    assert Header({}, attempt=1, since=100.0).since_at(150.0) == 100.0
+    assert Header({}, paused=130.0).since_at(150.0) is None

@@ -1,0 +1,120 @@
+"""A task that is sent again is the same message, but for what has to be another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery, Task
+from celery.exceptions import Retry
+from kombu.message import Message
+
+from celery_dflock import LockedTask, LockNotAcquiredError
+from celery_dflock.config import settings
+from celery_dflock.outcome.apply import apply
+from celery_dflock.outcome.header import HEADER, RUN
+from celery_dflock.outcome.types import Refusal, ShuttingDown, TimedOut
+from celery_dflock.plan import plan
+from tests.celery_dflock import jobs
+
+OPTIONS: dict[str, Any] = {
+    "task_id": "the-id",
+    "argsrepr": "<hidden>",
+    "kwargsrepr": "<hidden>",
+    "priority": 6,
+    "shadow": "another name",
+    "expires": 300,
+    "ignore_result": True,
+    "time_limit": 60,
+    "soft_time_limit": 50,
+    "headers": {"x-tenant": "blue", HEADER: {"lock_timeout": 0}},
+    "reply_to": "somebody",
+    "root_id": "root",
+    "parent_id": "parent",
+    "group_id": "group",
+    "group_index": 3,
+    "replaced_task_nesting": 2,
+    "origin": "gen1@there",
+    "compression": "gzip",
+    "delivery_mode": 1,
+    "stamped_headers": ["stamp"],
+    "stamp": "value",
+}
+
+DIFFERENT = {("headers", "eta"), ("headers", HEADER), ("headers", RUN)} | {
+    # It expires at the same time, in less of it; and what is said in the headers is repeated there.
+    ("properties", name)
+    for name in ("delivery_tag", "expiration", "argsrepr", "kwargsrepr", "origin")
+}
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Celery:
+    monkeypatch.setenv(jobs.RECORD, str(tmp_path / "record"))
+    return Celery("again", broker="memory://", backend="cache+memory://", set_as_current=False)
+
+
+def received(app: Celery) -> Message:
+    with app.connection_for_read() as connection:
+        message = connection.SimpleQueue("celery").get(timeout=1)
+        message.ack()
+        return message
+
+
+def as_request(message: Message) -> dict[str, Any]:
+    """As a worker makes it."""
+    args, kwargs, embedded = message.payload
+    info = {**message.delivery_info, "priority": message.properties.get("priority")}
+    return {
+        **message.headers,
+        "properties": message.properties,
+        "reply_to": message.properties.get("reply_to"),
+        "correlation_id": message.properties.get("correlation_id"),
+        "delivery_info": {**info, "redelivered": False},
+        "args": args,
+        "kwargs": kwargs,
+        "called_directly": False,
+        "is_eager": False,
+        **embedded,
+    }
+
+
+ERROR = LockNotAcquiredError("the-key", "it is held")
+
+
+@pytest.mark.parametrize("outcome", [TimedOut(ERROR), ShuttingDown(ERROR)], ids=["late", "ends"])
+@pytest.mark.parametrize("options", [OPTIONS, {}], ids=["all", "none"])
+def test_nothing_is_lost(app: Celery, options: dict[str, Any], outcome: Refusal) -> None:
+    @app.task(shared=False)
+    def then(result: object) -> None: ...
+
+    @app.task(base=LockedTask, lock_key="the-key", shared=False)
+    def task(one: int, two: int) -> None: ...
+
+    linked = {"link": then.s(), "link_error": then.s()} if options else {}
+    task.apply_async((1,), {"two": 2}, **options, **linked)
+    before = received(app)
+    requeue(task, before, outcome)
+    after = received(app)
+
+    assert after.payload == before.payload
+    assert (after.content_type, after.content_encoding) == (
+        before.content_type,
+        before.content_encoding,
+    )
+    for part in ("headers", "properties"):
+        ours, theirs = getattr(before, part), getattr(after, part)
+        for name in {*ours, *theirs}:
+            if (part, name) not in DIFFERENT:
+                assert theirs.get(name) == ours.get(name), (part, name)
+
+
+def requeue(task: Task, message: Message, outcome: Refusal) -> None:
+    task.push_request(**as_request(message))
+    try:
+        run = plan(task, task.request, task.run, (1,), {"two": 2}, settings(task.app))
+        with pytest.raises(Retry):
+            apply(run, outcome)
+    finally:
+        task.pop_request()
