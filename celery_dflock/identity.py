@@ -13,12 +13,13 @@ Owner: TypeAlias = tuple[str, int]
 """Which run, and which attempt of it: a retry is a later one, and so not another delivery."""
 
 
-def owner_of(task_name: str, task_id: str, attempt: int, prefix: str) -> Owner:
+def owner_of(task_name: str, task_id: str, attempt: int, prefix: str, audience: str = "") -> Owner:
     """Return who a run of a task is, wherever its message is delivered.
 
     `Task.replace` keeps the id, so that the name counts as well; `prefix` keeps applications apart.
+    Of a message that each worker gets, `audience` says which of them.
     """
-    text = "\0".join((prefix, task_name, task_id)).encode("utf-8", "surrogatepass")
+    text = "\0".join((prefix, task_name, task_id, audience)).encode("utf-8", "surrogatepass")
     return blake2b(text, digest_size=16).hexdigest(), attempt
 
 

@@ -14,6 +14,7 @@ from celery_dflock import keys
 from celery_dflock.config import Settings
 from celery_dflock.identity import Owner, label_of, owner_of
 from celery_dflock.options import LockOptions, Unchosen
+from celery_dflock.outcome import delivery
 from celery_dflock.outcome.header import Header
 from celery_dflock.worker.hand_off import HandOff
 
@@ -108,6 +109,12 @@ def keeps_position(options: LockOptions, keys: int) -> bool:
     return options.conflict == "requeue" and options.requeue.hold is not None and keys == 1
 
 
+def owner(task: Task, request: Context, prefix: str) -> Owner:
+    """Return who asks for the lock of a task."""
+    audience = delivery.audience(task.app, request)
+    return owner_of(task.name, request.id, request.retries, prefix, audience)
+
+
 def plan(
     task: Task,
     request: Context,
@@ -135,7 +142,7 @@ def plan(
         options=options,
         settings=settings,
         keys=names,
-        owner=owner_of(task.name, request.id, request.retries, prefix),
+        owner=owner(task, request, prefix),
         header=header,
         hand_off=handed if handed is not None and handed.key == names[0] else None,
         began=began,

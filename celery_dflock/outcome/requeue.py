@@ -15,6 +15,7 @@ from kombu.exceptions import OperationalError
 
 from celery_dflock.exceptions import LockError
 from celery_dflock.options import Backoff, LockOptions
+from celery_dflock.outcome import delivery
 from celery_dflock.outcome.header import Header
 from celery_dflock.plan import Plan
 from celery_dflock.signals import task_requeued
@@ -31,8 +32,8 @@ logger = logging.getLogger("celery_dflock")
 
 
 def countdown(task: Task, seconds: float) -> float:
-    """Return the pause before a task that is sent again, as far as its broker can keep it."""
-    return seconds
+    """Return the pause before a task that is sent again, as its broker can do it."""
+    return delivery.pause(task.app, seconds)
 
 
 def pause(backoff: Backoff, attempt: int) -> float:
@@ -88,8 +89,9 @@ def _publish(plan: Plan, seconds: float, header: Header) -> None:
         request,
         retries=request.retries,
         countdown=seconds or None,
-        headers=header.write(request),
+        headers=delivery.without_counts(header.write(request)),
         **_dropped(request),
+        **delivery.route_of(plan.task.app, request),
     ).apply_async()
 
 
