@@ -52,6 +52,38 @@ def test_waiters_move_on(
     assert {event["worker"] for event in cluster.events(what="start", key=key)} <= {"one", "two"}
 
 
+POLICIES = {
+    "one attempt": {"lock_requeue": {**jobs.AT_ONCE, "max_attempts": 1}},
+    "no time": {"lock_requeue": {**jobs.AT_ONCE, "max_wait": 0.001}},
+    "skip": {"lock_conflict": "skip"},
+    "fail": {"lock_conflict": "fail"},
+}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_it_is_no_conflict(
+    cluster: Cluster, workers: tuple[Worker, Worker], key: str, pool: str
+) -> None:
+    """Nobody asks what becomes of one, and none of its attempts and time is used up."""
+    with cluster.worker(f"policies-{pool}", pool=pool, concurrency=len(POLICIES)) as worker:
+        worker.wait_ready()
+        with cluster.lock(key):
+            sent = [
+                cluster.send(jobs.patient, key, queue=worker.name, headers={"dflock": options})
+                for options in POLICIES.values()
+            ]
+            cluster.wait_waiters(key, len(sent))
+            worker.stop(PATIENCE)
+            cluster.wait_waiters(key, 0)
+    jobs.app.control.add_consumer(worker.name, reply=True)
+    try:
+        assert [each.get(timeout=PATIENCE) for each in sent] == [each.id for each in sent]
+    finally:
+        jobs.app.control.cancel_consumer(worker.name, reply=True)
+    assert {event["attempt"] for event in cluster.events(what="requeued", key=key)} == {0}
+    assert not cluster.events(what="skipped", key=key)
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_holder_finishes(cluster: Cluster, tmp_path: Path, key: str, pool: str) -> None:
     """And keeps its lock, for longer than its lease."""
