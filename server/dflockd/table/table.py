@@ -255,32 +255,48 @@ class LockTable(Connections):
             if isinstance(there, OwnerConflict):
                 return there
             lost = there
-        most, waiters, holders = self._max_holds, entry.waiters, len(entry.holds)
-        if max(len(peer.holds), len(peer.enqueued)) >= most or (
-            lost is None and request.limit > most and self._is_used_up(entry, waiter)
+        if max(len(peer.holds), len(peer.enqueued)) >= self._max_holds or (
+            lost is None and request.limit > self._max_holds and self._is_used_up(entry, waiter)
         ):
             return self._refuse(entry)
-        owner, has_slot = peer.owner, False
         if lost is not None:
             has_slot = self._take_over(lost, peer, lease, effects, two_phase=True)
             waiter = lost
         elif waiter is not None:
+            owner = peer.owner
             has_slot = self._reservations.take_up(waiter, entry, peer, lease, owner, two_phase=True)
-        elif (
-            turn is None
-            and holders < entry.limit
-            and (waiters is None or holders + waiters.ahead < entry.limit)
-        ):
+        else:
+            return self._enqueue_anew(entry, peer, lease, turn, now, effects)
+        peer.enqueued[name] = waiter
+        waiter.turn = turn
+        self._go_on_with(waiter, has_slot, now, effects)
+        return self._answer_enqueued(waiter)
+
+    def _enqueue_anew(
+        self,
+        entry: Entry,
+        peer: Peer,
+        lease: int,
+        turn: float | None,
+        now: float,
+        effects: list[Effect],
+    ) -> Reply:
+        """Enqueue somebody who has no position yet, and wants to be told of the turn or a grant."""
+        waiters, holders = entry.waiters, len(entry.holds)
+        is_free = holders < entry.limit and (
+            waiters is None or holders + waiters.ahead < entry.limit
+        )
+        if turn is None and is_free:
             waiter = self._grant_enqueued(entry, peer, lease, now)
         elif self._is_full(entry):
             self.counts.full += 1
             return Status.MAX_WAITERS
         else:
             waiter = self._join(entry, peer, lease, now, two_phase=True)
-        peer.enqueued[name] = waiter
-        if waiter.hold is None:
+        peer.enqueued[entry.space, entry.key] = waiter
+        if turn is not None:
             waiter.turn = turn
-            self._go_on_with(waiter, has_slot, now, effects)
+            self._promote(entry, now, effects)
         return self._answer_enqueued(waiter)
 
     def _answer_enqueued(self, waiter: Waiter) -> Reply:
