@@ -26,7 +26,6 @@ from celery_dflock.locks import Locks
 from celery_dflock.signals import lock_acquired
 from celery_dflock.unique.run import Carried
 from dflockd import admin, client, errors
-from dflockd.client.pending import PendingAcquires
 from dflockd.sharding import stable_hash_shard
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Worker, wait_until
@@ -432,27 +431,3 @@ def test_granted_at_once_and_in_doubt_by_the_time_it_is_waited_for(
     asyncio.run(on_a_loop.check())
     assert blocking.release()
     assert asyncio.run(on_a_loop.release())
-
-
-@remembers
-def test_handed_on_in_doubt(server: LockServer, key: str) -> None:
-    """The consumer hands on a lock that has just come into doubt: it is detached at the end of that."""
-    done: queue.Queue[errors.RemoteError | None] = queue.Queue()
-    lock = DistributedLock(key, None, LONG, [server.address])
-    waiting = PendingAcquires()
-    pending = waiting.join(lock, PATIENCE, queued=lambda: None, ended=done.put)
-    assert done.get(timeout=PATIENCE) is None
-    token = lock.token
-    assert token is not None
-    server.kill()
-    wait_in_doubt(lock)
-    pending.detach(LONG)
-    assert lock.token == token
-    server.start()
-    wait_for(lambda: lock.state == "free", "the lock to be handed on")
-    [holder] = admin.inspect(server.address, key)["holders"]
-    waiting.close()
-    other = DistributedLock(key, 0, LONG, [server.address])
-    assert other.adopt(token)
-    assert other.fence == holder["fence"]
-    assert other.release()

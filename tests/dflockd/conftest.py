@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dflockd.client import abilities
 from dflockd.client.pending import PendingAcquires
 from dflockd.client.process import close_idle_connections
 from tests.dflockd.client_support import Client, Proxy, client_named
@@ -67,6 +68,13 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
     """Each of the two clients in turn."""
     with client_named(request.param) as client:
         yield client
+
+
+@pytest.fixture(autouse=True)
+def forget_abilities() -> Iterator[None]:
+    """Forget what servers turned out to know: the next test may have one on the same port."""
+    yield
+    abilities.forget_all()
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from dflockd.wire import (
     Resume,
     Shards,
     Status,
+    Turn,
     encode_map,
     encode_reply,
     format_token,
@@ -198,6 +199,7 @@ _DEFAULTS: dict[type, Any] = {
     Ping: Status.OK,
     Resume: Status.OK,
     Reserve: Status.OK,
+    Turn: Status.OK,
     Shards: Status.ERROR,
 }
 

@@ -39,8 +39,15 @@ class Waiter:
     ) -> None:
         self.lock = lock
         self.error: errors.RemoteError | None = None
-        self.queued, self.ended = threading.Event(), threading.Event()
-        self.pending = acquires.join(lock, timeout, queued=self.queued.set, ended=self._end)
+        self.queued, self.told, self.ended = (threading.Event() for _ in range(3))
+        self.pending = acquires.join(
+            lock,
+            timeout,
+            told_ms=1000,
+            queued=self.queued.set,
+            told=self.told.set,
+            ended=self._end,
+        )
 
     def _end(self, error: errors.RemoteError | None) -> None:
         self.error = error

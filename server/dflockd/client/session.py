@@ -386,20 +386,17 @@ class Session(Asker):
                 lease.lose("it could not be renewed")
             raise
 
-    def detach(
-        self, claim: Ending, seconds: int | None, *, by_reactor: bool = False
-    ) -> Flow[str | None]:
+    def detach(self, claim: Ending, seconds: int | None) -> Flow[str | None]:
         """Let the hold go on without this session; return its token, or ``None`` if it is over.
 
         Args:
             claim: of the caller.
             seconds: its lease; ``None`` for that which was granted.
-            by_reactor: whether the reactor carries this out: it waits in doubt, as other threads do.
         """
         lease = self.lease
         if lease is None or lease.pid != os.getpid():
             return None
-        link = yield from self._taken(lease, None, by_reactor=by_reactor)
+        link = yield from self._taken(lease, None)
         if link is None:
             return None
         if not lease.end(claim):
@@ -541,9 +538,7 @@ class Session(Asker):
                 link.close()
             raise self._cancelled()
 
-    def _taken(
-        self, lease: Lease, claim: object | None, *, by_reactor: bool = False
-    ) -> Flow[Link | None]:
+    def _taken(self, lease: Lease, claim: object | None) -> Flow[Link | None]:
         """Take the connection of a lease; ``None`` if it is over, or has none.
 
         Args:
@@ -551,7 +546,6 @@ class Session(Asker):
             claim: of who has ended it, and is not kept waiting while the reactor looks for another
                 connection; ``None`` for others, who wait for that. To give it up halfway would be to
                 end a connection that the hold may have just come to belong to.
-            by_reactor: whether the reactor carries this out, and so goes on meanwhile.
         """
         began = clock.now()
         while (link := lease.take()) is None:
@@ -564,7 +558,7 @@ class Session(Asker):
                 return None
             if lease.state == LOST:
                 return None
-            if not by_reactor and self._home().reactor.cannot_be_awaited():
+            if self._home().reactor.cannot_be_awaited():
                 return None
             yield Pause(10 * BUSY if lease.is_away else BUSY)
         return link

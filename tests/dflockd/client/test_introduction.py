@@ -20,12 +20,6 @@ from tests.dflockd.scripted_server import Last, ScriptedServer
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
 
-@pytest.fixture(autouse=True)
-def forget_old_servers() -> Iterator[None]:
-    yield
-    abilities.forget_all()
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     server = ServerProcess()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dflockd import errors
-from dflockd.client import abilities, introduction, pending
+from dflockd.client import introduction, pending
 from dflockd.client.pending import PendingAcquire, PendingAcquires
 from dflockd.client.process import close_idle_connections
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation
@@ -35,12 +35,6 @@ from examples.demo.stage import LockServer, wait_until
 from tests.dflockd.scripted_server import Last, ScriptedCluster, ScriptedServer
 
 PATIENCE = 10.0
-
-
-@pytest.fixture(autouse=True)
-def forget_what_servers_know() -> Iterator[None]:
-    yield
-    abilities.forget_all()
 
 
 @pytest.fixture(scope="module")
@@ -401,18 +395,12 @@ def cluster() -> Iterator[ScriptedCluster]:
     cluster.stop()
 
 
-def turns(*servers: ScriptedServer) -> None:
-    for server in servers:
-        server.script(Turn, Status.OK)
-
-
 @pytest.mark.parametrize("recovers", [False, True])
 def test_in_a_cluster_a_position_goes_where_its_key_goes(
     cluster: ScriptedCluster, recovers: bool
 ) -> None:
     key = "account:7"
     first, second = cluster.servers
-    turns(first, second)
     first.script(Enqueue, Status.QUEUED)
     first.script(Wait, cluster.moved(key, 1, 8, place="7ticket7"))
     second.script(Enqueue, *([Recovering(50)] if recovers else []), Status.QUEUED)
@@ -432,7 +420,6 @@ def test_in_a_cluster_a_turn_goes_where_its_key_goes(cluster: ScriptedCluster) -
     """Its server sends it on when it is asked again; or ends, and another has taken its place."""
     key = "account:7"
     first, second = cluster.servers
-    turns(first, second)
     first.script(Enqueue, YourTurn(b"1ticket1"))
     first.script(Wait, cluster.moved(key, 1, 8))
     second.script(Enqueue, YourTurn(b"2ticket2"))
@@ -458,6 +445,7 @@ def test_in_a_cluster_a_turn_goes_where_its_key_goes(cluster: ScriptedCluster) -
 
 def test_a_server_that_knows_no_turns_is_asked_once(scripted: ScriptedServer) -> None:
     """And is not asked for the lock: it would grant it."""
+    scripted.script(Turn, Status.ERROR)
     crowd = Crowd(None)
     for number in range(3):
         crowd.join(DistributedLock("key", servers=[str(scripted)], label="me"))
@@ -467,7 +455,9 @@ def test_a_server_that_knows_no_turns_is_asked_once(scripted: ScriptedServer) ->
         assert error.key == "key"
     assert len(scripted.asked(Turn)) == 1
     assert not scripted.asked(Enqueue)
-    assert scripted.accepted == 1
+    # Connections are accepted in order: this is the second.
+    assert DistributedLock("key", servers=[str(scripted)]).acquire()
+    assert scripted.accepted == 2
 
 
 def test_a_server_that_hangs_up_on_turns(scripted: ScriptedServer) -> None:
@@ -483,7 +473,6 @@ def test_a_server_that_hangs_up_on_turns(scripted: ScriptedServer) -> None:
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_server_that_was_replaced_by_an_older_one(scripted: ScriptedServer, waits: bool) -> None:
     """What it has granted is given back at once."""
-    scripted.script(Turn, Status.OK)
     scripted.script(Enqueue, YourTurn(b"1ticket1"))
     crowd = Crowd(None)
     crowd.join(DistributedLock("key", servers=[str(scripted)]))

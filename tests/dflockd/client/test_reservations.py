@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dflockd import errors, sync_client
-from dflockd.client.pending import PendingAcquires
+from dflockd.client.pending import PendingAcquire, PendingAcquires
 from dflockd.client.process import close_idle_connections
 from dflockd.sync_client import KeepPlace, Reservation
 from dflockd.wire import Acquire, Enqueue, Reserve, Resume, Status, TimedOut, Wait
@@ -276,14 +276,17 @@ async def test_in_a_cluster_it_is_kept_where_the_key_has_gone(client: Client) ->
 def test_many_places_at_once(server: ServerProcess) -> None:
     """`PendingAcquires` keeps them and takes them up as well."""
     servers, acquires = [("127.0.0.1", server.port)], PendingAcquires()
+    told: Queue[int] = Queue()
     ended: Queue[int] = Queue()
     locks = [sync_client.DistributedLock("many", None, 10, servers) for _ in range(3)]
 
-    def join(number: int, timeout: float, **options: Any) -> None:
-        acquires.join(
+    def join(number: int, timeout: float, **options: Any) -> PendingAcquire:
+        return acquires.join(
             locks[number],
             timeout,
+            told_ms=5000,
             queued=lambda: None,
+            told=lambda: told.put(number),
             ended=lambda _: ended.put(number),
             **options,
         )
@@ -295,11 +298,11 @@ def test_many_places_at_once(server: ServerProcess) -> None:
         kept = [lock.ticket for lock in locks]
         assert len(set(kept)) == 3
         assert all(kept)
-        for number in (2, 1, 0):
-            join(number, 30, ticket=kept[number], reservation=KEPT)
+        pending = {
+            number: join(number, 30, ticket=kept[number], reservation=KEPT) for number in (2, 1, 0)
+        }
         eventually(lambda: not any(waiter["away"] for waiter in holder.inspect()["waiters"]))
     for number in range(3):
-        assert ended.get(timeout=PATIENCE) == number
-        assert locks[number].held
-        locks[number].release()
+        assert told.get(timeout=PATIENCE) == number
+        pending[number].leave()
     acquires.close()
