@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
-from celery_dflock.held import current_lock
+from celery_dflock.held import running
 from celery_dflock.identity import is_unnamed_run
 from celery_dflock.locks import Locks, describe, describe_holders
 from celery_dflock.outcome import unavailable
@@ -67,23 +67,21 @@ def acquire(plan: Plan, locks: Locks) -> Granted | Refusal:
     """Wait for the locks of a run, as far as that has not been done in the consumer."""
     started = time.monotonic()
     try:
-        refusal = _go_on(plan, locks) or _wait(plan, locks)
+        refusal = None if plan.hand_off is None else _go_on(plan, plan.hand_off, locks)
+        refusal = refusal or _wait(plan, locks)
     except LockUnavailableError as error:
         return Unavailable(error, locks.server(error.key))
     except errors.OwnerConflictError as exc:
         return _redelivered(plan, str(exc), exc.key)
     except errors.AcquireCancelledError:
         return ShuttingDown(LockNotAcquiredError(plan.keys[0], "the worker is shutting down"))
-    if unavailable.is_any_away() and not isinstance(refusal, Unavailable):
+    if unavailable.away and not isinstance(refusal, Unavailable):
         unavailable.is_over(locks.server(plan.keys[0]))
     return refusal or Granted(plan.waited + time.monotonic() - started)
 
 
-def _go_on(plan: Plan, locks: Locks) -> Refusal | None:
+def _go_on(plan: Plan, handed: HandOff, locks: Locks) -> Refusal | None:
     """Do what follows from the wait in the consumer."""
-    handed = plan.hand_off
-    if handed is None:
-        return None
     match handed.verdict:
         case "turn":
             return _take_up(plan, handed, locks)
@@ -117,7 +115,7 @@ def _wait(plan: Plan, locks: Locks) -> Refusal | None:
     key, ticket = plan.keys[0], plan.header.ticket
     if shutdown.begun:
         return ShuttingDown(LockNotAcquiredError(key, "the worker is shutting down"), ticket)
-    if (outer := current_lock()) is not None:
+    if (outer := running.get()) is not None:
         for each in filter(outer.has, plan.keys):
             why = "a task that waits for this one, in the same thread, holds it"
             return TimedOut(LockNotAcquiredError(each, why))

@@ -141,16 +141,19 @@ class Locks(LocksBase[DistributedLock]):
     _lock_class = DistributedLock
     _semaphore_class = DistributedSemaphore
 
+    _taken_up = 0
+    """How many keys were held before the others are waited for: none or the first."""
+
     reservation: Reservation | None = None
     """How the position of the first key was to be kept, if it was waited for in vain."""
 
     def acquire(
         self, ticket: str | None = None, reserve: ReserveFunction | None = None
     ) -> str | None:
-        """Take all that are not held yet, or none.
+        """Take all, or none; but for the first key if that was taken up.
 
         Args:
-            ticket: of a position for the first key, to be taken up.
+            ticket: of a position for the first key, to go on from.
             reserve: keep the position in the queue of the first key if it is not granted in time;
                 then `ticket` names it, and `reservation` is what was said.
 
@@ -163,13 +166,12 @@ class Locks(LocksBase[DistributedLock]):
             LockUnavailableError: a server could not be asked, or refused.
         """
         started, remaining = time.monotonic(), self.timeout
-        for lock in self._locks:
-            if not is_kept(lock):
-                lock.acquire_timeout_s = remaining
-                ask = self._try_once if remaining == 0 else self._wait
-                if not self._asked(ask, lock, ticket, reserve):
-                    self.release()
-                    return lock.key
+        for lock in self._locks[self._taken_up :]:
+            lock.acquire_timeout_s = remaining
+            ask = self._try_once if remaining == 0 else self._wait
+            if not self._asked(ask, lock, ticket, reserve):
+                self.release()
+                return lock.key
             ticket = reserve = None
             remaining = _left(self.timeout, started)
         return None
@@ -181,7 +183,8 @@ class Locks(LocksBase[DistributedLock]):
         """
         lock = self._locks[0]
         lock.acquire_timeout_s = timeout
-        return self._asked(self._resume, lock, ticket, reserve)
+        self._taken_up = int(self._asked(self._resume, lock, ticket, reserve))
+        return bool(self._taken_up)
 
     @property
     def ticket(self) -> str | None:

@@ -71,9 +71,9 @@ class Backoff:
     base: float = 1.0
     cap: float = 30.0
     max_wait: float = 3600.0
-    """After so long since the first conflict the task fails instead; 0 never."""
+    """After so long since the first conflict the task fails instead; 0 never. Outages do not count."""
     max_attempts: int = 0
-    """After so many attempts the task fails instead; 0 never."""
+    """After so many conflicts the task fails instead; 0 never."""
     hold: float | None = 0.0
     """So long before and after the end of the pause the lock is kept free for the task, if its turn
     has come; ``None`` keeps no place at all."""

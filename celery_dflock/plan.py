@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from celery import Task
@@ -35,6 +36,8 @@ class Plan:
         keys: what is to be locked, complete and in order; nearly always one key.
         owner: who asks.
         header: what the message says of earlier attempts.
+        is_redelivered: whether the broker says that it delivered this before, or an earlier attempt
+            found out.
         hand_off: what the consumer has found out, if the task has waited there for the first key.
         began: when; a time of day.
     """
@@ -47,6 +50,7 @@ class Plan:
     keys: list[str]
     owner: Owner
     header: Header
+    is_redelivered: bool
     hand_off: HandOff | None
     began: float
 
@@ -59,12 +63,6 @@ class Plan:
     def label(self) -> str:
         """What the lock server shows of it to people."""
         return label_of(self.task.name, self.request.id)
-
-    @property
-    def is_redelivered(self) -> bool:
-        """Whether the broker says that it delivered this before, or an earlier attempt found out."""
-        info = self.request.delivery_info
-        return bool(self.header.redelivery or (info and info.get("redelivered")))
 
     @property
     def keeps_position(self) -> bool:
@@ -131,19 +129,20 @@ def plan(
         TypeError: the arguments do not fit the task.
     """
     began, header = time.time(), Header.read(request)
-    options: LockOptions = task._options(request)
+    options: LockOptions = task._options_of(header.options)
     prefix = settings.key_prefix
     names = [keys.finish(key, prefix) for key in options.keys_of(task, args, kwargs)]
-    handed = HandOff.take(request)
+    handed, info = HandOff.take(request), request.delivery_info
     return Plan(
         task=task,
         request=request,
-        body=lambda: body(*args, **kwargs),
+        body=partial(body, *args, **kwargs),
         options=options,
         settings=settings,
         keys=names,
         owner=owner(task, request, prefix),
         header=header,
+        is_redelivered=bool(header.redelivery or (info and info.get("redelivered"))),
         hand_off=handed if handed is not None and handed.key == names[0] else None,
         began=began,
     )

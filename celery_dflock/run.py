@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from celery_dflock.acquire import Granted, acquire, locks_of
-from celery_dflock.held import TaskLock, current_lock, running
+from celery_dflock.held import TaskLock, running
 from celery_dflock.loss import Loss
 from celery_dflock.outcome.apply import apply
 from celery_dflock.outcome.once import once
@@ -32,7 +32,7 @@ def run_locked(plan: Plan) -> Any:
             with once(plan):
                 if brought is not None:
                     brought.begin(plan.options, plan.is_tried_again)
-                held = TaskLock(locks, result.waited, current_lock())
+                held = TaskLock(locks, result.waited, running.get())
                 return _run(plan, held, loss)
     finally:
         locks.release()

@@ -35,14 +35,17 @@ lock_conflict = Signal(name="lock_conflict", providing_args={"request", "key", "
 """A task did not get its lock in time; ``lock_conflict`` decides next what becomes of it.
 
 `holder` is who holds `key`, as text, or ``None`` if that could not be learned; `error` the
-`LockNotAcquiredError`. Not sent to a task that a shutdown keeps from waiting: that says nothing
-about the lock.
+`LockNotAcquiredError`. Not sent for a task that a shutdown or an outage keeps from its lock, nor for
+one that is delivered again: that says nothing about who else wants it.
 """
 
 task_requeued = Signal(
     name="task_requeued", providing_args={"request", "key", "reason", "countdown", "attempt"}
 )
-"""A task could not have its lock and was sent again, to be tried after `countdown` seconds."""
+"""A task could not have its lock and was sent again, to be tried after `countdown` seconds.
+
+`attempt` counts the conflicts; or the outages, or the redeliveries, where that is the `reason`.
+"""
 
 task_skipped = Signal(name="task_skipped", providing_args={"request", "key", "holder"})
 """A task could not have its lock and was skipped. `holder` as for `lock_conflict`."""

@@ -157,7 +157,9 @@ class LockedTask(each.OneByOne):
         return run_locked(plan(self, request, body, args, kwargs, app_settings))
 
     def _options(self, request: Context) -> LockOptions:
-        given = header.options_of_call(request)
+        return self._options_of(header.options_of_call(request))
+
+    def _options_of(self, given: Mapping[str, Any]) -> LockOptions:
         if given:
             return LockOptions.of_call(type(self), given)
         try:

@@ -18,8 +18,8 @@ REMIND_AFTER = 60.0
 
 logger = logging.getLogger("celery_dflock")
 
-_away: dict[str, float] = {}
-"""The servers that cannot be asked: when this process has last said so."""
+away: dict[str, float] = {}
+"""The servers that this process could not ask the last time: when it has said so."""
 
 
 def decide(plan: Plan, it: Unavailable) -> Any:
@@ -50,19 +50,14 @@ def send_again_soon(plan: Plan, it: Unavailable) -> NoReturn:
 
 def _warn(it: Unavailable) -> None:
     """Say it once for all tasks of this process, and then now and then."""
-    now, said = time.monotonic(), _away.get(it.server)
+    now, said = time.monotonic(), away.get(it.server)
     if said is None or now - said >= REMIND_AFTER:
-        _away[it.server] = now
+        away[it.server] = now
         still = "" if said is None else "still "
         logger.warning("tasks are %srequeued until they can be locked: %s", still, it.error)
 
 
 def is_over(server: str) -> None:
     """A server has granted a lock, after it could not be asked."""
-    if _away.pop(server, None) is not None:
+    if away.pop(server, None) is not None:
         logger.warning("lock server %s is there again", server)
-
-
-def is_any_away() -> bool:
-    """Whether a server could not be asked, the last time that this process tried."""
-    return bool(_away)
