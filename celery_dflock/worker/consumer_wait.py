@@ -2,349 +2,371 @@
 
 The message stays where it is, unacknowledged, as one with an ETA does, and the prefetch count is
 raised by one, so that the worker goes on to receive others. The client has a pending acquire for it.
-When its turn has come the request goes to the pool, and with it the token of the lock. The lock is
-renewed here until a process of the pool has accepted the task, and is that process's then.
+
+Nothing is ever granted here. When the turn of a task has come the worker is told, and gives the task
+to the pool with the ticket of its position; the process that runs it shows the ticket and is the
+first to hold the lock. So whoever holds a lock has a process to use it, and nobody who has one waits
+for somebody who has none.
 
 Whatever comes of it otherwise is decided there as well, where the task has its context: the process
-is told that the lock was not granted in time, or that no server could be asked.
+is told that the turn did not come in time, that no server could be asked, or that another delivery
+of the message is there already.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import logging
-import queue
-import socket
 import threading
-import time
-from collections import deque
+from collections.abc import Callable, Hashable
 from functools import cache, partial
 from typing import Any
 
 from celery import bootsteps
-from celery.app.task import Context
 from celery.worker import state
 from celery.worker.consumer import Consumer
 from kombu.common import ignore_errors
 
-from celery_dflock import bases, keys
-from celery_dflock.config import Settings, settings
-from celery_dflock.identity import label_of
-from celery_dflock.locks import MOMENT, describe_holder
-from celery_dflock.options import LockOptions
-from celery_dflock.outcome import header
+from celery_dflock import bases
+from celery_dflock.config import settings
+from celery_dflock.locks import describe_holder
 from celery_dflock.signals import lock_waiting
 from celery_dflock.task import LockedTask
-from celery_dflock.worker import hand_off
+from celery_dflock.worker import hand_off, slots, unacknowledged
+from celery_dflock.worker.announcer import Announcer
+from celery_dflock.worker.inbox import Inbox
+from celery_dflock.worker.prefetch import Prefetch
+from celery_dflock.worker.shutdown import shutdown
+from celery_dflock.worker.turns import Turns
+from celery_dflock.worker.waiter import Waiter
 from dflockd import errors
-from dflockd.client.pending import PendingAcquire, PendingAcquires
-from dflockd.sync_client import DistributedLock, DistributedSemaphore
+from dflockd.client.pending import PendingAcquires
 
 LOOK_AROUND = 1.0
-"""Seconds between looks at who was revoked or has expired while he waited."""
+"""Seconds between looks at who was revoked, has expired or is late."""
+
+TOLD_MS = 1000
+"""Milliseconds for which a slot of the key is set aside for a task on its way to a process."""
+
+NEXT_SLOT = 0.05
+"""Seconds for which a key may be idle for a task that has the next slot, while none is free yet.
+
+That of its predecessor may be about to be: a task gives its lock back before its process is free.
+"""
+
+TAKEN_UP = 0.1
+"""Seconds from a process's accepting a task to its having taken up the position, and some to spare."""
 
 logger = logging.getLogger("celery_dflock")
 
 
-_numbers = itertools.count()
-
-
-class Entry:
-    """One task that waits, or has waited and is on its way to a process of the pool."""
-
-    def __init__(self, request: Any, lock: DistributedLock) -> None:
-        self.request = request
-        self.lock = lock
-        self.number = next(_numbers)
-        self.since = time.monotonic()
-        self.token: str | None = None
-        """Of the grant, which may be lost since."""
-        self.is_copy = False
-        self.ticket: Any = None
-        self.is_over = False
-        """Whether nobody is to come back to it."""
-        self.raised: Any = None
-        """Whose prefetch count was raised for it."""
-        self.pending: PendingAcquire
-
-    @property
-    def context(self) -> Context:
-        """The request as a task knows it."""
-        return Context(self.request.request_dict)
-
-    def result(self, error: errors.RemoteError | None) -> hand_off.HandOff:
-        """Return what the process that runs the task is told."""
-        waited = time.monotonic() - self.since
-        return hand_off.HandOff(self.lock.key, waited, "slot")
-
-
-class Parked:
+class ConsumerWait:
     """The tasks that wait in one consumer.
 
-    Its methods run where Celery handles requests: in the event loop of the worker, or, in those that
-    have none, in the main thread and that of its timer, as the ETA tasks do there.
+    `take`, `start` and `stop` are called where Celery handles requests. What the client and the pool
+    have to say comes from any thread, and is done by the inbox.
     """
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self._pending = PendingAcquires()
-        self._waiting: set[Entry] = set()
-        self._granted: set[Entry] = set()
-        self._raised = 0
-        self._announcer = _Announcer()
-        self._joining = threading.Lock()
-        self._arrived: deque[tuple[Entry, errors.RemoteError | None]] = deque()
-        self._pair: tuple[socket.socket, socket.socket] | None = None
-        """What wakes the event loop of the worker, if it has one."""
+        self._turns: Turns[Waiter] = Turns()
+        self._mutex = threading.Lock()
+        """Of the turns and of what becomes of a waiter; where there is no event loop."""
+        self._waiters: dict[Waiter, None] = {}
+        """In the order of their arrival: those who wait, and those on their way through the pool."""
+        self._runs: dict[Hashable, Waiter] = {}
+        """The same, by who they are and what they wait for."""
+        self._announcer = Announcer()
+        self._inbox = Inbox(consumer)
+        self._prefetch = Prefetch(consumer)
         self._timer: Any = None
 
     @property
     def requests(self) -> list[Any]:
-        """Those that wait here."""
-        return [entry.request for entry in tuple(self._waiting)]
+        """Those that wait here, or for a process."""
+        return [waiter.request for waiter in tuple(self._waiters) if not waiter.is_accepted]
+
+    @property
+    def prefetch_count(self) -> int:
+        """What the broker was told."""
+        return self._prefetch.count
 
     # From the consumer.
 
     def take(self, request: Any) -> None:
-        """Send a request to the pool, after it has waited for its lock if it is to do so here."""
+        """Send a request to the pool, after it has waited for its turn if it is to do so here."""
         hand_off.discard(request.request_dict)
+        if shutdown.begun:
+            return  # it may just have come from here; it goes back when the connection ends
         try:
-            app_settings = settings(request.task.app)
-            lock = self._lock(request, app_settings)
+            waiter = Waiter.of(request, settings(request.task.app))
         except Exception:
-            lock = None  # the process that runs the task will meet the same, and say so
-        if lock is None:
+            waiter = None  # the process that runs the task will meet the same, and say so
+        if waiter is None or not self._prefetch.has_room:
             self._consumer.on_task_request(request)
-            return
-        if self._timer is None:
-            return  # too late: it goes the way of those that `stop` has left
-        entry = Entry(request, lock)
-        # Who is reserved counts as work: for the autoscaler, and where prefetching is disabled.
-        state.reserved_requests.discard(request)
-        self._waiting.add(entry)
-        self._raise_prefetch(entry, app_settings.max_parked)
-        options, context = _options(request), entry.context
-        ticket: Any = None
-        with self._joining:
-            entry.pending = self._pending.join(
-                lock,
-                options.queue_timeout,
-                ticket=None if ticket is None else ticket.place,
-                reservation=None if ticket is None else ticket.keep(),
-                queued=partial(self._announcer.announce, entry),
-                ended=lambda error: self._ended(entry, error),
-            )
-
-    def watch(self, hub: Any) -> None:
-        """Have the event loop of the worker look at what has come."""
-        if self._pair is None:
-            self._pair = socket.socketpair()
-            for each in self._pair:
-                each.setblocking(False)
-        hub.add_reader(self._pair[0], self._deliver)
+        elif self._waits_already(waiter):
+            waiter.redelivery().put(request.request_dict)
+            self._consumer.on_task_request(request)
+        elif self._timer is not None:  # else it is too late: it goes the way of those that wait
+            try:
+                self._wait(waiter)
+            except Exception:
+                logger.exception("%r waits in its slot, for it cannot in the consumer", request)
+                self._consumer.on_task_request(request)
 
     def start(self) -> None:
-        """Begin to look around."""
-        self._timer = self._consumer.timer.call_repeatedly(LOOK_AROUND, self._look_around)
+        """Begin with a connection to the broker."""
+        self._inbox.start()
+        self._prefetch.attach()
+        self._warn()
+        look = partial(self._inbox.post, self._look_around)
+        self._timer = self._consumer.timer.call_repeatedly(LOOK_AROUND, look)
+
+    def watch(self, hub: Any) -> None:
+        """The event loop of the worker begins."""
+        self._inbox.watch(hub)
 
     def stop(self) -> None:
-        """Give up all places: the worker ends, or has lost its broker, and these messages with it.
+        """Give up all positions: the worker ends, or has lost its broker, and these messages with it.
 
         A broker that is there gets them back at once and in their order, before the tasks that run
-        here have ended; one that comes back delivers again what nobody has acknowledged.
+        here have ended; one that comes back delivers again what nobody has acknowledged. Who has a
+        process keeps its position: that process may be about to take it up.
         """
         if self._timer is not None:
             self._consumer.timer.cancel(self._timer)
             self._timer = None
-        consumer, waiting = self._consumer, sorted(self._waiting, key=lambda entry: entry.number)
-        for entry in (*waiting, *self._granted):
-            self._drop(entry)
+        consumer = self._consumer
+        gone = [waiter for waiter in tuple(self._waiters) if not waiter.is_accepted]
+        waiting = [waiter.request for waiter in gone if not waiter.is_in_pool]
+        for waiter in gone:
+            self._drop(waiter)
         has_broker = consumer.connection is not None and consumer.blueprint.state != bootsteps.RUN
         if has_broker and waiting:
             # Else this worker would receive them again.
             ignore_errors(consumer, consumer.task_consumer.cancel)
-        for request in (entry.request for entry in waiting):
+        for request in waiting:
             if state.requests.get(request.id) is request:
                 state.requests.pop(request.id)
             if has_broker:
-                request.message.reject_log_error(logger, consumer.connection_errors, requeue=True)
+                unacknowledged.give_back(consumer, request)
         if waiting:
             logger.info("%d tasks that waited in the consumer go back to the broker", len(waiting))
+
+    def leave(self) -> None:
+        """Give up all positions, and nothing else: for a signal handler, before `stop`."""
+        for waiter in tuple(self._waiters):
+            if not waiter.is_accepted:
+                waiter.pending.leave()
 
     def close(self) -> None:
         """Leave nothing behind: the worker has ended, and perhaps not the process."""
         self._pending.close()
+        self._waiters.clear()
+        self._runs.clear()
         self._announcer.close()
-        for each in self._pair or ():
-            each.close()
+        self._inbox.close()
 
-    # On the thread that all locks of the process depend on: nothing here may wait.
+    def _warn(self) -> None:
+        """Say what this broker cannot do for tasks that wait here."""
+        app = self._consumer.app
+        usual = settings(app).wait
+        tasks = [task for task in app.tasks.values() if isinstance(task, LockedTask)]
+        timeouts = {
+            task.name: task._lock_options.queue_timeout
+            for task in tasks
+            if (task._lock_options.wait or usual) == "consumer"
+            and not bases.is_of_celery(type(task))
+        }
+        if timeouts:
+            self._prefetch.warn()
+            unacknowledged.warn(app, timeouts)
 
-    def _ended(self, entry: Entry, error: errors.RemoteError | None) -> None:
-        entry.token = entry.lock.token
-        with self._joining:  # it may be over before `take` knows its pending acquire
-            self._arrived.append((entry, error))
-        if self._pair is None:
-            self._consumer.timer.call_after(0, self._deliver)
-            return
-        with contextlib.suppress(OSError):  # it is awake for long, or has ended
-            self._pair[1].send(b"\0")
+    # What becomes of a waiter.
 
-    # Where requests are handled.
+    def _waits_already(self, waiter: Waiter) -> bool:
+        """Whether another delivery of its message does. Who has a process may have sent this one."""
+        there = self._runs.get(waiter.run)
+        return there is not None and not there.is_accepted
 
-    def _deliver(self) -> None:
-        """Send those whose wait is over to the pool."""
-        if self._pair is not None:
-            with contextlib.suppress(BlockingIOError):
-                self._pair[0].recv(4096)
-        while self._arrived:
-            entry, error = self._arrived.popleft()
-            try:
-                self._arrive(entry, error)
-            except Exception:
-                logger.exception("%r could not go on after its wait", entry.request)
+    def _wait(self, waiter: Waiter) -> None:
+        request, post = waiter.request, self._inbox.post
+        with self._mutex:  # it may be told before its pending acquire is known
+            waiter.pending = self._pending.join(
+                waiter.lock,
+                waiter.timeout,
+                ticket=waiter.ticket,
+                reservation=waiter.reservation,
+                told_ms=TOLD_MS,
+                queued=partial(self._announcer.announce, partial(_announce, waiter)),
+                told=partial(post, partial(self._told, waiter)),
+                ended=lambda error: post(partial(self._ended, waiter, error)),
+            )
+            self._waiters[waiter] = None
+            self._runs[waiter.run] = waiter
+        # Who is reserved counts as work: for the autoscaler, and where prefetching is disabled.
+        state.reserved_requests.discard(request)
+        self._prefetch.raise_for(request)
 
-    def _arrive(self, entry: Entry, error: errors.RemoteError | None) -> None:
-        request = entry.request
-        if entry.is_over:
-            return
-        self._waiting.discard(entry)
-        self._lower_prefetch(entry)
-        if request.revoked():
-            self._drop(entry)
-            return
-        handed = entry.result(error)
-        handed.put(request.request_dict)
-        state.task_reserved(request)
-        self._consumer.on_task_request(request)
+    def _told(self, waiter: Waiter) -> None:
+        """Its turn has come: have it go to the pool, or let others go first."""
+        with self._mutex:
+            if waiter.is_over or waiter.handed is not None:
+                return
+            ticket = None
+            if self._turns.told(waiter):
+                ticket = waiter.pending.hand_over()
+            else:
+                waiter.pending.pass_on()
+        if ticket is not None:
+            waiter.handed = waiter.hand_off(ticket)
+            if (spare := slots.spare(self._consumer)) < 0:
+                waiter.pending.pass_on()
+            elif spare == 0:
+                self._after(NEXT_SLOT, self._pass_on, waiter)
+            self._send(waiter)
 
-    def _hand_over_when_accepted(self, entry: Entry) -> None:
-        # The request's own, for its class is the task's or the app's choice.
-        on_accepted = entry.request.on_accepted
+    def _ended(self, waiter: Waiter, error: errors.RemoteError | None) -> None:
+        """Its wait is over without a turn."""
+        if not waiter.is_over and waiter.handed is None:
+            self._settle(waiter)
+            waiter.handed = waiter.verdict(error)
+            self._send(waiter)
 
-        def hand_over(pid: int, time_accepted: float) -> None:
-            if not entry.is_over:
-                entry.is_over = True
-                self._granted.discard(entry)
-                entry.pending.detach(MOMENT)
-            on_accepted(pid, time_accepted)
+    def _pass_on(self, waiter: Waiter) -> None:
+        """Let others go first while no process has taken it up."""
+        if not waiter.is_accepted and not waiter.is_over:
+            waiter.pending.pass_on()
 
-        entry.request.on_accepted = hand_over
+    def _accepted(self, waiter: Waiter) -> None:
+        """A process has taken the task up, and takes up its position now."""
+        if self._turns.has_followers(waiter):
+            self._after(TAKEN_UP, self._settle, waiter)
+        else:
+            self._settle(waiter)
+
+    def _settle(self, waiter: Waiter) -> None:
+        """Call those back for whom there is room on the way to the pool."""
+        with self._mutex:
+            for each in self._turns.settle(waiter):
+                each.pending.come_back()
+
+    def _drop(self, waiter: Waiter) -> None:
+        """It is over, whatever has become of it."""
+        with self._mutex:
+            if waiter.is_over:
+                return
+            waiter.is_over = True
+            self._waiters.pop(waiter, None)
+            if self._runs.get(waiter.run) is waiter:
+                del self._runs[waiter.run]
+            waiter.pending.leave()
+        self._prefetch.lower_for(waiter.request)
+        self._settle(waiter)
 
     def _look_around(self) -> None:
-        """Find those who will never run: while they wait, and on their way through the pool."""
-        for entry in tuple(self._waiting):
-            if entry.request.revoked():
-                self._drop(entry)
-        for entry in tuple(self._granted):
-            if entry.request not in state.reserved_requests:
-                self._drop(entry)
+        """Find those who will never run, those who are over, and those who are late."""
+        for waiter in tuple(self._waiters):
+            try:
+                self._look_at(waiter)
+            except (
+                Exception
+            ):  # of the result backend, for one: the next look may find it well again
+                logger.exception("%r could not go on after its wait", waiter.request)
 
-    def _drop(self, entry: Entry) -> None:
-        entry.is_over = True
-        self._waiting.discard(entry)
-        self._granted.discard(entry)
-        self._lower_prefetch(entry)
-        entry.pending.leave()
+    def _look_at(self, waiter: Waiter) -> None:
+        if waiter.is_in_pool:
+            if waiter.request not in state.reserved_requests:
+                self._drop(waiter)
+        elif waiter.handed is not None:
+            self._send(waiter)  # it failed the first time
+        elif waiter.request.revoked():
+            self._drop(waiter)
+        elif waiter.is_late and self._turns.is_due(waiter):
+            waiter.pending.come_back()
 
-    def _raise_prefetch(self, entry: Entry, most: int) -> None:
-        qos = self._consumer.qos
-        before = qos.value
-        # It has a bound of its own, worker_eta_task_limit, and 0 means no limit at all.
-        if before and self._raised < most and qos.increment_eventually() > before:
-            self._raised += 1
-            entry.raised = qos
+    # The pool.
 
-    def _lower_prefetch(self, entry: Entry) -> None:
-        qos, entry.raised = entry.raised, None
-        if qos is not None:
-            self._raised -= 1
-            qos.decrement_eventually()
+    def _send(self, waiter: Waiter) -> None:
+        """Give a task to the pool, with what its process is to know."""
+        request, handed = waiter.request, waiter.handed
+        if waiter.is_over or waiter.is_in_pool or handed is None:
+            return
+        if request.revoked():
+            self._drop(waiter)
+            return
+        handed.put(request.request_dict)
+        self._listen(waiter)
+        self._prefetch.lower_for(request)
+        state.task_reserved(request)
+        waiter.is_in_pool = True
+        try:
+            self._consumer.on_task_request(request)
+        except Exception:
+            waiter.is_in_pool = False
+            raise
 
-    def _lock(self, request: Any, app_settings: Settings) -> DistributedLock | None:
-        """Return the lock that a request waits for here; ``None`` if it does not."""
-        task, options = request.task, _options(request)
-        if (options.wait or app_settings.wait) != "consumer" or options.queue_timeout == 0:
-            return None
-        return None
-        if not app_settings.enabled or bases.is_of_celery(type(task)):
-            return None
-        names = options.keys_of(task, tuple(request.args), request.kwargs)
-        if len(names) > 1:
-            return None  # who has one would keep others from it while waiting for the next
-        key = keys.finish(names[0], app_settings.key_prefix)
-        more: dict[str, Any] = {
-            **app_settings.connection_options(),
-            "label": label_of(task.name, request.id),
-        }
-        if options.limit == 1:
-            return DistributedLock(key, None, options.ttl, **more)
-        return DistributedSemaphore(key, options.limit, None, options.ttl, **more)
+    def _listen(self, waiter: Waiter) -> None:
+        """Hear what becomes of a request: of its own methods, for its class is the app's choice."""
+        request, post = waiter.request, self._inbox.post
+        on_accepted, on_success, on_failure = (
+            request.on_accepted,
+            request.on_success,
+            request.on_failure,
+        )
+
+        def accepted(*args: Any, **kwargs: Any) -> Any:
+            waiter.is_accepted = True
+            post(partial(self._accepted, waiter))
+            return on_accepted(*args, **kwargs)
+
+        def over(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            post(partial(self._drop, waiter))
+            return method(*args, **kwargs)
+
+        request.on_accepted = accepted
+        request.on_success = partial(over, on_success)
+        request.on_failure = partial(over, on_failure)
+
+    def _after(self, seconds: float, function: Callable[[Waiter], object], waiter: Waiter) -> None:
+        job = partial(function, waiter)
+        self._consumer.timer.call_after(seconds, partial(self._inbox.post, job))
 
 
 class Step(bootsteps.StartStopStep):
-    """The place of `Parked` in the life of a consumer: it ends before the messages do."""
+    """The place of `ConsumerWait` in the life of a consumer: it ends before the messages do."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def __init__(self, consumer: Consumer, **options: Any) -> None:
         super().__init__(consumer, **options)
-        consumer.dflock_parked = Parked(consumer)
+        consumer.dflock_wait = ConsumerWait(consumer)
 
     def register_with_event_loop(self, consumer: Consumer, hub: Any) -> None:
         """The loop begins, for the first time or anew."""
-        consumer.dflock_parked.watch(hub)
+        consumer.dflock_wait.watch(hub)
 
     def start(self, consumer: Consumer) -> None:
         """The worker is connected to its broker."""
-        consumer.dflock_parked.start()
+        consumer.dflock_wait.start()
 
     def stop(self, consumer: Consumer) -> None:
         """The connection has broken, or the worker ends."""
-        consumer.dflock_parked.stop()
+        consumer.dflock_wait.stop()
 
     terminate = stop
 
     def shutdown(self, consumer: Consumer) -> None:
         """The worker has ended."""
-        consumer.dflock_parked.close()
+        consumer.dflock_wait.close()
+
+    def info(self, consumer: Consumer) -> dict[str, Any]:
+        """Correct what ``celery inspect stats`` says: those who wait are received beyond it."""
+        return {"prefetch_count": consumer.dflock_wait.prefetch_count}
 
 
-def _options(request: Any) -> LockOptions:
-    task: LockedTask = request.task
-    is_plain = not request.request_dict.get(header.HEADER)
-    return task._lock_options if is_plain else task._options(Context(request.request_dict))
-
-
-class _Announcer:
-    """Says who waits, on a thread of its own: receivers of the signal may ask servers and take long."""
-
-    def __init__(self) -> None:
-        self._waiting: queue.Queue[Entry | None] = queue.Queue()
-        self._thread: threading.Thread | None = None
-
-    def announce(self, entry: Entry) -> None:
-        """Have it said, after those from before. Returns at once."""
-        self._waiting.put(entry)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="dflock-waiting", daemon=True)
-            self._thread.start()
-
-    def close(self) -> None:
-        """End the thread, once it has said all."""
-        self._waiting.put(None)
-
-    def _run(self) -> None:
-        while (entry := self._waiting.get()) is not None:
-            try:
-                _say_waiting(entry)
-            except Exception:
-                logger.exception("%r: that it waits could not be said", entry.request)
-
-
-def _say_waiting(entry: Entry) -> None:
-    task, request, lock = entry.request.task, entry.context, entry.lock
+def _announce(waiter: Waiter) -> None:
+    task, request, lock = waiter.request.task, waiter.context, waiter.lock
     logger.info("task %s[%s] waits for lock %r in the consumer", task.name, request.id, lock.key)
     holder = cache(lambda: describe_holder(lock))
     lock_waiting.send(sender=task, request=request, key=lock.key, holder=holder)

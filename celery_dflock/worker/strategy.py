@@ -15,8 +15,8 @@ def default(task: Task, app: Celery, consumer: Consumer) -> Callable[..., Any]:
 
     So whatever comes before it comes before the lock: an ETA, a rate limit, a revocation.
     """
-    parked = getattr(consumer, "dflock_parked", None)
-    through = consumer if parked is None else _Detour(consumer, parked.take)
+    wait = getattr(consumer, "dflock_wait", None)
+    through = consumer if wait is None else _Detour(consumer, wait.take)
     handler: Callable[..., Any] = strategy.default(task, app, through)
     return handler
 

@@ -6,7 +6,8 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -48,11 +49,16 @@ class Cluster:
         app: str = "tests.celery_dflock.jobs",
         concurrency: int = 2,
         env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        files: int | None = None,
     ) -> Worker:
-        """A worker, not yet started; by default it serves a queue of its own name alone."""
-        worker = Worker(
+        """A worker, not yet started; by default it serves a queue of its own name alone.
+
+        With `files` it may have no more than so many open, each of its processes.
+        """
+        worker = (Worker if files is None else partial(_Limited, files))(
             self.directory,
-            *("-Q", queues or name),
+            *("-Q", queues or name, *args),
             app=app,
             name=name,
             pool=pool,
@@ -126,6 +132,17 @@ def waiters(server: LockServer, key: str) -> int | None:
     assert status == b"ok"
     locks = {lock["key"]: lock["waiters"] for lock in json.loads(text)["locks"]}
     return locks.get(key)
+
+
+class _Limited(Worker):
+    """A worker that may have only so many files open."""
+
+    def __init__(self, files: int, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._files = files
+
+    def _command(self) -> Sequence[str]:
+        return ["sh", "-c", f'ulimit -n {self._files} && exec "$@"', "sh", *super()._command()]
 
 
 class Waiter:

@@ -39,6 +39,8 @@ WAIT = "JOBS_WAIT"
 MAX_PARKED = "JOBS_MAX_PARKED"
 SLOW = "JOBS_SLOW"
 """Seconds that a receiver of `lock_waiting` takes."""
+SOFT = "JOBS_SOFT_SHUTDOWN"
+"""Seconds of a soft shutdown."""
 VISIBILITY = "JOBS_VISIBILITY"
 """Seconds after which Redis delivers again what a worker has not acknowledged."""
 
@@ -56,6 +58,7 @@ def configure(env: Mapping[str, str]) -> None:
         broker_connection_retry_on_startup=True,
         broker_transport_options={"priority_steps": [0, 3, 6, 9]},
         result_extended=True,
+        worker_soft_shutdown_timeout=float(env.get(SOFT, "0")),
         dflock_wait=env.get(WAIT, "slot"),
         dflock_max_waiting=int(env.get(MAX_PARKED, "500")),
     )
@@ -330,6 +333,10 @@ parked_late = acked_late("parked_late", lock_wait="consumer", lock_timeout=60)
 parked_two_keys = job(
     "parked_two_keys", lock_wait="consumer", lock_timeout=60, lock_key=["{key}:b", "{key}:a"]
 )
+parked_endless = job("parked_endless", lock_wait="consumer", lock_timeout=None)
+PAIR: dict[str, Any] = {"lock_wait": "consumer", "lock_timeout": 60}
+parked_one = job("parked_one", lock_key="{key}:a", **PAIR)
+parked_pair = job("parked_pair", lock_key=["{key}:a", "{key}:b"], **PAIR)
 parked_strict = job("parked_strict", lock_wait="consumer", lock_timeout=60, lock_conflict="fail")
 parked_slowly = job("parked_slowly", lock_wait="consumer", lock_timeout=60, rate_limit="5/s")
 

@@ -1,0 +1,12 @@
+"""How busy the pool of a worker is: a hint, on which no lock depends."""
+
+from __future__ import annotations
+
+from celery.worker import state
+from celery.worker.consumer import Consumer
+
+
+def spare(consumer: Consumer) -> int:
+    """Return how many slots of the pool do nothing; below 0, how many tasks stand in line for one."""
+    processes: int = consumer.pool.num_processes
+    return processes - len(state.reserved_requests)

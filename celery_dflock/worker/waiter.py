@@ -1,0 +1,143 @@
+"""One task that waits for its lock in the consumer of a worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+from typing import Any
+
+from celery.app.task import Context
+
+from celery_dflock import bases, keys
+from celery_dflock.config import Settings
+from celery_dflock.identity import Owner, label_of, owner_of
+from celery_dflock.options import LockOptions
+from celery_dflock.outcome.header import Header
+from celery_dflock.outcome.requeue import countdown, reservation
+from celery_dflock.plan import keeps_position
+from celery_dflock.worker import unacknowledged
+from celery_dflock.worker.hand_off import HandOff
+from dflockd import errors
+from dflockd.client.pending import PendingAcquire
+from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation
+
+
+class Waiter:
+    """One task that waits, or has waited and is on its way through the pool.
+
+    Attributes:
+        request: Celery's.
+        owner: who asks.
+        lock: what it waits for; of several keys the first in order. Never held here.
+        limit: how many may hold it at once.
+        timeout: seconds to wait here, as far as the broker waits too; ``None`` for no end.
+        ticket: of the position that was kept for it before, if one was.
+        reservation: how its position is kept if its turn does not come in time.
+        pending: the client's part of the wait, once that has begun.
+        handed: what the process that runs the task is to know, once that is decided.
+        is_in_pool: whether it has been given to the pool.
+        is_accepted: whether a process has taken it up.
+        is_over: whether nobody is to come back to it.
+    """
+
+    def __init__(
+        self, request: Any, lock: DistributedLock, owner: Owner, options: LockOptions, keys: int
+    ) -> None:
+        self.request = request
+        self.lock = lock
+        self.owner = owner
+        self.limit = options.limit
+        self.since = time.monotonic()
+        self.pending: PendingAcquire
+        self.handed: HandOff | None = None
+        self.is_in_pool = False
+        self.is_accepted = False
+        self.is_over = False
+        header = Header.read(self.context)
+        self.ticket = header.ticket
+        most, self.timeout = unacknowledged.limit(request.task.app), options.queue_timeout
+        self._is_cut = most is not None and (self.timeout is None or self.timeout > most)
+        self.reservation: Reservation | None = None
+        if self._is_cut:
+            self.timeout = most
+            away = countdown(request.task, 0.0)
+            self.reservation = Reservation(away, options.requeue.hold or 0.0)
+        elif keeps_position(options, keys):
+            self.reservation = reservation(request.task, header, options, self.timeout)
+
+    @classmethod
+    def of(cls, request: Any, settings: Settings) -> Waiter | None:
+        """Return that of a request that waits for a lock here; ``None`` if it does not.
+
+        Raises:
+            Exception: whatever makes of the arguments no key. The process that runs the task will
+                meet the same, and say so.
+        """
+        task = request.task
+        if not settings.enabled or bases.is_of_celery(type(task)):
+            return None
+        options: LockOptions = task._options(Context(request.request_dict))
+        if (options.wait or settings.wait) != "consumer" or options.queue_timeout == 0:
+            return None
+        names = options.keys_of(task, tuple(request.args), request.kwargs)
+        key, prefix = keys.finish(names[0], settings.key_prefix), settings.key_prefix
+        retries = request.request_dict.get("retries") or 0
+        owner = owner_of(task.name, request.id, retries, prefix)
+        more: dict[str, Any] = {
+            **settings.connection_options(),
+            "label": label_of(task.name, request.id),
+            "owner": owner,
+        }
+        lock = (
+            DistributedLock(key, None, options.ttl, **more)
+            if options.limit == 1
+            else DistributedSemaphore(key, options.limit, None, options.ttl, **more)
+        )
+        return cls(request, lock, owner, options, len(names))
+
+    @property
+    def context(self) -> Context:
+        """The request as a task knows it."""
+        return Context(self.request.request_dict)
+
+    @property
+    def line(self) -> Hashable:
+        """What is waited for: locks and semaphores have names of their own."""
+        return type(self.lock), self.lock.key
+
+    @property
+    def run(self) -> Hashable:
+        """Who waits for what: the same for another delivery of the message."""
+        return self.owner, self.line
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its time to wait is over."""
+        return self.timeout is not None and time.monotonic() - self.since > self.timeout
+
+    def hand_off(self, ticket: str | None) -> HandOff:
+        """Return what the process that runs the task is told when the turn has come."""
+        return HandOff(self.lock.key, self._waited, "turn", ticket)
+
+    def redelivery(self) -> HandOff:
+        """Return what it is told if another delivery of its message waits here."""
+        return HandOff(self.lock.key, 0.0, "redelivered", error="another delivery waits for it")
+
+    def verdict(self, error: errors.RemoteError | None) -> HandOff:
+        """Return what it is told when the wait has ended otherwise."""
+        key, waited = self.lock.key, self._waited
+        if error is None and self._is_cut:
+            # The broker would wait no longer. A look at the lock, and it is sent again.
+            return self.hand_off(self.lock.ticket)
+        if error is None:
+            pause = None if self.reservation is None else self.reservation.away_s
+            return HandOff(key, waited, "timeout", self.lock.ticket, pause)
+        if isinstance(error, errors.OwnerConflictError):
+            return HandOff(key, waited, "redelivered", error=str(error))
+        if isinstance(error, errors.UnsupportedError):
+            return HandOff(key, waited, "slot")
+        return HandOff(key, waited, "unavailable", error=str(error))
+
+    @property
+    def _waited(self) -> float:
+        return time.monotonic() - self.since
