@@ -13,5 +13,7 @@ def begin_worker(sender: Any, **_: Any) -> None:
     """Load what only workers need: their events, their answers, and where their tasks wait."""
     import_module("celery_dflock.worker.events")
     import_module("celery_dflock.worker.inspect")
+    ending = import_module("celery_dflock.worker.ending")
     wait = import_module("celery_dflock.worker.consumer_wait")
+    sender.app.steps["worker"].add(ending.Step)
     sender.app.steps["consumer"].add(wait.Step)

@@ -1,19 +1,31 @@
 """What worker processes owe to those who wait: at shutdown, waiting for locks ends at once.
 
-``worker_shutting_down`` fires in the main process only, inside a signal handler. Prefork children
-learn of it through a pipe that they inherit: the main process closes its end, which every child
-sees at once, and a write end that a child has inherited is closed by a fork hook.
+Only the main process knows that the worker ends; `celery_dflock.worker.ending` tells it here. Prefork
+children learn of it through a pipe that they inherit: the main process closes its end, which every
+child sees at once, and a write end that a child has inherited is closed by a fork hook. In shared
+memory each child says whether a task waits in it, or has been told and has not moved on yet.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
+import time
 from typing import Any
 
 from celery import signals
 
 from dflockd.sync_client import DistributedLock
+
+MARKS = 4096
+"""One for each child, by its pid."""
+
+LAST_MOMENT = 2.0
+"""Seconds that tasks have to move on, before a cold shutdown kills the processes that they are in."""
+
+LOOK = 0.01
+"""Seconds between looks at whether they have."""
 
 
 class Shutdown:
@@ -21,9 +33,13 @@ class Shutdown:
 
     def __init__(self) -> None:
         self._begun = False
-        self._waiting: set[DistributedLock] = set()
+        self._waiting: dict[DistributedLock, int] = {}
+        """With the thread in which it is waited for."""
         self._read_end = -1
         self._write_end = -1
+        self._marks: mmap.mmap | None = None
+        self._mark = -1
+        """The one of this process, if it is a child."""
         self._listener: threading.Thread | None = None
 
     @property
@@ -34,19 +50,24 @@ class Shutdown:
     def add(self, lock: DistributedLock) -> None:
         """From now on a shutdown makes `lock.acquire()` raise `AcquireCancelledError`."""
         self._listen()
-        self._waiting.add(lock)
+        self._waiting[lock] = threading.get_ident()
+        self._set_mark(1)
         if self._begun:
             lock.cancel()
 
     def discard(self, lock: DistributedLock) -> None:
         """Nobody waits for a lock any more."""
-        self._waiting.discard(lock)
+        self._waiting.pop(lock, None)
+        if not self._begun:  # else its task has to move on first
+            self._set_mark(bool(self._waiting))
 
     def prepare(self, **_: Any) -> None:
         """Make the pipe, before the pool forks."""
         self._begun = False
-        if self._read_end < 0:
+        if self._write_end < 0:
+            self._close_read_end()
             self._read_end, self._write_end = os.pipe()
+            self._marks = mmap.mmap(-1, MARKS)
 
     def begin(self, **_: Any) -> None:
         """Tell everybody. Runs in a signal handler: it takes no lock and does not block."""
@@ -55,11 +76,33 @@ class Shutdown:
         for lock in list(self._waiting):
             lock.cancel()
 
+    def settle(self) -> None:
+        """Return once those who were told have moved on, or are given up.
+
+        Not those of this very thread: they cannot go on before this returns.
+        """
+        until = time.monotonic() + LAST_MOMENT
+        while self._is_awaited and time.monotonic() < until:
+            time.sleep(LOOK)
+
     def after_fork(self) -> None:
         """Start as a child: with the read end only, and nobody waiting yet."""
-        self._waiting = set()
+        self._waiting = {}
         self._listener = None
         self._close_write_end()
+        self._mark = -1 if self._marks is None else os.getpid() % MARKS
+        self._set_mark(0)
+
+    @property
+    def _is_awaited(self) -> bool:
+        if self._marks is not None and any(self._marks[:]):
+            return True
+        here = threading.get_ident()
+        return any(thread != here for thread in list(self._waiting.values()))
+
+    def _set_mark(self, value: int) -> None:
+        if self._mark >= 0 and self._marks is not None:
+            self._marks[self._mark] = value
 
     def _listen(self) -> None:
         is_child = self._read_end >= 0 and self._write_end < 0
@@ -71,7 +114,17 @@ class Shutdown:
 
     def _hear(self) -> None:
         os.read(self._read_end, 1)  # returns at the end of the pipe
+        signals.task_postrun.connect(self._moved_on, weak=False)
         self.begin()
+
+    def _moved_on(self, **_: Any) -> None:
+        """A task has ended, whatever has become of it: its message is sent, its state is stored."""
+        self._set_mark(0)
+
+    def _close_read_end(self) -> None:
+        read_end, self._read_end = self._read_end, -1
+        if read_end >= 0:
+            os.close(read_end)
 
     def _close_write_end(self) -> None:
         write_end, self._write_end = self._write_end, -1

@@ -1,11 +1,14 @@
-"""A warm shutdown does not wait for those who wait: their tasks go to other workers."""
+"""However a worker ends, it does not wait for those who wait: their tasks go to other workers."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,3 +105,71 @@ def test_a_holder_finishes(cluster: Cluster, tmp_path: Path, key: str, pool: str
             assert other.wait_granted() > cluster.wait_event("end", sent)["at"]
         cluster.wait(lambda: not worker.running or None, "the end of the worker")
     assert sent.get(timeout=PATIENCE) == sent.id
+
+
+SOFT = 1.0
+"""Seconds of a soft shutdown here."""
+
+Ending = Callable[[Worker], object]
+
+
+def _kill(how: signal.Signals) -> Ending:
+    return lambda worker: os.kill(worker.pid, how)
+
+
+def _shut_down_from_remote(worker: Worker) -> None:
+    jobs.app.control.shutdown([f"{worker.name}@{os.uname().nodename}"])
+
+
+ENDINGS: dict[str, Ending] = {
+    "warm": _kill(signal.SIGTERM),
+    "interrupt": _kill(signal.SIGINT),
+    "cold": _kill(signal.SIGQUIT),
+    "soft": _kill(signal.SIGQUIT),
+    "remote": _shut_down_from_remote,
+    "restart": _kill(signal.SIGHUP),
+}
+
+POOLS = {
+    "prefork": list(ENDINGS),
+    # Celery's pool of threads knows no cold shutdown of a task that runs.
+    "threads": ["warm", "interrupt", "remote", "restart"],
+    # A thread that does nothing but wait hears nothing from remote; and see above.
+    "solo": ["warm", "interrupt"],
+    "gevent": ["warm", "interrupt", "remote"],
+}
+
+QUICK = {("prefork", how) for how in ENDINGS} | {("threads", "remote"), ("solo", "warm")}
+
+
+def _cases() -> Iterator[Any]:
+    for pool, hows in POOLS.items():
+        for how in hows:
+            is_quick = (pool, how) in QUICK
+            yield pytest.param(pool, how, marks=() if is_quick else pytest.mark.soak)
+
+
+@pytest.mark.parametrize(("pool", "how"), list(_cases()))
+def test_nobody_is_lost(cluster: Cluster, key: str, pool: str, how: str) -> None:
+    """Those who wait in slots and in the consumer end elsewhere, each once, with their results."""
+    name, slots = f"ending-{pool}-{how}", 1 if pool == "solo" else 2
+    env = {jobs.SOFT: str(SOFT)} if how == "soft" else {}
+    with contextlib.ExitStack() as stack:
+        held = stack.enter_context(cluster.lock(key))
+        worker = stack.enter_context(cluster.worker(name, pool=pool, concurrency=slots, env=env))
+        worker.wait_ready()
+        sent = [cluster.send(jobs.parked, key, queue=name) for _ in range(3)]
+        cluster.wait_waiters(key, 3)
+        sent += [cluster.send(jobs.patient, key, queue=name) for _ in range(slots)]
+        cluster.wait_waiters(key, 3 + slots)
+        asked_at = time.monotonic()
+        ENDINGS[how](worker)
+        # Celery restarts what the command `celery` has started, and this is `python -m celery`.
+        cluster.wait(lambda: not worker.running or None, "the end of the worker")
+        assert time.monotonic() - asked_at < IN_TIME
+        assert not cluster.events(what="start", key=key)
+        stack.enter_context(cluster.worker(f"{name}-next", queues=name))
+        held.release()
+        assert [each.get(timeout=PATIENCE) for each in sent] == [each.id for each in sent]
+    starts = [event["id"] for event in cluster.events(what="start", key=key)]
+    assert sorted(starts) == sorted(each.id for each in sent)
