@@ -15,14 +15,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from celery.app.task import Context
-from celery.utils.nodenames import gethostname
 from celery.worker import state as worker_state
 from celery.worker.control import inspect_command
 
 from celery_dflock import bases, keys
 from celery_dflock.config import Settings, settings
-from celery_dflock.options import LockOptions
-from celery_dflock.outcome import header
+from celery_dflock.identity import Owner, is_unnamed_run, owner_of
 from celery_dflock.task import LockedTask
 from dflockd.errors import DflockdError
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
@@ -35,16 +33,21 @@ Row = dict[str, Any]
 
 
 class _Question(NamedTuple):
-    """A lock that a task of this worker may have; the task's name and id."""
+    """A lock that a task of this worker may have; the task's name and id, and the run as owner."""
 
     lock: DistributedLock
     task: str
     id: str
+    owner: Owner
 
-    @property
-    def label(self) -> str:
-        """What it is labelled with. Copies on other hosts, and other runs, have labels of their own."""
-        return f"{self.task}[{self.id}] {gethostname()} "
+    def is_about(self, entry: Mapping[str, Any]) -> bool:
+        """Whether a holder or waiter is this run: nobody else has its owner and attempt at a key.
+
+        Another delivery of the message is refused, wherever it is.
+        """
+        if entry.get("owner"):
+            return self.owner == (entry["owner"], entry["attempt"])
+        return is_unnamed_run(entry, self.task, self.id)
 
 
 @inspect_command(name="dflock")
@@ -54,10 +57,10 @@ def held_and_awaited(state: Any, **_: Any) -> list[Row]:
     if not app_settings.enabled:
         return []
     deadline = time.monotonic() + PATIENCE
-    parked = getattr(state.consumer, "dflock_parked", None)
+    wait = getattr(state.consumer, "dflock_wait", None)
     requests = [
         *state.tset(worker_state.active_requests),
-        *(parked.requests if parked is not None else ()),
+        *(wait.requests if wait is not None else ()),
     ]
     questions: dict[str, list[_Question]] = defaultdict(list)
     rows: list[Row] = []
@@ -82,17 +85,18 @@ def _questions(request: Any, app_settings: Settings) -> Iterator[_Question]:
     task = request.task
     if not isinstance(task, LockedTask) or bases.is_of_celery(type(task)):
         return
-    given = header.options_of_call(Context(request.request_dict))
-    options = LockOptions.of_call(type(task), given) if given else task._lock_options
-    servers = app_settings.connection_options()
+    context = Context(request.request_dict)
+    options = task._options(context)
+    servers, prefix = app_settings.connection_options(), app_settings.key_prefix
+    owner = owner_of(task.name, request.id, context.retries or 0, prefix)
     for key in options.keys_of(task, tuple(request.args), request.kwargs):
-        name = keys.finish(key, app_settings.key_prefix)
+        name = keys.finish(key, prefix)
         lock = (
             DistributedLock(name, **servers)
             if options.limit == 1
             else DistributedSemaphore(name, options.limit, **servers)
         )
-        yield _Question(lock, task.name, request.id)
+        yield _Question(lock, task.name, request.id, owner)
 
 
 def _ask(questions: Sequence[_Question], rows: list[Row]) -> None:
@@ -110,7 +114,7 @@ def _ask(questions: Sequence[_Question], rows: list[Row]) -> None:
         for state, entries in (("holds", report["holders"]), ("waits", report["waiters"])):
             for place, entry in enumerate(entries, 1):
                 for question in about_key:
-                    if entry["label"].startswith(question.label):
+                    if question.is_about(entry):
                         row = {"key": key, "task": question.task, "id": question.id, "state": state}
                         rows.append({**row, **_details(state, place, entry)})
 
