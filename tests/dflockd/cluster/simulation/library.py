@@ -252,9 +252,7 @@ class LibraryClient(Client):
         started, stops, world = self.clock.read(), self._stops, self.world
         self._was_told = False
         target = Target(*key, lease, str(self._map.seeds))
-        session = Session(
-            target, b"", self._route, 0.5, self._map, lambda: self, lambda: self._lost
-        )
+        session = Session(target, self._route, 0.5, self._map, lambda: self, lambda: self._lost)
         self._session, claim, is_granted = session, object(), False
         try:
             is_granted = yield from self._let_go_if_it_fails(
