@@ -269,9 +269,7 @@ class ConsumerWait:
         for waiter in tuple(self._waiters):
             try:
                 self._look_at(waiter)
-            except (
-                Exception
-            ):  # of the result backend, for one: the next look may find it well again
+            except Exception:  # of the result backend, for one: the next look may find it well
                 logger.exception("%r could not go on after its wait", waiter.request)
 
     def _look_at(self, waiter: Waiter) -> None:

@@ -24,7 +24,7 @@ AT_ONCE = 1.0
 """Seconds within which a broken connection is known."""
 
 SLACK = 1.5
-"""Seconds by which something may be late: less than another lease of 2 s."""
+"""Seconds by which something may be late: less than another lease."""
 
 
 @pytest.fixture(scope="module")
@@ -116,23 +116,23 @@ async def test_the_doubt_ends_with_the_lease(
 ) -> None:
     proxy = through(server)
     lost = Calls()
-    lock = client.lock(key, proxy, lease_ttl_s=2, on_lost=lost)
+    lock = client.lock(key, proxy, lease_ttl_s=4, on_lost=lost)
     asked = time.monotonic()
     await lock.acquire()
     fence = lock.fence
     await stays_quiet()
     sever(proxy)
     await in_doubt(lock)
-    assert time.monotonic() < asked + 1.5, "too slow a machine to see the doubt"
+    assert time.monotonic() < asked + 3.5, "too slow a machine to see the doubt"
     checking = asyncio.ensure_future(lock.check())
     with pytest.raises(errors.LockLostError) as caught:
         await soon(checking)
     now = time.monotonic()
-    assert now < asked + 2 + SLACK, "no longer than the lease"
-    assert now > asked + 1.9, "as long as there is hope"
+    assert now < asked + 4 + SLACK, "no longer than the lease"
+    assert now > asked + 3.9, "as long as there is hope"
     assert isinstance(caught.value, errors.DflockdError)
     assert caught.value.key == key
-    assert await lost.first() < asked + 2 + SLACK
+    assert await lost.first() < asked + 4 + SLACK
     assert (lock.state, lock.held, lock.token, lock.lease) == ("lost", False, None, 0)
     assert lock.fence == fence
     proxy.pass_on()
