@@ -125,7 +125,7 @@ class Prefetch:
             return 0
         most = self.most
         ours = len(self._waiting) if most is None else min(len(self._waiting), most)
-        limit = self._consumer.qos.max_prefetch  # worker_eta_task_limit
+        limit = getattr(self._consumer.qos, "max_prefetch", None)  # worker_eta_task_limit, in 5.6
         ceiling = PREFETCH_COUNT_MAX if limit is None else min(limit, PREFETCH_COUNT_MAX)
         return max(self._celery, min(self._celery + ours, ceiling))
 
