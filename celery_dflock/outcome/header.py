@@ -42,6 +42,7 @@ class Header:
         redelivery: how often this message has found another run of it under way.
         is_free: whether the lock was free the last time.
         outage: how often in a row no lock server could be asked.
+        waited: seconds in the consumer, of a wait that has gone through the broker since.
         paused: since when the time does not count, because the latest attempt was no conflict.
     """
 
@@ -53,6 +54,7 @@ class Header:
     redelivery: int = 0
     is_free: bool = False
     outage: int = 0
+    waited: float = 0.0
     paused: float | None = None
 
     @classmethod
@@ -78,6 +80,7 @@ class Header:
             redelivery=int(ours.get("copy", 0)),
             is_free="free" in ours,
             outage=int(more.get("outage", 0)),
+            waited=float(more.get("waited", 0.0)),
             paused=more.get("paused"),
         )
 
@@ -91,7 +94,7 @@ class Header:
             "free": self.is_free,
             UNIQUE: self.unique,
         }
-        more = {"outage": self.outage, "paused": self.paused}
+        more = {"outage": self.outage, "waited": self.waited, "paused": self.paused}
         headers = dict(request.headers or {})
         headers[HEADER] = {**self.options, **_said(ours), "retries": request.retries}
         headers.pop(RUN, None)

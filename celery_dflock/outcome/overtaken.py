@@ -18,6 +18,6 @@ def wait_again(plan: Plan, it: Overtaken) -> NoReturn:
     """
     ticket = None if it.kept is None else it.kept.ticket
     seconds = requeue.countdown(plan.task, 0.0) if it.kept is None else it.kept.pause
-    header = requeue.without_counting(plan, ticket, outage=0)
+    header = requeue.without_counting(plan, ticket, outage=0, waited=plan.waited)
     requeue.send_again(plan, seconds, header, it.error)
     requeue.end(plan, it.error, seconds, plan.header.attempt, logging.INFO)

@@ -53,7 +53,13 @@ def requeue_or_give_up(plan: Plan, it: TimedOut) -> NoReturn:
     else:
         ticket, seconds = None, requeue.countdown(plan.task, requeue.pause(backoff, attempt))
     header = replace(
-        plan.header, attempt=attempt, since=since, ticket=ticket, paused=None, outage=0
+        plan.header,
+        attempt=attempt,
+        since=since,
+        ticket=ticket,
+        paused=None,
+        outage=0,
+        waited=0.0,
     )
     requeue.send_again(plan, seconds, header, error)
     requeue.end(plan, error, seconds, attempt, logging.INFO)

@@ -47,7 +47,6 @@ class Waiter:
         self.lock = lock
         self.owner = owner
         self.limit = options.limit
-        self.since = time.monotonic()
         self.pending: PendingAcquire
         self.handed: HandOff | None = None
         self.is_in_pool = False
@@ -55,11 +54,16 @@ class Waiter:
         self.is_over = False
         header = Header.read(self.context)
         self.ticket = header.ticket
-        most, self.timeout = unacknowledged.limit(request.task.app), options.queue_timeout
-        self._is_cut = most is not None and (self.timeout is None or self.timeout > most)
+        # What was waited before counts, if the wait goes on.
+        self._began = time.monotonic() - header.waited
+        most, left = unacknowledged.limit(request.task.app), options.queue_timeout
+        if left is not None:
+            left = max(0.0, left - header.waited)
+        self._is_cut = most is not None and (left is None or left > most)
+        self.timeout = most if self._is_cut else left
+        self._late_at = None if self.timeout is None else time.monotonic() + self.timeout
         self.reservation: Reservation | None = None
         if self._is_cut:
-            self.timeout = most
             away = countdown(request.task, 0.0)
             self.reservation = Reservation(away, options.requeue.hold or 0.0)
         elif keeps_position(options, keys):
@@ -113,7 +117,7 @@ class Waiter:
     @property
     def is_late(self) -> bool:
         """Whether its time to wait is over."""
-        return self.timeout is not None and time.monotonic() - self.since > self.timeout
+        return self._late_at is not None and time.monotonic() > self._late_at
 
     def hand_off(self, ticket: str | None) -> HandOff:
         """Return what the process that runs the task is told when the turn has come."""
@@ -140,4 +144,4 @@ class Waiter:
 
     @property
     def _waited(self) -> float:
-        return time.monotonic() - self.since
+        return time.monotonic() - self._began

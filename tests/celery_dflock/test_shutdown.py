@@ -145,22 +145,29 @@ QUICK = {("prefork", how) for how in ENDINGS} | {("threads", "remote"), ("solo",
 def _cases() -> Iterator[Any]:
     for pool, hows in POOLS.items():
         for how in hows:
-            is_quick = (pool, how) in QUICK
-            yield pytest.param(pool, how, marks=() if is_quick else pytest.mark.soak)
+            for late in (False, True):
+                is_quick = (pool, how) in QUICK and (not late or how in ("warm", "cold"))
+                marks = () if is_quick else pytest.mark.soak
+                yield pytest.param(pool, how, late, marks=marks, id=f"{pool}-{how}{'-late' * late}")
 
 
-@pytest.mark.parametrize(("pool", "how"), list(_cases()))
-def test_nobody_is_lost(cluster: Cluster, key: str, pool: str, how: str) -> None:
-    """Those who wait in slots and in the consumer end elsewhere, each once, with their results."""
-    name, slots = f"ending-{pool}-{how}", 1 if pool == "solo" else 2
+@pytest.mark.parametrize(("pool", "how", "late"), list(_cases()))
+def test_nobody_is_lost(cluster: Cluster, key: str, pool: str, how: str, late: bool) -> None:
+    """Those who wait in slots and in the consumer end elsewhere, each once, with their results.
+
+    Also those whose messages are acknowledged late.
+    """
+    in_consumer = jobs.parked_late if late else jobs.parked
+    in_slot = jobs.late_patient if late else jobs.patient
+    name, slots = f"ending-{pool}-{how}{'-late' * late}", 1 if pool == "solo" else 2
     env = {jobs.SOFT: str(SOFT)} if how == "soft" else {}
     with contextlib.ExitStack() as stack:
         held = stack.enter_context(cluster.lock(key))
         worker = stack.enter_context(cluster.worker(name, pool=pool, concurrency=slots, env=env))
         worker.wait_ready()
-        sent = [cluster.send(jobs.parked, key, queue=name) for _ in range(3)]
+        sent = [cluster.send(in_consumer, key, queue=name) for _ in range(3)]
         cluster.wait_waiters(key, 3)
-        sent += [cluster.send(jobs.patient, key, queue=name) for _ in range(slots)]
+        sent += [cluster.send(in_slot, key, queue=name) for _ in range(slots)]
         cluster.wait_waiters(key, 3 + slots)
         asked_at = time.monotonic()
         ENDINGS[how](worker)

@@ -378,7 +378,7 @@ class SimulatedWaiter(consumer_wait.Waiter):
     """A waiter of a simulated task."""
 
     def __init__(self, task: Task) -> None:
-        self.request, self.limit, self.timeout, self.since = task, task.key.limit, None, 0.0
+        self.request, self.limit, self.timeout, self._late_at = task, task.key.limit, None, None
         self.lock = task  # type: ignore[assignment]
         self.handed = None
         self.is_in_pool = self.is_accepted = self.is_over = False
