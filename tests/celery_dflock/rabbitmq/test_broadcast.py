@@ -45,6 +45,8 @@ def test_redis_says_that_it_cannot_send_it_to_one_worker_alone(cluster: Cluster,
         cluster.lock(key),
     ):
         worker.wait_ready()
-        sent = cluster.send(jobs.requeued, key, queue=Broadcast("for-all"))
+        # Celery gives the queue of a worker this key, and Redis looks at it; so does it at the kind.
+        for_all = Broadcast("for-all", routing_key=jobs.app.conf.task_default_routing_key)
+        sent = cluster.send(jobs.requeued, key, queue=for_all, declare=[for_all.exchange])
         with pytest.raises(ImproperlyConfigured, match="redis cannot send it to one of them"):
             sent.get(timeout=20)
