@@ -9,19 +9,24 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from celery.utils.nodenames import gethostname
 
-from examples.demo.stage import ROOT, LockServer, Worker
+from dflockd.sync_client import DistributedLock
+from examples.demo.stage import ROOT, LockServer, Worker, wait_until
+from tests.celery_dflock import mixed
+from tests.celery_dflock.cluster import Waiter, waiters
 
 FIRST = "50a09f1"
 """What 0.1 was built from."""
 BUILD_BOUND = 110
+PATIENCE = 20.0
 PLACE = ROOT / ".venv" / "releases" / f"{FIRST}-py{sys.version_info[0]}{sys.version_info[1]}"
 
 
@@ -136,3 +141,110 @@ def sender(release: Release, env: dict[str, str]) -> Iterator[Sender]:
         yield started
         assert process.stdin is not None
         process.stdin.close()
+
+
+class Stage:
+    """The lock server, and what the workers and senders of both releases do at it."""
+
+    def __init__(self, directory: Path, broker: str, server: Server, running: ExitStack) -> None:
+        self.directory = directory
+        self.server = server
+        self.record = directory / "record.jsonl"
+        self.name = directory.name
+        self._running = running
+        self._processes: list[Worker] = []
+        self.env = {
+            mixed.BROKER: broker,
+            mixed.RECORD: str(self.record),
+            "DFLOCK_SERVERS": server.address,
+        }
+        mixed.configure(broker)
+
+    def queue(self, name: str) -> str:
+        return f"{self.name}-{name}"
+
+    def worker(self, release: Release, *queues: str, concurrency: int = 2) -> Worker:
+        names = ",".join(map(self.queue, queues))
+        options = {"concurrency": concurrency, "env": self.env}
+        started = worker(self.directory, release, names, **options)
+        self._processes.append(started)
+        return self._running.enter_context(started)
+
+    def sender(self, release: Release) -> Sender:
+        return self._running.enter_context(sender(release, self.env))
+
+    def held(self, *keys: str) -> ExitStack:
+        """Hold the locks in this process, for as long as the block lasts."""
+        locks = ExitStack()
+        for key in keys:
+            lock = DistributedLock(key, 0, 30, [self.server.address])
+            assert lock.acquire(), key
+            locks.callback(lock.release)
+        return locks
+
+    def waiter(self, key: str) -> Waiter:
+        """Wait for a lock in this process, behind those who wait already."""
+        lock = DistributedLock(key, None, 30, [self.server.address])
+        return self._running.enter_context(Waiter(lock))
+
+    def wait_ended(self, *task_ids: str, retries: int = 0, seconds: float = PATIENCE) -> None:
+        """Wait until these runs have ended.
+
+        Their results are no witness: where the pause is short, Celery may store the RETRY of one
+        attempt after the SUCCESS of the next.
+        """
+
+        def probe() -> bool | None:
+            ended = {e["id"] for e in mixed.history(self.record, "end") if e["retries"] == retries}
+            return ended.issuperset(task_ids) or None
+
+        self.wait(probe, f"the end of {task_ids}", seconds)
+
+    def result(self, task_id: str) -> Any:
+        """What a task returned."""
+        state = mixed.app.AsyncResult(task_id)
+        self.wait(lambda: state.ready() or None, f"the result of {task_id}")
+        return state.get(timeout=1)
+
+    def events(self, what: str, task_id: str) -> list[dict[str, Any]]:
+        return [e for e in mixed.history(self.record) if e["what"] == what and e["id"] == task_id]
+
+    def wait_events(self, what: str, *task_ids: str, number: int = 1) -> None:
+        def probe() -> bool | None:
+            return all(len(self.events(what, each)) >= number for each in task_ids) or None
+
+        self.wait(probe, f"{number} x {what} of {task_ids}")
+
+    def wait_waiters(self, key: str, number: int) -> None:
+        self.wait(
+            lambda: waiters(self.server, key) == number or None, f"{number} waiters for {key}"
+        )
+
+    def wait(self, probe: Callable[[], Any], what: str, seconds: float = PATIENCE) -> None:
+        def failure() -> str:
+            logs = "\n\n".join(each.with_log(each.name) for each in self._processes)
+            return f"waited {seconds:g} s for {what}\n{logs}"
+
+        wait_until(probe, seconds, failure)
+
+    def settle(self, worker: Worker, queue: str, number: int) -> None:
+        """Let a worker receive no more, until so many that it has requeued lie in the queue.
+
+        What it is about to run when it is asked to end, Celery itself may run and deliver again.
+        """
+        name, node = self.queue(queue), f"{worker.name}@{gethostname()}"
+        mixed.app.control.cancel_consumer(name, destination=[node])
+        with mixed.app.connection() as connection:
+            size = connection.default_channel.client.llen
+            self.wait(lambda: size(name) == number or None, f"{number} messages in {name}")
+
+    def runs(self, task_id: str) -> int:
+        return len(self.events("begin", task_id))
+
+    def judge(self) -> None:
+        """Nobody shared a key, nothing failed or ran twice, and nobody holds anything any more."""
+        assert not mixed.violations(mixed.history(self.record))
+        assert not mixed.history(self.record, "failed")
+        for event in mixed.history(self.record):
+            for key in event["holds"]:
+                self.wait(lambda key=key: waiters(self.server, key) is None or None, f"{key}: free")
