@@ -84,6 +84,23 @@ def _install(target: Path, *sources: Path) -> None:
         pytest.skip(f"release 0.1 cannot be built: {why}")
 
 
+def evaluate(release: Release, code: str, asked: Any) -> Any:
+    """What the function `answer` of this code makes of each of the values, in a process of its own."""
+    program = (
+        f"import json, sys\n{code}\nprint(json.dumps([answer(*a) for a in json.load(sys.stdin)]))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **release.env},
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
 # Processes of a release.
 
 

@@ -14,8 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from celery.app.task import Context
 
 from celery_dflock.beat.firing import Firing
+from celery_dflock.outcome.header import Header
 from examples.demo.stage import Worker
 from tests.celery_dflock import mixed, releases
 from tests.celery_dflock.beat import scheduled
@@ -45,6 +47,34 @@ ROLLS = [
     pytest.param("old", "new", "old", marks=pytest.mark.soak),
     pytest.param("new", "old", "new", marks=pytest.mark.soak),
 ]
+READER_OF_0_1 = """
+from celery.app.task import Context
+from celery_dflock import policy
+
+def answer(headers, retries):
+    request = Context(headers=headers, retries=retries)
+    return [policy.attempts(request), policy.options_of_call(request)]
+"""
+
+
+def test_0_1_reads_the_headers(release: dict[str, Release]) -> None:
+    """Its own code does; for all that headers can say see test_header.py, with a copy of it."""
+    options, unique = {"lock_timeout": 3}, {"id": "1", "key": "k", "token": "t"}
+    written = [
+        Header(options, attempt=2, since=5.0, ticket="a ticket"),
+        Header({}, redelivery=3, is_free=True),
+        Header(options, unique, outage=4, paused=7.0),
+    ]
+    asked = [[header.write(Context(retries=1)), 1] for header in written]
+    read = releases.evaluate(release["old"], READER_OF_0_1, asked)
+    counted = {"retries": 1}
+    assert read == [
+        [{"attempt": 2, "since": 5.0, "place": "a ticket", **counted}, options],
+        [{"copy": 3, "free": True, **counted}, {}],
+        [counted, options],
+    ]
+
+
 directions = pytest.mark.parametrize(("server", "one", "other"), ROLLS)
 
 
