@@ -105,7 +105,7 @@ class ConsumerWait:
         if waiter is None or not self._prefetch.has_room:
             self._consumer.on_task_request(request)
         elif self._waits_already(waiter):
-            waiter.redelivery().put(request.request_dict)
+            waiter.redelivery("another delivery waits for it").put(request.request_dict)
             self._consumer.on_task_request(request)
         elif self._timer is not None:  # else it is too late: it goes the way of those that wait
             try:
@@ -198,7 +198,7 @@ class ConsumerWait:
                 ticket=waiter.ticket,
                 reservation=waiter.reservation,
                 told_ms=TOLD_MS,
-                queued=partial(self._announcer.announce, partial(_announce, waiter)),
+                queued=partial(self._announcer.announce, partial(self._announce, waiter)),
                 told=partial(post, partial(self._told, waiter)),
                 ended=lambda error: post(partial(self._ended, waiter, error)),
             )
@@ -207,6 +207,26 @@ class ConsumerWait:
         # Who is reserved counts as work: for the autoscaler, and where prefetching is disabled.
         state.reserved_requests.discard(request)
         self._prefetch.raise_for(request)
+
+    def _announce(self, waiter: Waiter) -> None:
+        """Say that it waits, if it does not wait for its own message; on the announcer's thread."""
+        if waiter.waits_for_itself():
+            self._inbox.post(partial(self._gives_way, waiter))
+            return
+        task, request, lock = waiter.request.task, waiter.context, waiter.lock
+        logger.info(
+            "task %s[%s] waits for lock %r in the consumer", task.name, request.id, lock.key
+        )
+        holder = cache(lambda: describe_holder(lock))
+        lock_waiting.send(sender=task, request=request, key=lock.key, holder=holder)
+
+    def _gives_way(self, waiter: Waiter) -> None:
+        """It is a redelivery, and would be granted the lock once its own message has run."""
+        if not waiter.is_over and waiter.handed is None:
+            waiter.pending.leave()
+            self._settle(waiter)
+            waiter.handed = waiter.redelivery("another delivery holds it")
+            self._send(waiter)
 
     def _told(self, waiter: Waiter) -> None:
         """Its turn has come: have it go to the pool, or let others go first."""
@@ -361,10 +381,3 @@ class Step(bootsteps.StartStopStep):
     def info(self, consumer: Consumer) -> dict[str, Any]:
         """Correct what ``celery inspect stats`` says: those who wait are received beyond it."""
         return {"prefetch_count": consumer.dflock_wait.prefetch_count}
-
-
-def _announce(waiter: Waiter) -> None:
-    task, request, lock = waiter.request.task, waiter.context, waiter.lock
-    logger.info("task %s[%s] waits for lock %r in the consumer", task.name, request.id, lock.key)
-    holder = cache(lambda: describe_holder(lock))
-    lock_waiting.send(sender=task, request=request, key=lock.key, holder=holder)

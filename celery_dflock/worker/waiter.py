@@ -10,7 +10,7 @@ from celery.app.task import Context
 
 from celery_dflock import bases, keys
 from celery_dflock.config import Settings
-from celery_dflock.identity import Owner, label_of, owner_of
+from celery_dflock.identity import Owner, is_unnamed_run, label_of, owner_of
 from celery_dflock.options import LockOptions
 from celery_dflock.outcome.header import Header
 from celery_dflock.outcome.requeue import countdown, reservation
@@ -119,13 +119,29 @@ class Waiter:
         """Whether its time to wait is over."""
         return self._late_at is not None and time.monotonic() > self._late_at
 
+    def waits_for_itself(self) -> bool:
+        """Whether it is a redelivery of a message that runs in a worker of 0.1. Asks the server.
+
+        Such a run has no owner to be compared. To go with 0.1.
+        """
+        context = self.context
+        is_redelivered = (context.delivery_info or {}).get("redelivered")
+        if not is_redelivered and not Header.read(context).redelivery:
+            return False
+        try:
+            holders = self.lock.inspect()["holders"]
+        except errors.RemoteError:
+            return False
+        name, task_id = self.request.task.name, self.request.id
+        return any(is_unnamed_run(each, name, task_id) for each in holders)
+
     def hand_off(self, ticket: str | None) -> HandOff:
         """Return what the process that runs the task is told when the turn has come."""
         return HandOff(self.lock.key, self._waited, "turn", ticket)
 
-    def redelivery(self) -> HandOff:
-        """Return what it is told if another delivery of its message waits here."""
-        return HandOff(self.lock.key, 0.0, "redelivered", error="another delivery waits for it")
+    def redelivery(self, why: str) -> HandOff:
+        """Return what it is told if another delivery of its message is there before it."""
+        return HandOff(self.lock.key, self._waited, "redelivered", error=why)
 
     def verdict(self, error: errors.RemoteError | None) -> HandOff:
         """Return what it is told when the wait has ended otherwise."""
