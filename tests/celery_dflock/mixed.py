@@ -102,7 +102,8 @@ def kind(name: str, base: type[Task] = LockedTask, own: int = 1, **options: Any)
     def run(self: Task, keys: list[str], seconds: float) -> str:
         return body(self, keys[:own], keys[own:], seconds, limit)
 
-    return app.task(bind=True, base=base, name=name, **options)(run)
+    # Not for all apps of the process: jobs has tasks of the same names.
+    return app.task(bind=True, base=base, name=name, shared=False, **options)(run)
 
 
 SLOT, CONSUMER = {"lock_wait": "slot"}, {"lock_wait": "consumer"}

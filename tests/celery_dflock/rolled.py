@@ -53,7 +53,7 @@ def body(
 
 def job(name: str, **options: Any) -> Task:
     options = {"lock_key": "{key}", "lock_requeue": AT_ONCE, **options}
-    return app.task(bind=True, base=LockedTask, name=name, **options)(body)
+    return app.task(bind=True, base=LockedTask, name=name, shared=False, **options)(body)
 
 
 patient = job("rolled.patient", lock_timeout=PATIENCE, lock_wait="slot")
