@@ -110,7 +110,7 @@ def keeps_position(options: LockOptions, keys: int) -> bool:
 def owner(task: Task, request: Context, prefix: str) -> Owner:
     """Return who asks for the lock of a task."""
     audience = delivery.audience(task.app, request)
-    return owner_of(task.name, request.id, request.retries, prefix, audience)
+    return owner_of(task.name, request.id, request.retries or 0, prefix, audience)
 
 
 def plan(

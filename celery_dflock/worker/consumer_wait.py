@@ -80,6 +80,7 @@ class ConsumerWait:
         self._inbox = Inbox(consumer)
         self._prefetch = Prefetch(consumer)
         self._timer: Any = None
+        self._has_started = False
 
     @property
     def requests(self) -> list[Any]:
@@ -118,7 +119,9 @@ class ConsumerWait:
         """Begin with a connection to the broker."""
         self._inbox.start()
         self._prefetch.attach()
-        self._warn()
+        if not self._has_started:
+            self._has_started = True
+            self._warn()
         look = partial(self._inbox.post, self._look_around)
         self._timer = self._consumer.timer.call_repeatedly(LOOK_AROUND, look)
 
@@ -185,9 +188,12 @@ class ConsumerWait:
     # What becomes of a waiter.
 
     def _waits_already(self, waiter: Waiter) -> bool:
-        """Whether another delivery of its message does. Who has a process may have sent this one."""
+        """Whether another delivery of its message does.
+
+        Who is in the pool may have sent this one, before that is known here: the server compares.
+        """
         there = self._runs.get(waiter.run)
-        return there is not None and not there.is_accepted
+        return there is not None and not there.is_in_pool
 
     def _wait(self, waiter: Waiter) -> None:
         request, post = waiter.request, self._inbox.post

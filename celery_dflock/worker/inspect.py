@@ -20,7 +20,8 @@ from celery.worker.control import inspect_command
 
 from celery_dflock import bases, keys
 from celery_dflock.config import Settings, settings
-from celery_dflock.identity import Owner, is_unnamed_run, owner_of
+from celery_dflock.identity import Owner, is_unnamed_run
+from celery_dflock.plan import owner
 from celery_dflock.task import LockedTask
 from dflockd.errors import DflockdError
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
@@ -88,7 +89,7 @@ def _questions(request: Any, app_settings: Settings) -> Iterator[_Question]:
     context = Context(request.request_dict)
     options = task._options(context)
     servers, prefix = app_settings.connection_options(), app_settings.key_prefix
-    owner = owner_of(task.name, request.id, context.retries or 0, prefix)
+    asks = owner(task, context, prefix)
     for key in options.keys_of(task, tuple(request.args), request.kwargs):
         name = keys.finish(key, prefix)
         lock = (
@@ -96,7 +97,7 @@ def _questions(request: Any, app_settings: Settings) -> Iterator[_Question]:
             if options.limit == 1
             else DistributedSemaphore(name, options.limit, **servers)
         )
-        yield _Question(lock, task.name, request.id, owner)
+        yield _Question(lock, task.name, request.id, asks)
 
 
 def _ask(questions: Sequence[_Question], rows: list[Row]) -> None:

@@ -39,7 +39,7 @@ def limit(app: Celery) -> float | None:
     queues = app.amqp.queues.consume_from.values()
     known = [_own_timeout(queue, usual) for queue in queues] or [usual]
     least = min((seconds for seconds in known if seconds), default=0.0)
-    return max(1.0, SHARE * least) if least else None
+    return max(1.0, SHARE * least // 1) if least else None  # lock servers count whole seconds
 
 
 def _own_timeout(queue: Any, usual: float) -> float:

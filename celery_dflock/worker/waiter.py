@@ -10,11 +10,11 @@ from celery.app.task import Context
 
 from celery_dflock import bases, keys
 from celery_dflock.config import Settings
-from celery_dflock.identity import Owner, is_unnamed_run, label_of, owner_of
+from celery_dflock.identity import Owner, is_unnamed_run, label_of
 from celery_dflock.options import LockOptions
 from celery_dflock.outcome.header import Header
 from celery_dflock.outcome.requeue import countdown, reservation
-from celery_dflock.plan import keeps_position
+from celery_dflock.plan import keeps_position, owner
 from celery_dflock.worker import unacknowledged
 from celery_dflock.worker.hand_off import HandOff
 from dflockd import errors
@@ -85,19 +85,18 @@ class Waiter:
             return None
         names = options.keys_of(task, tuple(request.args), request.kwargs)
         key, prefix = keys.finish(names[0], settings.key_prefix), settings.key_prefix
-        retries = request.request_dict.get("retries") or 0
-        owner = owner_of(task.name, request.id, retries, prefix)
+        asks = owner(task, Context(request.request_dict), prefix)
         more: dict[str, Any] = {
             **settings.connection_options(),
             "label": label_of(task.name, request.id),
-            "owner": owner,
+            "owner": asks,
         }
         lock = (
             DistributedLock(key, None, options.ttl, **more)
             if options.limit == 1
             else DistributedSemaphore(key, options.limit, None, options.ttl, **more)
         )
-        return cls(request, lock, owner, options, len(names))
+        return cls(request, lock, asks, options, len(names))
 
     @property
     def context(self) -> Context:

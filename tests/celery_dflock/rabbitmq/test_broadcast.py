@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 import pytest
+from celery import Task
 from celery.exceptions import ImproperlyConfigured
 from kombu.common import Broadcast
 
@@ -16,14 +17,17 @@ from tests.celery_dflock.rabbitmq.bus import Bus
 APP = "tests.celery_dflock.rabbitmq.broadcasting"
 
 
-def test_each_worker_runs_it_once_and_one_at_a_time(make_bus: Callable[..., Bus], key: str) -> None:
+@pytest.mark.parametrize("task", [jobs.requeued, jobs.parked])
+def test_each_worker_runs_it_once_and_one_at_a_time(
+    make_bus: Callable[..., Bus], key: str, task: Task
+) -> None:
     bus = make_bus("classic")
     cluster = bus.cluster
     with contextlib.ExitStack() as running:
         workers = [running.enter_context(bus.worker(each, app=APP)) for each in "abc"]
         for worker in workers:
             worker.wait_ready()
-        sent = bus.send(jobs.requeued, key, seconds=0.5, queue=Broadcast("for-all"))
+        sent = bus.send(task, key, seconds=0.5, queue=Broadcast("for-all"))
 
         cluster.wait(lambda: len(cluster.events(what="end", id=sent.id)) >= 3 or None, "three runs")
         # Each worker gets this behind whatever else there is for all.
@@ -35,7 +39,7 @@ def test_each_worker_runs_it_once_and_one_at_a_time(make_bus: Callable[..., Bus]
     assert len({start["worker"] for start in starts}) == len(starts) == 3
     assert all(end["at"] <= start["at"] for end, start in zip(ends, starts[1:], strict=False))
     requeued = cluster.events(what="requeued", id=sent.id)
-    assert requeued
+    assert bool(requeued) == (task is jobs.requeued)
     assert received == 3 + len(requeued)
 
 

@@ -11,7 +11,7 @@ from tests.celery_dflock import jobs
 from tests.celery_dflock.rabbitmq.bus import Bus
 from tests.rabbitmq import RabbitMQ
 
-CONSUMER_TIMEOUT = 3
+CONSUMER_TIMEOUT = 4
 
 
 @pytest.fixture
@@ -27,14 +27,18 @@ def impatient(rabbitmq: RabbitMQ) -> Iterator[None]:
 
 @pytest.fixture
 def limited(rabbitmq: RabbitMQ) -> Iterator[int]:
-    """RabbitMQ throws a message away that it has delivered more than two times again."""
-    rabbitmq.control("set_policy", "limited", "^quorum", '{"delivery-limit": 2}')
-    yield 2
+    """RabbitMQ throws a message away that it has delivered more than once again."""
+    rabbitmq.control("set_policy", "limited", "^quorum", '{"delivery-limit": 1}')
+    yield 1
     rabbitmq.control("clear_policy", "limited")
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_long_wait_goes_through_the_broker_and_keeps_its_position(bus: Bus, key: str) -> None:
+@pytest.mark.parametrize("kind", ["classic", pytest.param("quorum", marks=pytest.mark.soak)])
+def test_a_long_wait_goes_through_the_broker_and_keeps_its_position(
+    make_bus: Callable[..., Bus], kind: str, key: str
+) -> None:
+    bus = make_bus(kind)
     cluster = bus.cluster
     options = {"worker_prefetch_multiplier": 4, "dflock_consumer_timeout": CONSUMER_TIMEOUT}
     with bus.running("one", **options) as worker:
