@@ -12,6 +12,7 @@ import pytest
 
 from dflockd.table import Effect, Limits, LockTable, Peer, TokenIssuer
 from dflockd.table.limits import STEP
+from dflockd.table.queue import LEAST_TURN
 from dflockd.wire import (
     Acquire,
     Enqueue,
@@ -175,6 +176,37 @@ def test_who_says_nothing_delays_others_by_no_more_than_was_said(table: LockTabl
     (release,) = [Release(LOCK, b"k", token.token) for token in waiter.holds]
     effects = table.handle(waiter, release, 4.0)
     assert [number for number, _ in effects] == [waiter.id, later.id + 1]
+
+
+def test_a_stopped_process_with_many_turns_delays_others_little_more(table: LockTable) -> None:
+    def of(instance: bytes, name: bytes, now: float) -> tuple[Peer, object]:
+        peer = table.connect()
+        ask(table, peer, Owner(name, 0, instance), now)
+        return want(table, now, peer=peer)
+
+    stopped = [of(b"stopped", b"%d" % number, 0.0) for number in range(100)]
+    for peer, _ in stopped[1:]:
+        ask(table, peer, Wait(LOCK, b"k", 600))
+    other, _ = of(b"other", b"other", 0.0)
+    assert ask(table, other, Wait(LOCK, b"k", 600)) is None
+    turns: dict[int, float] = {}
+    while other.id not in turns:
+        now = table.next_deadline()
+        assert now is not None
+        turns |= dict.fromkeys((number for number, _ in table.advance(now)), now)
+    assert turns[other.id] < 2 * HOLD + 100 * LEAST_TURN
+    # For another process a slot is held as long as ever.
+    end = table.next_deadline()
+    assert end is not None
+    assert end - turns[other.id] == pytest.approx(HOLD)
+    # And for the first again, once it has said something.
+    first, reply = stopped[0]
+    assert isinstance(reply, YourTurn)
+    ask(table, first, Pass(LOCK, b"k", reply.ticket), 50.0)
+    assert ask(table, first, Wait(LOCK, b"k", 60), 50.0) == reply
+    end = table.next_deadline()
+    assert end is not None
+    assert end - 50.0 == pytest.approx(HOLD)
 
 
 def test_who_passes_delays_nobody(table: LockTable) -> None:

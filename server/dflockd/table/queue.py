@@ -14,6 +14,12 @@ from dflockd.table.states import EXPECTED, PASSED
 if TYPE_CHECKING:
     from dflockd.table.state import Waiter
 
+LEAST_TURN = 0.01
+"""Seconds for which a slot is held at least for somebody who is told of a turn and wants as many."""
+
+MOST_SILENT = 30
+"""So many turns in a row are counted that a process has let run out."""
+
 
 def _number(waiter: Waiter) -> int:
     return waiter.number
@@ -28,7 +34,7 @@ class Queue:
     want nothing until they come back (`passed`, unless they are away).
     """
 
-    __slots__ = ("away", "expected", "line", "passed", "pending", "returned", "told")
+    __slots__ = ("away", "expected", "line", "passed", "pending", "returned", "silent", "told")
 
     def __init__(self) -> None:
         self.line: OrderedDict[Waiter, None] = OrderedDict()
@@ -45,6 +51,8 @@ class Queue:
         """How many are away."""
         self.pending = False
         """Whether what is due here was more than fits a step, and goes on in another."""
+        self.silent: dict[bytes, int] | None = None
+        """How many turns in a row each process has let run out; absent while none has."""
 
     def __len__(self) -> int:
         return self.ahead + len(self.passed)
@@ -88,6 +96,32 @@ class Queue:
         if not waiter.is_away:
             insort(self.passed, waiter, key=_number)
         waiter.state = PASSED
+
+    def patience(self, waiter: Waiter, seconds: float) -> float:
+        """Return for how long a slot is held for somebody who is told, and wants so many seconds.
+
+        A process that has been stopped says nothing to any of its turns, and hundreds may be its own:
+        each costs those behind it half as much as the one before.
+        """
+        if self.silent is None or waiter.owner is None:
+            return seconds
+        return max(
+            min(seconds, LEAST_TURN), seconds / 2 ** self.silent.get(waiter.owner.instance, 0)
+        )
+
+    def said_nothing(self, waiter: Waiter) -> None:
+        """Note that somebody who was told has let the time run out."""
+        if waiter.owner is None or not waiter.owner.instance:
+            return
+        if self.silent is None:
+            self.silent = {}
+        turns = self.silent.get(waiter.owner.instance, 0)
+        self.silent[waiter.owner.instance] = min(turns + 1, MOST_SILENT)
+
+    def has_spoken(self, waiter: Waiter) -> None:
+        """Note that a process has said something to one of its turns."""
+        if self.silent is not None and waiter.owner is not None:
+            self.silent.pop(waiter.owner.instance, None)
 
     def remove(self, waiter: Waiter) -> None:
         """Take somebody out, who is still in the state in which they were here."""

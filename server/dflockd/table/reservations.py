@@ -75,8 +75,9 @@ class Reservations:
         waiter.ticket = waiter.ticket or entry.group.issuer.ticket(entry.space, entry.key)
         waiter.reserve = None
         entry.group.reserved[waiter.ticket] = waiter
-        entry.queue().expect(waiter)
-        self._deadlines.set(waiter, turn, now)
+        queue = entry.queue()
+        queue.expect(waiter)
+        self._deadlines.set(waiter, queue.patience(waiter, turn), now)
 
     # Back again.
 
@@ -124,6 +125,8 @@ class Reservations:
         queue, has_slot = entry.queue(), waiter.state == EXPECTED and not waiter.is_away
         if waiter.is_away:
             self._size -= 1
+        else:
+            queue.has_spoken(waiter)
         if waiter.is_away or waiter.state == EXPECTED:
             self._deadlines.clear(waiter)
         if waiter.state == RESERVED:
@@ -163,6 +166,7 @@ class Reservations:
 
     def pass_on(self, waiter: Waiter, now: float) -> bool:
         """Stop holding a slot for a waiter; say whether one was held."""
+        waiter.entry.queue().has_spoken(waiter)
         if waiter.state != EXPECTED:
             return False
         self._deadlines.clear(waiter)
@@ -177,6 +181,8 @@ class Reservations:
         """
         reservation = waiter.reservation
         if waiter.state == EXPECTED and (reservation is None or now < reservation.until):
+            if reservation is None:
+                waiter.entry.queue().said_nothing(waiter)
             self._let_pass(waiter, now)
             return True
         entry, is_queued = waiter.entry, waiter.state != PASSED
