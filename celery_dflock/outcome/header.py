@@ -7,11 +7,14 @@ do not know for an option, and refuse it. So what is counted since is in a heade
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from celery.app.task import Context
+from celery.exceptions import ImproperlyConfigured
 
 HEADER = "dflock"
 """The message header of a call's own options, and of the counters of a requeued task: a dict."""
@@ -22,11 +25,18 @@ RUN = "dflock_run"
 UNIQUE = "unique"
 """The place in the header for the lock that keeps others like this task from being sent."""
 
+UNIQUE_FIELDS = ("key", "token", "until")
+
 FIRING = "dflock_firing"
 """The message header of a firing: a dict of its ``id``, ``entry`` and ``due`` and the ``fence``."""
 
 RESERVED = frozenset(("attempt", "since", "place", "retries", "copy", "free", UNIQUE))
 """The names in the header ``dflock`` that are no options."""
+
+LARGEST = 1 << 53
+"""Larger than any count or time of day; what is not a number is not below it."""
+
+is_ticket = re.compile("[0-9A-Za-z]{1,256}").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +73,28 @@ class Header:
 
         A retry inherits the headers of the run that sent it. That run had its lock, so counting
         starts anew.
+
+        Raises:
+            ImproperlyConfigured: a header says what none of ours does; one line says which.
         """
         headers = request.headers
         if not headers or (HEADER not in headers and RUN not in headers):
             return NOTHING
-        ours, more = headers.get(HEADER) or {}, headers.get(RUN) or {}
+        ours, more = _fields(headers, HEADER), _fields(headers, RUN)
         options = {name: value for name, value in ours.items() if name not in RESERVED}
         header = cls(options, ours.get(UNIQUE))
         if ours.get("retries") != request.retries:
             return header
         return replace(
             header,
-            attempt=int(ours.get("attempt", 0)),
-            since=ours.get("since"),
-            ticket=ours.get("place"),
-            redelivery=int(ours.get("copy", 0)),
+            attempt=int(_number(HEADER, ours, "attempt") or 0),
+            since=_number(HEADER, ours, "since"),
+            ticket=_ticket(ours),
+            redelivery=int(_number(HEADER, ours, "copy") or 0),
             is_free="free" in ours,
-            outage=int(more.get("outage", 0)),
-            waited=float(more.get("waited", 0.0)),
-            paused=more.get("paused"),
+            outage=int(_number(RUN, more, "outage") or 0),
+            waited=_number(RUN, more, "waited") or 0.0,
+            paused=_number(RUN, more, "paused"),
         )
 
     def write(self, request: Context) -> dict[str, Any]:
@@ -113,6 +126,42 @@ NOTHING = Header({})
 """That of a message which says nothing, as nearly all do."""
 
 
+def _fields(headers: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    fields = headers.get(name) or {}
+    if isinstance(fields, Mapping):
+        return fields
+    example = "options of the task, such as {'lock_timeout': 60}"
+    wanted = example if name == HEADER else "what the plugin has written there"
+    raise ImproperlyConfigured(
+        f"the message header {name} is {_shown(fields)}: give a dict of {wanted}"
+    )
+
+
+def _number(header: str, fields: Mapping[str, Any], name: str) -> float | None:
+    value: float | None = fields.get(name)
+    if value is None or (isinstance(value, int | float) and 0 <= value <= LARGEST):
+        return value
+    raise _bad(header, name, value, "a number from 0")
+
+
+def _ticket(fields: Mapping[str, Any]) -> str | None:
+    value: str | None = fields.get("place")
+    if not value or (isinstance(value, str) and is_ticket(value)):
+        return value or None
+    raise _bad(HEADER, "place", value, "a ticket of a lock server")
+
+
+def _bad(header: str, name: str, value: object, wanted: str) -> ImproperlyConfigured:
+    return ImproperlyConfigured(
+        f"the message header {header} has {name} {_shown(value)}, not {wanted}: "
+        f"send only options of the task there, and leave {name} to the plugin"
+    )
+
+
+def _shown(value: object) -> str:
+    return reprlib.repr(value)
+
+
 def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value}
 
@@ -128,11 +177,12 @@ def unique_of(request: Context) -> dict[str, str] | None:
     Only if it is this task's, for headers are handed on to other tasks. A sender of 0.1 that had just
     lost the lock sent no token.
     """
-    headers = request.headers
-    ours = headers and (headers.get(HEADER) or {}).get(UNIQUE)
-    if not isinstance(ours, dict) or ours.get("id") != request.id or not ours.get("token"):
+    ours = (request.headers or {}).get(HEADER)
+    ours = ours.get(UNIQUE) if isinstance(ours, dict) else None
+    if not isinstance(ours, dict) or ours.get("id") != request.id:
         return None
-    return ours
+    is_whole = all(ours.get(name) and isinstance(ours[name], str) for name in UNIQUE_FIELDS)
+    return ours if is_whole else None
 
 
 def is_firing(request: Context) -> bool:

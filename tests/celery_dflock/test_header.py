@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
+import pytest
 from celery.app.task import Context
+from celery.exceptions import ImproperlyConfigured
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dflock.outcome.header import FIRING, HEADER, NOTHING, RUN, Header
+from celery_dflock.outcome.header import FIRING, HEADER, NOTHING, RUN, Header, unique_of
 
 COUNTERS_OF_0_1 = ("attempt", "since", "place", "retries", "copy", "free")
 
 options = st.dictionaries(
     st.sampled_from(["lock_timeout", "lock_limit", "lock_conflict"]), st.integers(0, 9), max_size=2
 )
+tickets = st.text("0123456789abcdef", min_size=1, max_size=64)
 headers = st.builds(
     Header,
     options=options,
     unique=st.none() | st.fixed_dictionaries({"id": st.text(), "key": st.text()}),
     attempt=st.integers(0, 99),
     since=st.none() | st.floats(1, 2e9),
-    ticket=st.none() | st.text("0123456789abcdef", min_size=1),
+    ticket=st.none() | tickets,
     redelivery=st.integers(0, 9),
     is_free=st.booleans(),
     outage=st.integers(0, 99),
@@ -75,7 +80,7 @@ def test_0_1_reads_it(header: Header, retries: int) -> None:
 @given(
     counters=st.fixed_dictionaries(
         {"attempt": st.integers(1, 99), "since": st.floats(1, 2e9)},
-        optional={"place": st.none() | st.text(), "copy": st.integers(1, 9), "free": st.just(True)},
+        optional={"place": st.none() | tickets, "copy": st.integers(1, 9), "free": st.just(True)},
     ),
     given_options=options,
 )
@@ -101,3 +106,37 @@ def test_what_does_not_count_is_left_out_of_the_time() -> None:
     assert header.since_at(120.0) == 100.0, "clocks differ"
     assert Header({}, attempt=1, since=100.0).since_at(150.0) == 100.0
     assert Header({}, paused=130.0).since_at(150.0) is None
+
+
+def nonsense() -> Any:
+    bad: list[Any] = ["x", math.nan, math.inf, 10**400, -7, [1]]
+    for value in ("text", [1], 5, True):
+        yield f"{HEADER}={value!r}", {HEADER: value}
+        yield f"{RUN}={value!r}", {HEADER: {"retries": 0}, RUN: value}
+    for name, value in itertools.product(("attempt", "since", "copy"), bad):
+        yield f"{name}={value!r:.9}", {HEADER: {name: value, "retries": 0}}
+    for name, value in itertools.product(("outage", "paused"), bad):
+        yield f"{name}={value!r:.9}", {HEADER: {"retries": 0}, RUN: {name: value}}
+    for value in (5, "a\nb", "a b", 257 * "a", ["a"]):
+        yield f"place={value!r:.9}", {HEADER: {"place": value, "retries": 0}}
+
+
+NONSENSE = dict(nonsense())
+
+
+@pytest.mark.parametrize("headers", NONSENSE.values(), ids=NONSENSE)
+def test_nonsense_is_refused_in_one_line_that_names_the_header(headers: dict[str, Any]) -> None:
+    with pytest.raises(
+        ImproperlyConfigured, match=r"^the message header dflock(_run)? .*\Z"
+    ) as bad:
+        Header.read(Context(headers=headers, retries=0))
+    assert "\n" not in str(bad.value)
+    assert len(str(bad.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "ours", ["text", {"unique": "x"}, {"unique": {"id": "1", "key": "k", "token": 5, "until": "u"}}]
+)
+def test_what_is_no_lock_of_a_sender_is_none(ours: Any) -> None:
+    """Nobody is there to be told where a task is revoked."""
+    assert unique_of(Context(id="1", headers={HEADER: ours})) is None
