@@ -18,6 +18,8 @@ from celery_dflock.plan import Plan
 
 def apply(plan: Plan, it: Refusal) -> Any:
     """Do what follows; return the result of the task, or raise what tells Celery how it ends."""
+    if plan.header.redelivery and not isinstance(it, Redelivered):
+        redelivery.drop_if_ended(plan)
     match it:
         case TimedOut():
             return timed_out.decide(plan, it)

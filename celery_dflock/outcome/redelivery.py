@@ -12,6 +12,7 @@ from celery.exceptions import Ignore
 from celery_dflock.exceptions import LockNotAcquiredError
 from celery_dflock.outcome import requeue
 from celery_dflock.outcome.header import Header
+from celery_dflock.outcome.requeue import RedeliveryRequeued
 from celery_dflock.outcome.types import Redelivered
 from celery_dflock.plan import Plan
 from celery_dflock.signals import task_deduplicated
@@ -20,10 +21,6 @@ RESULT_PAUSE = 0.2
 """Seconds from a redelivery's finding the lock free to its running: a result is stored after that."""
 
 logger = logging.getLogger("celery_dflock")
-
-
-class RedeliveryRequeued(Ignore):
-    """A redelivery was sent again. It is not the end of the task, whose other run goes on."""
 
 
 def send_again(plan: Plan, it: Redelivered) -> NoReturn:
@@ -61,11 +58,7 @@ def drop_ended(plan: Plan) -> None:
     """
     if not plan.header.redelivery:
         return
-    state = _stored_state(plan)
-    if state in states.READY_STATES:
-        logger.info("task %s ended as %s: its copy is dropped", plan.name, state)
-        tell_dropped(plan)
-        raise Ignore
+    state = drop_if_ended(plan)
     if plan.header.is_free:
         logger.warning(
             "task %s runs again: it was delivered twice, and no result (%s) says that the "
@@ -80,6 +73,20 @@ def drop_ended(plan: Plan) -> None:
     requeue.send_again(plan, seconds, replace(plan.header, is_free=True), error)
     logger.info("task %s: its copy looks for a result once more", plan.name)
     raise RedeliveryRequeued
+
+
+def drop_if_ended(plan: Plan) -> str:
+    """End this run of a redelivery if the task has its result; else return its state.
+
+    Raises:
+        Ignore: it has; nothing is stored.
+    """
+    state = _stored_state(plan)
+    if state in states.READY_STATES:
+        logger.info("task %s ended as %s: its copy is dropped", plan.name, state)
+        tell_dropped(plan)
+        raise Ignore
+    return state
 
 
 def tell_dropped(plan: Plan) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from celery import Task
 from celery.app.task import Context
-from celery.exceptions import Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
 
 from celery_dflock.exceptions import LockError
@@ -29,6 +29,10 @@ PUBLISH_PAUSE = 1.0
 chance = random.SystemRandom()
 
 logger = logging.getLogger("celery_dflock")
+
+
+class RedeliveryRequeued(Ignore):
+    """A redelivery was sent again. It is not the end of the task, whose other run goes on."""
 
 
 def countdown(task: Task, seconds: float) -> float:
@@ -126,11 +130,14 @@ def end(plan: Plan, error: LockError, seconds: float, attempt: int, level: int) 
 
     Raises:
         Retry: which tells Celery that the task goes on elsewhere.
+        RedeliveryRequeued: which tells it to store nothing, for that would be the other run's.
     """
     logger.log(
         level, "task %s requeued for %.1f s, attempt %d: %s", plan.name, seconds, attempt, error
     )
     tell_requeued(plan, error, seconds, attempt)
+    if plan.header.redelivery:
+        raise RedeliveryRequeued
     raise Retry(f"requeued for {seconds} s: {error}", exc=error, when=seconds)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from celery_dflock.exceptions import LockNotAcquiredError
 from celery_dflock.outcome import requeue
+from celery_dflock.outcome.header import Header
 from celery_dflock.outcome.skipped import skip
 from celery_dflock.outcome.types import TimedOut
 from celery_dflock.plan import Plan
@@ -18,7 +19,12 @@ logger = logging.getLogger("celery_dflock")
 
 
 def decide(plan: Plan, it: TimedOut) -> Any:
-    """Do as ``lock_conflict`` says; return the result of the task."""
+    """Do as ``lock_conflict`` says; return the result of the task.
+
+    It has no say about a redelivery: what it says would be stored under the id of the other run.
+    """
+    if plan.header.redelivery:
+        wait_again(plan, it)
     error, verdict = it.error, plan.options.conflict
     lock_conflict.send(
         sender=plan.task, request=plan.request, key=error.key, holder=error.holder, error=error
@@ -43,23 +49,31 @@ def requeue_or_give_up(plan: Plan, it: TimedOut) -> NoReturn:
         Retry: which tells Celery that the task goes on elsewhere.
         LockNotAcquiredError: it has been tried for too long.
     """
-    error, kept, backoff, now = it.error, it.kept, plan.options.requeue, time.time()
+    error, backoff, now = it.error, plan.options.requeue, time.time()
     attempt, since = requeue.attempt_of(plan.header, plan.began, now)
     if not plan.request.is_eager and backoff.is_over(attempt, now - since):
         why = f"gave up after {attempt} attempts in {now - since:.0f} s: {error.reason}"
         raise LockNotAcquiredError(error.key, why) from error
-    if kept is not None:
-        ticket, seconds = kept.ticket, kept.pause
+    header = replace(plan.header, attempt=attempt, since=since, paused=None, outage=0, waited=0.0)
+    _send_again(plan, it, header, attempt)
+
+
+def wait_again(plan: Plan, it: TimedOut) -> NoReturn:
+    """Send a redelivery again, however often: only a result or a free lock ends it.
+
+    Raises:
+        RedeliveryRequeued: which tells Celery to store nothing.
+    """
+    number = plan.header.redelivery + 1
+    header = requeue.without_counting(plan, None, redelivery=number, outage=0, waited=0.0)
+    _send_again(plan, it, header, number)
+
+
+def _send_again(plan: Plan, it: TimedOut, header: Header, number: int) -> NoReturn:
+    if it.kept is not None:
+        ticket, seconds = it.kept.ticket, it.kept.pause
     else:
-        ticket, seconds = None, requeue.countdown(plan.task, requeue.pause(backoff, attempt))
-    header = replace(
-        plan.header,
-        attempt=attempt,
-        since=since,
-        ticket=ticket,
-        paused=None,
-        outage=0,
-        waited=0.0,
-    )
-    requeue.send_again(plan, seconds, header, error)
-    requeue.end(plan, error, seconds, attempt, logging.INFO)
+        pause = requeue.pause(plan.options.requeue, number)
+        ticket, seconds = None, requeue.countdown(plan.task, pause)
+    requeue.send_again(plan, seconds, replace(header, ticket=ticket), it.error)
+    requeue.end(plan, it.error, seconds, number, logging.INFO)

@@ -23,9 +23,12 @@ away: dict[str, float] = {}
 
 
 def decide(plan: Plan, it: Unavailable) -> Any:
-    """Do as ``dflock_unavailable`` says; return the result of the task."""
+    """Do as ``dflock_unavailable`` says; return the result of the task.
+
+    A redelivery does not fail: that would be stored under the id of the other run.
+    """
     verdict = plan.settings.unavailable
-    if verdict == "requeue":
+    if verdict == "requeue" or (verdict == "fail" and plan.header.redelivery):
         send_again_soon(plan, it)
     if verdict == "fail":
         raise it.error

@@ -17,7 +17,8 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery_dflock.config import Settings, settings
 from celery_dflock.locks import MOMENT, is_kept
 from celery_dflock.options import LockOptions
-from celery_dflock.outcome import header, redelivery
+from celery_dflock.outcome import header
+from celery_dflock.outcome.requeue import RedeliveryRequeued
 from celery_dflock.plan import Plan
 from celery_dflock.unique.lock import first_of, label_of, lock_on, mark_of
 from dflockd import errors
@@ -81,7 +82,7 @@ class Carried:
         """Give the lock back, or send it along with what goes on elsewhere."""
         if self._has_begun and self._until == "until_executing":
             return
-        if isinstance(exc, redelivery.RedeliveryRequeued) and not is_kept(self._lock):
+        if isinstance(exc, RedeliveryRequeued) and not is_kept(self._lock):
             return  # it belongs to the run that holds the other one
         held = is_kept(self._lock) or (not self._has_begun and self._adopt())
         if _goes_on(exc):
@@ -151,7 +152,7 @@ class Carried:
 
 
 def _goes_on(exc: BaseException | None) -> bool:
-    return isinstance(exc, Retry | redelivery.RedeliveryRequeued) or (
+    return isinstance(exc, Retry | RedeliveryRequeued) or (
         isinstance(exc, Reject) and bool(exc.requeue)
     )
 

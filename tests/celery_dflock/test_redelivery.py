@@ -298,6 +298,35 @@ def test_without_the_flag_of_the_broker(
 
 
 @pytest.mark.usefixtures("workers")
+@pytest.mark.parametrize("task", [jobs.skipped, jobs.decided], ids=["skip", "function"])
+def test_a_copy_that_meets_another_task_leaves_the_result(
+    cluster: Cluster, key: str, task: Task
+) -> None:
+    """The run that it is a copy of has ended, and somebody else has the lock by now."""
+    name = f"ended-{key}"
+    sent = cluster.send(task, key, task_id=name, then="raise")
+    with pytest.raises(ValueError, match="as asked"):
+        sent.get(timeout=PATIENCE)
+    with cluster.lock(key):
+        copy = {"dflock": {"copy": 1, "retries": 0}}
+        cluster.wait_event("deduplicated", cluster.send(task, key, task_id=name, headers=copy))
+    assert AsyncResult(name, app=jobs.app).state == states.FAILURE
+    assert_in_turns(cluster, sent, runs=1)
+
+
+@pytest.mark.usefixtures("workers")
+def test_a_copy_that_meets_another_task_waits_for_the_lock(cluster: Cluster, key: str) -> None:
+    """No result says that the first has ended: it may have been killed."""
+    name, copy = f"killed-{key}", {"dflock": {"copy": 1, "retries": 0}}
+    with cluster.lock(key):
+        sent = cluster.send(jobs.skipped, key, task_id=name, headers=copy)
+        cluster.wait_event("requeued", sent, 3)
+        assert sent.state == states.PENDING
+    assert sent.get(timeout=PATIENCE) == name
+    assert not cluster.events(what="skipped", id=name)
+
+
+@pytest.mark.usefixtures("workers")
 def test_another_task_of_the_same_id_is_another_run(
     cluster: Cluster, tmp_path: Path, key: str
 ) -> None:

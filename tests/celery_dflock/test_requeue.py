@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task
-from celery.exceptions import Retry
+from celery.exceptions import Ignore, Retry
 from kombu.message import Message
+from kombu.utils.uuid import uuid
 
-from celery_dflock import LockedTask, LockNotAcquiredError
+from celery_dflock import LockedTask, LockNotAcquiredError, LockUnavailableError
 from celery_dflock.config import settings
 from celery_dflock.outcome.apply import apply
 from celery_dflock.outcome.header import HEADER, RUN
-from celery_dflock.outcome.types import Refusal, ShuttingDown, TimedOut
+from celery_dflock.outcome.requeue import RedeliveryRequeued
+from celery_dflock.outcome.types import Overtaken, Refusal, ShuttingDown, TimedOut, Unavailable
 from celery_dflock.plan import plan
 from tests.celery_dflock import jobs
 
@@ -110,11 +112,48 @@ def test_nothing_is_lost(app: Celery, options: dict[str, Any], outcome: Refusal)
                 assert theirs.get(name) == ours.get(name), (part, name)
 
 
-def requeue(task: Task, message: Message, outcome: Refusal) -> None:
+def requeue(task: Task, message: Message, outcome: Refusal, ends: type[Exception] = Retry) -> None:
     task.push_request(**as_request(message))
     try:
         run = plan(task, task.request, task.run, (1,), {"two": 2}, settings(task.app))
-        with pytest.raises(Retry):
+        with pytest.raises(ends):
             apply(run, outcome)
     finally:
         task.pop_request()
+
+
+UNAVAILABLE = Unavailable(LockUnavailableError("the-key", "it is down"), "its-server")
+
+
+@pytest.mark.parametrize("conflict", ["requeue", "skip", "fail", lambda _task, _error: "instead"])
+@pytest.mark.parametrize(
+    "outcome",
+    [TimedOut(ERROR), Overtaken(ERROR), ShuttingDown(ERROR), UNAVAILABLE],
+    ids=["late", "overtaken", "ends", "outage"],
+)
+def test_a_redelivery_stores_nothing_whatever_becomes_of_it(
+    app: Celery, outcome: Refusal, conflict: Any
+) -> None:
+    """What it would store is the result of the other run, and counts for its chord."""
+    app.conf.dflock_unavailable = "fail"
+
+    @app.task(
+        base=LockedTask,
+        lock_key="the-key",
+        lock_conflict=conflict,
+        lock_requeue={"max_attempts": 1},
+        shared=False,
+    )
+    def task(one: int, two: int) -> None: ...
+
+    name, headers = uuid(), {HEADER: {"copy": 1, "retries": 0}}
+    task.apply_async((1,), {"two": 2}, task_id=name, headers=headers)
+    requeue(task, received(app), outcome, RedeliveryRequeued)
+    again = received(app)
+    assert again.headers["id"] == name
+    assert again.headers[HEADER]["copy"] >= 1
+
+    app.backend.mark_as_failure(name, ValueError("as asked"))
+    requeue(task, again, outcome, Ignore)
+    with app.connection_for_read() as connection:
+        assert connection.SimpleQueue("celery").qsize() == 0, "the task has ended"
