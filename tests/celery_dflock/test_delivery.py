@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,11 @@ from celery.exceptions import ImproperlyConfigured
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
+from celery_dflock import LockedTask
+from celery_dflock.config import settings
 from celery_dflock.outcome import delivery
+from celery_dflock.plan import owner
+from celery_dflock.worker.waiter import Waiter
 
 QUORUM = {"x-queue-type": "quorum"}
 DELAY = "0." * 27 + "1."
@@ -107,6 +112,28 @@ def test_what_is_for_all_goes_to_this_worker_alone() -> None:
         assert route(app, request) == (own.name, "", "direct", own.name)
         assert delivery.audience(app, request) == "one@here"
     assert delivery.audience(app, received("", "default")) == ""
+
+
+def test_consumer_and_process_of_a_worker_are_one_owner() -> None:
+    """And those of two workers are two, where each gets a message of its own."""
+    app = an_app("amqp://", a_queue("default", "direct"), Broadcast("for-all"))
+
+    @app.task(base=LockedTask, lock_key="k", lock_wait="consumer", name="shop.sync", shared=False)
+    def _task() -> None: ...
+
+    task = app.tasks["shop.sync"]
+
+    def owners(exchange: str, worker: str) -> tuple[Any, Any]:
+        info = {"exchange": exchange, "routing_key": "default"}
+        message = {"id": "1", "retries": 2, "delivery_info": info, "hostname": worker}
+        there = SimpleNamespace(task=task, id="1", args=(), kwargs={}, request_dict=message)
+        waiter = Waiter.of(there, settings(app))
+        assert waiter is not None
+        return waiter.owner, owner(task, Context(message), "")
+
+    (one, same), (other, _) = owners("for-all", "one@here"), owners("for-all", "two@here")
+    assert one == same != other
+    assert owners("", "one@here")[0] == owners("", "two@here")[1]
 
 
 def test_redis_cannot_send_to_one_what_was_for_all() -> None:
