@@ -105,9 +105,8 @@ class Queue:
         """
         if self.silent is None or waiter.owner is None:
             return seconds
-        return max(
-            min(seconds, LEAST_TURN), seconds / 2 ** self.silent.get(waiter.owner.instance, 0)
-        )
+        share = 0.5 ** self.silent.get(waiter.owner.instance, 0)
+        return max(min(seconds, LEAST_TURN), seconds * share)
 
     def said_nothing(self, waiter: Waiter) -> None:
         """Note that somebody who was told has let the time run out."""
