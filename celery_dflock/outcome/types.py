@@ -28,7 +28,6 @@ class TimedOut:
     Attributes:
         error: says so.
         kept: the position of the task, if it was kept.
-        pause: drawn for the next attempt before the wait, if it was.
     """
 
     error: LockNotAcquiredError
