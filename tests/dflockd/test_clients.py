@@ -412,6 +412,17 @@ async def test_idle_connections_are_not_shared_between_credentials(
         await client.lock("key", server, auth_token="other").acquire()
 
 
+@pytest.mark.parametrize("who", [{}, {"label": "me"}, {"label": "me", "owner": ("run", 0)}])
+async def test_who_has_no_token_is_told_what_to_set(
+    client: Client, start: Callable[..., ServerProcess], who: dict[str, Any]
+) -> None:
+    """Also if the server hangs up on what is said ahead of the request."""
+    server = start("--auth-token", SECRET)
+    for ask in ("acquire", "enqueue"):
+        with pytest.raises(errors.AuthRefusedError, match="set auth_token"):
+            await getattr(client.lock("key", server, **who), ask)()
+
+
 @pytest.mark.parametrize("ending", ["run", "bare"])
 async def test_event_loops_come_and_go_and_use_one_connection(
     server: ServerProcess, key: str, ending: str

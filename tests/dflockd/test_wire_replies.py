@@ -228,6 +228,15 @@ def test_replies_ahead_are_dropped_wherever_they_are_cut() -> None:
         assert reader.ahead == 0
 
 
+def test_a_refusal_ahead_after_which_nothing_comes_is_the_reply() -> None:
+    data = b"error_auth\r\n"
+    for cut in range(len(data) + 1):
+        reader = ReplyReader()
+        reader.ahead = 2
+        lines = [line for piece in (data[:cut], data[cut:]) if (line := reader.receive(piece))]
+        assert lines == [b"error_auth"]
+
+
 @pytest.mark.parametrize("data", [b"ok\nok\n", b"ok\nerr", b"\n\n"])
 def test_more_than_was_asked_for(data: bytes) -> None:
     assert feed(data) is None

@@ -61,6 +61,9 @@ def encode_reply(reply: Reply) -> bytes:
     raise AssertionError(f"no such reply: {reply!r}")
 
 
+_WANTS_AUTH = Status.AUTH.value
+
+
 class ReplyReader:
     """Cuts the bytes that a server sent into reply lines."""
 
@@ -83,8 +86,12 @@ class ReplyReader:
             return data[:-1].removesuffix(b"\r") if data else None
         buffer = self._buffer + data if self._buffer else data
         while self.ahead and b"\n" in buffer:
-            passed_over, _, buffer = buffer.partition(b"\n")
-            self.refused = passed_over.removesuffix(b"\r") == b"error"
+            line, _, buffer = buffer.partition(b"\n")
+            passed_over = line.removesuffix(b"\r")
+            if passed_over == _WANTS_AUTH:  # to whatever came first, and nothing follows
+                self._buffer, self.ahead = b"", 0
+                return passed_over
+            self.refused = passed_over == b"error"
             self.ahead -= 1
         if buffer.endswith(b"\n"):
             line = buffer[:-1].removesuffix(b"\r")
