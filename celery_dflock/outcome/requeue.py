@@ -12,6 +12,7 @@ from celery import Task
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
+from kombu.serialization import registry
 
 from celery_dflock.exceptions import LockError
 from celery_dflock.options import Backoff, LockOptions
@@ -104,7 +105,9 @@ def _dropped(request: Context) -> dict[str, Any]:
     said = {
         name: getattr(request, name, None) for name in ("argsrepr", "kwargsrepr", "compression")
     }
-    said["delivery_mode"] = (request.properties or {}).get("delivery_mode")
+    properties = request.properties or {}
+    said["delivery_mode"] = properties.get("delivery_mode")
+    said["serializer"] = registry.type_to_name.get(properties.get("content_type"))
     return {name: value for name, value in said.items() if value is not None}
 
 

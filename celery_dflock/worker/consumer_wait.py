@@ -96,7 +96,7 @@ class ConsumerWait:
 
     def take(self, request: Any) -> None:
         """Send a request to the pool, after it has waited for its turn if it is to do so here."""
-        hand_off.discard(request.request_dict)
+        hand_off.prepare(request)
         if shutdown.begun:
             return  # it may just have come from here; it goes back when the connection ends
         try:

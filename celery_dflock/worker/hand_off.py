@@ -55,6 +55,15 @@ class HandOff:
         return None if fields is None else cls(**fields)
 
 
-def discard(request_dict: MutableMapping[str, Any]) -> None:
-    """Take away what a message brings along in its place: only this worker's consumer is believed."""
+def prepare(request: Any) -> None:
+    """Make a request ready for the process that runs it, whether or not it waits here.
+
+    What a message brings along in the place of a hand-off is taken away: only this worker's consumer
+    is believed. And Celery forgets how the arguments are written, with Redis for one; where the task
+    is sent again they must be written so, or what is no JSON is changed, or cannot be sent at all.
+    """
+    request_dict = request.request_dict
     request_dict.pop(HANDED, None)
+    properties = request_dict.get("properties") or {}
+    if "content_type" not in properties:
+        request_dict["properties"] = {**properties, "content_type": request.content_type}

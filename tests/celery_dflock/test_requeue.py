@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery, Task
 from celery.exceptions import Ignore, Retry
+from celery.worker.request import Request
 from kombu.message import Message
 from kombu.utils.uuid import uuid
 
@@ -18,6 +19,7 @@ from celery_dflock.outcome.header import HEADER, RUN
 from celery_dflock.outcome.requeue import RedeliveryRequeued
 from celery_dflock.outcome.types import Overtaken, Refusal, ShuttingDown, TimedOut, Unavailable
 from celery_dflock.plan import plan
+from celery_dflock.worker import hand_off
 from tests.celery_dflock import jobs
 
 OPTIONS: dict[str, Any] = {
@@ -59,7 +61,7 @@ def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Celery:
 
 def received(app: Celery) -> Message:
     with app.connection_for_read() as connection:
-        message = connection.SimpleQueue("celery").get(timeout=1)
+        message = connection.SimpleQueue("celery", accept=app.conf.accept_content).get(timeout=1)
         message.ack()
         return message
 
@@ -112,14 +114,34 @@ def test_nothing_is_lost(app: Celery, options: dict[str, Any], outcome: Refusal)
                 assert theirs.get(name) == ours.get(name), (part, name)
 
 
-def requeue(task: Task, message: Message, outcome: Refusal, ends: type[Exception] = Retry) -> None:
-    task.push_request(**as_request(message))
+def requeue(
+    task: Task, message: Message, outcome: Refusal, ends: type[Exception] = Retry, **more: Any
+) -> None:
+    task.push_request(**{**as_request(message), **more})
     try:
         run = plan(task, task.request, task.run, (1,), {"two": 2}, settings(task.app))
         with pytest.raises(ends):
             apply(run, outcome)
     finally:
         task.pop_request()
+
+
+@pytest.mark.parametrize("serializer", ["json", "yaml", "msgpack"])
+def test_arguments_stay_written_as_they_were(app: Celery, serializer: str) -> None:
+    """What is no JSON could be sent no more, or would be something else."""
+
+    @app.task(base=LockedTask, lock_key="the-key", name="task", shared=False)
+    def _task(one: int, two: int) -> None: ...
+
+    app.conf.accept_content = [serializer]
+    task = app.tasks["task"]
+    task.apply_async((1,), {"two": 2}, serializer=serializer)
+    before = received(app)
+    request = Request(before, app=app, decoded=False)
+    hand_off.prepare(request)
+    requeue(task, before, TimedOut(ERROR), properties=request.request_dict["properties"])
+    after = received(app)
+    assert (after.payload, after.content_type) == (before.payload, before.content_type)
 
 
 UNAVAILABLE = Unavailable(LockUnavailableError("the-key", "it is down"), "its-server")

@@ -229,6 +229,7 @@ class Task:
         self.kind, self.key, self.seconds = kind, world.keys[key], seconds
         self.id = str(number)
         self.request_dict: dict[str, Any] = {}
+        self.content_type = "application/json"
         self.pending: Pending | None = None
         self.position: Position | None = None
         self.is_revoked = False
