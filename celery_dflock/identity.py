@@ -19,7 +19,8 @@ def owner_of(task_name: str, task_id: str, attempt: int, prefix: str, audience: 
     `Task.replace` keeps the id, so that the name counts as well; `prefix` keeps applications apart.
     Of a message that each worker gets, `audience` says which of them.
     """
-    text = "\0".join((prefix, task_name, task_id, audience)).encode("utf-8", "surrogatepass")
+    # An id may be a UUID: Celery sends it as it is.
+    text = "\0".join((prefix, task_name, str(task_id), audience)).encode("utf-8", "surrogatepass")
     return blake2b(text, digest_size=16).hexdigest(), attempt
 
 

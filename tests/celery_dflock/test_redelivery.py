@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from celery import Task, chord, states
@@ -324,6 +325,14 @@ def test_a_copy_that_meets_another_task_waits_for_the_lock(cluster: Cluster, key
         assert sent.state == states.PENDING
     assert sent.get(timeout=PATIENCE) == name
     assert not cluster.events(what="skipped", id=name)
+
+
+@pytest.mark.usefixtures("workers")
+@pytest.mark.parametrize("task", [jobs.patient, jobs.parked], ids=["slot", "consumer"])
+def test_an_id_need_not_be_a_text(cluster: Cluster, key: str, task: Task) -> None:
+    sent = cluster.send(task, key, task_id=uuid4())
+    end = cluster.wait(lambda: (cluster.events(what="end", key=key) or [None])[0], "the end")
+    assert (end["id"], end["error"]) == (str(sent.id), None)
 
 
 @pytest.mark.usefixtures("workers")
