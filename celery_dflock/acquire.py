@@ -34,6 +34,9 @@ from dflockd.sync_client import Reservation
 TURN_TIMEOUT = 1
 """Seconds in the slot for a task whose turn has come in the consumer: usually it is granted at once."""
 
+MOST_OVERTAKEN = 8
+"""So many times that others went first count for how long it waits there."""
+
 logger = logging.getLogger("celery_dflock")
 
 
@@ -101,11 +104,24 @@ def _go_on(plan: Plan, handed: HandOff, locks: Locks) -> Refusal | None:
 def _take_up(plan: Plan, handed: HandOff, locks: Locks) -> Overtaken | None:
     """Go on in the position whose turn has come; a slot is set aside for it for a moment."""
     said = Reservation(countdown(plan.task, 0.0), plan.options.requeue.hold or 0.0)
-    if handed.ticket is None or not locks.take_up(handed.ticket, TURN_TIMEOUT, lambda: said):
+    seconds = _turn_timeout(plan)
+    if handed.ticket is None or not locks.take_up(handed.ticket, seconds, lambda: said):
         why = "its turn had come, and others went first before it had a slot"
         error = LockNotAcquiredError(handed.key, why)
         return Overtaken(error, _kept(locks.ticket, said.away_s))
     return None
+
+
+def _turn_timeout(plan: Plan) -> float:
+    """Return how long a task waits in its slot after all, ahead of all that came later.
+
+    Longer each time that others went first: else they always would, where their worker has a slot at
+    once and this one never has, and the tasks take longer than this waits. Never for longer than it
+    may wait in the consumer.
+    """
+    seconds = float(TURN_TIMEOUT * 4 ** min(plan.header.overtaken, MOST_OVERTAKEN))
+    most = plan.options.queue_timeout
+    return seconds if most is None else max(TURN_TIMEOUT, min(seconds, most - plan.waited))
 
 
 def _wait(plan: Plan, locks: Locks) -> Refusal | None:

@@ -54,6 +54,7 @@ class Header:
         outage: how often in a row no lock server could be asked.
         waited: seconds in the consumer, of a wait that has gone through the broker since.
         paused: since when the time does not count, because the latest attempt was no conflict.
+        overtaken: how often its turn had passed before it had a slot.
     """
 
     options: Mapping[str, Any]
@@ -66,6 +67,7 @@ class Header:
     outage: int = 0
     waited: float = 0.0
     paused: float | None = None
+    overtaken: int = 0
 
     @classmethod
     def read(cls, request: Context) -> Header:
@@ -95,6 +97,7 @@ class Header:
             outage=int(_number(RUN, more, "outage") or 0),
             waited=_number(RUN, more, "waited") or 0.0,
             paused=_number(RUN, more, "paused"),
+            overtaken=int(_number(RUN, more, "overtaken") or 0),
         )
 
     def write(self, request: Context) -> dict[str, Any]:
@@ -107,7 +110,12 @@ class Header:
             "free": self.is_free,
             UNIQUE: self.unique,
         }
-        more = {"outage": self.outage, "waited": self.waited, "paused": self.paused}
+        more = {
+            "outage": self.outage,
+            "waited": self.waited,
+            "paused": self.paused,
+            "overtaken": self.overtaken,
+        }
         headers = dict(request.headers or {})
         headers[HEADER] = {**self.options, **_said(ours), "retries": request.retries}
         headers.pop(RUN, None)

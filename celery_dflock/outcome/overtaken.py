@@ -18,6 +18,9 @@ def wait_again(plan: Plan, it: Overtaken) -> NoReturn:
     """
     ticket = None if it.kept is None else it.kept.ticket
     seconds = requeue.countdown(plan.task, 0.0) if it.kept is None else it.kept.pause
-    header = requeue.without_counting(plan, ticket, outage=0, waited=plan.waited)
+    overtaken = plan.header.overtaken + 1
+    header = requeue.without_counting(
+        plan, ticket, outage=0, waited=plan.waited, overtaken=overtaken
+    )
     requeue.send_again(plan, seconds, header, it.error)
     requeue.end(plan, it.error, seconds, plan.header.attempt, logging.INFO)

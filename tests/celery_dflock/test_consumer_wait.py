@@ -16,6 +16,8 @@ from celery import Celery, chain, chord
 from celery.result import AsyncResult
 
 from celery_dflock import Skipped
+from celery_dflock.acquire import TURN_TIMEOUT
+from celery_dflock.outcome.header import HEADER, RUN
 from dflockd.client.pending import PendingAcquires
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Redis, Worker
@@ -205,6 +207,34 @@ def test_who_is_passed_goes_back_and_that_is_no_conflict(
     assert [each.get(timeout=PATIENCE) for each in (sent, later)] == ids([sent, later])
     assert started(cluster, key) == ids([sent, later]), "its position was kept"
     assert [each.get(timeout=PATIENCE) for each in busy] == ids(busy)
+
+
+def test_who_was_passed_waits_longer_in_its_slot_the_next_time(
+    cluster: Cluster, worker: Worker, key: str, tmp_path: Path
+) -> None:
+    """Else those of an idle worker would go first for as long as there are any."""
+    gate = tmp_path / "gate"
+    busy = keep_busy(cluster, worker, key, gate)
+    passed = {HEADER: {"retries": 0}, RUN: {"overtaken": 1}}
+    sent = cluster.send(jobs.parked, key, queue=worker.name, headers=passed)
+    other = cluster.lock(key, timeout=PROMPT)
+    cluster.wait(lambda: other.inspect()["waiters"] or None, "its turn")
+    with other:
+        gate.touch()
+        assert [each.get(timeout=PATIENCE) for each in busy] == ids(busy)
+        assert not gone_back(cluster, sent, 2 * TURN_TIMEOUT)
+    assert sent.get(timeout=PATIENCE) == sent.id
+    assert not cluster.events(what="requeued", id=sent.id)
+
+
+def gone_back(cluster: Cluster, sent: AsyncResult, seconds: float) -> bool:
+    """Whether a task is sent again within so many seconds."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if cluster.events(what="requeued", id=sent.id):
+            return True
+        time.sleep(0.05)
+    return False
 
 
 @pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.soak)])
