@@ -48,6 +48,7 @@ def note(task: Task, what: str, holds: Sequence[str], limit: int = 1) -> None:
         "retries": request.retries,
         "task": task.name,
         "parent": os.getppid(),
+        "redelivered": bool((request.delivery_info or {}).get("redelivered")),
     }
     event = {"what": what, "at": time.monotonic(), **about, "holds": holds, "limit": limit}
     line = json.dumps(event) + "\n"

@@ -255,6 +255,11 @@ class Stage:
             size = connection.default_channel.client.llen
             self.wait(lambda: size(name) == number or None, f"{number} messages in {name}")
 
+    def is_redelivered(self, task_id: str) -> bool:
+        """Whether the broker has said so to one of its attempts."""
+        events = mixed.history(self.record)
+        return any(event["id"] == task_id and event["redelivered"] for event in events)
+
     def runs(self, task_id: str) -> int:
         return len(self.events("begin", task_id))
 

@@ -122,11 +122,13 @@ def test_what_is_in_flight_goes_on(
     held.close()
 
     newcomer.wait_granted()
-    begun = [stage.events("begin", each)[0]["at"] for each in tickets]
-    assert max(begun) < newcomer.granted_at, "a ticket was lost"
     newcomer.lock.release()
     stage.wait_ended(*tickets, *parked, patient, unique, executing, late)
     stage.wait_ended(retried, unique_retried, retries=1)
+    # What Redis gave back at the last moment may be a copy, and in doubt 0.1 gives up its ticket.
+    kept = [each for each in tickets if not stage.is_redelivered(each)]
+    begun = [stage.events("begin", each)[0]["at"] for each in kept]
+    assert all(at < newcomer.granted_at for at in begun), "a ticket was lost"
     assert len(stage.result(chord)) == 3
     assert [stage.runs(each) for each in (retried, unique_retried)] == [2, 2]
     stage.wait_events("deduplicated", late)
