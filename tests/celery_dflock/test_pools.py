@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,63 +16,9 @@ from celery_dflock.worker.interrupt import Interruptible
 from examples.demo.stage import ROOT, LockServer
 from tests.celery_dflock import jobs
 from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster
-from tests.celery_dflock.outcomes import ENDED, OUTCOMES, POOLS, Side
-
-# What becomes of the task, as a pattern; "" is for the pools that are not named.
-EXPECTED: dict[str, dict[str, str]] = {
-    "success": {"": "SUCCESS"},
-    "exception": {"": r"FAILURE \(ValueError\)"},
-    "retry": {"": "SUCCESS"},
-    "autoretry": {"": "SUCCESS"},
-    "ignore": {"": "PENDING", "eager": "IGNORED"},
-    # FAILURE since Celery 5.7, PENDING before.
-    "reject": {"": r"FAILURE \(Reject\)|PENDING", "eager": "REJECTED"},
-    "soft": {"": "not applied, SUCCESS", "prefork": r"FAILURE \(SoftTimeLimitExceeded\)"},
-    "hard": {
-        "": "not applied, SUCCESS",
-        "prefork": r"FAILURE \(TimeLimitExceeded\)",
-        "gevent": r"FAILURE \(TimeLimitExceeded\)",
-    },
-    "revoke-waiting": {"": "not applied, SUCCESS"},
-    "terminate-waiting": {
-        "": "REVOKED",
-        "threads": "not applied, SUCCESS",
-        "solo": "not applied, SUCCESS",
-    },
-    "terminate": {
-        "": "REVOKED",
-        "threads": "not applied, SUCCESS",
-        "solo": "not applied, SUCCESS",
-    },
-    "warm": {"": "SUCCESS"},
-    "warm-waiting": {"": "requeued, SUCCESS"},
-    # How far Celery gets with the announcement that it cancels the task is a matter of luck.
-    "cold": {
-        "": "RETRY|REVOKED|PENDING",
-        "threads": "stays warm, SUCCESS",
-        "solo": r"FAILURE \(NotImplementedError\)|PENDING",
-    },
-    "cold-int": {
-        "": "RETRY|REVOKED|PENDING",
-        "threads": "stays warm, SUCCESS",
-        "solo": r"FAILURE \(NotImplementedError\)|PENDING",
-    },
-    "cold-second": {"": "stays warm, SUCCESS"},
-    "child": {"": "no child", "prefork": r"FAILURE \(WorkerLostError\)"},
-    "worker": {"": "PENDING"},
-    "exit": {"": "PENDING", "prefork": r"FAILURE \(WorkerLostError\)", "eager": "ends the caller"},
-    "lost-waiting": {"": r"FAILURE \(LockLostError\)"},
-    "lost-computing": {
-        "": r"FAILURE \(LockLostError\)",
-        "gevent": "not interrupted, SUCCESS",
-        "eventlet": "not interrupted, SUCCESS",
-    },
-}
-WITHOUT_WORKER = {"success", "exception", "retry", "autoretry", "ignore", "reject", "exit"}
-WITHOUT_WORKER |= {"lost-waiting", "lost-computing"}
-
-# A blocking call of a thread that is not the main thread has to end first.
-LATE = {("lost-waiting", "threads"), ("lost-waiting", "eager")}
+from tests.celery_dflock.outcomes.expected import check
+from tests.celery_dflock.outcomes.side import ENDED, POOLS, Side
+from tests.celery_dflock.outcomes.trials import OUTCOMES
 
 GREEN = ("gevent", "eventlet")
 
@@ -88,6 +33,7 @@ QUICK = {
     ("lost-computing", "solo"),
     *(("lost-waiting", pool) for pool in GREEN),
     ("warm", "gevent"),
+    ("soft-ends", "prefork"),
     ("worker", "eventlet"),
 }
 
@@ -129,12 +75,7 @@ def green(sides: dict[str, Side], request: pytest.FixtureRequest) -> Side:
 def test_outcome(sides: dict[str, Side], outcome: str, pool: str) -> None:
     finding = OUTCOMES[outcome].trial(sides[pool])
 
-    expected = EXPECTED[outcome].get(pool, EXPECTED[outcome][""])
-    if pool == "eager" and outcome not in WITHOUT_WORKER:
-        expected = "—"
-    assert re.fullmatch(expected, finding.fate)
-    if finding.seconds is not None and (outcome, pool) not in LATE:
-        assert finding.seconds < PROMPT
+    check(outcome, pool, finding)
 
 
 def test_greenlets_take_turns(cluster: Cluster, green: Side, key: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from celery import Task
 from celery.result import AsyncResult
@@ -37,6 +37,14 @@ class Bus:
         )
         self.connection = Connection(rabbitmq.url)
 
+    def __enter__(self) -> Self:
+        """Make the queue."""
+        self.queue.bind(self.connection.default_channel).declare()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.release()
+
     @property
     def settings(self) -> dict[str, Any]:
         """Celery's settings for an app whose default queue this is."""
@@ -56,6 +64,7 @@ class Bus:
         concurrency: int = 2,
         pool: str = "prefork",
         app: str = "tests.celery_dflock.jobs",
+        servers: str | None = None,
         **settings: Any,
     ) -> Worker:
         """A worker of this queue, not yet started."""
@@ -70,6 +79,7 @@ class Bus:
                 jobs.BROKER: self.rabbitmq.url,
                 jobs.RESULTS: str(jobs.app.conf.result_backend),
                 jobs.MORE: json.dumps({**self.settings, **settings}),
+                **({"DFLOCK_SERVERS": servers} if servers else {}),
             },
         )
         self.cluster._workers.append(worker)

@@ -34,10 +34,8 @@ def make_bus(rabbitmq: RabbitMQ, cluster: Cluster) -> Iterator[Callable[..., Bus
     with ExitStack() as made:
 
         def make(kind: str, **arguments: Any) -> Bus:
-            bus = Bus(rabbitmq, cluster, f"{kind}{next(_numbers)}", kind, **arguments)
-            made.callback(bus.connection.release)
-            bus.queue.bind(bus.connection.default_channel).declare()
-            return bus
+            name = f"{kind}{next(_numbers)}"
+            return made.enter_context(Bus(rabbitmq, cluster, name, kind, **arguments))
 
         yield make
 

@@ -1,0 +1,85 @@
+"""What the cells of the table must say."""
+
+from __future__ import annotations
+
+import re
+
+from tests.celery_dflock.cluster import PROMPT
+from tests.celery_dflock.outcomes.side import Finding
+
+EXPECTED: dict[str, dict[str, str]] = {
+    "success": {"": "SUCCESS"},
+    "exception": {"": r"FAILURE \(ValueError\)"},
+    "retry": {"": "SUCCESS"},
+    "autoretry": {"": "SUCCESS"},
+    "ignore": {"": "PENDING", "eager": "IGNORED"},
+    # FAILURE since Celery 5.7, PENDING before.
+    "reject": {"": r"FAILURE \(Reject\)|PENDING", "eager": "REJECTED"},
+    "soft": {"": "not applied, SUCCESS", "prefork": r"FAILURE \(SoftTimeLimitExceeded\)"},
+    "hard": {
+        "": "not applied, SUCCESS",
+        "prefork": r"FAILURE \(TimeLimitExceeded\)",
+        "gevent": r"FAILURE \(TimeLimitExceeded\)",
+    },
+    "revoke-waiting": {"": "not applied, SUCCESS"},
+    "terminate-waiting": {
+        "": "REVOKED",
+        "threads": "not applied, SUCCESS",
+        "solo": "not applied, SUCCESS",
+    },
+    "terminate": {
+        "": "REVOKED",
+        "threads": "not applied, SUCCESS",
+        "solo": "not applied, SUCCESS",
+    },
+    "warm": {"": "SUCCESS"},
+    "warm-waiting": {"": "requeued, SUCCESS"},
+    # How far Celery gets with the announcement that it cancels the task is a matter of luck.
+    "cold": {
+        "": "RETRY|REVOKED|PENDING",
+        "threads": "stays warm, SUCCESS",
+        "solo": r"FAILURE \(NotImplementedError\)|PENDING",
+    },
+    "cold-int": {
+        "": "RETRY|REVOKED|PENDING",
+        "threads": "stays warm, SUCCESS",
+        "solo": r"FAILURE \(NotImplementedError\)|PENDING",
+    },
+    "remote": {"": "SUCCESS", "solo": "heard late, SUCCESS"},
+    "remote-waiting": {"": "requeued, SUCCESS", "solo": "heard late, SUCCESS"},
+    "cold-waiting": {"": "requeued, SUCCESS", "solo": r"FAILURE \(NotImplementedError\)|PENDING"},
+    "soft-ends": {"": "SUCCESS", "solo": r"FAILURE \(NotImplementedError\)|PENDING"},
+    "soft-late": {
+        "": "RETRY|REVOKED|PENDING",
+        "threads": "stays warm, SUCCESS",
+        "solo": r"FAILURE \(NotImplementedError\)|PENDING",
+    },
+    "soft-waiting": {"": "requeued, SUCCESS", "solo": r"FAILURE \(NotImplementedError\)|PENDING"},
+    "cold-second": {"": "stays warm, SUCCESS"},
+    "child": {"": "no child", "prefork": r"FAILURE \(WorkerLostError\)"},
+    "worker": {"": "PENDING"},
+    "exit": {"": "PENDING", "prefork": r"FAILURE \(WorkerLostError\)", "eager": "ends the caller"},
+    "lost-waiting": {"": r"FAILURE \(LockLostError\)"},
+    "lost-computing": {
+        "": r"FAILURE \(LockLostError\)",
+        "gevent": "not interrupted, SUCCESS",
+        "eventlet": "not interrupted, SUCCESS",
+    },
+}
+"""What becomes of the task, as a pattern; "" is for the pools that are not named."""
+
+WITHOUT_WORKER = {"success", "exception", "retry", "autoretry", "ignore", "reject", "exit"}
+WITHOUT_WORKER |= {"lost-waiting", "lost-computing"}
+
+LATE = {("lost-waiting", "threads"), ("lost-waiting", "eager")}
+"""A blocking call of a thread that is not the main thread has to end first."""
+
+
+def check(outcome: str, pool: str, finding: Finding) -> None:
+    """Raise `AssertionError` if this is not what has to become of the task and its lock."""
+    expected = EXPECTED[outcome].get(pool, EXPECTED[outcome][""])
+    if pool == "eager" and outcome not in WITHOUT_WORKER:
+        expected = "—"
+    assert re.fullmatch(expected, finding.fate), f"{finding.fate}, not {expected}"
+    if finding.seconds is not None and (outcome, pool) not in LATE:
+        assert finding.seconds < PROMPT, f"the lock was free after {finding.seconds:.1f} s"
