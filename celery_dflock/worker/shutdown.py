@@ -35,6 +35,9 @@ class Shutdown:
         self._begun = False
         self._waiting: dict[DistributedLock, int] = {}
         """With the thread in which it is waited for."""
+        self._told: set[int] = set()
+        """The threads that waited when this began, until their tasks have moved on."""
+        self._sees_ends = False
         self._read_end = -1
         self._write_end = -1
         self._marks: mmap.mmap | None = None
@@ -53,7 +56,7 @@ class Shutdown:
         self._waiting[lock] = threading.get_ident()
         self._set_mark(1)
         if self._begun:
-            lock.cancel()
+            self._tell(lock)
 
     def discard(self, lock: DistributedLock) -> None:
         """Nobody waits for a lock any more."""
@@ -64,6 +67,7 @@ class Shutdown:
     def prepare(self, **_: Any) -> None:
         """Make the pipe, before the pool forks."""
         self._begun = False
+        self._told.clear()
         if self._write_end < 0:
             self._close_read_end()
             self._read_end, self._write_end = os.pipe()
@@ -74,7 +78,13 @@ class Shutdown:
         self._begun = True
         self._close_write_end()
         for lock in list(self._waiting):
-            lock.cancel()
+            self._tell(lock)
+
+    def _tell(self, lock: DistributedLock) -> None:
+        thread = self._waiting.get(lock)
+        if thread is not None:
+            self._told.add(thread)
+        lock.cancel()
 
     def settle(self) -> None:
         """Return once those who were told have moved on, or are given up.
@@ -88,6 +98,7 @@ class Shutdown:
     def after_fork(self) -> None:
         """Start as a child: with the read end only, and nobody waiting yet."""
         self._waiting = {}
+        self._told = set()
         self._listener = None
         self._close_write_end()
         self._mark = -1 if self._marks is None else os.getpid() % MARKS
@@ -98,13 +109,16 @@ class Shutdown:
         if self._marks is not None and any(self._marks[:]):
             return True
         here = threading.get_ident()
-        return any(thread != here for thread in list(self._waiting.values()))
+        return any(thread != here for thread in list(self._told))
 
     def _set_mark(self, value: int) -> None:
         if self._mark >= 0 and self._marks is not None:
             self._marks[self._mark] = value
 
     def _listen(self) -> None:
+        if not self._sees_ends:
+            self._sees_ends = True
+            signals.task_postrun.connect(self._moved_on, weak=False)
         is_child = self._read_end >= 0 and self._write_end < 0
         if is_child and self._listener is None and not self._begun:
             self._listener = threading.Thread(
@@ -114,11 +128,11 @@ class Shutdown:
 
     def _hear(self) -> None:
         os.read(self._read_end, 1)  # returns at the end of the pipe
-        signals.task_postrun.connect(self._moved_on, weak=False)
         self.begin()
 
     def _moved_on(self, **_: Any) -> None:
         """A task has ended, whatever has become of it: its message is sent, its state is stored."""
+        self._told.discard(threading.get_ident())
         self._set_mark(0)
 
     def _close_read_end(self) -> None:

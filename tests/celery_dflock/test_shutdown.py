@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from celery import signals
 
+from celery_dflock.worker.shutdown import LAST_MOMENT, Shutdown
+from dflockd.sync_client import DistributedLock
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster, Waiter
@@ -180,3 +184,40 @@ def test_nobody_is_lost(cluster: Cluster, key: str, pool: str, how: str, late: b
         assert [each.get(timeout=PATIENCE) for each in sent] == [each.id for each in sent]
     starts = [event["id"] for event in cluster.events(what="start", key=key)]
     assert sorted(starts) == sorted(each.id for each in sent)
+
+
+class _Waited:
+    """A lock that is waited for until that is cancelled."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+        self.cancel = self._cancelled.set
+        self.wait = self._cancelled.wait
+
+
+def test_a_cold_shutdown_waits_until_a_task_has_moved_on_not_only_left_the_queue() -> None:
+    shutdown, lock = Shutdown(), _Waited()
+    waits, left, sends, settled = (threading.Event() for _ in range(4))
+
+    def task() -> None:
+        shutdown.add(cast(DistributedLock, lock))
+        waits.set()
+        lock.wait(PATIENCE)
+        shutdown.discard(cast(DistributedLock, lock))
+        left.set()
+        sends.wait(PATIENCE)
+        signals.task_postrun.send(sender=None)
+
+    def end() -> None:
+        shutdown.settle()
+        settled.set()
+
+    threading.Thread(target=task).start()
+    assert waits.wait(PATIENCE)
+    shutdown.begin()
+    assert left.wait(PATIENCE)
+    threading.Thread(target=end).start()
+    assert not settled.wait(0.1)
+    sends.set()
+    assert settled.wait(LAST_MOMENT / 2)
+    signals.task_postrun.disconnect(shutdown._moved_on)
