@@ -17,7 +17,7 @@ def wait_again(plan: Plan, it: Overtaken) -> NoReturn:
         Retry: which tells Celery that the task goes on elsewhere.
     """
     ticket = None if it.kept is None else it.kept.ticket
-    seconds = requeue.countdown(plan.task, 0.0) if it.kept is None else it.kept.pause
+    seconds = requeue.at_once(plan.task) if it.kept is None else it.kept.pause
     overtaken = plan.header.overtaken + 1
     header = requeue.without_counting(
         plan, ticket, outage=0, waited=plan.waited, overtaken=overtaken

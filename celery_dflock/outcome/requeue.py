@@ -23,6 +23,13 @@ from celery_dflock.signals import task_requeued
 from celery_dflock.worker.shutdown import shutdown
 from dflockd.sync_client import Reservation
 
+LEAST_PAUSE = 0.2
+"""Seconds before the next attempt at least, unless ``lock_requeue`` has a lower ``cap``.
+
+This run stores ``RETRY`` after it has sent the task again. Where the next one has stored its result
+by then, that would take its place, and whoever waits for it would wait for ever.
+"""
+
 PUBLISH_PAUSE = 1.0
 """Seconds between attempts to reach a broker that is away."""
 
@@ -43,7 +50,13 @@ def countdown(task: Task, seconds: float) -> float:
 
 def pause(backoff: Backoff, attempt: int) -> float:
     """Draw the seconds before the attempt that follows number `attempt`."""
-    return round(backoff.pause(attempt - 1, chance.random()), 3)
+    drawn = backoff.pause(attempt - 1, chance.random())
+    return round(max(drawn, min(LEAST_PAUSE, backoff.cap)), 3)
+
+
+def at_once(task: Task) -> float:
+    """Return the pause of a task that has nothing to wait for."""
+    return countdown(task, LEAST_PAUSE)
 
 
 def attempt_of(header: Header, began: float, ended: float) -> tuple[int, float]:

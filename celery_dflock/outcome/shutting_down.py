@@ -16,7 +16,7 @@ def send_elsewhere(plan: Plan, it: ShuttingDown) -> NoReturn:
     Raises:
         Retry: which tells Celery that the task goes on elsewhere.
     """
-    seconds = requeue.countdown(plan.task, 0.0)
+    seconds = requeue.at_once(plan.task)
     header = requeue.without_counting(plan, it.ticket)
     requeue.send_again(plan, seconds, header, it.error)
     requeue.end(plan, it.error, seconds, plan.header.attempt, logging.INFO)

@@ -13,7 +13,7 @@ from celery_dflock.config import Settings
 from celery_dflock.identity import Owner, is_unnamed_run, label_of
 from celery_dflock.options import LockOptions
 from celery_dflock.outcome.header import Header
-from celery_dflock.outcome.requeue import countdown, reservation
+from celery_dflock.outcome.requeue import at_once, reservation
 from celery_dflock.plan import keeps_position, owner
 from celery_dflock.worker import unacknowledged
 from celery_dflock.worker.hand_off import HandOff
@@ -64,7 +64,7 @@ class Waiter:
         self._late_at = None if self.timeout is None else time.monotonic() + self.timeout
         self.reservation: Reservation | None = None
         if self._is_cut:
-            away = countdown(request.task, 0.0)
+            away = at_once(request.task)
             self.reservation = Reservation(away, options.requeue.hold or 0.0)
         elif keeps_position(options, keys):
             self.reservation = reservation(request.task, header, options, self.timeout)

@@ -14,9 +14,10 @@ from kombu.utils.uuid import uuid
 
 from celery_dflock import LockedTask, LockNotAcquiredError, LockUnavailableError
 from celery_dflock.config import settings
+from celery_dflock.options import Backoff
 from celery_dflock.outcome.apply import apply
 from celery_dflock.outcome.header import HEADER, RUN
-from celery_dflock.outcome.requeue import RedeliveryRequeued
+from celery_dflock.outcome.requeue import LEAST_PAUSE, RedeliveryRequeued, pause
 from celery_dflock.outcome.types import Overtaken, Refusal, ShuttingDown, TimedOut, Unavailable
 from celery_dflock.plan import plan
 from celery_dflock.worker import hand_off
@@ -179,3 +180,11 @@ def test_a_redelivery_stores_nothing_whatever_becomes_of_it(
     requeue(task, again, outcome, Ignore)
     with app.connection_for_read() as connection:
         assert connection.SimpleQueue("celery").qsize() == 0, "the task has ended"
+
+
+@pytest.mark.parametrize(("cap", "least"), [(30.0, LEAST_PAUSE), (0.05, 0.05), (0.0, 0.0)])
+def test_this_run_stores_its_state_before_the_next_has_a_result(cap: float, least: float) -> None:
+    """What is drawn is from 0 on; who wants less than that says so by the cap."""
+    drawn = [pause(Backoff(cap=cap), 1) for _ in range(100)]
+    assert min(drawn) == least
+    assert max(drawn) <= cap
