@@ -57,12 +57,15 @@ DIFFERENT = {("headers", "eta"), ("headers", HEADER), ("headers", RUN)} | {
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Celery:
     monkeypatch.setenv(jobs.RECORD, str(tmp_path / "record"))
-    return Celery("again", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app = Celery("again", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.task_default_queue = uuid()  # all apps of the process share what is in memory
+    return app
 
 
 def received(app: Celery) -> Message:
     with app.connection_for_read() as connection:
-        message = connection.SimpleQueue("celery", accept=app.conf.accept_content).get(timeout=1)
+        name, accept = app.conf.task_default_queue, app.conf.accept_content
+        message = connection.SimpleQueue(name, accept=accept).get(timeout=1)
         message.ack()
         return message
 
