@@ -112,11 +112,6 @@ class Settings:
     max_waiting: int
     consumer_timeout: float
 
-    @property
-    def max_parked(self) -> int:
-        """`max_waiting`, as it was called before."""
-        return self.max_waiting
-
     def __repr__(self) -> str:
         """Without the token."""
         return f"<dflock settings: {', '.join(map(str, self.servers))}>"
