@@ -188,6 +188,11 @@ def test_who_has_no_slot_holds_nothing_and_keeps_its_position(
     cluster.wait_free(key)
 
 
+def present(lock: DistributedLock) -> list[dict[str, Any]]:
+    """Those who wait for a lock, without those for whom a position is kept."""
+    return [each for each in lock.inspect()["waiters"] if not each["away"]]
+
+
 def test_who_is_passed_goes_back_and_that_is_no_conflict(
     cluster: Cluster, worker: Worker, key: str, tmp_path: Path
 ) -> None:
@@ -203,7 +208,7 @@ def test_who_is_passed_goes_back_and_that_is_no_conflict(
         assert requeued["attempt"] == 0
         assert "before it had a slot" in requeued["reason"]
         later = cluster.send(jobs.parked_strict, key, queue=worker.name)
-        cluster.wait_waiters(key, 2)
+        cluster.wait(lambda: len(present(other)) == 2 or None, "both, and the first is back")
     assert [each.get(timeout=PATIENCE) for each in (sent, later)] == ids([sent, later])
     assert started(cluster, key) == ids([sent, later]), "its position was kept"
     assert [each.get(timeout=PATIENCE) for each in busy] == ids(busy)
