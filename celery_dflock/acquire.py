@@ -14,7 +14,7 @@ from celery_dflock.held import running
 from celery_dflock.identity import is_unnamed_run
 from celery_dflock.locks import Locks, describe, describe_holders
 from celery_dflock.outcome import unavailable
-from celery_dflock.outcome.requeue import at_once, reservation
+from celery_dflock.outcome.requeue import reservation, short_reservation
 from celery_dflock.outcome.types import (
     Kept,
     Overtaken,
@@ -29,7 +29,6 @@ from celery_dflock.signals import lock_waiting
 from celery_dflock.worker.hand_off import HandOff
 from celery_dflock.worker.shutdown import shutdown
 from dflockd import errors
-from dflockd.sync_client import Reservation
 
 TURN_TIMEOUT = 1
 """Seconds in the slot for a task whose turn has come in the consumer: usually it is granted at once."""
@@ -103,7 +102,7 @@ def _go_on(plan: Plan, handed: HandOff, locks: Locks) -> Refusal | None:
 
 def _take_up(plan: Plan, handed: HandOff, locks: Locks) -> Overtaken | None:
     """Go on in the position whose turn has come; a slot is set aside for it for a moment."""
-    said = Reservation(at_once(plan.task), plan.options.requeue.hold or 0.0)
+    said = short_reservation(plan.task, plan.options)
     seconds = _turn_timeout(plan)
     if handed.ticket is None or not locks.take_up(handed.ticket, seconds, lambda: said):
         why = "its turn had come, and others went first before it had a slot"

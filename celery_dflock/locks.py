@@ -308,6 +308,13 @@ class Locks(LocksBase[DistributedLock]):
         return holders
 
 
+def lock_of(key: str, limit: int, ttl: int, **options: Any) -> DistributedLock:
+    """Return the lock, or the semaphore, that a task with that ``lock_limit`` takes."""
+    if limit == 1:
+        return DistributedLock(key, None, ttl, **options)
+    return DistributedSemaphore(key, limit, None, ttl, **options)
+
+
 def is_kept(lock: LockBase) -> bool:
     """Whether a lock is held, or in doubt: for its owner that is the same until the doubt is over."""
     return lock.state in ("held", "doubtful")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import NoReturn
 
 from celery_dflock.outcome import requeue
@@ -22,5 +21,4 @@ def wait_again(plan: Plan, it: Overtaken) -> NoReturn:
     header = requeue.without_counting(
         plan, ticket, outage=0, waited=plan.waited, overtaken=overtaken
     )
-    requeue.send_again(plan, seconds, header, it.error)
-    requeue.end(plan, it.error, seconds, plan.header.attempt, logging.INFO)
+    requeue.requeue(plan, seconds, header, it.error, plan.header.attempt)

@@ -77,6 +77,11 @@ def reservation(
     return Reservation(countdown(task, pause(backoff, attempt)), backoff.hold or 0.0)
 
 
+def short_reservation(task: Task, options: LockOptions) -> Reservation:
+    """Return how a position is kept for a task that is sent again with nothing to wait for."""
+    return Reservation(at_once(task), options.requeue.hold or 0.0)
+
+
 def send_again(plan: Plan, seconds: float, header: Header, error: LockError) -> None:
     """Publish a task once more, to be tried in so many seconds.
 
@@ -141,13 +146,21 @@ def _wait_for_broker(plan: Plan, exc: OperationalError) -> None:
         raise exc
 
 
-def end(plan: Plan, error: LockError, seconds: float, attempt: int, level: int) -> NoReturn:
-    """End this run of a task that has been sent again.
+def requeue(
+    plan: Plan,
+    seconds: float,
+    header: Header,
+    error: LockError,
+    attempt: int,
+    level: int = logging.INFO,
+) -> NoReturn:
+    """Send a task again, and end this run of it; see `send_again`.
 
     Raises:
         Retry: which tells Celery that the task goes on elsewhere.
         RedeliveryRequeued: which tells it to store nothing, for that would be the other run's.
     """
+    send_again(plan, seconds, header, error)
     logger.log(
         level, "task %s requeued for %.1f s, attempt %d: %s", plan.name, seconds, attempt, error
     )

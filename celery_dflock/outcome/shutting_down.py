@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import NoReturn
 
 from celery_dflock.outcome import requeue
@@ -11,12 +10,11 @@ from celery_dflock.plan import Plan
 
 
 def send_elsewhere(plan: Plan, it: ShuttingDown) -> NoReturn:
-    """Send the task again, without a pause: a shutdown says nothing about the lock.
+    """Send the task again, after the shortest pause: a shutdown says nothing about the lock.
 
     Raises:
         Retry: which tells Celery that the task goes on elsewhere.
     """
     seconds = requeue.at_once(plan.task)
     header = requeue.without_counting(plan, it.ticket)
-    requeue.send_again(plan, seconds, header, it.error)
-    requeue.end(plan, it.error, seconds, plan.header.attempt, logging.INFO)
+    requeue.requeue(plan, seconds, header, it.error, plan.header.attempt)

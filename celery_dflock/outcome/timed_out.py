@@ -75,5 +75,4 @@ def _send_again(plan: Plan, it: TimedOut, header: Header, number: int) -> NoRetu
     else:
         pause = requeue.pause(plan.options.requeue, number)
         ticket, seconds = None, requeue.countdown(plan.task, pause)
-    requeue.send_again(plan, seconds, replace(header, ticket=ticket), it.error)
-    requeue.end(plan, it.error, seconds, number, logging.INFO)
+    requeue.requeue(plan, seconds, replace(header, ticket=ticket), it.error, number)

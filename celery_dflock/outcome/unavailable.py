@@ -47,8 +47,7 @@ def send_again_soon(plan: Plan, it: Unavailable) -> NoReturn:
     longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(number - 1, 32))
     seconds = requeue.countdown(plan.task, round(longest * (1 + requeue.chance.random()) / 2, 3))
     header = requeue.without_counting(plan, plan.header.ticket, outage=number)
-    requeue.send_again(plan, seconds, header, it.error)
-    requeue.end(plan, it.error, seconds, number, logging.DEBUG)
+    requeue.requeue(plan, seconds, header, it.error, number, logging.DEBUG)
 
 
 def _warn(it: Unavailable) -> None:

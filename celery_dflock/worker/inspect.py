@@ -21,10 +21,11 @@ from celery.worker.control import inspect_command
 from celery_dflock import bases, keys
 from celery_dflock.config import Settings, settings
 from celery_dflock.identity import Owner, is_unnamed_run
+from celery_dflock.locks import lock_of
 from celery_dflock.plan import owner
 from celery_dflock.task import LockedTask
 from dflockd.errors import DflockdError
-from dflockd.sync_client import DistributedLock, DistributedSemaphore
+from dflockd.sync_client import DistributedLock
 
 PATIENCE = 0.6
 """Seconds for the whole answer. The worker does nothing else meanwhile, and ``celery inspect``
@@ -92,11 +93,7 @@ def _questions(request: Any, app_settings: Settings) -> Iterator[_Question]:
     asks = owner(task, context, prefix)
     for key in options.keys_of(task, tuple(request.args), request.kwargs):
         name = keys.finish(key, prefix)
-        lock = (
-            DistributedLock(name, **servers)
-            if options.limit == 1
-            else DistributedSemaphore(name, options.limit, **servers)
-        )
+        lock = lock_of(name, options.limit, options.ttl, **servers)
         yield _Question(lock, task.name, request.id, asks)
 
 

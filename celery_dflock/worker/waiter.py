@@ -11,15 +11,16 @@ from celery.app.task import Context
 from celery_dflock import bases, keys
 from celery_dflock.config import Settings
 from celery_dflock.identity import Owner, is_unnamed_run, label_of
+from celery_dflock.locks import lock_of
 from celery_dflock.options import LockOptions
 from celery_dflock.outcome.header import Header
-from celery_dflock.outcome.requeue import at_once, reservation
+from celery_dflock.outcome.requeue import reservation, short_reservation
 from celery_dflock.plan import keeps_position, owner
 from celery_dflock.worker import unacknowledged
 from celery_dflock.worker.hand_off import HandOff
 from dflockd import errors
 from dflockd.client.pending import PendingAcquire
-from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation
+from dflockd.sync_client import DistributedLock, Reservation
 
 
 class Waiter:
@@ -64,8 +65,7 @@ class Waiter:
         self._late_at = None if self.timeout is None else time.monotonic() + self.timeout
         self.reservation: Reservation | None = None
         if self._is_cut:
-            away = at_once(request.task)
-            self.reservation = Reservation(away, options.requeue.hold or 0.0)
+            self.reservation = short_reservation(request.task, options)
         elif keeps_position(options, keys):
             self.reservation = reservation(request.task, header, options, self.timeout)
 
@@ -91,11 +91,7 @@ class Waiter:
             "label": label_of(task.name, request.id),
             "owner": asks,
         }
-        lock = (
-            DistributedLock(key, None, options.ttl, **more)
-            if options.limit == 1
-            else DistributedSemaphore(key, options.limit, None, options.ttl, **more)
-        )
+        lock = lock_of(key, options.limit, options.ttl, **more)
         return cls(request, lock, asks, options, len(names))
 
     @property
