@@ -98,7 +98,7 @@ class Server:
         self._listeners: list[Listener] = []
         self._timer: asyncio.TimerHandle | None = None
         self._wakes = math.inf
-        self._unix: UnixSocket | None = None
+        self._unix_socket: UnixSocket | None = None
         self._looks = False
         self._ends: deque[Callable[[], None]] = deque()
         """Steps of ends that others go before."""
@@ -135,8 +135,10 @@ class Server:
         try:
             self._listen(await listen(loop, options.host, options.port), options.tls)
             if options.unix_socket is not None:
-                self._unix = await UnixSocket.bind(options.unix_socket, options.unix_socket_mode)
-                self._listen([self._unix.sock], None)
+                self._unix_socket = await UnixSocket.bind(
+                    options.unix_socket, options.unix_socket_mode
+                )
+                self._listen([self._unix_socket.sock], None)
         except OSError:
             self._close_listeners()
             raise
@@ -419,9 +421,9 @@ class Server:
             self.loop.call_soon(self._drain, sessions, end)
 
     def _close_listeners(self) -> None:
-        if self._unix is not None:
-            self._unix.remove()
-            self._unix = None
+        if self._unix_socket is not None:
+            self._unix_socket.remove()
+            self._unix_socket = None
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()

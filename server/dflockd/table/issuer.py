@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hmac
 from hashlib import blake2b
 
@@ -43,8 +42,8 @@ class TokenIssuer:
 
     def beginning(self, fence: int) -> TokenIssuer:
         """Return another issuer of the same secret, for fences after this one."""
-        issuer = copy.copy(self)
-        issuer.fence = fence
+        issuer = TokenIssuer(b"", fence)
+        issuer._keyed = self._keyed
         return issuer
 
     def token(self, space: Space, key: bytes, fence: int) -> bytes:

@@ -57,6 +57,10 @@ class Queue:
     def __len__(self) -> int:
         return self.ahead + len(self.passed)
 
+    def __bool__(self) -> bool:
+        # Compiled code does not go by the length.
+        return len(self) > 0
+
     def __iter__(self) -> Iterator[Waiter]:
         others = [each for each in (self.returned, self.expected, self.told, self.passed) if each]
         return itertools.chain(merge(*others, key=_number), self.line)

@@ -91,7 +91,6 @@ class ShardTable(LockTable):
         self._serves_until = -math.inf
         self._withheld: dict[Entry, None] = {}
         """Where grants are due that could not be given at the time."""
-        self._handlers[Shards] = lambda _, request, now, *__: directory.report(now).answer(request)
 
     # Shards.
 
@@ -310,6 +309,9 @@ class ShardTable(LockTable):
             if not isinstance(serving, Group):
                 return self._wait_later(peer, serving)
         return super()._wait(peer, request, now, effects)
+
+    def _shards(self, _peer: Peer, request: Shards, now: float, _effects: list[Effect]) -> Reply:
+        return self._directory.report(now).answer(request)
 
     @staticmethod
     def _wait_later(peer: Peer, reply: Refusal) -> Refusal:

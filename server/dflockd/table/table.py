@@ -74,17 +74,17 @@ class LockTable(Connections):
             Owner: self._owner,
             Inspect: self._inspect,
             Evict: self._evict,
-            Ping: lambda *_: Status.OK,
+            Ping: self._ping,
             # One server: every change is in effect as soon as it is answered.
-            Barrier: lambda *_: Status.OK,
+            Barrier: self._ping,
             Resume: self._resume,
             Reserve: self._reserve,
             # What only a cluster knows.
-            Shards: lambda *_: Status.ERROR,
-            Identify: lambda _peer, request, *_: self.identify(request),
+            Shards: self._shards,
+            Identify: self._identify,
             Turn: self._turn,
             Pass: self._pass,
-            Malformed: lambda *_: Status.ERROR,
+            Malformed: self._malformed,
         }
 
     # What the server calls.
@@ -524,3 +524,21 @@ class LockTable(Connections):
         return report.fitting(
             lambda listed: report.stats(groups, self._size, connections, now, listed)
         )
+
+    def _ping(
+        self, _peer: Peer, _request: Ping | Barrier, _now: float, _effects: list[Effect]
+    ) -> Reply:
+        return Status.OK
+
+    def _shards(self, _peer: Peer, _request: Shards, _now: float, _effects: list[Effect]) -> Reply:
+        return Status.ERROR
+
+    def _identify(
+        self, _peer: Peer, request: Identify, _now: float, _effects: list[Effect]
+    ) -> Reply:
+        return self.identify(request)
+
+    def _malformed(
+        self, _peer: Peer, _request: Malformed, _now: float, _effects: list[Effect]
+    ) -> Reply:
+        return Status.ERROR
