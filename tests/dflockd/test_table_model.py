@@ -724,7 +724,7 @@ def come_and_go(seed: int) -> TableMachine:
 )
 @pytest.mark.timeout(900)
 def test_positions_are_kept_as_the_model_does(
-    seeds: range, transitions: set[tuple[int, int]]
+    seeds: range, transitions: set[tuple[int, int]] | None
 ) -> None:
     seen: Counter[str] = Counter()
     for seed in seeds:
@@ -734,15 +734,15 @@ def test_positions_are_kept_as_the_model_does(
     assert len(seen) == 20, seen
     assert min(seen.values()) > 5, seen
     # All that is allowed happens.
-    assert transitions == ALLOWED
+    assert transitions is None or transitions == ALLOWED
 
 
 @pytest.fixture
-def transitions(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
-    """Every change of a waiter's state while the test runs."""
+def transitions(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]] | None:
+    """Every change of a waiter's state while the test runs; compiled, nobody can look on."""
     slot = vars(Waiter)["state"]
     if not isinstance(slot, MemberDescriptorType):
-        pytest.skip("compiled: nobody can look on")
+        return None
     seen: set[tuple[int, int]] = set()
 
     def change(waiter: Waiter, state: int) -> None:
@@ -758,7 +758,7 @@ def transitions(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
 ALLOWED = {(state, after) for state, more in TRANSITIONS.items() for after in more}
 
 
-def test_table_does_what_the_model_does(transitions: set[tuple[int, int]]) -> None:
+def test_table_does_what_the_model_does(transitions: set[tuple[int, int]] | None) -> None:
     run_state_machine_as_test(
         TableMachine,
         settings=settings(
@@ -768,7 +768,7 @@ def test_table_does_what_the_model_does(transitions: set[tuple[int, int]]) -> No
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),
     )
-    assert transitions <= ALLOWED
+    assert transitions is None or transitions <= ALLOWED
 
 
 @pytest.mark.soak
