@@ -182,7 +182,9 @@ def test_a_redelivery_stores_nothing_whatever_becomes_of_it(
     app.backend.mark_as_failure(name, ValueError("as asked"))
     requeue(task, again, outcome, Ignore)
     with app.connection_for_read() as connection:
-        assert connection.SimpleQueue(app.conf.task_default_queue).qsize() == 0, "the task has ended"
+        assert connection.SimpleQueue(app.conf.task_default_queue).qsize() == 0, (
+            "the task has ended"
+        )
 
 
 @pytest.mark.parametrize(("cap", "least"), [(30.0, LEAST_PAUSE), (0.05, 0.05), (0.0, 0.0)])
