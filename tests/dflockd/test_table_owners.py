@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -105,6 +106,30 @@ def test_others_and_nobody_are_not_compared(table: LockTable) -> None:
     cleared = run(table, 5)
     ask(table, cleared, Owner(b"", 0))
     assert ask(table, cleared, ASK[0]) is None
+
+
+def test_an_owner_comes_with_a_label(table: LockTable) -> None:
+    """It is no part of who asks, and stays as it is where none is given."""
+
+    def shown(peer: Peer) -> Any:
+        report = ask(table, peer, Inspect(LOCK, b"k"))
+        assert isinstance(report, Report)
+        return [each["label"] for each in json.loads(report.json)["holders"]]
+
+    first, again = table.connect(), table.connect()
+    for label, expected in ((b"one", "one"), (None, "one"), (b"", ""), (b"two", "two")):
+        ask(table, first, Owner(b"run", 1, b"here", label))
+        token = granted(table, first)
+        assert shown(first) == [expected]
+        ask(table, first, Release(LOCK, b"k", token))
+    ask(table, first, Owner(b"", 0, b"", b"nobody's"))
+    token = granted(table, first)
+    assert shown(first) == ["nobody's"]
+    for peer, label in ((again, b"as ever"), (table.connect(), None)):
+        # The same process from another connection goes on in its own position.
+        ask(table, peer, Owner(b"run", 1, b"here", label))
+        assert ask(table, peer, ASK[1]) is Status.QUEUED
+    assert table.counts.waiting == 1
 
 
 def test_whatever_the_limit(table: LockTable) -> None:

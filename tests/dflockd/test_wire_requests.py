@@ -79,6 +79,9 @@ FRAMES: list[tuple[bytes, Request]] = [
     (b"owner\n_\n_\n", Owner(b"", 0)),
     (b"owner\n_\nrun-7 0\n", Owner(b"run-7", 0)),
     (b"owner\n_\n_ 3 _\n", Owner(b"_", 3, b"_")),
+    ("owner\nsync é 7\nrun-7 0\n".encode(), Owner(b"run-7", 0, b"", "sync é 7".encode())),
+    (b"owner\n\nrun-7 0 i\n", Owner(b"run-7", 0, b"i", b"")),
+    (b"owner\nme\n_\n", Owner(b"", 0, b"", b"me")),
     (
         b"owner\n_\n%b 2147483647 %b\n" % (b"r" * 64, b"i" * 64),
         Owner(b"r" * 64, 2147483647, b"i" * 64),
@@ -129,6 +132,8 @@ READ_ONLY: list[tuple[bytes, Request]] = [
 REFUSED = [
     b"label\n_\n\xff\n",
     b"owner\n_\n\n",
+    b"owner\na\tb\nrun 1\n",
+    b"owner\n\xff\nrun 1\n",
     b"owner\n_\nrun\n",
     b"owner\n_\nrun 2147483648\n",
     b"owner\n_\nrun -1\n",
@@ -372,6 +377,8 @@ text = st.binary(max_size=300).filter(lambda line: b"\n" not in line and not lin
 
 tickets = st.from_regex(rb"[0-9A-Za-z]{1,64}", fullmatch=True)
 owners = st.from_regex(rb"[!-~]{1,64}", fullmatch=True)
+labels = st.text(max_size=60).filter(str.isprintable).map(str.encode)
+spoken_labels = st.none() | labels.filter(b"_".__ne__)
 requests_ = st.one_of(
     st.builds(Acquire, st.just(LOCK), keys, st.just(1), seconds, leases),
     st.builds(Acquire, st.just(SEMAPHORE), keys, limits, seconds, leases),
@@ -394,9 +401,9 @@ requests_ = st.one_of(
     st.builds(Resume, tickets),
     st.builds(Turn, seconds),
     st.builds(Pass, spaces, keys, tickets),
-    st.just(Owner(b"", 0)),
-    st.builds(Owner, owners, st.integers(0, MAX_ATTEMPT), st.just(b"") | owners),
-    st.text(max_size=60).filter(str.isprintable).map(lambda label: Label(label.encode())),
+    st.builds(Owner, st.just(b""), st.just(0), st.just(b""), spoken_labels),
+    st.builds(Owner, owners, st.integers(0, MAX_ATTEMPT), st.just(b"") | owners, spoken_labels),
+    st.builds(Label, labels),
 )
 
 # Bytes that get far into the parser: words of the format, and junk.

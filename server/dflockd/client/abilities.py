@@ -10,6 +10,9 @@ from dflockd.client import clock
 EXTENSIONS: Final = "extensions"
 """Anything beyond the published protocol. Published servers up to 1.8.0 hang up on who tries."""
 
+OWNERS: Final = "owners"
+"""To be told whose run asks, and its label along with that. Servers of 0.1 know labels alone."""
+
 TURNS: Final = "turns"
 """To tell whose turn it is, and grant nothing."""
 

@@ -344,6 +344,9 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
                     link.rested = False
                     if line == b"error":
                         raise ConnectionResetError("the server gave up an idle connection")
+                if exchange.has_owner:
+                    is_known = not link.reader.refused
+                    abilities.note(link.route.address, abilities.OWNERS, knows=is_known)
                 answer = Answer(line, sent, clock.now())
             elif talk.look_at < limit:
                 talk.under_way = exchange, sent, limit

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol, TypeAlias, TypeVar, cast
 
 from dflockd import errors
-from dflockd.client import clock
+from dflockd.client import abilities, clock
 from dflockd.client.operations import (
     PING_PATIENCE,
     Operation,
@@ -50,7 +50,8 @@ def introduced(target: Target, link: Link) -> Target:
     if said is None:
         return target._replace(is_plain=True)
     link.introduction = says
-    return target._replace(says=says.after(said))
+    knows_owners = abilities.knows(link.route.address, abilities.OWNERS)
+    return target._replace(says=says.after(said, knows_owners))
 
 
 def talk(

@@ -12,6 +12,19 @@ from typing import NamedTuple
 from dflockd.wire import Label, Owner, encode_request
 
 NOBODY = Owner(b"", 0)
+UNSPEAKABLE = b"_"
+"""A label that the request of an owner cannot carry: it stands there for none."""
+
+
+class Opening(NamedTuple):
+    """What is said of who asks, ahead of a request."""
+
+    requests: tuple[bytes, ...] = ()
+    has_owner: bool = False
+    """Whether the last of them names an owner."""
+
+
+NOTHING = Opening()
 
 
 class Introduction(NamedTuple):
@@ -22,16 +35,25 @@ class Introduction(NamedTuple):
     owner: Owner = NOBODY
     """Whose run it is; which process asks is added when that is said."""
 
-    def after(self, said: Introduction) -> tuple[bytes, ...]:
-        """Return the requests that say this on a connection which has said that.
+    def after(self, said: Introduction, knows_owners: bool | None) -> Opening:
+        """Return what says this on a connection which has said that.
 
-        Of a label first, which servers of 0.1 know as well: who refuses it knows neither.
+        One request says all of it to a server that knows owners. Others are told the label first:
+        those of 0.1 know it as well, and who refuses it knows neither.
+
+        Args:
+            said: what the connection has said.
+            knows_owners: whether its server does; ``None`` if that is not known.
         """
         label = encode_request(Label(self.label))
         if self.owner == said.owner:
-            return (label,)
+            return Opening((label,))
         owner = self.owner._replace(instance=_instance()) if self.owner.id else NOBODY
-        return label, encode_request(owner)
+        if knows_owners and self.label != UNSPEAKABLE:
+            return Opening((encode_request(owner._replace(label=self.label)),), has_owner=True)
+        if knows_owners is False:
+            return NOTHING if self.label == said.label else Opening((label,))
+        return Opening((label, encode_request(owner)), has_owner=True)
 
 
 ANONYMOUS = Introduction()

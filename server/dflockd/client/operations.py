@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Never, TypeAlias, TypeVar
 
 from dflockd import errors
 from dflockd.address import Address, parse_server
-from dflockd.client.introduction import ANONYMOUS, Introduction
+from dflockd.client.introduction import ANONYMOUS, NOTHING, Introduction, Opening
 from dflockd.wire import (
     MAX_SECONDS,
     Acquire,
@@ -97,6 +97,8 @@ class Exchange(NamedTuple):
     """Requests before it in the same bytes, whose replies nobody needs."""
     waits: bool = False
     """Whether the server may be right to say nothing for a while: the lock is not free."""
+    has_owner: bool = False
+    """Whether the last of those ahead names an owner: an ``error`` means that it knows none."""
 
 
 class Answer(NamedTuple):
@@ -133,8 +135,8 @@ class Target(NamedTuple):
     server: str
     introduction: Introduction = ANONYMOUS
     """Who asks..."""
-    says: tuple[bytes, ...] = ()
-    """... and the requests that say so, if the connection has said something else so far."""
+    says: Opening = NOTHING
+    """... and what says so, if the connection has said something else so far."""
     is_plain: bool = False
     """Whether its server hangs up on who says what the published protocol does not know."""
     progress: Progress | None = None
@@ -283,10 +285,10 @@ def line_up(target: Target, turn: Turn, *, knows_turns: bool | None) -> Operatio
         if reply is not Status.OK:
             raise refused(reply, target)
     request = encode_request(Enqueue(target.space, target.key, target.limit, target.lease))
-    exchange = Exchange(request, REPLY_PATIENCE)
+    exchange = _with_ahead(Exchange(request, REPLY_PATIENCE), target)
     if knows_turns:
         exchange = _behind([said], exchange)
-    answer = _read(parse_enqueued, (yield _with_ahead(exchange, target)), target)
+    answer = _read(parse_enqueued, (yield exchange), target)
     if isinstance(answer, Enqueued):
         return (yield from _declined(target, answer.token))
     if answer is Status.QUEUED:
@@ -550,12 +552,12 @@ def raised(answer: R | Detour) -> R:
 
 def _with_ahead(exchange: Exchange, target: Target) -> Exchange:
     # In one piece, so that it costs no round trip. An older server answers error, which is fine.
-    if (not target.says and target.progress is None) or target.is_plain:
+    if (target.says is NOTHING and target.progress is None) or target.is_plain:
         return exchange
-    ahead = [*target.says]
+    ahead = [*target.says.requests]
     if target.progress is not None and target.progress.place:
-        ahead.append(encode_request(Resume(target.progress.place)))
-    return _behind(ahead, exchange)
+        ahead.insert(0, encode_request(Resume(target.progress.place)))
+    return _behind(ahead, exchange._replace(has_owner=target.says.has_owner))
 
 
 def _behind(ahead: Sequence[bytes], exchange: Exchange) -> Exchange:

@@ -283,10 +283,10 @@ class _Rescue:
         lease, server = self._lease, link.route.address
         # A server that has forgotten the hold takes from here whose it is.
         target = introduced(lease.target.at(server), link)
-        [request, _, _, ahead, _] = next(renew(target, lease.token, lease.asked))
+        exchange = next(renew(target, lease.token, lease.asked))
         self._keeper.sent[link] = clock.now()
         try:
-            link.send_now(request, ahead)
+            link.send_now(exchange.request, exchange.ahead)
         except OSError as exc:
             self._broke(link)
             raise self._unreachable(server) from exc

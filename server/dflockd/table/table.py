@@ -469,6 +469,9 @@ class LockTable(Connections):
         return Status.OK
 
     def _owner(self, peer: Peer, request: Owner, _now: float, _effects: list[Effect]) -> Reply:
+        if request.label is not None:
+            peer.label = request.label
+            request = request._replace(label=None)  # what is compared are runs
         peer.owner = request if request.id else None
         return Status.OK
 

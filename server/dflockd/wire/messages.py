@@ -121,7 +121,7 @@ class Label(NamedTuple):
 class Owner(NamedTuple):
     """``owner <id> <attempt> [<instance>]``, or ``_``: who asks with all that follows.
 
-    An extension of this server; see `OwnerConflict`.
+    Its key line can carry a label as well. An extension of this server; see `OwnerConflict`.
     """
 
     id: bytes
@@ -130,6 +130,8 @@ class Owner(NamedTuple):
     """Grows with every time that the run is tried again on purpose."""
     instance: bytes = b""
     """Which process asks, so that it can take over what its own lost connection waits for."""
+    label: bytes | None = None
+    """As that of `Label`; ``None`` leaves it as it is. ``_`` alone cannot be said here."""
 
 
 class Inspect(NamedTuple):

@@ -236,23 +236,29 @@ def _stable_ref(ref: bytes, _argument: bytes) -> Request:
     return StableRef(ref)
 
 
-def _label(_key: bytes, text: bytes) -> Request:
+def _printable(text: bytes) -> bytes:
     try:
         printable = text.decode().isprintable()
     except UnicodeDecodeError:
         printable = False
     if not printable:
         raise _MalformedError("a label is printable UTF-8")
-    return Label(text)
+    return text
 
 
-def _owner(_key: bytes, argument: bytes) -> Request:
-    if argument == b"_":
-        return Owner(b"", 0)
-    name, attempt, *instance = _fields(argument, 2, 3)
-    if not all(map(_is_owner, (name, *instance))):
+def _label(_key: bytes, text: bytes) -> Request:
+    return Label(_printable(text))
+
+
+def _owner(text: bytes, argument: bytes) -> Request:
+    label = None if text == _ANY else _printable(text)
+    if argument == _ANY:
+        return Owner(b"", 0, b"", label)
+    fields = _fields(argument, 2, 3)
+    name, attempt, instance = fields if len(fields) == 3 else (*fields, b"")
+    if not (_is_owner(name) and (_is_owner(instance) or len(fields) == 2)):
         raise _MalformedError(f"an owner is 1 to {MAX_OWNER} printable ASCII characters")
-    return Owner(name, _number(attempt, 0, MAX_ATTEMPT), *instance)
+    return Owner(name, _number(attempt, 0, MAX_ATTEMPT), instance, label)
 
 
 def _inspect(space: Space) -> Callable[[bytes, bytes], Request]:
@@ -364,11 +370,9 @@ def encode_request(request: Request) -> bytes:
             return b"se\n%b\n%b\n" % (key, _numbers(limit, lease))
         case Label(text):
             return b"label\n_\n%b\n" % text
-        case Owner(b""):
-            return b"owner\n_\n_\n"
-        case Owner(name, attempt, instance):
-            tail = b" " + instance if instance else b""
-            return b"owner\n_\n%b %d%b\n" % (name, attempt, tail)
+        case Owner(name, attempt, instance, label):
+            who = b"%b %d %b" % (name, attempt, instance) if name else _ANY
+            return b"owner\n%b\n%b\n" % (_ANY if label is None else label, who.rstrip())
         case Renew(space, key, token, lease):
             return _renewal(b"n", space, key, token, lease)
         case Detach(space, key, token, lease):

@@ -9,10 +9,21 @@ from typing import Any
 import pytest
 
 from dflockd import errors
-from dflockd.client import abilities, clock, introduction
+from dflockd.client import abilities, clock, introduction, operations
 from dflockd.client.introduction import ANONYMOUS, Introduction
+from dflockd.client.operations import Progress, Target
 from dflockd.sync_client import DistributedLock
-from dflockd.wire import Acquire, Label, Owner, Renew, Status
+from dflockd.wire import (
+    Acquire,
+    Label,
+    Owner,
+    Renew,
+    RequestReader,
+    Resume,
+    Space,
+    Status,
+    Turn,
+)
 from tests.dflockd.client_support import Client, Face, Proxy, client_named, soon, until, waiters
 from tests.dflockd.raw_server import ServerProcess
 from tests.dflockd.scripted_server import Last, ScriptedServer
@@ -56,10 +67,14 @@ def test_a_connection_says_what_it_has_not_said_before(
         ({}, []),
         ({"owner": ("one", 0)}, [Label(b""), Owner(b"one", 0)]),
         ({"owner": ("one", 0)}, []),
-        ({"owner": ("one", 1), "label": "me"}, [Label(b"me"), Owner(b"one", 1)]),
+        # The server knows owners, so that one request will do.
+        ({"owner": ("one", 1), "label": "me"}, [Owner(b"one", 1, b"", b"me")]),
         ({"owner": ("one", 1), "label": "you"}, [Label(b"you")]),
-        ({"label": "you"}, [Label(b"you"), Owner(b"", 0)]),
+        ({"owner": ("one", 2), "label": "you"}, [Owner(b"one", 2, b"", b"you")]),
+        ({"label": "you"}, [Owner(b"", 0, b"", b"you")]),
         ({}, [Label(b"")]),
+        ({"owner": ("one", 1), "label": "_"}, [Label(b"_"), Owner(b"one", 1)]),
+        ({"owner": ("two", 1)}, [Owner(b"two", 1, b"", b"")]),
     ]
     expected: list[Any] = []
     for options, ahead in whole:
@@ -72,19 +87,20 @@ def test_a_connection_says_what_it_has_not_said_before(
 
 
 def test_it_names_the_process_which_a_fork_is_not(scripted: ScriptedServer) -> None:
-    owners = Introduction(b"", Owner(b"run", 3)).after(ANONYMOUS)
-    assert owners == Introduction(b"", Owner(b"run", 3)).after(ANONYMOUS)
+    who = Introduction(b"me", Owner(b"run", 3))
+    [owner] = who.after(ANONYMOUS, True).requests
+    assert who.after(ANONYMOUS, True).requests == (owner,)
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
-        os.write(writing, Introduction(b"", Owner(b"run", 3)).after(ANONYMOUS)[1])
+        os.write(writing, who.after(ANONYMOUS, True).requests[0])
         os._exit(0)
     os.waitpid(child, 0)
     theirs = os.read(reading, 1000)
     for each in (reading, writing):
         os.close(each)
-    assert theirs != owners[1]
+    assert theirs != owner
     (mine, instance), (other, other_instance) = (
-        line.splitlines()[2].rsplit(b" ", 1) for line in (owners[1], theirs)
+        line.splitlines()[2].rsplit(b" ", 1) for line in (owner, theirs)
     )
     assert mine == other == b"run 3"
     assert len(instance) == len(other_instance) == 16
@@ -98,10 +114,8 @@ def test_a_rescue_says_it_as_well(scripted: ScriptedServer) -> None:
         scripted.wait_asked(Renew)
         lock.check()
     number = next(number for number, request in scripted.requests if isinstance(request, Renew))
-    [label, owner] = [r for n, r in scripted.requests if n == number and not isinstance(r, Renew)][
-        :2
-    ]
-    assert (label, owner[:2]) == (Label(b"me"), (b"run", 3))
+    [owner] = [r for n, r in scripted.requests if n == number and isinstance(r, Owner)]
+    assert owner._replace(instance=b"") == Owner(b"run", 3, b"", b"me")
 
 
 def run_lock(server: Any, **options: Any) -> DistributedLock:
@@ -212,6 +226,37 @@ def test_an_old_server_is_told_nothing_after_the_first_time(
     assert face.do(lock.release()) is True
 
 
+def test_one_that_knows_labels_alone(
+    face: Face, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of 0.1. It is told of owners once in a while, and never loses a label."""
+    scripted.script(Owner, Status.ERROR)
+    expected: list[Any] = []
+
+    def use(ahead: list[Any], **options: Any) -> None:
+        lock = run(face, scripted, **options)
+        assert face.do(lock.acquire()) is True
+        assert face.do(lock.release()) is True
+        expected.extend([*ahead, Acquire(0, b"key", 1, 10, None)])  # type: ignore[arg-type]
+        assert said(scripted) == expected
+
+    use([Label(b"me"), Owner(b"one", 1)], owner=("one", 1), label="me")
+    use([Label(b"you")], owner=("two", 1), label="you")
+    use([], owner=("three", 1), label="you")
+    use([], label="you")
+    # Later it may be another one.
+    now = clock.now()
+    monkeypatch.setattr(clock, "now", lambda: now + abilities.REMEMBERED)
+    scripted.script(Owner, Status.OK)
+    scripted.cut()
+    use([Label(b"me"), Owner(b"one", 1)], owner=("one", 1), label="me")
+    use([Owner(b"two", 1, b"", b"you")], owner=("two", 1), label="you")
+    # And that one the old one again: this is noticed at once.
+    scripted.script(Owner, Status.ERROR)
+    use([Owner(b"three", 1, b"", b"you")], owner=("three", 1), label="you")
+    use([Label(b"me")], owner=("one", 1), label="me")
+
+
 def test_a_lock_is_renewed_at_an_old_server(scripted: ScriptedServer) -> None:
     old(scripted)
     with run_lock(scripted, label="me") as lock:
@@ -228,3 +273,21 @@ def test_one_that_ends_in_the_middle_is_not_old(scripted: ScriptedServer) -> Non
     with pytest.raises(errors.UnreachableError):
         run_lock(scripted, owner=("run", 1), label="me").acquire()
     assert abilities.knows(scripted.address, abilities.EXTENSIONS) is None
+
+
+def test_an_owner_is_the_last_of_what_is_said_ahead() -> None:
+    """Its reply tells whether the server knows owners, and that of the last one is remembered."""
+    opening = Introduction(b"", Owner(b"run", 1)).after(ANONYMOUS, None)
+    target = Target(Space.LOCK, b"key", 1, 30, "here", says=opening, progress=Progress(b"ticket"))
+    for operation in (
+        operations.acquire(target, 1),
+        operations.line_up(target, Turn(10), knows_turns=True),
+    ):
+        exchange = next(operation)
+        assert exchange.has_owner
+        reader = RequestReader()
+        reader.receive(exchange.request)
+        kinds = [type(reader.next_request()) for _ in range(exchange.ahead + 1)]
+        assert kinds[-2] is Owner
+        assert kinds[0] in (Resume, Turn)
+        assert set(kinds) >= {Label, Resume}
