@@ -4,20 +4,28 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
+# Beside it, with the lock server compiled; the sources stay as they are.
+COMPILED := .venv-compiled
 # More arguments for pytest or the benchmarks: make test ARGS='-k fifo -x'
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types soak chaos smoke bench format clean
+.PHONY: help demo test test-compiled compiled compiler lint types soak chaos smoke bench format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(STAMP) ## run the demo
 	@$(BIN)/python -m examples.demo
 
 test: $(STAMP) ## run the tests, all but the soak tests
 	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-compiled: $(COMPILED)/.stamp ## the same with the lock server compiled (needs a C compiler)
+	@$(COMPILED)/bin/python -c 'import dflockd; assert dflockd.compiled'
+	@$(COMPILED)/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+compiled: $(COMPILED)/.stamp ## make an environment with the lock server compiled, .venv-compiled
 
 lint: $(STAMP) ## check style, formatting and the import contracts
 	@$(BIN)/ruff check
@@ -44,29 +52,63 @@ format: $(STAMP) ## rewrite the code in the project's style
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-clean: ## remove .venv, caches and build output
-	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+clean: ## remove the environments, caches and build output
+	@rm -rf $(VENV) $(COMPILED) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@rm -rf build dist server/build server/dist htmlcov .coverage .coverage.*
 	@find celery_dflock server tests examples benchmarks -name __pycache__ -type d -prune \
 		-exec rm -rf {} + 2>/dev/null || true
 
-# An existing .venv is updated in place; one made by a Python too old or gone is made anew.
 $(STAMP): pyproject.toml server/pyproject.toml requirements-dev.txt
-	@usable() { "$$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }; \
-	if ! { usable $(BIN)/python && $(BIN)/python -c 'import pip' 2>/dev/null; }; then \
-		found=; \
-		for python in "$(PYTHON)" python3.13 python3.12 python3.11; do \
-			if usable "$$python"; then found=$$python; break; fi; \
-		done; \
-		if [ -z "$$found" ]; then \
-			echo "Python 3.11 or newer (with its venv module) is needed, and $(PYTHON) is not: make PYTHON=/path/to/python3.11 ..." >&2; \
-			exit 1; \
-		fi; \
-		echo "Making $(VENV) with $$found ($$("$$found" -c 'import platform; print(platform.python_version())')) ..."; \
-		"$$found" -m venv --clear $(VENV) || exit 1; \
-	fi
-	@echo "Installing requirements-dev.txt into $(VENV) (a minute the first time) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@$(call environment,$(VENV))
 	@echo "Installing dflockd-py and celery-dflock, editable ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e 'server[http,uvloop]' -e .
+	@$(BIN)/python -m pip install $(QUIETLY) -e 'server[http,uvloop]' -e .
 	@touch $@
+
+# The build writes beside what it compiles: so it gets a copy.
+$(COMPILED)/.stamp: pyproject.toml server/pyproject.toml requirements-dev.txt $(shell find server/dflockd -type f ! -name '*.pyc')
+	@$(MAKE) -s compiler
+	@$(call environment,$(COMPILED))
+	@echo "Compiling dflockd-py, and installing it and celery-dflock (a minute) ..."
+	@rm -rf $(COMPILED)/src && mkdir $(COMPILED)/src
+	@cd server && cp -R dflockd pyproject.toml README.md LICENSE ../$(COMPILED)/src
+	@HATCH_BUILD_HOOKS_ENABLE=1 $(COMPILED)/bin/python -m pip install $(QUIETLY) --force-reinstall --no-deps ./$(COMPILED)/src
+	@$(COMPILED)/bin/python -m pip install $(QUIETLY) 'dflockd-py[http,uvloop]' -e .
+	@touch $@
+
+compiler:
+	@if [ -x $(COMPILED)/bin/python ]; then python=$(COMPILED)/bin/python; else $(find_python); fi; \
+	"$$python" -c "$$HAS_COMPILER"
+
+define HAS_COMPILER
+import os, pathlib, shlex, shutil, sys, sysconfig
+compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+if not shutil.which(compiler):
+    sys.exit(f"A C compiler is needed to compile the lock server, and {compiler} is not there (Debian: apt-get install gcc)")
+if not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists():
+    sys.exit("Python.h is needed to compile the lock server, and is not there (Debian: apt-get install python3-dev)")
+endef
+export HAS_COMPILER
+
+QUIETLY := --quiet --disable-pip-version-check
+
+usable = usable() { "$$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+
+# Sets $python to an interpreter that can make an environment.
+find_python = $(usable); python=; \
+	for each in "$(PYTHON)" python3.13 python3.12 python3.11; do \
+		if usable "$$each"; then python=$$each; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+		echo "Python 3.11 or newer (with its venv module) is needed, and $(PYTHON) is not: make PYTHON=/path/to/python3.11 ..." >&2; \
+		exit 1; \
+	fi
+
+# An existing environment is updated in place; one made by a Python too old or gone is made anew.
+environment = $(usable); \
+	if ! { usable $(1)/bin/python && $(1)/bin/python -c 'import pip' 2>/dev/null; }; then \
+		$(find_python); \
+		echo "Making $(1) with $$python ($$("$$python" -c 'import platform; print(platform.python_version())')) ..."; \
+		"$$python" -m venv --clear $(1) || exit 1; \
+	fi; \
+	echo "Installing requirements-dev.txt into $(1) (a minute the first time) ..."; \
+	$(1)/bin/python -m pip install $(QUIETLY) -r requirements-dev.txt

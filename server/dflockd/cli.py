@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dflockd import __version__
+from dflockd import __version__, compiled
 from dflockd.address import parse_server
 from dflockd.cluster import Member, Node, ParametersError, agree, commands
 from dflockd.cluster.front_door import FrontDoor, Tls
@@ -49,6 +49,8 @@ COLLECTIONS = (2000, 10, 1000)
 
 logger = logging.getLogger("dflockd")
 
+_BUILD = "compiled" if compiled else "pure Python"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a server until SIGTERM or SIGINT; return the exit status.
@@ -61,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["top"]:
         return _top(arguments[1:])
     try:
-        settings = load(arguments, os.environ, __version__)
+        settings = load(arguments, os.environ, f"{__version__} ({_BUILD})")
         _check_extra(settings)
     except SettingError as exc:
         print(f"dflockd: {exc}", file=sys.stderr)
@@ -398,7 +400,7 @@ async def _listen(server: Server, http: HttpServer | None, settings: Settings, w
         logger.error("cannot listen on %s: %s: choose another --host or --port", where, exc)
         return False
     loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
-    logger.info("dflockd %s, %s: %s", __version__, loop, what)
+    logger.info("dflockd %s, %s, %s: %s", __version__, _BUILD, loop, what)
     for address in server.addresses:
         logger.info("listening on %s", address)
     _tell_shares(settings)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import dflockd
 from dflockd.config import (
     PREFIX,
     SETTINGS,
@@ -472,7 +473,8 @@ def test_help_lists_every_setting() -> None:
 def test_version() -> None:
     ended = run("--version")
     assert ended.returncode == 0
-    assert ended.stdout.startswith("dflockd ")
+    build = "compiled" if dflockd.compiled else "pure Python"
+    assert ended.stdout == f"dflockd {dflockd.__version__} ({build})\n"
 
 
 CLUSTER = {"DFLOCKD_CLUSTER": "etcd://e:2379", "DFLOCKD_ADVERTISE": "h:1"}

@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from dflockd import __version__
+from dflockd import __version__, compiled
 from dflockd.http import view
 from dflockd.http.faults import QuietLogger, logger
 from dflockd.http.gate import GateHouse
@@ -230,6 +230,7 @@ class HttpServer:
         return web.json_response(
             {
                 "version": __version__,
+                "compiled": compiled,
                 "uptime_s": round(time.monotonic() - self._started, 3),
                 "addresses": server.addresses,
                 "ready": ready,

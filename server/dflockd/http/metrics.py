@@ -21,7 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from dflockd import __version__
+from dflockd import __version__, compiled
 from dflockd.cluster.tenures import Stage
 from dflockd.http.health import Cluster, Probe, look
 from dflockd.http.pace import Pace
@@ -97,7 +97,12 @@ class ServerCollector(Collector):
         yield InfoMetricFamily(
             "dflockd_build",
             "What runs.",
-            {"version": __version__, "python": platform.python_version(), "loop": loop},
+            {
+                "version": __version__,
+                "compiled": str(compiled).lower(),
+                "python": platform.python_version(),
+                "loop": loop,
+            },
         )
 
     def _state(self) -> Iterator[Metric]:

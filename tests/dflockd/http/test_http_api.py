@@ -8,6 +8,7 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
+import dflockd
 from tests.dflockd.http.http_site import SECRET, Answer, Site, StartSite, basic, bearer
 from tests.dflockd.raw_server import RawClient, eventually
 
@@ -204,6 +205,7 @@ def test_totals(start_site: StartSite) -> None:
     assert (stats["totals"]["released"], stats["totals"]["renewed"]) == (1, 1)
     assert stats["ready"] is True
     assert stats["uptime_s"] > 0
+    assert stats["compiled"] is dflockd.compiled
 
 
 def evict(site: Site, key: str, fence: object, **headers: str) -> Answer:

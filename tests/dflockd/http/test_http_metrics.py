@@ -19,7 +19,8 @@ from tests.dflockd.http.http_site import SECRET, Site, StartSite, bearer
 from tests.dflockd.raw_server import PATIENCE, eventually
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
-LABELS = {"le", "reason", "result", "check", "stage", "version", "python", "loop", "generation"}
+LABELS = {"le", "reason", "result", "check", "stage", "generation"}
+LABELS |= {"version", "compiled", "python", "loop"}
 
 
 def families(site: Site) -> dict[str, str]:
