@@ -10,7 +10,12 @@ from packaging.utils import canonicalize_name
 
 from tests.container_files import DOCKERFILES, ROOT, logical_lines, pins
 
-PINNED = ["requirements-smoke.txt", "server/requirements.txt", "examples/requirements.txt"]
+PINNED = [
+    "requirements-smoke.txt",
+    "server/requirements.txt",
+    "server/requirements-build.txt",
+    "examples/requirements.txt",
+]
 HASHED = [
     "server/requirements.txt",
     "server/requirements-build.txt",
@@ -35,6 +40,15 @@ def test_the_image_pins_what_its_extras_need():
     }
 
     assert wanted <= pins("server/requirements.txt").keys()
+
+
+def test_the_image_pins_what_compiles_the_server():
+    project = tomllib.loads((ROOT / "server/pyproject.toml").read_text())["tool"]["hatch"]
+    hook = project["build"]["targets"]["wheel"]["hooks"]["mypyc"]
+    pinned = pins("server/requirements-build.txt")
+
+    for requirement in map(Requirement, hook["dependencies"]):
+        assert requirement.specifier.contains(pinned[requirement.name]), requirement
 
 
 @pytest.mark.parametrize("name", HASHED)
