@@ -9,23 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflockd.table import Deadlines
-from dflockd.table.deadlines import FEW_QUEUES
+from dflockd.table.deadlines import FEW_CHAINS, Timed
 
 
-class Item:
-    deadline: float
-    span: float
+class Item(Timed):
+    """Anything."""
 
 
 def test_nothing_falls_due_of_nothing() -> None:
-    deadlines: Deadlines[Item] = Deadlines()
+    deadlines: Deadlines = Deadlines()
     assert deadlines.next() is None
     assert deadlines.pop(1e9) is None
     assert len(deadlines) == 0
 
 
 def test_due_is_at_the_deadline_and_not_before() -> None:
-    deadlines: Deadlines[Item] = Deadlines()
+    deadlines: Deadlines = Deadlines()
     item = Item()
     deadlines.set(item, 5, 10.0)
     assert deadlines.next() == 15.0
@@ -35,7 +34,7 @@ def test_due_is_at_the_deadline_and_not_before() -> None:
 
 
 def test_order_of_what_falls_due_together() -> None:
-    deadlines: Deadlines[Item] = Deadlines()
+    deadlines: Deadlines = Deadlines()
     items = [Item() for _ in range(4)]
     deadlines.set(items[0], 5, 0.0)
     deadlines.set(items[1], 5, 0.0)
@@ -45,7 +44,7 @@ def test_order_of_what_falls_due_together() -> None:
 
 
 def test_cleared_is_gone() -> None:
-    deadlines: Deadlines[Item] = Deadlines()
+    deadlines: Deadlines = Deadlines()
     item = Item()
     deadlines.set(item, 5, 0.0)
     deadlines.clear(item)
@@ -56,7 +55,7 @@ def test_cleared_is_gone() -> None:
 
 def test_many_spans_far_away_do_not_pile_up() -> None:
     # A client may choose another timeout each time; an item that is nearer hides them from `next`.
-    deadlines: Deadlines[Item] = Deadlines()
+    deadlines: Deadlines = Deadlines()
     near = Item()
     deadlines.set(near, 1, 0.0)
     for span in range(1000, 6000):
@@ -65,8 +64,8 @@ def test_many_spans_far_away_do_not_pile_up() -> None:
         assert deadlines.next() == 1.0
         deadlines.clear(item)
     assert len(deadlines) == 1
-    assert len(deadlines._queues) <= FEW_QUEUES
-    assert len(deadlines._heads) == len(deadlines._queues)
+    assert len(deadlines._chains) <= FEW_CHAINS
+    assert len(deadlines._heads) == len(deadlines._chains)
 
 
 actions = st.tuples(
@@ -78,7 +77,7 @@ actions = st.tuples(
 
 @given(st.lists(actions, max_size=400))
 def test_like_a_plain_list(steps: list[tuple[str, int, int]]) -> None:
-    deadlines: Deadlines[Item] = Deadlines()
+    deadlines: Deadlines = Deadlines()
     plain: list[tuple[float, float, int, Item]] = []  # deadline, span, when it was set, what
     now = 0.0
     for number, (action, choice, span) in enumerate(steps):

@@ -633,7 +633,7 @@ class TableMachine(RuleBasedStateMachine):
         assert len(self.table) == 0
         assert not self.table._group.reserved
         assert not self.table._peers
-        assert not self.table._deadlines._queues
+        assert not self.table._deadlines._chains
         assert not self.table._deadlines._heads
 
 

@@ -10,7 +10,7 @@ from dflockd.table import owners
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines, rounded
 from dflockd.table.queue import Queue
-from dflockd.table.state import Entry, Group, Hold, Peer, Reservation, Waiter
+from dflockd.table.state import Entry, Group, Peer, Reservation, Waiter
 from dflockd.table.states import EXPECTED, GONE, PASSED, QUEUED, RESERVED
 from dflockd.wire import Owner, Space
 
@@ -31,7 +31,7 @@ class Reservations:
         counts: those of the table.
     """
 
-    def __init__(self, deadlines: Deadlines[Hold | Waiter], counts: Counts) -> None:
+    def __init__(self, deadlines: Deadlines, counts: Counts) -> None:
         self._deadlines = deadlines
         self._counts = counts
         self._size = 0

@@ -53,7 +53,7 @@ class Slots:
         self._group = Group(issuer)
         self._size = 0
         self._arrivals = itertools.count()
-        self._deadlines: Deadlines[Hold | Waiter] = Deadlines()
+        self._deadlines = Deadlines()
         self._reservations = Reservations(self._deadlines, self.counts)
         self._max_holds = limits.max_holds or sys.maxsize
         self._keeps_holds = False
@@ -338,7 +338,7 @@ class Slots:
                 return
             if isinstance(item, Hold):
                 self._lapse(item, now, effects)
-            else:
+            elif isinstance(item, Waiter):
                 self._time_out(item, now, effects)
 
     def _lapse(self, hold: Hold, now: float, effects: list[Effect]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
+from dflockd.table.deadlines import Timed
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.queue import Queue
 from dflockd.table.states import EXPECTED, PASSED, QUEUED
@@ -110,11 +111,10 @@ class Entry:
         return self.waiters
 
 
-class Hold:
+class Hold(Timed):
     """One granted slot of an entry. It ends by release, at its deadline, or with its peer."""
 
     __slots__ = (
-        "deadline",
         "detached",
         "entry",
         "fence",
@@ -122,14 +122,10 @@ class Hold:
         "owner",
         "peer",
         "since",
-        "span",
         "token",
         "told",
         "waiter",
     )
-
-    deadline: float
-    span: float
 
     def __init__(
         self, entry: Entry, fence: int, token: bytes, peer: Peer | None, since: float
@@ -206,7 +202,7 @@ class Left(NamedTuple):
     """What it wanted; see `Waiter.turn`."""
 
 
-class Waiter:
+class Waiter(Timed):
     """Somebody in the queue of an entry.
 
     By a blocked ``acquire``, or by an ``enqueue``: then the peer may already wait for it (it is its
@@ -215,7 +211,6 @@ class Waiter:
     """
 
     __slots__ = (
-        "deadline",
         "entry",
         "hold",
         "lease",
@@ -225,15 +220,11 @@ class Waiter:
         "reservation",
         "reserve",
         "since",
-        "span",
         "state",
         "ticket",
         "turn",
         "two_phase",
     )
-
-    deadline: float
-    span: float
 
     def __init__(
         self,
