@@ -53,6 +53,7 @@ from dflockd.wire.messages import (
     Wait,
     YourTurn,
 )
+from dflockd.wire.reader import FrameTooLongError, RequestReader
 from dflockd.wire.replies import (
     ReplyReader,
     UnexpectedReplyError,
@@ -64,7 +65,7 @@ from dflockd.wire.replies import (
     parse_renewed,
     parse_report,
 )
-from dflockd.wire.requests import FrameTooLongError, RequestReader, encode_request, key_problem
+from dflockd.wire.requests import encode_request, key_problem
 from dflockd.wire.tokens import fence_from_token, format_token
 
 __all__ = [

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from dflockd.wire import arguments
+from dflockd.wire.arguments import Asked, MalformedError, fields, number
 from dflockd.wire.messages import (
     MAX_ATTEMPT,
-    MAX_LIMIT,
     MAX_LINE,
     MAX_OWNER,
     MAX_REF,
-    MAX_SECONDS,
-    MAX_SECRET,
     MAX_TICKET,
     Acquire,
     Auth,
@@ -51,96 +50,6 @@ _PACKED = b"zlib"
 _is_ticket = re.compile(rb"[0-9A-Za-z]{1,%d}" % MAX_TICKET).fullmatch
 
 
-class FrameTooLongError(Exception):
-    """A line is over its limit: where the next request starts can no longer be known."""
-
-
-class _MalformedError(Exception):
-    pass
-
-
-class RequestReader:
-    """Cuts the bytes that a peer sent into requests.
-
-    Feed it with `receive`, then take requests with `next_request` until it returns ``None``. Taking
-    is separate from feeding because a request that waits holds up those behind it.
-    """
-
-    __slots__ = ("_lines", "_tail", "_taken", "in_frame")
-
-    def __init__(self) -> None:
-        self._lines: list[bytes] = []
-        self._taken = 0
-        self._tail = b""
-        self.in_frame = False
-        """Whether a request has begun and not ended: the one time when silence is a fault."""
-
-    def receive(self, data: bytes) -> None:
-        """Take in what was read, cut anywhere."""
-        if self._tail:
-            data = self._tail + data
-        if b"\r" in data:
-            data = data.replace(b"\r\n", b"\n")
-        lines = data.split(b"\n")
-        self._tail = lines.pop()
-        if self._taken < len(self._lines):
-            lines = self._lines[self._taken :] + lines
-        self._lines = lines
-        self._taken = 0
-        # It stays so until more comes: whoever takes requests takes three lines at a time.
-        self.in_frame = bool(self._tail) or len(lines) % 3 != 0
-
-    def next_request(self) -> Request | None:
-        """Return the next request, or ``None`` until more bytes come.
-
-        Raises:
-            FrameTooLongError: a line is over its limit; the stream is of no more use.
-        """
-        taken, lines = self._taken, self._lines
-        if len(lines) - taken < 3:
-            if self.in_frame:
-                self._check_unfinished(lines[taken:])
-            return None
-        command, key, argument = lines[taken : taken + 3]
-        self._taken = taken + 3
-        if len(command) > MAX_LINE or len(key) > MAX_LINE or len(argument) > MAX_LINE:
-            _check_lengths([command, key, argument])
-        parse = _PARSERS.get(command)
-        if parse is None:
-            return Malformed("unknown command")
-        try:
-            return parse(key, argument)
-        except _MalformedError as exc:
-            return Malformed(str(exc))
-
-    def put_back(self) -> None:
-        """Let the request that was taken last be the next one again."""
-        self._taken -= 3
-
-    @property
-    def has_request(self) -> bool:
-        """Whether a whole request waits to be taken."""
-        return len(self._lines) - self._taken >= 3
-
-    @property
-    def pending(self) -> int:
-        """Bytes received and not taken yet."""
-        return sum(len(line) + 1 for line in self._lines[self._taken :]) + len(self._tail)
-
-    def _check_unfinished(self, lines: list[bytes]) -> None:
-        # An endless line must be refused while it comes in, not once it has filled the memory.
-        if lines or len(self._tail) > MAX_LINE:
-            # A carriage return at the end may yet prove to belong to the line feed.
-            _check_lengths([*lines, self._tail.removesuffix(b"\r")])
-
-
-def _check_lengths(lines: list[bytes]) -> None:
-    for number, line in enumerate(lines):
-        limit = MAX_SECRET if number == 2 and lines[0] == b"auth" else MAX_LINE
-        if len(line) > limit:
-            raise FrameTooLongError(f"line {number + 1} of a request is over {limit} bytes")
-
-
 def key_problem(key: bytes) -> str | None:
     """Say in a few words why `key` cannot be sent, or return ``None`` if it can."""
     if not key:
@@ -157,64 +66,42 @@ def key_problem(key: bytes) -> str | None:
     return None
 
 
-# One parser for each command. Digits are ASCII and numbers are bounded: ``int()`` alone would take
-# ``1_0``, other alphabets' digits and numbers without end.
+# One parser for each command.
 
 
 def _key(key: bytes) -> bytes:
     problem = key_problem(key)
     if problem:
-        raise _MalformedError(f"key {problem}")
+        raise MalformedError(f"key {problem}")
     return key
 
 
-def _number(text: bytes, lowest: int, highest: int = MAX_SECONDS) -> int:
-    if text.isdigit() and len(text) <= 10 and lowest <= (number := int(text)) <= highest:
-        return number
-    raise _MalformedError("number missing, malformed or out of range")
+def _acquire(space: Space, read: Callable[[bytes], Asked]) -> Callable[[bytes, bytes], Request]:
+    def parse(key: bytes, argument: bytes) -> Request:
+        asked = read(argument)
+        return Acquire(space, _key(key), asked.limit, asked.timeout, asked.lease)
+
+    return parse
 
 
-def _fields(argument: bytes, least: int, most: int) -> list[bytes]:
-    fields = argument.split()
-    if not least <= len(fields) <= most:
-        raise _MalformedError("wrong number of fields")
-    return fields
+def _enqueue(space: Space, read: Callable[[bytes], Asked]) -> Callable[[bytes, bytes], Request]:
+    def parse(key: bytes, argument: bytes) -> Request:
+        asked = read(argument)
+        return Enqueue(space, _key(key), asked.limit, asked.lease)
 
-
-def _acquire_lock(key: bytes, argument: bytes) -> Request:
-    fields = _fields(argument, 1, 2)
-    lease = _number(fields[1], 1) if len(fields) == 2 else None
-    return Acquire(Space.LOCK, _key(key), 1, _number(fields[0], 0), lease)
-
-
-def _acquire_semaphore(key: bytes, argument: bytes) -> Request:
-    fields = _fields(argument, 2, 3)
-    lease = _number(fields[2], 1) if len(fields) == 3 else None
-    limit = _number(fields[1], 1, MAX_LIMIT)
-    return Acquire(Space.SEMAPHORE, _key(key), limit, _number(fields[0], 0), lease)
-
-
-def _enqueue_lock(key: bytes, argument: bytes) -> Request:
-    fields = _fields(argument, 0, 1)
-    return Enqueue(Space.LOCK, _key(key), 1, _number(fields[0], 1) if fields else None)
-
-
-def _enqueue_semaphore(key: bytes, argument: bytes) -> Request:
-    fields = _fields(argument, 1, 2)
-    lease = _number(fields[1], 1) if len(fields) == 2 else None
-    return Enqueue(Space.SEMAPHORE, _key(key), _number(fields[0], 1, MAX_LIMIT), lease)
+    return parse
 
 
 def _wait(space: Space) -> Callable[[bytes, bytes], Request]:
     def parse(key: bytes, argument: bytes) -> Request:
-        return Wait(space, _key(key), _number(_fields(argument, 1, 1)[0], 0))
+        return Wait(space, _key(key), arguments.wait(argument).timeout)
 
     return parse
 
 
 def _release(space: Space) -> Callable[[bytes, bytes], Request]:
     def parse(key: bytes, argument: bytes) -> Request:
-        return Release(space, _key(key), _fields(argument, 1, 1)[0])
+        return Release(space, _key(key), arguments.release(argument))
 
     return parse
 
@@ -223,16 +110,15 @@ def _renew(
     space: Space, message: type[Renew | Detach | Confirm] = Renew
 ) -> Callable[[bytes, bytes], Request]:
     def parse(key: bytes, argument: bytes) -> Request:
-        fields = _fields(argument, 1, 2)
-        lease = _number(fields[1], 1) if len(fields) == 2 else None
-        return message(space, _key(key), fields[0], lease)
+        token, lease = arguments.renew(argument)
+        return message(space, _key(key), token, lease)
 
     return parse
 
 
 def _stable_ref(ref: bytes, _argument: bytes) -> Request:
     if not _printable_ascii(ref):
-        raise _MalformedError(f"a ref is 1 to {MAX_REF} printable ASCII characters")
+        raise MalformedError(f"a ref is 1 to {MAX_REF} printable ASCII characters")
     return StableRef(ref)
 
 
@@ -242,7 +128,7 @@ def _printable(text: bytes) -> bytes:
     except UnicodeDecodeError:
         printable = False
     if not printable:
-        raise _MalformedError("a label is printable UTF-8")
+        raise MalformedError("a label is printable UTF-8")
     return text
 
 
@@ -254,11 +140,11 @@ def _owner(text: bytes, argument: bytes) -> Request:
     label = None if text == _ANY else _printable(text)
     if argument == _ANY:
         return Owner(b"", 0, b"", label)
-    fields = _fields(argument, 2, 3)
-    name, attempt, instance = fields if len(fields) == 3 else (*fields, b"")
-    if not (_is_owner(name) and (_is_owner(instance) or len(fields) == 2)):
-        raise _MalformedError(f"an owner is 1 to {MAX_OWNER} printable ASCII characters")
-    return Owner(name, _number(attempt, 0, MAX_ATTEMPT), instance, label)
+    parts = fields(argument, 2, 3)
+    name, attempt, instance = parts if len(parts) == 3 else (*parts, b"")
+    if not (_is_owner(name) and (_is_owner(instance) or len(parts) == 2)):
+        raise MalformedError(f"an owner is 1 to {MAX_OWNER} printable ASCII characters")
+    return Owner(name, number(attempt, 0, MAX_ATTEMPT), instance, label)
 
 
 def _inspect(space: Space) -> Callable[[bytes, bytes], Request]:
@@ -271,7 +157,7 @@ def _inspect(space: Space) -> Callable[[bytes, bytes], Request]:
 def _evict(space: Space) -> Callable[[bytes, bytes], Request]:
     def parse(key: bytes, argument: bytes) -> Request:
         if not (argument.isdigit() and len(argument) <= 20 and int(argument) <= MAX_FENCE):
-            raise _MalformedError("no fence")
+            raise MalformedError("no fence")
         return Evict(space, _key(key), int(argument))
 
     return parse
@@ -279,13 +165,13 @@ def _evict(space: Space) -> Callable[[bytes, bytes], Request]:
 
 def _identify(_key: bytes, nonce: bytes) -> Request:
     if not _is_ticket(nonce):
-        raise _MalformedError(f"a nonce is 1 to {MAX_TICKET} letters and digits")
+        raise MalformedError(f"a nonce is 1 to {MAX_TICKET} letters and digits")
     return Identify(nonce)
 
 
 def _ticket(text: bytes) -> bytes:
     if not _is_ticket(text):
-        raise _MalformedError(f"a ticket is 1 to {MAX_TICKET} letters and digits")
+        raise MalformedError(f"a ticket is 1 to {MAX_TICKET} letters and digits")
     return text
 
 
@@ -294,12 +180,12 @@ def _resume(_key: bytes, ticket: bytes) -> Request:
 
 
 def _reserve(_key: bytes, argument: bytes) -> Request:
-    away, hold = _fields(argument, 2, 2)
-    return Reserve(_number(away, 0), _number(hold, 0))
+    away, hold = fields(argument, 2, 2)
+    return Reserve(number(away, 0), number(hold, 0))
 
 
 def _turn(_key: bytes, argument: bytes) -> Request:
-    return Turn(_number(_fields(argument, 1, 1)[0], 0))
+    return Turn(number(fields(argument, 1, 1)[0], 0))
 
 
 def _pass(space: Space) -> Callable[[bytes, bytes], Request]:
@@ -316,15 +202,15 @@ def _shards(_key: bytes, argument: bytes) -> Request:
 
 
 _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
-    b"l": _acquire_lock,
+    b"l": _acquire(Space.LOCK, arguments.acquire_lock),
     b"r": _release(Space.LOCK),
     b"n": _renew(Space.LOCK),
-    b"e": _enqueue_lock,
+    b"e": _enqueue(Space.LOCK, arguments.enqueue_lock),
     b"w": _wait(Space.LOCK),
-    b"sl": _acquire_semaphore,
+    b"sl": _acquire(Space.SEMAPHORE, arguments.acquire_semaphore),
     b"sr": _release(Space.SEMAPHORE),
     b"sn": _renew(Space.SEMAPHORE),
-    b"se": _enqueue_semaphore,
+    b"se": _enqueue(Space.SEMAPHORE, arguments.enqueue_semaphore),
     b"sw": _wait(Space.SEMAPHORE),
     b"stats": lambda _key, _argument: Stats(),
     b"auth": lambda _key, argument: Auth(argument),
@@ -349,6 +235,17 @@ _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"pass": _pass(Space.LOCK),
     b"spass": _pass(Space.SEMAPHORE),
 }
+
+
+def parse_request(command: bytes, key: bytes, argument: bytes) -> Request:
+    """Return what three lines say, each within its limit."""
+    parse = _PARSERS.get(command)
+    if parse is None:
+        return Malformed("unknown command")
+    try:
+        return parse(key, argument)
+    except MalformedError as exc:
+        return Malformed(str(exc))
 
 
 def encode_request(request: Request) -> bytes:

@@ -1,0 +1,103 @@
+"""The arguments of requests: their fields, and the bounds of what stands in them.
+
+Digits are ASCII and numbers are bounded: ``int()`` alone would take ``1_0``, other alphabets' digits
+and numbers without end.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from dflockd.wire.messages import MAX_LIMIT, MAX_SECONDS
+
+
+class MalformedError(Exception):
+    """What stands in a request cannot be meant."""
+
+
+@final
+class Asked:
+    """What is asked of a key, in numbers: the argument of `Acquire`, `Enqueue` or `Wait`, read.
+
+    What a request of its kind does not say is left as it is here.
+    """
+
+    __slots__ = ("lease", "limit", "timeout")
+
+    def __init__(self, timeout: int = 0, limit: int = 1, lease: int | None = None) -> None:
+        self.timeout = timeout
+        """Seconds."""
+        self.limit = limit
+        """Holders that there may be."""
+        self.lease = lease
+        """Seconds; ``None`` is the server's default."""
+
+
+def fields(argument: bytes, least: int, most: int) -> list[bytes]:
+    """Return the fields of an argument, which has so many.
+
+    Raises:
+        MalformedError: it has not.
+    """
+    found = argument.split()
+    if not least <= len(found) <= most:
+        raise MalformedError("wrong number of fields")
+    return found
+
+
+def number(text: bytes, lowest: int, highest: int = MAX_SECONDS) -> int:
+    """Return a number within bounds.
+
+    Raises:
+        MalformedError: it is none.
+    """
+    if text.isdigit() and len(text) <= 10 and lowest <= (found := int(text)) <= highest:
+        return found
+    raise MalformedError("number missing, malformed or out of range")
+
+
+# One for each kind of argument. They raise `MalformedError`.
+
+
+def acquire_lock(argument: bytes) -> Asked:
+    """Read ``<timeout> [<lease>]``."""
+    found = fields(argument, 1, 2)
+    return Asked(number(found[0], 0), 1, _lease(found, 1))
+
+
+def acquire_semaphore(argument: bytes) -> Asked:
+    """Read ``<timeout> <limit> [<lease>]``."""
+    found = fields(argument, 2, 3)
+    return Asked(number(found[0], 0), number(found[1], 1, MAX_LIMIT), _lease(found, 2))
+
+
+def enqueue_lock(argument: bytes) -> Asked:
+    """Read ``[<lease>]``."""
+    return Asked(lease=_lease(fields(argument, 0, 1), 0))
+
+
+def enqueue_semaphore(argument: bytes) -> Asked:
+    """Read ``<limit> [<lease>]``."""
+    found = fields(argument, 1, 2)
+    return Asked(0, number(found[0], 1, MAX_LIMIT), _lease(found, 1))
+
+
+def wait(argument: bytes) -> Asked:
+    """Read ``<timeout>``."""
+    return Asked(number(fields(argument, 1, 1)[0], 0))
+
+
+def release(argument: bytes) -> bytes:
+    """Read ``<token>``."""
+    found = argument.split()
+    return found[0] if len(found) == 1 else fields(argument, 1, 1)[0]
+
+
+def renew(argument: bytes) -> tuple[bytes, int | None]:
+    """Read ``<token> [<lease>]``."""
+    found = fields(argument, 1, 2)
+    return found[0], _lease(found, 1)
+
+
+def _lease(found: list[bytes], index: int) -> int | None:
+    return number(found[index], 1) if len(found) > index else None

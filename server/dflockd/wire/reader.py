@@ -1,0 +1,204 @@
+"""Bytes to requests.
+
+Any request can be had as a message. Those that are made all day are about one slot, and of them there
+need not be a message: what they say stands in the reader until the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, final
+
+from dflockd.wire import arguments
+from dflockd.wire.arguments import Asked, MalformedError
+from dflockd.wire.messages import MAX_LINE, MAX_SECRET, Request
+from dflockd.wire.requests import parse_request
+
+# What `RequestReader.next` has found.
+NOTHING: Final = 0
+"""No whole request."""
+OTHER: Final = 1
+"""A request of which there is only the message."""
+RELEASE: Final = 2
+RENEW: Final = 3
+ACQUIRE: Final = 4
+ENQUEUE: Final = 5
+WAIT: Final = 6
+
+MOST_KNOWN: Final = 256
+"""Arguments of one command that are kept, read: clients use the same few again and again."""
+
+_CARRIAGE_RETURN: Final = 13
+# As a number: to look for it as ``b"\r"`` raises an exception inside of CPython, and costs 8 times
+# as much.
+
+
+class FrameTooLongError(Exception):
+    """A line is over its limit: where the next request starts can no longer be known."""
+
+
+@final
+class _Command:
+    """How to read a request that is about one slot."""
+
+    __slots__ = ("_read", "kind", "known", "space")
+
+    def __init__(self, kind: int, space: int, read: Callable[[bytes], Asked] | None = None) -> None:
+        self.kind = kind
+        self.space = space
+        self._read = read
+        self.known: dict[bytes, Asked] = {}
+        """What arguments say."""
+
+    def learn(self, argument: bytes) -> Asked:
+        """Return what an argument says that is not known yet.
+
+        Raises:
+            MalformedError: nothing that can be meant.
+        """
+        if self._read is None:
+            raise MalformedError("not in numbers")
+        asked = self._read(argument)
+        if len(self.known) >= MOST_KNOWN:
+            self.known.clear()
+        self.known[argument] = asked
+        return asked
+
+
+_LOCK: Final = 0
+_SEMAPHORE: Final = 1
+
+_COMMANDS: Final[dict[bytes, _Command]] = {
+    b"l": _Command(ACQUIRE, _LOCK, arguments.acquire_lock),
+    b"r": _Command(RELEASE, _LOCK),
+    b"n": _Command(RENEW, _LOCK),
+    b"e": _Command(ENQUEUE, _LOCK, arguments.enqueue_lock),
+    b"w": _Command(WAIT, _LOCK, arguments.wait),
+    b"sl": _Command(ACQUIRE, _SEMAPHORE, arguments.acquire_semaphore),
+    b"sr": _Command(RELEASE, _SEMAPHORE),
+    b"sn": _Command(RENEW, _SEMAPHORE),
+    b"se": _Command(ENQUEUE, _SEMAPHORE, arguments.enqueue_semaphore),
+    b"sw": _Command(WAIT, _SEMAPHORE, arguments.wait),
+}
+
+
+@final
+class RequestReader:
+    """Cuts the bytes that a peer sent into requests.
+
+    Feed it with `receive`, then take requests with `next_request` until it returns ``None``, or with
+    `next` until there is `NOTHING`. Taking is separate from feeding because a request that waits
+    holds up those behind it.
+    """
+
+    __slots__ = ("_lines", "_tail", "_taken", "asked", "in_frame", "key", "lease", "space", "token")
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+        self._taken = 0
+        self._tail = b""
+        self.in_frame = False
+        """Whether a request has begun and not ended: the one time when silence is a fault."""
+        # What a request says of which `next` has told more than `OTHER`. Its key is not checked.
+        self.space = 0
+        self.key = b""
+        self.asked = Asked()
+        """Of all but `RELEASE` and `RENEW`."""
+        self.token = b""
+        """Of those."""
+        self.lease: int | None = None
+        """Of `RENEW`."""
+
+    def receive(self, data: bytes) -> None:
+        """Take in what was read, cut anywhere."""
+        if self._tail:
+            data = self._tail + data
+        if _CARRIAGE_RETURN in data:
+            data = data.replace(b"\r\n", b"\n")
+        lines = data.split(b"\n")
+        self._tail = tail = lines.pop()
+        if self._taken < len(self._lines):
+            lines = self._lines[self._taken :] + lines
+        self._lines = lines
+        self._taken = 0
+        # It stays so until more comes: whoever takes requests takes three lines at a time.
+        self.in_frame = tail != b"" or len(lines) % 3 != 0
+
+    def next(self) -> int:
+        """Cut out the next request, and return what kind it is of.
+
+        Raises:
+            FrameTooLongError: a line is over its limit; the stream is of no more use.
+        """
+        taken, lines = self._taken, self._lines
+        if len(lines) - taken < 3:
+            if self.in_frame:
+                self._check_unfinished(lines[taken:])
+            return NOTHING
+        self._taken = taken + 3
+        command = _COMMANDS.get(lines[taken])
+        if command is None:
+            return OTHER
+        key, argument = lines[taken + 1], lines[taken + 2]
+        if len(key) > MAX_LINE or len(argument) > MAX_LINE:
+            return OTHER
+        kind = command.kind
+        try:
+            if kind == RELEASE:
+                self.token = arguments.release(argument)
+            elif kind == RENEW:
+                self.token, self.lease = arguments.renew(argument)
+            else:
+                asked = command.known.get(argument)
+                self.asked = command.learn(argument) if asked is None else asked
+        except MalformedError:
+            return OTHER
+        self.space = command.space
+        self.key = key
+        return kind
+
+    def request(self) -> Request:
+        """Return the request that was cut out last as a message.
+
+        Raises:
+            FrameTooLongError: as `next`.
+        """
+        command, key, argument = self._lines[self._taken - 3 : self._taken]
+        if len(command) > MAX_LINE or len(key) > MAX_LINE or len(argument) > MAX_LINE:
+            _check_lengths([command, key, argument])
+        return parse_request(command, key, argument)
+
+    def next_request(self) -> Request | None:
+        """Return the next request as a message, or ``None`` until more bytes come.
+
+        Raises:
+            FrameTooLongError: as `next`.
+        """
+        return self.request() if self.next() else None
+
+    def put_back(self) -> None:
+        """Let the request that was taken last be the next one again."""
+        self._taken -= 3
+
+    @property
+    def has_request(self) -> bool:
+        """Whether a whole request waits to be taken."""
+        return len(self._lines) - self._taken >= 3
+
+    @property
+    def pending(self) -> int:
+        """Bytes received and not taken yet."""
+        return sum(len(line) + 1 for line in self._lines[self._taken :]) + len(self._tail)
+
+    def _check_unfinished(self, lines: list[bytes]) -> None:
+        # An endless line must be refused while it comes in, not once it has filled the memory.
+        if lines or len(self._tail) > MAX_LINE:
+            # A carriage return at the end may yet prove to belong to the line feed.
+            _check_lengths([*lines, self._tail.removesuffix(b"\r")])
+
+
+def _check_lengths(lines: list[bytes]) -> None:
+    for number, line in enumerate(lines):
+        limit = MAX_SECRET if number == 2 and lines[0] == b"auth" else MAX_LINE
+        if len(line) > limit:
+            raise FrameTooLongError(f"line {number + 1} of a request is over {limit} bytes")
