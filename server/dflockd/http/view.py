@@ -127,7 +127,7 @@ def _row(entry: Entry, now: float) -> Json:
     hold = _first(entry)
     return {
         "key": entry.key.decode(),
-        "space": entry.space.name.lower(),
+        "space": Space(entry.space).name.lower(),
         "limit": entry.limit or None,
         "holders": len(entry.holds),
         "waiters": len(entry.waiters or ()),

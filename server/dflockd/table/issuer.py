@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 from hashlib import blake2b
 
-from dflockd.wire import Space, fence_from_token, format_token
+from dflockd.wire import fence_from_token, format_token
 from dflockd.wire.tokens import MAX_FENCE
 
 
@@ -25,7 +25,7 @@ class TokenIssuer:
         """Make the tokens of another secret from now on, and know those alone."""
         self._keyed = blake2b(key=secret, digest_size=8)
 
-    def issue(self, space: Space, key: bytes) -> tuple[int, bytes]:
+    def issue(self, space: int, key: bytes) -> tuple[int, bytes]:
         """Return a new fence and the token that carries it.
 
         Raises:
@@ -36,7 +36,7 @@ class TokenIssuer:
         self.fence = fence = self.fence + 1
         return fence, self.token(space, key, fence)
 
-    def ticket(self, space: Space, key: bytes) -> bytes:
+    def ticket(self, space: int, key: bytes) -> bytes:
         """Return a new name for a position in a queue. It is no token of the key: it proves no hold."""
         return self.issue(space, b"\0" + key)[1]
 
@@ -46,13 +46,13 @@ class TokenIssuer:
         issuer._keyed = self._keyed
         return issuer
 
-    def token(self, space: Space, key: bytes, fence: int) -> bytes:
+    def token(self, space: int, key: bytes, fence: int) -> bytes:
         """Return the token that carries `fence`: the same one every time."""
         digest = self._keyed.copy()
         digest.update(b"%d %d %b" % (fence, space, key))
         return format_token(fence, digest.digest())
 
-    def verify(self, space: Space, key: bytes, token: bytes) -> int | None:
+    def verify(self, space: int, key: bytes, token: bytes) -> int | None:
         """Return the fence of a token, or ``None`` if it was not made with this secret."""
         try:
             fence = fence_from_token(token)

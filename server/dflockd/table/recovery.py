@@ -14,7 +14,7 @@ from dflockd.table import owners
 from dflockd.table.deadlines import rounded
 from dflockd.table.slots import Effect, Slots
 from dflockd.table.state import UNKNOWN, Entry, Group, Hold, HoldRecord, Peer
-from dflockd.wire import Confirm, Detach, Owner, Recovering, Release, Renew, Space, Status
+from dflockd.wire import Owner, Recovering, Space, Status
 
 
 class Recovery(Slots):
@@ -25,8 +25,9 @@ class Recovery(Slots):
 
         Of two records of one lock the later grant counts: the earlier hold had ended before it.
         """
+        group = self._group
         for kept in latest(holds):
-            self._restore(self._group, kept, kept.deadline - now, now)
+            self._restore(group, kept, kept.deadline - now, now)
 
     def recover(self, until: float) -> None:
         """Grant nothing until then: holds may be missing, and those that are here be out of date.
@@ -55,7 +56,7 @@ class Recovery(Slots):
         elif entry.limit == UNKNOWN:
             entry.limit = kept.limit
         token = self._issuer.token(kept.space, kept.key, kept.fence)
-        hold = entry.holds[kept.fence] = Hold(entry, kept.fence, token, None, kept.since)
+        hold = entry.holds[kept.fence] = Hold(entry, kept.fence, token, None, 0, kept.since)
         hold.label = kept.label
         hold.detached = kept.detached
         if kept.owner:
@@ -67,40 +68,49 @@ class Recovery(Slots):
         self._note(hold)
 
     @staticmethod
-    def _doubt(group: Group, hold: Hold, request: Renew | Confirm, now: float) -> Recovering | None:
+    def _doubt(group: Group, hold: Hold, now: float, *, confirm: bool) -> Recovering | None:
         """Return what to answer while nobody knows whether a hold lasts, and end the doubt if it does.
 
-        Only a holder who has renewed in time all along knows that, and says so with `Renew`.
+        Only a holder who has renewed in time all along knows that, and says so with `Renew`. Who asks
+        for confirmation (`Confirm`) does not.
         """
         until = group.recovers_until
         if until is None or now >= until or hold not in group.doubted:
             return None
-        if type(request) is Confirm:
+        if confirm:
             return Recovering(math.ceil((until - now) * 1000))
         group.doubted.discard(hold)
         return None
 
-    def _forgotten(self, group: Group, request: Renew | Detach | Release, now: float) -> int | None:
+    def _forgotten(
+        self, group: Group, space: int, key: bytes, token: bytes, now: float
+    ) -> int | None:
         """Return the fence of a hold that is authentic and was forgotten, while that may be."""
         if group.recovers_until is None or now >= group.recovers_until:
             return None
-        fence = self._issuer.verify(request.space, request.key, request.token)
+        fence = self._issuer.verify(space, key, token)
         if fence is None or fence in group.ended:
             return None
-        if request.space is Space.LOCK and fence <= group.last_ended.get(request.key, 0):
+        if space == Space.LOCK and fence <= group.last_ended.get(key, 0):
             return None
         return fence
 
     def _release_forgotten(
-        self, group: Group, request: Release, now: float, effects: list[Effect]
+        self,
+        group: Group,
+        space: int,
+        key: bytes,
+        token: bytes,
+        now: float,
+        effects: list[Effect],
     ) -> Status:
         """End a hold that was forgotten, and what is here of the lock from before it was granted."""
-        fence = self._forgotten(group, request, now)
+        fence = self._forgotten(group, space, key, token, now)
         if fence is None:
             return Status.ERROR
-        group.remember_end(request.space, request.key, fence)
-        if request.space is Space.LOCK:
-            self._supersede(group.spaces[Space.LOCK].get(request.key), fence, now, effects)
+        group.remember_end(space, key, fence)
+        if space == Space.LOCK:
+            self._supersede(group.spaces[space].get(key), fence, now, effects)
         return Status.OK
 
     def _supersede(
@@ -113,40 +123,47 @@ class Recovery(Slots):
                 self._free(other, now, effects)
 
     def _reclaim(
-        self, group: Group, peer: Peer, request: Renew | Detach, lease: int, now: float
-    ) -> bool:
-        """Bring back a hold that was forgotten here.
+        self,
+        group: Group,
+        peer: Peer,
+        space: int,
+        key: bytes,
+        token: bytes,
+        lease: int,
+        now: float,
+    ) -> Hold | None:
+        """Bring back a hold that was forgotten here, and return it.
 
         Of two for one lock the later grant counts: the earlier one had ended before it.
         """
-        fence = self._forgotten(group, request, now)
+        fence = self._forgotten(group, space, key, token, now)
         if fence is None:
-            return False
-        is_lock = request.space is Space.LOCK
-        entry = group.spaces[request.space].get(request.key)
+            return None
+        is_lock = space == Space.LOCK
+        entry = group.spaces[space].get(key)
         if entry is not None and is_lock:
             if any(other.fence > fence for other in entry.holds.values()):
-                return False
+                return None
             self._supersede(entry, fence, now, [])
-            entry = group.spaces[request.space].get(request.key)
+            entry = group.spaces[space].get(key)
         if entry is None:
             limit = 1 if is_lock else UNKNOWN
-            entry = self._add(group, request.space, request.key, limit)
-        hold = entry.holds[fence] = Hold(entry, fence, request.token, peer, now)
+            entry = self._add(group, space, key, limit)
+        hold = entry.holds[fence] = Hold(entry, fence, token, peer, lease, now)
         owners.add(entry, hold)
         peer.holds[hold] = None
         self._deadlines.set(hold, lease * self._stretch, now)
         group.issuer.fence = max(group.issuer.fence, fence)
         self.counts.returned += 1
         self._note(hold)
-        return True
+        return hold
 
 
 def latest(holds: Iterable[HoldRecord]) -> list[HoldRecord]:
     """Return the records that count: of each lock that with the largest fence, of semaphores all."""
-    found: dict[tuple[Space, bytes, int], HoldRecord] = {}
+    found: dict[tuple[int, bytes, int], HoldRecord] = {}
     for kept in holds:
-        name = (kept.space, kept.key, 0 if kept.space is Space.LOCK else kept.fence)
+        name = (kept.space, kept.key, 0 if kept.space == Space.LOCK else kept.fence)
         other = found.get(name)
         if other is None or other.fence <= kept.fence:
             found[name] = kept

@@ -12,7 +12,7 @@ from dflockd.table.deadlines import Deadlines, rounded
 from dflockd.table.queue import Queue
 from dflockd.table.state import Entry, Group, Peer, Reservation, Waiter
 from dflockd.table.states import EXPECTED, GONE, PASSED, QUEUED, RESERVED
-from dflockd.wire import Owner, Space
+from dflockd.wire import Owner
 
 RESERVED_LATE = 60.0
 """Seconds for which a position is kept after somebody was expected back: workers can be busy."""
@@ -82,7 +82,7 @@ class Reservations:
     # Back again.
 
     @staticmethod
-    def find(group: Group, space: Space, key: bytes, ticket: bytes) -> Waiter | None:
+    def find(group: Group, space: int, key: bytes, ticket: bytes) -> Waiter | None:
         """Return the waiter of that ticket, if it is one of this key, even if others have passed it."""
         waiter = group.reserved.get(ticket)
         if waiter is None or (waiter.entry.space, waiter.entry.key) != (space, key):

@@ -11,13 +11,14 @@ from typing import NamedTuple, Protocol
 from dflockd.table import owners
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
+from dflockd.table.locking import Answer
 from dflockd.table.recovery import latest
 from dflockd.table.reservations import RESERVED_LATE
 from dflockd.table.slots import Effect
 from dflockd.table.state import Entry, Group, HoldRecord, Left, Peer, Reservation, Waiter
 from dflockd.table.states import EXPECTED, GONE, QUEUED, WAITING
 from dflockd.table.table import LockTable
-from dflockd.wire import MapReport, Moved, Owner, Recovering, Refusal, Reply, Shards, Space, Wait
+from dflockd.wire import MapReport, Moved, Owner, Recovering, Refusal, Reply, Shards, key_problem
 
 FROZEN = Recovering(20)
 """The answer while a shard is being handed over, which takes about so many milliseconds."""
@@ -45,7 +46,7 @@ class Directory(Protocol):
 class WaiterRecord(NamedTuple):
     """Somebody in a queue that goes to another server with its shard."""
 
-    space: Space
+    space: int
     key: bytes
     limit: int
     ticket: bytes
@@ -84,6 +85,7 @@ class ShardTable(LockTable):
         self, limits: Limits, issuer: TokenIssuer, directory: Directory, *, stretch: float = 1
     ) -> None:
         super().__init__(limits, issuer)
+        self._is_whole = False
         self._stretch = stretch
         self.groups: dict[int, Group] = {}
         """What is here, by shard."""
@@ -294,21 +296,30 @@ class ShardTable(LockTable):
                 self._promote(entry, now, effects)
         return not withheld
 
-    def _wait(self, peer: Peer, request: Wait, now: float, effects: list[Effect]) -> Reply | None:
-        name = (request.space, request.key)
-        if name not in peer.enqueued:
-            group = self._group_of(request.key)
+    def wait(
+        self,
+        peer: Peer,
+        space: int,
+        key: bytes,
+        timeout: int,
+        now: float,
+        effects: list[Effect],
+    ) -> Answer | None:
+        """Have the slot, or wait for it; a position may have come back here without its peer."""
+        name = (space, key)
+        if name in peer.enqueued:
+            serving = self._serving(key, now)
+            if not isinstance(serving, Group):
+                return self._wait_later(peer, serving)
+        elif not key_problem(key):
+            group = self._group_of(key)
             if isinstance(group, Recovering):
                 return self._wait_later(peer, group)
             left = peer.left.pop(name, Left(b"", None))
             if not isinstance(group, Group):
                 return self._wait_later(peer, _naming(group, left.ticket))
             self._return(group, left, peer, name, now, effects)
-        else:
-            serving = self._serving(request.key, now)
-            if not isinstance(serving, Group):
-                return self._wait_later(peer, serving)
-        return super()._wait(peer, request, now, effects)
+        return super().wait(peer, space, key, timeout, now, effects)
 
     def _shards(self, _peer: Peer, request: Shards, now: float, _effects: list[Effect]) -> Reply:
         return self._directory.report(now).answer(request)
@@ -323,7 +334,7 @@ class ShardTable(LockTable):
         group: Group,
         left: Left,
         peer: Peer,
-        name: tuple[Space, bytes],
+        name: tuple[int, bytes],
         now: float,
         effects: list[Effect],
     ) -> None:

@@ -20,7 +20,7 @@ from dflockd.table.queue import Queue
 from dflockd.table.reservations import RESERVED_LATE, Reservations
 from dflockd.table.state import UNKNOWN, Entry, Group, Hold, Peer, Reservation, Waiter
 from dflockd.table.states import GONE, RESERVED, UNTOLD, WAITING
-from dflockd.wire import Granted, Recovering, Refusal, Reply, Space, Status, TimedOut, YourTurn
+from dflockd.wire import Granted, Recovering, Refusal, Reply, Status, TimedOut, YourTurn
 
 Effect: TypeAlias = tuple[int, Reply]
 """What is to be done after a step: send this reply to the peer with that number."""
@@ -51,6 +51,8 @@ class Slots:
         self.changes: list[Hold] | None = [] if kept else None
         self._issuer = issuer
         self._group = Group(issuer)
+        self._is_whole = True
+        """Whether all keys are in that group, whatever the time."""
         self._size = 0
         self._arrivals = itertools.count()
         self._deadlines = Deadlines()
@@ -64,9 +66,10 @@ class Slots:
 
     # What is where.
 
-    def _entry(self, space: Space, key: bytes, limit: int, now: float) -> Entry | Refusal:
-        """Return the entry that somebody wants a slot of, new if it has to be."""
-        group = self._serving(key, now)
+    def _entry(
+        self, group: Group | Refusal, space: int, key: bytes, limit: int, now: float
+    ) -> Entry | Refusal:
+        """Return the entry of a group that somebody wants a slot of, new if it has to be."""
         if not isinstance(group, Group):
             return group
         if group.recovers_until is not None:
@@ -91,9 +94,9 @@ class Slots:
 
     def _serving(self, key: bytes, now: float) -> Group | Refusal:
         """Return the group that a key is in, if it may be granted and renewed there now."""
-        return self._group
+        return self._group_of(key)
 
-    def _add(self, group: Group, space: Space, key: bytes, limit: int) -> Entry:
+    def _add(self, group: Group, space: int, key: bytes, limit: int) -> Entry:
         self._size += 1
         entry = group.spaces[space][key] = Entry(group, space, key, limit)
         return entry
@@ -110,7 +113,7 @@ class Slots:
 
     def _grant(self, entry: Entry, peer: Peer, lease: int, now: float) -> Hold:
         fence, token = entry.group.issuer.issue(entry.space, entry.key)
-        hold = entry.holds[fence] = Hold(entry, fence, token, peer, now)
+        hold = entry.holds[fence] = Hold(entry, fence, token, peer, lease, now)
         peer.holds[hold] = None
         self._deadlines.set(hold, lease * self._stretch, now)
         self.counts.granted += 1
@@ -125,7 +128,7 @@ class Slots:
             self.changes.append(hold)
 
     @staticmethod
-    def _find(group: Group, space: Space, key: bytes, token: bytes) -> Hold | None:
+    def _find(group: Group, space: int, key: bytes, token: bytes) -> Hold | None:
         entry = group.spaces[space].get(key)
         if entry is None:
             return None

@@ -45,9 +45,9 @@ class Group:
         self.last_ended: dict[bytes, int] = {}
         """The largest such fence of each lock: nor what was granted before it."""
 
-    def remember_end(self, space: Space, key: bytes, fence: int) -> None:
+    def remember_end(self, space: int, key: bytes, fence: int) -> None:
         """See to it that nobody brings back what has ended, nor what had ended before it began."""
-        if space is Space.LOCK:
+        if space == Space.LOCK:
             self.last_ended[key] = max(fence, self.last_ended.get(key, 0))
         else:
             self.ended.add(fence)
@@ -67,7 +67,7 @@ UNKNOWN = 0
 class HoldRecord(NamedTuple):
     """What is kept of a hold where it outlives the table; times in seconds."""
 
-    space: Space
+    space: int
     key: bytes
     limit: int
     fence: int
@@ -83,7 +83,7 @@ class HoldRecord(NamedTuple):
     """Which of its attempts; the first is 0."""
 
 
-HoldFields: TypeAlias = tuple[Space, bytes, int, int, float, float, float, bytes, bool, bytes, int]
+HoldFields: TypeAlias = tuple[int, bytes, int, int, float, float, float, bytes, bool, bytes, int]
 """What a `HoldRecord` is made of, in its order."""
 
 
@@ -92,7 +92,7 @@ class Entry:
 
     __slots__ = ("group", "holds", "key", "limit", "owners", "space", "waiters")
 
-    def __init__(self, group: Group, space: Space, key: bytes, limit: int) -> None:
+    def __init__(self, group: Group, space: int, key: bytes, limit: int) -> None:
         self.group = group
         self.space = space
         self.key = key
@@ -119,6 +119,7 @@ class Hold(Timed):
         "entry",
         "fence",
         "label",
+        "lease",
         "owner",
         "peer",
         "since",
@@ -128,9 +129,11 @@ class Hold(Timed):
     )
 
     def __init__(
-        self, entry: Entry, fence: int, token: bytes, peer: Peer | None, since: float
+        self, entry: Entry, fence: int, token: bytes, peer: Peer | None, lease: int, since: float
     ) -> None:
         self.entry = entry
+        self.lease = lease
+        """Seconds for which whoever asked for it was last told that it is theirs."""
         self.label = b""
         """What people see; it outlives the peer of a detached hold."""
         self.owner: Owner | None = None
@@ -298,7 +301,7 @@ class Peer:
         """Its end leaves its holds to their leases: it has declared a ``stable-ref``."""
         self.holds: dict[Hold, None] = {}
         """In the order in which it got them. Fences would not do: those of two shards can be equal."""
-        self.enqueued: dict[tuple[Space, bytes], Waiter] = {}
+        self.enqueued: dict[tuple[int, bytes], Waiter] = {}
         """What it waits for by ``enqueue``, until their ``wait`` is answered or their hold ends."""
         self.ended = False
         """Whether its connection has ended. What stands on it may take some steps to be freed."""
@@ -312,5 +315,5 @@ class Peer:
         """What is to become of its position if its next ``wait`` ends without a grant."""
         self.turn: float | None = None
         """What its next ``enqueue`` wants instead of a grant; see `Waiter.turn`."""
-        self.left: dict[tuple[Space, bytes], Left] = {}
+        self.left: dict[tuple[int, bytes], Left] = {}
         """What it enqueued, where the queues are at another server now."""

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dflockd.table import owners, report
-from dflockd.table.connections import Connections
 from dflockd.table.identity import Identity
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
+from dflockd.table.locking import Answer, Locking
 from dflockd.table.slots import Effect
-from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
-from dflockd.table.states import EXPECTED, GONE, GRANTED, PASSED, QUEUED, UNTOLD, WAITING
+from dflockd.table.state import Entry, Group, Hold, Peer
 from dflockd.wire import (
     Acquire,
     Barrier,
@@ -27,7 +26,6 @@ from dflockd.wire import (
     Label,
     Malformed,
     Owner,
-    OwnerConflict,
     Pass,
     Ping,
     Refusal,
@@ -46,11 +44,10 @@ from dflockd.wire import (
     Status,
     Turn,
     Wait,
-    YourTurn,
 )
 
 
-class LockTable(Connections):
+class LockTable(Locking):
     """Locks and semaphores with FIFO waiters and leases. A lock is a semaphore of limit 1.
 
     Every method takes the time, on a clock that never goes back, and returns the effects in order.
@@ -166,7 +163,7 @@ class LockTable(Connections):
         """Return the number of keys that are held or waited for."""
         return self._size
 
-    def find(self, space: Space, key: bytes) -> Entry | Refusal | None:
+    def find(self, space: int, key: bytes) -> Entry | Refusal | None:
         """Return a key that is held or waited for, or what to answer if it is not for this table."""
         group = self._group_of(key)
         return group.spaces[space].get(key) if isinstance(group, Group) else group
@@ -180,269 +177,39 @@ class LockTable(Connections):
     def _acquire(
         self, peer: Peer, request: Acquire, now: float, effects: list[Effect]
     ) -> Reply | None:
-        resumed = peer.resumes
-        if resumed:
-            peer.resumes = b""
-        limits, lease = self.limits, request.lease
-        if lease is None:
-            lease = limits.default_lease
-        if lease > limits.max_lease:
-            return Status.ERROR
-        entry = self._entry(request.space, request.key, request.limit, now)
-        if not isinstance(entry, Entry):
-            return entry
-        waiter = self._resumed(entry, resumed) if resumed else None
-        if peer.owner is not None and entry.owners is not None and waiter is None:
-            there = self._there(entry, peer.owner)
-            if isinstance(there, Waiter):
-                if len(peer.holds) >= self._max_holds:
-                    return self._refuse(entry)
-                has_slot = self._take_over(there, peer, lease, effects, two_phase=False)
-                self._block(there, request.timeout, now)
-                self._go_on_with(there, has_slot, now, effects)
-                return None
-            if there is not None:
-                return there
-        most = self._max_holds
-        if len(peer.holds) >= most or (request.limit > most and self._is_used_up(entry, waiter)):
-            return self._refuse(entry)
-        if waiter is not None:
-            owner = peer.owner
-            has_slot = self._reservations.take_up(
-                waiter, entry, peer, lease, owner, two_phase=False
-            )
-            self._block(waiter, request.timeout, now)
-            self._go_on_with(waiter, has_slot, now, effects)
-            return None
-        # Who waits while a slot is free is somebody for whom it is held, or will be given it as soon
-        # as grants are given again.
-        waiters, holders = entry.waiters, len(entry.holds)
-        if holders < entry.limit and (waiters is None or holders + waiters.ahead < entry.limit):
-            hold = self._grant(entry, peer, lease, now)
-            if hold.owner is not None:
-                owners.add(entry, hold)
-            if self.changes is not None:
-                self._note(hold)
-            return Granted(hold.token, lease)
-        if self._is_full(entry):
-            self.counts.full += 1
-            return Status.MAX_WAITERS
-        if request.timeout == 0:
-            self.counts.busy += 1
-            return Status.TIMEOUT
-        waiter = self._join(entry, peer, lease, now, two_phase=False)
-        self._block(waiter, request.timeout, now)
-        return None
+        space, key, limit, timeout, lease = request
+        return _granted(self.acquire(peer, space, key, limit, timeout, lease, now, effects))
 
-    def _enqueue(
-        self, peer: Peer, request: Enqueue, now: float, effects: list[Effect]
-    ) -> Reply | None:
-        resumed, peer.resumes = peer.resumes, b""
-        turn, peer.turn = peer.turn, None
-        lease = self._lease(request.lease)
-        if lease is None:
-            return Status.ERROR
-        name = (request.space, request.key)
-        if name in peer.enqueued:
-            return Status.ALREADY_ENQUEUED
-        entry = self._entry(request.space, request.key, request.limit, now)
-        if not isinstance(entry, Entry):
-            return entry
-        waiter = self._resumed(entry, resumed) if resumed else None
-        lost: Waiter | None = None
-        if peer.owner is not None and entry.owners is not None and waiter is None:
-            there = self._there(entry, peer.owner)
-            if isinstance(there, OwnerConflict):
-                return there
-            lost = there
-        if max(len(peer.holds), len(peer.enqueued)) >= self._max_holds or (
-            lost is None and request.limit > self._max_holds and self._is_used_up(entry, waiter)
-        ):
-            return self._refuse(entry)
-        if lost is not None:
-            has_slot = self._take_over(lost, peer, lease, effects, two_phase=True)
-            waiter = lost
-        elif waiter is not None:
-            owner = peer.owner
-            has_slot = self._reservations.take_up(waiter, entry, peer, lease, owner, two_phase=True)
-        else:
-            return self._enqueue_anew(entry, peer, lease, turn, now, effects)
-        peer.enqueued[name] = waiter
-        waiter.turn = turn
-        self._go_on_with(waiter, has_slot, now, effects)
-        return self._answer_enqueued(waiter)
-
-    def _enqueue_anew(
-        self,
-        entry: Entry,
-        peer: Peer,
-        lease: int,
-        turn: float | None,
-        now: float,
-        effects: list[Effect],
-    ) -> Reply:
-        """Enqueue somebody who has no position yet, and wants to be told of the turn or a grant."""
-        waiters, holders = entry.waiters, len(entry.holds)
-        is_free = holders < entry.limit and (
-            waiters is None or holders + waiters.ahead < entry.limit
-        )
-        if turn is None and is_free:
-            waiter = self._grant_enqueued(entry, peer, lease, now)
-        elif self._is_full(entry):
-            self.counts.full += 1
-            return Status.MAX_WAITERS
-        else:
-            waiter = self._join(entry, peer, lease, now, two_phase=True)
-        peer.enqueued[entry.space, entry.key] = waiter
-        if turn is not None:
-            waiter.turn = turn
-            self._promote(entry, now, effects)
-        return self._answer_enqueued(waiter)
-
-    def _answer_enqueued(self, waiter: Waiter) -> Reply:
-        hold = waiter.hold
-        if hold is None:
-            return YourTurn(waiter.ticket) if waiter.state == EXPECTED else Status.QUEUED
-        if waiter.state == UNTOLD:
-            waiter.state = GRANTED
-            hold.told = True
-        self._note(hold)
-        return Enqueued(hold.token, waiter.lease)
-
-    def _grant_enqueued(self, entry: Entry, peer: Peer, lease: int, now: float) -> Waiter:
-        """Grant at once what somebody enqueues for, and return who has yet to say ``wait``."""
-        hold = self._grant(entry, peer, lease, now)
-        owners.add(entry, hold)
-        number = next(self._arrivals)
-        waiter = Waiter(entry, peer, number, lease, now, two_phase=True, state=GRANTED)
-        hold.waiter, waiter.hold = waiter, hold
-        return waiter
-
-    def _resumed(self, entry: Entry, ticket: bytes) -> Waiter | None:
-        return self._reservations.find(entry.group, entry.space, entry.key, ticket)
-
-    @staticmethod
-    def _there(entry: Entry, owner: Owner) -> OwnerConflict | Waiter | None:
-        """Return the answer to an owner whose attempt is at a key already, or a later one is.
-
-        Or the waiter of the same process: then its former connection is lost.
-        """
-        there = owners.latest(entry, owner.id)
-        if there is None or there.owner is None or owner.attempt > there.owner.attempt:
-            return None
-        if isinstance(there, Hold):
-            return OwnerConflict(b"held", there.owner.attempt)
-        if owner.instance and there.owner == owner and not there.is_away:
-            return there
-        return OwnerConflict(b"waiting", there.owner.attempt)
-
-    def _take_over(
-        self, waiter: Waiter, peer: Peer, lease: int, effects: list[Effect], *, two_phase: bool
-    ) -> bool:
-        """Let a peer wait where another connection of the same process does so far.
-
-        Returns:
-            Whether there is a slot for it alone.
-        """
-        has_slot = False
-        if waiter.state == WAITING and waiter.owner is not None:
-            self._deadlines.clear(waiter)
-            waiter.peer.waiting = None
-            waiter.state = QUEUED
-            effects.append((waiter.peer.id, OwnerConflict(b"waiting", waiter.owner.attempt)))
-        elif waiter.is_told:
-            has_slot = self._reservations.come_back(waiter, waiter.entry)
-        if waiter.two_phase:
-            self._forget_waiter(waiter)
-        waiter.peer, waiter.lease, waiter.two_phase = peer, lease, two_phase
-        waiter.reserve = waiter.turn = None
-        return has_slot
-
-    def _is_used_up(self, entry: Entry, resumed: Waiter | None) -> bool:
-        """Whether an entry has as many holders as one may have; who is told of a turn will be one."""
-        told = len(entry.waiters.told) if entry.waiters is not None and resumed is None else 0
-        return len(entry.holds) + told >= self._max_holds
-
-    def _refuse(self, entry: Entry) -> Reply:
-        """Return the answer to who asks for too much, of an entry that may be new."""
-        self.counts.full += 1
-        if not (entry.holds or entry.waiters):
-            self._remove(entry)
-        return Status.MAX_HOLDS
+    def _enqueue(self, peer: Peer, request: Enqueue, now: float, effects: list[Effect]) -> Reply:
+        space, key, limit, lease = request
+        answer = self.enqueue(peer, space, key, limit, lease, now, effects)
+        return Enqueued(answer.token, answer.lease) if isinstance(answer, Hold) else answer
 
     def _wait(self, peer: Peer, request: Wait, now: float, effects: list[Effect]) -> Reply | None:
-        reserve, peer.reserve = peer.reserve, None
-        waiter = peer.enqueued.get((request.space, request.key))
-        if waiter is None:
-            return Status.NOT_ENQUEUED
-        hold = waiter.hold
-        if hold is not None:
-            self._forget_waiter(waiter)
-            waiter.state = GONE
-            hold.waiter = None
-            hold.told = True
-            self._extend(hold, waiter.lease, now)
-            return Granted(hold.token, waiter.lease)
-        if waiter.state == PASSED:
-            self._reservations.come_back(waiter, waiter.entry)
-            self._promote(waiter.entry, now, effects)
-        if waiter.state == EXPECTED:
-            return YourTurn(waiter.ticket)
-        waiter.reserve = reserve
-        if request.timeout == 0:
-            return self._end_wait(waiter, now)
-        self._block(waiter, request.timeout, now)
-        return None
+        return _granted(self.wait(peer, request.space, request.key, request.timeout, now, effects))
 
     def _release(self, _peer: Peer, request: Release, now: float, effects: list[Effect]) -> Reply:
-        group = self._group_of(request.key)
-        if not isinstance(group, Group):
-            return group
-        hold = self._find(group, request.space, request.key, request.token)
-        if hold is None:
-            return self._release_forgotten(group, request, now, effects)
-        self.counts.released += 1
-        self._free(hold, now, effects)
-        return Status.OK
+        return self.release(request.space, request.key, request.token, now, effects)
 
     def _renew(
         self, peer: Peer, request: Renew | Confirm, now: float, _effects: list[Effect]
     ) -> Reply:
-        lease = self._lease(request.lease)
-        if lease is None:
-            return Status.ERROR
-        group = self._serving(request.key, now)
-        if not isinstance(group, Group):
-            return group
-        hold = self._find(group, request.space, request.key, request.token)
-        if hold is None:
-            if type(request) is Renew and self._reclaim(group, peer, request, lease, now):
-                return Renewed(lease)
-            self.counts.unknown += 1
-            return Status.ERROR
-        if group.recovers_until is not None and (doubt := self._doubt(group, hold, request, now)):
-            return doubt
-        self.counts.renewed.add(1 - (hold.deadline - now) / hold.span)
-        self._extend(hold, lease, now)
-        if hold.peer is not peer:
-            if hold.peer is not None:
-                del hold.peer.holds[hold]
-            hold.peer = peer
-            hold.detached = False
-            hold.label = peer.label or hold.label
-            peer.holds[hold] = None
-        return Renewed(lease)
+        space, key, token, lease = request
+        confirm = type(request) is Confirm
+        answer = self.renew(peer, space, key, token, lease, now, confirm=confirm)
+        return Renewed(answer.lease) if isinstance(answer, Hold) else answer
 
     def _detach(self, peer: Peer, request: Detach, now: float, _effects: list[Effect]) -> Reply:
+        space, key, token, _ = request
         lease = self.limits.default_lease if request.lease is None else request.lease
         if lease > self.limits.max_detached_lease:
             return Status.ERROR
-        group = self._serving(request.key, now)
+        group = self._serving(key, now)
         if not isinstance(group, Group):
             return group
-        hold = self._find(group, request.space, request.key, request.token)
-        if hold is None and self._reclaim(group, peer, request, lease, now):
-            hold = self._find(group, request.space, request.key, request.token)
+        hold = self._find(group, space, key, token)
+        if hold is None:
+            hold = self._reclaim(group, peer, space, key, token, lease, now)
         # Somebody may have taken it over by now, and keeps it. One that was restored has no peer.
         if hold is None or hold.peer not in (peer, None):
             return Status.LEASE_EXPIRED
@@ -545,3 +312,7 @@ class LockTable(Connections):
         self, _peer: Peer, _request: Malformed, _now: float, _effects: list[Effect]
     ) -> Reply:
         return Status.ERROR
+
+
+def _granted(answer: Answer | None) -> Reply | None:
+    return Granted(answer.token, answer.lease) if isinstance(answer, Hold) else answer
