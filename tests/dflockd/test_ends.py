@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from dflockd.server.server import SLICE
+from dflockd.server.handling import SLICE
 from dflockd.table.limits import STEP
 from tests.dflockd.raw_server import StartServer, eventually, granted
 

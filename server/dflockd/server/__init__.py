@@ -3,7 +3,8 @@
 from dflockd.server.admission import Admission, Guest
 from dflockd.server.listener import Listener, listen
 from dflockd.server.log import SparingLog
-from dflockd.server.server import Server, ServerOptions
+from dflockd.server.options import ServerOptions
+from dflockd.server.server import Server
 from dflockd.server.tls import TlsContext
 
 __all__ = [

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from dflockd.server.server import SLICE
+from dflockd.server.handling import SLICE
 from tests.dflockd.raw_server import StartServer, eventually
 from tests.dflockd.server.server_support import queue_up, waiters
 

@@ -8,7 +8,8 @@ import pytest
 
 from dflockd.server import Server
 from dflockd.server import session as module
-from dflockd.server.server import ENDS, SLICE
+from dflockd.server.handling import SLICE
+from dflockd.server.server import ENDS
 from dflockd.server.session import MOST_COLLECTED, READ_AHEAD
 from tests.dflockd.server.session_support import FullTransport, connect, make_server
 

@@ -1,0 +1,178 @@
+"""What the table makes of requests and of time, carried out: replies sent, changes recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from dflockd.server.options import ServerOptions
+from dflockd.table import Effect, Hold, LockTable, Peer
+from dflockd.wire import Evict, Request, Status, encode_reply
+
+if TYPE_CHECKING:
+    from dflockd.server.session import Session
+
+LAST_WORD = 1.0
+"""Seconds that the log has for the last line of a server that cannot go on."""
+
+SLICE = 200
+"""Replies that one step may send in one turn of the event loop, and connections it may end."""
+
+IDLE_LOOK = 0.02
+"""Seconds between two looks at all sessions, while draining."""
+
+_OK = encode_reply(Status.OK)
+
+# Not `loop.time()`: uvloop's stands still during a turn of the loop. A lease counted from the start
+# of a long turn would end before the client, who counts from when it asked, takes it to be over.
+_now = time.monotonic
+
+logger = logging.getLogger("dflockd.server")
+
+
+class HoldJournal(Protocol):
+    """What keeps the holds of a table beyond the end of this process."""
+
+    def record(self, changes: Iterable[Hold], fence: int) -> None:
+        """Write down what has changed; `OSError` if that fails."""
+
+
+class Handling:
+    """A table with its sessions, its journal and its timer.
+
+    Attributes:
+        sessions: by the numbers of their peers.
+        draining: whether nothing is granted any more, and sessions end that hold nothing.
+    """
+
+    def __init__(
+        self, table: LockTable, options: ServerOptions, journal: HoldJournal | None
+    ) -> None:
+        self.loop: asyncio.AbstractEventLoop
+        self.table = table
+        self.options = options
+        self.journal = journal
+        self.sessions: dict[int, Session] = {}
+        self.draining = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._wakes = math.inf
+        self._looks = False
+
+    def handle(self, peer: Peer, request: Request) -> bytes:
+        """Let the table handle one request; return the reply to its sender, and send all others."""
+        number = peer.id
+        try:
+            effects = self.table.handle(peer, request, _now())
+        except Exception:
+            # One request may fail; the locks of everybody else may not go down with it.
+            logger.exception("connection %d: request failed: %s", number, type(request).__name__)
+            return encode_reply(Status.ERROR)
+        finally:
+            if self.table.changes:
+                self._record()
+        out, others = b"", []
+        for effect in effects:
+            if effect[0] == number:
+                out += encode_reply(effect[1])
+            else:
+                others.append(effect)
+        if type(request) is Evict and out == _OK:
+            logger.warning("connection %d evicts the holder of %r", number, request.key)
+        if others:
+            self._dispatch(others)
+        elif self.table.quiet_until < self._wakes:
+            self._arm()
+        return out
+
+    def _dispatch(self, effects: list[Effect]) -> None:
+        """Send what a step of the table has brought."""
+        self._record()
+        self._arm()
+        for peer, _ in effects[SLICE:]:
+            self.sessions[peer].owed = True
+        self._send(effects)
+
+    def _record(self) -> None:
+        changes = self.table.changes
+        if not changes:
+            return
+        assert self.journal is not None
+        try:
+            self.journal.record(changes, self.table.fence)
+        except OSError as exc:
+            self.cannot_write(exc)
+        changes.clear()
+
+    def cannot_write(self, exc: Exception) -> NoReturn:
+        """End the process, for its journal cannot be written. May be called in any thread.
+
+        Whoever was told of a grant now would believe in a lock that the next process knows not of.
+        """
+        # The log may be a pipe that nobody reads any more.
+        end = threading.Timer(LAST_WORD, os._exit, (1,))
+        end.daemon = True
+        end.start()
+        logger.critical("ending: cannot write to the state directory: %s", str(exc) or repr(exc))
+        logging.shutdown()
+        os._exit(1)
+
+    def _send(self, effects: list[Effect], start: int = 0) -> None:
+        # Thousands may be due at once, and each costs a system call: others get a turn in between.
+        end = start + SLICE
+        for peer, reply in effects[start:end]:
+            session = self.sessions.get(peer)
+            if session is not None:
+                session.deliver(reply)
+        if end < len(effects):
+            self.loop.call_soon(self._send, effects, end)
+
+    def _arm(self) -> None:
+        """Have the timer go off no later than the next deadline.
+
+        It is left alone when the next deadline moves away: it finds nothing due and is set anew.
+        """
+        deadline = self.table.next_deadline()
+        if deadline is None:
+            if not self.draining:
+                return
+            deadline = math.inf
+        if self._timer is None or self._wakes > deadline:
+            if self._timer is not None:
+                self._timer.cancel()
+            now = _now()
+            self._wakes = min(deadline, now + self.options.sweep_interval)
+            self._timer = self.loop.call_later(self._wakes - now, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._wakes = math.inf
+        self._dispatch(self.table.advance(_now()))
+        if self.draining:
+            # What a session held may have ended without a request of its own.
+            self._end_idle()
+
+    # While draining.
+
+    def end_idle_soon(self) -> None:
+        """While draining: end the sessions that somebody else's request has left without a hold."""
+        if not self._looks:
+            self._looks = True
+            # All of them are looked at: once for the requests of some turns, not for each.
+            self.loop.call_later(IDLE_LOOK, self._end_idle)
+
+    def _end_idle(self) -> None:
+        self._looks = False
+        self._drain(list(self.sessions.values()))
+
+    def _drain(self, sessions: list[Session], start: int = 0) -> None:
+        end = start + SLICE
+        for session in sessions[start:end]:
+            session.drain()
+        if end < len(sessions):
+            self.loop.call_soon(self._drain, sessions, end)
