@@ -33,7 +33,7 @@ def main() -> int:
     rounds = Rounds()
     failed = False
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-        bench = Bench(Path(directory), options.quick)
+        bench = Bench(Path(directory), options.quick, options.server)
         for name in options.loads:
             bench.directory = Path(directory, name)
             bench.directory.mkdir()
@@ -74,6 +74,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "loads", nargs="*", metavar="LOAD", help=f"those to run, else all: {', '.join(NAMES)}"
     )
+    parser.add_argument(
+        "--server",
+        default=sys.executable,
+        metavar="PYTHON",
+        help="the interpreter that runs our server, default this one",
+    )
     parser.add_argument("--rounds", type=int, default=5, help="default 5")
     parser.add_argument(
         "--quick", action="store_true", help="see that it runs; the figures mean nothing"
@@ -100,6 +106,7 @@ def measure(name: str, bench: Bench, number: int, rounds: Rounds, console: Conso
     module = importlib.import_module(f"benchmarks.loads.{name}")
     begun = time.monotonic()
     with module.load(bench) as load:
+        number = 1 if load.exact else number
         for each in range(number):
             rounds.add(load.topics, load.measure(each))
     console.print(f"{name}: {number} rounds in {time.monotonic() - begun:.0f} s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ class Bench:
     directory: Path
     """The load's own: logs, sockets, what a server keeps."""
     quick: bool = False
+    python: str = sys.executable
+    """The interpreter that runs our server."""
     left_out: dict[str, str] = field(default_factory=dict)
     """What could not be compared, and why."""
 

@@ -1,4 +1,7 @@
-"""The servers that are compared, beside our own `stage.LockServer`."""
+"""The servers that are compared.
+
+A `prefix` is what comes before the command of a server, as `benchmarks.callgrind` needs it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from benchmarks import published
 from benchmarks.bench import Bench, LeftOutError
@@ -23,6 +26,17 @@ GO_VARIABLE = "DFLOCKD_GO"
 
 MANY = 1_000_000
 """Locks that a server may have: the benchmarks are not about its limits."""
+
+
+class Ours(stage.LockServer):
+    """Our server, as an interpreter finds it."""
+
+    def __init__(self, directory: Path, python: str, *arguments: str, name: str) -> None:
+        super().__init__(directory, "--max-locks", str(MANY), *arguments, name=name)
+        self._python = python
+
+    def _command(self) -> Sequence[str]:
+        return [self._python, *super()._command()[1:]]
 
 
 class BareServer(stage.LockServer):
@@ -79,24 +93,35 @@ class TcpRedis(stage.Redis):
 
 
 Server: TypeAlias = stage.LockServer | Other
+S = TypeVar("S", stage.LockServer, Other)
 
 
-def ours(bench: Bench, stack: ExitStack, *arguments: str, name: str = "dflockd") -> Server:
+def ours(
+    bench: Bench,
+    stack: ExitStack,
+    *arguments: str,
+    name: str = "dflockd",
+    prefix: Sequence[str] = (),
+) -> Server:
     """Start our server."""
-    return stack.enter_context(
-        stage.LockServer(bench.directory, "--max-locks", str(MANY), *arguments, name=name)
-    )
+    return _started(stack, Ours(bench.directory, bench.python, *arguments, name=name), prefix)
 
 
-def python(bench: Bench, stack: ExitStack) -> dict[str, Server]:
+def bare(bench: Bench, stack: ExitStack, prefix: Sequence[str] = ()) -> Server:
+    """Start the server that does not look."""
+    return _started(stack, BareServer(bench.directory, name="bare"), prefix)
+
+
+def python(bench: Bench, stack: ExitStack, prefix: Sequence[str] = ()) -> dict[str, Server]:
     """Start the published server in Python, by its name; nothing if it cannot be had."""
     try:
         interpreter = published.environment("dflockd==0.5.0")
     except LeftOutError as exc:
         bench.left_out[PYTHON] = str(exc)
         return {}
-    program = str(interpreter.with_name("dflockd"))
-    return {PYTHON: stack.enter_context(Other(bench.directory, "published", program))}
+    # Not its script: that names the interpreter of the place where the environment was made.
+    command = (str(interpreter), "-c", "from dflockd.server import cli; cli()")
+    return {PYTHON: _started(stack, Other(bench.directory, "published", *command), prefix)}
 
 
 def go(bench: Bench, stack: ExitStack) -> dict[str, Server]:
@@ -105,7 +130,12 @@ def go(bench: Bench, stack: ExitStack) -> dict[str, Server]:
     if not program:
         bench.left_out[GO] = f"set {GO_VARIABLE} to the binary of dflockd 1.10"
         return {}
-    return {GO: stack.enter_context(Other(bench.directory, "go", program))}
+    return {GO: _started(stack, Other(bench.directory, "go", program))}
+
+
+def _started(stack: ExitStack, server: S, prefix: Sequence[str] = ()) -> S:
+    server.prefix = prefix
+    return stack.enter_context(server)
 
 
 def free_port() -> int:

@@ -33,3 +33,5 @@ class Load(NamedTuple):
     topics: list[Topic]
     measure: Callable[[int], Figures]
     """One round, by its number."""
+    exact: bool = False
+    """Whether one round says it all: another one would give the same."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socketserver
 import subprocess
@@ -18,6 +19,9 @@ if sys.platform != "linux":
     pytest.skip("the benchmarks are for Linux", allow_module_level=True)
 
 from benchmarks import cpu, gaps, record, report
+from benchmarks.bench import LeftOutError
+from benchmarks.callgrind import Callgrind
+from benchmarks.child import Child
 from benchmarks.loads import NAMES
 from benchmarks.loads.shard_map import PING, Asker
 from benchmarks.record import Rounds
@@ -109,6 +113,41 @@ def test_cpu_time_is_finer_than_a_clock_tick():
 
     assert len(seen) > 10
     assert max(seen) == pytest.approx(time.process_time(), abs=0.01)
+
+
+LOOP = """
+import sys
+print(flush=True)
+for line in sys.stdin:
+    for _ in range(int(line)):
+        for _ in range({0}): pass
+    print(flush=True)
+"""
+
+
+@pytest.mark.skipif(not shutil.which("valgrind"), reason="valgrind is not installed")
+def test_the_instructions_of_a_turn_are_counted_and_nothing_else(tmp_path):
+    callgrind = Callgrind(tmp_path)
+
+    def of_a_turn(loops, lengths=(10, 60)):
+        with Child(*callgrind.prefix, sys.executable, "-c", LOOP.format(loops)) as program:
+
+            def run(turns):
+                program.ask(turns)
+                return turns
+
+            return callgrind.per_turn(program.pid, run, lengths)
+
+    one = of_a_turn(2_000)
+    assert of_a_turn(20_000) == pytest.approx(10 * one, rel=0.05)
+    assert of_a_turn(2_000, (10, 20)) == pytest.approx(one, rel=0.02)
+
+
+def test_instructions_are_left_out_without_valgrind(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(LeftOutError, match="valgrind"):
+        Callgrind(tmp_path)
 
 
 def test_ratios_are_taken_within_a_round():

@@ -15,4 +15,7 @@ NAMES = (
     "connections",
     "renewals",
     "options",
+    "server_instructions",
+    "client_instructions",
+    "task_instructions",
 )

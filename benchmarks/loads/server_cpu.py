@@ -45,7 +45,7 @@ def load(bench: Bench) -> Iterator[Load]:
         with cpu.pinned(-1):
             compared = {
                 servers.OURS: servers.ours(bench, stack),
-                servers.BARE: stack.enter_context(servers.BareServer(bench.directory, name="bare")),
+                servers.BARE: servers.bare(bench, stack),
                 **servers.python(bench, stack),
                 **servers.go(bench, stack),
             }

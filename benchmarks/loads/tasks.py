@@ -47,6 +47,7 @@ from examples.demo import stage
 
 OURS = "LockedTask"
 PLAIN = "no lock"
+UNIQUE = "LockedTask with lock_unique"
 REDIS = "redis-py Lock in the body"
 ONCE = "celery-once"
 SINGLETON = "celery-singleton"
@@ -54,7 +55,7 @@ BARE = "bare socket, same exchange"
 WAYS = {
     OURS: jobs.locked,
     PLAIN: jobs.plain,
-    "LockedTask with lock_unique": jobs.unique,
+    UNIQUE: jobs.unique,
     REDIS: jobs.redis_lock,
     ONCE: jobs.once,
     SINGLETON: jobs.singleton,

@@ -12,66 +12,34 @@ which of them. Over TCP on loopback for all, and over unix sockets for all that 
 
 from __future__ import annotations
 
-import socket
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import redis
-
 from benchmarks import cpu, published, servers
 from benchmarks.bench import Bench, LeftOutError, turned
 from benchmarks.child import Child
-from benchmarks.exchange import connect
 from benchmarks.topic import Figures, Load, Topic
-from dflockd.sync_client import DistributedLock
+from benchmarks.turns import BARE, OURS, REDIS, WAYS, Turns
 
-OURS = "DistributedLock"
-BARE = "bare socket, same exchange"
-REDIS = "redis-py Lock"
 CLIENT = "dflockd-client 2.1.1"
 PROGRAM = Path(__file__).parents[1] / "programs" / "published_client.py"
 CHUNK = 20
 """Turns between two looks at the clock."""
 
 
-def timed(turn: Callable[[], object], seconds: float) -> float:
+def timed(turns: Turns, seconds: float) -> float:
     """Return the microseconds of a turn, over so many seconds."""
-    turn()
-    turns = 0
+    turns(1)
+    taken = 0
     started = now = time.perf_counter()
     while now < started + seconds:
-        for _ in range(CHUNK):
-            turn()
-        turns += CHUNK
+        turns(CHUNK)
+        taken += CHUNK
         now = time.perf_counter()
-    return (now - started) / turns * 1e6
-
-
-def with_ours(address: str) -> Callable[[], None]:
-    def turn() -> None:
-        with DistributedLock("bench", servers=[address]):
-            pass
-
-    return turn
-
-
-def with_redis(client: redis.Redis) -> Callable[[], None]:
-    def turn() -> None:
-        with client.lock("bench", timeout=33):
-            pass
-
-    return turn
-
-
-def with_socket(sock: socket.socket) -> Callable[[], None]:
-    def turn() -> None:
-        sock.sendall(b"l\nbench\n10\n")
-        sock.sendall(b"r\nbench\n%b\n" % sock.recv(256).split(b" ", 2)[1])
-        sock.recv(256)
-
-    return turn
+    return (now - started) / taken * 1e6
 
 
 @contextmanager
@@ -85,25 +53,16 @@ def load(bench: Bench) -> Iterator[Load]:
         path = bench.directory / "locks.sock"
         server = servers.ours(bench, stack, "--unix-socket", str(path))
         broker = stack.enter_context(servers.TcpRedis(bench.directory))
-        over_tcp = stack.enter_context(connect(server.port))
-        over_unix = stack.enter_context(socket.socket(socket.AF_UNIX))
-        over_unix.connect(str(path))
+        addresses = {
+            tcp: (f"127.0.0.1:{server.port}", f"127.0.0.1:{broker.port}"),
+            unix: (f"unix:{path}", f"unix:{broker.socket}"),
+        }
         compared: dict[Topic, dict[str, Callable[[float], float]]] = {
-            tcp: {
-                OURS: lambda seconds: timed(with_ours(f"127.0.0.1:{server.port}"), seconds),
-                BARE: lambda seconds: timed(with_socket(over_tcp), seconds),
-                REDIS: lambda seconds: timed(
-                    with_redis(redis.Redis(port=broker.port)),
-                    seconds,
-                ),
-            },
-            unix: {
-                OURS: lambda seconds: timed(with_ours(f"unix:{path}"), seconds),
-                BARE: lambda seconds: timed(with_socket(over_unix), seconds),
-                REDIS: lambda seconds: timed(
-                    with_redis(redis.Redis(unix_socket_path=str(broker.socket))), seconds
-                ),
-            },
+            topic: {
+                name: functools.partial(timed, WAYS[name](address))
+                for name, address in ((OURS, locks), (BARE, locks), (REDIS, theirs))
+            }
+            for topic, (locks, theirs) in addresses.items()
         }
         try:
             interpreter = published.environment("dflockd-client==2.1.1")

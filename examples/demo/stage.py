@@ -59,6 +59,9 @@ class Process:
     and `wait_log()` see what was logged since the latest start.
     """
 
+    prefix: Sequence[str] = ()
+    """What comes before the command: a program that runs it in another way."""
+
     def __init__(
         self, directory: str | Path, name: str, env: Mapping[str, str] | None = None
     ) -> None:
@@ -90,7 +93,7 @@ class Process:
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self._popen = subprocess.Popen(
-                self._command(),
+                [*self.prefix, *self._command()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

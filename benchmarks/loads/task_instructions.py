@@ -1,0 +1,70 @@
+"""The instructions that a lock adds to a task: where it runs, and where it is sent from.
+
+In user space, in a process of the worker's pool (`benchmarks.programs.runner`) and in one that
+sends (`benchmarks.programs.publisher`); what is added is the difference to the task without a lock.
+The tasks are those of `tasks`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from benchmarks import servers
+from benchmarks.bench import Bench
+from benchmarks.callgrind import Callgrind
+from benchmarks.child import Child
+from benchmarks.loads import jobs
+from benchmarks.loads.tasks import OURS, PLAIN, UNIQUE, WAYS
+from benchmarks.topic import Figures, Load, Topic
+from examples.demo import stage
+
+RUNNER = "benchmarks.programs.runner"
+PUBLISHER = "benchmarks.programs.publisher"
+NUMBERS = (5, 25)
+"""Tasks of a short run and of a long one."""
+
+
+@contextmanager
+def load(bench: Bench) -> Iterator[Load]:
+    callgrind = Callgrind(bench.directory)
+    run = Topic(
+        "task-instructions-run", "Instructions that a lock adds to running a task", "Ir", OURS
+    )
+    sent = Topic(
+        "task-instructions-sent", "Instructions that a lock adds to sending a task", "Ir", OURS
+    )
+    with ExitStack() as stack:
+        socket = bench.directory / "locks.sock"
+        servers.ours(bench, stack, "--unix-socket", str(socket))
+        redis = stack.enter_context(stage.Redis(bench.directory))
+        variables = {
+            jobs.SOCKET: str(redis.socket),
+            jobs.RECORD: str(bench.directory / "runs.jsonl"),
+            jobs.SERVERS: f"unix:{socket}",
+        }
+        told = [f"{name}={value}" for name, value in variables.items()]
+
+        def added(module: str, ways: Iterable[str]) -> dict[str, float]:
+            with Child("env", *told, *callgrind.prefix, sys.executable, "-m", module) as program:
+
+                def taken(way: str) -> float:
+                    def take(number: float) -> int:
+                        program.ask(f"{WAYS[way].name} {number}")
+                        return int(number)
+
+                    return callgrind.per_turn(program.pid, take, NUMBERS)
+
+                plain = taken(PLAIN)
+                return {way: taken(way) - plain for way in ways}
+
+        def measure(_: int) -> Figures:
+            ways = [way for way in WAYS if way != PLAIN]
+            return {
+                # One that was not sent has no lock of its own to give back.
+                run.key: added(RUNNER, [way for way in ways if way != UNIQUE]),
+                sent.key: added(PUBLISHER, ways),
+            }
+
+        yield Load([run, sent], measure, exact=True)

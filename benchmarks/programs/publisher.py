@@ -1,0 +1,29 @@
+"""Send the tasks of `benchmarks.loads.jobs`, as often as it is told.
+
+It prints a line once it is ready. For each line on its input, the name of a task and a number, it
+sends it that often, each time with another key and its result ignored, and prints a line.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+
+from benchmarks.loads import jobs
+
+
+def main() -> None:
+    keys = map(str, itertools.count())
+    # A full collection looks at all of Celery, and when one is due is chance.
+    gc.freeze()
+    print(flush=True)
+    for line in sys.stdin:
+        name, number = line.split()
+        for _ in range(int(number)):
+            jobs.app.tasks[name].apply_async((next(keys),), ignore_result=True)
+        print(flush=True)
+
+
+if __name__ == "__main__":
+    main()
