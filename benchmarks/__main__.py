@@ -19,6 +19,9 @@ from benchmarks.loads import NAMES
 from benchmarks.record import Rounds
 from benchmarks.table import WIDTH, tables
 
+MORE = 2
+"""How many times the rounds there may be of a load whose ratios do not settle."""
+
 
 def main() -> int:
     options = parse()
@@ -106,10 +109,13 @@ def measure(name: str, bench: Bench, number: int, rounds: Rounds, console: Conso
     module = importlib.import_module(f"benchmarks.loads.{name}")
     begun = time.monotonic()
     with module.load(bench) as load:
-        number = 1 if load.exact else number
-        for each in range(number):
-            rounds.add(load.topics, load.measure(each))
-    console.print(f"{name}: {number} rounds in {time.monotonic() - begun:.0f} s")
+        least = 1 if load.exact else number
+        most = least if bench.quick or load.exact else MORE * number
+        done = 0
+        while done < least or (done < most and not rounds.are_steady(load.topics)):
+            rounds.add(load.topics, load.measure(done))
+            done += 1
+    console.print(f"{name}: {done} rounds in {time.monotonic() - begun:.0f} s")
 
 
 if __name__ == "__main__":

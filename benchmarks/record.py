@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ import psutil
 
 from benchmarks import published
 from benchmarks.bench import Bench
-from benchmarks.topic import Figures, Topic
+from benchmarks.topic import Figures, Goal, Topic
 from examples.demo import stage
 
 RESULTS = Path(__file__).parent / "results.json"
@@ -32,6 +32,10 @@ COMPARED = (
 )
 
 Record: TypeAlias = dict[str, Any]
+
+
+STEADY = 0.2
+"""The most that `spread` may be, else there are more rounds."""
 
 
 class Rounds:
@@ -54,6 +58,14 @@ class Rounds:
         """Return an entry for each topic."""
         return [summary(topic, self._figures[key]) for key, topic in self._topics.items()]
 
+    def are_steady(self, topics: Iterable[Topic]) -> bool:
+        """Return whether the rounds of these topics agree on every ratio that has a goal."""
+        return not any(
+            "goal" in each and each["spread"] > STEADY
+            for topic in topics
+            for each in summary(topic, self._figures[topic.key])["ratios"].values()
+        )
+
 
 def summary(topic: Topic, figures: Mapping[str, Sequence[float]]) -> Record:
     """Return what a topic's rounds have given."""
@@ -74,20 +86,37 @@ def summary(topic: Topic, figures: Mapping[str, Sequence[float]]) -> Record:
         if pairs and name != topic.ours:
             entry["ratios"][name] = ratio(topic, pairs, topic.goals.get(name))
     if topic.limit is not None:
-        reached = entry["medians"][topic.ours] <= topic.limit
-        entry["limit"] = {"goal": topic.limit, "reached": reached}
+        entry["limit"] = judged(topic, topic.limit, entry["medians"][topic.ours])
     return entry
 
 
-def ratio(topic: Topic, pairs: Sequence[tuple[float, float]], goal: float | None) -> Record:
+def ratio(topic: Topic, pairs: Sequence[tuple[float, float]], goal: Goal | None) -> Record:
     """Return ours to theirs within each round, and whether the median is as wanted."""
     each = [mine / other for mine, other in pairs]
     median = statistics.median(each)
     entry: Record = {"each": each, "median": median, "least": min(each), "most": max(each)}
-    if goal is not None:
-        entry["goal"] = goal
-        entry["reached"] = median >= goal if topic.more_is_better else median <= goal
+    entry["spread"] = spread(each)
+    return entry | judged(topic, goal, median) if goal else entry
+
+
+def judged(topic: Topic, goal: Goal, value: float) -> Record:
+    """Return what is wanted, and whether it is so."""
+
+    def reached(wanted: float) -> bool:
+        return value >= wanted if topic.more_is_better else value <= wanted
+
+    entry: Record = {"goal": goal.must, "reached": reached(goal.must)}
+    if goal.aim is not None:
+        entry |= {"aim": goal.aim, "aim reached": reached(goal.aim)}
     return entry
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return how far the middle half of the values is apart, as a share of their median."""
+    if len(values) < 2:
+        return 0.0
+    first, median, third = statistics.quantiles(values, n=4, method="inclusive")
+    return (third - first) / median
 
 
 def record(

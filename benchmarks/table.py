@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
-WIDTHS = {"median": 9, "least - most": 17, "ratio": 8, "in the rounds": 17, "goal": 18}
+WIDTHS = {"median": 9, "least - most": 17, "ratio": 8, "spread": 6, "goal": 27}
 WIDTH = 30 + sum(WIDTHS.values()) + 2 * len(WIDTHS)
 
 
@@ -37,16 +37,23 @@ def compared(topic: dict[str, Any], name: str) -> list[str]:
     """Return the cells of a row about ratio and goal."""
     if name == topic["ours"]:
         limit = topic.get("limit")
-        return ["", "", f"<= {number(limit['goal'])} {reached(limit)}" if limit else ""]
+        return ["", "", f"{wanted(topic, limit)} {verdict(limit)}" if limit else ""]
     ratio = topic["ratios"].get(name)
     if ratio is None:
         return ["", "", ""]
-    cells = [f"{number(ratio['median'])}x", f"{number(ratio['least'])} - {number(ratio['most'])}"]
+    cells = [f"{number(ratio['median'])}x", f"{ratio['spread']:.0%}"]
     if "goal" not in ratio:
         return [*cells, ""]
-    sign = ">=" if topic["more_is_better"] else "<="
-    return [*cells, f"{sign} {ratio['goal']:g}x {reached(ratio)}"]
+    return [*cells, f"{wanted(topic, ratio)} {verdict(ratio)}"]
 
 
-def reached(goal: dict[str, Any]) -> str:
-    return "[green]reached[/green]" if goal["reached"] else "[red]missed[/red]"
+def wanted(topic: dict[str, Any], goal: dict[str, Any]) -> str:
+    """Return what must be, and what had better be."""
+    both = [goal["goal"], goal["aim"]] if "aim" in goal else [goal["goal"]]
+    return f"{'≥' if topic['more_is_better'] else '≤'} {' / '.join(f'{each:,g}' for each in both)}"
+
+
+def verdict(goal: dict[str, Any]) -> str:
+    if not goal["reached"]:
+        return "[red]missed[/red]"
+    return f"[green]{'aim ' if goal.get('aim reached') else ''}reached[/green]"

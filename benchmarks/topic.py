@@ -10,6 +10,14 @@ Figures: TypeAlias = dict[str, dict[str, float]]
 """What one round has given: for the key of each topic, a figure for each name."""
 
 
+class Goal(NamedTuple):
+    """What a ratio, or a figure, is to be at most; at least if more is better."""
+
+    must: float
+    aim: float | None = None
+    """What it had better be."""
+
+
 @dataclass(frozen=True, eq=False)
 class Topic:
     """What is compared."""
@@ -20,10 +28,10 @@ class Topic:
     unit: str
     ours: str
     """The name that the ratios are about."""
-    goals: Mapping[str, float] = field(default_factory=dict)
-    """The most that ours may be of another's figure, by name; the least if more is better."""
-    limit: float | None = None
-    """The most that ours may be, in `unit`."""
+    goals: Mapping[str, Goal] = field(default_factory=dict)
+    """What ours is to be of another's figure, by name."""
+    limit: Goal | None = None
+    """What ours is to be, in `unit`."""
     more_is_better: bool = False
 
 

@@ -19,7 +19,7 @@ from benchmarks import cpu, servers
 from benchmarks.bench import Bench, turned
 from benchmarks.exchange import Exchange, connect
 from benchmarks.loads.server_cpu import per_turn
-from benchmarks.topic import Figures, Load, Topic
+from benchmarks.topic import Figures, Goal, Load, Topic
 
 HELD = 100_000
 FEW = 10
@@ -27,8 +27,8 @@ FIRST = 1_000
 HOLDERS = 10
 CONNECTIONS = 5_000
 BATCH = 500
-MEMORY_LIMIT = 1024.0
-GROWTH = 1.2
+MEMORY_LIMIT = Goal(1024.0)
+GROWTH = Goal(1.2)
 
 
 def hold(stack: ExitStack, port: int, keys: range) -> None:

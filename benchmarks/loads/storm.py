@@ -20,14 +20,14 @@ from benchmarks import cpu, servers
 from benchmarks.bench import Bench, LeftOutError, turned
 from benchmarks.exchange import BACKLOG, connect, settle
 from benchmarks.gaps import GAPS, Crowd, Gap, Prober
-from benchmarks.topic import Figures, Load, Topic
+from benchmarks.topic import Figures, Goal, Load, Topic
 from examples.demo import stage
 
 WAITERS = 4_000
 PATIENCE = 2
 CALM = 1.5
 """Seconds for which nothing happens before a load by one client."""
-LIMIT = 20.0
+LIMIT = Goal(20.0, 5.0)
 IDLE = "dflockd, nothing to do"
 
 

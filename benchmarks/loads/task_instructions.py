@@ -16,12 +16,13 @@ from benchmarks.bench import Bench
 from benchmarks.callgrind import Callgrind
 from benchmarks.child import Child
 from benchmarks.loads import jobs
-from benchmarks.loads.tasks import OURS, PLAIN, UNIQUE, WAYS
-from benchmarks.topic import Figures, Load, Topic
+from benchmarks.loads.tasks import ONCE, OURS, PLAIN, REDIS, SINGLETON, UNIQUE, WAYS
+from benchmarks.topic import Figures, Goal, Load, Topic
 from examples.demo import stage
 
 RUNNER = "benchmarks.programs.runner"
 PUBLISHER = "benchmarks.programs.publisher"
+GOALS = dict.fromkeys((REDIS, ONCE, SINGLETON), Goal(0.5, 0.2))
 NUMBERS = (5, 25)
 """Tasks of a short run and of a long one."""
 
@@ -30,7 +31,11 @@ NUMBERS = (5, 25)
 def load(bench: Bench) -> Iterator[Load]:
     callgrind = Callgrind(bench.directory)
     run = Topic(
-        "task-instructions-run", "Instructions that a lock adds to running a task", "Ir", OURS
+        "task-instructions-run",
+        "Instructions that a lock adds to running a task",
+        "Ir",
+        OURS,
+        GOALS,
     )
     sent = Topic(
         "task-instructions-sent", "Instructions that a lock adds to sending a task", "Ir", OURS
