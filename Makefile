@@ -46,6 +46,7 @@ smoke: $(STAMP) ## build the images and run the containers; needs Docker (ARGS='
 
 bench: $(STAMP) ## measure everything beside what else there is (ARGS='--help')
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-bench.txt
+	@$(MAKE) -s compiled || echo "The server is measured in plain Python." >&2
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 format: $(STAMP) ## rewrite the code in the project's style

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import record
+from benchmarks import interpreters, record
 from benchmarks.bench import Bench, LeftOutError
 from benchmarks.loads import NAMES
 from benchmarks.record import Rounds
@@ -36,7 +36,11 @@ def main() -> int:
     rounds = Rounds()
     failed = False
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-        bench = Bench(Path(directory), options.quick, options.server)
+        bench = Bench(Path(directory), options.quick)
+        try:
+            bench.python = options.server or interpreters.compiled()
+        except LeftOutError as exc:
+            bench.left_out["dflockd, compiled"] = str(exc)
         for name in options.loads:
             bench.directory = Path(directory, name)
             bench.directory.mkdir()
@@ -71,7 +75,7 @@ def parse() -> argparse.Namespace:
         prog="python -m benchmarks",
         description="Measure the lock server, its clients and the plugin beside what else there is. "
         f"A full run writes {record.RESULTS.name}, the plots and the figures of docs/speed.md.",
-        epilog="Variables: DFLOCKD_GO, the binary of a dflockd in Go to compare with; "
+        epilog="Variables: DFLOCKD_GO, a binary of dflockd in Go, where none is on PATH; "
         "DFLOCKD_PYTHON, a Python of 3.13 or newer for the published packages, where none is found.",
     )
     parser.add_argument(
@@ -79,9 +83,8 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--server",
-        default=sys.executable,
         metavar="PYTHON",
-        help="the interpreter that runs our server, default this one",
+        help="the interpreter that runs our server, else that of `make compiled`, else this one",
     )
     parser.add_argument("--rounds", type=int, default=5, help="default 5")
     parser.add_argument(

@@ -20,7 +20,7 @@ class Bench:
     """The load's own: logs, sockets, what a server keeps."""
     quick: bool = False
     python: str = sys.executable
-    """The interpreter that runs our server."""
+    """The interpreter that runs our server, compiled where that can be had."""
     left_out: dict[str, str] = field(default_factory=dict)
     """What could not be compared, and why."""
 

@@ -19,6 +19,11 @@ ENVIRONMENTS = stage.ROOT / ".venv" / "published"
 
 PATIENCE = 120.0
 
+GO_VARIABLE = "DFLOCKD_GO"
+GO_PLACE = Path.home() / "go" / "bin" / "dflockd"
+"""Where ``go install`` puts it."""
+ELF = b"\x7fELF"
+
 
 def environment(package: str) -> Path:
     """Return the Python of an environment that has the package, such as ``dflockd==0.5.0``.
@@ -48,6 +53,35 @@ def environment(package: str) -> Path:
         raise LeftOutError(f"{package} was not installed in {PATIENCE:g} s") from exc
     done.touch()
     return python
+
+
+def go() -> Path:
+    """Return the server in Go: `GO_VARIABLE`, or a ``dflockd`` that is no script, of PATH or Go's.
+
+    Raises:
+        LeftOutError: there is none.
+    """
+    if named := os.environ.get(GO_VARIABLE):
+        return Path(named)
+    places = [Path(each, "dflockd") for each in os.get_exec_path()]
+    for path in [*places, GO_PLACE]:
+        if os.access(path, os.X_OK) and path.is_file():
+            with path.open("rb") as program:
+                if program.read(len(ELF)) == ELF:
+                    return path
+    raise LeftOutError(
+        f"no binary of it is on PATH or at {GO_PLACE}; {GO_VARIABLE} names one elsewhere"
+    )
+
+
+def go_version() -> str:
+    """Return what the server in Go says of itself."""
+    try:
+        command = [str(go()), "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    except LeftOutError:
+        return "not installed"
+    return done.stdout.strip()
 
 
 def python_version() -> str:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import psutil
 
-from benchmarks import published
+from benchmarks import interpreters, published
 from benchmarks.bench import Bench
 from benchmarks.topic import Figures, Goal, Topic
 from examples.demo import stage
@@ -129,6 +129,7 @@ def record(
         "commit": commit(),
         "machine": where,
         "python": platform.python_version(),
+        "server": "compiled" if interpreters.is_compiled(bench.python) else "in plain Python",
         "versions": versions(),
         "rounds": rounds,
         "quick": bench.quick,
@@ -177,6 +178,7 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "not installed"
     found["Python of the published packages"] = published.python_version()
+    found["dflockd in Go"] = published.go_version()
     try:
         told = _output(stage.redis_executable(), "--version").split()
         found["Redis server"] = next((word[2:] for word in told if word.startswith("v=")), "?")

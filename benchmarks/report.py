@@ -65,7 +65,7 @@ def run(figures: Figures) -> str:
         f"Measured on {document['date'][:10]} in {document['seconds'] / 60:.0f} minutes, commit "
         f"`{document['commit']}`, {document['rounds']} rounds, on {machine['cores']} cores of "
         f"{machine['processor']} ({machine['system']}) with a load of {machine['load']:.1f} before, "
-        f"Python {document['python']}; {versions}.\n"
+        f"Python {document['python']}, our server {document['server']}; {versions}.\n"
     )
     for name, why in document["left_out"].items():
         text += f"\nLeft out: {name}: {why}.\n"

@@ -6,7 +6,6 @@ A `prefix` is what comes before the command of a server, as `benchmarks.callgrin
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -14,29 +13,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from benchmarks import published
+from benchmarks import interpreters, published
 from benchmarks.bench import Bench, LeftOutError
 from examples.demo import stage
 
 OURS = "dflockd"
+PLAIN = "dflockd, plain Python"
+BEFORE = f"dflockd as it was ({interpreters.BEFORE})"
 BARE = "a server that does not look"
 PYTHON = "dflockd 0.5.0 (Python)"
 GO = "dflockd (Go)"
-GO_VARIABLE = "DFLOCKD_GO"
 
 MANY = 1_000_000
 """Locks that a server may have: the benchmarks are not about its limits."""
-
-
-class Ours(stage.LockServer):
-    """Our server, as an interpreter finds it."""
-
-    def __init__(self, directory: Path, python: str, *arguments: str, name: str) -> None:
-        super().__init__(directory, "--max-locks", str(MANY), *arguments, name=name)
-        self._python = python
-
-    def _command(self) -> Sequence[str]:
-        return [self._python, *super()._command()[1:]]
 
 
 class BareServer(stage.LockServer):
@@ -101,15 +90,36 @@ def ours(
     stack: ExitStack,
     *arguments: str,
     name: str = "dflockd",
+    python: str | None = None,
     prefix: Sequence[str] = (),
 ) -> Server:
-    """Start our server."""
-    return _started(stack, Ours(bench.directory, bench.python, *arguments, name=name), prefix)
+    """Start our server, compiled if it can be had, or in the interpreter that is named."""
+    server = stage.LockServer(bench.directory, "--max-locks", str(MANY), *arguments, name=name)
+    server.python = python or bench.python
+    return _started(stack, server, prefix)
 
 
-def bare(bench: Bench, stack: ExitStack, prefix: Sequence[str] = ()) -> Server:
-    """Start the server that does not look."""
-    return _started(stack, BareServer(bench.directory, name="bare"), prefix)
+def all_in_python(bench: Bench, stack: ExitStack, prefix: Sequence[str] = ()) -> dict[str, Server]:
+    """Start our server, what it is without a compiler, what it was before, and those of others."""
+    bare = BareServer(bench.directory, name="bare")
+    return {
+        OURS: ours(bench, stack, prefix=prefix),
+        PLAIN: ours(bench, stack, name="plain", python=sys.executable, prefix=prefix),
+        **before(bench, stack, prefix),
+        BARE: _started(stack, bare, prefix),
+        **python(bench, stack, prefix),
+    }
+
+
+def before(bench: Bench, stack: ExitStack, prefix: Sequence[str] = ()) -> dict[str, Server]:
+    """Start our server of an earlier commit, by its name; nothing if it cannot be had."""
+    try:
+        place = interpreters.before(bench.directory)
+    except LeftOutError as exc:
+        bench.left_out[BEFORE] = str(exc)
+        return {}
+    prefix = ["env", f"PYTHONPATH={place}", *prefix]
+    return {BEFORE: ours(bench, stack, name="before", python=sys.executable, prefix=prefix)}
 
 
 def python(bench: Bench, stack: ExitStack, prefix: Sequence[str] = ()) -> dict[str, Server]:
@@ -126,11 +136,12 @@ def python(bench: Bench, stack: ExitStack, prefix: Sequence[str] = ()) -> dict[s
 
 def go(bench: Bench, stack: ExitStack) -> dict[str, Server]:
     """Start the published server in Go, by its name; nothing if it cannot be had."""
-    program = os.environ.get(GO_VARIABLE)
-    if not program:
-        bench.left_out[GO] = f"set {GO_VARIABLE} to the binary of dflockd 1.10"
+    try:
+        program = published.go()
+    except LeftOutError as exc:
+        bench.left_out[GO] = str(exc)
         return {}
-    return {GO: _started(stack, Other(bench.directory, "go", program))}
+    return {GO: _started(stack, Other(bench.directory, "go", str(program)))}
 
 
 def _started(stack: ExitStack, server: S, prefix: Sequence[str] = ()) -> S:

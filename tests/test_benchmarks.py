@@ -18,7 +18,8 @@ from examples.demo import stage
 if sys.platform != "linux":
     pytest.skip("the benchmarks are for Linux", allow_module_level=True)
 
-from benchmarks import cpu, gaps, record, report
+import dflockd
+from benchmarks import cpu, gaps, interpreters, published, record, report
 from benchmarks.bench import LeftOutError
 from benchmarks.callgrind import Callgrind
 from benchmarks.child import Child
@@ -149,6 +150,45 @@ def test_instructions_are_left_out_without_valgrind(tmp_path, monkeypatch):
 
     with pytest.raises(LeftOutError, match="valgrind"):
         Callgrind(tmp_path)
+
+
+def test_the_server_in_go_is_looked_for(tmp_path, monkeypatch):
+    script, binary = tmp_path / "ours" / "dflockd", tmp_path / "go" / "dflockd"
+    for path in (script, binary):
+        path.parent.mkdir()
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    shutil.copy(shutil.which("true"), binary)
+    monkeypatch.setattr(published, "GO_PLACE", tmp_path / "none")
+    monkeypatch.delenv(published.GO_VARIABLE, raising=False)
+
+    monkeypatch.setenv("PATH", str(script.parent))
+    with pytest.raises(LeftOutError, match=published.GO_VARIABLE):
+        published.go()
+    monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{binary.parent}")
+    assert published.go() == binary
+    monkeypatch.setenv(published.GO_VARIABLE, str(tmp_path))
+    assert published.go() == tmp_path
+
+
+def test_a_server_that_is_not_compiled_is_not_taken_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(interpreters, "COMPILED", tmp_path / "python")
+    with pytest.raises(LeftOutError, match="make compiled"):
+        interpreters.compiled()
+
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    if not dflockd.compiled:
+        with pytest.raises(LeftOutError, match="not compiled"):
+            interpreters.compiled()
+        return
+    assert interpreters.compiled() == str(tmp_path / "python")
+    sources = shutil.copytree(interpreters.SOURCES, tmp_path / "dflockd")
+    monkeypatch.setattr(interpreters, "SOURCES", sources)
+    with (sources / "errors.py").open("a") as file:
+        file.write("\n")
+    with pytest.raises(LeftOutError, match="changed"):
+        interpreters.compiled()
 
 
 def test_ratios_are_taken_within_a_round():

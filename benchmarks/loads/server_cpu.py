@@ -2,9 +2,10 @@
 
 CPU time of the server's process, all of it, for the turns that it answered: 16, 64 or 256
 connections, each with a key of its own, each sending its next request when the last is answered.
-The server has one core for itself and the load another. The published server in Python logs each
-request, as it always does; the server that does not look (uvloop, a protocol, fixed answers) is the
-floor: nobody can answer in Python for less.
+The server has one core for itself and the load another. Ours is compared as it is compiled, in plain
+Python, and as it was before either. The published server in Python logs each request, as it always
+does; the server that does not look (uvloop, a protocol, fixed answers) is the floor: nobody can
+answer in Python for less.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from benchmarks.exchange import Exchange
 from benchmarks.topic import Figures, Goal, Load, Topic
 
 CONNECTIONS = (16, 64, 256)
+SHARE = 2 / 3
+"""Of the time of other loads: these are many servers, and each answers thousands of times."""
 
 
 def per_turn(server: servers.Server, connections: int, seconds: float) -> float:
@@ -31,10 +34,11 @@ def per_turn(server: servers.Server, connections: int, seconds: float) -> float:
 
 @contextmanager
 def load(bench: Bench) -> Iterator[Load]:
+    title = "Server CPU per acquire + release"
     topics = {
         number: Topic(
             f"server-cpu-{number}",
-            f"Server CPU per acquire + release, {number} connections",
+            f"{title}, {number} connections",
             "us",
             servers.OURS,
             goals={
@@ -45,23 +49,32 @@ def load(bench: Bench) -> Iterator[Load]:
         )
         for number in CONNECTIONS
     }
+    plain = {
+        number: Topic(
+            f"server-cpu-plain-{number}",
+            f"{title} in plain Python, {number} connections",
+            "us",
+            servers.PLAIN,
+            goals={servers.BEFORE: Goal(0.6, 0.5)},
+        )
+        for number in CONNECTIONS
+    }
     with ExitStack() as stack:
         with cpu.pinned(-1):
-            compared = {
-                servers.OURS: servers.ours(bench, stack),
-                servers.BARE: servers.bare(bench, stack),
-                **servers.python(bench, stack),
-                **servers.go(bench, stack),
-            }
+            compared = {**servers.all_in_python(bench, stack), **servers.go(bench, stack)}
 
         def measure(number: int) -> Figures:
-            return {
-                topic.key: {
-                    name: per_turn(compared[name], connections, bench.seconds)
+            figures: Figures = {}
+            for connections, topic in topics.items():
+                found = {
+                    name: per_turn(compared[name], connections, bench.seconds * SHARE)
                     for name in turned(compared, number)
                 }
-                for connections, topic in topics.items()
-            }
+                figures[topic.key] = found
+                figures[plain[connections].key] = {
+                    name: found[name] for name in found.keys() & {servers.PLAIN, servers.BEFORE}
+                }
+            return figures
 
         with cpu.pinned(0):
-            yield Load(list(topics.values()), measure)
+            yield Load([*topics.values(), *plain.values()], measure)

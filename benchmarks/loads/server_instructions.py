@@ -36,11 +36,7 @@ def load(bench: Bench) -> Iterator[Load]:
             )
 
     with ExitStack() as stack:
-        compared = {
-            servers.OURS: servers.ours(bench, stack, prefix=callgrind.prefix),
-            servers.BARE: servers.bare(bench, stack, callgrind.prefix),
-            **servers.python(bench, stack, callgrind.prefix),
-        }
+        compared = servers.all_in_python(bench, stack, callgrind.prefix)
 
         def measure(_: int) -> Figures:
             return {topic.key: {name: counted(server) for name, server in compared.items()}}

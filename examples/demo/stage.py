@@ -236,6 +236,7 @@ class LockServer(Process):
     """`python -m dflockd` with the given arguments, on a free port that it keeps when restarted."""
 
     host = "127.0.0.1"
+    python = sys.executable
 
     def __init__(
         self, directory: str | Path, *args: str, name: str = "dflockd", port: int = 0
@@ -250,7 +251,7 @@ class LockServer(Process):
 
     def _command(self) -> Sequence[str]:
         where = ("--host", self.host, "--port", str(self.port))
-        return [sys.executable, "-m", "dflockd", *where, *self._args]
+        return [self.python, "-m", "dflockd", *where, *self._args]
 
     def _after_start(self) -> None:
         line = self.wait_log("listening on ")
