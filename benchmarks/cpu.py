@@ -5,10 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+from examples.demo import stage
 
 CORES = sorted(os.sched_getaffinity(0))
 """Those that this process may use."""
+
+IDLE = 0.1
+"""Seconds in which a process takes less than a hundredth of a core if it has nothing to do."""
+
+PATIENCE = 60.0
 
 
 @contextlib.contextmanager
@@ -31,3 +38,19 @@ def spent(pid: int) -> float:
     `psutil` counts ticks of 10 ms. This is the clock that ``clock_getcpuclockid(3)`` names.
     """
     return time.clock_gettime_ns((~pid << 3) | 2) / 1e9
+
+
+def all_spent(pids: Iterable[int]) -> float:
+    """Return the CPU seconds of some processes together."""
+    return sum(map(spent, pids))
+
+
+def wait_idle(*pids: int) -> None:
+    """Wait until these processes have done with what they were given."""
+
+    def probe() -> bool | None:
+        before = all_spent(pids)
+        time.sleep(IDLE)
+        return all_spent(pids) - before < IDLE / 100 or None
+
+    stage.wait_until(probe, PATIENCE, lambda: f"processes {pids} are busy with nothing to do")

@@ -22,7 +22,7 @@ IMAGES = stage.ROOT / "docs" / "images"
 BARS = {
     "server-cpu-64": "CPU of the server for one lock, 64 connections, µs",
     "with-lock-tcp": "“with lock: pass” in a program, over TCP, µs",
-    "task-added": "What a lock adds to a Celery task, µs",
+    "task-cpu": "CPU that a lock adds to a Celery task, all processes, µs",
     "hand-off": "From a release to the next holder, ms",
 }
 """The topics of `speed-*.svg`, and what is written above each."""

@@ -191,6 +191,24 @@ def test_a_server_that_is_not_compiled_is_not_taken_for_it(tmp_path, monkeypatch
         interpreters.compiled()
 
 
+BUSY = """
+import sys, time
+print(flush=True)
+for line in sys.stdin:
+    end = time.process_time() + float(line)
+    while time.process_time() < end: pass
+"""
+
+
+def test_a_process_is_idle_when_it_has_done_what_it_was_given():
+    with Child(sys.executable, "-c", BUSY) as program:
+        before = cpu.spent(program.pid)
+        program.tell(0.4)
+        cpu.wait_idle(program.pid)
+
+        assert cpu.all_spent([program.pid]) - before >= 0.4
+
+
 def test_ratios_are_taken_within_a_round():
     topic = Topic("t", "T", "us", "ours", {"theirs": Goal(0.5, 0.45)})
 

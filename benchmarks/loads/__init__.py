@@ -8,6 +8,7 @@ NAMES = (
     "with_lock",
     "hand_off",
     "tasks",
+    "task_cpu",
     "held_keys",
     "storm",
     "shard_map",

@@ -21,7 +21,6 @@ from benchmarks.bench import Bench, LeftOutError, turned
 from benchmarks.exchange import BACKLOG, connect, settle
 from benchmarks.gaps import GAPS, Crowd, Gap, Prober
 from benchmarks.topic import Figures, Goal, Load, Topic
-from examples.demo import stage
 
 WAITERS = 4_000
 PATIENCE = 2
@@ -52,19 +51,8 @@ def storm(server: servers.Server, prober: Prober, waiters: int) -> float:
         answers = [sock.recv(64) for sock in waiting]
         if answers.count(b"timeout\n") < waiters:
             raise RuntimeError(f"not all of them timed out: {set(answers)}")
-    quiet(server)
+    cpu.wait_idle(server.pid)  # the next one wants the core
     return longest
-
-
-def quiet(server: servers.Server) -> None:
-    """Wait until the server has done with those that have gone: the next one wants the core."""
-
-    def probe() -> bool | None:
-        before = cpu.spent(server.pid)
-        time.sleep(0.1)
-        return cpu.spent(server.pid) - before < 0.001 or None
-
-    stage.wait_until(probe, 60.0, lambda: f"{server.name} is busy with nothing to do")
 
 
 def alone(bench: Bench, gap: Gap) -> Figures:

@@ -11,14 +11,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from benchmarks import servers
 from benchmarks.bench import Bench
 from benchmarks.callgrind import Callgrind
 from benchmarks.child import Child
-from benchmarks.loads import jobs
 from benchmarks.loads.tasks import ONCE, OURS, PLAIN, REDIS, SINGLETON, UNIQUE, WAYS
+from benchmarks.task_stage import TaskStage
 from benchmarks.topic import Figures, Goal, Load, Topic
-from examples.demo import stage
 
 RUNNER = "benchmarks.programs.runner"
 PUBLISHER = "benchmarks.programs.publisher"
@@ -41,18 +39,10 @@ def load(bench: Bench) -> Iterator[Load]:
         "task-instructions-sent", "Instructions that a lock adds to sending a task", "Ir", OURS
     )
     with ExitStack() as stack:
-        socket = bench.directory / "locks.sock"
-        servers.ours(bench, stack, "--unix-socket", str(socket))
-        redis = stack.enter_context(stage.Redis(bench.directory))
-        variables = {
-            jobs.SOCKET: str(redis.socket),
-            jobs.RECORD: str(bench.directory / "runs.jsonl"),
-            jobs.SERVERS: f"unix:{socket}",
-        }
-        told = [f"{name}={value}" for name, value in variables.items()]
+        here = TaskStage(bench, stack)
 
         def added(module: str, ways: Iterable[str]) -> dict[str, float]:
-            with Child("env", *told, *callgrind.prefix, sys.executable, "-m", module) as program:
+            with Child(*here.prefix, *callgrind.prefix, sys.executable, "-m", module) as program:
 
                 def taken(way: str) -> float:
                     def take(number: float) -> int:

@@ -13,9 +13,6 @@ over unix sockets.
   a library does when a task is *sent* is not in it. On few keys, drawn at random and the same for
   all, each task takes a few milliseconds, so that the two processes do meet at a lock.
 - *One task*: ``apply_async().get()``, one way after the other, over and over; the median of a round.
-- *What a lock adds* to such a task: the time for sending it and the time that the worker's process
-  spends on it, less the same for the task without a lock a moment before or after; the median of
-  these differences. What broker and result backend take is left out: it differs by noise alone.
 - *Hand-over*: one task holds a key for a random time and another waits for it; from the end of the
   one's code to the beginning of the other's. redis-py is left at its default of a try each 0.1 s.
 
@@ -29,21 +26,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import random
 import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery import Task
 
-from benchmarks import servers
 from benchmarks.bench import Bench, turned
 from benchmarks.loads import jobs
-from benchmarks.topic import Figures, Goal, Load, Topic
-from examples.demo import stage
+from benchmarks.task_stage import PATIENCE, TaskStage
+from benchmarks.topic import Figures, Load, Topic
 
 OURS = "LockedTask"
 PLAIN = "no lock"
@@ -69,39 +64,13 @@ FEW_KEYS = 4
 WORK = 0.005
 """Seconds of work of a task on few keys."""
 
-PATIENCE = 120.0
-
-Run = dict[str, Any]
-
-
-class Sample(NamedTuple):
-    """Seconds of one task."""
-
-    whole: float
-    """From sending it to its result."""
-    cost: float
-    """Of the sender, and of the process that runs it."""
-
-
-class Call(NamedTuple):
-    """What its sender knows of a task: seconds."""
-
-    id: str
-    sending: float
-    whole: float
-
-    def sample(self, run: Run) -> Sample:
-        return Sample(self.whole, self.sending + float(run["postrun"] - run["prerun"]))
-
 
 class Tasks:
     """The worker, and the tasks that are sent to it."""
 
-    def __init__(self, directory: Path, record: Path) -> None:
+    def __init__(self, directory: Path, stage: TaskStage) -> None:
         self._directory = directory
-        self._record = record
-        self._read = 0
-        self._runs: dict[str, Run] = {}
+        self._stage = stage
         self._number = itertools.count()
         self._random = random.Random(5)
 
@@ -121,35 +90,24 @@ class Tasks:
             jobs.occupy.apply_async((str(gate),), ignore_result=True)
         sent = [task.apply_async(args, ignore_result=True).id for args in calls]
         gate.touch()
-        runs = self._runs_of(sent)
+        runs = self._stage.runs.of(sent)
         seconds = max(run["postrun"] for run in runs) - min(run["prerun"] for run in runs)
         return len(calls) / float(seconds)
 
-    def one_by_one(self, number: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Microseconds from sending a task to its result, and what each costs beside `PLAIN`."""
-        turns = self._turns(number)
-        whole = {name: statistics.median(turn[name].whole for turn in turns) * 1e6 for name in WAYS}
-        added = {
-            name: statistics.median(turn[name].cost - turn[PLAIN].cost for turn in turns) * 1e6
-            for name in WAYS
-            if name != PLAIN
-        }
-        return whole, added
+    def one_by_one(self, number: int) -> dict[str, float]:
+        """Return the microseconds from sending a task to its result, one task after the other.
 
-    def _turns(self, number: int) -> list[dict[str, Sample]]:
-        """Send one task after the other; who comes first changes from turn to turn."""
-        called = [
-            {name: self._call(WAYS[name]) for name in turned(WAYS, turn)} for turn in range(number)
+        Which way comes first changes from turn to turn.
+        """
+        turns = [
+            {name: self._whole(WAYS[name]) for name in turned(WAYS, turn)} for turn in range(number)
         ]
-        runs = iter(self._runs_of([call.id for calls in called for call in calls.values()]))
-        return [{name: call.sample(next(runs)) for name, call in calls.items()} for calls in called]
+        return {name: statistics.median(turn[name] for turn in turns) * 1e6 for name in WAYS}
 
-    def _call(self, task: Task) -> Call:
+    def _whole(self, task: Task) -> float:
         started = time.perf_counter()
-        result = task.apply_async((str(next(self._number)),))
-        sent = time.perf_counter()
-        result.get(timeout=PATIENCE)
-        return Call(result.id, sent - started, time.perf_counter() - started)
+        task.apply_async((str(next(self._number)),)).get(timeout=PATIENCE)
+        return time.perf_counter() - started
 
     def hand_over(self, task: Task, number: int) -> float:
         """Milliseconds from the end of a task to the beginning of the one that waits for it."""
@@ -158,29 +116,9 @@ class Tasks:
             key = f"shared:{next(self._number)}"
             seconds = self._random.uniform(0.1, 0.3)
             sent = [task.apply_async((key, seconds), ignore_result=True).id for _ in range(2)]
-            first, second = sorted(self._runs_of(sent), key=lambda run: float(run["begin"]))
+            first, second = sorted(self._stage.runs.of(sent), key=lambda run: float(run["begin"]))
             pauses.append(second["begin"] - first["end"])
         return float(statistics.median(pauses)) * 1e3
-
-    def _runs_of(self, sent: list[str]) -> list[Run]:
-        """Wait until these tasks have run."""
-
-        def probe() -> list[Run] | None:
-            self._read_on()
-            return [self._runs.pop(each) for each in sent] if self._runs.keys() >= {*sent} else None
-
-        return stage.wait_until(probe, PATIENCE, lambda: f"{len(sent)} tasks did not all run")
-
-    def _read_on(self) -> None:
-        if not self._record.exists():
-            return
-        with self._record.open("rb") as record:
-            record.seek(self._read)
-            for line in record:
-                if line.endswith(b"\n"):
-                    self._read += len(line)
-                    run = json.loads(line)
-                    self._runs[run["id"]] = run
 
 
 RATE = Topic(
@@ -194,34 +132,17 @@ FEW = Topic(
     more_is_better=True,
 )
 WHOLE = Topic("task-whole", "One task, apply_async().get()", "us", OURS)
-ADDED = Topic(
-    "task-added",
-    "What a lock adds to a task, sending and running",
-    "us",
-    OURS,
-    goals=dict.fromkeys((REDIS, ONCE, SINGLETON), Goal(0.8, 0.6)),
-)
 HAND_OVER = Topic("task-hand-over", "Hand-over of a key to a task that waits", "ms", OURS)
 
 
 @contextlib.contextmanager
 def load(bench: Bench) -> Iterator[Load]:
     with contextlib.ExitStack() as stack:
-        socket = bench.directory / "locks.sock"
-        servers.ours(bench, stack, "--unix-socket", str(socket))
-        redis = stack.enter_context(stage.Redis(bench.directory))
-        record = bench.directory / "runs.jsonl"
-        env = {jobs.SOCKET: str(redis.socket), jobs.RECORD: str(record)}
-        jobs.configure(env)
-        jobs.app.conf.dflock_servers = [f"unix:{socket}"]
-        worker = stage.Worker(
-            bench.directory,
-            app="benchmarks.loads.jobs",
-            env={**env, jobs.SERVERS: f"unix:{socket}"},
-        )
-        stack.enter_context(worker)
-        worker.wait_ready()
-        tasks = Tasks(bench.directory, record)
+        here = TaskStage(bench, stack)
+        jobs.configure(here.env)
+        jobs.app.conf.dflock_servers = [here.env[jobs.SERVERS]]
+        here.worker(2)
+        tasks = Tasks(bench.directory, here)
 
         def measure(number: int, many: int = max(bench.scaled(TASKS), 20)) -> Figures:
             rates = {name: tasks.per_second(WAYS[name], many) for name in turned(WAYS, number)}
@@ -229,7 +150,7 @@ def load(bench: Bench) -> Iterator[Load]:
                 name: tasks.per_second_on_few_keys(WAYS[name], many // 5)
                 for name in turned(WAITING, number)
             }
-            whole, added = tasks.one_by_one(many // 6)
+            whole = tasks.one_by_one(many // 6)
             hand_overs = {
                 name: tasks.hand_over(WAYS[name], max(many // 50, 1))
                 for name in turned((OURS, REDIS), number)
@@ -238,12 +159,11 @@ def load(bench: Bench) -> Iterator[Load]:
                 RATE.key: rates,
                 FEW.key: few,
                 WHOLE.key: whole,
-                ADDED.key: added,
                 HAND_OVER.key: hand_overs,
             }
 
         measure(0, many=20)
-        yield Load([RATE, FEW, WHOLE, ADDED, HAND_OVER], measure)
+        yield Load([RATE, FEW, WHOLE, HAND_OVER], measure)
         # It would unsubscribe at a Redis that is gone.
         jobs.app.backend.result_consumer.stop()
         jobs.app.close()

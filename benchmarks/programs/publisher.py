@@ -1,7 +1,7 @@
 """Send the tasks of `benchmarks.loads.jobs`, as often as it is told.
 
 It prints a line once it is ready. For each line on its input, the name of a task and a number, it
-sends it that often, each time with another key and its result ignored, and prints a line.
+sends it that often, each time with another key and its result ignored, and prints their ids.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def main() -> None:
     print(flush=True)
     for line in sys.stdin:
         name, number = line.split()
-        for _ in range(int(number)):
-            jobs.app.tasks[name].apply_async((next(keys),), ignore_result=True)
-        print(flush=True)
+        task = jobs.app.tasks[name]
+        sent = [task.apply_async((next(keys),), ignore_result=True) for _ in range(int(number))]
+        print(*(result.id for result in sent), flush=True)
 
 
 if __name__ == "__main__":
