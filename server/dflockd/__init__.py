@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     compiled: bool
 
 _ON_THE_PATH = (
+    "dflockd.server.handling",
     "dflockd.server.server",
     "dflockd.server.session",
-    "dflockd.table.table",
+    "dflockd.table.locking",
     "dflockd.table.slots",
-    "dflockd.wire.requests",
+    "dflockd.table.table",
+    "dflockd.wire.reader",
     "dflockd.wire.replies",
 )
 

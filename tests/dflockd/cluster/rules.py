@@ -26,7 +26,7 @@ from dflockd.shards import Delete, Get, Outcome, Put, Record, RevisionIs, ShardR
 from dflockd.shards.values import format_shard_value
 from dflockd.table import Effect, ShardTable, Snapshot
 from dflockd.table.state import Entry, Group, Peer
-from dflockd.wire import Renew, Reply
+from dflockd.wire import Renew
 from tests.dflockd.cluster.simulation import Rules
 
 
@@ -40,9 +40,9 @@ def promised_for_ever(table: ShardTable) -> Iterator[None]:
 
 
 class GrantsForEver(ShardTable):
-    def _entry(self, *args: Any) -> Any:
+    def acquire(self, *args: Any) -> Any:
         with promised_for_ever(self):
-            return super()._entry(*args)
+            return super().acquire(*args)
 
     def _promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
         with promised_for_ever(self):
@@ -50,9 +50,9 @@ class GrantsForEver(ShardTable):
 
 
 class RenewsForEver(ShardTable):
-    def _renew(self, *args: Any) -> Reply:
+    def renew(self, *args: Any, **more: Any) -> Any:
         with promised_for_ever(self):
-            return super()._renew(*args)
+            return super().renew(*args, **more)
 
 
 def with_part(name: str, part: type, node: type[Node] = Node) -> type[Node]:

@@ -14,7 +14,7 @@ from dflockd.cluster.backoff import Backoff
 from dflockd.cluster.transactions import Kind, Transaction
 from dflockd.shards import Outcome, get_shard_id
 from dflockd.shards.errors import LeaseGoneError, StoreReplacedError
-from dflockd.table import Effect, Limits
+from dflockd.table import Effect, Limits, ShardTable
 from dflockd.table.sharded import RESUME_TIMEOUT
 from dflockd.table.state import Group, Peer, Waiter
 from dflockd.table.states import EXPECTED, PASSED
@@ -51,6 +51,19 @@ if TYPE_CHECKING:
     from tests.dflockd.cluster.simulation.world import World
 
 
+class WatchedTable:
+    """A table some of whose methods are noted: they cannot be replaced where it is compiled."""
+
+    def __init__(self, table: ShardTable) -> None:
+        vars(self)["_table"] = table
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._table, name, value)
+
+
 class ServerProcess(Process):
     """One life of a server: what `Member` and `Server` do around a node and its table."""
 
@@ -74,7 +87,7 @@ class ServerProcess(Process):
         self._closes = False
         self._lives_at = -math.inf
         self._loads_at = -math.inf
-        with mock.patch.object(node_module, "ShardTable", world.rules.table):
+        with mock.patch.object(node_module, "ShardTable", self._watched_table):
             self.node = world.rules.node(
                 address,
                 Limits(default_lease=2, max_lease=world.parameters.max_lease),
@@ -87,6 +100,9 @@ class ServerProcess(Process):
         self.table = self.node.table
         self._observe()
         world.after(0, self.receive, self.due)
+
+    def _watched_table(self, *args: Any, **more: Any) -> WatchedTable:
+        return WatchedTable(self.world.rules.table(*args, **more))
 
     # What it is told.
 
@@ -212,10 +228,12 @@ class ServerProcess(Process):
             if isinstance(request, Shards | Ping):
                 self._dispatch(self.table.handle(connection.peer, request, now))
                 continue
+            returned = self.table.counts.returned
             place = self._reserved(resumed)
             has_slot = place is not None and place.is_told and place.state == EXPECTED
             was_passed = isinstance(request, Wait) and self._was_passed(connection, request)
             effects = self.table.handle(connection.peer, request, now)
+            self.world.counts["reclaims"] += self.table.counts.returned - returned
             if isinstance(request, Resume):
                 resumed = request.ticket
                 _, kept_until = self.kept.pop(request.ticket, (0, kept_until))
@@ -330,7 +348,7 @@ class ServerProcess(Process):
                 note(result, *args, **kwargs)
                 return result
 
-            setattr(owner, name, noted)
+            vars(owner)[name] = noted
 
         def opened(_: object, shard: int, fence: int, **until: float | None) -> None:
             graced = until.get("recovers_until") is not None
@@ -366,15 +384,12 @@ class ServerProcess(Process):
             for name in [name for name, (where, _) in self.kept.items() if where == shard]:
                 del self.kept[name]
 
-        def reclaimed(done: bool, *args: object) -> None:
-            world.counts["reclaims"] += done
-
         def gone(_: object, *args: object) -> None:
             world.counts["taken for dead"] += 1
             world.log(self.name, "learns that it was taken for dead")
 
         for name, note in (("open", opened), ("load", loaded), ("freeze", froze),
-                           ("thaw", thawed), ("drop", dropped), ("_reclaim", reclaimed)):  # fmt: skip
+                           ("thaw", thawed), ("drop", dropped)):  # fmt: skip
             wrap(table, name, note)
         wrap(node, "_gone", gone)
 
