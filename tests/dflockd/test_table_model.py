@@ -531,7 +531,7 @@ class TableMachine(RuleBasedStateMachine):
             assert (peer.waiting is None) == (twin.waiting is None)
             assert set(peer.enqueued) == {waiter.name for waiter in twin.enqueued}
             assert len(peer.holds) == sum(hold.peer == number for hold in model.holds())
-        assert len(table._deadlines) == len(model.deadlines())
+        assert len(table.deadlines) == len(model.deadlines())
         self.reserved_are_the_same()
 
     def reserved_are_the_same(self) -> None:
@@ -633,8 +633,8 @@ class TableMachine(RuleBasedStateMachine):
         assert len(self.table) == 0
         assert not self.table._group.reserved
         assert not self.table._peers
-        assert not self.table._deadlines._chains
-        assert not self.table._deadlines._heads
+        assert not self.table.deadlines._chains
+        assert not self.table.deadlines._heads
 
 
 def hold_of(hold: int) -> int:

@@ -344,15 +344,15 @@ def test_requests_before_a_line_that_is_too_long_are_read() -> None:
 def test_reader_says_where_it_stands() -> None:
     reader = RequestReader()
     assert not reader.in_frame
-    assert not reader.has_request
+    assert not reader.ready
     reader.receive(b"l")
     assert reader.in_frame
     reader.receive(b"\nk\n0\npi")
-    assert reader.has_request
+    assert reader.ready
     assert reader.pending == len(b"l\nk\n0\npi")
     assert reader.next_request() == Acquire(LOCK, b"k", 1, 0, None)
     assert reader.in_frame
-    assert not reader.has_request
+    assert not reader.ready
     assert reader.pending == 2
     reader.receive(b"ng\n\n\n")
     assert reader.next_request() == Ping()

@@ -9,11 +9,14 @@ import os
 import threading
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from dflockd.server.options import ServerOptions
 from dflockd.table import Effect, Hold, LockTable, Peer
-from dflockd.wire import Evict, Request, Status, encode_reply
+from dflockd.table.locking import Answer
+from dflockd.wire import Evict, FrameTooLongError, Request, RequestReader, Status, encode_reply
+from dflockd.wire.reader import ACQUIRE, ENQUEUE, RELEASE, RENEW
+from dflockd.wire.replies import enqueued_line, granted_line, renewed_line
 
 if TYPE_CHECKING:
     from dflockd.server.session import Session
@@ -27,7 +30,9 @@ SLICE = 200
 IDLE_LOOK = 0.02
 """Seconds between two looks at all sessions, while draining."""
 
-_OK = encode_reply(Status.OK)
+_DONE: Final = Status.OK
+_OK: Final = encode_reply(_DONE)
+_ERROR: Final = encode_reply(Status.ERROR)
 
 # Not `loop.time()`: uvloop's stands still during a turn of the loop. A lease counted from the start
 # of a long turn would end before the client, who counts from when it asked, takes it to be over.
@@ -63,39 +68,90 @@ class Handling:
         self._timer: asyncio.TimerHandle | None = None
         self._wakes = math.inf
         self._looks = False
+        self._others: list[Effect] = []
+        """What the request that is handled has brought, for others first of all."""
 
-    def handle(self, peer: Peer, request: Request) -> bytes:
-        """Let the table handle one request; return the reply to its sender, and send all others."""
-        number = peer.id
+    def answer(self, peer: Peer, reader: RequestReader, kind: int, now: float) -> bytes:
+        """Let the table handle the request that a reader has cut out, and send all others theirs.
+
+        Returns:
+            The reply, and what else its sender is told; nothing if the request waits.
+
+        Raises:
+            FrameTooLongError: it is none.
+        """
+        table, others, out = self.table, self._others, b""
         try:
-            effects = self.table.handle(peer, request, _now())
+            if kind < RELEASE or now >= table.deadlines.earliest or table.draining:
+                self._handle(peer, reader.request(), now)
+            elif kind == RELEASE:
+                done = table.release(reader.space, reader.key, reader.token, now, others)
+                out = _OK if done is _DONE else encode_reply(done)
+            elif kind == ACQUIRE:
+                asked = reader.asked
+                limit, timeout, lease = asked.limit, asked.timeout, asked.lease
+                answer = table.acquire(
+                    peer, reader.space, reader.key, limit, timeout, lease, now, others
+                )
+                if isinstance(answer, Hold):
+                    out = granted_line(answer.token, answer.lease)
+                elif answer is not None:
+                    out = encode_reply(answer)
+            else:
+                out = self._answer_others(peer, reader, kind, now)
+        except FrameTooLongError:
+            raise
         except Exception:
             # One request may fail; the locks of everybody else may not go down with it.
-            logger.exception("connection %d: request failed: %s", number, type(request).__name__)
-            return encode_reply(Status.ERROR)
-        finally:
-            if self.table.changes:
-                self._record()
-        out, others = b"", []
-        for effect in effects:
-            if effect[0] == number:
-                out += encode_reply(effect[1])
-            else:
-                others.append(effect)
-        if type(request) is Evict and out == _OK:
-            logger.warning("connection %d evicts the holder of %r", number, request.key)
+            name = type(reader.request()).__name__
+            logger.exception("connection %d: request failed: %s", peer.id, name)
+            out = _ERROR
+        if table.changes:
+            self._record()
         if others:
-            self._dispatch(others)
-        elif self.table.quiet_until < self._wakes:
+            # Some requests are answered by what follows from them.
+            own = [reply for number, reply in others if number == peer.id]
+            out += b"".join([encode_reply(reply) for reply in own])
+            self._others = []
+            self._dispatch([effect for effect in others if effect[0] != peer.id])
+        elif table.deadlines.earliest < self._wakes or table.backlog:
             self._arm()
         return out
+
+    def _answer_others(self, peer: Peer, reader: RequestReader, kind: int, now: float) -> bytes:
+        """Let the table handle a request for a slot that is neither to take one nor to free it."""
+        table, asked = self.table, reader.asked
+        space, key = reader.space, reader.key
+        answer: Answer | None
+        if kind == RENEW:
+            answer = table.renew(peer, space, key, reader.token, reader.lease, now)
+        elif kind == ENQUEUE:
+            answer = table.enqueue(peer, space, key, asked.limit, asked.lease, now, self._others)
+        else:
+            answer = table.wait(peer, space, key, asked.timeout, now, self._others)
+        if answer is None:
+            return b""
+        if not isinstance(answer, Hold):
+            return encode_reply(answer)
+        if kind == RENEW:
+            return renewed_line(answer.lease)
+        if kind == ENQUEUE:
+            return enqueued_line(answer.token, answer.lease)
+        return granted_line(answer.token, answer.lease)
+
+    def _handle(self, peer: Peer, request: Request, now: float) -> None:
+        """Let the table handle a message; the reply is one of the effects."""
+        effects = self.table.handle(peer, request, now)
+        self._others += effects
+        if type(request) is Evict and (peer.id, _DONE) in effects:
+            logger.warning("connection %d evicts the holder of %r", peer.id, request.key)
 
     def _dispatch(self, effects: list[Effect]) -> None:
         """Send what a step of the table has brought."""
         self._record()
         self._arm()
         for peer, _ in effects[SLICE:]:
-            self.sessions[peer].owed = True
+            self.sessions[peer].owe()
         self._send(effects)
 
     def _record(self) -> None:

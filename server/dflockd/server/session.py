@@ -11,20 +11,16 @@ from typing import TYPE_CHECKING, cast
 
 from dflockd.server.stalls import has_left
 from dflockd.wire import (
-    Acquire,
     Auth,
-    Enqueue,
     FrameTooLongError,
     Identify,
-    Inspect,
     Reply,
     Request,
     RequestReader,
-    Shards,
-    Stats,
     Status,
     encode_reply,
 )
+from dflockd.wire.reader import ACQUIRE, AUTH, ENQUEUE, OTHER, REPORT
 
 if TYPE_CHECKING:
     from dflockd.server.admission import Guest
@@ -50,10 +46,6 @@ AUTH_PAUSE = 0.1
 
 
 _is_command = re.compile(rb"[a-z0-9_-]{0,64}\r?").fullmatch
-
-_REPORTS = (Stats, Inspect, Shards)
-_TAKING = (Acquire, Enqueue)
-"""Requests whose answers can be long, and take long to make."""
 
 _CLIENT_HELLO = b"\x16\x03"
 
@@ -83,6 +75,10 @@ class Session(asyncio.Protocol):
         self._stalled = False
         self._resting = False
         """Whether it has let others go first; it goes on in the next turn of the loop."""
+        self._held_up = False
+        """Whether nothing may be handled now, whatever its peer waits for."""
+        self._is_open = False
+        """Whether what comes may be handled as it comes, unless its peer waits."""
         self._begun = False
         """Whether the first line has been seen to its end, and the connection not ended since."""
         self._frame_timer: asyncio.TimerHandle | None = None
@@ -100,12 +96,26 @@ class Session(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle every request that `data` completes."""
-        if not self._begun and not self._begins(data):
+        server, reader, peer = self._server, self._reader, self.peer
+        kind = OTHER
+        now = monotonic()
+        if self._is_open and peer.waiting is None and now <= server.late_at:
+            kind = reader.receive_one(data)
+        elif self._begun or self._begins(data):
+            reader.receive(data)
+        else:
             return
-        self._reader.receive(data)
-        self._resume()
-        if self.owed or self.peer.waiting:
-            self._limit_ahead()
+        if kind == OTHER:
+            self._serve()
+            if self.owed or peer.waiting is not None:
+                self._limit_ahead()
+            return
+        # One request alone: there is nothing to collect, and nobody to let go first.
+        out = server.answer(peer, reader, kind, now)
+        if out:
+            self._transport.write(out)
+        if server.draining or self._frame_timer is not None:
+            self._served(1)
 
     def eof_received(self) -> None:
         """Treat a half-closed connection as closed: nobody is left to wait for."""
@@ -122,6 +132,7 @@ class Session(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Stop serving a peer that does not read its replies, and drop it after a while."""
         self._stalled = True
+        self._review()
         self._watch_write()
         if not self._ended:
             self._watch_frame(False)
@@ -130,13 +141,14 @@ class Session(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Go on where `pause_writing` stopped."""
         self._stalled = False
+        self._review()
         if self._ended:
             return
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
         self._transport.resume_reading()
-        self._resume()
+        self._serve()
 
     # What the server calls.
 
@@ -144,16 +156,22 @@ class Session(asyncio.Protocol):
         """Send the reply to the request that this peer was waiting for, and go on with the next."""
         if self._ended:
             # What stands on it is about to be freed, this too.
-            self.owed = True
+            self.owe()
             return
         # The transport knows before it says so that nobody is there: then nothing is sent.
         self.owed = self._transport.is_closing()
+        self._review()
         self._transport.write(encode_reply(reply))
         if self._server.draining:
             self.drain()
-        if self._reader.has_request or self._reader.in_frame:
+        if self._reader.ready or self._reader.in_frame:
             # Not at once: the caller is in the middle of handing out the effects of another step.
-            self._loop.call_soon(self._resume)
+            self._loop.call_soon(self._serve)
+
+    def owe(self) -> None:
+        """Note that a reply to it is decided, which `deliver` brings later."""
+        self.owed = True
+        self._review()
 
     def drain(self) -> None:
         """End the connection if nothing stands on it any more, and nothing is left to be answered."""
@@ -180,6 +198,7 @@ class Session(asyncio.Protocol):
         line, ends, _ = data.partition(b"\n")
         if _is_command(line):
             self._begun = bool(ends)
+            self._review()
             return True
         log, number = self._server.log, self.peer.id
         if b" HTTP/" in line:
@@ -194,99 +213,126 @@ class Session(asyncio.Protocol):
             self._end(Status.ERROR)
         return False
 
-    def _resume(self) -> None:
-        if not (self.peer.waiting or self.owed or self._stalled or self._ended or self._resting):
-            self._serve()
+    def _review(self) -> None:
+        """Say anew what may be handled: after each change of what that depends on."""
+        self._held_up = self.owed or self._stalled or self._ended or self._resting
+        self._is_open = self._begun and self._trusted and not self._held_up
 
     def _serve(self, queued: bool = False) -> None:
+        """Handle what has come, if anything may be handled now."""
+        if not self._held_up and self.peer.waiting is None:
+            self._serve_all(queued)
+
+    def _serve_all(self, queued: bool) -> None:
+        peer, server, reader = self.peer, self._server, self._reader
+        crowded = server.crowded and not queued
         out = b""
-        reader, peer = self._reader, self.peer
-        crowded = self._server.crowded and not queued
         taken = 0
         until = 0.0
         look = REQUESTS
+        now = monotonic()
         # What it asked for before this process stood still may be for nobody any more.
-        is_gone = monotonic() > self._server.late_at and has_left(self._transport)
+        is_gone = now > server.late_at and has_left(self._transport)
+        leaves = False
         try:
-            while (request := reader.next_request()) is not None:
+            while reader.ready:
+                if taken:
+                    now = monotonic()
                 taken += 1
-                if type(request) is Auth or not self._trusted:
-                    reply = self._authenticate(request)
-                    if reply is None:
-                        self._end()
-                        return
-                    out += encode_reply(reply)
-                    if reply is Status.AUTH:
-                        self._refuse()
+                kind = reader.next()
+                if kind == AUTH or not self._trusted:
+                    reply, leaves = self._hear_stranger(reader.request())
+                    out += reply
+                    if leaves or self._ended:
                         break
-                    if type(request) is Identify:
-                        # Once, for somebody who has not shown the secret.
-                        self._transport.write(out)
-                        self._end(clean=True)
-                        return
-                elif crowded and type(request) in _REPORTS:
+                elif crowded and kind == REPORT:
                     # Another connection has had one in this turn: a thousand would take seconds.
                     reader.put_back()
                     taken -= 1
                     self._rest()
                     break
-                elif is_gone and type(request) in _TAKING:
-                    self._transport.write(out)
-                    self._end(clean=True)
-                    return
+                elif is_gone and kind in (ACQUIRE, ENQUEUE):
+                    leaves = True
+                    break
                 else:
-                    out += self._server.handle(peer, request)
-                if peer.waiting or self._stalled:
+                    out += server.answer(peer, reader, kind, now)
+                if peer.waiting is not None or self._stalled:
                     break
                 if len(out) > MOST_COLLECTED:
                     # It was much to do, too. What it wants now may come when others had their turn.
-                    self._server.note_long_reply()
+                    server.note_long_reply()
                     self._rest()
                     break
                 if taken == look:
                     look += REQUESTS
                     now = monotonic()
-                    if self._server.is_behind or (until and now > until):
+                    if server.is_behind or (until and now > until):
                         self._rest()
                         break
                     until = until or now + TURN
+            else:
+                if reader.in_frame:
+                    reader.check_unfinished()
         except FrameTooLongError as exc:
-            self._server.log.warning("connection %d: %s", peer.id, exc)
+            server.log.warning("connection %d: %s", peer.id, exc)
             self._transport.write(out)
             self._end(Status.ERROR)
             return
         if out:
             self._transport.write(out)
+        if leaves:
+            self._end(clean=True)
+        else:
+            self._served(taken)
+
+    def _hear_stranger(self, request: Request) -> tuple[bytes, bool]:
+        """Handle a request of somebody who may be in or not: the secret, or what comes before it.
+
+        Returns:
+            The reply, and whether the connection ends with that.
+        """
+        reply = self._authenticate(request)
+        if reply is None:
+            self._end()
+            return b"", False
+        if reply is Status.AUTH:
+            self._refuse()
+        # `Identify` is for once, for somebody who has not shown the secret.
+        return encode_reply(reply), type(request) is Identify and reply is not Status.AUTH
+
+    def _served(self, taken: int) -> None:
+        """Do what is to be done after so many requests in one go."""
         if self._server.draining:
             self.drain()
             self._server.end_idle_soon()
         if taken and self._frame_timer is not None:
             # What has begun now is another request, with all the time of its own.
             self._watch_frame(False)
-        if reader.in_frame:
+        if self._reader.in_frame:
             if not self._trusted:
                 self._limit_unknown()
-            paused = peer.waiting or self._stalled or self._ended or self._resting
-            self._watch_frame(not paused)
+            waits = self.peer.waiting is not None
+            self._watch_frame(not (waits or self._stalled or self._ended or self._resting))
 
     def _rest(self) -> None:
         """Let others go first. Nothing is read meanwhile, so that no more piles up here."""
-        if self._reader.has_request:
+        if self._reader.ready:
             self._resting = True
+            self._review()
             self._transport.pause_reading()
             self._server.rest(self)
 
     def go_on(self) -> None:
         """Go on where it let others go first."""
         self._resting = False
+        self._review()
         if self._ended or self._stalled:
             return
-        if not (self.peer.waiting or self.owed):
-            self._serve(True)
+        self._serve(queued=True)
         if self._ended or self._stalled or self._resting:
             return
         self._transport.resume_reading()
-        if self.owed or self.peer.waiting:
+        if self.owed or self.peer.waiting is not None:
             self._limit_ahead()
 
     def _limit_ahead(self) -> None:
@@ -305,6 +351,7 @@ class Session(asyncio.Protocol):
             if not self._guest.admit():
                 return None
             self._trusted = True
+            self._review()
             return Status.OK
         if isinstance(request, Identify) and self._server.table.identity is not None:
             # A server asks it, and shows its secret to nobody whom it does not know yet.
@@ -356,6 +403,7 @@ class Session(asyncio.Protocol):
         if not self._ended:
             self._ended = True
             self._begun = False
+            self._review()
             self._watch_frame(False)
             self._server.part(self, clean=clean, silent=silent)
 

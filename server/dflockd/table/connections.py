@@ -21,7 +21,6 @@ class Connections(Recovery):
         super().__init__(limits, issuer, kept=kept)
         self._peers: dict[int, Peer] = {}
         self._last_peer = 0
-        self._draining = False
 
     def connect(self) -> Peer:
         """Return a new peer. Its number is never used again."""
@@ -92,11 +91,11 @@ class Connections(Recovery):
         """
         effects: list[Effect] = []
         # What connections held that have ended is free, and is not kept with what follows.
-        while self._backlog:
+        while self.backlog:
             self._catch_up(now, effects)
         self._keeps_holds = keep
         self._expire(now, effects)
-        self._draining = True
+        self.draining = True
         for peer in self._peers.values():
             waiter = peer.waiting
             if waiter is not None:

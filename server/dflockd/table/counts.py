@@ -14,10 +14,11 @@ SHARES = (0.1, 0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1)
 class Histogram:
     """How often a value fell between which bounds, and the sum of all."""
 
-    __slots__ = ("bounds", "counts", "sum")
+    __slots__ = ("_first", "bounds", "counts", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
+        self._first = bounds[0]
         self.counts = [0] * (len(bounds) + 1)
         """One for each bound, of the values up to it and over the one before; then the rest."""
         self.sum = 0.0
@@ -28,8 +29,11 @@ class Histogram:
 
     def add(self, value: float) -> None:
         """Count one value in."""
-        self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
+        if value <= self._first:  # as most are
+            self.counts[0] += 1
+        else:
+            self.counts[bisect_left(self.bounds, value)] += 1
 
 
 class Counts:

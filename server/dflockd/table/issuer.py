@@ -25,8 +25,8 @@ class TokenIssuer:
         """Make the tokens of another secret from now on, and know those alone."""
         self._keyed = blake2b(key=secret, digest_size=8)
 
-    def issue(self, space: int, key: bytes) -> tuple[int, bytes]:
-        """Return a new fence and the token that carries it.
+    def issue(self, space: int, key: bytes) -> bytes:
+        """Return a new token, which carries the new `fence`.
 
         Raises:
             OverflowError: no 64-bit fence is left: it must not start again at 0.
@@ -34,11 +34,11 @@ class TokenIssuer:
         if self.fence >= MAX_FENCE:
             raise OverflowError("no fence is left: start the server with a smaller one")
         self.fence = fence = self.fence + 1
-        return fence, self.token(space, key, fence)
+        return self.token(space, key, fence)
 
     def ticket(self, space: int, key: bytes) -> bytes:
         """Return a new name for a position in a queue. It is no token of the key: it proves no hold."""
-        return self.issue(space, b"\0" + key)[1]
+        return self.issue(space, b"\0" + key)
 
     def beginning(self, fence: int) -> TokenIssuer:
         """Return another issuer of the same secret, for fences after this one."""

@@ -92,7 +92,8 @@ class Locking(Connections):
             hold = self._grant(entry, peer, lease, now)
             if hold.owner is not None:
                 owners.add(entry, hold)
-            self._note(hold)
+            if self.changes is not None:
+                self._note(hold)
             return hold
         if self._is_full(entry):
             self.counts.full += 1
@@ -355,7 +356,7 @@ class Locking(Connections):
         """
         has_slot = False
         if waiter.state == WAITING and waiter.owner is not None:
-            self._deadlines.clear(waiter)
+            self.deadlines.clear(waiter)
             waiter.peer.waiting = None
             waiter.state = QUEUED
             effects.append((waiter.peer.id, OwnerConflict(b"waiting", waiter.owner.attempt)))

@@ -45,7 +45,7 @@ class Recovery(Slots):
                         group.doubted.add(hold)
                         if hold.deadline < until:
                             since = hold.deadline - hold.span
-                            self._deadlines.reset(hold, rounded(until - since), since)
+                            self.deadlines.reset(hold, rounded(until - since), since)
                             self._note(hold)
 
     def _restore(self, group: Group, kept: HoldRecord, left: float, now: float) -> None:
@@ -62,7 +62,7 @@ class Recovery(Slots):
         if kept.owner:
             hold.owner = Owner(kept.owner, kept.attempt)
             owners.add(entry, hold)
-        self._deadlines.set(hold, rounded(left), now)  # a lease that ends late harms nobody
+        self.deadlines.set(hold, rounded(left), now)  # a lease that ends late harms nobody
         group.issuer.fence = max(group.issuer.fence, kept.fence)
         self.counts.returned += 1
         self._note(hold)
@@ -152,7 +152,7 @@ class Recovery(Slots):
         hold = entry.holds[fence] = Hold(entry, fence, token, peer, lease, now)
         owners.add(entry, hold)
         peer.holds[hold] = None
-        self._deadlines.set(hold, lease * self._stretch, now)
+        self.deadlines.set(hold, lease * self._stretch, now)
         group.issuer.fence = max(group.issuer.fence, fence)
         self.counts.returned += 1
         self._note(hold)

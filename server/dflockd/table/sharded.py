@@ -200,7 +200,7 @@ class ShardTable(LockTable):
             waiter = peer.waiting
             if waiter is not None:
                 if waiter.two_phase:
-                    self._deadlines.clear(waiter)
+                    self.deadlines.clear(waiter)
                     waiter.state = QUEUED
                     peer.waiting = None
                 else:
@@ -221,7 +221,7 @@ class ShardTable(LockTable):
         for entry in list(_entries(group)):
             self.counts.dropped += len(entry.holds)
             for hold in list(entry.holds.values()):
-                self._deadlines.clear(hold)
+                self.deadlines.clear(hold)
                 if hold.peer is not None:
                     del hold.peer.holds[hold]
                     peers[hold.peer.id] = hold.peer

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hmac
 import itertools
 import math
 import sys
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from hmac import compare_digest
 from typing import TypeAlias
 
 from dflockd.table import owners
@@ -40,6 +40,9 @@ class Slots:
         changes: the holds that the steps since it was last emptied have begun, extended or ended.
             Only where the table is `kept`: whoever keeps it empties the list, and does so before the
             effects of a step are carried out.
+        deadlines: what falls due by itself.
+        backlog: what was more than fits a step, first come, first served: there are more to come.
+        draining: whether nothing is granted any more; see `LockTable.drain`.
     """
 
     _stretch: float = 1
@@ -55,12 +58,12 @@ class Slots:
         """Whether all keys are in that group, whatever the time."""
         self._size = 0
         self._arrivals = itertools.count()
-        self._deadlines = Deadlines()
-        self._reservations = Reservations(self._deadlines, self.counts)
+        self.deadlines = Deadlines()
+        self.draining = False
+        self._reservations = Reservations(self.deadlines, self.counts)
         self._max_holds = limits.max_holds or sys.maxsize
         self._keeps_holds = False
-        self._backlog: deque[Job] = deque()
-        """What was more than fits a step, first come, first served."""
+        self.backlog: deque[Job] = deque()
         self._behind = 0.0
         """Since when there is something in it."""
 
@@ -112,15 +115,17 @@ class Slots:
         return lease if lease <= self.limits.max_lease else None
 
     def _grant(self, entry: Entry, peer: Peer, lease: int, now: float) -> Hold:
-        fence, token = entry.group.issuer.issue(entry.space, entry.key)
+        issuer = entry.group.issuer
+        token = issuer.issue(entry.space, entry.key)
+        fence = issuer.fence
         hold = entry.holds[fence] = Hold(entry, fence, token, peer, lease, now)
         peer.holds[hold] = None
-        self._deadlines.set(hold, lease * self._stretch, now)
+        self.deadlines.set(hold, lease * self._stretch, now)
         self.counts.granted += 1
         return hold
 
     def _extend(self, hold: Hold, span: float, now: float) -> None:
-        self._deadlines.reset(hold, span * self._stretch, now)
+        self.deadlines.reset(hold, span * self._stretch, now)
         self._note(hold)
 
     def _note(self, hold: Hold) -> None:
@@ -136,16 +141,14 @@ class Slots:
             hold = entry.holds.get(int(token[:16], 16))
         except ValueError:
             return None
-        if hold is not None and hmac.compare_digest(hold.token, token):
+        if hold is not None and compare_digest(hold.token, token):
             return hold
         return None
 
     def _free(self, hold: Hold, now: float, effects: list[Effect]) -> None:
-        self._deadlines.clear(hold)
-        self._forget(hold, now, effects)
-
-    def _forget(self, hold: Hold, now: float, effects: list[Effect]) -> None:
-        """End a hold whose deadline is no longer set, and give its slot to the next."""
+        """End a hold, and give its slot to the next."""
+        if hold.chain is not None:
+            self.deadlines.clear(hold)
         entry = hold.entry
         del entry.holds[hold.fence]
         self.counts.held.add(now - hold.since)
@@ -186,7 +189,7 @@ class Slots:
         waiter.state = WAITING
         waiter.peer.waiting = waiter
         waiter.peer.granted = None
-        self._deadlines.set(waiter, timeout, now)
+        self.deadlines.set(waiter, timeout, now)
 
     def _end_wait(self, waiter: Waiter, now: float) -> Reply:
         """Return what the end of a wait for lack of time is answered with.
@@ -213,7 +216,7 @@ class Slots:
     def _leave(self, waiter: Waiter) -> None:
         """Take a waiter out of its queue. Nobody moves up: a slot that was held for it stays free."""
         if waiter.state == WAITING:
-            self._deadlines.clear(waiter)
+            self.deadlines.clear(waiter)
         elif waiter.is_told:
             self._reservations.come_back(waiter, waiter.entry)
         self._give_up(waiter)
@@ -292,7 +295,7 @@ class Slots:
             owners.add(entry, hold)
         self.counts.waited.add(now - waiter.since)
         if waiter.state == WAITING:
-            self._deadlines.clear(waiter)
+            self.deadlines.clear(waiter)
             peer.waiting = None
             peer.granted = hold
             if waiter.two_phase:
@@ -310,7 +313,7 @@ class Slots:
         """Hold a slot for a waiter of a queue, who learns of it now, or else with the next ``wait``."""
         is_blocked = waiter.state == WAITING
         if is_blocked:
-            self._deadlines.clear(waiter)
+            self.deadlines.clear(waiter)
             waiter.peer.waiting = None
         self._reservations.tell(waiter, turn, now)
         if is_blocked:
@@ -336,7 +339,7 @@ class Slots:
     def _expire(self, now: float, effects: list[Effect]) -> None:
         """Let what is due take effect, but no more of it than fits a step."""
         for _ in range(STEP):
-            item = self._deadlines.pop(now)
+            item = self.deadlines.pop(now)
             if item is None:
                 return
             if isinstance(item, Hold):
@@ -345,12 +348,12 @@ class Slots:
                 self._time_out(item, now, effects)
 
     def _lapse(self, hold: Hold, now: float, effects: list[Effect]) -> None:
-        """End a hold that is due and whose deadline is no longer set."""
+        """End a hold that is due."""
         if hold.detached:
             self.counts.lapsed += 1
         else:
             self.counts.expired += 1
-        self._forget(hold, now, effects)
+        self._free(hold, now, effects)
 
     def _time_out(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
         if waiter.state == WAITING:
@@ -361,11 +364,11 @@ class Slots:
 
     def _later(self, job: Job, now: float) -> None:
         """Have something go on with the next steps."""
-        self._backlog.append(job)
+        self.backlog.append(job)
         self._behind = now
 
     def _catch_up(self, now: float, effects: list[Effect]) -> None:
         """Go on with what was more than fits a step."""
-        job = self._backlog.popleft()
+        job = self.backlog.popleft()
         if not job(now, effects):
-            self._backlog.append(job)
+            self.backlog.append(job)

@@ -33,7 +33,8 @@ class Group:
         """Whether nothing is granted, renewed or released, for all of it is about to leave."""
         self.opens_at: float | None = None
         """Until when nothing is granted or renewed, because somebody else may still do so."""
-        self.spaces: tuple[dict[bytes, Entry], dict[bytes, Entry]] = ({}, {})
+        self.spaces: list[dict[bytes, Entry]] = [{}, {}]
+        """By `Space`."""
         self.reserved: dict[bytes, Waiter] = {}
         """Positions that somebody can take up: of who is away or was told of a turn; by ticket."""
         self.recovers_until: float | None = None

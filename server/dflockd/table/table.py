@@ -99,11 +99,11 @@ class LockTable(Locking):
         as an effect of some later call.
         """
         effects: list[Effect] = []
-        if now >= self._deadlines.earliest:
+        if now >= self.deadlines.earliest:
             self._expire(now, effects)
-            if now >= self._deadlines.earliest:
+            if now >= self.deadlines.earliest:
                 self._settle(peer, request, now, effects)
-        if self._draining and type(request) not in (Release, Renew, Confirm):
+        if self.draining and type(request) not in (Release, Renew, Confirm):
             effects.append((peer.id, Status.DRAINING))
             return effects
         expired = len(effects)
@@ -120,18 +120,13 @@ class LockTable(Locking):
         """
         effects: list[Effect] = []
         self._expire(now, effects)
-        if self._backlog:
+        if self.backlog:
             self._catch_up(now, effects)
         return effects
 
     def next_deadline(self) -> float | None:
         """Return when `advance` should next be called, or ``None`` while nothing can fall due."""
-        return self._behind if self._backlog else self._deadlines.next()
-
-    @property
-    def quiet_until(self) -> float:
-        """A time before which nothing falls due: the next deadline or earlier, but at hand."""
-        return self._behind if self._backlog else self._deadlines.earliest
+        return self._behind if self.backlog else self.deadlines.next()
 
     def _settle(self, peer: Peer, request: Request, now: float, effects: list[Effect]) -> None:
         """End the hold that a request is about if it is due: more is than one step lets take effect.
@@ -151,7 +146,7 @@ class LockTable(Locking):
             if isinstance(entry, Entry):
                 hold = next(iter(entry.holds.values()), None)
         if hold is not None and hold.deadline <= now:
-            self._deadlines.clear(hold)
+            self.deadlines.clear(hold)
             self._lapse(hold, now, effects)
 
     @property

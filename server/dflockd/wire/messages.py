@@ -6,30 +6,30 @@ Keys and tokens are ``bytes``, as on the wire; times are whole seconds.
 from __future__ import annotations
 
 from enum import Enum, IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-MAX_LINE = 256
+MAX_LINE: Final = 256
 """Longest line, in bytes, without its line feed (and without a carriage return before it)."""
 
-MAX_SECRET = 64 * 1024
+MAX_SECRET: Final = 64 * 1024
 """Longest argument of ``auth``, in bytes: the one line that may be longer than `MAX_LINE`."""
 
-MAX_REF = 64
+MAX_REF: Final = 64
 """Longest ref of ``stable-ref``, in bytes."""
 
-MAX_TICKET = 64
+MAX_TICKET: Final = 64
 """Longest ticket, in bytes."""
 
-MAX_OWNER = 64
+MAX_OWNER: Final = 64
 """Longest name of an owner, and of an instance, in bytes."""
 
-MAX_ATTEMPT = (1 << 31) - 1
+MAX_ATTEMPT: Final = (1 << 31) - 1
 """Largest number of an attempt."""
 
-MAX_SECONDS = 9_223_372_036
+MAX_SECONDS: Final = 9_223_372_036
 """Largest timeout or lease that any published server accepts: 2**63 nanoseconds, in seconds."""
 
-MAX_LIMIT = 1 << 20
+MAX_LIMIT: Final = 1 << 20
 """Largest number of holders of one semaphore."""
 
 

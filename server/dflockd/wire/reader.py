@@ -14,16 +14,18 @@ from dflockd.wire.arguments import Asked, MalformedError
 from dflockd.wire.messages import MAX_LINE, MAX_SECRET, Request
 from dflockd.wire.requests import parse_request
 
-# What `RequestReader.next` has found.
-NOTHING: Final = 0
-"""No whole request."""
-OTHER: Final = 1
-"""A request of which there is only the message."""
-RELEASE: Final = 2
-RENEW: Final = 3
-ACQUIRE: Final = 4
-ENQUEUE: Final = 5
-WAIT: Final = 6
+# Kinds of requests. What one for a slot says stands in the reader; of all others there is only the
+# message.
+OTHER: Final = 0
+AUTH: Final = 1
+REPORT: Final = 2
+"""The answer can be long."""
+RELEASE: Final = 3
+"""This one and all that follow are for a slot."""
+RENEW: Final = 4
+ACQUIRE: Final = 5
+ENQUEUE: Final = 6
+WAIT: Final = 7
 
 MOST_KNOWN: Final = 256
 """Arguments of one command that are kept, read: clients use the same few again and again."""
@@ -39,11 +41,13 @@ class FrameTooLongError(Exception):
 
 @final
 class _Command:
-    """How to read a request that is about one slot."""
+    """How to read a request."""
 
     __slots__ = ("_read", "kind", "known", "space")
 
-    def __init__(self, kind: int, space: int, read: Callable[[bytes], Asked] | None = None) -> None:
+    def __init__(
+        self, kind: int, space: int = 0, read: Callable[[bytes], Asked] | None = None
+    ) -> None:
         self.kind = kind
         self.space = space
         self._read = read
@@ -79,6 +83,11 @@ _COMMANDS: Final[dict[bytes, _Command]] = {
     b"sn": _Command(RENEW, _SEMAPHORE),
     b"se": _Command(ENQUEUE, _SEMAPHORE, arguments.enqueue_semaphore),
     b"sw": _Command(WAIT, _SEMAPHORE, arguments.wait),
+    b"auth": _Command(AUTH),
+    b"stats": _Command(REPORT),
+    b"i": _Command(REPORT),
+    b"si": _Command(REPORT),
+    b"shards": _Command(REPORT),
 }
 
 
@@ -86,20 +95,34 @@ _COMMANDS: Final[dict[bytes, _Command]] = {
 class RequestReader:
     """Cuts the bytes that a peer sent into requests.
 
-    Feed it with `receive`, then take requests with `next_request` until it returns ``None``, or with
-    `next` until there is `NOTHING`. Taking is separate from feeding because a request that waits
-    holds up those behind it.
+    Feed it with `receive`, then take requests with `next_request` until it returns ``None``; or with
+    `next`, as long as there are `ready` ones, and `check_unfinished` then if it is `in_frame`. Taking
+    is separate from feeding because a request that waits holds up those behind it. Where nothing is
+    held up, `receive_one` does both.
     """
 
-    __slots__ = ("_lines", "_tail", "_taken", "asked", "in_frame", "key", "lease", "space", "token")
+    __slots__ = (
+        "_lines",
+        "_tail",
+        "_taken",
+        "asked",
+        "in_frame",
+        "key",
+        "lease",
+        "ready",
+        "space",
+        "token",
+    )
 
     def __init__(self) -> None:
         self._lines: list[bytes] = []
         self._taken = 0
         self._tail = b""
+        self.ready = 0
+        """How many whole requests wait to be taken."""
         self.in_frame = False
         """Whether a request has begun and not ended: the one time when silence is a fault."""
-        # What a request says of which `next` has told more than `OTHER`. Its key is not checked.
+        # What a request for a slot says that was just cut out. Its key is not checked.
         self.space = 0
         self.key = b""
         self.asked = Asked()
@@ -116,52 +139,82 @@ class RequestReader:
         if _CARRIAGE_RETURN in data:
             data = data.replace(b"\r\n", b"\n")
         lines = data.split(b"\n")
-        self._tail = tail = lines.pop()
+        tail = self._tail = lines.pop()
         if self._taken < len(self._lines):
             lines = self._lines[self._taken :] + lines
         self._lines = lines
         self._taken = 0
+        self.ready = len(lines) // 3
         # It stays so until more comes: whoever takes requests takes three lines at a time.
         self.in_frame = tail != b"" or len(lines) % 3 != 0
 
-    def next(self) -> int:
-        """Cut out the next request, and return what kind it is of.
+    def receive_one(self, data: bytes) -> int:
+        """Take in what was read, and cut it out if it is one request for a slot and nothing else.
 
-        Raises:
-            FrameTooLongError: a line is over its limit; the stream is of no more use.
+        Returns:
+            Its kind; if it is anything else `OTHER`, and nothing is cut out.
         """
-        taken, lines = self._taken, self._lines
-        if len(lines) - taken < 3:
-            if self.in_frame:
-                self._check_unfinished(lines[taken:])
-            return NOTHING
-        self._taken = taken + 3
-        command = _COMMANDS.get(lines[taken])
-        if command is None:
-            return OTHER
-        key, argument = lines[taken + 1], lines[taken + 2]
+        if not (self.ready or self.in_frame) and _CARRIAGE_RETURN not in data:
+            lines = data.split(b"\n")
+            if len(lines) == 4 and not lines.pop() and len(data) <= MAX_LINE:
+                kind = self._read(lines[0], lines[1], lines[2])
+                if kind >= RELEASE:
+                    self._lines = lines
+                    self._taken = 3
+                    return kind
+        self.receive(data)
+        return OTHER
+
+    def next(self) -> int:
+        """Cut out the next request, which is `ready`, and return what kind it is of."""
+        word, key, argument = self._lines[self._taken : self._taken + 3]
+        self._taken += 3
+        self.ready -= 1
         if len(key) > MAX_LINE or len(argument) > MAX_LINE:
             return OTHER
+        return self._read(word, key, argument)
+
+    def _read(self, word: bytes, key: bytes, argument: bytes) -> int:
+        """Return the kind of a request of short lines; if it is for a slot, the rest is here then."""
+        command = _COMMANDS.get(word)
+        if command is None:
+            return OTHER
         kind = command.kind
+        if kind < RELEASE:
+            return kind
         try:
             if kind == RELEASE:
-                self.token = arguments.release(argument)
+                # Letters and digits alone are one field.
+                alone = argument.isalnum()
+                self.token = argument if alone else arguments.release(argument)
             elif kind == RENEW:
                 self.token, self.lease = arguments.renew(argument)
             else:
-                asked = command.known.get(argument)
-                self.asked = command.learn(argument) if asked is None else asked
+                self.asked = command.known.get(argument) or command.learn(argument)
         except MalformedError:
             return OTHER
         self.space = command.space
         self.key = key
         return kind
 
+    def check_unfinished(self) -> None:
+        """See to it that what comes after the last request that is ready may go on.
+
+        An endless line is to be refused while it comes in, not once it has filled the memory.
+
+        Raises:
+            FrameTooLongError: a line is over its limit; the stream is of no more use.
+        """
+        lines = self._lines[self._taken :]
+        if lines or len(self._tail) > MAX_LINE:
+            # A carriage return at the end may yet prove to belong to the line feed.
+            _check_lengths([*lines, self._tail.removesuffix(b"\r")])
+
     def request(self) -> Request:
         """Return the request that was cut out last as a message.
 
         Raises:
-            FrameTooLongError: as `next`.
+            FrameTooLongError: a line is over its limit; the stream is of no more use.
         """
         command, key, argument = self._lines[self._taken - 3 : self._taken]
         if len(command) > MAX_LINE or len(key) > MAX_LINE or len(argument) > MAX_LINE:
@@ -172,29 +225,24 @@ class RequestReader:
         """Return the next request as a message, or ``None`` until more bytes come.
 
         Raises:
-            FrameTooLongError: as `next`.
+            FrameTooLongError: as `request` and `check_unfinished`.
         """
-        return self.request() if self.next() else None
+        if self.ready:
+            self.next()
+            return self.request()
+        if self.in_frame:
+            self.check_unfinished()
+        return None
 
     def put_back(self) -> None:
         """Let the request that was taken last be the next one again."""
         self._taken -= 3
-
-    @property
-    def has_request(self) -> bool:
-        """Whether a whole request waits to be taken."""
-        return len(self._lines) - self._taken >= 3
+        self.ready += 1
 
     @property
     def pending(self) -> int:
         """Bytes received and not taken yet."""
         return sum(len(line) + 1 for line in self._lines[self._taken :]) + len(self._tail)
-
-    def _check_unfinished(self, lines: list[bytes]) -> None:
-        # An endless line must be refused while it comes in, not once it has filled the memory.
-        if lines or len(self._tail) > MAX_LINE:
-            # A carriage return at the end may yet prove to belong to the line feed.
-            _check_lengths([*lines, self._tail.removesuffix(b"\r")])
 
 
 def _check_lengths(lines: list[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from dflockd.wire.messages import (
     MAX_SECONDS,
@@ -35,16 +36,45 @@ class UnexpectedReplyError(Exception):
     """The peer sent something that is no reply to what was asked."""
 
 
+_tails: Final[dict[int, bytes]] = {}
+"""How replies end that name a lease."""
+
+MOST_TAILS: Final = 256
+"""Of those so many are kept: most leases are the same few."""
+
+
+def _tail(lease: int) -> bytes:
+    if len(_tails) >= MOST_TAILS:
+        _tails.clear()
+    tail = _tails[lease] = b" %d\n" % lease
+    return tail
+
+
+def granted_line(token: bytes, lease: int) -> bytes:
+    """Return the line of a `Granted`."""
+    return b"ok " + token + (_tails.get(lease) or _tail(lease))
+
+
+def enqueued_line(token: bytes, lease: int) -> bytes:
+    """Return the line of an `Enqueued`."""
+    return b"acquired " + token + (_tails.get(lease) or _tail(lease))
+
+
+def renewed_line(lease: int) -> bytes:
+    """Return the line of a `Renewed`."""
+    return b"ok" + (_tails.get(lease) or _tail(lease))
+
+
 def encode_reply(reply: Reply) -> bytes:
     """Return the line of `reply`, with its line feed."""
-    if type(reply) is Granted:
-        return b"ok %b %d\n" % reply
     if type(reply) is Status:
         return reply.line
+    if type(reply) is Granted:
+        return granted_line(reply.token, reply.lease)
     if type(reply) is Renewed:
-        return b"ok %d\n" % reply
+        return renewed_line(reply.lease)
     if type(reply) is Enqueued:
-        return b"acquired %b %d\n" % reply
+        return enqueued_line(reply.token, reply.lease)
     if type(reply) is Report:
         return b"ok %b\n" % reply
     if type(reply) is Recovering:

@@ -8,8 +8,9 @@ format has no field to spare: published clients refuse a grant with more than th
 from __future__ import annotations
 
 from binascii import hexlify
+from typing import Final
 
-MAX_FENCE = (1 << 64) - 1
+MAX_FENCE: Final = (1 << 64) - 1
 
 
 def format_token(fence: int, digest: bytes) -> bytes:

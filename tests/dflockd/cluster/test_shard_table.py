@@ -105,7 +105,7 @@ def assert_empty(table: ShardTable) -> None:
     assert len(table) == 0
     assert not table._withheld
     assert not any(group.reserved for group in table.each_group())
-    assert len(table._deadlines) == 0
+    assert len(table.deadlines) == 0
     assert all(not any(group.spaces) for group in table.groups.values())
     for peer in table._peers.values():
         assert (peer.holds, peer.enqueued, peer.waiting) == ({}, {}, None)
