@@ -14,26 +14,11 @@ from matplotlib.figure import Figure
 
 from benchmarks.loads.connections import CONNECTIONS, SERVERS
 from benchmarks.record import Record
+from benchmarks.shown import COMPARED, LABELS, LEFT_OUT
 from benchmarks.table import number
 from examples.demo import stage
 
 IMAGES = stage.ROOT / "docs" / "images"
-
-BARS = {
-    "server-cpu-64": "CPU of the server for one lock, 64 connections, µs",
-    "with-lock-tcp": "“with lock: pass” in a program, over TCP, µs",
-    "task-cpu": "CPU that a lock adds to a Celery task, all processes, µs",
-    "hand-off": "From a release to the next holder, ms",
-}
-"""The topics of `speed-*.svg`, and what is written above each."""
-
-LABELS = {
-    "a server that does not look": "fixed answers (uvloop)",
-    "bare socket, same exchange": "bare socket",
-    "redis-py Lock in the body": "redis-py Lock",
-}
-LEFT_OUT = {"LockedTask with lock_unique"}
-"""It does more than the others."""
 
 # Nothing of an earlier run in the file: the same figures give the same bytes.
 matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "speed"})
@@ -61,7 +46,7 @@ def draw(document: Record) -> Iterator[Path]:
     topics = {topic["key"]: topic for topic in document["topics"]}
     IMAGES.mkdir(parents=True, exist_ok=True)
     for shade in SHADES:
-        if BARS.keys() <= topics.keys():
+        if COMPARED.keys() <= topics.keys():
             yield save(bars(topics, document, shade), f"speed-{shade.name}")
         if f"throughput-{CONNECTIONS[0]}" in topics:
             yield save(lines(topics, document, shade), f"speed-throughput-{shade.name}")
@@ -74,10 +59,10 @@ def save(figure: Figure, name: str) -> Path:
 
 
 def bars(topics: dict[str, Any], document: Record, shade: Shade) -> Figure:
-    """A panel for each of `BARS`: the median of each name, a thin line from the least to the most."""
+    """A panel for each of `COMPARED`: medians, and thin lines from the least to the most."""
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     panels = figure.subplots(2, 2)
-    for axes, (key, title) in zip(panels.flat, BARS.items(), strict=True):
+    for axes, (key, title) in zip(panels.flat, COMPARED.items(), strict=True):
         panel(axes, topics[key], title, shade)
     # Bars as thick in one panel as in the next.
     most = max(axes.get_ylim()[0] for axes in panels.flat)

@@ -1,7 +1,8 @@
-"""``python -m benchmarks.report``: the figures of docs/speed.md and the plots, from the record.
+"""``python -m benchmarks.report``: the figures of docs/speed.md and README.md, and the plots.
 
-Between its marks the page is rewritten, everything else is left as it is. With ``--check`` nothing
-is written, and the exit status is 1 if the page does not have the figures of the record.
+They come from the record. Between its marks a page is rewritten, everything else is left as it is.
+With ``--check`` nothing is written, and the exit status is 1 if a page does not have the figures of
+the record.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ from typing import Any
 from benchmarks import record
 from benchmarks.loads import connections, options, renewals, server_cpu
 from benchmarks.record import Record
+from benchmarks.shown import COMPARED, LABELS, LEFT_OUT
 from benchmarks.table import number, wanted
 from examples.demo import stage
 
 PAGE = stage.ROOT / "docs" / "speed.md"
+README = stage.ROOT / "README.md"
 MARKED = re.compile(r"(<!-- begin: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DAY = 86_400
 NOT_MEASURED = "not measured"
+INSTRUCTIONS = "Ir"
+WHERE = "server-instructions-where"
 
 
 class Figures:
@@ -104,12 +109,66 @@ def mark(goal: dict[str, Any]) -> str:
     return "aim reached" if goal.get("aim reached") else "reached"
 
 
+def instructions(figures: Figures) -> str:
+    """What was counted, beside others."""
+    lines = []
+    for topic in figures.topics.values():
+        if topic["unit"] != INSTRUCTIONS or topic["key"] == WHERE:
+            continue
+        title = topic["title"].removeprefix("Instructions of ").removeprefix("Instructions that ")
+        for name, median in topic["medians"].items():
+            ratio = topic["ratios"].get(name)
+            share = f"{ratio['median']:.2g}" if ratio else ""
+            lines.append([title, name, f"{round(median, -2):,.0f}", share])
+            title = ""
+    return rows(["", "", "instructions", "ours to theirs"], lines or [[NOT_MEASURED, "", "", ""]])
+
+
+def where(figures: Figures) -> str:
+    """Where the instructions of our server are."""
+    places = figures.topics.get(WHERE, {"medians": {}})["medians"]
+    whole = sum(places.values())
+    lines = [
+        [name, f"{round(count, -2):,.0f}", f"{count / whole:.0%}"]
+        for name, count in sorted(places.items(), key=lambda each: -each[1])
+    ]
+    return rows(["", "instructions", ""], lines or [[NOT_MEASURED, "", ""]])
+
+
+def summary(figures: Figures) -> str:
+    """What the README shows."""
+    document, machine = figures.document, figures.document["machine"]
+    lines = []
+    for key, title in COMPARED.items():
+        medians = figures.topics.get(key, {"medians": {}})["medians"]
+        ours, *others = [
+            f"{LABELS.get(name, name)} {number(value)}"
+            for name, value in medians.items()
+            if name not in LEFT_OUT
+        ] or [NOT_MEASURED]
+        lines.append([title, f"**{ours}**", "; ".join(others)])
+    lines.append(
+        [
+            "Locks per second that fill a core of the server",
+            f"**{figures.shown('server-cpu-64', show=rate)}**",
+            "",
+        ]
+    )
+    return (
+        rows(["", "ours", "beside"], lines)
+        + f"\n{document['date'][:10]}, {machine['cores']} cores of {machine['processor']}, our server "
+        f"{document['server']}.\n"
+    )
+
+
+def rate(microseconds: float) -> str:
+    """Return how many a second that is, in thousands."""
+    return f"{round(1e6 / microseconds, -3):,.0f}"
+
+
 def sizing(figures: Figures) -> str:
     """What somebody wants to know who has to choose a machine."""
     shown, renewed = figures.shown, f"{renewals.HELD:,}"
-
-    def rate(microseconds: float) -> str:
-        return f"{round(1e6 / microseconds, -3):,.0f}"
 
     def mebibytes(each: int) -> Callable[[float], str]:
         return lambda size: f"{size * each / (1 << 20):,.0f} MiB"
@@ -180,23 +239,32 @@ BLOCKS: dict[str, Callable[[Figures], str]] = {
     "sizing": sizing,
     "throughput": throughput,
     "costs": costs,
+    "instructions": instructions,
+    "where": where,
+    "summary": summary,
 }
 
 
-def page(document: Record) -> str:
-    """Return docs/speed.md with the figures of this record."""
+def pages(document: Record) -> dict[Path, str]:
+    """Return docs/speed.md and README.md with the figures of this record."""
     figures = Figures(document)
-    return MARKED.sub(
-        lambda found: found[1] + BLOCKS[found[2]](figures) + found[3], PAGE.read_text()
-    )
+
+    def written(path: Path) -> str:
+        return MARKED.sub(
+            lambda found: found[1] + BLOCKS[found[2]](figures) + found[3], path.read_text()
+        )
+
+    return {path: written(path) for path in (PAGE, README)}
 
 
 def write(document: Record) -> list[Path]:
-    """Write the page and the plots; return what was written."""
+    """Write the pages and the plots; return what was written."""
     from benchmarks import plots
 
-    PAGE.write_text(page(document))
-    return [PAGE, *plots.draw(document)]
+    found = pages(document)
+    for path, text in found.items():
+        path.write_text(text)
+    return [*found, *plots.draw(document)]
 
 
 def main() -> int:
@@ -206,7 +274,7 @@ def main() -> int:
     arguments = parser.parse_args()
     document = record.read(arguments.record)
     if arguments.check:
-        return int(page(document) != PAGE.read_text())
+        return int(any(text != path.read_text() for path, text in pages(document).items()))
     for path in write(document):
         print(path)
     return 0

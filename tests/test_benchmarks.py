@@ -19,9 +19,9 @@ if sys.platform != "linux":
     pytest.skip("the benchmarks are for Linux", allow_module_level=True)
 
 import dflockd
-from benchmarks import cpu, gaps, interpreters, published, record, report
+from benchmarks import callgrind, cpu, gaps, interpreters, published, record, report
 from benchmarks.bench import LeftOutError
-from benchmarks.callgrind import Callgrind
+from benchmarks.callgrind import Callgrind, by_place
 from benchmarks.child import Child
 from benchmarks.loads import NAMES
 from benchmarks.loads.shard_map import PING, Asker
@@ -79,7 +79,7 @@ def test_the_terminal_shows_figures_and_goals(document):
 
 
 def test_the_page_is_made_from_the_record(document):
-    page = report.page(document)
+    page = report.pages(document)[report.PAGE]
 
     [growth] = [topic for topic in document["topics"] if topic["key"] == "growth-cpu"]
     assert f"**{report.number(growth['ratios']['10 held']['median'])}**" in page
@@ -90,7 +90,8 @@ def test_the_page_is_made_from_the_record(document):
 
 @pytest.mark.skipif(not record.RESULTS.exists(), reason="nothing is recorded here")
 def test_the_page_has_the_figures_of_the_latest_full_run():
-    assert report.page(record.read()) == report.PAGE.read_text(), "run: python -m benchmarks.report"
+    for path, text in report.pages(record.read()).items():
+        assert text == path.read_text(), "run: python -m benchmarks.report"
 
 
 @pytest.mark.soak
@@ -102,8 +103,8 @@ def test_every_load_runs(tmp_path):
 
     assert done.returncode == 0, done.stderr
     document = json.loads(path.read_text())
-    page = report.page(document)
-    assert report.NOT_MEASURED not in page
+    for page in report.pages(document).values():
+        assert report.NOT_MEASURED not in page
     assert not document["left_out"].keys() & set(NAMES), document["left_out"]
 
 
@@ -129,20 +130,49 @@ for line in sys.stdin:
 
 @pytest.mark.skipif(not shutil.which("valgrind"), reason="valgrind is not installed")
 def test_the_instructions_of_a_turn_are_counted_and_nothing_else(tmp_path):
-    callgrind = Callgrind(tmp_path)
+    counter = Callgrind(tmp_path)
 
     def of_a_turn(loops, lengths=(10, 60)):
-        with Child(*callgrind.prefix, sys.executable, "-c", LOOP.format(loops)) as program:
+        with Child(*counter.prefix, sys.executable, "-c", LOOP.format(loops)) as program:
 
             def run(turns):
                 program.ask(turns)
                 return turns
 
-            return callgrind.per_turn(program.pid, run, lengths)
+            return sum(counter.per_turn(program.pid, run, lengths).values())
 
     one = of_a_turn(2_000)
     assert of_a_turn(20_000) == pytest.approx(10 * one, rel=0.05)
     assert of_a_turn(2_000, (10, 20)) == pytest.approx(one, rel=0.02)
+
+
+PROFILE = """
+ob=(1) /lib/libpython3.11.so.1.0
+fn=(1) PyDict_New
+10 5
++1 7
+cob=(2) /site-packages/dflockd__mypyc.so
+cfn=(2) CPyDef_table
+calls=3 20
+* 900
+fn=(3) PyBlake2_blake2b_compress
+-4 11
+ob=(2)
+fn=(2)
+* 13
+ob=(3) /lib/libc.so.6
+fn=(4) memcpy
+1 17
+"""
+
+
+def test_instructions_are_counted_where_they_are_and_once():
+    assert by_place(filter(None, PROFILE.splitlines())) == {
+        callgrind.PYTHON: 12,
+        callgrind.DIGEST: 11,
+        callgrind.COMPILED: 13,
+        callgrind.REST: 17,
+    }
 
 
 def test_instructions_are_left_out_without_valgrind(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 from benchmarks import servers
 from benchmarks.bench import Bench
-from benchmarks.callgrind import Callgrind
+from benchmarks.callgrind import COMPILED, Callgrind
 from benchmarks.exchange import Exchange
 from benchmarks.topic import Figures, Load, Topic
 
@@ -28,8 +28,9 @@ def load(bench: Bench) -> Iterator[Load]:
         "Ir",
         servers.OURS,
     )
+    where = Topic("server-instructions-where", "Where those of our server are", "Ir", COMPILED)
 
-    def counted(server: servers.Server) -> float:
+    def counted(server: servers.Server) -> dict[str, float]:
         with Exchange([server.port], CONNECTIONS) as exchange:
             return callgrind.per_turn(
                 server.pid, lambda seconds: exchange.run(seconds).turns, SECONDS
@@ -39,6 +40,10 @@ def load(bench: Bench) -> Iterator[Load]:
         compared = servers.all_in_python(bench, stack, callgrind.prefix)
 
         def measure(_: int) -> Figures:
-            return {topic.key: {name: counted(server) for name, server in compared.items()}}
+            found = {name: counted(server) for name, server in compared.items()}
+            return {
+                topic.key: {name: sum(places.values()) for name, places in found.items()},
+                where.key: {COMPILED: 0.0, **found[servers.OURS]},
+            }
 
-        yield Load([topic], measure, exact=True)
+        yield Load([topic, where], measure, exact=True)

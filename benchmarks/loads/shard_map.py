@@ -140,6 +140,8 @@ def load(bench: Bench) -> Iterator[Load]:
             cluster = ClusterStage(
                 bench.directory, etcd, number=2, serving_lease=SERVING_LEASE, max_lease=MAX_LEASE
             )
+            for server in cluster.servers:
+                server.python = bench.python
             stack.enter_context(cluster)
         scene = Scene.of(cluster, stack)
 

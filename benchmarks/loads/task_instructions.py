@@ -49,7 +49,7 @@ def load(bench: Bench) -> Iterator[Load]:
                         program.ask(f"{WAYS[way].name} {number}")
                         return int(number)
 
-                    return callgrind.per_turn(program.pid, take, NUMBERS)
+                    return sum(callgrind.per_turn(program.pid, take, NUMBERS).values())
 
                 plain = taken(PLAIN)
                 return {way: taken(way) - plain for way in ways}
