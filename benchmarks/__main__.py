@@ -112,8 +112,8 @@ def measure(name: str, bench: Bench, number: int, rounds: Rounds, console: Conso
     module = importlib.import_module(f"benchmarks.loads.{name}")
     begun = time.monotonic()
     with module.load(bench) as load:
-        least = 1 if load.exact else number
-        most = least if bench.quick or load.exact else MORE * number
+        least = min(number, load.rounds or number)
+        most = least if bench.quick or load.rounds else MORE * number
         done = 0
         while done < least or (done < most and not rounds.are_steady(load.topics)):
             rounds.add(load.topics, load.measure(done))

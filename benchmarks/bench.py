@@ -27,7 +27,7 @@ class Bench:
     @property
     def seconds(self) -> float:
         """How long one load is kept up for one figure."""
-        return 0.1 if self.quick else 1.5
+        return 0.1 if self.quick else 1.0
 
     def scaled(self, number: int) -> int:
         """Return how many of something to have: all, or a hundredth in a quick run."""

@@ -41,5 +41,5 @@ class Load(NamedTuple):
     topics: list[Topic]
     measure: Callable[[int], Figures]
     """One round, by its number."""
-    exact: bool = False
-    """Whether one round says it all: another one would give the same."""
+    rounds: int | None = None
+    """The most that are worth their time; ``1`` if another one would give the same."""

@@ -19,8 +19,6 @@ from benchmarks.exchange import Exchange
 from benchmarks.topic import Figures, Goal, Load, Topic
 
 CONNECTIONS = (16, 64, 256)
-SHARE = 2 / 3
-"""Of the time of other loads: these are many servers, and each answers thousands of times."""
 
 
 def per_turn(server: servers.Server, connections: int, seconds: float) -> float:
@@ -67,7 +65,7 @@ def load(bench: Bench) -> Iterator[Load]:
             figures: Figures = {}
             for connections, topic in topics.items():
                 found = {
-                    name: per_turn(compared[name], connections, bench.seconds * SHARE)
+                    name: per_turn(compared[name], connections, bench.seconds)
                     for name in turned(compared, number)
                 }
                 figures[topic.key] = found

@@ -155,4 +155,4 @@ def load(bench: Bench) -> Iterator[Load]:
             ]
             return {topic.key: each for topic, each in zip(topics, found, strict=True)}
 
-        yield Load(topics, measure)
+        yield Load(topics, measure, rounds=3)

@@ -57,7 +57,7 @@ WAYS = {
     BARE: jobs.bare,
 }
 WAITING = (OURS, PLAIN, REDIS)
-TASKS = 600
+TASKS = 400
 """Sent for one throughput."""
 
 FEW_KEYS = 4
