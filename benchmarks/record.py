@@ -69,7 +69,6 @@ class Rounds:
 
 def summary(topic: Topic, figures: Mapping[str, Sequence[float]]) -> Record:
     """Return what a topic's rounds have given."""
-    ours = figures[topic.ours]
     entry: Record = {
         "key": topic.key,
         "title": topic.title,
@@ -80,7 +79,8 @@ def summary(topic: Topic, figures: Mapping[str, Sequence[float]]) -> Record:
         "medians": {name: statistics.median(values) for name, values in figures.items()},
         "ratios": {},
     }
-    for name, theirs in figures.items():
+    ours = figures.get(topic.ours, [])
+    for name, theirs in figures.items() if ours else ():
         # What a lock adds is a difference, and can drown: then a round has no ratio.
         pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a > 0 and b > 0]
         if pairs and name != topic.ours:

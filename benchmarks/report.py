@@ -26,8 +26,10 @@ README = stage.ROOT / "README.md"
 MARKED = re.compile(r"(<!-- begin: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DAY = 86_400
 NOT_MEASURED = "not measured"
-INSTRUCTIONS = "Ir"
-WHERE = "server-instructions-where"
+SHOWN = 0.025
+"""The least share of a part that is shown by itself."""
+COUNTED = {"Ir": -2, "calls": 0}
+"""The units of what is counted, and to how many digits it is shown."""
 
 
 class Figures:
@@ -109,30 +111,40 @@ def mark(goal: dict[str, Any]) -> str:
     return "aim reached" if goal.get("aim reached") else "reached"
 
 
-def instructions(figures: Figures) -> str:
+def counts(figures: Figures) -> str:
     """What was counted, beside others."""
     lines = []
     for topic in figures.topics.values():
-        if topic["unit"] != INSTRUCTIONS or topic["key"] == WHERE:
+        if topic["unit"] not in COUNTED or not topic["ours"]:
             continue
-        title = topic["title"].removeprefix("Instructions of ").removeprefix("Instructions that ")
+        title = topic["title"]
         for name, median in topic["medians"].items():
             ratio = topic["ratios"].get(name)
             share = f"{ratio['median']:.2g}" if ratio else ""
-            lines.append([title, name, f"{round(median, -2):,.0f}", share])
+            lines.append([title, name, counted(topic, median), share])
             title = ""
-    return rows(["", "", "instructions", "ours to theirs"], lines or [[NOT_MEASURED, "", "", ""]])
+    return rows(["", "", "", "ours to theirs"], lines or [[NOT_MEASURED, "", "", ""]])
 
 
-def where(figures: Figures) -> str:
-    """Where the instructions of our server are."""
-    places = figures.topics.get(WHERE, {"medians": {}})["medians"]
-    whole = sum(places.values())
-    lines = [
-        [name, f"{round(count, -2):,.0f}", f"{count / whole:.0%}"]
-        for name, count in sorted(places.items(), key=lambda each: -each[1])
-    ]
-    return rows(["", "instructions", ""], lines or [[NOT_MEASURED, "", ""]])
+def parts(figures: Figures) -> str:
+    """Where they are, of what is ours."""
+    lines = []
+    for topic in figures.topics.values():
+        if topic["ours"]:
+            continue
+        title, medians = topic["title"], topic["medians"]
+        whole = sum(medians.values())
+        shown = {name: each for name, each in medians.items() if each / whole >= SHOWN}
+        if rest := whole - sum(shown.values()):
+            shown[f"{len(medians) - len(shown)} more"] = rest
+        for name, each in sorted(shown.items(), key=lambda item: -item[1]):
+            lines.append([title, name, counted(topic, each), f"{each / whole:.0%}"])
+            title = ""
+    return rows(["", "", "", ""], lines or [[NOT_MEASURED, "", "", ""]])
+
+
+def counted(topic: dict[str, Any], count: float) -> str:
+    return f"{round(count, COUNTED[topic['unit']]):,.0f}"
 
 
 def summary(figures: Figures) -> str:
@@ -239,8 +251,8 @@ BLOCKS: dict[str, Callable[[Figures], str]] = {
     "sizing": sizing,
     "throughput": throughput,
     "costs": costs,
-    "instructions": instructions,
-    "where": where,
+    "counts": counts,
+    "parts": parts,
     "summary": summary,
 }
 

@@ -2,7 +2,7 @@
 
 COMPARED = {
     "server-cpu-64": "CPU of the server for one lock, 64 connections, µs",
-    "with-lock-tcp": "“with lock: pass” in a program, over TCP, µs",
+    "with-lock-tcp": "“with lock: pass” in a program, TCP, µs",
     "task-cpu": "CPU that a lock adds to a Celery task, all processes, µs",
     "hand-off": "From a release to the next holder, ms",
 }

@@ -23,23 +23,24 @@ class TaskStage:
 
     Attributes:
         locks: our lock server.
+        socket: where it listens.
         redis: broker, result backend and lock store of the others.
         runs: what has run.
         env: the variables that tell a process of `benchmarks.loads.jobs` about them.
     """
 
     def __init__(self, bench: Bench, stack: ExitStack) -> None:
-        socket = bench.directory / "locks.sock"
+        self.socket = bench.directory / "locks.sock"
         record = bench.directory / "runs.jsonl"
         self._directory = bench.directory
         self._stack = stack
-        self.locks = servers.ours(bench, stack, "--unix-socket", str(socket))
+        self.locks = servers.ours(bench, stack, "--unix-socket", str(self.socket))
         self.redis = stack.enter_context(stage.Redis(bench.directory))
         self.runs = Runs(record)
         self.env = {
             jobs.SOCKET: str(self.redis.socket),
             jobs.RECORD: str(record),
-            jobs.SERVERS: f"unix:{socket}",
+            jobs.SERVERS: f"unix:{self.socket}",
         }
 
     @property

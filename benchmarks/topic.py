@@ -26,8 +26,8 @@ class Topic:
     """Unique, for programs and for `benchmarks.report`."""
     title: str
     unit: str
-    ours: str
-    """The name that the ratios are about."""
+    ours: str = ""
+    """The name that the ratios are about; none if the names are the parts of one whole."""
     goals: Mapping[str, Goal] = field(default_factory=dict)
     """What ours is to be of another's figure, by name."""
     limit: Goal | None = None

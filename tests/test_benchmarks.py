@@ -13,6 +13,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from dflockd.sharding import stable_hash_shard
 from examples.demo import stage
 
 if sys.platform != "linux":
@@ -22,6 +23,7 @@ import dflockd
 from benchmarks import callgrind, cpu, gaps, interpreters, published, record, report
 from benchmarks.bench import LeftOutError
 from benchmarks.callgrind import Callgrind, by_place
+from benchmarks.calls import C_FUNCTIONS, calls
 from benchmarks.child import Child
 from benchmarks.loads import NAMES
 from benchmarks.loads.shard_map import PING, Asker
@@ -173,6 +175,29 @@ def test_instructions_are_counted_where_they_are_and_once():
         callgrind.COMPILED: 13,
         callgrind.REST: 17,
     }
+
+
+def test_calls_are_counted_by_whose_they_are():
+    def turns(number):
+        for _ in range(number):
+            len("")
+            stable_hash_shard("key", 3)
+
+    found = calls(turns, 4)
+
+    assert found["dflockd.sharding"] == 1
+    assert found[__name__.partition(".")[0]] == 1 / 4
+    assert found[C_FUNCTIONS] > 1
+
+
+def test_parts_of_a_whole_are_shown_with_their_share():
+    kept = Rounds()
+    topic = Topic("parts", "Whose they are", "calls")
+    kept.add([topic], {"parts": {"few": 1.0, "less": 1.0, "many": 98.0}})
+    figures = report.Figures({"topics": kept.summaries()})
+
+    assert "| Whose they are | many | 98 | 98% |\n|  | 2 more | 2 | 2% |" in report.parts(figures)
+    assert report.NOT_MEASURED in report.counts(figures)
 
 
 def test_instructions_are_left_out_without_valgrind(tmp_path, monkeypatch):

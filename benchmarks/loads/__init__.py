@@ -19,4 +19,5 @@ NAMES = (
     "server_instructions",
     "client_instructions",
     "task_instructions",
+    "calls",
 )

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 from benchmarks import servers
 from benchmarks.bench import Bench
-from benchmarks.callgrind import COMPILED, Callgrind
+from benchmarks.callgrind import Callgrind
 from benchmarks.exchange import Exchange
 from benchmarks.topic import Figures, Load, Topic
 
@@ -28,7 +28,7 @@ def load(bench: Bench) -> Iterator[Load]:
         "Ir",
         servers.OURS,
     )
-    where = Topic("server-instructions-where", "Where those of our server are", "Ir", COMPILED)
+    where = Topic("server-instructions-where", "Where those of our server are", "Ir")
 
     def counted(server: servers.Server) -> dict[str, float]:
         with Exchange([server.port], CONNECTIONS) as exchange:
@@ -43,7 +43,7 @@ def load(bench: Bench) -> Iterator[Load]:
             found = {name: counted(server) for name, server in compared.items()}
             return {
                 topic.key: {name: sum(places.values()) for name, places in found.items()},
-                where.key: {COMPILED: 0.0, **found[servers.OURS]},
+                where.key: found[servers.OURS],
             }
 
         yield Load([topic, where], measure, rounds=1)
