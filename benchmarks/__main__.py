@@ -41,6 +41,10 @@ def main() -> int:
             bench.python = options.server or interpreters.compiled()
         except LeftOutError as exc:
             bench.left_out["dflockd, compiled"] = str(exc)
+        try:
+            bench.compiled = interpreters.is_compiled(bench.python)
+        except LeftOutError as exc:
+            sys.exit(str(exc))
         for name in options.loads:
             bench.directory = Path(directory, name)
             bench.directory.mkdir()

@@ -21,6 +21,8 @@ class Bench:
     quick: bool = False
     python: str = sys.executable
     """The interpreter that runs our server, compiled where that can be had."""
+    compiled: bool = False
+    """Whether it is."""
     left_out: dict[str, str] = field(default_factory=dict)
     """What could not be compared, and why."""
 

@@ -40,15 +40,22 @@ def compiled() -> str:
 
 
 def is_compiled(python: str) -> bool:
-    """Return whether the server that an interpreter finds is compiled."""
+    """Return whether the server that an interpreter finds is compiled.
+
+    Raises:
+        LeftOutError: it does not find one.
+    """
     return _look(python)[1]
 
 
 def _look(python: str) -> tuple[str, bool]:
-    found = subprocess.run(
-        [python, "-c", LOOK], capture_output=True, text=True, timeout=PATIENCE, check=True
-    )
-    place, answer = found.stdout.split()
+    try:
+        found = subprocess.run(
+            [python, "-c", LOOK], capture_output=True, text=True, timeout=PATIENCE, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as exc:
+        raise LeftOutError(f"{python} does not run our server") from exc
+    place, answer = found.stdout.splitlines()
     return place, answer == "True"
 
 

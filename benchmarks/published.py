@@ -62,6 +62,8 @@ def go() -> Path:
         LeftOutError: there is none.
     """
     if named := os.environ.get(GO_VARIABLE):
+        if not os.access(named, os.X_OK):
+            raise LeftOutError(f"{GO_VARIABLE} names {named}, which cannot be run")
         return Path(named)
     places = [Path(each, "dflockd") for each in os.get_exec_path()]
     for path in [*places, GO_PLACE]:
@@ -79,7 +81,7 @@ def go_version() -> str:
     try:
         command = [str(go()), "--version"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
-    except LeftOutError:
+    except (LeftOutError, OSError, subprocess.SubprocessError):
         return "not installed"
     return done.stdout.strip()
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import psutil
 
-from benchmarks import interpreters, published
+from benchmarks import published
 from benchmarks.bench import Bench
 from benchmarks.topic import Figures, Goal, Topic
 from examples.demo import stage
@@ -129,7 +129,7 @@ def record(
         "commit": commit(),
         "machine": where,
         "python": platform.python_version(),
-        "server": "compiled" if interpreters.is_compiled(bench.python) else "in plain Python",
+        "server": "compiled" if bench.compiled else "in plain Python",
         "versions": versions(),
         "rounds": rounds,
         "quick": bench.quick,

@@ -222,8 +222,12 @@ def test_the_server_in_go_is_looked_for(tmp_path, monkeypatch):
         published.go()
     monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{binary.parent}")
     assert published.go() == binary
-    monkeypatch.setenv(published.GO_VARIABLE, str(tmp_path))
-    assert published.go() == tmp_path
+    monkeypatch.setenv(published.GO_VARIABLE, str(script))
+    assert published.go() == script
+    monkeypatch.setenv(published.GO_VARIABLE, str(tmp_path / "none"))
+    with pytest.raises(LeftOutError, match="cannot be run"):
+        published.go()
+    assert published.go_version() == "not installed"
 
 
 def test_a_server_that_is_not_compiled_is_not_taken_for_it(tmp_path, monkeypatch):
@@ -231,8 +235,11 @@ def test_a_server_that_is_not_compiled_is_not_taken_for_it(tmp_path, monkeypatch
     with pytest.raises(LeftOutError, match="make compiled"):
         interpreters.compiled()
 
-    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "python").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "python").chmod(0o755)
+    with pytest.raises(LeftOutError, match="does not run"):
+        interpreters.compiled()
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     if not dflockd.compiled:
         with pytest.raises(LeftOutError, match="not compiled"):
             interpreters.compiled()
@@ -403,6 +410,13 @@ def test_an_unknown_load_is_refused():
 
     assert done.returncode == 2
     assert "no load is called 'speed'; there are server_cpu" in done.stderr
+
+
+def test_an_interpreter_without_our_server_is_refused(tmp_path):
+    done = bench("held_keys", "--server", str(tmp_path / "python"))
+
+    assert done.returncode == 1
+    assert done.stderr == f"{tmp_path / 'python'} does not run our server\n"
 
 
 def test_a_large_cluster_is_run_through_all_that_happens_to_it():
