@@ -83,6 +83,8 @@ def goals(figures: Figures) -> str:
     """Every figure that has a goal."""
     lines = []
     for topic in figures.topics.values():
+        if topic["ours"] not in topic["medians"]:
+            continue
         name = f"{topic['title']}, {topic['unit']}"
         ours = number(topic["medians"][topic["ours"]])
         if limit := topic.get("limit"):

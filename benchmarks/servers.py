@@ -104,11 +104,19 @@ def all_in_python(bench: Bench, stack: ExitStack, prefix: Sequence[str] = ()) ->
     bare = BareServer(bench.directory, name="bare")
     return {
         OURS: ours(bench, stack, prefix=prefix),
-        PLAIN: ours(bench, stack, name="plain", python=sys.executable, prefix=prefix),
+        **plain(bench, stack, prefix),
         **before(bench, stack, prefix),
         BARE: _started(stack, bare, prefix),
         **python(bench, stack, prefix),
     }
+
+
+def plain(bench: Bench, stack: ExitStack, prefix: Sequence[str] = ()) -> dict[str, Server]:
+    """Start our server in plain Python, by its name; nothing if this interpreter has it compiled."""
+    if interpreters.is_compiled(sys.executable):
+        bench.left_out[PLAIN] = "the benchmarks themselves run where the server is compiled"
+        return {}
+    return {PLAIN: ours(bench, stack, name="plain", python=sys.executable, prefix=prefix)}
 
 
 def before(bench: Bench, stack: ExitStack, prefix: Sequence[str] = ()) -> dict[str, Server]:
