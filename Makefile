@@ -67,7 +67,7 @@ $(STAMP): pyproject.toml server/pyproject.toml requirements-dev.txt
 
 # The build writes beside what it compiles: so it gets a copy.
 $(COMPILED)/.stamp: pyproject.toml server/pyproject.toml requirements-dev.txt $(shell find server/dflockd -type f ! -name '*.pyc')
-	@$(MAKE) -s compiler
+	@$(look_for_compiler)
 	@$(call environment,$(COMPILED))
 	@echo "Compiling dflockd-py, and installing it and celery-dflock (a minute) ..."
 	@rm -rf $(COMPILED)/src && mkdir $(COMPILED)/src
@@ -77,18 +77,10 @@ $(COMPILED)/.stamp: pyproject.toml server/pyproject.toml requirements-dev.txt $(
 	@touch $@
 
 compiler:
-	@if [ -x $(COMPILED)/bin/python ]; then python=$(COMPILED)/bin/python; else $(find_python); fi; \
-	"$$python" -c "$$HAS_COMPILER"
+	@$(look_for_compiler)
 
-define HAS_COMPILER
-import os, pathlib, shlex, shutil, sys, sysconfig
-compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
-if not shutil.which(compiler):
-    sys.exit(f"A C compiler is needed to compile the lock server, and {compiler} is not there (Debian: apt-get install gcc)")
-if not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists():
-    sys.exit("Python.h is needed to compile the lock server, and is not there (Debian: apt-get install python3-dev)")
-endef
-export HAS_COMPILER
+look_for_compiler = if [ -x $(COMPILED)/bin/python ]; then python=$(COMPILED)/bin/python; else $(find_python); fi; \
+	"$$python" .ci/compiler.py
 
 QUIETLY := --quiet --disable-pip-version-check
 
