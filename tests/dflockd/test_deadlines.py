@@ -12,10 +12,6 @@ from dflockd.table import Deadlines
 from dflockd.table.deadlines import FEW_CHAINS, Timed
 
 
-class Item(Timed):
-    """Anything."""
-
-
 def test_nothing_falls_due_of_nothing() -> None:
     deadlines: Deadlines = Deadlines()
     assert deadlines.next() is None
@@ -25,7 +21,7 @@ def test_nothing_falls_due_of_nothing() -> None:
 
 def test_due_is_at_the_deadline_and_not_before() -> None:
     deadlines: Deadlines = Deadlines()
-    item = Item()
+    item = Timed()
     deadlines.set(item, 5, 10.0)
     assert deadlines.next() == 15.0
     assert deadlines.pop(14.999) is None
@@ -35,7 +31,7 @@ def test_due_is_at_the_deadline_and_not_before() -> None:
 
 def test_order_of_what_falls_due_together() -> None:
     deadlines: Deadlines = Deadlines()
-    items = [Item() for _ in range(4)]
+    items = [Timed() for _ in range(4)]
     deadlines.set(items[0], 5, 0.0)
     deadlines.set(items[1], 5, 0.0)
     deadlines.set(items[2], 3, 2.0)
@@ -45,7 +41,7 @@ def test_order_of_what_falls_due_together() -> None:
 
 def test_cleared_is_gone() -> None:
     deadlines: Deadlines = Deadlines()
-    item = Item()
+    item = Timed()
     deadlines.set(item, 5, 0.0)
     deadlines.clear(item)
     assert deadlines.next() is None
@@ -56,10 +52,10 @@ def test_cleared_is_gone() -> None:
 def test_many_spans_far_away_do_not_pile_up() -> None:
     # A client may choose another timeout each time; an item that is nearer hides them from `next`.
     deadlines: Deadlines = Deadlines()
-    near = Item()
+    near = Timed()
     deadlines.set(near, 1, 0.0)
     for span in range(1000, 6000):
-        item = Item()
+        item = Timed()
         deadlines.set(item, span, 0.0)
         assert deadlines.next() == 1.0
         deadlines.clear(item)
@@ -78,11 +74,11 @@ actions = st.tuples(
 @given(st.lists(actions, max_size=400))
 def test_like_a_plain_list(steps: list[tuple[str, int, int]]) -> None:
     deadlines: Deadlines = Deadlines()
-    plain: list[tuple[float, float, int, Item]] = []  # deadline, span, when it was set, what
+    plain: list[tuple[float, float, int, Timed]] = []  # deadline, span, when it was set, what
     now = 0.0
     for number, (action, choice, span) in enumerate(steps):
         if action == "set":
-            item = Item()
+            item = Timed()
             deadlines.set(item, span, now)
             plain.append((now + span, span, number, item))
         elif action in ("clear", "reset") and plain:

@@ -63,7 +63,7 @@ class Model:
             self.fence += 1
             key = b"key" * chance.randrange(1, 60)
             entry = Entry(self.group, Space(self.fence % 2), key, self.fence % 3)
-            hold = Hold(entry, self.fence, b"", None, chance.random())
+            hold = Hold(entry, self.fence, b"", None, 30, chance.random())
             hold.label = b"label" * chance.randrange(20)
             entry.holds[hold.fence] = self.live[hold.fence] = hold
         else:
