@@ -19,8 +19,8 @@ from benchmarks.loads import NAMES
 from benchmarks.record import Rounds
 from benchmarks.table import WIDTH, tables
 
-MORE = 2
-"""How many times the rounds there may be of a load whose ratios do not settle."""
+MORE = 60.0
+"""Seconds for which there may be more rounds of a load whose ratios have not settled."""
 
 
 def main() -> int:
@@ -116,10 +116,11 @@ def measure(name: str, bench: Bench, number: int, rounds: Rounds, console: Conso
     module = importlib.import_module(f"benchmarks.loads.{name}")
     begun = time.monotonic()
     with module.load(bench) as load:
-        least = min(number, load.rounds or number)
-        most = least if bench.quick or load.rounds else MORE * number
-        done = 0
-        while done < least or (done < most and not rounds.are_steady(load.topics)):
+        done = min(number, load.rounds or number)
+        for each in range(done):
+            rounds.add(load.topics, load.measure(each))
+        end = time.monotonic() + (0 if bench.quick or load.rounds else MORE)
+        while time.monotonic() < end and not rounds.are_steady(load.topics):
             rounds.add(load.topics, load.measure(done))
             done += 1
     console.print(f"{name}: {done} rounds in {time.monotonic() - begun:.0f} s")
