@@ -11,15 +11,15 @@ import logging
 import os
 import ssl
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, KeysView, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import repeat
 from types import ModuleType
 from typing import Any
 
 from celery import Celery
+from celery.app.defaults import DEFAULTS
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.collections import DictAttribute
 from celery.utils.imports import symbol_by_name
@@ -134,8 +134,7 @@ class Settings:
         return {"auth_token": self.auth_token, "ssl_context": self.ssl_context}
 
 
-_cache: weakref.WeakKeyDictionary[Celery, tuple[list[Any], Settings]]
-_cache = weakref.WeakKeyDictionary()
+_cache: weakref.WeakKeyDictionary[Celery, Read] = weakref.WeakKeyDictionary()
 
 
 def settings(app: Celery) -> Settings:
@@ -144,48 +143,111 @@ def settings(app: Celery) -> Settings:
     Raises:
         ImproperlyConfigured: a value is bad; the text is one line that names the setting.
     """
-    known = _cache.get(app)
-    if known is not None and known[0] == _sources(app.conf):
-        return known[1]
-    conf = app.conf.finalize()  # until it is asked for something it has read nothing
-    # With copies, for a list that is changed in place stays equal to itself.
-    sources = [copy(each) if isinstance(each, list | dict) else each for each in _sources(conf)]
-    checked = _checked(*_raw(conf))
-    _cache[app] = (sources, checked)
-    if not checked.enabled:
-        logger.warning("locking is switched off: locked tasks of app %r run without", app.main)
-    return checked
+    return read(app).settings
 
 
-def _sources(conf: Any) -> list[Any]:
-    """Return all that the settings can come from, set or not, as it is now.
+def read(app: Celery) -> Read:
+    """Return the settings of an app as they are now, and what they were read from.
 
-    To see that nothing has changed takes far less time than to look the settings up: Celery raises
-    for each spelling that it does not find in each of its mappings, and most are in none.
+    Raises:
+        ImproperlyConfigured: as for `settings`.
     """
-    found: list[Any] = [switched_off, *map(os.environ.get, VARIABLES)]
-    names = _spellings(conf.prefix)
-    for mapping in conf.maps:
-        found += map(_getter(mapping), names, repeat(_UNSET))
+    known = _cache.get(app)
+    if known is not None and known.is_current(app.conf):
+        return known
+    conf = app.conf.finalize()  # until it is asked for something it has read nothing
+    found = _cache[app] = Read(conf)
+    if not found.settings.enabled:
+        logger.warning("locking is switched off: locked tasks of app %r run without", app.main)
     return found
 
 
-def _getter(mapping: Any) -> Callable[[str, object], object]:
-    """Return the `get` of one of Celery's mappings, without raising inside for what is not there."""
+class Read:
+    """The settings of an app as they were read, and all that they can come from, set or not.
+
+    To see that nothing has changed takes far less time than to look the settings up: Celery raises
+    for each spelling that it does not find in each of its mappings, and most are in none. Of a dict
+    that has none of our names one call shows that it still has none.
+
+    Attributes:
+        settings: checked.
+    """
+
+    __slots__ = (
+        "_absent",
+        "_environ",
+        "_found",
+        "_maps",
+        "_number_of_maps",
+        "_switched_off",
+        "settings",
+    )
+
+    def __init__(self, conf: Any) -> None:
+        self._switched_off = switched_off
+        self._environ = os.environ
+        self._maps = conf.maps
+        self._number_of_maps = len(self._maps)
+        self._absent: list[tuple[KeysView[Any], frozenset[Any]]] = []
+        self._found: list[tuple[Callable[[Any, object], object], Any, object]] = []
+        names = _spellings(conf.prefix)
+        for mapping in self._maps:
+            if mapping is not DEFAULTS:  # Celery's own
+                self._look(*_ways_into(mapping), names)
+        # In the dict under `os.environ`: that itself raises inside for what is not there.
+        data = getattr(os.environ, "_data", None)
+        if data is None:
+            self._look(None, os.environ.get, frozenset(VARIABLES))
+        else:
+            self._look(data, data.get, frozenset(map(os.environ.encodekey, VARIABLES)))
+        self.settings = _checked(*_raw(conf))
+
+    def _look(
+        self,
+        known: dict[Any, Any] | None,
+        get: Callable[[Any, object], object],
+        names: frozenset[Any],
+    ) -> None:
+        if known is not None:
+            self._absent.append((known.keys(), names.difference(known)))
+            names = names.intersection(known)
+        for name in names:
+            value = get(name, _UNSET)
+            # A copy, for a list that is changed in place stays equal to itself.
+            value = copy(value) if isinstance(value, list | dict) else value
+            self._found.append((get, name, value))
+
+    def is_current(self, conf: Any) -> bool:
+        """Whether nothing has changed since."""
+        maps = conf.maps  # another list when Celery has read it anew; longer for more defaults
+        if maps is not self._maps or len(maps) != self._number_of_maps:
+            return False
+        for keys, names in self._absent:
+            if not keys.isdisjoint(names):
+                return False
+        for get, name, value in self._found:
+            if get(name, _UNSET) != value:
+                return False
+        return switched_off is self._switched_off and os.environ is self._environ
+
+
+def _ways_into(mapping: Any) -> tuple[dict[str, Any] | None, Callable[[str, object], object]]:
+    """Return the dict that one of Celery's mappings is, or looks into, if it is one; and its `get`."""
+    if isinstance(mapping, dict):
+        return mapping, mapping.get
     if not isinstance(mapping, DictAttribute):
-        get: Callable[[str, object], object] = mapping.get
-        return get
+        return None, mapping.get
     source = mapping.obj  # which an app is configured from: a module, a class, Django's settings
     if type(source) is ModuleType and "__getattr__" not in vars(source):
-        return vars(source).get
-    return partial(getattr, source)
+        return vars(source), vars(source).get
+    return None, partial(getattr, source)  # which does not raise inside for what is not there
 
 
 @cache
-def _spellings(namespace: str | None) -> tuple[str, ...]:
+def _spellings(namespace: str | None) -> frozenset[str]:
     """Return all names under which Celery may look for a setting, and then some."""
     prefixed = [namespace + name for name in NAMES] if namespace else []
-    return (*NAMES, *map(str.upper, prefixed), *map(str.lower, prefixed))
+    return frozenset((*NAMES, *map(str.upper, prefixed), *map(str.lower, prefixed)))
 
 
 def _raw(conf: Mapping[str, Any]) -> tuple[Any, ...]:
