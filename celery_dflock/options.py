@@ -165,6 +165,8 @@ class LockOptions:
         """
         if self.keys is None:
             return [default_key(task.name, self.parameters.bind(args, kwargs))]
+        if len(self.keys) == 1 and isinstance(self.keys[0], KeyTemplate):
+            return self._make(self.keys[0], task, args, kwargs)  # nearly always
         return sorted(
             {key for source in self.keys for key in self._make(source, task, args, kwargs)}
         )
