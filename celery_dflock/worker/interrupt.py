@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import signal
 import sys
 import threading
@@ -18,7 +19,13 @@ SIGNAL = getattr(signal, "SIGURG", None)
 RunSoon: TypeAlias = Callable[[Callable[[], object]], object]
 """Has a function called by the hub of a thread's greenlets."""
 
-_pending: dict[int, Interruptible] = {}
+_innermost: Interruptible | None = None
+"""That of the main thread."""
+
+_is_handled = False
+"""Whether this process has the handler of the signal, as far as known: it is set once."""
+
+_main = threading.main_thread().ident
 
 
 class Interruptible:
@@ -30,25 +37,38 @@ class Interruptible:
     not interrupted, and nobody could try.
     """
 
+    __slots__ = (
+        "_error",
+        "_greenlet",
+        "_ident",
+        "_mutex",
+        "_open",
+        "_outer",
+        "_run_soon",
+    )
+
     def __init__(self) -> None:
-        self._ident = threading.get_ident()
-        self._is_main = threading.current_thread() is threading.main_thread()
-        self._error: BaseException | None = None
         self._open = False
-        self._outer: Interruptible | None = None
-        # Between the look at `_open` and the interruption the stretch must not end.
-        self._mutex = threading.Lock()
+        self._error: BaseException | None = None
+        self._run_soon: RunSoon | None = None
+        self._mutex: threading.Lock | None = None
+        """Where the interpreter interrupts: between the look at `_open` and that it must not end."""
 
     def __enter__(self) -> Self:
         """Begin the stretch."""
-        self._run_soon = _hub()
+        global _innermost
+        self._ident = ident = threading.get_ident()
+        if "gevent.monkey" in sys.modules or "eventlet.patcher" in sys.modules:
+            self._run_soon = _hub()
         if self._run_soon is not None:
             self._greenlet: Any = import_module("greenlet").getcurrent()
-        elif self._is_main and SIGNAL is not None:
-            self._outer = _pending.get(self._ident)
-            _pending[self._ident] = self
-            if signal.getsignal(SIGNAL) is not _handle:
-                signal.signal(SIGNAL, _handle)
+        elif ident != _main:
+            self._mutex = threading.Lock()
+        else:
+            if not _is_handled and SIGNAL is not None:
+                _handle_signal(SIGNAL)
+            self._outer = _innermost
+            _innermost = self
         self._open = True
         return self
 
@@ -59,35 +79,41 @@ class Interruptible:
         traceback: TracebackType | None,
     ) -> None:
         """End the stretch; an interruption that has not arrived yet never does."""
-        with self._mutex:
-            self._open = False
-        if self._outer is not None:
-            _pending[self._ident] = self._outer
-        else:
-            _pending.pop(self._ident, None)
-        if self._error is not None and not self._is_main and self._run_soon is None:
-            _raise_in_thread(self._ident, None)
+        global _innermost
+        if self._mutex is not None:
+            with self._mutex:
+                self._open = False
+            if self._error is not None:
+                _raise_in_thread(self._ident, None)
+            return
+        self._open = False
+        if self._run_soon is None:
+            _innermost = self._outer
 
     def interrupt(self, error: BaseException) -> bool:
         """Raise `error` in the stretch, from another thread; ``False`` where that cannot be done."""
-        with self._mutex:
-            return self._interrupt(error)
-
-    def _interrupt(self, error: BaseException) -> bool:
         if not self._open:
             return False
-        self._error = error
+        if self._mutex is not None:
+            return self._interrupt_thread(self._mutex, error)
         if self._run_soon is not None:
+            self._error = error
             self._run_soon(self._throw)
             return True
-        if not self._is_main:
+        if SIGNAL is None or not _is_still_handled(SIGNAL):
+            return False
+        self._error = error
+        signal.pthread_kill(self._ident, SIGNAL)
+        return True
+
+    def _interrupt_thread(self, mutex: threading.Lock, error: BaseException) -> bool:
+        with mutex:
+            if not self._open:
+                return False
+            self._error = error
             # The interpreter takes a class and makes the instance itself.
             _raise_in_thread(self._ident, _as_class(error))
             return True
-        if SIGNAL is None:
-            return False
-        signal.pthread_kill(self._ident, SIGNAL)
-        return True
 
     def _throw(self) -> None:
         """Raise the error in the greenlet, which waits: this runs in the hub."""
@@ -105,9 +131,30 @@ class Interruptible:
 
 
 def _handle(_number: int, _frame: FrameType | None) -> None:
-    stretch = _pending.get(threading.get_ident())
-    if stretch is not None:
-        stretch.raise_pending()
+    if _innermost is not None:
+        _innermost.raise_pending()
+
+
+def _handle_signal(number: signal.Signals) -> None:
+    """Have the signal handled from now on; only the main thread can do that."""
+    global _is_handled
+    signal.signal(number, _handle)
+    _is_handled = True
+
+
+def _is_still_handled(number: signal.Signals) -> bool:
+    """Whether nobody else has taken the signal; if so it is taken back for the next stretch."""
+    global _is_handled
+    _is_handled = signal.getsignal(number) is _handle
+    return _is_handled
+
+
+def _after_fork_in_child() -> None:
+    global _main
+    _main = threading.main_thread().ident
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _as_class(error: BaseException) -> type[BaseException]:

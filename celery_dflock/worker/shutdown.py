@@ -32,12 +32,12 @@ class Shutdown:
     """Whether this worker is shutting down, and who has to be told."""
 
     def __init__(self) -> None:
-        self._begun = False
+        self.begun = False
+        """Whether nobody should begin to wait any more."""
         self._waiting: dict[DistributedLock, int] = {}
         """With the thread in which it is waited for."""
         self._told: set[int] = set()
         """The threads that waited when this began, until their tasks have moved on."""
-        self._sees_ends = False
         self._read_end = -1
         self._write_end = -1
         self._marks: mmap.mmap | None = None
@@ -45,28 +45,27 @@ class Shutdown:
         """The one of this process, if it is a child."""
         self._listener: threading.Thread | None = None
 
-    @property
-    def begun(self) -> bool:
-        """Whether nobody should begin to wait any more."""
-        return self._begun
-
     def add(self, lock: DistributedLock) -> None:
         """From now on a shutdown makes `lock.acquire()` raise `AcquireCancelledError`."""
-        self._listen()
         self._waiting[lock] = threading.get_ident()
-        self._set_mark(1)
-        if self._begun:
+        if self._marks is not None and self._mark >= 0:  # a child
+            if self._listener is None:
+                self._listen()
+            self._marks[self._mark] = 1
+        if self.begun:
             self._tell(lock)
 
     def discard(self, lock: DistributedLock) -> None:
         """Nobody waits for a lock any more."""
         self._waiting.pop(lock, None)
-        if not self._begun:  # else its task has to move on first
+        if self.begun:
+            self._sees_ends()  # its task has to move on first
+        elif self._mark >= 0:
             self._set_mark(bool(self._waiting))
 
     def prepare(self, **_: Any) -> None:
         """Make the pipe, before the pool forks."""
-        self._begun = False
+        self.begun = False
         self._told.clear()
         if self._write_end < 0:
             self._close_read_end()
@@ -75,7 +74,7 @@ class Shutdown:
 
     def begin(self, **_: Any) -> None:
         """Tell everybody. Runs in a signal handler: it takes no lock and does not block."""
-        self._begun = True
+        self.begun = True
         self._close_write_end()
         for lock in list(self._waiting):
             self._tell(lock)
@@ -115,12 +114,13 @@ class Shutdown:
         if self._mark >= 0 and self._marks is not None:
             self._marks[self._mark] = value
 
+    def _sees_ends(self) -> None:
+        """Hear of the end of each task from now on; in the thread of one that has been told."""
+        signals.task_postrun.connect(self._moved_on, weak=False)
+
     def _listen(self) -> None:
-        if not self._sees_ends:
-            self._sees_ends = True
-            signals.task_postrun.connect(self._moved_on, weak=False)
         is_child = self._read_end >= 0 and self._write_end < 0
-        if is_child and self._listener is None and not self._begun:
+        if is_child and self._listener is None and not self.begun:
             self._listener = threading.Thread(
                 target=self._hear, name="dflock-shutdown", daemon=True
             )

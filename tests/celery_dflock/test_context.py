@@ -220,7 +220,7 @@ async def test_one_block_at_a_time(
 def test_worker_shuts_down(
     app: Celery, lock_server: LockServer, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutdown, "_begun", True)
+    monkeypatch.setattr(shutdown, "begun", True)
     with (
         lock_of(lock_server, key),
         pytest.raises(LockNotAcquiredError, match="the worker is shutting down"),

@@ -195,7 +195,7 @@ def test_waited_in_vain_and_skipped(
 def test_shutdown_is_no_conflict(
     app: Celery, told: Any, held: DistributedLock, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutdown, "_begun", True)
+    monkeypatch.setattr(shutdown, "begun", True)
     with pytest.raises(LockNotAcquiredError, match="shutting down"):
         locked(app, lock_conflict="skip").delay(key)
     assert names(told) == []
