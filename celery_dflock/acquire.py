@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
-from celery_dflock.held import running
 from celery_dflock.identity import is_unnamed_run
 from celery_dflock.locks import Locks, describe, describe_holders
 from celery_dflock.outcome import unavailable
@@ -29,6 +27,7 @@ from celery_dflock.signals import lock_waiting
 from celery_dflock.worker.hand_off import HandOff
 from celery_dflock.worker.shutdown import shutdown
 from dflockd import errors
+from dflockd.client.lock import LockBase
 
 TURN_TIMEOUT = 1
 """Seconds in the slot for a task whose turn has come in the consumer: usually it is granted at once."""
@@ -39,34 +38,23 @@ MOST_OVERTAKEN = 8
 logger = logging.getLogger("celery_dflock")
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """All locks are held.
-
-    Attributes:
-        waited: seconds, in the consumer and in the slot.
-    """
-
-    waited: float
-
-
-def locks_of(plan: Plan, on_lost: Callable[[str], object]) -> Locks:
+def locks_of(plan: Plan, on_lost: Callable[[LockBase], object]) -> Locks:
     """Return the locks of a run, not taken yet."""
+    make, label, owner = plan.bound.make_lock, plan.label, plan.owner
     return Locks(
-        plan.keys,
-        limit=plan.options.limit,
-        timeout=plan.timeout,
-        ttl=plan.options.ttl,
-        settings=plan.settings,
-        label=plan.label,
-        owner=plan.owner,
-        on_wait=partial(_tell_waiting, plan),
-        on_lost=on_lost,
+        [make(key, label=label, owner=owner, on_lost=on_lost) for key in plan.keys],
+        plan.timeout,
+        plan.settings.is_cluster,
+        partial(_tell_waiting, plan),
     )
 
 
-def acquire(plan: Plan, locks: Locks) -> Granted | Refusal:
-    """Wait for the locks of a run, as far as that has not been done in the consumer."""
+def acquire(plan: Plan, locks: Locks) -> Refusal | None:
+    """Wait for the locks of a run, as far as that has not been done in the consumer.
+
+    Returns:
+        ``None`` once all are held.
+    """
     started = time.monotonic()
     try:
         refusal = None if plan.hand_off is None else _go_on(plan, plan.hand_off, locks)
@@ -79,7 +67,8 @@ def acquire(plan: Plan, locks: Locks) -> Granted | Refusal:
         return ShuttingDown(LockNotAcquiredError(plan.keys[0], "the worker is shutting down"))
     if unavailable.away and not isinstance(refusal, Unavailable):
         unavailable.is_over(locks.server(plan.keys[0]))
-    return refusal or Granted(plan.waited + time.monotonic() - started)
+    locks.waited = plan.waited + time.monotonic() - started
+    return refusal
 
 
 def _go_on(plan: Plan, handed: HandOff, locks: Locks) -> Refusal | None:
@@ -130,8 +119,8 @@ def _wait(plan: Plan, locks: Locks) -> Refusal | None:
     key, ticket = plan.keys[0], plan.header.ticket
     if shutdown.begun:
         return ShuttingDown(LockNotAcquiredError(key, "the worker is shutting down"), ticket)
-    if (outer := running.get()) is not None:
-        for each in filter(outer.has, plan.keys):
+    if (outer := locks.outer) is not None:
+        for each in filter(outer.has_under, plan.keys):
             why = "a task that waits for this one, in the same thread, holds it"
             return TimedOut(LockNotAcquiredError(each, why))
     # Waiting for a run without an owner, its redelivery would have the lock in the end.

@@ -70,7 +70,8 @@ class dflock:
             refused = self._acquire(locks) if is_enabled else None
             if refused is not None:
                 raise self._not_acquired(refused, locks.holder(refused))
-            return TaskLock(locks, time.monotonic() - started if is_enabled else 0.0, None)
+            locks.waited = time.monotonic() - started if is_enabled else 0.0
+            return TaskLock.of(locks)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -120,15 +121,12 @@ class dflock:
         if self._locks is not None or self._async_locks is not None:
             raise RuntimeError(f"{self!r} is in use: make another one for this block")
         app_settings = settings(self._app or current_app._get_current_object())
-        locks = kind(
-            [keys.finish(keys.encode(self.key), app_settings.key_prefix)],
-            limit=self._limit,
-            timeout=self.timeout,
-            ttl=self._ttl,
-            settings=app_settings,
+        make = kind.maker(self._limit, self._ttl, app_settings)
+        lock = make(
+            keys.finish(keys.encode(self.key), app_settings.key_prefix),
             label=f"{Path(sys.argv[0]).name or 'python'} {process_label()}",
         )
-        return locks, app_settings.enabled
+        return kind([lock], self.timeout, app_settings.is_cluster), app_settings.enabled
 
     def _acquire(self, locks: Locks) -> str | None:
         try:

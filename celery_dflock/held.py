@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from typing import Any
+from weakref import ref
 
 from celery_dflock.locks import Locks, LocksBase
 
@@ -62,17 +63,27 @@ class HeldLock:
 
 
 class TaskLock(HeldLock):
-    """The lock of the task that is running; see `current_lock`.
-
-    Attributes:
-        outer: the lock of the task that called this one in the same thread, if any.
-    """
+    """The lock of the task that is running; see `current_lock`."""
 
     _locks: Locks
 
-    def __init__(self, locks: Locks, waited: float, outer: TaskLock | None) -> None:
-        super().__init__(locks, waited)
-        self.outer = outer
+    @classmethod
+    def of(cls, locks: Locks) -> TaskLock:
+        """Return that of locks that are held; the same one for as long as anybody has it.
+
+        It is there only where somebody wants it.
+        """
+        shown: TaskLock | None = locks.shown()
+        if shown is None:
+            shown = cls(locks, locks.waited)
+            locks.shown = ref(shown)
+        return shown
+
+    @property
+    def outer(self) -> TaskLock | None:
+        """The lock of the task that called this one in the same thread, if any."""
+        outer = self._locks.outer
+        return None if outer is None else TaskLock.of(outer)
 
     def extend(self, seconds: int | None = None) -> bool:
         """Renew the lease now, for `seconds` (default: ``lock_ttl``); ``False`` if it is lost.
@@ -95,13 +106,22 @@ class TaskLock(HeldLock):
 
     def has(self, key: str) -> bool:
         """Whether it is this lock, or one of those that its task was called under."""
-        return self._locks.has(key) or (self.outer is not None and self.outer.has(key))
+        return self._locks.has_under(key)
+
+    def __eq__(self, other: object) -> bool:
+        """Two of the same locks are one."""
+        return isinstance(other, TaskLock) and other._locks is self._locks
+
+    def __hash__(self) -> int:
+        """As `__eq__` wants it."""
+        return hash(self._locks)
 
 
-running: ContextVar[TaskLock | None] = ContextVar("celery_dflock.running", default=None)
-"""The lock of the task that runs in this thread or greenlet."""
+running: ContextVar[Locks | None] = ContextVar("celery_dflock.running", default=None)
+"""The locks of the task that runs in this thread or greenlet."""
 
 
 def current_lock() -> TaskLock | None:
     """Return the lock of the locked task that this code runs in, or ``None`` outside of one."""
-    return running.get()
+    locks = running.get()
+    return None if locks is None else TaskLock.of(locks)

@@ -31,7 +31,21 @@ def label_of(task_name: str, task_id: str) -> str:
 
 def process_label() -> str:
     """Return what tells this process from others: its host and pid."""
-    return f"{gethostname()} pid {os.getpid()}"
+    global _process
+    if _process is None:
+        _process = f"{gethostname()} pid {os.getpid()}"
+    return _process
+
+
+_process: str | None = None
+
+
+def _forget_process() -> None:
+    global _process
+    _process = None
+
+
+os.register_at_fork(after_in_child=_forget_process)
 
 
 def is_unnamed_run(entry: Mapping[str, Any], task_name: str, task_id: str) -> bool:

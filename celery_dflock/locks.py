@@ -12,7 +12,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from celery_dflock.config import Settings
 from celery_dflock.exceptions import LockLostError, LockUnavailableError
-from celery_dflock.identity import Owner
 from celery_dflock.worker.shutdown import shutdown
 from dflockd import errors
 from dflockd.client.lock import LockBase
@@ -49,15 +48,13 @@ class LocksBase(Generic[L]):
     """Locks on several keys as if they were one: everything but waiting.
 
     Args:
-        keys: complete and in order, at least one; see `LockOptions.keys_of`.
-        limit: holders of each key at once.
+        locks: of keys in their order, at least one; see `LockOptions.keys_of` and `maker`.
         timeout: seconds to wait for all of them together; ``None`` has no end.
-        ttl: lease in seconds.
-        settings: of the app: where the servers are.
-        label: what people see who ask the server who holds the lock.
-        owner: who asks, for the server to compare; ``None`` for who is no task.
+        is_cluster: whether their servers are a cluster.
         on_wait: called with the key, and a function that asks who holds it, before each wait.
-        on_lost: called once, with the key, when the first of them is lost.
+
+    Attributes:
+        timeout: as given.
     """
 
     _lock_class: Callable[..., L]
@@ -65,30 +62,46 @@ class LocksBase(Generic[L]):
 
     def __init__(
         self,
-        keys: Sequence[str],
-        *,
-        limit: int,
+        locks: Sequence[L],
         timeout: float | None,
-        ttl: int,
-        settings: Settings,
-        label: str,
-        owner: Owner | None = None,
+        is_cluster: bool = False,
         on_wait: Callable[[str, Callable[[], str | None]], object] | None = None,
-        on_lost: Callable[[str], object] | None = None,
     ) -> None:
-        self.keys = list(keys)
+        self._locks = locks
         self.timeout = timeout
+        self._is_cluster = is_cluster
         self._on_wait = on_wait
-        self._follows = settings.is_cluster
-        first_lost = None if on_lost is None else _First(on_lost)
-        options = {**settings.connection_options(), "label": label, "on_lost": first_lost}
-        if owner is not None:
-            options["owner"] = owner
-        self._locks: list[L] = [self._make(key, limit, ttl, options) for key in keys]
+
+    @classmethod
+    def maker(cls, limit: int, ttl: int, settings: Settings) -> Callable[..., L]:
+        """Return what makes the lock, or the semaphore, of a key: for tasks with that ``lock_limit``.
+
+        To be called with the key, the ``label``, and what else the client's locks take by name.
+
+        Args:
+            limit: holders of each key at once.
+            ttl: lease in seconds.
+            settings: of the app: where the servers are.
+        """
+        common = {
+            "acquire_timeout_s": None,
+            "lease_ttl_s": ttl,
+            **settings.connection_options(),
+        }
+        if limit == 1:
+            return partial(cls._lock_class, **common)
+        return partial(cls._semaphore_class, limit=limit, **common)
+
+    @property
+    def keys(self) -> list[str]:
+        """Of the locks, in their order."""
+        return [lock.key for lock in self._locks]
 
     @property
     def held(self) -> bool:
         """Whether all are certainly held."""
+        if len(self._locks) == 1:  # nearly always
+            return self._locks[0].held
         return all(lock.held for lock in self._locks)
 
     @property
@@ -111,29 +124,6 @@ class LocksBase(Generic[L]):
         """The fence of each key."""
         return {lock.key: lock.fence for lock in self._locks}
 
-    def _make(self, key: str, limit: int, ttl: int, options: Mapping[str, Any]) -> L:
-        if limit == 1:
-            return self._lock_class(key, None, ttl, **options)
-        return self._semaphore_class(key, limit, None, ttl, **options)
-
-
-class _First:
-    """Tells of the first lock that is lost, and only of that.
-
-    It knows nothing of those who have it, so that they are gone with their last user: all that a
-    task leaves in a cycle stays until the collector comes.
-    """
-
-    __slots__ = ("_callback",)
-
-    def __init__(self, callback: Callable[[str], object]) -> None:
-        self._callback: Callable[[str], object] | None = callback
-
-    def __call__(self, lock: LockBase) -> None:
-        callback, self._callback = self._callback, None
-        if callback is not None:
-            callback(lock.key)
-
 
 class Locks(LocksBase[DistributedLock]):
     """Locks for blocking code; see `LocksBase`."""
@@ -146,6 +136,19 @@ class Locks(LocksBase[DistributedLock]):
 
     reservation: Reservation | None = None
     """How the position of the first key was to be kept, if it was waited for in vain."""
+
+    waited = 0.0
+    """Seconds that it took until all were granted."""
+
+    outer: Locks | None = None
+    """Those of the task that called this one in the same thread, if any."""
+
+    shown: Callable[[], Any] = staticmethod(lambda: None)
+    """What the task and those who are told of it see, while anybody has it; see `TaskLock.of`."""
+
+    def has_under(self, key: str) -> bool:
+        """Whether one of them, or of those that their task was called under, is held, or may be."""
+        return self.has(key) or (self.outer is not None and self.outer.has_under(key))
 
     def acquire(
         self, ticket: str | None = None, reserve: ReserveFunction | None = None
@@ -240,7 +243,7 @@ class Locks(LocksBase[DistributedLock]):
         if self._on_wait is not None:
             self._on_wait(lock.key, cache(lambda: describe_holder(lock)))
         reservation = self._reserve(reserve)
-        if self._follows:
+        if self._is_cluster:
             # In a cluster the lock looks for its server by itself, and has begun to before.
             return lock.wait(_left(lock.acquire_timeout_s, begun), reservation)
         started = time.monotonic()
@@ -287,7 +290,9 @@ class Locks(LocksBase[DistributedLock]):
         Raises:
             LockLostError: one is not.
         """
-        while not self.held:  # one may come into doubt while another's end is waited for
+        while (
+            not self.held
+        ):  # nearly always they are; one may come into doubt while another's end is waited for
             for lock in self._locks:
                 try:
                     lock.check()
@@ -306,13 +311,6 @@ class Locks(LocksBase[DistributedLock]):
         except errors.RemoteError:
             return ()
         return holders
-
-
-def lock_of(key: str, limit: int, ttl: int, **options: Any) -> DistributedLock:
-    """Return the lock, or the semaphore, that a task with that ``lock_limit`` takes."""
-    if limit == 1:
-        return DistributedLock(key, None, ttl, **options)
-    return DistributedSemaphore(key, limit, None, ttl, **options)
 
 
 def is_kept(lock: LockBase) -> bool:

@@ -3,51 +3,66 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from weakref import ref
 
 from celery_dflock.exceptions import LockLostError
 from celery_dflock.held import TaskLock
+from celery_dflock.locks import Locks
 from celery_dflock.plan import Plan
 from celery_dflock.signals import lock_lost
 from celery_dflock.worker.interrupt import Interruptible
+from dflockd.client.lock import LockBase
 
 logger = logging.getLogger("celery_dflock")
 
 
-class Loss:
-    """What to do when a lock of one run is lost. `happened` runs on the renewal thread."""
+class Loss(Interruptible):
+    """The code that one run has under its lock, which the loss of that interrupts.
+
+    It knows nothing of the locks but by a weak reference, for they know it: so they are gone with
+    their last user. All that a task leaves in a cycle stays until the collector comes.
+
+    Attributes:
+        is_raised: whether the code is interrupted.
+    """
+
+    __slots__ = ("_is_told", "_locks", "_plan", "is_raised")
 
     def __init__(self, plan: Plan) -> None:
+        super().__init__()
         self._plan = plan
-        self._lost = plan.options.lost
-        self._run: Interruptible | None = None
-        # Weak, for a lock knows whom to tell: see `celery_dflock.locks`.
-        self._lock: Callable[[], TaskLock | None] = lambda: None
+        self._locks: ref[Locks] | None = None
+        self._is_told = False
+        self.is_raised = plan.options.lost == "raise"
 
-    def watched(self, lock: TaskLock) -> Interruptible:
-        """Return the stretch of code that a loss interrupts."""
-        self._lock = ref(lock)
-        self._run = Interruptible()
-        return self._run
+    @property
+    def has_begun(self) -> bool:
+        """Whether the locks have been held."""
+        return self._locks is not None
 
-    def check(self, lock: TaskLock) -> None:
-        """Raise what came too early to interrupt anything."""
-        if self._lost == "raise":
-            lock.check()
+    def concerns(self, locks: Locks) -> None:
+        """Know the locks: they are held from now on."""
+        self._locks = ref(locks)
 
-    def happened(self, key: str) -> None:
-        """Interrupt the body, or say that it goes on unlocked."""
-        plan = self._plan
-        error = LockLostError(key, "its lease ended unrenewed or the server forgot it")
-        interrupted = self._lost == "raise" and self._run is not None and self._run.interrupt(error)
+    def happened(self, lock: LockBase) -> None:
+        """Interrupt the body, or say that it goes on unlocked. Runs on the renewal thread.
+
+        Of several locks the first that is lost counts.
+        """
+        if self._is_told:
+            return
+        self._is_told = True
+        plan, lost = self._plan, self._plan.options.lost
+        locks = None if self._locks is None else self._locks()
+        error = LockLostError(lock.key, "its lease ended unrenewed or the server forgot it")
+        interrupted = self.is_raised and self.interrupt(error)
         logger.error(
             "task %s: %s; the task %s",
             plan.name,
             error,
             "is interrupted" if interrupted else "goes on unlocked",
         )
-        lock = self._lock()
-        lock_lost.send(sender=plan.task, request=plan.request, key=key, lock=lock)
-        if callable(self._lost):
-            self._lost(plan.task, lock)
+        held = None if locks is None else TaskLock.of(locks)
+        lock_lost.send(sender=plan.task, request=plan.request, key=lock.key, lock=held)
+        if callable(lost):
+            lost(plan.task, held)

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from celery import Task
+from celery import Celery, Task
 from celery.app.task import Context
 
-from celery_dflock import keys
-from celery_dflock.config import Settings
+from celery_dflock import bases, keys
+from celery_dflock.config import Read, Settings
 from celery_dflock.identity import Owner, label_of, owner_of
+from celery_dflock.locks import Locks
 from celery_dflock.options import LockOptions, Unchosen
 from celery_dflock.outcome import delivery
 from celery_dflock.outcome.header import Header
@@ -23,7 +24,49 @@ RETRY_TIMEOUT = 1.0
 """Seconds that a retry waits at least: it can arrive before the run that sent it has ended."""
 
 
-@dataclass(frozen=True, slots=True)
+class Bound:
+    """A task as its options and the settings of its app are: what is the same for all its runs.
+
+    Args:
+        task: the class of the task.
+        options: its own, or those of one call.
+        read: the settings of its app.
+
+    Attributes:
+        task: as given, and so is `options`.
+        settings: of the app.
+        is_locked: whether its runs take locks at all.
+        make_lock: what makes the lock of a key; see `LocksBase.maker`.
+    """
+
+    __slots__ = ("_queues", "_read", "is_locked", "make_lock", "options", "settings", "task")
+
+    def __init__(self, task: type[Task], options: LockOptions, read: Read) -> None:
+        self.task = task
+        self.options = options
+        self.settings = read.settings
+        self.is_locked = self.settings.enabled and not bases.is_of_celery(task)
+        self.make_lock = Locks.maker(options.limit, options.ttl, self.settings)
+        self._read = read
+        self._queues = task.app.amqp.queues
+
+    def is_current(self, task: type[Task], app: Celery) -> bool:
+        """Whether it is that of a task, as the settings of its app are now."""
+        return self.task is task and self._read.is_current(app.conf)
+
+    def keys_of(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """Return what a call locks, complete and in order; for what is raised see `LockOptions`."""
+        prefix = self.settings.key_prefix
+        return [keys.finish(key, prefix) for key in self.options.keys_of(task, args, kwargs)]
+
+    def owner_of(self, request: Context) -> Owner:
+        """Return who asks for the lock of a run."""
+        name, prefix = self.task.name, self.settings.key_prefix
+        audience = delivery.audience(self._queues, request)
+        return owner_of(name, request.id, request.retries or 0, prefix, audience)
+
+
+@dataclass(slots=True, eq=False)
 class Plan:
     """One run of one task.
 
@@ -31,10 +74,10 @@ class Plan:
         task: the task.
         request: its message; not `task.request`, which is another one on other threads.
         body: what is to run under the lock, with its arguments.
+        bound: what is the same for other runs with these options.
         options: of this call.
         settings: of the app.
         keys: what is to be locked, complete and in order; nearly always one key.
-        owner: who asks.
         header: what the message says of earlier attempts.
         is_redelivered: whether the broker says that it delivered this before, or an earlier attempt
             found out.
@@ -45,10 +88,10 @@ class Plan:
     task: Task
     request: Context
     body: Callable[[], Any]
+    bound: Bound
     options: LockOptions
     settings: Settings
     keys: list[str]
-    owner: Owner
     header: Header
     is_redelivered: bool
     hand_off: HandOff | None
@@ -63,6 +106,11 @@ class Plan:
     def label(self) -> str:
         """What the lock server shows of it to people."""
         return label_of(self.task.name, self.request.id)
+
+    @property
+    def owner(self) -> Owner:
+        """Who asks."""
+        return self.bound.owner_of(self.request)
 
     @property
     def keeps_position(self) -> bool:
@@ -107,21 +155,15 @@ def keeps_position(options: LockOptions, keys: int) -> bool:
     return options.conflict == "requeue" and options.requeue.hold is not None and keys == 1
 
 
-def owner(task: Task, request: Context, prefix: str) -> Owner:
-    """Return who asks for the lock of a task."""
-    audience = delivery.audience(task.app, request)
-    return owner_of(task.name, request.id, request.retries or 0, prefix, audience)
-
-
 def plan(
     task: Task,
     request: Context,
     body: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    settings: Settings,
+    bound: Bound,
 ) -> Plan:
-    """Find out what a run needs to know.
+    """Find out what a run of a task needs to know, which is bound so if its call does not say else.
 
     Raises:
         ImproperlyConfigured: an option that the call names is bad.
@@ -129,20 +171,20 @@ def plan(
         TypeError: the arguments do not fit the task.
     """
     began, header = time.time(), Header.read(request)
-    options: LockOptions = task._options_of(header.options)
-    prefix = settings.key_prefix
-    names = [keys.finish(key, prefix) for key in options.keys_of(task, args, kwargs)]
+    if header.options:
+        bound = task._bound(header.options)
+    names = bound.keys_of(task, args, kwargs)
     handed, info = HandOff.take(request), request.delivery_info
     return Plan(
-        task=task,
-        request=request,
-        body=partial(body, *args, **kwargs),
-        options=options,
-        settings=settings,
-        keys=names,
-        owner=owner(task, request, prefix),
-        header=header,
-        is_redelivered=bool(header.redelivery or (info and info.get("redelivered"))),
-        hand_off=handed if handed is not None and handed.key == names[0] else None,
-        began=began,
+        task,
+        request,
+        partial(body, *args, **kwargs),
+        bound,
+        bound.options,
+        bound.settings,
+        names,
+        header,
+        bool(header.redelivery or (info and info.get("redelivered"))),
+        handed if handed is not None and handed.key == names[0] else None,
+        began,
     )

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from celery_dflock.acquire import Granted, acquire, locks_of
+from celery_dflock.acquire import acquire, locks_of
 from celery_dflock.held import TaskLock, running
+from celery_dflock.locks import Locks
 from celery_dflock.loss import Loss
 from celery_dflock.outcome.apply import apply
+from celery_dflock.outcome.header import is_firing
 from celery_dflock.outcome.once import once
 from celery_dflock.outcome.redelivery import drop_ended
 from celery_dflock.plan import Plan
 from celery_dflock.signals import lock_acquired, lock_released
-from celery_dflock.unique.run import carried
+from celery_dflock.unique.run import Carried, carried
 
 logger = logging.getLogger("celery_dflock")
 
@@ -22,43 +24,54 @@ def run_locked(plan: Plan) -> Any:
     """Ask for the lock of a task, run its body if it is granted, and give the lock back."""
     loss = Loss(plan)
     locks = locks_of(plan, loss.happened)
-    held = None
     try:
+        locks.outer = running.get()
+        if plan.header.unique is None:
+            return _run(plan, locks, loss, None)
         with carried(plan) as brought:
-            result = acquire(plan, locks)
-            if not isinstance(result, Granted):
-                return apply(plan, result)
-            drop_ended(plan)
-            with once(plan):
-                if brought is not None:
-                    brought.begin(plan.options, plan.is_tried_again)
-                held = TaskLock(locks, result.waited, running.get())
-                return _run(plan, held, loss)
+            return _run(plan, locks, loss, brought)
     finally:
-        locks.release()
-        if held is not None:
-            _tell_released(plan, held)
+        _release(plan, locks, loss)
 
 
-def _run(plan: Plan, held: TaskLock, loss: Loss) -> Any:
-    token = running.set(held)
+def _run(plan: Plan, locks: Locks, loss: Loss, brought: Carried | None) -> Any:
+    refusal = acquire(plan, locks)
+    if refusal is not None:
+        return apply(plan, refusal)
+    if plan.is_redelivered or is_firing(plan.request):
+        drop_ended(plan)
+        with once(plan):
+            return _run_body(plan, locks, loss, brought)
+    return _run_body(plan, locks, loss, brought)
+
+
+def _run_body(plan: Plan, locks: Locks, loss: Loss, brought: Carried | None) -> Any:
+    if brought is not None:
+        brought.begin(plan.options, plan.is_tried_again)
+    loss.concerns(locks)
+    token = running.set(locks)
     try:
-        _tell_acquired(plan, held)
-        with loss.watched(held):
-            loss.check(held)
+        if logger.isEnabledFor(logging.DEBUG):
+            about = plan.name, ", ".join(plan.keys), locks.waited, TaskLock.of(locks).fence
+            logger.debug("task %s has lock %r after %.3f s, fence %s", *about)
+        if lock_acquired.is_heard:
+            lock_acquired.send(sender=plan.task, request=plan.request, lock=TaskLock.of(locks))
+        with loss:
+            if loss.is_raised:
+                locks.check()  # what came too early to interrupt anything
             return plan.body()
     finally:
         running.reset(token)
 
 
-def _tell_acquired(plan: Plan, held: TaskLock) -> None:
-    if logger.isEnabledFor(logging.DEBUG):
-        about = plan.name, ", ".join(held.keys), held.waited, held.fence
-        logger.debug("task %s has lock %r after %.3f s, fence %s", *about)
-    lock_acquired.send(sender=plan.task, request=plan.request, lock=held)
-
-
-def _tell_released(plan: Plan, held: TaskLock) -> None:
-    if logger.isEnabledFor(logging.DEBUG):
-        logger.debug("task %s has released lock %r", plan.name, ", ".join(held.keys))
-    lock_released.send(sender=plan.task, request=plan.request, lock=held)
+def _release(plan: Plan, locks: Locks, loss: Loss) -> None:
+    held = None
+    try:
+        if loss.has_begun and lock_released.is_heard:
+            held = TaskLock.of(locks)  # while it knows its fence
+    finally:
+        locks.release()
+    if loss.has_begun and logger.isEnabledFor(logging.DEBUG):
+        logger.debug("task %s has released lock %r", plan.name, ", ".join(plan.keys))
+    if held is not None:
+        lock_released.send(sender=plan.task, request=plan.request, lock=held)

@@ -8,7 +8,25 @@ A task is told of by these in this order: `lock_waiting`, if it has to wait, and
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from celery.utils.dispatch import Signal
+
+
+class RunSignal(Signal):
+    """A signal of every run that has its lock: sent only where somebody would hear it."""
+
+    events_wanted: ClassVar[Any] = b"\0"
+    """Whether the worker sends its events; see `celery_dflock.worker.events`."""
+
+    for_events = 0
+    """How many of the receivers do nothing but send events."""
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether a receiver would do something."""
+        return len(self.receivers) > (0 if self.events_wanted[0] else self.for_events)
+
 
 lock_waiting = Signal(name="lock_waiting", providing_args={"request", "key", "holder"})
 """A task did not get its lock at once and has a place in the queue of `key`.
@@ -19,10 +37,10 @@ for how long, as text, or ``None`` if nobody does any more. A receiver that take
 lease can cost the task its grant.
 """
 
-lock_acquired = Signal(name="lock_acquired", providing_args={"request", "lock"})
+lock_acquired = RunSignal(name="lock_acquired", providing_args={"request", "lock"})
 """A task holds its lock and is about to run. `lock` is what `current_lock` returns in it."""
 
-lock_released = Signal(name="lock_released", providing_args={"request", "lock"})
+lock_released = RunSignal(name="lock_released", providing_args={"request", "lock"})
 """A task has ended and its lock has been given back; `lock` is not held any more."""
 
 lock_lost = Signal(name="lock_lost", providing_args={"request", "key", "lock"})

@@ -12,10 +12,10 @@ from celery.result import AsyncResult
 
 from celery_dflock import bases, each
 from celery_dflock.bases import ENTERED
-from celery_dflock.config import settings
+from celery_dflock.config import read, settings
 from celery_dflock.options import SLOT_TIMEOUT, LockOptions
 from celery_dflock.outcome import header
-from celery_dflock.plan import plan
+from celery_dflock.plan import Bound, plan
 from celery_dflock.run import run_locked
 from celery_dflock.unique import publish as unique
 from celery_dflock.worker import boot as boot  # connects what a worker calls at its start
@@ -93,6 +93,7 @@ class LockedTask(each.OneByOne):
     Strategy = "celery_dflock.worker.strategy:default"
 
     _lock_options: ClassVar[LockOptions]
+    _lock_bound: ClassVar[Bound | None] = None
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -100,6 +101,7 @@ class LockedTask(each.OneByOne):
         super().on_bound(app)
         bases.check(cls, LockedTask)
         cls._lock_options = LockOptions.of(cls)
+        cls._lock_bound = None
 
     def apply_async(
         self,
@@ -119,12 +121,20 @@ class LockedTask(each.OneByOne):
         Raises:
             DuplicateTaskError: there is one, and ``lock_duplicate`` is ``"raise"``.
         """
+        headers = options.get("headers")
+        given = (
+            {} if header.is_silent(headers) else header.options_of_call(Context(headers=headers))
+        )
+        lock_options = self._options_of(given)
+        if lock_options.unique is None:
+            # Nearly always; with nothing in the way.
+            return super().apply_async(
+                args, kwargs, task_id, producer, link, link_error, shadow, **options
+            )
         publish = partial(super().apply_async, args, kwargs, producer=producer, shadow=shadow)
         counted_on = {"task_id": task_id, "link": link, "link_error": link_error}
-        lock_options = self._options(Context(headers=options.get("headers")))
         if (
-            lock_options.unique is None
-            or any(counted_on.values())
+            any(counted_on.values())
             or any(options.get(name) for name in ("group_id", "chord", "chain"))
             or self.app.conf.task_always_eager
             or not settings(self.app).enabled
@@ -143,21 +153,28 @@ class LockedTask(each.OneByOne):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body under the lock."""
         body, request = super().__call__, self.request
-        if not _enters(request):
+        # That of a worker: the body may call its own task and finds its own request.
+        if request.called_directly or getattr(request, ENTERED, False):
             each.refuse_item(self)
             return body(*args, **kwargs)
+        setattr(request, ENTERED, True)
         if getattr(body, "__func__", None) is Task.__call__:
             # Celery's own would push a request without an id where it was not optimised away.
             body = self.run
-        if bases.is_of_celery(type(self)):
+        bound = self._bound()
+        if not bound.is_locked:
             return body(*args, **kwargs)
-        app_settings = settings(self.app)
-        if not app_settings.enabled:
-            return body(*args, **kwargs)
-        return run_locked(plan(self, request, body, args, kwargs, app_settings))
+        return run_locked(plan(self, request, body, args, kwargs, bound))
 
-    def _options(self, request: Context) -> LockOptions:
-        return self._options_of(header.options_of_call(request))
+    def _bound(self, given: Mapping[str, Any] | None = None) -> Bound:
+        """Return what is the same for all runs whose calls have these options of their own, or none."""
+        cls, app = type(self), self.app
+        if given:
+            return Bound(cls, self._options_of(given), read(app))
+        bound = self._lock_bound
+        if bound is None or not bound.is_current(cls, app):
+            bound = cls._lock_bound = Bound(cls, self._options_of({}), read(app))
+        return bound
 
     def _options_of(self, given: Mapping[str, Any]) -> LockOptions:
         if given:
@@ -167,14 +184,6 @@ class LockedTask(each.OneByOne):
         except AttributeError:
             # Celery registers a task before it binds it, and another thread has got hold of it.
             return LockOptions.of(type(self))
-
-
-def _enters(request: Context) -> bool:
-    """Whether a call is that of a worker: the body may call its own task and finds its own request."""
-    if request.called_directly or getattr(request, ENTERED, False):
-        return False
-    setattr(request, ENTERED, True)
-    return True
 
 
 class SingletonTask(LockedTask):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery
+from celery.app.amqp import Queues
 from celery.app.task import Context
 from celery.exceptions import ImproperlyConfigured
 from kombu.entity import Exchange, Queue
@@ -47,7 +48,7 @@ def route_of(app: Celery, request: Context) -> dict[str, Any]:
     Raises:
         ImproperlyConfigured: it was sent to all workers, and cannot be sent to this one alone.
     """
-    queue = queue_of(app, request)
+    queue = queue_of(app.amqp.queues, request)
     if queue is not None and _is_for_all(queue):
         return _route_to_one(app, request, queue)
     exchange, key = _origin(request)
@@ -83,19 +84,24 @@ def without_counts(headers: Mapping[str, Any]) -> dict[str, Any]:
     return {name: headers[name] for name in headers if not ADDED_BY_BROKER.fullmatch(name)}
 
 
-def audience(app: Celery, request: Context) -> str:
+def audience(queues: Queues, request: Context) -> str:
     """Return for whom a message is: the worker, if each gets one of its own; else nothing.
 
     Runs of one message in several workers are then not the same run delivered twice.
+
+    Args:
+        queues: those of the app.
+        request: the message.
     """
-    queue = queue_of(app, request)
-    return (request.hostname or "") if queue is not None and _is_for_all(queue) else ""
+    queue = queue_of(queues, request)
+    if queue is None or not _is_for_all(queue):
+        return ""
+    return request.hostname or ""
 
 
-def queue_of(app: Celery, request: Context) -> Queue | None:
+def queue_of(queues: Queues, request: Context) -> Queue | None:
     """Return the queue that a message has come from, if the app knows it."""
     exchange, key = _origin(request)
-    queues = app.amqp.queues
     if not exchange:
         found: Queue | None = queues.get(key)
         return found
@@ -111,7 +117,8 @@ def queue_of(app: Celery, request: Context) -> Queue | None:
 def _origin(request: Context) -> tuple[str, str]:
     """Return the exchange and the routing key of a message, without the delay that it has had."""
     info = request.delivery_info or {}
-    return info.get("exchange") or "", _delay.sub("", info.get("routing_key") or "", count=1)
+    key: str = info.get("routing_key") or ""
+    return info.get("exchange") or "", _delay.sub("", key, count=1) if "." in key else key
 
 
 def has_quorum_queues(app: Celery) -> bool:

@@ -80,7 +80,7 @@ class Header:
             ImproperlyConfigured: a header says what none of ours does; one line says which.
         """
         headers = request.headers
-        if not headers or (HEADER not in headers and RUN not in headers):
+        if headers is None or is_silent(headers):
             return NOTHING
         ours, more = _fields(headers, HEADER), _fields(headers, RUN)
         options = {name: value for name, value in ours.items() if name not in RESERVED}
@@ -131,7 +131,12 @@ class Header:
 
 
 NOTHING = Header({})
-"""That of a message which says nothing, as nearly all do."""
+"""That of a message which says nothing."""
+
+
+def is_silent(headers: Mapping[str, Any] | None) -> bool:
+    """Whether the headers of a message say nothing, as nearly all do."""
+    return not headers or (HEADER not in headers and RUN not in headers)
 
 
 def _fields(headers: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -195,5 +200,8 @@ def unique_of(request: Context) -> dict[str, str] | None:
 
 def is_firing(request: Context) -> bool:
     """Whether a message is a firing. What a firing sends is none, though it may copy its headers."""
-    about = (request.headers or {}).get(FIRING)
+    headers = request.headers
+    if not headers or FIRING not in headers:
+        return False
+    about = headers[FIRING]
     return isinstance(about, dict) and about.get("id") == request.id

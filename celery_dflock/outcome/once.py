@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 from celery.exceptions import Ignore, Reject
 
 from celery_dflock.identity import process_label
 from celery_dflock.keys import encode, finish
 from celery_dflock.locks import MOMENT, try_once
-from celery_dflock.outcome.header import is_firing
 from celery_dflock.outcome.redelivery import tell_dropped
 from celery_dflock.plan import Plan
 from dflockd import errors
@@ -34,26 +33,17 @@ They are the holders of one semaphore, so that all together are one key of the l
 logger = logging.getLogger("celery_dflock")
 
 
-def once(plan: Plan) -> AbstractContextManager[None]:
+@contextmanager
+def once(plan: Plan) -> Iterator[None]:
     """Run a firing that has not been run, in this block, under the lock of its task.
 
     The lock keeps two copies apart, so that the second finds what the first has left: a hold on the
     lock server that outlives it. So it is for a message that the broker has delivered again, of any
-    task, for the sake of its own redeliveries. What is neither just runs.
+    task, for the sake of its own redeliveries.
 
     Raises:
         Ignore: it has been run; the result stays as it is.
     """
-    if plan.is_redelivered or is_firing(plan.request):
-        return _once(plan)
-    return _NOTHING
-
-
-_NOTHING = nullcontext()
-
-
-@contextmanager
-def _once(plan: Plan) -> Iterator[None]:
     request, prefix = plan.request, plan.settings.key_prefix
     done = finish(f"celery-done:{encode(plan.task.name)}", prefix)
     run = finish(encode(f"{request.id}:{request.retries}"))

@@ -33,6 +33,7 @@ from celery_dflock.signals import lock_waiting
 from celery_dflock.task import LockedTask
 from celery_dflock.worker import hand_off, slots, unacknowledged
 from celery_dflock.worker.announcer import Announcer
+from celery_dflock.worker.events import look_whether_wanted
 from celery_dflock.worker.inbox import Inbox
 from celery_dflock.worker.prefetch import Prefetch
 from celery_dflock.worker.shutdown import shutdown
@@ -97,10 +98,11 @@ class ConsumerWait:
     def take(self, request: Any) -> None:
         """Send a request to the pool, after it has waited for its turn if it is to do so here."""
         hand_off.prepare(request)
+        look_whether_wanted(self._consumer)
         if shutdown.begun:
             return  # it may just have come from here; it goes back when the connection ends
         try:
-            waiter = Waiter.of(request, settings(request.task.app))
+            waiter = Waiter.of(request)
         except Exception:
             waiter = None  # the process that runs the task will meet the same, and say so
         if waiter is None or not self._prefetch.has_room:

@@ -17,12 +17,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from celery import Task, signals
+from celery import Task
 from celery.app.task import Context
+from celery.worker.consumer import Consumer
 from kombu.exceptions import OperationalError
 
 from celery_dflock.exceptions import LockNotAcquiredError
 from celery_dflock.signals import (
+    RunSignal,
     lock_acquired,
     lock_conflict,
     lock_lost,
@@ -41,13 +43,15 @@ _wanted = mmap.mmap(-1, 1)
 """Whether the worker sends events: one byte that the children of a prefork pool share with it."""
 
 
-@signals.task_received.connect
-def look_whether_wanted(sender: Any, **_: Any) -> None:
-    """Note whether the worker sends task events now. Runs in its main process, for each task.
+RunSignal.events_wanted = _wanted
+
+
+def look_whether_wanted(consumer: Consumer) -> None:
+    """Note whether the worker sends task events now. Called in its main process, for each task.
 
     The only place that knows: neither ``-E`` nor ``enable_events`` changes a setting.
     """
-    dispatcher = sender.event_dispatcher
+    dispatcher = consumer.event_dispatcher
     _wanted[0] = bool(
         dispatcher and dispatcher.enabled and (not dispatcher.groups or "task" in dispatcher.groups)
     )
@@ -121,6 +125,9 @@ def send_skipped(sender: Task, request: Context, key: str, holder: str | None, *
     """A task was skipped because of its lock."""
     if _wanted[0]:
         _send("lock-skipped", sender, request, key=key, holder=holder)
+
+
+lock_acquired.for_events = lock_released.for_events = 1
 
 
 def _of_lock(lock: Any) -> dict[str, Any]:

@@ -49,10 +49,10 @@ class HandOff:
     @classmethod
     def take(cls, request: Context) -> HandOff | None:
         """Take it out of the request of a task: nobody else is to come across it."""
-        if request.headers:
-            request.headers.pop(HANDED, None)
-        fields = vars(request).pop(HANDED, None)
-        return None if fields is None else cls(**fields)
+        headers, own = request.headers, vars(request)
+        if headers and HANDED in headers:
+            del headers[HANDED]
+        return cls(**own.pop(HANDED)) if HANDED in own else None
 
 
 def prepare(request: Any) -> None:

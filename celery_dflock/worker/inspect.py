@@ -18,11 +18,11 @@ from celery.app.task import Context
 from celery.worker import state as worker_state
 from celery.worker.control import inspect_command
 
-from celery_dflock import bases, keys
-from celery_dflock.config import Settings, settings
+from celery_dflock import bases
+from celery_dflock.config import settings
 from celery_dflock.identity import Owner, is_unnamed_run
-from celery_dflock.locks import lock_of
-from celery_dflock.plan import owner
+from celery_dflock.outcome.header import options_of_call
+from celery_dflock.plan import Bound
 from celery_dflock.task import LockedTask
 from dflockd.errors import DflockdError
 from dflockd.sync_client import DistributedLock
@@ -55,8 +55,7 @@ class _Question(NamedTuple):
 @inspect_command(name="dflock")
 def held_and_awaited(state: Any, **_: Any) -> list[Row]:
     """Locks that the worker's tasks hold or wait for."""
-    app_settings = settings(state.app)
-    if not app_settings.enabled:
+    if not settings(state.app).enabled:
         return []
     deadline = time.monotonic() + PATIENCE
     wait = getattr(state.consumer, "dflock_wait", None)
@@ -70,7 +69,7 @@ def held_and_awaited(state: Any, **_: Any) -> list[Row]:
     def prepare() -> None:
         for request in requests:
             try:
-                for question in _questions(request, app_settings):
+                for question in _questions(request):
                     questions[question.lock.server].append(question)
             except Exception as exc:  # the user's function, or arguments that make no key
                 rows.append({"task": request.task.name, "id": request.id, "error": str(exc)})
@@ -83,18 +82,15 @@ def held_and_awaited(state: Any, **_: Any) -> list[Row]:
     return [*rows, *({"server": server, "error": "no answer in time"} for server in late)]
 
 
-def _questions(request: Any, app_settings: Settings) -> Iterator[_Question]:
+def _questions(request: Any) -> Iterator[_Question]:
     task = request.task
     if not isinstance(task, LockedTask) or bases.is_of_celery(type(task)):
         return
     context = Context(request.request_dict)
-    options = task._options(context)
-    servers, prefix = app_settings.connection_options(), app_settings.key_prefix
-    asks = owner(task, context, prefix)
-    for key in options.keys_of(task, tuple(request.args), request.kwargs):
-        name = keys.finish(key, prefix)
-        lock = lock_of(name, options.limit, options.ttl, **servers)
-        yield _Question(lock, task.name, request.id, asks)
+    bound: Bound = task._bound(options_of_call(context))
+    asks = bound.owner_of(context)
+    for key in bound.keys_of(task, tuple(request.args), request.kwargs):
+        yield _Question(bound.make_lock(key), task.name, request.id, asks)
 
 
 def _ask(questions: Sequence[_Question], rows: list[Row]) -> None:

@@ -83,7 +83,7 @@ def give_back(consumer: Consumer, request: Any) -> None:
 def _send_anew(consumer: Consumer, request: Any) -> bool:
     """Whether the broker has confirmed a message like this one."""
     message, channel = request.message, consumer.task_consumer.channel
-    queue = delivery.queue_of(consumer.app, Context(request.request_dict))
+    queue = delivery.queue_of(consumer.app.amqp.queues, Context(request.request_dict))
     if queue is None or not isinstance(channel, Channel):
         return False
     headers = delivery.without_counts(message.headers)

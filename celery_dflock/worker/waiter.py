@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from celery.app.task import Context
 
-from celery_dflock import bases, keys
-from celery_dflock.config import Settings
 from celery_dflock.identity import Owner, is_unnamed_run, label_of
-from celery_dflock.locks import lock_of
 from celery_dflock.options import LockOptions
-from celery_dflock.outcome.header import Header
+from celery_dflock.outcome.header import Header, is_silent, options_of_call
 from celery_dflock.outcome.requeue import reservation, short_reservation
-from celery_dflock.plan import keeps_position, owner
+from celery_dflock.plan import Bound, keeps_position
 from celery_dflock.worker import unacknowledged
 from celery_dflock.worker.hand_off import HandOff
 from dflockd import errors
 from dflockd.client.pending import PendingAcquire
 from dflockd.sync_client import DistributedLock, Reservation
+
+
+def _given(request_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options that a call names itself, from its request as it goes to the pool."""
+    if is_silent(request_dict) and "headers" not in request_dict:
+        return {}
+    return options_of_call(Context(request_dict))
 
 
 class Waiter:
@@ -70,7 +74,7 @@ class Waiter:
             self.reservation = reservation(request.task, header, options, self.timeout)
 
     @classmethod
-    def of(cls, request: Any, settings: Settings) -> Waiter | None:
+    def of(cls, request: Any) -> Waiter | None:
         """Return that of a request that waits for a lock here; ``None`` if it does not.
 
         Raises:
@@ -78,20 +82,18 @@ class Waiter:
                 meet the same, and say so.
         """
         task = request.task
-        if not settings.enabled or bases.is_of_celery(type(task)):
+        bound: Bound = task._bound(_given(request.request_dict))
+        options = bound.options
+        if (
+            (options.wait or bound.settings.wait) != "consumer"
+            or options.queue_timeout == 0
+            or not bound.is_locked
+        ):
             return None
-        options: LockOptions = task._options(Context(request.request_dict))
-        if (options.wait or settings.wait) != "consumer" or options.queue_timeout == 0:
-            return None
-        names = options.keys_of(task, tuple(request.args), request.kwargs)
-        key, prefix = keys.finish(names[0], settings.key_prefix), settings.key_prefix
-        asks = owner(task, Context(request.request_dict), prefix)
-        more: dict[str, Any] = {
-            **settings.connection_options(),
-            "label": label_of(task.name, request.id),
-            "owner": asks,
-        }
-        lock = lock_of(key, options.limit, options.ttl, **more)
+        names = bound.keys_of(task, tuple(request.args), request.kwargs)
+        asks = bound.owner_of(Context(request.request_dict))
+        label = label_of(task.name, request.id)
+        lock = bound.make_lock(names[0], label=label, owner=asks)
         return cls(request, lock, asks, options, len(names))
 
     @property

@@ -113,7 +113,7 @@ def test_a_cluster_that_is_not_ready_is_unavailable(asked: type, refusal: Any) -
         first.script(asked, refusal)
         first.script(Acquire, refusal)
         app_settings = settings(make_app(cluster.seeds))
-        locks = Locks(["k"], limit=1, timeout=1, ttl=30, settings=app_settings, label="")
+        locks = Locks([Locks.maker(1, 30, app_settings)("k")], 1, is_cluster=True)
         started = time.monotonic()
         with pytest.raises(LockUnavailableError):
             locks.acquire()
@@ -130,7 +130,7 @@ def test_a_hand_over_is_waited_for_without_a_timeout(retry_ms: int, asked: int) 
     try:
         first.script(Acquire, Recovering(retry_ms), Recovering(retry_ms), Status.TIMEOUT)
         app_settings = settings(make_app(cluster.seeds))
-        locks = Locks(["k"], limit=1, timeout=0, ttl=30, settings=app_settings, label="")
+        locks = Locks([Locks.maker(1, 30, app_settings)("k")], 0, is_cluster=True)
         if asked > 1:
             assert locks.acquire() == "k"
         else:
@@ -149,7 +149,7 @@ def test_the_time_in_which_the_server_is_looked_for_counts() -> None:
         first.script(Enqueue, *[Recovering(400)] * 3, Status.QUEUED)
         first.script(Wait, Status.TIMEOUT)
         app_settings = settings(make_app(cluster.seeds))
-        locks = Locks(["k"], limit=1, timeout=4, ttl=30, settings=app_settings, label="")
+        locks = Locks([Locks.maker(1, 30, app_settings)("k")], 4, is_cluster=True)
         assert locks.acquire() == "k"
         assert first.asked(Wait)[0].timeout == 3
     finally:

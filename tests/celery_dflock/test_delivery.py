@@ -13,9 +13,7 @@ from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
 from celery_dflock import LockedTask
-from celery_dflock.config import settings
 from celery_dflock.outcome import delivery
-from celery_dflock.plan import owner
 from celery_dflock.worker.waiter import Waiter
 
 QUORUM = {"x-queue-type": "quorum"}
@@ -110,8 +108,8 @@ def test_what_is_for_all_goes_to_this_worker_alone() -> None:
     app = an_app("amqp://", a_queue("default", "direct"), own)
     for request in (received("for-all", ""), received("", own.name)):
         assert route(app, request) == (own.name, "", "direct", own.name)
-        assert delivery.audience(app, request) == "one@here"
-    assert delivery.audience(app, received("", "default")) == ""
+        assert delivery.audience(app.amqp.queues, request) == "one@here"
+    assert delivery.audience(app.amqp.queues, received("", "default")) == ""
 
 
 def test_consumer_and_process_of_a_worker_are_one_owner() -> None:
@@ -127,9 +125,9 @@ def test_consumer_and_process_of_a_worker_are_one_owner() -> None:
         info = {"exchange": exchange, "routing_key": "default"}
         message = {"id": "1", "retries": 2, "delivery_info": info, "hostname": worker}
         there = SimpleNamespace(task=task, id="1", args=(), kwargs={}, request_dict=message)
-        waiter = Waiter.of(there, settings(app))
+        waiter = Waiter.of(there)
         assert waiter is not None
-        return waiter.owner, owner(task, Context(message), "")
+        return waiter.owner, task._bound().owner_of(Context(message))
 
     (one, same), (other, _) = owners("for-all", "one@here"), owners("for-all", "two@here")
     assert one == same != other
@@ -144,7 +142,7 @@ def test_redis_cannot_send_to_one_what_was_for_all() -> None:
 
 def test_no_queue_is_made_by_looking_for_it() -> None:
     app = an_app()
-    assert delivery.queue_of(app, received("", "unheard-of")) is None
+    assert delivery.queue_of(app.amqp.queues, received("", "unheard-of")) is None
     assert "unheard-of" not in app.amqp.queues
 
 

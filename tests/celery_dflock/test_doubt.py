@@ -386,16 +386,15 @@ def assert_told_well(error: LockLostError, key: str) -> None:
 def test_where_nobody_can_wait(app: Celery, server: LockServer, key: str) -> None:
     """What is called when a lock is lost runs on the thread that would have to end the doubt."""
     said: queue.Queue[Any] = queue.Queue()
-    made = {"limit": 1, "timeout": 5, "settings": settings(app), "label": ""}
-    doubtful = Locks([f"{key}:doubtful"], ttl=LONG, **made)
+    doubtful = Locks([Locks.maker(1, LONG, settings(app))(f"{key}:doubtful")], 5)
 
-    def lost(_: str) -> None:
+    def lost(_: object) -> None:
         try:
             doubtful.check()
         except LockLostError as exc:
             said.put(exc)
 
-    short = Locks([f"{key}:short"], ttl=1, on_lost=lost, **made)
+    short = Locks([Locks.maker(1, 1, settings(app))(f"{key}:short", on_lost=lost)], 5)
     assert doubtful.acquire() is None
     assert short.acquire() is None
     try:

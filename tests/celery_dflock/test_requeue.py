@@ -13,7 +13,6 @@ from kombu.message import Message
 from kombu.utils.uuid import uuid
 
 from celery_dflock import LockedTask, LockNotAcquiredError, LockUnavailableError
-from celery_dflock.config import settings
 from celery_dflock.options import Backoff
 from celery_dflock.outcome.apply import apply
 from celery_dflock.outcome.header import HEADER, RUN
@@ -123,7 +122,7 @@ def requeue(
 ) -> None:
     task.push_request(**{**as_request(message), **more})
     try:
-        run = plan(task, task.request, task.run, (1,), {"two": 2}, settings(task.app))
+        run = plan(task, task.request, task.run, (1,), {"two": 2}, task._bound())
         with pytest.raises(ends):
             apply(run, outcome)
     finally:

@@ -14,7 +14,6 @@ from celery.exceptions import Retry
 from celery.result import AsyncResult
 
 from celery_dflock import LockNotAcquiredError
-from celery_dflock.config import settings
 from celery_dflock.identity import owner_of
 from celery_dflock.locks import try_once
 from celery_dflock.outcome.header import HEADER, Header
@@ -172,7 +171,7 @@ def planned(task: Task, key: str, name: str, **more: Any) -> Plan:
     task.push_request(
         id=name, args=[], kwargs={"key": key}, **{"retries": 0, "called_directly": False, **more}
     )
-    return plan(task, task.request, task.run, (), {"key": key}, settings(task.app))
+    return plan(task, task.request, task.run, (), {"key": key}, task._bound())
 
 
 def test_the_pause_is_what_was_said(cluster: Cluster, key: str) -> None:

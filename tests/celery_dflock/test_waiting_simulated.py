@@ -332,6 +332,7 @@ class Worker:
                 timer=timer,
                 on_task_request=self.pool.put,
                 hub=object(),
+                event_dispatcher=None,
             )
         )
         self.wait._pending = Waits(world)  # type: ignore[assignment]
@@ -387,7 +388,7 @@ class SimulatedWaiter(consumer_wait.Waiter):
         self.owner = (task.id, 0)
 
     @classmethod
-    def of(cls, request: Any, _: object) -> SimulatedWaiter:
+    def of(cls, request: Any) -> SimulatedWaiter:
         return cls(request)
 
     @property
@@ -402,12 +403,10 @@ class SimulatedWaiter(consumer_wait.Waiter):
 def world(slots: list[int], limits: list[int]) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(consumer_wait, "Waiter", SimulatedWaiter)
-        patch.setattr(consumer_wait, "settings", lambda _: None)
         quiet = SimpleNamespace(
             has_room=True, attach=lambda: None, raise_for=lambda _: None, lower_for=lambda _: None
         )
         patch.setattr(consumer_wait, "Prefetch", lambda _: quiet)
-        patch.setattr(Task, "task", SimpleNamespace(app=None), raising=False)
         state.reset_state()
         yield World(slots, limits)
         state.reset_state()
