@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
 
 from dflockd.errors import InvalidArgumentError
 
@@ -91,6 +92,12 @@ def parse_servers(servers: Sequence[ServerLike] | str) -> Servers:
     """
     if isinstance(servers, Servers):
         return servers
+    if type(servers) is list and len(servers) == 1 and type(servers[0]) is tuple:
+        # As most programs have it: looked at once.
+        try:
+            return _only(*servers[0])
+        except TypeError:
+            pass  # there is no hash of it, and it is no server
     if isinstance(servers, str) and servers.startswith(CLUSTER_PREFIX):
         named = [name.strip() for name in servers.removeprefix(CLUSTER_PREFIX).split(",")]
         if "" in named:
@@ -106,6 +113,12 @@ def parse_servers(servers: Sequence[ServerLike] | str) -> Servers:
             f"or the text '{CLUSTER_PREFIX}host:port,...'"
         )
     return _distinct(Servers(map(parse_server, servers)))
+
+
+# By the types of what is given, too: 1.0 is no port.
+@lru_cache(maxsize=256, typed=True)
+def _only(*server: Any) -> Servers:
+    return Servers((parse_server(server),))
 
 
 def _distinct(addresses: Servers) -> Servers:

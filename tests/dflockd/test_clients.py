@@ -66,6 +66,26 @@ async def test_with(client: Client, server: ServerProcess, key: str) -> None:
     assert is_free(server, key)
 
 
+async def test_the_timeout_is_that_of_the_moment(
+    client: Client, server: ServerProcess, key: str
+) -> None:
+    """Whoever sets it anew, on a lock like others that have been made, means that one."""
+    async with client.lock(key, server):
+        pass
+    holder, lock = client.lock(key, server), client.lock(key, server)
+    assert await soon(holder.acquire()) is True
+    lock.acquire_timeout_s = 0
+    began = time.monotonic()
+    assert await soon(lock.acquire()) is False
+    assert time.monotonic() - began < 5
+    lock.acquire_timeout_s = None
+    waiting = asyncio.ensure_future(lock.acquire())
+    await until(lambda: waiters(server, key) == 1)
+    assert await soon(holder.release()) is True
+    assert await soon(waiting) is True
+    assert await soon(lock.release()) is True
+
+
 async def test_with_gives_back_when_the_body_fails(
     client: Client, server: ServerProcess, key: str
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 import threading
@@ -19,7 +20,7 @@ import pytest
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client import clock, renewal
+from dflockd.client import clock, reactor, renewal
 from dflockd.client.lease import Lease
 from dflockd.client.operations import Grant, Target
 from dflockd.client.pool import Pool
@@ -417,11 +418,16 @@ class Line:
         self.closed = True
 
 
-def make_lease(link: Any, seconds: float, on_lost: Callable[[], object] | None = None) -> Lease:
+def make_lease(
+    link: Any,
+    seconds: float,
+    on_lost: Callable[[], object] | None = None,
+    renew_ratio: float = 0.5,
+) -> Lease:
     """Return a lease of so many seconds, which are left of it."""
     target = Target(Space.LOCK, b"key", 1, None, str(link.route.address))
     grant = Grant(b"token", max(1, int(seconds)), clock.now() + seconds)
-    return Lease(target, grant, link, 0.5, on_lost)
+    return Lease(target, grant, link, renew_ratio, on_lost)
 
 
 def test_an_answer_that_is_read_after_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,35 +453,104 @@ def test_an_answer_that_is_read_after_the_lease(monkeypatch: pytest.MonkeyPatch)
     assert link.closed, "and the server hears of it"
 
 
-@pytest.mark.parametrize("due_in", [4.0, 12.0])
-def test_the_thread_stays_up_only_for_what_would_soon_be_due(
-    monkeypatch: pytest.MonkeyPatch, due_in: float
-) -> None:
-    """After a release it neither forgets at once, to be woken by the next lock, nor remembers long."""
-    reactor = Reactor(Pool())
-    reactor._thread = 1  # nobody is its thread
-    monkeypatch.setattr("dflockd.client.reactor.ADOPT_EVERY", due_in)
-    lease = make_lease(Line(), 60)
-    reactor.keep(lease)
-    reactor._take_in(*reactor._inbox.popleft())
-    assert lease.end(object())
-    reactor.forget(lease)
-    assert not reactor._inbox, "it need not be woken for that"
-    monkeypatch.setattr("dflockd.client.reactor.ADOPT_EVERY", 5.0)
-    reactor._forget_what_is_over(clock.now())
-    assert (not reactor._due) == (due_in > 5)
+class Looking(Reactor):
+    """A reactor whose thread is played by the test."""
+
+    def __init__(self) -> None:
+        super().__init__(Pool())
+        self._thread = 1
+        self._wakes_at = math.inf
+        self.watched: list[Lease] = []
+        self.woken = 0
+
+    def _look_at(self, lease: Lease) -> None:
+        if not lease.is_over:
+            self.watched.append(lease)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def look(self, now: float) -> float:
+        """Look at those that have come; return when it looks again."""
+        self._look_at_young(now)
+        return self._look_at_young_at
+
+    def take_in(self) -> None:
+        """Take in what it was told."""
+        self._take_in_all()
+        self._do_what_is_due()
 
 
-def test_the_thread_looks_up_once_for_many() -> None:
-    reactor = Reactor(Pool())
-    reactor._thread = 1  # nobody is its thread
-    for _ in range(20):
-        lease = make_lease(Line(), 60)
-        reactor.keep(lease)
-        assert lease.end(object())
-        reactor.forget(lease)
-    # Two if a new stretch of time has begun meanwhile.
-    assert len({when for when, _ in reactor._inbox}) <= 2
+def test_a_lock_that_is_seen_twice_is_watched() -> None:
+    looking = Looking()
+    first, gone, second = (make_lease(Line(), 60) for _ in range(3))
+    looking.keep(first)
+    looking.keep(gone)
+    assert looking.look(1.0) == 1.0 + reactor.LOOK_EVERY
+    assert looking.watched == []
+    looking.keep(second)
+    assert gone.end(object())
+    looking.look(1.0 + reactor.LOOK_EVERY / 2)
+    assert looking.watched == [], "too early"
+    again = looking.look(1.0 + reactor.LOOK_EVERY)
+    assert looking.watched == [first]
+    looking.look(again)
+    assert looking.watched == [first, second]
+
+
+def test_one_that_is_renewed_soon_is_watched_at_once() -> None:
+    looking = Looking()
+    lease = make_lease(Line(), 1, renew_ratio=0.1)
+    looking.keep(lease)
+    assert looking.woken == 1
+    looking.take_in()
+    assert looking.watched == [lease]
+
+
+def test_locks_that_come_and_go_wake_nobody() -> None:
+    looking, now = Looking(), 1.0
+    for expected in (1, 2):
+        for _ in range(2 * reactor.LOOK_ON):
+            lease = make_lease(Line(), 60)
+            looking.keep(lease)
+            assert lease.end(object())
+            looking.forget(lease)
+            assert looking.woken == expected
+            now = looking.look(now)
+        # The thread goes on to look for a while, and then sleeps until it is woken.
+        looks = 0
+        while now < math.inf:
+            now = looking.look(now)
+            looks += 1
+        assert reactor.LOOK_ON <= looks <= reactor.LOOK_ON + 2
+        assert looking.watched == []
+        now = 100.0
+
+
+def test_one_that_comes_while_the_thread_stops_looking_is_seen() -> None:
+    """It has woken nobody, for the thread had not said yet that it looks no more."""
+    late = make_lease(Line(), 60)
+
+    class Stopping(Looking):
+        looks = 0
+
+        @property
+        def _looks(self) -> int:
+            return self.looks
+
+        @_looks.setter
+        def _looks(self, number: int) -> None:
+            if self.looks and not number and not late.is_over:
+                self.keep(late)
+            self.looks = number
+
+    looking = Stopping()
+    looking.keep(make_lease(Line(), 60))
+    now = looking.look(1.0)
+    while now < math.inf and late not in looking.watched:
+        now = looking.look(now)
+    assert looking.woken == 1
+    assert late in looking.watched
 
 
 async def _kept_by_the_next(client: Client) -> None:

@@ -161,13 +161,21 @@ class Asker:
         if link is None:
             link = links.take(self.route) or (yield from self._open(until, owner))
         self.asking = link
-        operation = begin(introduced(self.target, link), timeout)
+        talk = Talk(link, begin(introduced(self.target, link), timeout), until)
+        return (yield from self._ask_twice(begin, timeout, talk, look))
+
+    def _ask_twice(
+        self, begin: Begin[R], timeout: float | None, talk: Talk[R], look: flows.Look | None
+    ) -> Flow[R]:
+        """Go through a talk on the connection of `asking`; once more if it has died in the pool."""
+        links, owner, until = self._home().pool, self._owner.get("by"), talk.until
+        link = talk.link
         try:
             if self.is_cancelled:
                 raise self._cancelled()
             if look is None:
-                return (yield Talk(link, operation, until))  # type: ignore[no-any-return]
-            return (yield from flows.talk(link, operation, until, look))
+                return (yield talk)  # type: ignore[no-any-return]
+            return (yield from flows.go_on(talk, look))
         except errors.UnreachableError:
             if self.is_cancelled:
                 raise self._cancelled() from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import select
 import socket
 import threading
@@ -17,8 +18,10 @@ from dflockd.client import clock
 from dflockd.client.arguments import KeepPlace, Reservation
 from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
 from dflockd.client.lock import LockBase, SemaphoreBase
+from dflockd.client.session import RELEASE_PATIENCE, Reply
 from dflockd.client.steps import Flow, Hear, Pause, Ready
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
+from dflockd.wire import UnexpectedReplyError
 
 __all__ = [
     "DistributedLock",
@@ -66,10 +69,20 @@ class DistributedLock(LockBase):
         """
         claim = object()
         try:
-            return _run(self._session.acquire(claim, self.acquire_timeout_s))
+            return self._acquire(claim)
         except BaseException:
             self._session.let_go(claim)
             raise
+
+    def _acquire(self, claim: object) -> bool:
+        session = self._session
+        link = session.ask(claim, self.acquire_timeout_s)
+        reply = None
+        if link is not None:
+            reply = _hear(link, session.asked.patience)
+            if type(reply) is bytes and session.is_granted(claim, link, reply):
+                return True
+        return _run(session.acquire(claim, self.acquire_timeout_s, link, reply))
 
     def enqueue(self, ticket: str | None = None, *, place: str | None = None) -> str:
         """Take a position in the queue without waiting.
@@ -218,7 +231,13 @@ class DistributedLock(LockBase):
         session = self._session
         claim = session.lease, session.waiter
         try:
-            return _run(session.release(claim))
+            link = session.hand_back(claim)
+            reply = None
+            if link is not None:
+                reply = _hear(link, RELEASE_PATIENCE)
+                if type(reply) is bytes and session.is_released(link, reply):
+                    return True
+            return _run(session.release(claim, link, reply))
         except BaseException:
             session.give_up(claim)
             raise
@@ -262,7 +281,7 @@ class DistributedLock(LockBase):
         """
         claim = object()
         try:
-            if not _run(self._session.acquire(claim, self.acquire_timeout_s)):
+            if not self._acquire(claim):
                 raise self._timed_out()
             return self
         except BaseException:
@@ -300,6 +319,22 @@ class DistributedSemaphore(SemaphoreBase, DistributedLock):
 
     For the other arguments see `dflockd.client.lock.LockBase`.
     """
+
+
+def _hear(link: Any, patience: float | None) -> Reply:
+    """Wait for the reply to what a connection was asked, for so many seconds (``None``: no end)."""
+    try:
+        poll = link.poll
+        if poll is None or patience is None or link.closed or patience > LONGEST_POLL:
+            has_come = _ready(link, False, math.inf if patience is None else patience)
+        else:
+            has_come = poll.poll(patience * 1000)
+        return link.receive() if has_come else None
+    except (OSError, UnexpectedReplyError) as exc:
+        return exc
+    except BaseException:
+        link.close()
+        raise
 
 
 def _run(flow: Flow[R]) -> R:
@@ -350,7 +385,7 @@ def _wait(wait: Wait) -> object:
         time.sleep(wait.seconds)
         return None
     if isinstance(wait, Hear):
-        return _hear(wait)
+        return _await(wait)
     assert isinstance(wait, Resolve)
     try:
         return socket.getaddrinfo(wait.host, wait.port, type=socket.SOCK_STREAM)
@@ -358,7 +393,7 @@ def _wait(wait: Wait) -> object:
         return exc
 
 
-def _hear(wait: Hear) -> bool:
+def _await(wait: Hear) -> bool:
     gate = threading.Lock()
     gate.acquire()
     wait.signal.listen(gate.release)

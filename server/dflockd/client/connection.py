@@ -24,7 +24,7 @@ from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import abilities, clock
 from dflockd.client.introduction import ANONYMOUS
-from dflockd.client.operations import Answer, authenticate
+from dflockd.client.operations import Answer, Exchange, authenticate
 from dflockd.client.steps import SILENT, Flow, Hear, Open, Pause, Ready, Route, Silent, Talk
 from dflockd.wire import ReplyReader, UnexpectedReplyError
 
@@ -91,6 +91,7 @@ class Connection:
     __slots__ = (
         "__weakref__",
         "_sock",
+        "asked_at",
         "closed",
         "guard",
         "idle_since",
@@ -120,6 +121,8 @@ class Connection:
         self.guard: object = None
         self.owed = False
         """Whether a reply is still to come to a request that `send_now` sent."""
+        self.asked_at = 0.0
+        """When the latest `ask` was."""
         self.left = math.inf
         """For how many seconds it is waited for once it is yielded; see `Wait`."""
         self.poll: Any = None
@@ -152,6 +155,39 @@ class Connection:
     def has_data(self) -> bool:
         """Return whether there is something to read that the socket no longer has."""
         return self.is_tls and cast(ssl.SSLSocket, self._sock).pending() > 0
+
+    def ask(self, request: bytes, ahead: int = 0) -> None:
+        """Send a request, whose reply the caller waits for; if that fails, close it instead.
+
+        Args:
+            request: it.
+            ahead: requests before it in the same bytes, whose replies nobody needs.
+        """
+        self.reader.ahead = ahead
+        self.asked_at = clock.now()
+        try:
+            if self._sock.send(request) == len(request):
+                return
+        except OSError:
+            pass
+        self.close()
+
+    def accept(self, line: bytes, has_owner: bool) -> None:
+        """Take in what a reply says of its server.
+
+        Args:
+            line: the reply.
+            has_owner: whether an owner was named right before its request.
+
+        Raises:
+            ConnectionResetError: it is no reply, but the server's farewell.
+        """
+        if self.rested:
+            self.rested = False
+            if line == b"error":
+                raise ConnectionResetError("the server gave up an idle connection")
+        if has_owner:
+            abilities.note(self.route.address, abilities.OWNERS, knows=not self.reader.refused)
 
     def send_now(self, request: bytes, ahead: int = 0) -> None:
         """Send a request, for `receive_now` to fetch the reply later.
@@ -318,38 +354,31 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
     link: Connection = talk.link  # type: ignore[assignment]
     operation = talk.operation
     try:
-        exchange, sent, limit = talk.under_way or (next(operation), 0.0, 0.0)
+        exchange, sent, line = talk.under_way or (next(operation), 0.0, None)
         while True:
-            if sent:
-                left = min(limit, talk.look_at) - clock.now()
-            else:
+            if not sent:
                 sent = clock.now()
-                limit = math.inf if exchange.patience is None else sent + exchange.patience
-                until = talk.until
-                if until is not None and until < limit:
-                    limit = until if until > sent + LEAST_PATIENCE else _least(talk, limit, sent)
+                limit = _limit(talk, exchange, sent)
                 # The replies that are still to come before its own are passed over.
                 link.reader.ahead = exchange.ahead + link.owed
                 link.owed = False
                 if rest := link.send(exchange.request):
                     yield from link.finish(rest, limit)
-                left = (limit if limit < talk.look_at else talk.look_at) - sent
-            link.left = left if left > 0 else 0.0
-            line = None
-            if (link.is_tls and link.has_data()) or (yield link):
+            else:
+                limit = _limit(talk, exchange, sent)
+            while line is None:
+                left = min(limit, talk.look_at) - clock.now()
+                link.left = left if left > 0 else 0.0
+                if not ((link.is_tls and link.has_data()) or (yield link)):
+                    break
                 line = link.receive()
-                if line is None:
-                    continue
-                if link.rested:
-                    link.rested = False
-                    if line == b"error":
-                        raise ConnectionResetError("the server gave up an idle connection")
-                if exchange.has_owner:
-                    is_known = not link.reader.refused
-                    abilities.note(link.route.address, abilities.OWNERS, knows=is_known)
+            if isinstance(line, Exception):
+                raise line
+            if line is not None:
+                link.accept(line, exchange.has_owner)
                 answer = Answer(line, sent, clock.now())
             elif talk.look_at < limit:
-                talk.under_way = exchange, sent, limit
+                talk.under_way = exchange, sent, None
                 return SILENT
             elif exchange.timeout_is_reply and not link.closed:
                 link.close()
@@ -357,7 +386,7 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
                 answer = Answer(b"timeout", over, over)
             else:
                 raise TimeoutError
-            exchange, sent = operation.send(answer), 0.0
+            exchange, sent, line = operation.send(answer), 0.0, None
     except StopIteration as stop:
         result: R = stop.value
         return result
@@ -385,10 +414,14 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
         raise
 
 
-def _least(talk: Talk[Any], limit: float, sent: float) -> float:
-    """Return when a reply is too late whose time is over, or nearly so."""
-    assert talk.until is not None
-    return talk.until if talk.is_strict else min(limit, sent + LEAST_PATIENCE)
+def _limit(talk: Talk[Any], exchange: Exchange, sent: float) -> float:
+    """Return when the reply to a request is too late."""
+    limit = math.inf if exchange.patience is None else sent + exchange.patience
+    until = talk.until
+    if until is None or until >= limit:
+        return limit
+    # Also a reply whose time is over, or nearly so, has a moment.
+    return until if talk.is_strict else max(until, min(limit, sent + LEAST_PATIENCE))
 
 
 def _open(route: Route, until: float | None, is_strict: bool) -> Waits[Connection]:

@@ -55,12 +55,7 @@ def introduced(target: Target, link: Link) -> Target:
 
 
 def talk(
-    link: Link,
-    operation: Operation[R],
-    until: float | None = None,
-    look: Look | None = None,
-    *,
-    is_strict: bool = False,
+    link: Link, operation: Operation[R], until: float | None = None, look: Look | None = None
 ) -> Flow[R]:
     """Go through an operation on a link.
 
@@ -69,13 +64,16 @@ def talk(
         operation: it.
         until: when no reply is waited for any more.
         look: to be done now and then while no reply comes.
-        is_strict: whether `until` is meant exactly.
 
     Raises:
         RemoteError: as a `Talk` does, or what `look` has raised.
     """
-    going_on = Talk(link, operation, until)
-    going_on.is_strict = is_strict
+    return go_on(Talk(link, operation, until), look)
+
+
+def go_on(going_on: Talk[R], look: Look | None) -> Flow[R]:
+    """Go through a talk, which may have begun already; see `talk`."""
+    link = going_on.link
     if look is None:
         return cast(R, (yield going_on))
     going_on.look_at = clock.now() + SILENCE

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
+import math
 import random
 import weakref
 from collections.abc import Callable
 from typing import Final
 
-from dflockd.client import clock
+from dflockd.client import clock, forks
 from dflockd.client.operations import Grant, Target
 from dflockd.client.routing import Path, ShardMap, insist, pursue
 from dflockd.client.steps import Link, Signal
@@ -44,6 +44,8 @@ class Lease:
     connection with `take` may use that, and gives it back with `put`; who ends the lease is the one
     for whose claim `end` returns ``True``. Both are single operations of a list or a dict, so that no
     signal handler and no finaliser can meet them half done.
+
+    Once its `owner` is forgotten the lock ends with its connection, unless it has ended already.
     """
 
     is_away = False
@@ -53,6 +55,8 @@ class Lease:
     """Fired once the doubt is over, one way or the other."""
     task: object = None
     """Of the reactor."""
+    renew_at = math.inf
+    """When the next renewal should be sent, once `spread` has chosen that."""
     _owner: object = None
     _state: str = HELD
 
@@ -64,33 +68,39 @@ class Lease:
         renew_ratio: float,
         on_lost: Callable[[], object] | None = None,
         shards: ShardMap | None = None,
+        owner: object = None,
     ) -> None:
         self.target = target
         self.shards = shards
-        self.token = grant.token
-        self.asked = grant.lease
+        self.token, self.lease, self.deadline = grant
+        self.asked = self.lease
         """Seconds that every renewal asks for: those that were granted first. (A server that answers
         with what is left of them would make them fewer and fewer.)"""
         self.link = link
         """The connection that the hold belongs to."""
-        self.pid = os.getpid()
+        self._forks = forks.count
         self._free = [link]
         self._end: dict[str, object] = {}
         """By whom or what it has ended, by a single operation: a claim, `LOST` or `ABANDONED`."""
         self._renew_ratio = renew_ratio
         self._on_lost = on_lost
-        self.lease = grant.lease
-        self.deadline = grant.deadline
-        self.renew_at = self.deadline - self.lease * (1 - renew_ratio * (1 - JITTER))
-        """When the next renewal should be sent, or may be due at the earliest: see `spread`."""
+        if owner is not None:
+            # Not by a finaliser of the owner: an exception that a signal handler raises in one is
+            # ignored, and this way nothing runs at the end of most locks.
+            self._owner = weakref.ref(owner, self._is_forgotten)
 
-    def belongs_to(self, owner: object) -> None:
-        """Let the lock end with its connection once this owner is forgotten, unless it has ended.
+    def _is_forgotten(self, _owner: object) -> None:
+        self.abandon()
 
-        Not by a finaliser of the owner: an exception that a signal handler raises in one is ignored,
-        and this way nothing runs at the end of most locks.
-        """
-        self._owner = weakref.ref(owner, lambda _: self.abandon())
+    @property
+    def may_rest(self) -> float:
+        """Seconds from its beginning, at most, to when it is renewed."""
+        return self.lease * self._renew_ratio
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has it: after a fork it is the parent's."""
+        return self._forks == forks.count
 
     @property
     def state(self) -> str:
@@ -107,7 +117,7 @@ class Lease:
             self._state is HELD
             and not self._end
             and clock.now() < self.deadline
-            and self.pid == os.getpid()
+            and self._forks == forks.count
         )
 
     @property
@@ -192,7 +202,8 @@ class Lease:
         if self._end.setdefault("by", claim) is not claim:
             return False
         self._owner = None
-        self._settle()
+        if self.settled is not None:
+            self.settled.fire()
         return True
 
     def is_ended_by(self, claim: object) -> bool:

@@ -9,16 +9,17 @@ from functools import partial
 from typing import Any, Never
 
 from dflockd import errors
-from dflockd.address import DEFAULT_PORT, Seeds, ServerLike, parse_servers
+from dflockd.address import DEFAULT_PORT, ServerLike, parse_servers
 from dflockd.client import arguments, operations, process
+from dflockd.client import plan as plans
 from dflockd.client.arguments import Reservation
-from dflockd.client.introduction import ANONYMOUS, NOBODY, Introduction
+from dflockd.client.introduction import NOBODY, Introduction
 from dflockd.client.lease import DOUBTFUL, HELD, Lease
 from dflockd.client.operations import Progress, Target
-from dflockd.client.routing import ShardMap, shard_map
+from dflockd.client.routing import shard_map
 from dflockd.client.session import Ending, Session
 from dflockd.client.steps import Flow, Route
-from dflockd.sharding import ShardingStrategy, server_index, stable_hash_shard
+from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.wire import Space
 
 DEFAULT_SERVERS: tuple[ServerLike, ...] = (("127.0.0.1", DEFAULT_PORT),)
@@ -61,6 +62,7 @@ class LockBase:
     """
 
     _space = Space.LOCK
+    _limit = 1
     _may_have_async_callback = False
 
     def __init__(
@@ -78,51 +80,52 @@ class LockBase:
         owner: tuple[str, int] | None = None,
         on_lost: Callable[[Any], object] | None = None,
     ) -> None:
-        arguments.check_key(key)
-        arguments.check_timeout(acquire_timeout_s, key)
-        arguments.check_lease(lease_ttl_s, key)
-        arguments.check_renew_ratio(renew_ratio, key)
         if ssl_context is not None:
             arguments.check_tls(ssl_context)
         if on_lost is not None:
             is_async = self._may_have_async_callback
             arguments.check_callback(on_lost, key, may_be_async=is_async)
-        if sharding_strategy is not stable_hash_shard:
-            arguments.check_strategy(sharding_strategy, key)
-        introduction = ANONYMOUS
+        given = (
+            self._space,
+            key,
+            self._limit,
+            acquire_timeout_s,
+            lease_ttl_s,
+            parse_servers(servers),
+            sharding_strategy,
+            renew_ratio,
+            auth_token,
+        )
+        try:
+            # Of other strategies, who knows whether they always say the same?
+            is_known = sharding_strategy is stable_hash_shard
+            plan = plans.known(*given) if is_known else plans.make(*given)
+        except TypeError:
+            plan = plans.make(*given)
+        target, route, shards = plan.target, plan.route, None
         if label != "" or owner is not None:
             introduction = Introduction(
                 b"" if label == "" else arguments.checked_label(label, key),
                 NOBODY if owner is None else arguments.checked_owner(owner, key),
             )
-        secret = None if auth_token is None else arguments.checked_secret(auth_token)
-        addresses = parse_servers(servers)
-        shards: ShardMap | None = None
-        if isinstance(addresses, Seeds):
-            index, server = 0, str(addresses)
-            if sharding_strategy is not stable_hash_shard:
-                raise errors.InvalidArgumentError(
-                    f"sharding_strategy is given with {server}: leave it out, a cluster has its own"
-                )
-            shards = shard_map(addresses, secret, ssl_context)
-        else:
-            index = server_index(sharding_strategy, key, len(addresses))
-            server = str(addresses[index])
+            target = Target(*target[:5], introduction)
+        if ssl_context is not None:
+            route = Route(route.address, route.auth_secret, ssl_context)
+        if plan.seeds is not None:
+            shards = shard_map(plan.seeds, route.auth_secret, ssl_context)
         self.key = key
         self.acquire_timeout_s = acquire_timeout_s
         self.lease_ttl_s = lease_ttl_s
         self._session = Session(
-            Target(self._space, key.encode(), self._limit(), lease_ttl_s, server, introduction),
-            Route(addresses[index], secret, ssl_context),
-            renew_ratio,
+            target,
+            route,
+            plan.renew_ratio,
             shards,
             process.current,
             # Not the lock itself: it would keep alive one that its owner has forgotten.
             None if on_lost is None else partial(self._callback, weakref.ref(self), on_lost),
+            plan.beginnings,
         )
-
-    def _limit(self) -> int:
-        return 1
 
     @staticmethod
     def _callback(
@@ -289,8 +292,7 @@ class SemaphoreBase(LockBase):
         owner: tuple[str, int] | None = None,
         on_lost: Callable[[Any], object] | None = None,
     ) -> None:
-        arguments.check_limit(limit, key)
-        self.limit = limit
+        self.limit = self._limit = limit
         super().__init__(
             key,
             acquire_timeout_s,
@@ -304,6 +306,3 @@ class SemaphoreBase(LockBase):
             owner=owner,
             on_lost=on_lost,
         )
-
-    def _limit(self) -> int:
-        return self.limit

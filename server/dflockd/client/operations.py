@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Never, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Never, TypeAlias, TypeVar
 
 from dflockd import errors
 from dflockd.address import Address, parse_server
@@ -32,7 +32,6 @@ from dflockd.wire import (
     Pass,
     Ping,
     Recovering,
-    Release,
     Renew,
     Renewed,
     Report,
@@ -47,6 +46,7 @@ from dflockd.wire import (
     Wait,
     YourTurn,
     decode_map,
+    encode_release,
     encode_request,
     parse_done,
     parse_enqueued,
@@ -167,6 +167,9 @@ class Grant(NamedTuple):
     """Monotonic time at which it ends unless renewed: the request's departure plus the lease."""
 
 
+DONE: Final = Status.OK.value
+"""The reply to a request, such as a `release`, that says no more than that."""
+
 R = TypeVar("R")
 M = TypeVar("M")
 Operation: TypeAlias = Generator[Exchange, Answer, R]
@@ -192,7 +195,7 @@ def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
         seconds, patience, is_reply, waits = _waiting(0 if is_attempt else remaining)
         request = Acquire(target.space, target.key, target.limit, seconds, target.lease)
         exchange = Exchange(encode_request(request), patience, is_reply, 0, waits)
-        answer = yield _with_ahead(exchange, target)
+        answer = yield with_ahead(exchange, target)
         reply = _read(parse_granted, answer, target)
         is_told = reply is Status.TIMEOUT
         if is_told and not is_attempt:
@@ -200,7 +203,7 @@ def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
         if not is_told:
             if not isinstance(reply, Granted):
                 raise _not_granted(reply, target)
-            grant = _prompt(reply, answer) or (yield from _confirmed(target, reply, answer))
+            grant = yield from _confirmed(target, reply, answer)
             if grant is not None:
                 return grant
             # This process was stopped for so long that the lease ended before it learned of the
@@ -218,7 +221,7 @@ def enqueue(target: Target) -> Operation[Grant | None]:
     if grant is not None:
         return grant
     request = Enqueue(target.space, target.key, target.limit, target.lease)
-    answer = yield _with_ahead(Exchange(encode_request(request), REPLY_PATIENCE), target)
+    answer = yield with_ahead(Exchange(encode_request(request), REPLY_PATIENCE), target)
     reply = _read(parse_enqueued, answer, target)
     if reply is Status.QUEUED:
         return None
@@ -285,7 +288,7 @@ def line_up(target: Target, turn: Turn, *, knows_turns: bool | None) -> Operatio
         if reply is not Status.OK:
             raise refused(reply, target)
     request = encode_request(Enqueue(target.space, target.key, target.limit, target.lease))
-    exchange = _with_ahead(Exchange(request, REPLY_PATIENCE), target)
+    exchange = with_ahead(Exchange(request, REPLY_PATIENCE), target)
     if knows_turns:
         exchange = _behind([said], exchange)
     answer = _read(parse_enqueued, (yield exchange), target)
@@ -343,7 +346,7 @@ def renew(target: Target, token: bytes, lease: int | None) -> Operation[Grant | 
     It belongs to this connection from now on, whichever it was granted on.
     """
     exchange = Exchange(renewal_request(target, token, lease), REPLY_PATIENCE)
-    return read_renewal(target, token, (yield _with_ahead(exchange, target)))
+    return read_renewal(target, token, (yield with_ahead(exchange, target)))
 
 
 def confirm(target: Target, token: bytes, lease: int | None) -> Operation[Grant | None]:
@@ -354,7 +357,7 @@ def confirm(target: Target, token: bytes, lease: int | None) -> Operation[Grant 
     """
     exchange = Exchange(_confirmation_request(target, token, lease), REPLY_PATIENCE)
     while True:
-        answer = yield _with_ahead(exchange, target)
+        answer = yield with_ahead(exchange, target)
         grant = read_renewal(target, token, answer)
         if grant is None or answer.received < grant.deadline:
             return grant
@@ -398,11 +401,11 @@ def read_renewal(target: Target, token: bytes, answer: Answer) -> Grant | None:
 
 def release(target: Target, token: bytes) -> Operation[bool]:
     """Give the slot back; ``False`` if it was no longer held."""
-    request = encode_request(Release(target.space, target.key, token))
+    request = encode_release(target.space, target.key, token)
     answer = yield Exchange(request, REPLY_PATIENCE)
-    reply = _read(parse_done, answer, target)
-    if reply is Status.OK:
+    if answer.line == DONE:
         return True
+    reply = _read(parse_done, answer, target)
     if reply in (Status.ERROR, Status.LEASE_EXPIRED):
         return False
     raise refused(reply, target)
@@ -424,7 +427,7 @@ def authenticate(secret: bytes, server: str) -> Operation[None]:
 def inspect(target: Target) -> Operation[dict[str, Any]]:
     """Ask who holds the key and who waits for it."""
     request = encode_request(Inspect(target.space, target.key))
-    answer = yield _with_ahead(Exchange(request, REPLY_PATIENCE), target)
+    answer = yield with_ahead(Exchange(request, REPLY_PATIENCE), target)
     reply = _read(parse_report, answer, target)
     if not isinstance(reply, Report):
         raise refused(reply, target)
@@ -550,8 +553,11 @@ def raised(answer: R | Detour) -> R:
     return answer
 
 
-def _with_ahead(exchange: Exchange, target: Target) -> Exchange:
-    # In one piece, so that it costs no round trip. An older server answers error, which is fine.
+def with_ahead(exchange: Exchange, target: Target) -> Exchange:
+    """Return the same with what is to be said before it, which an older server answers ``error``.
+
+    In one piece, so that it costs no round trip.
+    """
     if (target.says is NOTHING and target.progress is None) or target.is_plain:
         return exchange
     ahead = [*target.says.requests]
@@ -591,18 +597,30 @@ def _confirmed(target: Target, granted: Granted, answer: Answer) -> Operation[Gr
     of the reply. The departure is the safe assumption, and fine after a short wait. After a long one
     it would leave little of the lease or nothing, so a renewal finds out: its answer comes at once.
     """
-    if (grant := _prompt(granted, answer)) is not None:
+    if (grant := _prompt(granted, answer.sent, answer.received)) is not None:
         return grant
     if target.progress is not None:
         target.progress.granted = granted
     return (yield from _confirmation(target, granted))
 
 
-def _prompt(granted: Granted, answer: Answer) -> Grant | None:
+def _prompt(granted: Granted, sent: float, received: float) -> Grant | None:
     """Return the grant if its answer has come soon enough for its lease to count from the request."""
-    if answer.received - answer.sent > granted.lease * CONFIRM_SHARE:
+    if received - sent > granted.lease * CONFIRM_SHARE:
         return None
-    return Grant(granted.token, granted.lease, answer.sent + granted.lease)
+    return Grant(granted.token, granted.lease, sent + granted.lease)
+
+
+def granted_at_once(line: bytes, sent: float, received: float) -> Grant | None:
+    """Return the grant that the answer to an `acquire` is, if that is all there is to it.
+
+    ``None`` is for all else, which only the operation itself can tell.
+    """
+    try:
+        reply = parse_granted(line)
+    except UnexpectedReplyError:
+        return None
+    return _prompt(reply, sent, received) if type(reply) is Granted else None
 
 
 def _confirmed_elsewhere(target: Target) -> Operation[Grant | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from dflockd.client import forks
 from dflockd.client.connection import forget_connections_after_fork, wait_before_fork
 from dflockd.client.introduction import forget_instance
 from dflockd.client.pool import Pool
@@ -42,6 +43,7 @@ def close_idle_connections() -> None:
 
 def _after_fork_in_child() -> None:
     global _process
+    forks.note()
     forget_connections_after_fork()
     forget_instance()
     for process in _current.values():

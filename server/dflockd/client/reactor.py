@@ -35,12 +35,18 @@ from dflockd.client.pool import IDLE_AGE, Pool
 from dflockd.client.renewal import keep
 from dflockd.client.steps import Flow, Hear, Pause, Ready, Signal
 
-ADOPT_EVERY = 0.1
-"""Seconds between looks at which locks have come; those that have stayed for as long are watched.
+LOOK_EVERY = 0.1
+"""Seconds between looks at the locks that have come; one that is seen twice is watched from then on.
 
-Most locks are released sooner and so never cost a system call of this thread. However many come and
-go, it looks up for all of them together.
+So within twice as long it is renewed, and learns of the end of its connection. Most are released
+sooner, and never cost a system call of this thread nor wake it.
 """
+
+LOOK_ON = 10
+"""So many looks go on after the last lock has come: as long as they do, the next one wakes nobody."""
+
+EARLY = 0.25
+"""Leases that are to be renewed within so many seconds are watched at once."""
 
 FORGOTTEN = 8
 """Leases that have ended for which it is not woken."""
@@ -82,6 +88,13 @@ class Reactor:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._inbox: deque[tuple[float, Lease | Callable[[], object]]] = deque()
+        self._young: deque[Lease] = deque()
+        """Those that came lately."""
+        self._seen = 0
+        """How many of these, the oldest, it has seen once."""
+        self._looks = 0
+        """How many looks are still to come, unless others come."""
+        self._look_at_young_at = math.inf
         self._due: list[tuple[float, int, Task | Lease]] = []
         self._order = itertools.count()
         self._wakes_at = -math.inf
@@ -99,15 +112,13 @@ class Reactor:
 
     def keep(self, lease: Lease) -> None:
         """Look after a lease until it ends; or look at it anew, for it has another connection."""
-        if lease.task is not None:
+        if lease.task is not None or lease.may_rest < EARLY:
             self._tell(-math.inf, lease)
-            return
-        now = clock.now()
-        next_but_one = (now // ADOPT_EVERY + 2) * ADOPT_EVERY
-        self._tell(min(next_but_one, lease.renew_at), lease)
-        if -math.inf < self._wakes_at < now:
-            # It sleeps past its time: the machine was suspended, which selectors do not count.
-            self._wake()
+        else:
+            self._young.append(lease)
+            # The thread says that it will not look any more before it has looked for the last time.
+            if not self._looks:
+                self._wake_or_start()
 
     def forget(self, lease: Lease) -> None:
         """Look after a lease no more that its owner has ended.
@@ -155,10 +166,14 @@ class Reactor:
 
     def _tell(self, when: float, what: Lease | Callable[[], object]) -> None:
         self._inbox.append((when, what))
-        if not self._thread:
-            self._start()
-        elif when < self._wakes_at:
+        if not self._thread or when < self._wakes_at:
+            self._wake_or_start()
+
+    def _wake_or_start(self) -> None:
+        if self._thread:
             self._wake()
+        else:
+            self._start()
 
     def _start(self) -> None:
         # The thread says itself that it runs. Until then each who comes starts one, for the one before
@@ -183,7 +198,7 @@ class Reactor:
         with contextlib.suppress(Exception):
             threading.current_thread().name = "dflockd-reactor"
         while not self._has_begun():
-            time.sleep(ADOPT_EVERY)
+            time.sleep(LOOK_EVERY)
         self._thread = _thread.get_ident()
         self._begin(Task(carry_out(self._sweep())))
         while not self._is_closed:
@@ -215,8 +230,12 @@ class Reactor:
         # this thread sleeps.
         self._take_in_all()
         self._do_what_is_due()
-        self._forget_what_is_over(clock.now())
-        self._wakes_at = self._due[0][0] if self._due else math.inf
+        now = clock.now()
+        self._look_at_young(now)
+        self._forget_what_is_over()
+        self._wakes_at = self._look_at_young_at
+        if self._due:
+            self._wakes_at = min(self._wakes_at, self._due[0][0])
         # Who comes from now on sees that, and wakes this thread; who came before is seen here.
         left = 0.0 if self._inbox else min(max(0.0, self._wakes_at - clock.now()), LONGEST_SLEEP)
         for key, _ in select_green(self._selector, left):
@@ -231,6 +250,26 @@ class Reactor:
         while self._inbox:
             when, what = self._inbox.popleft()
             self._take_in(when, what)
+
+    def _look_at_young(self, now: float) -> None:
+        """Watch what is still there since the look before, and see when to look again."""
+        young = self._young
+        if self._looks:
+            # Of a clock that has gone back nothing follows.
+            if now < self._look_at_young_at <= now + LOOK_EVERY:
+                return
+        elif not young:
+            return
+        while self._seen:
+            self._seen -= 1
+            lease = young.popleft()
+            if lease is not None:
+                self._look_at(lease)
+        self._seen = len(young)
+        self._looks = LOOK_ON if self._seen else self._looks - 1
+        if not self._looks and young:  # who has come since wakes nobody
+            self._looks = LOOK_ON
+        self._look_at_young_at = now + LOOK_EVERY if self._looks else math.inf
 
     def _do_what_is_due(self) -> None:
         now = clock.now()
@@ -250,10 +289,9 @@ class Reactor:
         elif not what.is_over:
             heapq.heappush(self._due, (when, next(self._order), what))
 
-    def _forget_what_is_over(self, now: float) -> None:
-        # Locks come and go much faster than their times fall due. What is due soon stays: as long as
-        # this thread looks up for it, the locks that follow need not wake it.
-        while self._due and self._due[0][0] > now + 2 * ADOPT_EVERY:
+    def _forget_what_is_over(self) -> None:
+        # Locks come and go much faster than their times fall due.
+        while self._due:
             _, order, what = self._due[0]
             if not what.is_over if isinstance(what, Lease) else what.order == order:
                 break

@@ -18,21 +18,20 @@ somebody keeps the traceback.
 from __future__ import annotations
 
 import logging
-import os
 import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeAlias
 
 from dflockd import errors
-from dflockd.client import abilities, clock, flows, operations
+from dflockd.client import abilities, clock, flows, forks, operations
 from dflockd.client.asking import ANSWER_PATIENCE, Asker, Home
 from dflockd.client.flows import introduced
 from dflockd.client.lease import DOUBTFUL, HELD, LOST, Lease
-from dflockd.client.operations import Grant, Operation, Progress, Target
+from dflockd.client.operations import Exchange, Grant, Operation, Progress, Target
 from dflockd.client.routing import PASSING, ShardMap
 from dflockd.client.steps import Flow, Hear, Link, Pause, Route, Talk
-from dflockd.wire import Turn
+from dflockd.wire import Turn, encode_release
 
 FREE: Final = "free"
 ASKING: Final = "asking"
@@ -61,6 +60,9 @@ TRANSITIONS: Final = frozenset(
 RELEASE_PATIENCE = 1.0
 """Seconds that a release waits for its server, or its shard, before it is left to the reactor."""
 
+MOST_BEGINNINGS = 8
+"""So many timeouts are remembered for locks that have all else in common."""
+
 BUSY = 0.001
 """Seconds between looks at whether the reactor has done with the connection: it never waits with it."""
 
@@ -68,6 +70,9 @@ BUSY_AT_MOST = 1.0
 """Seconds after which that connection is done without: its thread stands still for some reason."""
 
 logger = logging.getLogger("dflockd.client")
+
+Reply: TypeAlias = "bytes | Exception | None"
+"""The reply to a request, or what went wrong instead, or nothing yet."""
 
 Ending: TypeAlias = "tuple[Lease | None, dict[str, object]]"
 """The claim of a call that is to end what there is when it begins: a lease, or a position by its
@@ -87,14 +92,16 @@ class Session(Asker):
         shards: the map of the cluster; ``None`` without one.
         home: returns what the process shares.
         on_lost: returns what to call when the lease is lost, from whatever thread finds it out.
+        beginnings: by timeout, what `acquire` begins with, but for what is said of who asks: those
+            that are known; ``None`` if it is not the same each time.
     """
 
     queued: Link | None = None
     """The connection on which a position is waited for, between `enqueue` and `wait`."""
     ticket: str | None = None
     """The ticket that a `wait` has left."""
-    _pid = 0
-    """The process that uses it, once one does: after a fork what was before is the parent's."""
+    asked: Exchange
+    """What the latest `ask` has asked for."""
 
     def __init__(
         self,
@@ -104,13 +111,19 @@ class Session(Asker):
         shards: ShardMap | None,
         home: Callable[[], Home],
         on_lost: Callable[[], Callable[[], object]] | None = None,
+        beginnings: dict[float | None, Exchange] | None = None,
     ) -> None:
         self.target = target
         self.route = route
         self.shards = shards
         self._renew_ratio = renew_ratio
         self._home = home
+        self.home = home()
+        """Of this process, for those who have taken possession."""
         self._on_lost = on_lost
+        self._beginnings = beginnings
+        self._forks = forks.count
+        """Of the process that uses it: after a fork what was before is the parent's."""
         self._owner = {}
         self.waiter: dict[str, object] = {}
         """The same for who waits for the position, or gives it up; a new one for each position."""
@@ -121,13 +134,13 @@ class Session(Asker):
     def state(self) -> str:
         """One of the six, as a word."""
         lease = self.lease
-        if lease is not None and lease.pid == os.getpid():
+        if lease is not None and lease.is_ours:
             state = lease.state
             if state in (HELD, DOUBTFUL, LOST):
                 return state
         if self.queued is not None and not self.queued.closed:
             return QUEUED
-        return ASKING if self._owner and self._pid == os.getpid() and not lease else FREE
+        return ASKING if self._owner and self._forks == forks.count and not lease else FREE
 
     @property
     def server(self) -> str:
@@ -181,13 +194,103 @@ class Session(Asker):
         self.waiter = {}
         self._owner.clear()
 
+    # What nearly all locks need, by straight calls: an idle connection, and a server that says yes. All
+    # else is left to the flows, which are told how far it has come.
+
+    def ask(self, claim: object, timeout: float | None) -> Link | None:
+        """Begin an `acquire` on an idle connection, and return that; ``None`` if there is none."""
+        beginnings = self._beginnings
+        if beginnings is None:
+            return None
+        first = beginnings.get(timeout)
+        if first is None:
+            if len(beginnings) == MOST_BEGINNINGS:
+                beginnings.clear()
+            first = beginnings[timeout] = next(operations.acquire(self.target, timeout))
+        if self._forks != forks.count or self._owner.setdefault("by", claim) is not claim:
+            self._take_possession(claim)
+        link = self.home.pool.take(self.route)
+        if link is None:
+            return None
+        self.asking = link
+        if self.is_cancelled:
+            raise self._cancelled()
+        if link.introduction is not self.target.introduction:
+            first = operations.with_ahead(first, introduced(self.target, link))
+        self.asked = first
+        link.ask(first.request, first.ahead)
+        return link
+
+    def is_granted(self, claim: object, link: Link, line: bytes) -> bool:
+        """Hold the lock if the reply to `ask` is its grant; ``False`` if a flow is to go on."""
+        grant = operations.granted_at_once(line, link.asked_at, clock.now())
+        if grant is None:
+            return False
+        if self.asked.has_owner:
+            link.accept(line, True)
+        link.rested = False
+        return self._settle(grant, claim)
+
+    def hand_back(self, claim: Ending) -> Link | None:
+        """Begin a `release` of what is certainly held; return the connection, or ``None``."""
+        lease = self.lease
+        if lease is None or self.shards is not None or not lease.held or not lease.end(claim):
+            return None
+        link = lease.take()
+        if link is None:
+            return None
+        if link.closed or link.owed:
+            lease.put(link)
+            return None
+        self.telling = link
+        link.ask(encode_release(self.target.space, self.target.key, lease.token))
+        return link
+
+    def is_released(self, link: Link, line: bytes) -> bool:
+        """Be free if the reply to `hand_back` says so; ``False`` if a flow is to go on."""
+        if line != operations.DONE:
+            return False
+        self.telling = None
+        self._be_free()
+        self.home.pool.give(link)
+        return True
+
     # Flows that begin something.
 
-    def acquire(self, claim: object, timeout: float | None) -> Flow[bool]:
-        """Wait for the lock; ``False`` if it was not granted in time."""
-        self._take_possession(claim)
+    def _go_on(
+        self, claim: object, timeout: float | None, link: Link, reply: Reply
+    ) -> Flow[Grant | None]:
+        """Go on with what `ask` has begun."""
+        if self._owner.get("by") is not claim:
+            raise self._cancelled()
+        operation = operations.acquire(self.target, timeout)
+        next(operation)  # that has been asked
+        talk = Talk(link, operation, operations.give_up_at(timeout, link.asked_at))
+        talk.under_way = self.asked, link.asked_at, reply
+        return self._ask_twice(operations.acquire, timeout, talk, None)
+
+    def acquire(
+        self,
+        claim: object,
+        timeout: float | None,
+        asked: Link | None = None,
+        reply: Reply = None,
+    ) -> Flow[bool]:
+        """Wait for the lock; ``False`` if it was not granted in time.
+
+        Args:
+            claim: of the caller.
+            timeout: seconds; ``None`` for no end.
+            asked: where `ask` has asked for it already...
+            reply: ... and what has come since.
+        """
+        if asked is None:
+            self._take_possession(claim)
+            begun = self._begin(operations.acquire, timeout)
+        else:
+            begun = self._go_on(claim, timeout, asked, reply)
         try:
-            grant = yield from self._begin(operations.acquire, timeout)
+            grant = yield from begun
         except errors.OwnerConflictError:
             self._settle(None, claim)  # the server has answered in order
             raise
@@ -337,7 +440,7 @@ class Session(Asker):
         """
         while True:
             lease = self.lease
-            if lease is None or lease.pid != os.getpid():
+            if lease is None or not lease.is_ours:
                 raise self._lost_error("is not held")
             state = lease.state
             if state == HELD:
@@ -352,7 +455,7 @@ class Session(Asker):
     def renew(self, seconds: int | None) -> Flow[bool]:
         """Start the lease anew; ``False`` if it is lost."""
         lease = self.lease
-        if lease is None or lease.pid != os.getpid():
+        if lease is None or not lease.is_ours:
             return False
         link, is_done = None, False
         try:
@@ -394,7 +497,7 @@ class Session(Asker):
             seconds: its lease; ``None`` for that which was granted.
         """
         lease = self.lease
-        if lease is None or lease.pid != os.getpid():
+        if lease is None or not lease.is_ours:
             return None
         link = yield from self._taken(lease, None)
         if link is None:
@@ -415,14 +518,20 @@ class Session(Asker):
         self._home().pool.give(link)
         return lease.token.decode()
 
-    def release(self, claim: Ending) -> Flow[bool]:
-        """Give the lock back, or the position; ``False`` if it was not held any more."""
+    def release(self, claim: Ending, asked: Link | None = None, reply: Reply = None) -> Flow[bool]:
+        """Give the lock back, or the position; ``False`` if it was not held any more.
+
+        Args:
+            claim: of the caller.
+            asked: where `hand_back` has begun to...
+            reply: ... and what has come since.
+        """
         if self.queued is not None and self.waiter.setdefault("by", claim) is claim:
             self.queued.close()
             self.queued = None
             self._owner.clear()
         lease = self.lease
-        if lease is None or lease.pid != os.getpid():
+        if lease is None or not lease.is_ours:
             return False
         if lease.state == LOST:
             logger.warning("lock %r on %s was lost before its release", self._name, self.server)
@@ -432,14 +541,16 @@ class Session(Asker):
             return False
         if not lease.end(claim):
             return False  # another thread releases it
-        link, released = lease.take(), None
+        link, released = lease.take() if asked is None else asked, None
         try:
             if link is not None and not link.closed and self.shards is None:
                 self.telling = link
                 until = clock.now() + RELEASE_PATIENCE
                 try:
-                    releasing = operations.release(self.target, lease.token)
-                    released = yield Talk(link, releasing, until)
+                    talk = Talk(link, operations.release(self.target, lease.token), until)
+                    if asked is not None:
+                        talk.under_way = next(talk.operation), link.asked_at, reply
+                    released = yield talk
                 except errors.UnreachableError as exc:
                     if isinstance(exc.__cause__, TimeoutError):
                         raise
@@ -469,12 +580,11 @@ class Session(Asker):
         Raises:
             AlreadyHeldError: it is another's, or holds the lock, or waits for it.
         """
-        pid = os.getpid()
-        if self._pid != pid:
-            if self._pid:
-                self._owner = {}
-                self.lease = self.queued = None
-            self._pid = pid
+        if self._forks != forks.count:
+            self._owner = {}
+            self.lease = self.queued = None
+            self._forks = forks.count
+            self.home = self._home()
         if self._owner.setdefault("by", claim) is claim:
             return
         lease = self.lease
@@ -493,7 +603,7 @@ class Session(Asker):
         # Without a call in between: whoever is interrupted there would leave it to nobody.
         lease, self.lease = self.lease, None
         self._owner.clear()
-        if lease is not None:
+        if lease is not None and lease.task is not None:
             self._home().reactor.forget(lease)
 
     # The parts of flows.
@@ -522,10 +632,10 @@ class Session(Asker):
             self._home().pool.give(link)
             return False
         on_lost = None if self._on_lost is None else self._on_lost()
-        lease = Lease(self.target, grant, link, self._renew_ratio, on_lost, self.shards)
-        lease.belongs_to(self)
-        self.lease = lease
-        self._home().reactor.keep(lease)
+        lease = self.lease = Lease(
+            self.target, grant, link, self._renew_ratio, on_lost, self.shards, self
+        )
+        self.home.reactor.keep(lease)
         self._end_request()
         return True
 

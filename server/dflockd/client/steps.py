@@ -48,10 +48,33 @@ class Link(Protocol):
     """Whether its server has done so."""
     pooled: bool
     """Whether it has lain idle, so that the server may have left meanwhile."""
+    rested: bool
+    """Whether nothing has been heard on it since."""
     guard: object
     """Closes it when its owner is forgotten, who stands in a queue on it."""
     owed: bool
     """Whether a reply is still to come to a request that `send_now` sent."""
+    asked_at: float
+    """When the latest `ask` was."""
+
+    def ask(self, request: bytes, ahead: int = 0) -> None:
+        """Send a request, whose reply the caller waits for; if that fails, close it instead.
+
+        Args:
+            request: it.
+            ahead: requests before it in the same bytes, whose replies nobody needs.
+        """
+
+    def accept(self, line: bytes, has_owner: bool) -> None:
+        """Take in what a reply says of its server.
+
+        Args:
+            line: the reply.
+            has_owner: whether an owner was named right before its request.
+
+        Raises:
+            ConnectionResetError: it is no reply, but the server's farewell.
+        """
 
     def send_now(self, request: bytes, ahead: int = 0) -> None:
         """Send a request whose reply `receive_now` fetches; raises OSError.
@@ -92,8 +115,8 @@ class Talk(Generic[R]):
     look_at = math.inf
     """When the outcome is `SILENT` if no reply has come. The same talk may be yielded again then: it
     goes on."""
-    under_way: tuple[Exchange, float, float] | None = None
-    """Of a talk that was silent: its exchange, when that was sent, and when its reply is too late."""
+    under_way: tuple[Exchange, float, bytes | Exception | None] | None = None
+    """Of one that has begun: its exchange, when that was sent, and what has come since."""
 
     def __init__(self, link: Link, operation: Operation[R], until: float | None = None) -> None:
         self.link = link

@@ -65,7 +65,7 @@ from dflockd.wire.replies import (
     parse_renewed,
     parse_report,
 )
-from dflockd.wire.requests import encode_request, key_problem
+from dflockd.wire.requests import encode_release, encode_request, key_problem
 from dflockd.wire.tokens import fence_from_token, format_token
 
 __all__ = [
@@ -119,6 +119,7 @@ __all__ = [
     "YourTurn",
     "decode_map",
     "encode_map",
+    "encode_release",
     "encode_reply",
     "encode_request",
     "fence_from_token",

@@ -112,8 +112,9 @@ class ReplyReader:
         Raises:
             UnexpectedReplyError: more than one line, or an endless one: nobody asked for that.
         """
-        if not (self._buffer or self.ahead) and data.find(b"\n") == len(data) - 1 < MAX_REPLY:
-            return data[:-1].removesuffix(b"\r") if data else None
+        line, end, more = data.partition(b"\n")
+        if end and not (more or self.ahead or self._buffer) and len(line) <= MAX_REPLY:
+            return line.removesuffix(b"\r")
         buffer = self._buffer + data if self._buffer else data
         while self.ahead and b"\n" in buffer:
             line, _, buffer = buffer.partition(b"\n")
@@ -188,7 +189,7 @@ def parse_map(line: bytes) -> Report | Refusal:
 def _status(line: bytes, *unfit: Status) -> Refusal:
     status = _STATUSES.get(line)
     if status is None and line.startswith(_RECOVERING):
-        return Recovering(_number(line.removeprefix(_RECOVERING), 0, "milliseconds"))
+        return Recovering(_seconds(line.removeprefix(_RECOVERING), 0, "milliseconds"))
     if status is None and (moved := _MOVED.fullmatch(line)):
         return Moved(int(moved[1]), int(moved[2]), moved[3], moved[4] or b"")
     if status is None and (conflict := _OWNER.fullmatch(line)):
@@ -204,11 +205,7 @@ def _token(text: bytes) -> bytes:
     return text
 
 
-def _seconds(text: bytes, lowest: int) -> int:
-    return _number(text, lowest, "seconds")
-
-
-def _number(text: bytes, lowest: int, unit: str) -> int:
+def _seconds(text: bytes, lowest: int, unit: str = "seconds") -> int:
     if text.isdigit() and len(text) <= 10 and lowest <= (number := int(text)) <= MAX_SECONDS:
         return number
     raise UnexpectedReplyError(f"unexpected number of {unit} {text[:20]!r}")

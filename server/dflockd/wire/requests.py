@@ -261,7 +261,7 @@ def encode_request(request: Request) -> bytes:
         case Acquire(_, key, limit, timeout, lease):
             return b"sl\n%b\n%b\n" % (key, _numbers(timeout, limit, lease))
         case Release(space, key, token):
-            return b"%br\n%b\n%b\n" % (_PREFIXES[space], key, token)
+            return encode_release(space, key, token)
         case Enqueue(Space.LOCK, key, _, lease):
             return b"e\n%b\n%b\n" % (key, _numbers(lease))
         case Enqueue(_, key, limit, lease):
@@ -308,6 +308,11 @@ def encode_request(request: Request) -> bytes:
             return b"%bpass\n%b\n%b\n" % (_PREFIXES[space], key, ticket)
         case Malformed():
             raise ValueError("a malformed request cannot be sent")
+
+
+def encode_release(space: Space, key: bytes, token: bytes) -> bytes:
+    """Return the three lines of a `Release`."""
+    return b"%br\n%b\n%b\n" % (_PREFIXES[space], key, token)
 
 
 _PREFIXES = {Space.LOCK: b"", Space.SEMAPHORE: b"s"}

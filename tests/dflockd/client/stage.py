@@ -287,6 +287,7 @@ class FakeLink(Connection):
         self.rested = False
         self.guard = None
         self.owed = False
+        self.asked_at = 0.0
         self.left = math.inf
         self.poll = None
         self.reader = ReplyReader()
@@ -455,8 +456,8 @@ class FakeReactor:
             elif not lease.is_over and lease.task is None:
                 lease.task = self._home.run(keep(lease, self._home.pool))
 
-        when = self._stage.now + self._stage.rng.uniform(0.1, 0.2)
-        self._stage.at(min(when, max(lease.renew_at, self._stage.now)), adopt)
+        wait = self._stage.rng.uniform(0.1, 0.2)
+        self._stage.at(self._stage.now + min(wait, lease.may_rest), adopt)
 
     def forget(self, lease: Lease) -> None:
         if lease.task is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -217,7 +218,8 @@ def test_an_old_server_is_told_nothing_after_the_first_time(
     assert scripted.asked(Label, Owner) == [Label(b"me")]
     # Later it may be another one.
     now = clock.now()
-    monkeypatch.setattr(clock, "now", lambda: now + abilities.REMEMBERED)
+    later = SimpleNamespace(now=lambda: now + abilities.REMEMBERED)
+    monkeypatch.setattr(abilities, "clock", later)  # not the clock of the thread that renews
     scripted.cut()
     scripted.script(Label, Status.OK)
     lock = run(face, scripted, label="me")
@@ -246,7 +248,8 @@ def test_one_that_knows_labels_alone(
     use([], label="you")
     # Later it may be another one.
     now = clock.now()
-    monkeypatch.setattr(clock, "now", lambda: now + abilities.REMEMBERED)
+    later = SimpleNamespace(now=lambda: now + abilities.REMEMBERED)
+    monkeypatch.setattr(abilities, "clock", later)  # not the clock of the thread that renews
     scripted.script(Owner, Status.OK)
     scripted.cut()
     use([Label(b"me"), Owner(b"one", 1)], owner=("one", 1), label="me")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dflockd.client import operations, renewal, steps
+from dflockd.client import forks, operations, renewal, steps
 from dflockd.client import session as session_module
 from dflockd.client.lease import LOST, Lease
 from dflockd.client.operations import GRACE
@@ -194,7 +194,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 @planted("an object has as many owners as come", "one owner at a time")
 def _(patch: pytest.MonkeyPatch) -> None:
     def take(self: Any, claim: object) -> None:
-        self._pid = session_module.os.getpid()
+        self._forks = forks.count
         self._owner["by"] = claim
 
     patch.setattr(Session, "_take_possession", take)
@@ -319,7 +319,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("nobody notices that what is held is forgotten", "a forgotten session lets go")
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Lease, "belongs_to", lambda self, owner: None)
+    patch.setattr(Lease, "_is_forgotten", lambda self, owner: None)
 
 
 @planted("nobody notices that a position is forgotten", "a forgotten session lets go")
