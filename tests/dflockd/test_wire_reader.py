@@ -16,6 +16,7 @@ from dflockd.wire import (
     FrameTooLongError,
     Inspect,
     Malformed,
+    Owner,
     Ping,
     Release,
     Renew,
@@ -29,7 +30,7 @@ from dflockd.wire import (
     key_problem,
 )
 from dflockd.wire import reader as module
-from dflockd.wire.reader import ACQUIRE, AUTH, ENQUEUE, OTHER, RELEASE, RENEW, REPORT, WAIT
+from dflockd.wire.reader import ACQUIRE, AUTH, ENQUEUE, OTHER, OWNER, RELEASE, RENEW, REPORT, WAIT
 from tests.dflockd.test_wire_requests import BAD_NUMBERS, FRAMES, READ_ONLY, REFUSED, streams
 
 
@@ -44,6 +45,8 @@ def said(reader: RequestReader, kind: int) -> object:
         return Wait(Space(space), key, asked.timeout)
     if kind == RELEASE:
         return Release(Space(space), key, reader.token)
+    if kind == OWNER:
+        return reader.owner
     assert kind == RENEW
     return Renew(Space(space), key, reader.token, reader.lease)
 
@@ -54,6 +57,7 @@ KINDS = {
     Wait: WAIT,
     Release: RELEASE,
     Renew: RENEW,
+    Owner: OWNER,
     Auth: AUTH,
     Stats: REPORT,
     Inspect: REPORT,

@@ -15,7 +15,7 @@ from dflockd.server.options import ServerOptions
 from dflockd.table import Effect, Hold, LockTable, Peer
 from dflockd.table.locking import Answer
 from dflockd.wire import Evict, FrameTooLongError, Request, RequestReader, Status, encode_reply
-from dflockd.wire.reader import ACQUIRE, ENQUEUE, RELEASE, RENEW
+from dflockd.wire.reader import ACQUIRE, ENQUEUE, OWNER, RELEASE, RENEW
 from dflockd.wire.replies import enqueued_line, granted_line, renewed_line
 
 if TYPE_CHECKING:
@@ -109,22 +109,34 @@ class Handling:
         if table.changes:
             self._record()
         if others:
-            # Some requests are answered by what follows from them.
-            own = [reply for number, reply in others if number == peer.id]
-            out += b"".join([encode_reply(reply) for reply in own])
-            self._others = []
-            self._dispatch([effect for effect in others if effect[0] != peer.id])
+            out += self._own(peer.id)
+        if self._others:
+            others, self._others = self._others, []
+            self._dispatch(others)
         elif table.deadlines.earliest < self._wakes or table.backlog:
             self._arm()
         return out
 
+    def _own(self, number: int) -> bytes:
+        """Take what is for the sender out of what its request has brought: some are answered so."""
+        own, others = b"", []
+        for effect in self._others:
+            if effect[0] == number:
+                own += encode_reply(effect[1])
+            else:
+                others.append(effect)
+        self._others = others
+        return own
+
     def _answer_others(self, peer: Peer, reader: RequestReader, kind: int, now: float) -> bytes:
-        """Let the table handle a request for a slot that is neither to take one nor to free it."""
+        """Let the table handle what is neither to take a slot nor to free it."""
         table, asked = self.table, reader.asked
         space, key = reader.space, reader.key
         answer: Answer | None
         if kind == RENEW:
             answer = table.renew(peer, space, key, reader.token, reader.lease, now)
+        elif kind == OWNER:
+            answer = table.introduce(peer, reader.owner)
         elif kind == ENQUEUE:
             answer = table.enqueue(peer, space, key, asked.limit, asked.lease, now, self._others)
         else:

@@ -106,7 +106,8 @@ class Session(asyncio.Protocol):
         else:
             return
         if kind == OTHER:
-            self._serve()
+            if not self._held_up and peer.waiting is None:
+                self._serve(now)
             if self.owed or peer.waiting is not None:
                 self._limit_ahead()
             return
@@ -148,7 +149,7 @@ class Session(asyncio.Protocol):
             self._write_timer.cancel()
             self._write_timer = None
         self._transport.resume_reading()
-        self._serve()
+        self._resume()
 
     # What the server calls.
 
@@ -166,7 +167,7 @@ class Session(asyncio.Protocol):
             self.drain()
         if self._reader.ready or self._reader.in_frame:
             # Not at once: the caller is in the middle of handing out the effects of another step.
-            self._loop.call_soon(self._serve)
+            self._loop.call_soon(self._resume)
 
     def owe(self) -> None:
         """Note that a reply to it is decided, which `deliver` brings later."""
@@ -218,19 +219,19 @@ class Session(asyncio.Protocol):
         self._held_up = self.owed or self._stalled or self._ended or self._resting
         self._is_open = self._begun and self._trusted and not self._held_up
 
-    def _serve(self, queued: bool = False) -> None:
+    def _resume(self, queued: bool = False) -> None:
         """Handle what has come, if anything may be handled now."""
         if not self._held_up and self.peer.waiting is None:
-            self._serve_all(queued)
+            self._serve(monotonic(), queued)
 
-    def _serve_all(self, queued: bool) -> None:
+    def _serve(self, now: float, queued: bool = False) -> None:
+        """Handle what has come."""
         peer, server, reader = self.peer, self._server, self._reader
         crowded = server.crowded and not queued
         out = b""
         taken = 0
         until = 0.0
         look = REQUESTS
-        now = monotonic()
         # What it asked for before this process stood still may be for nobody any more.
         is_gone = now > server.late_at and has_left(self._transport)
         leaves = False
@@ -282,7 +283,7 @@ class Session(asyncio.Protocol):
             self._transport.write(out)
         if leaves:
             self._end(clean=True)
-        else:
+        elif server.draining or self._frame_timer is not None or reader.in_frame:
             self._served(taken)
 
     def _hear_stranger(self, request: Request) -> tuple[bytes, bool]:
@@ -328,7 +329,7 @@ class Session(asyncio.Protocol):
         self._review()
         if self._ended or self._stalled:
             return
-        self._serve(queued=True)
+        self._resume(queued=True)
         if self._ended or self._stalled or self._resting:
             return
         self._transport.resume_reading()

@@ -36,6 +36,14 @@ _ERROR: Final = Status.ERROR
 class Locking(Connections):
     """What those ask who want a slot or have one. Effects are what others are told."""
 
+    @staticmethod
+    def introduce(peer: Peer, owner: Owner) -> Refusal:
+        """Note who asks with all that follows, and what that is shown as if it is said."""
+        if owner.label is not None:
+            peer.label = owner.label
+        peer.owner = owner if owner.id else None
+        return _OK
+
     def acquire(
         self,
         peer: Peer,
@@ -342,7 +350,8 @@ class Locking(Connections):
             return None
         if isinstance(there, Hold):
             return OwnerConflict(b"held", there.owner.attempt)
-        if owner.instance and there.owner == owner and not there.is_away:
+        is_same = there.owner[1:3] == owner[1:3]  # attempt and instance; labels may differ
+        if owner.instance and is_same and not there.is_away:
             return there
         return OwnerConflict(b"waiting", there.owner.attempt)
 

@@ -29,19 +29,25 @@ def add(entry: Entry, item: Item) -> None:
         return
     if entry.owners is None:
         entry.owners = {}
-    insort(entry.owners.setdefault(item.owner.id, []), item, key=_rank)
+    items = entry.owners.get(item.owner.id)
+    if items is None:
+        entry.owners[item.owner.id] = [item]
+    else:
+        insort(items, item, key=_rank)
 
 
 def discard(entry: Entry, item: Item) -> None:
     """Take out a hold or a waiter that has an owner, if it was noted."""
     if item.owner is None or entry.owners is None:
         return
-    items = entry.owners.get(item.owner.id, [])
-    index = bisect_left(items, _rank(item), key=_rank)
+    items = entry.owners.get(item.owner.id)
+    if items is None:
+        return
+    index = bisect_left(items, _rank(item), key=_rank) if len(items) > 1 else 0
     if index < len(items) and items[index] is item:
         del items[index]
     if not items:
-        entry.owners.pop(item.owner.id, None)
+        del entry.owners[item.owner.id]
 
 
 def latest(entry: Entry, owner: bytes) -> Item | None:

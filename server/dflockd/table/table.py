@@ -231,11 +231,7 @@ class LockTable(Locking):
         return Status.OK
 
     def _owner(self, peer: Peer, request: Owner, _now: float, _effects: list[Effect]) -> Reply:
-        if request.label is not None:
-            peer.label = request.label
-            request = request._replace(label=None)  # what is compared are runs
-        peer.owner = request if request.id else None
-        return Status.OK
+        return self.introduce(peer, request)
 
     def _resume(self, peer: Peer, request: Resume, _now: float, _effects: list[Effect]) -> Reply:
         peer.resumes = request.ticket

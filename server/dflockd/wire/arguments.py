@@ -6,9 +6,12 @@ and numbers without end.
 
 from __future__ import annotations
 
-from typing import final
+from typing import Final, final
 
-from dflockd.wire.messages import MAX_LIMIT, MAX_SECONDS
+from dflockd.wire.messages import MAX_ATTEMPT, MAX_LIMIT, MAX_OWNER, MAX_SECONDS, Owner
+
+ANY: Final = b"_"
+"""Stands where nothing is to be said."""
 
 
 class MalformedError(Exception):
@@ -97,6 +100,42 @@ def renew(argument: bytes) -> tuple[bytes, int | None]:
     """Read ``<token> [<lease>]``."""
     found = fields(argument, 1, 2)
     return found[0], _lease(found, 1)
+
+
+def label(text: bytes) -> bytes:
+    """Read a label.
+
+    Raises:
+        MalformedError: it is not printable UTF-8.
+    """
+    try:
+        is_printable = text.decode().isprintable()
+    except UnicodeDecodeError:
+        is_printable = False
+    if not is_printable:
+        raise MalformedError("a label is printable UTF-8")
+    return text
+
+
+def owner(text: bytes, argument: bytes) -> Owner:
+    """Read ``<id> <attempt> [<instance>]`` or ``_``, with a label or ``_`` in the line before.
+
+    Raises:
+        MalformedError: they are something else.
+    """
+    shown = None if text == ANY else label(text)
+    if argument == ANY:
+        return Owner(b"", 0, b"", shown)
+    found = fields(argument, 2, 3)
+    instance = _name(found[2]) if len(found) == 3 else b""
+    return Owner(_name(found[0]), number(found[1], 0, MAX_ATTEMPT), instance, shown)
+
+
+def _name(field: bytes) -> bytes:
+    # White space is in no field.
+    if len(field) <= MAX_OWNER and field.isascii() and field.decode().isprintable():
+        return field
+    raise MalformedError(f"an owner is 1 to {MAX_OWNER} printable ASCII characters")
 
 
 def _lease(found: list[bytes], index: int) -> int | None:

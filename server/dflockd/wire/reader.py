@@ -1,7 +1,7 @@
 """Bytes to requests.
 
-Any request can be had as a message. Those that are made all day are about one slot, and of them there
-need not be a message: what they say stands in the reader until the next one.
+Any request can be had as a message. Of those that are made all day, for a slot and by whom, there need
+not be one: what they say stands in the reader until the next one.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from typing import Final, final
 
 from dflockd.wire import arguments
 from dflockd.wire.arguments import Asked, MalformedError
-from dflockd.wire.messages import MAX_LINE, MAX_SECRET, Request
+from dflockd.wire.messages import MAX_LINE, MAX_SECRET, Owner, Request
 from dflockd.wire.requests import parse_request
 
-# Kinds of requests. What one for a slot says stands in the reader; of all others there is only the
-# message.
+# Kinds of requests. What those say that are made all day stands in the reader; of all others there is
+# only the message.
 OTHER: Final = 0
 AUTH: Final = 1
 REPORT: Final = 2
 """The answer can be long."""
 RELEASE: Final = 3
-"""This one and all that follow are for a slot."""
+"""Of this one and all that follow there need not be a message."""
 RENEW: Final = 4
 ACQUIRE: Final = 5
 ENQUEUE: Final = 6
 WAIT: Final = 7
+OWNER: Final = 8
 
 MOST_KNOWN: Final = 256
 """Arguments of one command that are kept, read: clients use the same few again and again."""
@@ -83,6 +84,7 @@ _COMMANDS: Final[dict[bytes, _Command]] = {
     b"sn": _Command(RENEW, _SEMAPHORE),
     b"se": _Command(ENQUEUE, _SEMAPHORE, arguments.enqueue_semaphore),
     b"sw": _Command(WAIT, _SEMAPHORE, arguments.wait),
+    b"owner": _Command(OWNER),
     b"auth": _Command(AUTH),
     b"stats": _Command(REPORT),
     b"i": _Command(REPORT),
@@ -109,6 +111,7 @@ class RequestReader:
         "in_frame",
         "key",
         "lease",
+        "owner",
         "ready",
         "space",
         "token",
@@ -122,15 +125,17 @@ class RequestReader:
         """How many whole requests wait to be taken."""
         self.in_frame = False
         """Whether a request has begun and not ended: the one time when silence is a fault."""
-        # What a request for a slot says that was just cut out. Its key is not checked.
+        # What the request says that was just cut out. Its key is not checked.
         self.space = 0
         self.key = b""
         self.asked = Asked()
-        """Of all but `RELEASE` and `RENEW`."""
+        """Of `ACQUIRE`, `ENQUEUE` and `WAIT`."""
         self.token = b""
-        """Of those."""
+        """Of `RELEASE` and `RENEW`."""
         self.lease: int | None = None
         """Of `RENEW`."""
+        self.owner = Owner(b"", 0)
+        """All of `OWNER`."""
 
     def receive(self, data: bytes) -> None:
         """Take in what was read, cut anywhere."""
@@ -138,7 +143,9 @@ class RequestReader:
             data = self._tail + data
         if _CARRIAGE_RETURN in data:
             data = data.replace(b"\r\n", b"\n")
-        lines = data.split(b"\n")
+        self._keep(data.split(b"\n"))
+
+    def _keep(self, lines: list[bytes]) -> None:
         tail = self._tail = lines.pop()
         if self._taken < len(self._lines):
             lines = self._lines[self._taken :] + lines
@@ -149,20 +156,23 @@ class RequestReader:
         self.in_frame = tail != b"" or len(lines) % 3 != 0
 
     def receive_one(self, data: bytes) -> int:
-        """Take in what was read, and cut it out if it is one request for a slot and nothing else.
+        """Take in what was read, and cut it out if it is one whole request and nothing else.
 
         Returns:
-            Its kind; if it is anything else `OTHER`, and nothing is cut out.
+            Its kind; if there is only the message `OTHER`, and nothing is cut out.
         """
-        if not (self.ready or self.in_frame) and _CARRIAGE_RETURN not in data:
-            lines = data.split(b"\n")
-            if len(lines) == 4 and not lines.pop() and len(data) <= MAX_LINE:
-                kind = self._read(lines[0], lines[1], lines[2])
-                if kind >= RELEASE:
-                    self._lines = lines
-                    self._taken = 3
-                    return kind
-        self.receive(data)
+        if self.ready or self.in_frame or _CARRIAGE_RETURN in data:
+            self.receive(data)
+            return OTHER
+        lines = data.split(b"\n")
+        if len(lines) == 4 and not lines[3] and len(data) <= MAX_LINE:
+            kind = self._read(lines[0], lines[1], lines[2])
+            if kind >= RELEASE:
+                lines.pop()
+                self._lines = lines
+                self._taken = 3
+                return kind
+        self._keep(lines)
         return OTHER
 
     def next(self) -> int:
@@ -189,6 +199,8 @@ class RequestReader:
                 self.token = argument if alone else arguments.release(argument)
             elif kind == RENEW:
                 self.token, self.lease = arguments.renew(argument)
+            elif kind == OWNER:
+                self.owner = arguments.owner(key, argument)
             else:
                 self.asked = command.known.get(argument) or command.learn(argument)
         except MalformedError:

@@ -6,11 +6,9 @@ import re
 from collections.abc import Callable
 
 from dflockd.wire import arguments
-from dflockd.wire.arguments import Asked, MalformedError, fields, number
+from dflockd.wire.arguments import ANY, Asked, MalformedError, fields, number
 from dflockd.wire.messages import (
-    MAX_ATTEMPT,
     MAX_LINE,
-    MAX_OWNER,
     MAX_REF,
     MAX_TICKET,
     Acquire,
@@ -43,9 +41,6 @@ from dflockd.wire.tokens import MAX_FENCE
 
 _forbidden_in_key = re.compile(rb"[\0\t\r\n ]").search
 _printable_ascii = re.compile(rb"[!-~]{1,%d}" % MAX_REF).fullmatch
-_is_owner = re.compile(rb"[!-~]{1,%d}" % MAX_OWNER).fullmatch
-_ANY = b"_"
-"""Stands where nothing is to be said."""
 _PACKED = b"zlib"
 _is_ticket = re.compile(rb"[0-9A-Za-z]{1,%d}" % MAX_TICKET).fullmatch
 
@@ -123,29 +118,8 @@ def _stable_ref(ref: bytes, _argument: bytes) -> Request:
     return StableRef(ref)
 
 
-def _printable(text: bytes) -> bytes:
-    try:
-        printable = text.decode().isprintable()
-    except UnicodeDecodeError:
-        printable = False
-    if not printable:
-        raise MalformedError("a label is printable UTF-8")
-    return text
-
-
 def _label(_key: bytes, text: bytes) -> Request:
-    return Label(_printable(text))
-
-
-def _owner(text: bytes, argument: bytes) -> Request:
-    label = None if text == _ANY else _printable(text)
-    if argument == _ANY:
-        return Owner(b"", 0, b"", label)
-    parts = fields(argument, 2, 3)
-    name, attempt, instance = parts if len(parts) == 3 else (*parts, b"")
-    if not (_is_owner(name) and (_is_owner(instance) or len(parts) == 2)):
-        raise MalformedError(f"an owner is 1 to {MAX_OWNER} printable ASCII characters")
-    return Owner(name, number(attempt, 0, MAX_ATTEMPT), instance, label)
+    return Label(arguments.label(text))
 
 
 def _inspect(space: Space) -> Callable[[bytes, bytes], Request]:
@@ -198,8 +172,8 @@ def _pass(space: Space) -> Callable[[bytes, bytes], Request]:
 
 def _shards(_key: bytes, argument: bytes) -> Request:
     # Anything may stand here, and what is no version is that of no map.
-    version, *others = argument.split() or [_ANY]
-    return Shards(b"" if version == _ANY else version, others == [_PACKED])
+    version, *others = argument.split() or [ANY]
+    return Shards(b"" if version == ANY else version, others == [_PACKED])
 
 
 _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
@@ -219,7 +193,7 @@ _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"barrier": lambda _key, _argument: Barrier(),
     b"stable-ref": _stable_ref,
     b"label": _label,
-    b"owner": _owner,
+    b"owner": arguments.owner,
     b"i": _inspect(Space.LOCK),
     b"si": _inspect(Space.SEMAPHORE),
     b"detach": _renew(Space.LOCK, Detach),
@@ -269,8 +243,8 @@ def encode_request(request: Request) -> bytes:
         case Label(text):
             return b"label\n_\n%b\n" % text
         case Owner(name, attempt, instance, label):
-            who = b"%b %d %b" % (name, attempt, instance) if name else _ANY
-            return b"owner\n%b\n%b\n" % (_ANY if label is None else label, who.rstrip())
+            who = b"%b %d %b" % (name, attempt, instance) if name else ANY
+            return b"owner\n%b\n%b\n" % (ANY if label is None else label, who.rstrip())
         case Renew(space, key, token, lease):
             return _renewal(b"n", space, key, token, lease)
         case Detach(space, key, token, lease):
@@ -295,7 +269,7 @@ def encode_request(request: Request) -> bytes:
             return b"%bevict\n%b\n%d\n" % (_PREFIXES[space], key, fence)
         case Shards(version, packed):
             tail = b" " + _PACKED if packed else b""
-            return b"shards\n_\n%b%b\n" % (version or _ANY, tail)
+            return b"shards\n_\n%b%b\n" % (version or ANY, tail)
         case Identify(nonce):
             return b"identify\n_\n%b\n" % nonce
         case Resume(ticket):
