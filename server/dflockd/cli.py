@@ -161,8 +161,9 @@ async def _serve(settings: Settings) -> int:
     except StateError as exc:
         logger.error("%s", exc)
         return 1
-    server = Server(table, _server_options(settings), state)
-    http = _http(server, settings, journal=state.journal if state is not None else None)
+    journal = state.journal if state is not None else None
+    server = Server(table, _server_options(settings), journal)
+    http = _http(server, settings, journal=journal)
     if state is not None:
         state.keep_synced(server.cannot_write)
     listens = await _listen(server, http, settings, _kept(state))

@@ -32,6 +32,7 @@ from dflockd.wire import (
     parse_renewed,
     parse_report,
 )
+from dflockd.wire import replies as module
 from dflockd.wire.replies import MAX_REPLY
 
 TOKEN = b"0123456789abcdef0123456789abcdef"
@@ -306,3 +307,11 @@ def test_fuzz_for_a_minute() -> None:
 
     while time.monotonic() < end:
         fuzz()
+
+
+def test_few_leases_are_kept() -> None:
+    for lease in range(1, 10 * module.MOST_TAILS):
+        assert encode_reply(Granted(b"t", lease)) == b"ok t %d\n" % lease
+        assert encode_reply(Enqueued(b"t", lease)) == b"acquired t %d\n" % lease
+        assert encode_reply(Renewed(lease)) == b"ok %d\n" % lease
+        assert len(module._tails) <= module.MOST_TAILS

@@ -8,7 +8,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from dflockd.server.options import ServerOptions
@@ -44,7 +44,7 @@ logger = logging.getLogger("dflockd.server")
 class HoldJournal(Protocol):
     """What keeps the holds of a table beyond the end of this process."""
 
-    def record(self, changes: Iterable[Hold], fence: int) -> None:
+    def record(self, changes: Sequence[Hold], fence: int) -> None:
         """Write down what has changed; `OSError` if that fails."""
 
 

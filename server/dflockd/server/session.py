@@ -115,7 +115,7 @@ class Session(asyncio.Protocol):
         out = server.answer(peer, reader, kind, now)
         if out:
             self._transport.write(out)
-        if server.draining or self._frame_timer is not None:
+        if server.draining:
             self._served(1)
 
     def eof_received(self) -> None:

@@ -14,7 +14,7 @@ import fcntl
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from dflockd.storage.journal import Journal
 from dflockd.storage.reading import ALL_NAMES, DamagedError, Journaled, Restored, Trust
 from dflockd.storage.state_file import OtherFormatError, StateFileError
 from dflockd.storage.syncing import Syncing
-from dflockd.table import Hold, HoldRecord, Limits, LockTable
+from dflockd.table import HoldRecord, Limits, LockTable
 
 RESERVED = 1 << 48
 """Fences that no process gives out in all its life; after a crash the next one starts beyond them."""
@@ -117,6 +117,8 @@ class StateDir:
                 longest_lease=math.ceil(max(leases)),
                 fence=table.fence + RESERVED,
             )
+            self.journal.lengthen = self._lengthen
+            self.journal.longest = self._state["longest_lease"]
             self.journal.drop_others()
         except OSError as exc:
             raise self._unusable(exc) from exc
@@ -130,20 +132,16 @@ class StateDir:
         """
         self._syncing = Syncing(self.journal, failed)
 
-    def record(self, changes: Iterable[Hold], fence: int) -> None:
-        """Write down what a step of the table has changed, before anybody is told.
+    def _lengthen(self, lease: float) -> None:
+        """Note that a longer lease is about to be recorded than any that may be out.
 
         Raises:
             OSError: it could not be written. Nothing may be granted then.
         """
-        known = longest = self._longest
-        for hold in changes:
-            if hold.span > longest and not hold.detached:
-                longest = math.ceil(hold.span)
-        if longest > known:
-            # Rarely: twice the time, so that leases which grow little by little cost little.
-            self._save(longest_lease=max(longest, min(2 * longest, self._limits.max_lease)))
-        self.journal.record(changes, fence)
+        longest = math.ceil(lease)
+        # Rarely: twice the time, so that leases which grow little by little cost little.
+        self._save(longest_lease=max(longest, min(2 * longest, self._limits.max_lease)))
+        self.journal.longest = self._state["longest_lease"]
 
     def close(self, now: float) -> None:
         """Note that everything is there, even if the machine is stopped next.
@@ -239,7 +237,6 @@ class StateDir:
         state = {**self._state, **changes, "format": state_file.FORMAT}
         self._disk.replace(state_file.NAME, state_file.dump(state))
         self._state = state
-        self._longest: int = state["longest_lease"]
 
     def _other_version(self, exc: OtherFormatError) -> StateError:
         # Not a matter of --state-recover: what cannot be read may be what a lock depends on.

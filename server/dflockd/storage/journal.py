@@ -19,10 +19,12 @@ with what is new.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from mmap import mmap
+from typing import Final
 
 from dflockd.storage.disk import Disk, Mapped
 from dflockd.storage.reading import ALL_NAMES, name_of, names_of
@@ -45,11 +47,15 @@ from dflockd.table import Hold
 SEGMENT = 4 << 20
 """Bytes of one segment."""
 
-LONGEST = 1024
+LONGEST: Final = 1024
 """Bytes that no record exceeds: a key, a label, an owner and some numbers."""
 
 MOVED = 2
 """How many live records are moved with each new one while there is too much on disk."""
+
+
+def _nothing(*_: object) -> None:
+    pass
 
 
 class _Segment:
@@ -76,10 +82,12 @@ class Journal:
         generation: its number, from 1.
     """
 
-    wake: Callable[[], object] = staticmethod(lambda: None)
-    """Called when there is something to sync, once for each `sync`."""
-
     def __init__(self, disk: Disk, identity: bytes, generation: int) -> None:
+        self.wake: Callable[[], object] = _nothing
+        """Called when there is something to sync, once for each `sync`."""
+        self.longest = math.inf
+        """Seconds. With a longer lease than that, of somebody who runs, `lengthen` is called first."""
+        self.lengthen: Callable[[float], object] = _nothing
         self._disk = disk
         self._identity = identity
         self._generation = generation
@@ -139,7 +147,7 @@ class Journal:
         self.sync()
         self.sync()  # its own mark
 
-    def record(self, changes: Iterable[Hold], fence: int) -> None:
+    def record(self, changes: Sequence[Hold], fence: int) -> None:
         """Write down holds that have begun, been extended or ended: all of them, or none.
 
         Args:
@@ -149,23 +157,21 @@ class Journal:
         Raises:
             OSError: there is no room for another segment. Nothing may be granted then.
         """
-        self._fence = fence
-        live = self._live
         for hold in changes:
-            number = hold.fence
-            if number in hold.entry.holds:
+            if hold.span > self.longest and not hold.detached:
+                self.lengthen(hold.span)
+        self._fence = fence
+        for hold in changes:
+            if hold.fence in hold.entry.holds:
                 self._put(hold)
-            elif number in live:
-                self._live_bytes -= live.pop(number)[2]
-                if self._position > SEGMENT - LONGEST:
-                    self._turn()
-                self._write(encode_end(number, self._seed))
+            else:
+                self._end(hold.fence)
             if self._is_cleaning:
                 self._move()
-        position = self._position
-        if position != self._current.end:
+        position, current = self._position, self._current
+        if position != current.end:
             self._words[END] = NOTHING - position * LOW  # word(position), in fewer steps
-            self._current.end = position  # after it: `sync` says that so much is on the disk
+            current.end = position  # after it: `sync` says that so much is on the disk
             if self._is_synced:
                 self._is_synced = False
                 self.wake()
@@ -232,20 +238,33 @@ class Journal:
         return [[number, end] for number, end in self._ends.items() if number >= self._first]
 
     def _put(self, hold: Hold) -> None:
-        if self._position > SEGMENT - LONGEST:
+        start = self._position
+        if start > SEGMENT - LONGEST:
             self._turn()
-        live, number = self._live, hold.fence
-        size = self._write(encode_hold(hold.fields(), self._seed))
-        if number in live:
-            self._live_bytes -= live.pop(number)[2]
-        live[number] = (hold, self._number, size)
-        self._live_bytes += size
-
-    def _write(self, record: bytes) -> int:
-        start, size = self._position, len(record)
+            start = self._position
+        record = encode_hold(hold.fields(), self._seed)
+        size = len(record)
         self._position = end = start + size
         self._data[start:end] = record
-        return size
+        live = self._live
+        old = live.pop(hold.fence, None)
+        if old is not None:
+            self._live_bytes -= old[2]
+        live[hold.fence] = (hold, self._number, size)
+        self._live_bytes += size
+
+    def _end(self, fence: int) -> None:
+        """Record the end of a hold, unless nothing was recorded of it."""
+        old = self._live.pop(fence, None)
+        if old is None:
+            return
+        self._live_bytes -= old[2]
+        if self._position > SEGMENT - LONGEST:
+            self._turn()
+        record = encode_end(fence, self._seed)
+        start = self._position
+        self._position = end = start + len(record)
+        self._data[start:end] = record
 
     def _move(self) -> None:
         """Move some of the oldest live records to the end."""

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import struct
 import zlib
+from typing import Final
 
 from dflockd.table import HoldRecord
 from dflockd.table.state import HoldFields
 from dflockd.wire import Space
 
-_CHECKED = struct.Struct("<IH")
-_END = struct.Struct("<BQ")
-_HOLD = struct.Struct("<BBQIdddBHH")
-_EXTRA = struct.Struct("<BH")
-_ATTEMPT = struct.Struct("<I")
+_CHECKED: Final = struct.Struct("<IH")
+_END: Final = struct.Struct("<BQ")
+_HOLD: Final = struct.Struct("<BBQIdddBHH")
+_EXTRA: Final = struct.Struct("<BH")
+_ATTEMPT: Final = struct.Struct("<I")
 
-_IS_END, _IS_HOLD = 1, 2
-_DETACHED = 1
+_IS_END: Final = 1
+_IS_HOLD: Final = 2
+_DETACHED: Final = 1
 """A flag of a hold."""
 
-_OWNER = 1
+_OWNER: Final = 1
 """Tag of the extra field that says which run holds it: the attempt, then the id."""
 
 MUST_BE_KNOWN = 128

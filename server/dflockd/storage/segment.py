@@ -24,18 +24,20 @@ from __future__ import annotations
 import struct
 import zlib
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dflockd.storage.records import decode
 from dflockd.table import HoldRecord
 
 MAGIC = b"dflockd journal2"
 
-RECORDS = 128
+RECORDS: Final = 128
 """Where the records begin."""
 
-END, SYNCED, FIRST = 8, 9, 10
-"""Which word of the file is which, in units of eight bytes."""
+# Which word of the file is which, in units of eight bytes.
+END: Final = 8
+SYNCED: Final = 9
+FIRST: Final = 10
 
 WORD = 8
 """Bytes of a word."""
@@ -44,8 +46,8 @@ _HEADER = struct.Struct("<16s16sQQQI")
 _CHECKSUM = struct.Struct("<I")
 # As `Mapped.words` writes them.
 _WORDS = struct.Struct("=QQQ")
-LOW = (1 << 32) - 1
-NOTHING = LOW << 32
+LOW: Final = (1 << 32) - 1
+NOTHING: Final = LOW << 32
 _VALUE = (1 << 30) - 1
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from dflockd.server import Server
 from dflockd.table import Limits, LockTable, TokenIssuer
+from dflockd.wire import Release, Space
 from dflockd.wire.tokens import MAX_FENCE
 from tests.dflockd.server.session_support import connect, make_server, prepare
 
@@ -107,3 +108,32 @@ async def test_only_a_connection_that_fell_silent_leaves_its_locks(
     transport.session.data_received(b"l\nk\n0\n")
     transport.session.connection_lost(OSError(number, "as the kernel says it"))
     assert len(server.table) == kept
+
+
+async def test_one_request_waits_while_its_peer_does_not_read(server: Server) -> None:
+    transport = connect(server)
+    transport.session.data_received(b"ping\n_\n_\n")
+    transport.session.pause_writing()
+    transport.session.data_received(b"l\nk\n0\n")
+    assert len(server.table) == 0
+    transport.session.resume_writing()
+    assert len(server.table) == 1
+    transport.abort()
+
+
+async def test_one_request_waits_while_a_reply_is_owed(server: Server) -> None:
+    holder, transport = connect(server), connect(server)
+    holder.session.data_received(b"l\nk\n0\n")
+    transport.session.data_received(b"ping\n_\n_\nl\nk\n9\n")
+    # As if very many were answered before it.
+    token = holder.written.split()[1]
+    effects = server.table.handle(holder.session.peer, Release(Space.LOCK, b"k", token), 0.0)
+    transport.session.owe()
+    transport.session.data_received(b"l\nother\n0\n")
+    assert len(server.table) == 1
+    server._dispatch([effect for effect in effects if effect[0] == transport.session.peer.id])
+    await asyncio.sleep(0)
+    ping, first, second = transport.written.splitlines()
+    assert (ping, first[:3], second[:3]) == (b"ok", b"ok ", b"ok ")
+    holder.abort()
+    transport.abort()

@@ -27,6 +27,9 @@ def test_who_has_left_meanwhile_gets_no_lock(server: ServerProcess) -> None:
     asked = {"old-l": "l", "old-e": "e", "new-l": "l", "new-e": "e"}
     arguments = {"l": "0 30", "e": "30"}
     known = {key: [server.connect() for _ in range(7)] for key in asked if key.startswith("old")}
+    for attempts in known.values():
+        for used in attempts[::2]:
+            assert used.ask("ping", "_", "_") == "ok"
     last = {}
 
     def give_up_and_try_again() -> None:

@@ -98,7 +98,7 @@ class Life:
         assert self.state is not None
         ((_, reply),) = self.table.handle(self.peer, request, self.now)
         assert self.table.changes is not None
-        self.state.record(self.table.changes, self.table.fence)
+        self.state.journal.record(self.table.changes, self.table.fence)
         self.table.changes.clear()
         return reply
 

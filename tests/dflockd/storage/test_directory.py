@@ -93,7 +93,7 @@ class Run:
     def ask(self, request: Request) -> Reply:
         ((_, reply),) = self.table.handle(self.peer, request, self.machine.now)
         assert self.table.changes is not None
-        self.state.record(self.table.changes, self.table.fence)
+        self.state.journal.record(self.table.changes, self.table.fence)
         self.table.changes.clear()
         return reply
 

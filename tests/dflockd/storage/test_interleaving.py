@@ -28,7 +28,7 @@ from tests.dflockd.storage.test_power_cuts import (
 
 __all__ = ["patch"]
 
-RECORDING = ("record", "_put", "_write", "_move", "_first_live", "_has_too_much", "_turn")
+RECORDING = ("record", "_put", "_end", "_move", "_first_live", "_has_too_much", "_turn")
 """What is done by the thread that records."""
 
 
