@@ -6,7 +6,6 @@ import hmac
 from hashlib import blake2b
 
 from dflockd.wire import fence_from_token, format_token
-from dflockd.wire.tokens import MAX_FENCE
 
 
 class TokenIssuer:
@@ -31,10 +30,13 @@ class TokenIssuer:
         Raises:
             OverflowError: no 64-bit fence is left: it must not start again at 0.
         """
-        if self.fence >= MAX_FENCE:
-            raise OverflowError("no fence is left: start the server with a smaller one")
-        self.fence = fence = self.fence + 1
-        return self.token(space, key, fence)
+        fence = self.fence + 1
+        try:
+            token = self.token(space, key, fence)
+        except OverflowError:
+            raise OverflowError("no fence is left: start the server with a smaller one") from None
+        self.fence = fence
+        return token
 
     def ticket(self, space: int, key: bytes) -> bytes:
         """Return a new name for a position in a queue. It is no token of the key: it proves no hold."""
