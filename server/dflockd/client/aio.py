@@ -23,8 +23,10 @@ from dflockd.client import clock, process
 from dflockd.client.arguments import KeepPlace, Reservation
 from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
 from dflockd.client.lock import LockBase, SemaphoreBase
+from dflockd.client.session import RELEASE_PATIENCE, Reply
 from dflockd.client.steps import Flow, Hear, Pause, Ready
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
+from dflockd.wire import UnexpectedReplyError
 
 __all__ = [
     "DistributedLock",
@@ -64,11 +66,18 @@ class DistributedLock(LockBase):
             UnreachableError: no server there, or it does not answer.
             RefusedError: the server said no; the subclass says why.
         """
+        session, timeout = self._session, self.acquire_timeout_s
         claim = object()
         try:
-            return await _run(self._session.acquire(claim, self.acquire_timeout_s))
+            link = session.ask(claim, timeout)
+            reply = None
+            if link is not None:
+                reply = await _hear(link, session.asked.patience)
+                if type(reply) is bytes and session.is_granted(claim, link, reply):
+                    return True
+            return await _run(session.acquire(claim, timeout, link, reply))
         except BaseException:
-            self._session.let_go(claim)
+            session.let_go(claim)
             raise
 
     async def enqueue(self, ticket: str | None = None, *, place: str | None = None) -> str:
@@ -184,7 +193,13 @@ class DistributedLock(LockBase):
         session = self._session
         claim = session.lease, session.waiter
         try:
-            return await _run(session.release(claim))
+            link = session.hand_back(claim)
+            reply = None
+            if link is not None:
+                reply = await _hear(link, RELEASE_PATIENCE)
+                if type(reply) is bytes and session.is_released(link, reply):
+                    return True
+            return await _run(session.release(claim, link, reply))
         except BaseException:
             # Cancelled: the end of the connection releases the lock as well.
             session.give_up(claim)
@@ -285,6 +300,19 @@ def _called(key: str, called: asyncio.Future[Any]) -> None:
         logger.error("on_lost of lock %r failed", key, exc_info=called.exception())
 
 
+async def _hear(link: Any, patience: float | None) -> Reply:
+    """Wait for the reply to what a connection was asked, for so many seconds (``None``: no end)."""
+    try:
+        left = math.inf if patience is None else patience
+        is_there = await _ready(asyncio.get_running_loop(), link, False, left)
+        return link.receive() if is_there else None
+    except (OSError, UnexpectedReplyError) as exc:
+        return exc
+    except BaseException:
+        link.close()
+        raise
+
+
 async def _run(flow: Flow[R]) -> R:
     return await drive(carry_out(flow))
 
@@ -354,7 +382,7 @@ async def _wait(loop: asyncio.AbstractEventLoop, wait: Wait) -> object:
         await asyncio.sleep(wait.seconds)
         return None
     if isinstance(wait, Hear):
-        return await _hear(loop, wait)
+        return await _await(loop, wait)
     assert isinstance(wait, Resolve)
     try:
         async with asyncio.timeout(max(0.0, wait.until - clock.now())):
@@ -363,7 +391,7 @@ async def _wait(loop: asyncio.AbstractEventLoop, wait: Wait) -> object:
         return exc
 
 
-async def _hear(loop: asyncio.AbstractEventLoop, wait: Hear) -> bool:
+async def _await(loop: asyncio.AbstractEventLoop, wait: Hear) -> bool:
     heard: asyncio.Future[bool] = loop.create_future()
 
     def listener() -> None:
