@@ -137,7 +137,7 @@ class Parameters:
     """What a task can be called with."""
 
     def __init__(self, signature: inspect.Signature) -> None:
-        self._signature = signature
+        self.signature = signature
         self._collect = _collector(signature)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class Parameters:
         try:
             return self._collect(*args, **kwargs)
         except TypeError:
-            bound = self._signature.bind(*args, **kwargs)  # whose error names the argument
+            bound = self.signature.bind(*args, **kwargs)  # whose error names the argument
             bound.apply_defaults()
             return dict(bound.arguments)
 

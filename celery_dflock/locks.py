@@ -169,7 +169,7 @@ class Locks(LocksBase[DistributedLock]):
             LockUnavailableError: a server could not be asked, or refused.
         """
         started, remaining = time.monotonic(), self.timeout
-        for lock in self._locks[self._taken_up :]:
+        for lock in self._locks[self._taken_up :] if self._taken_up else self._locks:
             lock.acquire_timeout_s = remaining
             ask = self._try_once if remaining == 0 else self._wait
             if not self._asked(ask, lock, ticket, reserve):

@@ -117,11 +117,17 @@ class LockOptions:
             ImproperlyConfigured: an option is unknown or its value is bad; one line says which.
         """
         _refuse_unknown(task)
-        return cls._checked(_Values(task, {}))
+        signature = _signature(task)
+        return cls._checked(_Values(task, {}), None, Parameters(signature))
 
     @classmethod
-    def of_call(cls, task: type[Task], given: Mapping[str, Any]) -> LockOptions:
+    def of_call(cls, task: type[Task], given: Mapping[str, Any], usual: LockOptions) -> LockOptions:
         """Read the options of a call that names some itself, in its message header.
+
+        Args:
+            task: the class of the task.
+            given: what the call names.
+            usual: those of calls that name none. The task's function is not looked into again.
 
         Raises:
             ImproperlyConfigured: as for `of`.
@@ -131,15 +137,21 @@ class LockOptions:
                 raise ImproperlyConfigured(
                     f"task {task.name}: a call names the option {name}: give {_one_of(name, OPTIONS)}"
                 )
-        return cls._checked(_Values(task, given))
+        return cls._checked(_Values(task, given), usual, usual.parameters)
 
     @classmethod
-    def _checked(cls, values: _Values) -> LockOptions:
-        signature, timeout = _signature(values.task), _timeout(values)
+    def _checked(
+        cls, values: _Values, usual: LockOptions | None, parameters: Parameters
+    ) -> LockOptions:
+        timeout = _timeout(values)
+        if usual is None or "lock_key" in values.given:
+            sources = _keys(values, parameters.signature)
+        else:
+            sources = usual.keys
         if values["lock_unique"] == "until_expired" and values["lock_duplicate"] == "replace":
             raise values.bad("lock_duplicate", "another with until_expired: each would be sent")
         return cls(
-            keys=_keys(values, signature),
+            keys=sources,
             limit=values.whole("lock_limit", MAX_LIMIT),
             ttl=values.whole("lock_ttl", MAX_SECONDS),
             timeout=timeout,
@@ -151,7 +163,7 @@ class LockOptions:
             unique=None if values["lock_unique"] is None else values.word("lock_unique", UNIQUE),
             unique_ttl=values.whole("lock_unique_ttl", MAX_SECONDS),
             duplicate=values.word("lock_duplicate", DUPLICATE),
-            parameters=Parameters(signature),
+            parameters=parameters,
         )
 
     def keys_of(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
@@ -165,11 +177,10 @@ class LockOptions:
         """
         if self.keys is None:
             return [default_key(task.name, self.parameters.bind(args, kwargs))]
-        if len(self.keys) == 1 and isinstance(self.keys[0], KeyTemplate):
-            return self._make(self.keys[0], task, args, kwargs)  # nearly always
-        return sorted(
-            {key for source in self.keys for key in self._make(source, task, args, kwargs)}
-        )
+        made = self._make(self.keys[0], task, args, kwargs)
+        for source in self.keys[1:]:
+            made += self._make(source, task, args, kwargs)
+        return made if len(made) == 1 else sorted(set(made))
 
     def _make(
         self,

@@ -56,8 +56,10 @@ class Bound:
 
     def keys_of(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Return what a call locks, complete and in order; for what is raised see `LockOptions`."""
-        prefix = self.settings.key_prefix
-        return [keys.finish(key, prefix) for key in self.options.keys_of(task, args, kwargs)]
+        made, prefix = self.options.keys_of(task, args, kwargs), self.settings.key_prefix
+        if len(made) == 1:  # nearly always
+            return [keys.finish(made[0], prefix)]
+        return [keys.finish(key, prefix) for key in made]
 
     def owner_of(self, request: Context) -> Owner:
         """Return who asks for the lock of a run."""

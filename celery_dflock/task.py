@@ -177,13 +177,12 @@ class LockedTask(each.OneByOne):
         return bound
 
     def _options_of(self, given: Mapping[str, Any]) -> LockOptions:
-        if given:
-            return LockOptions.of_call(type(self), given)
         try:
-            return self._lock_options
+            usual = self._lock_options
         except AttributeError:
             # Celery registers a task before it binds it, and another thread has got hold of it.
-            return LockOptions.of(type(self))
+            usual = LockOptions.of(type(self))
+        return LockOptions.of_call(type(self), given, usual) if given else usual
 
 
 class SingletonTask(LockedTask):
