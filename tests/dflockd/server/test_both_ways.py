@@ -185,11 +185,14 @@ def everything(table: LockTable, peers: Iterable[Peer]) -> object:
             )
             for peer in peers
         ],
-        "counts": {name: counted(getattr(table.counts, name)) for name in Counts.__slots__},
+        "counts": {name: counted(getattr(table.counts, name)) for name in COUNTS},
         "deadlines": (len(table.deadlines), table.next_deadline()),
         "size": len(table),
         "reserved": [sorted(group.reserved) for group in groups],
     }
+
+
+COUNTS = [name for name in vars(Counts) if not name.startswith("_")]
 
 
 def counted(value: object) -> object:
