@@ -156,15 +156,16 @@ class Connection:
         """Return whether there is something to read that the socket no longer has."""
         return self.is_tls and cast(ssl.SSLSocket, self._sock).pending() > 0
 
-    def ask(self, request: bytes, ahead: int = 0) -> None:
+    def ask(self, request: bytes, now: float, ahead: int = 0) -> None:
         """Send a request, whose reply the caller waits for; if that fails, close it instead.
 
         Args:
             request: it.
+            now: the time.
             ahead: requests before it in the same bytes, whose replies nobody needs.
         """
         self.reader.ahead = ahead
-        self.asked_at = clock.now()
+        self.asked_at = now
         try:
             if self._sock.send(request) == len(request):
                 return

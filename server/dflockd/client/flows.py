@@ -35,8 +35,8 @@ class Links(Protocol):
     def take(self, route: Route) -> Link | None:
         """Return an idle connection, if there is one."""
 
-    def give(self, link: Link) -> None:
-        """Take one back."""
+    def give(self, link: Link, since: float | None = None) -> None:
+        """Take one back, which nobody has needed since that time; by default since now."""
 
     def clear(self, route: Route | None = None) -> None:
         """Close the idle ones."""

@@ -57,6 +57,8 @@ class Lease:
     """Of the reactor."""
     renew_at = math.inf
     """When the next renewal should be sent, once `spread` has chosen that."""
+    shards: ShardMap | None = None
+    _on_lost: Callable[[], object] | None = None
     _owner: object = None
     _state: str = HELD
 
@@ -71,7 +73,8 @@ class Lease:
         owner: object = None,
     ) -> None:
         self.target = target
-        self.shards = shards
+        if shards is not None:
+            self.shards = shards
         self.token, self.lease, self.deadline = grant
         self.asked = self.lease
         """Seconds that every renewal asks for: those that were granted first. (A server that answers
@@ -82,8 +85,10 @@ class Lease:
         self._free = [link]
         self._end: dict[str, object] = {}
         """By whom or what it has ended, by a single operation: a claim, `LOST` or `ABANDONED`."""
-        self._renew_ratio = renew_ratio
-        self._on_lost = on_lost
+        self.renew_ratio = renew_ratio
+        """Share of the lease after which it is renewed."""
+        if on_lost is not None:
+            self._on_lost = on_lost
         if owner is not None:
             # Not by a finaliser of the owner: an exception that a signal handler raises in one is
             # ignored, and this way nothing runs at the end of most locks.
@@ -91,11 +96,6 @@ class Lease:
 
     def _is_forgotten(self, _owner: object) -> None:
         self.abandon()
-
-    @property
-    def may_rest(self) -> float:
-        """Seconds from its beginning, at most, to when it is renewed."""
-        return self.lease * self._renew_ratio
 
     @property
     def is_ours(self) -> bool:
@@ -113,10 +113,14 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether the lock is certainly still ours. After a fork it is the parent's."""
+        return self.is_held_at(clock.now())
+
+    def is_held_at(self, now: float) -> bool:
+        """Whether it is, at this time."""
         return (
             self._state is HELD
             and not self._end
-            and clock.now() < self.deadline
+            and now < self.deadline
             and self._forks == forks.count
         )
 
@@ -184,7 +188,7 @@ class Lease:
 
     def spread(self) -> None:
         """Choose when it is renewed, by chance."""
-        share = self._renew_ratio * (1 - _chance.random() * JITTER)
+        share = self.renew_ratio * (1 - _chance.random() * JITTER)
         self.renew_at = self.deadline - self.lease * (1 - share)
 
     def doubt(self) -> None:

@@ -54,6 +54,7 @@ from dflockd.wire import (
     parse_map,
     parse_renewed,
     parse_report,
+    read_grant,
 )
 
 REPLY_PATIENCE = 10.0
@@ -597,18 +598,18 @@ def _confirmed(target: Target, granted: Granted, answer: Answer) -> Operation[Gr
     of the reply. The departure is the safe assumption, and fine after a short wait. After a long one
     it would leave little of the lease or nothing, so a renewal finds out: its answer comes at once.
     """
-    if (grant := _prompt(granted, answer.sent, answer.received)) is not None:
+    if (grant := _prompt(*granted, answer.sent, answer.received)) is not None:
         return grant
     if target.progress is not None:
         target.progress.granted = granted
     return (yield from _confirmation(target, granted))
 
 
-def _prompt(granted: Granted, sent: float, received: float) -> Grant | None:
+def _prompt(token: bytes, lease: int, sent: float, received: float) -> Grant | None:
     """Return the grant if its answer has come soon enough for its lease to count from the request."""
-    if received - sent > granted.lease * CONFIRM_SHARE:
+    if received - sent > lease * CONFIRM_SHARE:
         return None
-    return Grant(granted.token, granted.lease, sent + granted.lease)
+    return Grant(token, lease, sent + lease)
 
 
 def granted_at_once(line: bytes, sent: float, received: float) -> Grant | None:
@@ -617,10 +618,10 @@ def granted_at_once(line: bytes, sent: float, received: float) -> Grant | None:
     ``None`` is for all else, which only the operation itself can tell.
     """
     try:
-        reply = parse_granted(line)
+        granted = read_grant(line)
     except UnexpectedReplyError:
         return None
-    return _prompt(reply, sent, received) if type(reply) is Granted else None
+    return None if granted is None else _prompt(*granted, sent, received)
 
 
 def _confirmed_elsewhere(target: Target) -> Operation[Grant | None]:

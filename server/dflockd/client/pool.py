@@ -48,12 +48,17 @@ class Pool:
                 pass  # another thread was faster
         return None
 
-    def give(self, link: Any) -> None:
-        """Take a connection back, between two requests."""
+    def give(self, link: Any, since: float | None = None) -> None:
+        """Take a connection back, between two requests.
+
+        Args:
+            link: it.
+            since: when it was needed last; now, if that is not said.
+        """
         if link.closed:
             return
         link.pooled = link.rested = True
-        link.idle_since = clock.now()
+        link.idle_since = clock.now() if since is None else since
         idle = self._idle.get(link.route)
         if idle is None:
             self._make_room(link.route)

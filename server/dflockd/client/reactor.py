@@ -112,7 +112,7 @@ class Reactor:
 
     def keep(self, lease: Lease) -> None:
         """Look after a lease until it ends; or look at it anew, for it has another connection."""
-        if lease.task is not None or lease.may_rest < EARLY:
+        if lease.task is not None or lease.lease * lease.renew_ratio < EARLY:
             self._tell(-math.inf, lease)
         else:
             self._young.append(lease)

@@ -218,7 +218,7 @@ class Session(Asker):
         if link.introduction is not self.target.introduction:
             first = operations.with_ahead(first, introduced(self.target, link))
         self.asked = first
-        link.ask(first.request, first.ahead)
+        link.ask(first.request, clock.now(), first.ahead)
         return link
 
     def is_granted(self, claim: object, link: Link, line: bytes) -> bool:
@@ -233,8 +233,10 @@ class Session(Asker):
 
     def hand_back(self, claim: Ending) -> Link | None:
         """Begin a `release` of what is certainly held; return the connection, or ``None``."""
-        lease = self.lease
-        if lease is None or self.shards is not None or not lease.held or not lease.end(claim):
+        lease, now = self.lease, clock.now()
+        if lease is None or self.shards is not None or not lease.is_held_at(now):
+            return None
+        if not lease.end(claim):
             return None
         link = lease.take()
         if link is None:
@@ -243,7 +245,7 @@ class Session(Asker):
             lease.put(link)
             return None
         self.telling = link
-        link.ask(encode_release(self.target.space, self.target.key, lease.token))
+        link.ask(encode_release(self.target.space, self.target.key, lease.token), now)
         return link
 
     def is_released(self, link: Link, line: bytes) -> bool:
@@ -252,7 +254,7 @@ class Session(Asker):
             return False
         self.telling = None
         self._be_free()
-        self.home.pool.give(link)
+        self.home.pool.give(link, link.asked_at)
         return True
 
     # Flows that begin something.

@@ -57,11 +57,12 @@ class Link(Protocol):
     asked_at: float
     """When the latest `ask` was."""
 
-    def ask(self, request: bytes, ahead: int = 0) -> None:
+    def ask(self, request: bytes, now: float, ahead: int = 0) -> None:
         """Send a request, whose reply the caller waits for; if that fails, close it instead.
 
         Args:
             request: it.
+            now: the time.
             ahead: requests before it in the same bytes, whose replies nobody needs.
         """
 

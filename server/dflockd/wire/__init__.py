@@ -64,6 +64,7 @@ from dflockd.wire.replies import (
     parse_map,
     parse_renewed,
     parse_report,
+    read_grant,
 )
 from dflockd.wire.requests import encode_release, encode_request, key_problem
 from dflockd.wire.tokens import fence_from_token, format_token
@@ -131,4 +132,5 @@ __all__ = [
     "parse_map",
     "parse_renewed",
     "parse_report",
+    "read_grant",
 ]

@@ -91,6 +91,11 @@ def encode_reply(reply: Reply) -> bytes:
     raise AssertionError(f"no such reply: {reply!r}")
 
 
+MOST_LEASES = 64
+"""So many leases are remembered as they were read: servers grant the same few."""
+
+_leases: dict[bytes, int] = {}
+
 _WANTS_AUTH = Status.AUTH.value
 
 
@@ -141,14 +146,28 @@ class ReplyReader:
 
 def parse_granted(line: bytes) -> Granted | TimedOut | YourTurn | Refusal:
     """Read the answer to `Acquire` and `Wait`."""
-    fields = line.split(b" ")
-    if len(fields) == 3 and fields[0] == b"ok":
-        return Granted(_token(fields[1]), _seconds(fields[2], 1))
+    grant = read_grant(line)
+    if grant is not None:
+        return Granted(*grant)
     if timed_out := _TIMED_OUT.fullmatch(line):
         return TimedOut(timed_out[1])
     if your_turn := _YOUR_TURN.fullmatch(line):
         return YourTurn(your_turn[1])
     return _status(line, Status.OK, Status.QUEUED)
+
+
+def read_grant(line: bytes) -> tuple[bytes, int] | None:
+    """Return the token and the seconds of a `Granted`; ``None`` if it is another reply."""
+    fields = line.split(b" ")
+    if len(fields) != 3 or fields[0] != b"ok":
+        return None
+    _, token, lease = fields
+    seconds = _leases.get(lease)
+    if seconds is None:
+        seconds = _seconds(lease, 1)
+        if len(_leases) < MOST_LEASES:
+            _leases[lease] = seconds
+    return token if token.isalnum() else _token(token), seconds
 
 
 def parse_enqueued(line: bytes) -> Enqueued | YourTurn | Refusal:

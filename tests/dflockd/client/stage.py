@@ -432,10 +432,10 @@ class WatchedPool(Pool):
             link.wire.user = self._home.stage.current  # type: ignore[attr-defined]
         return link
 
-    def give(self, link: Link) -> None:
+    def give(self, link: Link, since: float | None = None) -> None:
         if any(link is each for each in self.idle):
             self._home.stage.wrong("every link given back once", f"{link} again")
-        super().give(link)
+        super().give(link, since)
 
 
 class FakeReactor:
@@ -457,7 +457,7 @@ class FakeReactor:
                 lease.task = self._home.run(keep(lease, self._home.pool))
 
         wait = self._stage.rng.uniform(0.1, 0.2)
-        self._stage.at(self._stage.now + min(wait, lease.may_rest), adopt)
+        self._stage.at(self._stage.now + min(wait, lease.lease * lease.renew_ratio), adopt)
 
     def forget(self, lease: Lease) -> None:
         if lease.task is not None:
