@@ -356,6 +356,7 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
     operation = talk.operation
     try:
         exchange, sent, line = talk.under_way or (next(operation), 0.0, None)
+        talk.under_way = None
         while True:
             if not sent:
                 sent = clock.now()
@@ -413,6 +414,8 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
         # A signal, a time limit, a cancellation, a greenlet's end: the reply may be under way.
         link.close()
         raise
+    finally:
+        line = None  # it may be an error that was raised here, and refers to here
 
 
 def _limit(talk: Talk[Any], exchange: Exchange, sent: float) -> float:

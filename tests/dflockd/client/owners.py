@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -11,9 +12,9 @@ from dflockd.client import operations
 from dflockd.client.introduction import Introduction
 from dflockd.client.operations import GRACE, Progress, Target
 from dflockd.client.routing import ShardMap
-from dflockd.client.session import ANSWER_PATIENCE
-from dflockd.client.steps import Flow, Route
-from dflockd.wire import Reserve, Space, Turn, format_token
+from dflockd.client.session import ANSWER_PATIENCE, RELEASE_PATIENCE, Reply
+from dflockd.client.steps import Flow, Ready, Route
+from dflockd.wire import Reserve, Space, Turn, UnexpectedReplyError, format_token
 from tests.dflockd.client.service import KEY
 from tests.dflockd.client.stage import Home, Stage, Task, WatchedSession, standing_on
 
@@ -108,6 +109,8 @@ class Owner:
             0.5,
             shards,
             lambda: home,  # type: ignore[arg-type,return-value]
+            None,
+            None if stage.service.is_cluster else {},
         )
         stage.sessions.append(session)
         return session
@@ -170,7 +173,38 @@ class Call:
     def _acquire(self) -> Flow[bool]:
         if self.owner.rng.random() < 0.1:
             self.timeout = None
-        return self.session.acquire(self.claim, self.timeout)
+        return self._ask()
+
+    def _ask(self) -> Flow[bool]:
+        """Acquire as locks do: by straight calls, and by a flow what these have not come to."""
+        session = self.session
+        link = session.ask(self.claim, self.timeout)
+        reply = None
+        if link is not None:
+            reply = yield from self._heard(link, session.asked.patience)
+            if type(reply) is bytes and session.is_granted(self.claim, link, reply):
+                return True
+        return (yield from session.acquire(self.claim, self.timeout, link, reply))
+
+    def _hand_back(self) -> Flow[bool]:
+        session = self.session
+        link = session.hand_back(self.ending)
+        reply = None
+        if link is not None:
+            reply = yield from self._heard(link, RELEASE_PATIENCE)
+            if type(reply) is bytes and session.is_released(link, reply):
+                return True
+        return (yield from session.release(self.ending, link, reply))
+
+    def _heard(self, link: Any, patience: float | None) -> Flow[Reply]:
+        try:
+            until = math.inf if patience is None else self.stage.now + patience
+            return link.receive() if (yield Ready(link, False, until)) else None
+        except (OSError, UnexpectedReplyError) as exc:
+            return exc
+        except BaseException:
+            link.close()
+            raise
 
     def _enqueue(self) -> Flow[bool]:
         self.owner.came_for_turns &= self.was_owned
@@ -210,7 +244,7 @@ class Call:
         return self.session.adopt(self.claim, token)
 
     def _release(self) -> Flow[bool]:
-        return self.session.release(self.ending)
+        return self._hand_back()
 
     def _renew(self) -> Flow[bool]:
         return self.session.renew(self.owner.rng.choice((None, *LEASES)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -178,3 +179,24 @@ async def test_a_refusal_is_still_a_refusal(client: Client, scripted: ScriptedSe
             await asyncio.wait_for(client.lock("key", scripted).acquire(), 5)
         assert time.monotonic() - started < 3
         assert len(scripted.asked(Acquire)) - before <= 2
+
+
+async def test_a_release_while_a_renewal_is_under_way(
+    client: Client, scripted: ScriptedServer
+) -> None:
+    """The reply to the renewal comes first, and is none to the release."""
+    may_answer = threading.Event()
+
+    def late(request: Renew) -> Renewed:
+        assert may_answer.wait(15)
+        return renewed(request)
+
+    scripted.script(Renew, late)
+    lock = client.lock("key", servers=[scripted.address], lease_ttl_s=LEASE, renew_ratio=RATIO)
+    assert await lock.acquire() is True
+    await asyncio.to_thread(scripted.wait_asked, Renew)
+    releasing = asyncio.ensure_future(lock.release())
+    await until(lambda: lock.state == "free" or lock._session.telling is not None)
+    may_answer.set()
+    assert await releasing is True
+    assert scripted.accepted == 1

@@ -225,16 +225,16 @@ def _(patch: pytest.MonkeyPatch) -> None:
     "who was refused the lock gives no connection back", "every link closed or given back once"
 )
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Pool, "give", lambda self, link: None)
+    patch.setattr(Pool, "give", lambda self, link, since: None)
 
 
 @planted("a connection that was closed is given back", "every link closed or given back once")
 def _(patch: pytest.MonkeyPatch) -> None:
     real = Pool.give
 
-    def give(self: Any, link: Any) -> None:
+    def give(self: Any, link: Any, since: float | None) -> None:
         was, link.closed = link.closed, False
-        real(self, link)
+        real(self, link, since)
         link.closed = was
 
     patch.setattr(Pool, "give", give)
