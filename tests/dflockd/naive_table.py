@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from dflockd.table import HoldRecord, Limits
 from dflockd.table.deadlines import SPAN_STEP
+from dflockd.table.queue import LEAST_TURN
 from dflockd.table.reservations import RESERVED_LATE
 
 Owner = tuple[bytes, int, bytes]
@@ -79,6 +80,8 @@ class Key:
     limit: int
     holds: list[Hold] = field(default_factory=list)
     queue: list[Waiter] = field(default_factory=list)
+    silent: Counter[bytes] = field(default_factory=Counter)
+    """How many turns in a row each process has let run out."""
 
 
 @dataclass(eq=False)
@@ -171,6 +174,8 @@ class NaiveTable:
             if isinstance(first, Hold):
                 self._end(first)
             elif first.is_told:
+                if first.owner and first.owner[2]:
+                    self.keys[first.name].silent[first.owner[2]] += 1
                 self._pass_on(first)
             elif first.reservation:
                 self._end_reservation(first, first.reservation)
@@ -341,6 +346,7 @@ class NaiveTable:
         for waiter in [*self.away, *self.told()]:
             if waiter.name == name and waiter.ticket == ticket:
                 self._answer(peer, "ok")
+                self._has_spoken(waiter)
                 if waiter.has_slot:
                     self.seen["passed on"] += 1
                     self._pass_on(waiter)
@@ -370,6 +376,7 @@ class NaiveTable:
         else:
             first = len(self.answers)
             if waiter.is_told and not waiter.has_slot:
+                self._has_spoken(waiter)
                 waiter.is_told = False
                 self._serve(name)
                 self.seen["told later" if waiter.is_told else "waits again"] += 1
@@ -386,10 +393,11 @@ class NaiveTable:
     def release(self, peer: int, name: Name, token: bytes) -> None:
         hold = self._by_token(name, token)
         if hold is None:
-            forgotten = self._forgotten(name, token) is not None
-            if forgotten:
+            fence = self._forgotten(name, token)
+            self._answer(peer, "error" if fence is None else "ok")
+            if fence is not None:
                 self.ended.add((name, token))
-            self._answer(peer, "ok" if forgotten else "error")
+                self._end_earlier(name, fence)
         else:
             self._answer(peer, "ok")
             self._end(hold)
@@ -474,6 +482,8 @@ class NaiveTable:
 
     def _take_over(self, waiter: Waiter, peer: int, lease: int, *, two_phase: bool) -> bool:
         has_slot = waiter.has_slot
+        if waiter.is_told:
+            self._has_spoken(waiter)
         old = self.peers[waiter.peer]
         if old.waiting is waiter:
             old.waiting = None
@@ -574,13 +584,19 @@ class NaiveTable:
             return None
         is_lock = name[0] == 0
         if is_lock and name in self.keys:
-            for other in list(self.keys[name].holds):
-                if (self._fence(other) or 0) > fence:
-                    return None
-                self._end(other)
+            if any((self._fence(other) or 0) > fence for other in self.keys[name].holds):
+                return None
+            self._end_earlier(name, fence)
         hold = Hold(name, 0, None, 0, 0, 0, 0, token, self.peers[peer].owner)
         self.keys.setdefault(name, Key(1 if is_lock else 0)).holds.append(hold)
         return hold
+
+    def _end_earlier(self, name: Name, fence: int) -> None:
+        """End what is here of a lock that was granted again later."""
+        if name[0] == 0 and name in self.keys:
+            for other in list(self.keys[name].holds):
+                if (self._fence(other) or 0) < fence:
+                    self._end(other)
 
     def _grant(self, name: Name, peer: int, lease: int) -> Hold:
         self.grants += 1
@@ -670,11 +686,22 @@ class NaiveTable:
         peer = self.peers[waiter.peer]
         waiter.is_told = waiter.has_slot = True
         waiter.reserve = None
-        self._set(waiter, turn)
+        self._set(waiter, self._patience(waiter, turn))
         if peer.waiting is waiter:
             peer.waiting = None
             self.seen["told"] += 1
             self.answers.append(Answer(waiter.peer, "turn", waiter=waiter))
+
+    def _patience(self, waiter: Waiter, turn: float) -> float:
+        """Seconds that are left of a turn for a process that has said nothing to some of them."""
+        silent = self.keys[waiter.name].silent[waiter.owner[2]] if waiter.owner else 0
+        if silent:
+            self.seen["told for less"] += 1
+        return max(min(turn, LEAST_TURN), turn / 2**silent)
+
+    def _has_spoken(self, waiter: Waiter) -> None:
+        if waiter.owner and waiter.name in self.keys:
+            del self.keys[waiter.name].silent[waiter.owner[2]]
 
     def _pass_on(self, waiter: Waiter) -> None:
         """Give others the slot that is free for somebody."""
@@ -756,6 +783,7 @@ class NaiveTable:
         """
         has_slot = waiter.is_told and waiter.has_slot
         if waiter.is_told:
+            self._has_spoken(waiter)
             self.seen["told and taken up"] += 1
             former = self.peers[waiter.peer].enqueued
             former.remove(waiter)

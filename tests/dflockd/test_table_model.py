@@ -698,9 +698,21 @@ def come_and_go(seed: int) -> TableMachine:
                 machine.want_turn(choice, 1000)
             machine.enqueue(choice, name, 0, None)
 
+    def say_nothing() -> None:
+        """A process that has been stopped is told of the turns of its runs."""
+        name = dice.choice(keys)
+        for run in (b"run", b"other"):
+            choice = number()
+            machine.own(choice, Owner(run, 1, b"here"))
+            machine.want_turn(choice, 1000)
+            machine.enqueue(choice, name, 0, None)
+        for _ in range(2):
+            machine.time_passes_to_a_deadline(number(), True)
+
     moves = {
         enter: 4,
         enter_twice: 0.5,
+        say_nothing: 0.5,
         go: 6,
         return_: 4,
         lambda: machine.acquire(number(), dice.choice(keys), 0, dice.choice([0, 3]), None): 2,
@@ -732,7 +744,7 @@ def test_positions_are_kept_as_the_model_does(
         machine = come_and_go(seed)
         seen.update(machine.model.seen)
         machine.teardown()
-    assert len(seen) == 20, seen
+    assert len(seen) == 21, seen
     assert min(seen.values()) > 5, seen
     # All that is allowed happens.
     assert transitions is None or transitions == ALLOWED
