@@ -258,6 +258,7 @@ def test_inspect_names_holders_and_waiters_in_order():
 
     [held] = report["holders"]
     assert (held["label"], held["held_s"], held["lease_expires_in_s"]) == ("holder é", 5.0, 25.0)
+    assert repr(held["lease_s"]) == "30", "the same text, compiled or not"
     assert [(w["label"], w["waited_s"]) for w in report["waiters"]] == [
         ("first", 3.0),
         ("second", 2.0),

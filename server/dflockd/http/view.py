@@ -145,7 +145,7 @@ def _holder(hold: Hold, now: float) -> Json:
         "connection": hold.peer.id if hold.peer is not None else None,
         "detached": hold.detached,
         "held_s": round(now - hold.since, 3),
-        "lease_s": round(hold.span, 3),
+        "lease_s": report.lease(hold),
         "lease_left_s": round(hold.deadline - now, 3),
     }
 

@@ -98,7 +98,7 @@ def _holder(hold: Hold, now: float) -> dict[str, object]:
         "fence": hold.fence,
         "conn_id": hold.peer.id if hold.peer else 0,
         "held_s": round(now - hold.since, 3),
-        "lease_s": hold.span,
+        "lease_s": lease(hold),
         "lease_expires_in_s": round(hold.deadline - now, 3),
     }
 
@@ -112,6 +112,14 @@ def _waiter(waiter: Waiter, now: float) -> dict[str, object]:
         "away": waiter.is_away,
         "told": waiter.is_told,
     }
+
+
+def lease(hold: Hold) -> object:
+    """Return how long a hold was last set to run, in seconds: nearly always a whole number.
+
+    It is said as one, also where the table is compiled and has floats alone.
+    """
+    return int(hold.span) if hold.span == int(hold.span) else round(hold.span, 3)
 
 
 def owner(item: Hold | Waiter) -> dict[str, object]:
