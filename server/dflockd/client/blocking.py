@@ -14,14 +14,14 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from dflockd import errors
-from dflockd.client import clock
+from dflockd.client import clock, operations
 from dflockd.client.arguments import KeepPlace, Reservation
 from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
 from dflockd.client.lock import LockBase, SemaphoreBase
 from dflockd.client.session import RELEASE_PATIENCE, Reply
 from dflockd.client.steps import Flow, Hear, Pause, Ready
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
-from dflockd.wire import UnexpectedReplyError
+from dflockd.wire import ENQUEUED, UnexpectedReplyError
 
 __all__ = [
     "DistributedLock",
@@ -100,16 +100,27 @@ class DistributedLock(LockBase):
             InvalidArgumentError: the ticket can be none.
             RemoteError: as with `acquire`; `acquire_timeout_s` bounds this as well.
         """
-        claim = object()
+        claim, ticket = object(), place if ticket is None else ticket
         try:
-            return (
-                "acquired"
-                if _run(self._enqueueing(claim, place if ticket is None else ticket))
-                else "queued"
-            )
+            if ticket is None:
+                is_granted = self._enqueue(claim)
+            else:
+                is_granted = _run(self._enqueueing(claim, ticket))
+            return "acquired" if is_granted else "queued"
         except BaseException:
             self._session.let_go(claim)
             raise
+
+    def _enqueue(self, claim: object) -> bool:
+        session, timeout = self._session, self.acquire_timeout_s
+        link = session.ask(claim, timeout, operations.line_up_for)
+        reply = None
+        if link is not None:
+            session.ticket = None
+            reply = _hear(link, operations.line_up_patience(timeout))
+            if type(reply) is bytes and session.is_granted(claim, link, reply, ENQUEUED):
+                return True
+        return _run(session.enqueue(claim, timeout, None, link, reply))
 
     def wait(
         self,

@@ -17,6 +17,7 @@ from dflockd import errors
 from dflockd.address import Address, parse_server
 from dflockd.client.introduction import ANONYMOUS, NOTHING, Introduction, Opening
 from dflockd.wire import (
+    GRANTED,
     MAX_SECONDS,
     Acquire,
     Auth,
@@ -229,6 +230,16 @@ def enqueue(target: Target) -> Operation[Grant | None]:
     if not isinstance(reply, Enqueued):
         raise _not_granted(reply, target)
     return _taken_up((yield from _confirmed(target, Granted(*reply), answer)), target)
+
+
+def line_up_patience(timeout: float | None) -> float:
+    """Return the seconds for the answer to an `enqueue`, of a lock that is given so many."""
+    return REPLY_PATIENCE if timeout is None else min(REPLY_PATIENCE, timeout + GRACE)
+
+
+def line_up_for(target: Target, _timeout: float | None) -> Operation[Grant | None]:
+    """As `enqueue`; whoever runs it gives it up in time."""
+    return enqueue(target)
 
 
 def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
@@ -612,13 +623,17 @@ def _prompt(token: bytes, lease: int, sent: float, received: float) -> Grant | N
     return Grant(token, lease, sent + lease)
 
 
-def granted_at_once(line: bytes, sent: float, received: float) -> Grant | None:
+def granted_at_once(
+    line: bytes, sent: float, received: float, word: bytes = GRANTED
+) -> Grant | None:
     """Return the grant that the answer to an `acquire` is, if that is all there is to it.
+
+    Or to an `enqueue`, where that is the `word` for it.
 
     ``None`` is for all else, which only the operation itself can tell.
     """
     try:
-        granted = read_grant(line)
+        granted = read_grant(line, word)
     except UnexpectedReplyError:
         return None
     return None if granted is None else _prompt(*granted, sent, received)

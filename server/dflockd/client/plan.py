@@ -7,6 +7,7 @@ they ask for is encoded, the first time only.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from dflockd import errors
 from dflockd.address import Seeds, Servers
@@ -40,7 +41,7 @@ class Plan:
         """Some servers of the cluster; ``None`` without one."""
         self.renew_ratio = renew_ratio
         # In a cluster it is not the same each time.
-        self.beginnings: dict[float | None, Exchange] | None = {} if seeds is None else None
+        self.beginnings: dict[Any, Exchange] | None = {} if seeds is None else None
         """See `dflockd.client.session.Session`."""
 
 

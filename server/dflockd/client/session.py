@@ -21,17 +21,17 @@ import logging
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from dflockd import errors
 from dflockd.client import abilities, clock, flows, forks, operations
-from dflockd.client.asking import ANSWER_PATIENCE, Asker, Home
+from dflockd.client.asking import ANSWER_PATIENCE, Asker, Begin, Home
 from dflockd.client.flows import introduced
 from dflockd.client.lease import DOUBTFUL, HELD, LOST, Lease
 from dflockd.client.operations import Exchange, Grant, Operation, Progress, Target
 from dflockd.client.routing import PASSING, ShardMap
 from dflockd.client.steps import Flow, Hear, Link, Pause, Route, Talk
-from dflockd.wire import Turn, encode_release
+from dflockd.wire import GRANTED, Turn, encode_release
 
 FREE: Final = "free"
 ASKING: Final = "asking"
@@ -92,8 +92,8 @@ class Session(Asker):
         shards: the map of the cluster; ``None`` without one.
         home: returns what the process shares.
         on_lost: returns what to call when the lease is lost, from whatever thread finds it out.
-        beginnings: by timeout, what `acquire` begins with, but for what is said of who asks: those
-            that are known; ``None`` if it is not the same each time.
+        beginnings: by that and the timeout, what an operation begins with, but for what is said of
+            who asks: those that are known; ``None`` if it is not the same each time.
     """
 
     queued: Link | None = None
@@ -111,7 +111,7 @@ class Session(Asker):
         shards: ShardMap | None,
         home: Callable[[], Home],
         on_lost: Callable[[], Callable[[], object]] | None = None,
-        beginnings: dict[float | None, Exchange] | None = None,
+        beginnings: dict[Any, Exchange] | None = None,
     ) -> None:
         self.target = target
         self.route = route
@@ -197,16 +197,21 @@ class Session(Asker):
     # What nearly all locks need, by straight calls: an idle connection, and a server that says yes. All
     # else is left to the flows, which are told how far it has come.
 
-    def ask(self, claim: object, timeout: float | None) -> Link | None:
-        """Begin an `acquire` on an idle connection, and return that; ``None`` if there is none."""
+    def ask(
+        self, claim: object, timeout: float | None, begin: Begin[Grant | None] = operations.acquire
+    ) -> Link | None:
+        """Begin an `acquire` on an idle connection, and return that; ``None`` if there is none.
+
+        Or an `enqueue`, by `operations.line_up_for`.
+        """
         beginnings = self._beginnings
         if beginnings is None:
             return None
-        first = beginnings.get(timeout)
+        first = beginnings.get((begin, timeout))
         if first is None:
             if len(beginnings) == MOST_BEGINNINGS:
                 beginnings.clear()
-            first = beginnings[timeout] = next(operations.acquire(self.target, timeout))
+            first = beginnings[begin, timeout] = next(begin(self.target, timeout))
         if self._forks != forks.count or self._owner.setdefault("by", claim) is not claim:
             self._take_possession(claim)
         link = self.home.pool.take(self.route)
@@ -221,9 +226,9 @@ class Session(Asker):
         link.ask(first.request, clock.now(), first.ahead)
         return link
 
-    def is_granted(self, claim: object, link: Link, line: bytes) -> bool:
+    def is_granted(self, claim: object, link: Link, line: bytes, word: bytes = GRANTED) -> bool:
         """Hold the lock if the reply to `ask` is its grant; ``False`` if a flow is to go on."""
-        grant = operations.granted_at_once(line, link.asked_at, clock.now())
+        grant = operations.granted_at_once(line, link.asked_at, clock.now(), word)
         if grant is None:
             return False
         if self.asked.has_owner:
@@ -260,16 +265,21 @@ class Session(Asker):
     # Flows that begin something.
 
     def _go_on(
-        self, claim: object, timeout: float | None, link: Link, reply: Reply
+        self,
+        claim: object,
+        begin: Begin[Grant | None],
+        timeout: float | None,
+        link: Link,
+        reply: Reply,
     ) -> Flow[Grant | None]:
         """Go on with what `ask` has begun."""
         if self._owner.get("by") is not claim:
             raise self._cancelled()
-        operation = operations.acquire(self.target, timeout)
+        operation = begin(self.target, timeout)
         next(operation)  # that has been asked
         talk = Talk(link, operation, operations.give_up_at(timeout, link.asked_at))
         talk.under_way = self.asked, link.asked_at, reply
-        return self._ask_twice(operations.acquire, timeout, talk, None)
+        return self._ask_twice(begin, timeout, talk, None)
 
     def acquire(
         self,
@@ -290,7 +300,7 @@ class Session(Asker):
             self._take_possession(claim)
             begun = self._begin(operations.acquire, timeout)
         else:
-            begun = self._go_on(claim, timeout, asked, reply)
+            begun = self._go_on(claim, operations.acquire, timeout, asked, reply)
         try:
             grant = yield from begun
         except errors.OwnerConflictError:
@@ -299,19 +309,36 @@ class Session(Asker):
         return self._settle(grant, claim)
 
     def enqueue(
-        self, claim: object, timeout: float | None, progress: Progress | None
+        self,
+        claim: object,
+        timeout: float | None,
+        progress: Progress | None,
+        asked: Link | None = None,
+        reply: Reply = None,
     ) -> Flow[bool]:
-        """Take a position; ``True`` if the lock was granted at once."""
-        self._take_possession(claim)
-        self.ticket = None
+        """Take a position; ``True`` if the lock was granted at once.
 
-        def begin(target: Target, _: float | None) -> Operation[Grant | None]:
+        Args:
+            claim: of the caller.
+            timeout: seconds; ``None`` for no end.
+            progress: what goes along; ``None`` if `ask` has asked.
+            asked: where it has...
+            reply: ... and what has come since.
+        """
+
+        def begin(target: Target, timeout: float | None) -> Operation[Grant | None]:
             if progress is not None:
                 target = target._replace(progress=progress)
-            return operations.enqueue(target)
+            return operations.line_up_for(target, timeout)
 
+        if asked is None:
+            self._take_possession(claim)
+            begun = self._begin(begin, timeout)
+        else:
+            begun = self._go_on(claim, begin, timeout, asked, reply)
+        self.ticket = None
         try:
-            grant = yield from self._begin(begin, timeout)
+            grant = yield from begun
         except errors.OwnerConflictError:
             self._settle(None, claim)
             raise

@@ -55,6 +55,8 @@ from dflockd.wire.messages import (
 )
 from dflockd.wire.reader import FrameTooLongError, RequestReader
 from dflockd.wire.replies import (
+    ENQUEUED,
+    GRANTED,
     ReplyReader,
     UnexpectedReplyError,
     encode_reply,
@@ -70,6 +72,8 @@ from dflockd.wire.requests import encode_release, encode_request, key_problem
 from dflockd.wire.tokens import fence_from_token, format_token
 
 __all__ = [
+    "ENQUEUED",
+    "GRANTED",
     "MAX_ATTEMPT",
     "MAX_LIMIT",
     "MAX_LINE",

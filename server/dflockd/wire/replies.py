@@ -156,10 +156,14 @@ def parse_granted(line: bytes) -> Granted | TimedOut | YourTurn | Refusal:
     return _status(line, Status.OK, Status.QUEUED)
 
 
-def read_grant(line: bytes) -> tuple[bytes, int] | None:
-    """Return the token and the seconds of a `Granted`; ``None`` if it is another reply."""
+GRANTED, ENQUEUED = b"ok", b"acquired"
+"""What a grant begins with, of who waits for it and of who takes a position."""
+
+
+def read_grant(line: bytes, word: bytes = GRANTED) -> tuple[bytes, int] | None:
+    """Return the token and the seconds of a grant that begins so; ``None`` if it is another reply."""
     fields = line.split(b" ")
-    if len(fields) != 3 or fields[0] != b"ok":
+    if len(fields) != 3 or fields[0] != word:
         return None
     _, token, lease = fields
     seconds = _leases.get(lease)
@@ -172,9 +176,9 @@ def read_grant(line: bytes) -> tuple[bytes, int] | None:
 
 def parse_enqueued(line: bytes) -> Enqueued | YourTurn | Refusal:
     """Read the answer to `Enqueue`."""
-    fields = line.split(b" ")
-    if len(fields) == 3 and fields[0] == b"acquired":
-        return Enqueued(_token(fields[1]), _seconds(fields[2], 1))
+    grant = read_grant(line, ENQUEUED)
+    if grant is not None:
+        return Enqueued(*grant)
     if your_turn := _YOUR_TURN.fullmatch(line):
         return YourTurn(your_turn[1])
     return _status(line, Status.OK, Status.TIMEOUT)
