@@ -18,7 +18,7 @@ BEFORE = "013c958"
 """The commit before the server was made lean and could be compiled."""
 
 PATIENCE = 60.0
-LOOK = "import dflockd; print(dflockd.__path__[0], dflockd.compiled, sep='\\n')"
+LOOK = "import dflockd; print(dflockd.__path__[0], getattr(dflockd, 'compiled', False), sep='\\n')"
 
 
 def compiled() -> str:

@@ -128,6 +128,7 @@ def record(
         "seconds": round(seconds),
         "commit": commit(),
         "machine": where,
+        "load after": os.getloadavg()[0],
         "python": platform.python_version(),
         "server": "compiled" if bench.compiled else "in plain Python",
         "versions": versions(),

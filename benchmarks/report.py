@@ -71,7 +71,8 @@ def run(figures: Figures) -> str:
     text = (
         f"Measured on {document['date'][:10]} in {document['seconds'] / 60:.0f} minutes, commit "
         f"`{document['commit']}`, {document['rounds']} rounds, on {machine['cores']} cores of "
-        f"{machine['processor']} ({machine['system']}) with a load of {machine['load']:.1f} before, "
+        f"{machine['processor']} ({machine['system']}) with a load of {machine['load']:.1f} before and "
+        f"{document['load after']:.1f} after, "
         f"Python {document['python']}, our server {document['server']}; {versions}.\n"
     )
     for name, why in document["left_out"].items():

@@ -105,4 +105,4 @@ def load(bench: Bench) -> Iterator[Load]:
                     figures |= alone(bench, gap)
                 return figures
 
-            yield Load([topic, *gaps], measure)
+            yield Load([topic, *gaps], measure, rounds=3)
