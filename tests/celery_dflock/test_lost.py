@@ -7,12 +7,18 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.task import Context
 
 from celery_dflock import LockedTask, LockLostError, TaskLock
-from celery_dflock.signals import lock_acquired
+from celery_dflock.loss import Loss
+from celery_dflock.plan import plan
+from celery_dflock.signals import lock_acquired, lock_lost
+from celery_dflock.worker.interrupt import SIGNAL, Interruptible
+from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Worker, wait_until
 from tests.celery_dflock import jobs
 from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster, Waiter
@@ -136,3 +142,37 @@ def test_lost_before_the_body_begins(directory: Path, key: str) -> None:
         finally:
             lock_acquired.disconnect(lose)
     assert not ran
+
+
+def test_the_first_lock_that_is_lost_counts(key: str) -> None:
+    app = Celery("two-lost", set_as_current=False)
+
+    @app.task(base=LockedTask, lock_key=["a", "b"], lock_lost="warn", shared=False, name=key)
+    def _task() -> None: ...
+
+    task, told = app.tasks[key], list[str]()
+
+    def lost(key: str, **_: Any) -> None:
+        told.append(key)
+
+    lock_lost.connect(lost)
+    loss = Loss(plan(task, Context(id="1"), task.run, (), {}, task._bound()))
+    for each in (DistributedLock("a"), DistributedLock("b")):
+        loss.happened(each)
+    assert told == ["a"]
+
+
+def test_a_signal_that_somebody_else_has_taken_is_taken_back_for_the_next() -> None:
+    assert SIGNAL is not None
+    error = LockLostError("a", "gone")
+    with Interruptible() as stretch:
+        signal.signal(SIGNAL, signal.SIG_IGN)
+        assert not stretch.interrupt(error), "it goes on, and that is said"
+
+    def run() -> None:
+        with Interruptible() as stretch:
+            assert stretch.interrupt(error)
+            signal.sigtimedwait((), 5)  # until it is interrupted
+
+    with pytest.raises(LockLostError):
+        run()

@@ -67,10 +67,16 @@ async def test_nobody_says_that_the_lock_is_held(
 
 
 @pytest.mark.parametrize("timeout", [0, 1.3, more(1), more(0.3)])
-async def test_a_place_in_the_queue(client: Client, hung: ServerProcess, timeout: float) -> None:
+@pytest.mark.parametrize("is_idle", [True, more(False)])
+async def test_a_place_in_the_queue(
+    client: Client, hung: ServerProcess, timeout: float, is_idle: bool
+) -> None:
     async with client.lock(KEY, hung):
         waiter = client.lock(KEY, hung, acquire_timeout_s=timeout)
         assert await waiter.enqueue() == "queued"
+        if is_idle:
+            async with client.lock("idle", hung):
+                pass
         other = client.lock("another", hung, acquire_timeout_s=1)
         hung.suspend()
         await is_not_answered(waiter.wait(), timeout)

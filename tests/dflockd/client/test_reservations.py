@@ -72,6 +72,24 @@ async def test_its_turn_comes_by_arrival(client: Client, server: ServerProcess, 
     assert await second.release()
 
 
+@pytest.mark.parametrize("is_free", [True, False])
+async def test_who_takes_another_position_has_no_ticket_any_more(
+    client: Client, server: ServerProcess, key: str, is_free: bool
+) -> None:
+    holder, lock = client.lock(key, server), client.lock(key, server)
+    assert await holder.acquire()
+    ticket = await left(lock)
+    another = client.lock(key, server)
+    assert await another.enqueue(ticket) == "queued"
+    await another.release()
+    if is_free:
+        assert await holder.release()
+    assert await lock.enqueue() == ("acquired" if is_free else "queued")
+    assert lock.ticket is None
+    await lock.release()
+    await holder.release()
+
+
 async def test_it_can_be_kept_again_and_again(
     client: Client, server: ServerProcess, key: str
 ) -> None:
