@@ -108,7 +108,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    # The finaliser of a result unsubscribes from Redis under a lock that subscribing holds, and hangs if
+    # The finaliser of a result unsubscribes from Redis under a lock that subscribing holds: it hangs if
     # the collector runs it there (celery issue 10477). So it runs where nothing is under way.
     gc.disable()
     faulthandler.dump_traceback_later(BOUND, exit=True)
