@@ -62,9 +62,9 @@ class Locking(Connections):
             entry = group.spaces[space].get(key)
         if entry is None and key_problem(key):
             return _ERROR
-        resumed = peer.resumes
-        if resumed:
-            peer.resumes = b""
+        ticket, ahead = b"", peer.ahead
+        if ahead is not None:
+            peer.ahead, ticket = None, ahead.ticket
         if lease is None:
             lease = self.limits.default_lease
         if lease > self.limits.max_lease:
@@ -75,7 +75,7 @@ class Locking(Connections):
                 return found
             entry = found
         most = self._max_holds
-        if resumed and (waiter := self._resumed(entry, resumed)) is not None:
+        if ahead is not None and (waiter := self._resumed(entry, ticket)) is not None:
             if len(peer.holds) >= most or (limit > most and self._is_used_up(entry, waiter)):
                 return self._refuse(entry)
             owner = peer.owner
@@ -129,7 +129,7 @@ class Locking(Connections):
             entry = group.spaces[space].get(key)
         if entry is None and key_problem(key):
             return _ERROR
-        resumed, peer.resumes = peer.resumes, b""
+        ahead, peer.ahead = peer.ahead, None
         turn, peer.turn = peer.turn, None
         lease = self._lease(lease)
         if lease is None:
@@ -142,7 +142,7 @@ class Locking(Connections):
             if not isinstance(found, Entry):
                 return found
             entry = found
-        waiter = self._resumed(entry, resumed) if resumed else None
+        waiter = None if ahead is None else self._resumed(entry, ahead.ticket)
         lost: Waiter | None = None
         if peer.owner is not None and entry.owners is not None and waiter is None:
             there = self._there(entry, peer.owner)

@@ -274,10 +274,21 @@ class Waiter(Timed):
         return self.state in (EXPECTED, PASSED) and self.reservation is None
 
 
+class Ahead:
+    """What was said ahead of the next request for a slot, and is about that alone."""
+
+    __slots__ = ("ticket",)
+
+    def __init__(self) -> None:
+        self.ticket = b""
+        """Of the position that it takes up."""
+
+
 class Peer:
     """One connection, as the table sees it. Number 0 stands for one that is not here."""
 
     __slots__ = (
+        "ahead",
         "detaches",
         "ended",
         "enqueued",
@@ -288,7 +299,6 @@ class Peer:
         "left",
         "owner",
         "reserve",
-        "resumes",
         "turn",
         "waiting",
     )
@@ -310,8 +320,8 @@ class Peer:
         """What its last wait was answered with."""
         self.waiting: Waiter | None = None
         """What it is blocked on: its next request is handled only after that is answered."""
-        self.resumes = b""
-        """The ticket of the position that its next request takes up."""
+        self.ahead: Ahead | None = None
+        """What it has said of its next request for a slot."""
         self.reserve: Reserve | None = None
         """What is to become of its position if its next ``wait`` ends without a grant."""
         self.turn: float | None = None

@@ -11,7 +11,7 @@ from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
 from dflockd.table.locking import Answer, Locking
 from dflockd.table.slots import Effect
-from dflockd.table.state import Entry, Group, Hold, Peer
+from dflockd.table.state import Ahead, Entry, Group, Hold, Peer
 from dflockd.wire import (
     Acquire,
     Barrier,
@@ -234,7 +234,7 @@ class LockTable(Locking):
         return self.introduce(peer, request)
 
     def _resume(self, peer: Peer, request: Resume, _now: float, _effects: list[Effect]) -> Reply:
-        peer.resumes = request.ticket
+        _ahead(peer).ticket = request.ticket
         return Status.OK
 
     def _reserve(self, peer: Peer, request: Reserve, _now: float, _effects: list[Effect]) -> Reply:
@@ -303,6 +303,12 @@ class LockTable(Locking):
         self, _peer: Peer, _request: Malformed, _now: float, _effects: list[Effect]
     ) -> Reply:
         return Status.ERROR
+
+
+def _ahead(peer: Peer) -> Ahead:
+    if peer.ahead is None:
+        peer.ahead = Ahead()
+    return peer.ahead
 
 
 def _granted(answer: Answer | None) -> Reply | None:

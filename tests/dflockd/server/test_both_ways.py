@@ -178,7 +178,7 @@ def everything(table: LockTable, peers: Iterable[Peer]) -> object:
         ],
         "peers": [
             (
-                *(peer.id, peer.label, peer.owner, peer.resumes, peer.reserve, peer.turn),
+                *(peer.id, peer.label, peer.owner, said_ahead(peer), peer.reserve, peer.turn),
                 peer.waiting is not None,
                 [hold.fence for hold in peer.holds],
                 *(sorted(peer.enqueued), sorted(peer.left)),
@@ -190,6 +190,11 @@ def everything(table: LockTable, peers: Iterable[Peer]) -> object:
         "size": len(table),
         "reserved": [sorted(group.reserved) for group in groups],
     }
+
+
+def said_ahead(peer: Peer) -> object:
+    ahead = peer.ahead
+    return None if ahead is None else ahead.ticket
 
 
 COUNTS = [name for name in vars(Counts) if not name.startswith("_")]
