@@ -113,7 +113,7 @@ class DistributedLock(LockBase):
 
     def _enqueue(self, claim: object) -> bool:
         session, timeout = self._session, self.acquire_timeout_s
-        link = session.ask(claim, timeout, operations.line_up_for)
+        link = session.ask(claim, timeout, operations.to_enqueue)
         reply = None
         if link is not None:
             session.ticket = None

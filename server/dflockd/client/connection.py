@@ -97,6 +97,7 @@ class Connection:
         "idle_since",
         "introduction",
         "is_tls",
+        "knows_owners",
         "left",
         "owed",
         "poll",
@@ -113,6 +114,7 @@ class Connection:
         is_old = abilities.knows(route.address, abilities.EXTENSIONS) is False
         self.introduction = None if is_old else ANONYMOUS
         self.refused = False
+        self.knows_owners: bool | None = None
         self.pooled = False
         self.idle_since = 0.0
         self.rested = False
@@ -187,8 +189,9 @@ class Connection:
             self.rested = False
             if line == b"error":
                 raise ConnectionResetError("the server gave up an idle connection")
-        if has_owner:
-            abilities.note(self.route.address, abilities.OWNERS, knows=not self.reader.refused)
+        if has_owner and (knows := not self.reader.refused) is not self.knows_owners:
+            self.knows_owners = knows
+            abilities.note(self.route.address, abilities.OWNERS, knows=knows)
 
     def send_now(self, request: bytes, ahead: int = 0) -> None:
         """Send a request, for `receive_now` to fetch the reply later.

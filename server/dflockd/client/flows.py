@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias, TypeVar, cast
 
 from dflockd import errors
 from dflockd.client import abilities, clock
+from dflockd.client.introduction import NOTHING, Introduction, Opening
 from dflockd.client.operations import (
     PING_PATIENCE,
     Operation,
@@ -44,14 +45,24 @@ class Links(Protocol):
 
 def introduced(target: Target, link: Link) -> Target:
     """Return what to ask for on a connection that may have said something else of who asks."""
-    said, says = link.introduction, target.introduction
-    if said == says:
-        return target
-    if said is None:
+    opening = opening_on(link, target.introduction)
+    if opening is None:
         return target._replace(is_plain=True)
+    return target if opening is NOTHING else target._replace(says=opening)
+
+
+def opening_on(link: Link, says: Introduction) -> Opening | None:
+    """Return what is to be said of who asks on a connection; ``None`` if it knows nothing of that."""
+    said = link.introduction
+    if said == says:
+        return NOTHING
+    if said is None:
+        return None
     link.introduction = says
-    knows_owners = abilities.knows(link.route.address, abilities.OWNERS)
-    return target._replace(says=says.after(said, knows_owners))
+    knows_owners = link.knows_owners
+    if knows_owners is None:
+        knows_owners = abilities.knows(link.route.address, abilities.OWNERS)
+    return says.after(said, knows_owners)
 
 
 def talk(

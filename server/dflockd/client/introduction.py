@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from dflockd.wire import Label, Owner, encode_request
+from dflockd.wire import Label, Owner, encode_owner, encode_request
 
 NOBODY = Owner(b"", 0)
 UNSPEAKABLE = b"_"
@@ -45,19 +45,26 @@ class Introduction(NamedTuple):
             said: what the connection has said.
             knows_owners: whether its server does; ``None`` if that is not known.
         """
-        label = encode_request(Label(self.label))
-        if self.owner == said.owner:
+        name, owner = self.label, self.owner
+        if owner != said.owner and knows_owners and name != UNSPEAKABLE:
+            # As nearly all runs of tasks say it.
+            return Opening((_named(owner, name),), True)
+        label = encode_request(Label(name))
+        if owner == said.owner:
             return Opening((label,))
-        owner = self.owner._replace(instance=_instance()) if self.owner.id else NOBODY
-        if knows_owners and self.label != UNSPEAKABLE:
-            return Opening((encode_request(owner._replace(label=self.label)),), has_owner=True)
         if knows_owners is False:
-            return NOTHING if self.label == said.label else Opening((label,))
-        return Opening((label, encode_request(owner)), has_owner=True)
+            return NOTHING if name == said.label else Opening((label,))
+        return Opening((label, _named(owner, None)), True)
 
 
 ANONYMOUS = Introduction()
 """What a new connection has said."""
+
+
+def _named(owner: Owner, label: bytes | None) -> bytes:
+    """Return the request that names an owner, and a label unless that is ``None``."""
+    return encode_owner(owner.id, owner.attempt, _instance(), label)
+
 
 _names: dict[str, bytes] = {}
 

@@ -23,7 +23,6 @@ from dflockd.wire import (
     Auth,
     Confirm,
     Detach,
-    Enqueue,
     Enqueued,
     Evict,
     Granted,
@@ -47,6 +46,7 @@ from dflockd.wire import (
     Wait,
     YourTurn,
     decode_map,
+    encode_enqueue,
     encode_release,
     encode_request,
     parse_done,
@@ -217,19 +217,29 @@ def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
                 return None
 
 
+def to_acquire(target: Target, timeout: float | None) -> Exchange:
+    """Return the first request of an `acquire`."""
+    return next(acquire(target, timeout))
+
+
 def enqueue(target: Target) -> Operation[Grant | None]:
     """Take a place in the queue; return the grant if a slot was free."""
     grant = (yield from _confirmed_elsewhere(target)) if target.progress is not None else None
     if grant is not None:
         return grant
-    request = Enqueue(target.space, target.key, target.limit, target.lease)
-    answer = yield with_ahead(Exchange(encode_request(request), REPLY_PATIENCE), target)
+    answer = yield with_ahead(to_enqueue(target), target)
     reply = _read(parse_enqueued, answer, target)
     if reply is Status.QUEUED:
         return None
     if not isinstance(reply, Enqueued):
         raise _not_granted(reply, target)
     return _taken_up((yield from _confirmed(target, Granted(*reply), answer)), target)
+
+
+def to_enqueue(target: Target, _timeout: float | None = None) -> Exchange:
+    """Return the request of an `enqueue`."""
+    request = encode_enqueue(target.space, target.key, target.limit, target.lease)
+    return Exchange(request, REPLY_PATIENCE)
 
 
 def line_up_patience(timeout: float | None) -> float:
@@ -299,8 +309,7 @@ def line_up(target: Target, turn: Turn, *, knows_turns: bool | None) -> Operatio
             raise unsupported(target)
         if reply is not Status.OK:
             raise refused(reply, target)
-    request = encode_request(Enqueue(target.space, target.key, target.limit, target.lease))
-    exchange = with_ahead(Exchange(request, REPLY_PATIENCE), target)
+    exchange = with_ahead(to_enqueue(target), target)
     if knows_turns:
         exchange = _behind([said], exchange)
     answer = _read(parse_enqueued, (yield exchange), target)
@@ -572,15 +581,22 @@ def with_ahead(exchange: Exchange, target: Target) -> Exchange:
     """
     if (target.says is NOTHING and target.progress is None) or target.is_plain:
         return exchange
-    ahead = [*target.says.requests]
-    if target.progress is not None and target.progress.place:
-        ahead.insert(0, encode_request(Resume(target.progress.place)))
-    return _behind(ahead, exchange._replace(has_owner=target.says.has_owner))
+    if target.progress is None or not target.progress.place:
+        return behind(target.says, exchange)
+    resume = encode_request(Resume(target.progress.place))
+    return _behind((resume,), behind(target.says, exchange))
 
 
-def _behind(ahead: Sequence[bytes], exchange: Exchange) -> Exchange:
-    request = b"".join([*ahead, exchange.request])
-    return exchange._replace(request=request, ahead=exchange.ahead + len(ahead))
+def behind(opening: Opening, exchange: Exchange) -> Exchange:
+    """Return the same with what is to be said before it of who asks."""
+    return _behind(opening.requests, exchange, opening.has_owner)
+
+
+def _behind(ahead: Sequence[bytes], exchange: Exchange, has_owner: bool = False) -> Exchange:
+    request, patience, is_reply, others, waits, had_owner = exchange
+    request = b"".join((*ahead, request))
+    number = others + len(ahead)
+    return Exchange(request, patience, is_reply, number, waits, has_owner or had_owner)
 
 
 def _waiting(timeout: float | None) -> tuple[int, float | None, bool, bool]:

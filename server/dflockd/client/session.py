@@ -26,7 +26,8 @@ from typing import Any, Final, TypeAlias
 from dflockd import errors
 from dflockd.client import abilities, clock, flows, forks, operations
 from dflockd.client.asking import ANSWER_PATIENCE, Asker, Begin, Home
-from dflockd.client.flows import introduced
+from dflockd.client.flows import introduced, opening_on
+from dflockd.client.introduction import NOTHING
 from dflockd.client.lease import DOUBTFUL, HELD, LOST, Lease
 from dflockd.client.operations import Exchange, Grant, Operation, Progress, Target
 from dflockd.client.routing import PASSING, ShardMap
@@ -71,6 +72,9 @@ BUSY_AT_MOST = 1.0
 
 logger = logging.getLogger("dflockd.client")
 
+First: TypeAlias = Callable[[Target, float | None], Exchange]
+"""The first request of an operation, with its timeout, by nobody in particular."""
+
 Reply: TypeAlias = "bytes | Exception | None"
 """The reply to a request, or what went wrong instead, or nothing yet."""
 
@@ -93,7 +97,7 @@ class Session(Asker):
         home: returns what the process shares.
         on_lost: returns what to call when the lease is lost, from whatever thread finds it out.
         beginnings: by that and the timeout, what an operation begins with, but for what is said of
-            who asks: those that are known; ``None`` if it is not the same each time.
+            who asks: those that are known; ``None`` for those who are not to be remembered.
     """
 
     queued: Link | None = None
@@ -198,20 +202,24 @@ class Session(Asker):
     # else is left to the flows, which are told how far it has come.
 
     def ask(
-        self, claim: object, timeout: float | None, begin: Begin[Grant | None] = operations.acquire
+        self, claim: object, timeout: float | None, request: First = operations.to_acquire
     ) -> Link | None:
         """Begin an `acquire` on an idle connection, and return that; ``None`` if there is none.
 
-        Or an `enqueue`, by `operations.line_up_for`.
+        Or an `enqueue`, by `operations.to_enqueue`.
         """
+        if self.shards is not None:
+            return None
         beginnings = self._beginnings
         if beginnings is None:
-            return None
-        first = beginnings.get((begin, timeout))
-        if first is None:
-            if len(beginnings) == MOST_BEGINNINGS:
-                beginnings.clear()
-            first = beginnings[begin, timeout] = next(begin(self.target, timeout))
+            first = request(self.target, timeout)
+        else:
+            known = beginnings.get((request, timeout))
+            if known is None:
+                if len(beginnings) == MOST_BEGINNINGS:
+                    beginnings.clear()
+                known = beginnings[request, timeout] = request(self.target, timeout)
+            first = known
         if self._forks != forks.count or self._owner.setdefault("by", claim) is not claim:
             self._take_possession(claim)
         link = self.home.pool.take(self.route)
@@ -221,7 +229,9 @@ class Session(Asker):
         if self.is_cancelled:
             raise self._cancelled()
         if link.introduction is not self.target.introduction:
-            first = operations.with_ahead(first, introduced(self.target, link))
+            opening = opening_on(link, self.target.introduction)
+            if opening is not None and opening is not NOTHING:
+                first = operations.behind(opening, first)
         self.asked = first
         link.ask(first.request, clock.now(), first.ahead)
         return link

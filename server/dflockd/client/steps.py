@@ -46,6 +46,8 @@ class Link(Protocol):
     """What it has said of who asks; ``None`` if its server would hang up on that."""
     refused: bool
     """Whether its server has done so."""
+    knows_owners: bool | None
+    """Whether its server takes owners; ``None`` as long as none was named on it."""
     pooled: bool
     """Whether it has lain idle, so that the server may have left meanwhile."""
     rested: bool

@@ -68,7 +68,13 @@ from dflockd.wire.replies import (
     parse_report,
     read_grant,
 )
-from dflockd.wire.requests import encode_release, encode_request, key_problem
+from dflockd.wire.requests import (
+    encode_enqueue,
+    encode_owner,
+    encode_release,
+    encode_request,
+    key_problem,
+)
 from dflockd.wire.tokens import fence_from_token, format_token
 
 __all__ = [
@@ -123,7 +129,9 @@ __all__ = [
     "Wait",
     "YourTurn",
     "decode_map",
+    "encode_enqueue",
     "encode_map",
+    "encode_owner",
     "encode_release",
     "encode_reply",
     "encode_request",

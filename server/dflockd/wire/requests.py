@@ -236,15 +236,12 @@ def encode_request(request: Request) -> bytes:
             return b"sl\n%b\n%b\n" % (key, _numbers(timeout, limit, lease))
         case Release(space, key, token):
             return encode_release(space, key, token)
-        case Enqueue(Space.LOCK, key, _, lease):
-            return b"e\n%b\n%b\n" % (key, _numbers(lease))
-        case Enqueue(_, key, limit, lease):
-            return b"se\n%b\n%b\n" % (key, _numbers(limit, lease))
+        case Enqueue(space, key, limit, lease):
+            return encode_enqueue(space, key, limit, lease)
         case Label(text):
             return b"label\n_\n%b\n" % text
         case Owner(name, attempt, instance, label):
-            who = b"%b %d %b" % (name, attempt, instance) if name else ANY
-            return b"owner\n%b\n%b\n" % (ANY if label is None else label, who.rstrip())
+            return encode_owner(name, attempt, instance, label)
         case Renew(space, key, token, lease):
             return _renewal(b"n", space, key, token, lease)
         case Detach(space, key, token, lease):
@@ -287,6 +284,23 @@ def encode_request(request: Request) -> bytes:
 def encode_release(space: Space, key: bytes, token: bytes) -> bytes:
     """Return the three lines of a `Release`."""
     return b"%br\n%b\n%b\n" % (_PREFIXES[space], key, token)
+
+
+def encode_enqueue(space: Space, key: bytes, limit: int, lease: int | None) -> bytes:
+    """Return the three lines of an `Enqueue`."""
+    if space is Space.LOCK:
+        return b"e\n%b\n%b\n" % (key, b"" if lease is None else b"%d" % lease)
+    return b"se\n%b\n%b\n" % (key, _numbers(limit, lease))
+
+
+def encode_owner(name: bytes, attempt: int, instance: bytes, label: bytes | None) -> bytes:
+    """Return the three lines of an `Owner`."""
+    said = ANY if label is None else label
+    if not name:
+        return b"owner\n%b\n%b\n" % (said, ANY)
+    if not instance:
+        return b"owner\n%b\n%b %d\n" % (said, name, attempt)
+    return b"owner\n%b\n%b %d %b\n" % (said, name, attempt, instance)
 
 
 _PREFIXES = {Space.LOCK: b"", Space.SEMAPHORE: b"s"}

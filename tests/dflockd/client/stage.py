@@ -282,6 +282,7 @@ class FakeLink(Connection):
         self.closed = False
         self.introduction = ANONYMOUS
         self.refused = False
+        self.knows_owners = None
         self.pooled = False
         self.idle_since = 0.0
         self.rested = False

@@ -87,6 +87,24 @@ def test_a_connection_says_what_it_has_not_said_before(
     assert scripted.accepted == 1
 
 
+def test_a_connection_knows_its_server_for_as_long_as_it_is_there(
+    face: Face, scripted: ScriptedServer
+) -> None:
+    """What is remembered of servers ends; this one is the same until the connection ends."""
+    expected: list[Any] = []
+    acquire = Acquire(0, b"key", 1, 10, None)  # type: ignore[arg-type]
+    for attempt, ahead in enumerate(
+        ([Label(b"me"), Owner(b"one", 0)], [Owner(b"one", 1, b"", b"me")])
+    ):
+        abilities.forget_all()
+        lock = run(face, scripted, owner=("one", attempt), label="me")
+        assert face.do(lock.acquire()) is True
+        assert face.do(lock.release()) is True
+        expected += [*ahead, acquire]
+        assert said(scripted) == expected
+    assert scripted.accepted == 1
+
+
 def test_it_names_the_process_which_a_fork_is_not(scripted: ScriptedServer) -> None:
     who = Introduction(b"me", Owner(b"run", 3))
     [owner] = who.after(ANONYMOUS, True).requests
