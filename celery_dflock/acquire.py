@@ -11,7 +11,7 @@ from typing import Any
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
 from celery_dflock.identity import is_unnamed_run
 from celery_dflock.locks import Locks, describe, describe_holders
-from celery_dflock.outcome import unavailable
+from celery_dflock.outcome.outage import outages
 from celery_dflock.outcome.requeue import reservation, short_reservation
 from celery_dflock.outcome.types import (
     Kept,
@@ -65,8 +65,8 @@ def acquire(plan: Plan, locks: Locks) -> Refusal | None:
         return _redelivered(plan, str(exc), exc.key)
     except errors.AcquireCancelledError:
         return ShuttingDown(LockNotAcquiredError(plan.keys[0], "the worker is shutting down"))
-    if unavailable.away and not isinstance(refusal, Unavailable):
-        unavailable.is_over(locks.server(plan.keys[0]))
+    if outages.known[0] and not isinstance(refusal, Unavailable):
+        outages.over(locks.server(plan.keys[0]))
     locks.waited = plan.waited + time.monotonic() - started
     return refusal
 

@@ -152,22 +152,23 @@ def requeue(
     header: Header,
     error: LockError,
     attempt: int,
-    level: int = logging.INFO,
 ) -> NoReturn:
     """Send a task again, and end this run of it; see `send_again`.
+
+    Celery logs a line at INFO for that, and what it says of a `Retry` is all that there is to say.
 
     Raises:
         Retry: which tells Celery that the task goes on elsewhere.
         RedeliveryRequeued: which tells it to store nothing, for that would be the other run's.
     """
     send_again(plan, seconds, header, error)
-    logger.log(
-        level, "task %s requeued for %.1f s, attempt %d: %s", plan.name, seconds, attempt, error
-    )
     tell_requeued(plan, error, seconds, attempt)
     if plan.header.redelivery:
+        said = plan.name, seconds, attempt, error
+        logger.info("task %s: its copy is requeued for %.1f s, attempt %d: %s", *said)
         raise RedeliveryRequeued
-    raise Retry(f"requeued for {seconds} s: {error}", exc=error, when=seconds)
+    why = f"requeued for {seconds:.1f} s, attempt {attempt}: {error}"
+    raise Retry(why, exc=error, when=seconds)
 
 
 def tell_requeued(plan: Plan, error: LockError, seconds: float, attempt: int) -> None:

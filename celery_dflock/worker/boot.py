@@ -10,7 +10,8 @@ from celery import signals
 
 @signals.worker_init.connect(dispatch_uid="celery_dflock.worker")
 def begin_worker(sender: Any, **_: Any) -> None:
-    """Load what only workers need: their events, their answers, and where their tasks wait."""
+    """Load what only workers need: banner, events, answers, and where their tasks wait."""
+    import_module("celery_dflock.worker.banner")
     import_module("celery_dflock.worker.events")
     import_module("celery_dflock.worker.inspect")
     ending = import_module("celery_dflock.worker.ending")

@@ -7,10 +7,9 @@ lock servers.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from celery_dflock.identity import Owner, is_unnamed_run
 from celery_dflock.outcome.header import options_of_call
 from celery_dflock.plan import Bound
 from celery_dflock.task import LockedTask
+from celery_dflock.worker.at_once import at_once
 from dflockd.errors import DflockdError
 from dflockd.sync_client import DistributedLock
 
@@ -74,10 +74,10 @@ def held_and_awaited(state: Any, **_: Any) -> list[Row]:
             except Exception as exc:  # the user's function, or arguments that make no key
                 rows.append({"task": request.task.name, "id": request.id, "error": str(exc)})
 
-    [is_prepared] = _run([prepare], deadline)
+    [is_prepared] = at_once([prepare], deadline)
     if not is_prepared:
         return [*rows, {"error": f"the tasks' lock_key took longer than {PATIENCE} s"}]
-    answered = _run([partial(_ask, each, rows) for each in questions.values()], deadline)
+    answered = at_once([partial(_ask, each, rows) for each in questions.values()], deadline)
     late = [server for server, in_time in zip(questions, answered, strict=True) if not in_time]
     return [*rows, *({"server": server, "error": "no answer in time"} for server in late)]
 
@@ -117,16 +117,3 @@ def _details(state: str, place: int, entry: Mapping[str, Any]) -> Row:
     if state == "waits":
         return {"place": place, "waited_s": entry["waited_s"]}
     return {field: entry[field] for field in ("fence", "held_s", "lease_expires_in_s")}
-
-
-def _run(jobs: Sequence[Callable[[], None]], deadline: float) -> list[bool]:
-    """Do all of them at once, on threads; say of each whether it was done by the deadline.
-
-    Nobody waits for the threads of the others: a connection that is not made ends in seconds.
-    """
-    threads = [threading.Thread(target=job, name="dflock-inspect", daemon=True) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return [not thread.is_alive() for thread in threads]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -63,9 +64,10 @@ def test_requeue_keeps_what_the_task_is(
     assert [event["attempt"] for event in requeued] == list(range(1, len(requeued) + 1))
     assert {event["key"] for event in requeued} == {key}
     assert all(0 <= event["countdown"] <= jobs.AT_ONCE["cap"] for event in requeued)
-    lines = lines_about(workers, sent, "] requeued for ")
+    lines = [line for line in lines_about(workers, sent, "") if "requeued for " in line]
     assert len(lines) == len(requeued), "one line each"
     assert all("INFO" in line and repr(key) in line for line in lines)
+    assert all(re.search(r"requeued for [\d.]+ s, attempt \d+: lock ", line) for line in lines)
 
 
 def test_a_retry_counts_anew(

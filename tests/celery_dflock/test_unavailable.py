@@ -60,11 +60,12 @@ def test_requeued_until_the_server_is_there(
 
     address = second_server.address
     lines = [line for line in worker.log_text().splitlines() if ": WARNING/" in line]
-    begun = [line for line in lines if f"lock server {address} cannot be reached" in line]
-    over = [line for line in lines if line.endswith(f"lock server {address} is there again")]
-    assert 1 <= len(begun) <= 2, "one line for each of two processes, however often they tried"
-    assert 1 <= len(over) <= len(begun)
-    assert not [line for line in worker.log_text().splitlines() if "] requeued for" in line]
+    about = [line for line in lines if address in line]
+    assert len(about) == 2, "one when it begins and one when it ends, for both processes"
+    assert f"lock server {address} does not answer: cannot be reached: " in about[0]
+    assert f"lock server {address} answers again after " in about[1]
+    times = len(cluster.events(what="requeued", key=key))
+    assert about[1].endswith(f"tasks requeued meanwhile: {times}")
     assert "Traceback" not in worker.log_text()
 
 

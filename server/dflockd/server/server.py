@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from dflockd import __version__
 from dflockd.server.admission import Admission, Guest
 from dflockd.server.handling import Handling, HoldJournal
 from dflockd.server.listener import Listener, listen
@@ -38,6 +39,8 @@ class Server(Handling):
         self, table: LockTable, options: ServerOptions, journal: HoldJournal | None = None
     ) -> None:
         super().__init__(table, options, journal)
+        mode = "memory" if journal is None else "state directory"
+        table.about = {"version": __version__, "mode": mode, **table.about}
         self.unauthorized = 0
         """Connections that had not got the shared secret."""
         self._listeners: list[Listener] = []

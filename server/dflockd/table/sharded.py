@@ -85,6 +85,7 @@ class ShardTable(LockTable):
         self, limits: Limits, issuer: TokenIssuer, directory: Directory, *, stretch: float = 1
     ) -> None:
         super().__init__(limits, issuer)
+        self.about = {"mode": "cluster"}
         self._is_whole = False
         self._stretch = stretch
         self.groups: dict[int, Group] = {}

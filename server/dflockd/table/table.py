@@ -57,6 +57,8 @@ class LockTable(Locking):
         super().__init__(limits, issuer, kept=kept)
         self.identity: Identity | None = None
         """By what this process is known to itself, at the address that it tells others."""
+        self.about: dict[str, object] = {}
+        """What ``stats`` says of the server besides: its version, and where it keeps its holds."""
         self._handlers: dict[type, Callable[[Peer, Any, float, list[Effect]], Reply | None]] = {
             Acquire: self._acquire,
             Enqueue: self._enqueue,
@@ -283,7 +285,10 @@ class LockTable(Locking):
         connections = len(self._peers)
         groups = self.each_group()
         return report.fitting(
-            lambda listed: report.stats(groups, self._size, connections, now, listed)
+            lambda listed: {
+                **report.stats(groups, self._size, connections, now, listed),
+                **self.about,
+            }
         )
 
     def _ping(

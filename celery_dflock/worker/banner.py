@@ -1,0 +1,94 @@
+"""What a worker says of its lock servers when it starts: a line for each, below Celery's banner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from celery import Celery, signals
+from celery.exceptions import ImproperlyConfigured
+
+from celery_dflock.config import Settings, settings
+from celery_dflock.outcome.outage import outages
+from celery_dflock.worker.at_once import at_once
+from dflockd import admin
+from dflockd.errors import DflockdError
+
+PATIENCE = 2.0
+"""Seconds that the start of a worker waits for its lock servers."""
+
+
+@signals.celeryd_after_setup.connect(dispatch_uid="celery_dflock.banner")
+def add_servers(instance: Any, **_: Any) -> None:
+    """Ask the lock servers how they are, and have the banner say it. Of those away the log does too."""
+    lines = list(_lines(instance.app))
+    instance.extra_info = partial(_with, lines, instance.extra_info)
+
+
+def _with(lines: list[str], others: Callable[[], str | None]) -> str:
+    return "\n".join(["[lock servers]", *lines, "", others() or ""])
+
+
+def _lines(app: Celery) -> list[str]:
+    try:
+        app_settings = settings(app)
+    except ImproperlyConfigured as exc:
+        return [f"  .> {exc}"]
+    if not app_settings.enabled:
+        return ["  .> none is asked: dflock_enabled is False"]
+    found = ask_all(app_settings)
+    for server, (is_there, text) in found.items():
+        if not is_there:
+            outages.begun(server, text)
+    width = max(map(len, found))
+    return [
+        f"  .> {server:{width}}  {text if is_there else f'does not answer: {text}'}"
+        for server, (is_there, text) in found.items()
+    ]
+
+
+def ask_all(app_settings: Settings) -> dict[str, tuple[bool, str]]:
+    """Ask all servers of an app at once; return whether each answers, and what there is to say."""
+    deadline = time.monotonic() + PATIENCE
+    names = list(map(str, app_settings.servers))
+    if app_settings.is_cluster:
+        members: list[str] = []
+        at_once([partial(_find, app_settings, members)], deadline)
+        names = members or names
+    late = f"nothing within {PATIENCE:g} s"
+    found = dict.fromkeys(names, (False, late))
+    at_once([partial(_ask, app_settings, name, found) for name in names], deadline)
+    return dict(found)
+
+
+def _find(app_settings: Settings, members: list[str]) -> None:
+    try:
+        members += admin.members(app_settings.servers, **app_settings.credentials())
+    except DflockdError:
+        return  # each of them is asked, and says why
+
+
+def _ask(app_settings: Settings, server: str, found: dict[str, tuple[bool, str]]) -> None:
+    try:
+        stats = admin.stats(server, **app_settings.credentials())
+    except DflockdError as exc:
+        found[server] = False, str(exc).removeprefix(f"lock server {server} ")
+        return
+    found[server] = True, describe(stats)
+
+
+def describe(stats: dict[str, Any]) -> str:
+    """Return what a server says of itself, in a few words."""
+    keys = len(stats["locks"]) + len(stats["semaphores"]) + stats.get("omitted", 0)
+    version = f"dflockd {stats['version']}" if "version" in stats else "does not say its version"
+    mode = f", {_MODES.get(stats['mode'], stats['mode'])}" if "mode" in stats else ""
+    return f"{version}{mode}, {keys} {'key' if keys == 1 else 'keys'} held"
+
+
+_MODES = {
+    "memory": "in memory",
+    "state directory": "with a state directory",
+    "cluster": "in a cluster",
+}
