@@ -8,15 +8,17 @@ import os
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import unquote
 
 from celery import Celery
-from celery.backends.redis import RedisBackend
 from kombu.connection import Connection
 from kombu.utils.url import maybe_sanitize_url
 
 from celery_dflock.beat.config import BeatSettings
+
+if TYPE_CHECKING:
+    from celery.backends.redis import RedisBackend
 
 logger = logging.getLogger("celery_dflock.beat")
 
@@ -57,10 +59,18 @@ def store_for(app: Celery, settings: BeatSettings, schedule_filename: str | None
     broker = app.connection_for_write()
     if broker.transport.driver_type == "redis":
         return RedisStore(broker, key)
-    if isinstance(app.backend, RedisBackend):
+    if _is_redis(app.backend):
         return RedisStore(app.backend, key)
     path = f"{schedule_filename or app.conf.beat_schedule_filename}.dflock.json"
     return FileStore(path, is_makeshift=True)
+
+
+def _is_redis(backend: object) -> bool:
+    try:
+        from celery.backends.redis import RedisBackend
+    except ImportError:  # redis-py is not installed: an app on RabbitMQ does without
+        return False
+    return isinstance(backend, RedisBackend)
 
 
 class RedisStore:
@@ -103,7 +113,7 @@ class RedisStore:
             self._source.release()
 
     def _client(self) -> Any:
-        if isinstance(self._source, RedisBackend):
+        if not isinstance(self._source, Connection):
             return self._source.client
         if self._channel is None:
             # As the broker's own transport connects: sentinels, TLS, prefixes and sockets.

@@ -61,6 +61,23 @@ def test_it_is_a_command_of_celery(server: LockServer) -> None:
     assert row["server"] == server.address
 
 
+def test_status_of_an_app_without_redis(server: LockServer) -> None:
+    code = (
+        "import sys; sys.modules['redis'] = None; sys.argv[0] = 'celery'; "
+        "from celery.__main__ import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "-b", "memory://", "dflock", "status"],
+        env={**os.environ, "DFLOCK_SERVERS": server.address},
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{server.address}: ")
+
+
 def semaphore(server: LockServer, key: str, label: str) -> DistributedSemaphore:
     return DistributedSemaphore(key, 2, 0, servers=[server.address], label=label)
 
