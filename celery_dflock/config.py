@@ -15,6 +15,7 @@ from collections.abc import Callable, KeysView, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -48,7 +49,7 @@ NAMES = (
 OLD_NAMES = {"dflock_max_waiting": "dflock_max_parked"}
 """What settings were called before. These names stay."""
 
-VARIABLES = ("DFLOCK_SERVERS", "DFLOCK_AUTH_TOKEN")
+VARIABLES = ("DFLOCK_SERVERS", "DFLOCK_AUTH_TOKEN", "DFLOCK_AUTH_TOKEN_FILE")
 """Variables of the environment that stand in for settings."""
 
 UNAVAILABLE = ("requeue", "fail", "run")
@@ -86,7 +87,8 @@ class Settings:
             some servers of a cluster: ``cluster://host:port,...``.
         sharding_strategy: ``dflock_sharding_strategy``: a callable or its dotted name; not with a
             cluster.
-        auth_token: ``dflock_auth_token``, else the variable ``DFLOCK_AUTH_TOKEN``.
+        auth_token: ``dflock_auth_token``, else the variable ``DFLOCK_AUTH_TOKEN``, else the one
+            line of the file that the variable ``DFLOCK_AUTH_TOKEN_FILE`` names.
         ssl_context: made of ``dflock_use_ssl``: ``True`` for TLS with the authorities of this
             system, or a dict of ``ca_certs``, ``certfile`` and ``keyfile``, paths as in Celery's
             ``broker_use_ssl``. Host names are checked.
@@ -255,7 +257,7 @@ def _raw(conf: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
         tuple(servers) if isinstance(servers, list) else servers,
         conf.get("dflock_sharding_strategy"),
-        conf.get("dflock_auth_token") or os.environ.get("DFLOCK_AUTH_TOKEN"),
+        conf.get("dflock_auth_token") or _token_of_environment(),
         conf.get("dflock_use_ssl") or None,
         conf.get("dflock_key_prefix") or "",
         conf.get("dflock_unavailable") or "requeue",
@@ -264,6 +266,29 @@ def _raw(conf: Mapping[str, Any]) -> tuple[Any, ...]:
         _max_waiting(conf),
         _consumer_timeout(conf),
     )
+
+
+def _token_of_environment() -> str | None:
+    token, path = map(os.environ.get, ("DFLOCK_AUTH_TOKEN", "DFLOCK_AUTH_TOKEN_FILE"))
+    if not path:
+        return token
+    if token:
+        raise ImproperlyConfigured(
+            "DFLOCK_AUTH_TOKEN and DFLOCK_AUTH_TOKEN_FILE are both set: set one of them"
+        )
+    try:
+        text = Path(path).read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+    except (OSError, UnicodeDecodeError) as exc:
+        # Of text that cannot be decoded the error would show a part.
+        why = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
+        raise ImproperlyConfigured(
+            f"DFLOCK_AUTH_TOKEN_FILE: {path!r} cannot be read: {why}"
+        ) from None
+    if not text or "\n" in text or "\0" in text:
+        raise ImproperlyConfigured(
+            f"DFLOCK_AUTH_TOKEN_FILE: {path!r} must hold one line that is not empty"
+        )
+    return text
 
 
 def _enabled(conf: Mapping[str, Any]) -> Any:

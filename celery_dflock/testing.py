@@ -137,7 +137,8 @@ def dflock_app(
     It takes any app: that of Celery's fixture `celery_app`, or one of yours, with tasks that are
     registered already.
     """
-    monkeypatch.delenv("DFLOCK_AUTH_TOKEN", raising=False)
+    for variable in ("DFLOCK_AUTH_TOKEN", "DFLOCK_AUTH_TOKEN_FILE"):
+        monkeypatch.delenv(variable, raising=False)
     with contextlib.ExitStack() as undo:
 
         def configure(app: Celery | None = None, **settings: Any) -> Celery:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -301,6 +302,71 @@ def test_a_setting_that_is_changed_under_its_old_name() -> None:
     assert settings(app).max_waiting == 500
     app.conf.dflock_max_parked = 7
     assert settings(app).max_waiting == 7
+
+
+@pytest.fixture
+def token_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "token"
+    monkeypatch.delenv("DFLOCK_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("DFLOCK_AUTH_TOKEN_FILE", str(path))
+    return path
+
+
+@pytest.mark.parametrize("text", ["open sesame", "open sesame\n", "open sesame\r\n"])
+def test_the_token_comes_from_a_file(text: str, token_file: Path) -> None:
+    token_file.write_bytes(text.encode())
+    app = Celery("file", set_as_current=False)
+
+    assert settings(app).auth_token == "open sesame"
+
+    app.conf.dflock_auth_token = "of the app"
+    assert settings(app).auth_token == "of the app"
+
+
+def test_the_name_of_the_token_file_is_looked_at_again(
+    token_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token_file.write_text("first")
+    token_file.with_name("second").write_text("second")
+    app = Celery("file", set_as_current=False)
+    assert settings(app).auth_token == "first"
+
+    monkeypatch.setenv("DFLOCK_AUTH_TOKEN_FILE", str(token_file.with_name("second")))
+
+    assert settings(app).auth_token == "second"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"", "must hold one line that is not empty"),
+        (b"\n", "must hold one line that is not empty"),
+        (b"open\nsesame\n", "must hold one line that is not empty"),
+        (b"open\0sesame", "must hold one line that is not empty"),
+        (b"sesame\xff", "cannot be read: it is not UTF-8"),
+    ],
+)
+def test_a_bad_token_file(content: bytes | None, text: str, token_file: Path) -> None:
+    if content is not None:
+        token_file.write_bytes(content)
+
+    with pytest.raises(ImproperlyConfigured) as refused:
+        settings(Celery("file", set_as_current=False))
+
+    assert str(refused.value) == f"DFLOCK_AUTH_TOKEN_FILE: {str(token_file)!r} {text}"
+
+
+def test_the_token_is_said_once(token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token_file.write_text("open sesame")
+    monkeypatch.setenv("DFLOCK_AUTH_TOKEN", "open sesame")
+
+    with pytest.raises(ImproperlyConfigured) as refused:
+        settings(Celery("file", set_as_current=False))
+
+    assert str(refused.value) == (
+        "DFLOCK_AUTH_TOKEN and DFLOCK_AUTH_TOKEN_FILE are both set: set one of them"
+    )
 
 
 def test_settings_do_not_show_the_token() -> None:

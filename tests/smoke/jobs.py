@@ -35,7 +35,6 @@ class ContainerRecorder(Recorder):
 
 app = jobs.app
 app.conf.update(
-    dflock_auth_token=Path(os.environ["DFLOCK_AUTH_TOKEN_FILE"]).read_text().rstrip("\n"),
     # Without these, a Redis that falls silent is waited for until the kernel gives up.
     broker_transport_options={
         **app.conf.broker_transport_options,
