@@ -92,12 +92,16 @@ def parse_servers(servers: Sequence[ServerLike] | str) -> Servers:
     """
     if isinstance(servers, Servers):
         return servers
-    if type(servers) is list and len(servers) == 1 and type(servers[0]) is tuple:
+    if type(servers) is list and len(servers) == 1:
         # As most programs have it: looked at once.
-        try:
-            return _only(*servers[0])
-        except TypeError:
-            pass  # there is no hash of it, and it is no server
+        only = servers[0]
+        if type(only) is str:
+            return _named(only)
+        if type(only) is tuple:
+            try:
+                return _only(*only)
+            except TypeError:
+                pass  # there is no hash of it, and it is no server
     if isinstance(servers, str) and servers.startswith(CLUSTER_PREFIX):
         named = [name.strip() for name in servers.removeprefix(CLUSTER_PREFIX).split(",")]
         if "" in named:
@@ -118,6 +122,11 @@ def parse_servers(servers: Sequence[ServerLike] | str) -> Servers:
 # By the types of what is given, too: 1.0 is no port.
 @lru_cache(maxsize=256, typed=True)
 def _only(*server: Any) -> Servers:
+    return Servers((parse_server(server),))
+
+
+@lru_cache(maxsize=256)
+def _named(server: str) -> Servers:
     return Servers((parse_server(server),))
 
 
