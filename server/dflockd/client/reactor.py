@@ -88,10 +88,12 @@ class Reactor:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._inbox: deque[tuple[float, Lease | Callable[[], object]]] = deque()
-        self._young: deque[Lease] = deque()
-        """Those that came lately."""
-        self._seen = 0
-        """How many of these, the oldest, it has seen once."""
+        self._young: dict[int, Lease] = {}
+        """Those that came lately, by their `id`. Each change is a single operation."""
+        self._comes = False
+        """Whether one has come since the look before."""
+        self._seen: list[int] = []
+        """Which of these it has seen once; not themselves, for that would keep them."""
         self._looks = 0
         """How many looks are still to come, unless others come."""
         self._look_at_young_at = math.inf
@@ -115,7 +117,8 @@ class Reactor:
         if lease.task is not None or lease.lease * lease.renew_ratio < EARLY:
             self._tell(-math.inf, lease)
         else:
-            self._young.append(lease)
+            self._young[id(lease)] = lease
+            self._comes = True
             # The thread says that it will not look any more before it has looked for the last time.
             if not self._looks:
                 self._wake_or_start()
@@ -123,8 +126,10 @@ class Reactor:
     def forget(self, lease: Lease) -> None:
         """Look after a lease no more that its owner has ended.
 
-        Soon enough is when the thread wakes anyway, unless there are many by then.
+        Soon enough is when the thread wakes anyway, unless there are many by then. One that is young
+        is let go here: the next takes its memory while that is warm.
         """
+        self._young.pop(id(lease), None)
         if lease.task is not None:
             self._inbox.append((math.inf, lease))
             if len(self._inbox) > FORGOTTEN and self._wakes_at > -math.inf:
@@ -258,15 +263,16 @@ class Reactor:
             # Of a clock that has gone back nothing follows.
             if now < self._look_at_young_at <= now + LOOK_EVERY:
                 return
-        elif not young:
+        elif not self._comes:
             return
-        while self._seen:
-            self._seen -= 1
-            lease = young.popleft()
+        for number in self._seen:
+            # Another one may have its number by now: that is watched a little sooner.
+            lease = young.pop(number, None)
             if lease is not None:
                 self._look_at(lease)
-        self._seen = len(young)
-        self._looks = LOOK_ON if self._seen else self._looks - 1
+        comes, self._comes = self._comes, False
+        self._seen = list(young)
+        self._looks = LOOK_ON if comes or young else self._looks - 1
         if not self._looks and young:  # who has come since wakes nobody
             self._looks = LOOK_ON
         self._look_at_young_at = now + LOOK_EVERY if self._looks else math.inf

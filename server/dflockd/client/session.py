@@ -642,8 +642,8 @@ class Session(Asker):
         # Without a call in between: whoever is interrupted there would leave it to nobody.
         lease, self.lease = self.lease, None
         self._owner.clear()
-        if lease is not None and lease.task is not None:
-            self._home().reactor.forget(lease)
+        if lease is not None:
+            self.home.reactor.forget(lease)
 
     # The parts of flows.
 
