@@ -652,7 +652,10 @@ def granted_at_once(
         granted = read_grant(line, word)
     except UnexpectedReplyError:
         return None
-    return None if granted is None else _prompt(*granted, sent, received)
+    if granted is None:
+        return None
+    token, lease = granted
+    return _prompt(token, lease, sent, received)
 
 
 def _confirmed_elsewhere(target: Target) -> Operation[Grant | None]:

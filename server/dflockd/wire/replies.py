@@ -117,27 +117,27 @@ class ReplyReader:
         Raises:
             UnexpectedReplyError: more than one line, or an endless one: nobody asked for that.
         """
-        line, end, more = data.partition(b"\n")
-        if end and not (more or self.ahead or self._buffer) and len(line) <= MAX_REPLY:
-            return line.removesuffix(b"\r")
-        buffer = self._buffer + data if self._buffer else data
-        while self.ahead and b"\n" in buffer:
-            line, _, buffer = buffer.partition(b"\n")
-            passed_over = line.removesuffix(b"\r")
-            if passed_over == _WANTS_AUTH:  # to whatever came first, and nothing follows
-                self._buffer, self.ahead = b"", 0
-                return passed_over
-            self.refused = passed_over == b"error"
-            self.ahead -= 1
-        if buffer.endswith(b"\n"):
-            line = buffer[:-1].removesuffix(b"\r")
-            if b"\n" not in line and len(line) <= MAX_REPLY:
-                self._buffer = b""
-                return line
-        if b"\n" in buffer or len(buffer.removesuffix(b"\r")) > MAX_REPLY:
+        lines = (self._buffer + data if self._buffer else data).split(b"\n")
+        rest = lines.pop()
+        if self.ahead:
+            passed_over = lines[: self.ahead]
+            for line in passed_over:
+                if line.removesuffix(b"\r") == _WANTS_AUTH:  # to whatever came first: that is all
+                    self._buffer, self.ahead = b"", 0
+                    return _WANTS_AUTH
+                self.refused = line.removesuffix(b"\r") == b"error"
+            self.ahead -= len(passed_over)
+            del lines[: len(passed_over)]
+        if not lines:
+            if len(rest) > MAX_REPLY and len(rest.removesuffix(b"\r")) > MAX_REPLY:
+                raise UnexpectedReplyError("more in reply than one line")
+            self._buffer = rest
+            return None
+        line = lines[0].removesuffix(b"\r")
+        if rest or len(lines) > 1 or len(line) > MAX_REPLY:
             raise UnexpectedReplyError("more in reply than one line")
-        self._buffer = buffer
-        return None
+        self._buffer = b""
+        return line
 
 
 # What a line may be depends on what was asked, so there is a parser for each expectation. They are
