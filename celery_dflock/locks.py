@@ -57,8 +57,8 @@ class LocksBase(Generic[L]):
         timeout: as given.
     """
 
-    _lock_class: Callable[..., L]
-    _semaphore_class: Callable[..., L]
+    _lock_class: type[L]
+    _semaphore_class: type[L]
 
     def __init__(
         self,
@@ -83,14 +83,8 @@ class LocksBase(Generic[L]):
             ttl: lease in seconds.
             settings: of the app: where the servers are.
         """
-        common = {
-            "acquire_timeout_s": None,
-            "lease_ttl_s": ttl,
-            **settings.connection_options(),
-        }
-        if limit == 1:
-            return partial(cls._lock_class, **common)
-        return partial(cls._semaphore_class, limit=limit, **common)
+        lock_class = cls._lock_class if limit == 1 else cls._semaphore_class
+        return lock_class.maker(limit, None, ttl, **settings.connection_options())
 
     @property
     def keys(self) -> list[str]:

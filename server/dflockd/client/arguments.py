@@ -6,7 +6,8 @@ import inspect
 import math
 import re
 import ssl
-from typing import NamedTuple, TypeGuard
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple, TypeGuard
 
 from dflockd import errors
 from dflockd.wire import (
@@ -51,6 +52,8 @@ def check_key(key: object) -> None:
     """
     if not isinstance(key, str):
         raise errors.InvalidKeyError(f"key is {key!r}: give a string")
+    if key.isascii() and key.isprintable() and " " not in key and 0 < len(key) <= MAX_LINE:
+        return  # nearly every one
     try:
         problem = key_problem(key.encode())
     except UnicodeEncodeError:
@@ -170,7 +173,7 @@ def check_callback(on_lost: object, key: str, *, may_be_async: bool) -> None:
         raise errors.InvalidArgumentError(
             f"on_lost is {on_lost!r} for lock {key!r}: give a function of the lock", key=key
         )
-    if may_be_async:
+    if may_be_async or _is_plain_function(on_lost):
         return
     called = getattr(on_lost, "__call__", on_lost)  # noqa: B004 - an object's own
     if inspect.iscoroutinefunction(on_lost) or inspect.iscoroutinefunction(called):
@@ -179,6 +182,17 @@ def check_callback(on_lost: object, key: str, *, may_be_async: bool) -> None:
             "give a plain one, or use dflockd.client",
             key=key,
         )
+
+
+def _is_plain_function(function: Any) -> bool:
+    """Whether it is a function, or a method, that surely is no coroutine function nor marked as one."""
+    if type(function) is MethodType:
+        function = function.__func__
+    return (
+        type(function) is FunctionType
+        and not function.__code__.co_flags & inspect.CO_COROUTINE
+        and not function.__dict__
+    )
 
 
 def check_token(token: object, key: str) -> bytes:
@@ -252,6 +266,8 @@ def checked_label(text: object, key: str) -> bytes:
         raise errors.InvalidArgumentError(
             f"label is {text!r} for lock {key!r}: give a text", key=key
         )
+    if text.isascii() and text.isprintable() and len(text) <= MAX_LINE:
+        return text.encode()  # nearly every one
     if not text.isprintable():
         text = "".join(char if char.isprintable() else " " for char in text)
     return text.encode("utf-8", "replace")[:MAX_LINE].decode("utf-8", "ignore").encode()

@@ -6,14 +6,14 @@ import ssl
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Never
+from typing import Any, Generic, Never, Self, TypeVar
 
 from dflockd import errors
 from dflockd.address import DEFAULT_PORT, ServerLike, parse_servers
 from dflockd.client import arguments, operations, process
 from dflockd.client import plan as plans
 from dflockd.client.arguments import Reservation
-from dflockd.client.introduction import NOBODY, Introduction
+from dflockd.client.introduction import ANONYMOUS, NOBODY, Introduction
 from dflockd.client.lease import DOUBTFUL, HELD, Lease
 from dflockd.client.operations import Progress, Target
 from dflockd.client.routing import shard_map
@@ -21,6 +21,8 @@ from dflockd.client.session import Ending, Session
 from dflockd.client.steps import Flow, Route
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.wire import Space
+
+L = TypeVar("L", bound="LockBase")
 
 DEFAULT_SERVERS: tuple[ServerLike, ...] = (("127.0.0.1", DEFAULT_PORT),)
 
@@ -102,20 +104,74 @@ class LockBase:
             plan = plans.known(*given) if is_known else plans.make(*given)
         except TypeError:
             plan = plans.make(*given)
-        target, route, shards = plan.target, plan.route, None
+        target, route = plan.target, plan.route
         if label != "" or owner is not None:
-            introduction = Introduction(
-                b"" if label == "" else arguments.checked_label(label, key),
-                NOBODY if owner is None else arguments.checked_owner(owner, key),
-            )
-            target = Target(*target[:5], introduction)
+            target = Target(*target[:5], _who(label, owner, key))
         if ssl_context is not None:
             route = Route(route.address, route.auth_secret, ssl_context)
+        self._begin(key, plan, target, route, on_lost)
+
+    @classmethod
+    def maker(
+        cls,
+        limit: int = 1,
+        acquire_timeout_s: float | None = 10,
+        lease_ttl_s: int | None = None,
+        servers: Sequence[ServerLike] | str = DEFAULT_SERVERS,
+        sharding_strategy: ShardingStrategy = stable_hash_shard,
+        renew_ratio: float = 0.5,
+        auth_token: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> Maker[Self]:
+        """Return what makes locks that have all of this in common: it is checked here, and not again.
+
+        For programs that ask for many keys. For the arguments see the class; `limit` is for
+        semaphores.
+
+        Raises:
+            InvalidArgumentError: an argument is out of its range.
+        """
+        if ssl_context is not None:
+            arguments.check_tls(ssl_context)
+        return Maker(
+            cls,
+            plans.Sort(
+                "any",
+                cls._space,
+                limit,
+                acquire_timeout_s,
+                lease_ttl_s,
+                parse_servers(servers),
+                sharding_strategy,
+                renew_ratio,
+                auth_token,
+                ssl_context,
+            ),
+        )
+
+    def _begin(
+        self,
+        key: str,
+        plan: plans.Plan,
+        target: Target,
+        route: Route,
+        on_lost: Callable[[Any], object] | None,
+    ) -> None:
+        """Be the lock that a plan is for.
+
+        Args:
+            key: as given.
+            plan: what follows from the other arguments.
+            target: that of the plan, with who asks.
+            route: that of the plan, with TLS.
+            on_lost: as given, and checked.
+        """
+        shards = None
         if plan.seeds is not None:
-            shards = shard_map(plan.seeds, route.auth_secret, ssl_context)
+            shards = shard_map(plan.seeds, route.auth_secret, route.tls)
         self.key = key
-        self.acquire_timeout_s = acquire_timeout_s
-        self.lease_ttl_s = lease_ttl_s
+        self.acquire_timeout_s = plan.timeout
+        self.lease_ttl_s = target.lease
         self._session = Session(
             target,
             route,
@@ -267,6 +323,47 @@ class LockBase:
         )
 
 
+class Maker(Generic[L]):
+    """Makes locks that differ in their keys and in who asks for them; see `LockBase.maker`.
+
+    Args:
+        lock_class: of the locks.
+        sort: what they have in common.
+    """
+
+    __slots__ = ("_lock_class", "_sort")
+
+    def __init__(self, lock_class: type[L], sort: plans.Sort) -> None:
+        self._lock_class = lock_class
+        self._sort = sort
+
+    def __call__(
+        self,
+        key: str,
+        *,
+        label: str = "",
+        owner: tuple[str, int] | None = None,
+        on_lost: Callable[[L], object] | None = None,
+    ) -> L:
+        """Make a lock; for the arguments and what is raised see `LockBase`."""
+        lock_class = self._lock_class
+        if on_lost is not None:
+            is_async = lock_class._may_have_async_callback
+            arguments.check_callback(on_lost, key, may_be_async=is_async)
+        who = ANONYMOUS if label == "" and owner is None else _who(label, owner, key)
+        plan = self._sort.plan(key, who)
+        lock = lock_class.__new__(lock_class)
+        lock._begin(key, plan, plan.target, plan.route, on_lost)
+        return lock
+
+
+def _who(label: str, owner: tuple[str, int] | None, key: str) -> Introduction:
+    return Introduction(
+        b"" if label == "" else arguments.checked_label(label, key),
+        NOBODY if owner is None else arguments.checked_owner(owner, key),
+    )
+
+
 class SemaphoreBase(LockBase):
     """A lock with several holders at once.
 
@@ -275,6 +372,11 @@ class SemaphoreBase(LockBase):
     """
 
     _space = Space.SEMAPHORE
+
+    @property
+    def limit(self) -> int:
+        """How many may hold it, as given."""
+        return self._session.target.limit
 
     def __init__(
         self,
@@ -292,7 +394,7 @@ class SemaphoreBase(LockBase):
         owner: tuple[str, int] | None = None,
         on_lost: Callable[[Any], object] | None = None,
     ) -> None:
-        self.limit = self._limit = limit
+        self._limit = limit
         super().__init__(
             key,
             acquire_timeout_s,

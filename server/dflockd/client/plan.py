@@ -6,12 +6,14 @@ they ask for is encoded, the first time only.
 
 from __future__ import annotations
 
+import ssl
 from functools import lru_cache
 from typing import Any
 
 from dflockd import errors
 from dflockd.address import Seeds, Servers
 from dflockd.client import arguments
+from dflockd.client.introduction import ANONYMOUS, Introduction
 from dflockd.client.operations import Exchange, Target
 from dflockd.client.steps import Route
 from dflockd.sharding import ShardingStrategy, server_index, stable_hash_shard
@@ -24,7 +26,7 @@ KEPT = 1024
 class Plan:
     """A checked set of arguments, and what follows from them."""
 
-    __slots__ = ("beginnings", "renew_ratio", "route", "seeds", "target")
+    __slots__ = ("beginnings", "renew_ratio", "route", "seeds", "target", "timeout")
 
     def __init__(
         self,
@@ -32,55 +34,123 @@ class Plan:
         route: Route,
         seeds: Seeds | None,
         renew_ratio: float,
+        timeout: float | None,
+        beginnings: dict[Any, Exchange] | None,
     ) -> None:
         self.target = target
         """What is asked for, by nobody in particular."""
         self.route = route
-        """The way to the server without TLS; in a cluster, to begin with."""
+        """The way to the server; in a cluster, to begin with."""
         self.seeds = seeds
         """Some servers of the cluster; ``None`` without one."""
         self.renew_ratio = renew_ratio
-        # In a cluster it is not the same each time.
-        self.beginnings: dict[Any, Exchange] | None = {} if seeds is None else None
+        self.timeout = timeout
+        """As given."""
+        self.beginnings = beginnings
         """See `dflockd.client.session.Session`."""
 
 
-def make(
-    space: Space,
-    key: str,
-    limit: int,
-    timeout: float | None,
-    lease: int | None,
-    servers: Servers,
-    strategy: ShardingStrategy,
-    renew_ratio: float,
-    auth_token: str | None,
-) -> Plan:
+class Sort:
+    """The arguments of locks that differ in their keys, checked once for all of them.
+
+    For the arguments see `dflockd.client.lock.LockBase`; `key` is for the errors.
+
+    Raises:
+        InvalidArgumentError: an argument is out of its range.
+    """
+
+    __slots__ = (
+        "_lease",
+        "_limit",
+        "_names",
+        "_renew_ratio",
+        "_routes",
+        "_seeds",
+        "_space",
+        "_strategy",
+        "_timeout",
+    )
+
+    def __init__(
+        self,
+        key: str,
+        space: Space,
+        limit: int,
+        timeout: float | None,
+        lease: int | None,
+        servers: Servers,
+        strategy: ShardingStrategy,
+        renew_ratio: float,
+        auth_token: str | None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        if space is Space.SEMAPHORE:
+            arguments.check_limit(limit, key)
+        arguments.check_timeout(timeout, key)
+        arguments.check_lease(lease, key)
+        arguments.check_renew_ratio(renew_ratio, key)
+        secret = arguments.checked_secret(auth_token)
+        self._seeds = servers if isinstance(servers, Seeds) else None
+        if self._seeds is None:
+            arguments.check_strategy(strategy, key)
+        elif strategy is not stable_hash_shard:
+            raise errors.InvalidArgumentError(
+                f"sharding_strategy is given with {servers}: leave it out, a cluster has its own"
+            )
+        self._space, self._limit, self._timeout, self._lease = space, limit, timeout, lease
+        self._renew_ratio = renew_ratio
+        self._routes = [Route(server, secret, tls) for server in servers]
+        self._names = [str(server) for server in servers]
+        self._strategy: ShardingStrategy | None = strategy
+        if self._seeds is not None:
+            self._names[0] = str(servers)
+            self._strategy = None
+        elif strategy is stable_hash_shard and len(servers) == 1:
+            self._strategy = None  # it has no choice
+
+    def plan(
+        self,
+        key: str,
+        who: Introduction = ANONYMOUS,
+        beginnings: dict[Any, Exchange] | None = None,
+    ) -> Plan:
+        """Return the plan for a key.
+
+        Args:
+            key: it.
+            who: asks.
+            beginnings: see `dflockd.client.session.Session`.
+
+        Raises:
+            InvalidKeyError: the key cannot be sent.
+            InvalidArgumentError: the sharding strategy gives it no server.
+        """
+        arguments.check_key(key)
+        index = 0
+        if self._strategy is not None:
+            index = server_index(self._strategy, key, len(self._routes))
+        target = Target(
+            self._space, key.encode(), self._limit, self._lease, self._names[index], who
+        )
+        return Plan(
+            target, self._routes[index], self._seeds, self._renew_ratio, self._timeout, beginnings
+        )
+
+
+def make(space: Space, key: str, *others: Any) -> Plan:
     """Check the arguments of a lock; see `dflockd.client.lock.LockBase`.
+
+    Args:
+        space: its kind.
+        key: it.
+        others: as those of a `Sort`.
 
     Raises:
         InvalidKeyError: the key cannot be sent.
         InvalidArgumentError: another argument is out of its range.
     """
-    if space is Space.SEMAPHORE:
-        arguments.check_limit(limit, key)
     arguments.check_key(key)
-    arguments.check_timeout(timeout, key)
-    arguments.check_lease(lease, key)
-    arguments.check_renew_ratio(renew_ratio, key)
-    secret = arguments.checked_secret(auth_token)
-    if isinstance(servers, Seeds):
-        seeds, index, server = servers, 0, str(servers)
-        if strategy is not stable_hash_shard:
-            raise errors.InvalidArgumentError(
-                f"sharding_strategy is given with {server}: leave it out, a cluster has its own"
-            )
-    else:
-        arguments.check_strategy(strategy, key)
-        seeds, index = None, server_index(strategy, key, len(servers))
-        server = str(servers[index])
-    target = Target(space, key.encode(), limit, lease, server)
-    return Plan(target, Route(servers[index], secret), seeds, renew_ratio)
+    return Sort(key, space, *others).plan(key, beginnings={})
 
 
 # By their types, too: 1 is a time to wait, and True is none.
