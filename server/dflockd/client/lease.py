@@ -214,6 +214,13 @@ class Lease:
         """Whether that call has ended it."""
         return self._end.get("by") is claim
 
+    def forget_claim(self) -> None:
+        """Know no more which call has released it, for that knows it: nobody asks any more.
+
+        So it is gone with its last user, and does not wait for the collector.
+        """
+        self._end["by"] = RELEASED
+
     def lose(self, why: str) -> None:
         """End it because it is lost, and tell the owner, unless it has ended otherwise.
 

@@ -268,7 +268,10 @@ class Session(Asker):
         if line != operations.DONE:
             return False
         self.telling = None
+        lease = self.lease
         self._be_free()
+        if lease is not None:
+            lease.forget_claim()
         self.home.pool.give(link, link.asked_at)
         return True
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -327,3 +328,26 @@ def test_where_there_is_no_loop_any_more(server: ServerProcess, where: str) -> N
     finally:
         script.close()
     eventually(lambda: is_free(server, "forgotten"))
+
+
+# What was given back.
+
+
+class Told:
+    def __call__(self, lock: object) -> None: ...
+
+
+def test_a_lock_that_was_given_back_leaves_nothing_to_the_collector(server: ServerProcess) -> None:
+    def blocking() -> weakref.ref[Told]:
+        told = Told()
+        with sync_client.DistributedLock("given-back", on_lost=told, **options(server)):
+            return weakref.ref(told)
+
+    async def in_asyncio() -> weakref.ref[Told]:
+        told = Told()
+        async with async_client.DistributedLock("given-back", on_lost=told, **options(server)):
+            return weakref.ref(told)
+
+    for _ in range(2):
+        assert blocking()() is None
+        assert asyncio.run(in_asyncio())() is None
