@@ -13,6 +13,7 @@ from celery.bin.base import CeleryCommand
 from celery.exceptions import ImproperlyConfigured
 
 import celery_dflock.worker.inspect  # noqa: F401 - `celery inspect` shall know of its command
+from celery_dflock import finding
 from celery_dflock.config import Settings, settings
 from dflockd import admin
 from dflockd.admin import printable
@@ -22,6 +23,9 @@ from dflockd.sync_client import DistributedLock, DistributedSemaphore
 R = TypeVar("R")
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+with_notes = click.option(
+    "--all", "notes", is_flag=True, help="Also the notes that the plugin keeps of what has run."
+)
 
 
 @click.group(name="dflock")
@@ -123,16 +127,22 @@ def _ping(app_settings: Settings, server: str) -> dict[str, Any]:
     metavar="[SECONDS]",
     help="Show them until q or Ctrl-C, asking every 2 or so many seconds; needs the extra `top`.",
 )
+@with_notes
 @click.pass_context
-def locks(ctx: click.Context, as_json: bool, watch: float | None) -> None:
+def locks(ctx: click.Context, as_json: bool, watch: float | None, notes: bool) -> None:
     """List the keys that are held: by whom, for how long, and how many wait."""
     app_settings = _settings(ctx)
     if watch is not None:
         if as_json:
             raise click.UsageError("--json and --watch: choose one of them")
-        _watch(app_settings, watch)
+        _watch(app_settings, watch, notes)
         return
-    rows = [row for server in _servers(app_settings) for row in _held(app_settings, server)]
+    rows = [
+        row
+        for server in _servers(app_settings)
+        for row in _held(app_settings, server)
+        if notes or not admin.is_note(row["key"])
+    ]
     if as_json:
         _print_json(rows)
         return
@@ -145,14 +155,16 @@ def locks(ctx: click.Context, as_json: bool, watch: float | None) -> None:
         click.echo("no key is held")
 
 
-def _watch(app_settings: Settings, interval: float) -> None:
+def _watch(app_settings: Settings, interval: float, notes: bool) -> None:
     try:
         from dflockd.top import watch
     except ModuleNotFoundError as exc:
         raise click.ClickException(
             f"--watch needs {exc.name}, which is not installed: pip install 'celery-dflock[top]'"
         ) from None
-    _in_words(partial(watch, app_settings.servers, interval, **app_settings.credentials()))
+    _in_words(
+        partial(watch, app_settings.servers, interval, notes=notes, **app_settings.credentials())
+    )
 
 
 def _held(app_settings: Settings, server: str) -> Iterator[dict[str, Any]]:
@@ -203,6 +215,46 @@ def _waited_for(app_settings: Settings) -> Iterator[dict[str, Any]]:
                 if entry["waiters"]:
                     semaphore = kind == "semaphores"
                     yield _inspect(app_settings, entry["key"], semaphore=semaphore)
+
+
+@dflock.command(cls=CeleryCommand)
+@click.argument("text")
+@as_json
+@with_notes
+@click.pass_context
+def find(ctx: click.Context, text: str, as_json: bool, notes: bool) -> None:
+    """Say where a task is: what it holds or waits for, behind whom, and for how long yet.
+
+    TEXT is its id, or a part of an id, of a task's name, of a host or of a key. A holder that waits
+    itself is followed, on all servers. The exit status is 1 if nobody is found.
+    """
+    app_settings = _settings(ctx)
+    servers = _servers(app_settings)
+
+    def look(text: str) -> list[dict[str, Any]]:
+        return [row for server in servers for row in _found(app_settings, server, text, notes)]
+
+    rows = look(text)
+    if as_json:
+        _print_json(rows)
+        sys.exit(not rows)
+    for row in rows:
+        click.echo(finding.in_words(row))
+        if row["waiter"] is not None:
+            for sentence, is_circle in finding.chain(row, look):
+                click.echo("  " + (click.style(sentence, fg="red") if is_circle else sentence))
+    if not rows:
+        click.echo(f"nobody holds or waits for anything with {printable(text)!r} in it", err=True)
+    sys.exit(not rows)
+
+
+def _found(app_settings: Settings, server: str, text: str, notes: bool) -> Iterator[dict[str, Any]]:
+    report = _ask(partial(admin.find, text=text, notes=notes), app_settings, server)
+    for row in report["found"]:
+        yield {"server": server, **row}
+    more = report["matched"] - len(report["found"])
+    if more > 0:
+        click.echo(f"{server} knows {more} more: look for a longer text", err=True)
 
 
 @dflock.command(cls=CeleryCommand)

@@ -24,8 +24,20 @@ from dflockd.wire import (
     parse_done,
     parse_report,
 )
+from dflockd.wire import notes as wire_notes
 
-__all__ = ["Inquiry", "evict", "inspect", "members", "ping", "printable", "stats"]
+__all__ = [
+    "Inquiry",
+    "duration",
+    "evict",
+    "find",
+    "inspect",
+    "is_note",
+    "members",
+    "ping",
+    "printable",
+    "stats",
+]
 
 R = TypeVar("R")
 
@@ -116,6 +128,10 @@ class Inquiry:
         """Ask who holds a key and who waits for it; see `DistributedLock.inspect`."""
         return self._ask(operations.inspect(_target(self.server, key, semaphore)))
 
+    def find(self, text: str, *, waiters: bool = False, notes: bool = False) -> dict[str, Any]:
+        """Ask for keys, holders and waiters with a text in them; see `dflockd.admin.find`."""
+        return self._ask(_find(self.server, text, waiters, notes))
+
     def shards(self, known: operations.ShardReport | None = None) -> operations.ShardReport:
         """Ask which server of its cluster has which shard.
 
@@ -150,6 +166,20 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def is_note(key: str) -> bool:
+    """Whether a key is one that a program keeps notes under: nobody works while it is held."""
+    return wire_notes.is_note(key.encode())
+
+
+def duration(seconds: float) -> str:
+    """Return a time in as few characters as it can be read in."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 360_000 else f"{seconds / 86400:.0f} d"
+
+
 def ping(
     server: ServerLike, auth_token: str | None = None, ssl_context: ssl.SSLContext | None = None
 ) -> float:
@@ -174,6 +204,42 @@ def inspect(
     """
     target = _target(server, key, semaphore)
     return _ask(operations.inspect(target), server, auth_token, ssl_context)
+
+
+def find(
+    server: ServerLike,
+    text: str,
+    auth_token: str | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+    *,
+    waiters: bool = False,
+    notes: bool = False,
+) -> dict[str, Any]:
+    """Ask for keys, holders and waiters with a text in the key, or in the label.
+
+    Args:
+        server: see `stats`.
+        text: part of a key, or of a task's name or id, or of a host; empty for everybody. Upper and
+            lower case of ASCII letters are the same.
+        auth_token: see `stats`.
+        ssl_context: see `stats`.
+        waiters: nobody but waiters.
+        notes: also keys that are notes of a program, see `is_note`.
+
+    Returns:
+        ``matched``, how many there are, and ``found``: of up to 200, who has waited longest first,
+        ``key``, ``space``, ``limit``, ``holders`` and ``waiters`` (numbers), ``holder`` and
+        ``waiter`` (who; or ``None``), ``position`` of the waiter from 1, ``pace_s`` (seconds from a
+        grant of the key to the next, of late; or ``None``).
+
+    Raises:
+        InvalidArgumentError: the text cannot be sent: too long, or not printable.
+        UnsupportedError: the server is too old.
+        DflockdError: as for `stats`.
+    """
+    return _ask(
+        _find(str(parse_server(server)), text, waiters, notes), server, auth_token, ssl_context
+    )
 
 
 def evict(
@@ -207,6 +273,12 @@ def _stats(server: str) -> Operation[dict[str, Any]]:
     if not isinstance(reply, Report):
         raise operations.refused(reply, target)
     return operations.read_report(reply, target)
+
+
+def _find(server: str, text: str, waiters: bool, notes: bool) -> Operation[dict[str, Any]]:
+    return operations.find(
+        operations.about_server(server), arguments.checked_text(text), waiters=waiters, notes=notes
+    )
 
 
 def _ping(server: str) -> Operation[float]:

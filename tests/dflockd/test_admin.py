@@ -11,7 +11,9 @@ import pytest
 
 from dflockd import admin, errors
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
+from dflockd.wire import Find, Status
 from examples.demo.stage import LockServer
+from tests.dflockd.scripted_server import Last, ScriptedServer
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +105,30 @@ def test_not_a_lock_server(ask: Callable[[str], object], answer: bytes) -> None:
 def test_no_address(server: object) -> None:
     with pytest.raises(errors.InvalidArgumentError):
         admin.ping(server)  # type: ignore[arg-type]
+
+
+def test_find(server: LockServer) -> None:
+    where = [server.address]
+    with DistributedLock("find:lock", servers=where, label="sync[3f2a-11] w1 pid 7"):
+        for text in ("find:lock", "3F2A", "w1 pid"):
+            report = admin.find(server.address, text)
+            assert report["matched"] == 1
+            assert report["found"][0]["holder"]["label"] == "sync[3f2a-11] w1 pid 7"
+        inquiry = admin.Inquiry(server.address)
+        assert inquiry.find("sync[", waiters=True)["found"] == []
+        inquiry.close()
+
+
+@pytest.mark.parametrize("answer", [(Status.ERROR,), (Last(b"error\n"),)])
+def test_an_older_server_cannot_find(answer: tuple[object, ...]) -> None:
+    """Some answer `error` to what they do not know, and some end the connection as well."""
+    scripted = ScriptedServer()
+    try:
+        scripted.script(Find, *answer)
+        with pytest.raises(errors.UnsupportedError) as refused:
+            admin.find(str(scripted), "x")
+    finally:
+        scripted.stop()
+    assert str(refused.value) == (
+        f"server {scripted}: the server is too old to look for a text: upgrade it"
+    )

@@ -13,6 +13,7 @@ from dflockd.wire import (
     Acquire,
     Auth,
     Enqueue,
+    Find,
     FrameTooLongError,
     Inspect,
     Malformed,
@@ -61,6 +62,7 @@ KINDS = {
     Auth: AUTH,
     Stats: REPORT,
     Inspect: REPORT,
+    Find: REPORT,
     Shards: REPORT,
 }
 

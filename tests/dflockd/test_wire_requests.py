@@ -21,6 +21,7 @@ from dflockd.wire import (
     Detach,
     Enqueue,
     Evict,
+    Find,
     FrameTooLongError,
     Identify,
     Inspect,
@@ -88,6 +89,9 @@ FRAMES: list[tuple[bytes, Request]] = [
     ),
     (b"i\nk\n_\n", Inspect(LOCK, b"k")),
     (b"si\nk\n_\n", Inspect(SEMAPHORE, b"k")),
+    (b"find\n_\nsync [3f\n", Find(b"sync [3f")),
+    (b"find\nwaiters,all\n\n", Find(b"", waiters=True, notes=True)),
+    (b"find\nall\nx\n", Find(b"x", notes=True)),
     (b"confirm\nk\nabc 60\n", Confirm(LOCK, b"k", b"abc", 60)),
     (b"sconfirm\nk\nabc\n", Confirm(SEMAPHORE, b"k", b"abc", None)),
     (b"detach\nk\nabc 60\n", Detach(LOCK, b"k", b"abc", 60)),
@@ -392,6 +396,7 @@ requests_ = st.one_of(
     st.builds(StableRef, st.from_regex(rb"[!-~]{1,64}", fullmatch=True)),
     st.sampled_from([Stats(), Ping(), Barrier()]),
     st.builds(Inspect, spaces, keys),
+    st.builds(Find, labels, st.booleans(), st.booleans()),
     st.builds(Evict, spaces, keys, st.integers(0, 2**64 - 1)),
     st.builds(
         Shards, st.just(b"") | st.from_regex(rb"[0-9a-f]{1,64}", fullmatch=True), st.booleans()

@@ -273,6 +273,24 @@ def checked_label(text: object, key: str) -> bytes:
     return text.encode("utf-8", "replace")[:MAX_LINE].decode("utf-8", "ignore").encode()
 
 
+def checked_text(text: object) -> bytes:
+    """Return a text that is looked for as it is sent.
+
+    Raises:
+        InvalidArgumentError: it is none, or too long for one line.
+    """
+    if not isinstance(text, str) or not text.isprintable():
+        raise errors.InvalidArgumentError(
+            f"the text to look for is {text!r}: give one line of text"
+        )
+    data = text.encode("utf-8", "replace")
+    if len(data) > MAX_LINE:
+        raise errors.InvalidArgumentError(
+            f"the text to look for has {len(data)} bytes, {MAX_LINE} are allowed"
+        )
+    return data
+
+
 def checked_owner(owner: object, key: str) -> Owner:
     """Return who asks, as it is sent.
 

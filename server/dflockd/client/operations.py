@@ -25,6 +25,7 @@ from dflockd.wire import (
     Detach,
     Enqueued,
     Evict,
+    Find,
     Granted,
     Inspect,
     Moved,
@@ -57,6 +58,9 @@ from dflockd.wire import (
     parse_report,
     read_grant,
 )
+
+SEARCH_PATIENCE = 60.0
+"""Seconds for the answer to a search, which is looked for between the requests of others."""
 
 REPLY_PATIENCE = 10.0
 """Seconds that a server may take over a reply that comes at once, where the caller sets no time."""
@@ -461,6 +465,26 @@ def inspect(target: Target) -> Operation[dict[str, Any]]:
                 key=target.name,
                 server=target.server,
             )
+    return report
+
+
+def find(target: Target, text: bytes, *, waiters: bool, notes: bool) -> Operation[dict[str, Any]]:
+    """Ask for keys, holders and waiters with a text in them."""
+    answer = yield Exchange(encode_request(Find(text, waiters, notes)), SEARCH_PATIENCE)
+    reply = _read(parse_report, answer, target)
+    if reply is Status.ERROR:
+        raise errors.UnsupportedError(
+            f"{_about(target)}: the server is too old to look for a text: upgrade it",
+            server=target.server,
+        )
+    if not isinstance(reply, Report):
+        raise refused(reply, target)
+    report = read_report(reply, target)
+    found = report.get("found")
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise errors.BadReplyError(
+            f"{_about(target)}: what it says has no list of what was found", server=target.server
+        )
     return report
 
 

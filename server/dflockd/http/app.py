@@ -276,9 +276,11 @@ class HttpServer:
         table, pace = self._server.table, self._pace
         async with self._searches:
             text, most = query.get("search", ""), offset + limit
-            found, matched = await view.search(table, text, sort, most, pace)
+            notes = query.get("all", "") in ("1", "true")
+            found, matched, left_out = await view.search(table, text, sort, most, pace, notes=notes)
             rows = await view.rows(found[offset:], time.monotonic(), pace)
-        return _json(f'{{"total": {len(table)}, "matched": {matched}, "locks": {rows}}}')
+        numbers = f'"total": {len(table)}, "matched": {matched}, "notes": {left_out}'
+        return _json(f'{{{numbers}, "locks": {rows}}}')
 
     async def _show(self, request: web.Request) -> web.Response:
         space, key = _named(request)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from dflockd.http.pace import Pace
 from dflockd.table import Entry, Hold, LockTable, Waiter, report
+from dflockd.table.finding import Match, Walk, as_wanted
 from dflockd.wire import Space
 
 STEP = 16
@@ -31,20 +33,29 @@ Rank: TypeAlias = tuple[Any, ...]
 
 SORTS: dict[str, Callable[[Entry], Rank]] = {
     "waiters": lambda entry: (-len(entry.waiters or ()), _since(entry), entry.key, entry.space),
+    "wait": lambda entry: (_front(entry), entry.key, entry.space),
     "age": lambda entry: (_since(entry), entry.key, entry.space),
     "key": lambda entry: (entry.key, entry.space),
 }
-"""In what order keys can be listed: the longest queue, the oldest holder, or their names first."""
+"""In what order keys can be listed: the longest queue or wait, the oldest holder, or by name."""
 
 SPACES = {"lock": Space.LOCK, "semaphore": Space.SEMAPHORE}
 
 _rank = itemgetter(0)
 
 
+class Listed(NamedTuple):
+    """A key that was found, and who there has the text in the label: the first of so many."""
+
+    entry: Entry
+    match: Match
+    matches: int
+
+
 async def search(
-    table: LockTable, text: str, sort: str, most: int, pace: Pace
-) -> tuple[list[Entry], int]:
-    """Find keys that contain a text, in themselves or in the label of who has held them longest.
+    table: LockTable, text: str, sort: str, most: int, pace: Pace, *, notes: bool = False
+) -> tuple[list[Listed], int, int]:
+    """Find keys that have a text in themselves or in the label of a holder or waiter.
 
     Args:
         table: where.
@@ -52,41 +63,44 @@ async def search(
         sort: one of `SORTS`.
         most: how many are returned.
         pace: when it may work.
+        notes: whether keys of notes are wanted too; see `dflockd.wire.notes`.
 
     Returns:
-        The first of them, and how many there are. Some may have ended since they were found.
+        The first of them, how many there are, and how many notes were left out. Some may have ended
+        since they were found.
     """
-    wanted, rank = text.lower().encode(errors="replace"), SORTS[sort]
-    best: list[tuple[Rank, Entry]] = []
+    rank = SORTS[sort]
+    best: list[tuple[Rank, Listed]] = []
     found = 0
     until = await pace.turn()
-    # As of now: while others have their turns, the table changes. To copy references is quick.
-    spaces = [space for group in table.each_group() for space in group.spaces if space]
-    everything: list[Entry] = []
-    for space in spaces:
-        everything.extend(space.values())
-    # The oldest first: mostly they are what is looked for, and what comes later is not ranked.
-    everything.reverse()
-    while everything:
+    walk = Walk(table.each_group(), as_wanted(text), people=False, notes=notes)
+    last: Listed | None = None
+
+    def add(listed: Listed) -> None:
+        ranked = rank(listed.entry)
+        if len(best) < most or ranked < best[-1][0]:
+            insort(best, (ranked, listed), key=_rank)
+            del best[most:]
+
+    while not walk.is_done:
         if time.monotonic() > until:
             until = await pace.turn()
-        part = everything[-STEP:]
-        # To let go of all of them at the end would take long in one piece.
-        del everything[-STEP:]
-        for entry in part:
-            if not _has(entry, wanted):
+        for match in walk.step():
+            if last is not None and match.entry is last.entry:
+                last = last._replace(matches=last.matches + 1)
                 continue
+            if last is not None:
+                add(last)
             found += 1
-            ranked = rank(entry)
-            if len(best) < most or ranked < best[-1][0]:
-                insort(best, (ranked, entry), key=_rank)
-                del best[most:]
-    return [entry for _, entry in best], found
+            last = Listed(match.entry, match, 1)
+    if last is not None:
+        add(last)
+    return [listed for _, listed in best], found, walk.left_out
 
 
-async def rows(entries: Iterable[Entry], now: float, pace: Pace) -> str:
+async def rows(found: Iterable[Listed], now: float, pace: Pace) -> str:
     """Return the JSON of a list of keys, in a few words each; times in seconds."""
-    return await _listed((_row(entry, now) for entry in entries if _is_there(entry)), pace)
+    return await _listed((_row(each, now) for each in found if _is_there(each.entry)), pace)
 
 
 async def detail(space: Space, key: bytes, entry: Entry | None, now: float, pace: Pace) -> str:
@@ -103,6 +117,7 @@ async def detail(space: Space, key: bytes, entry: Entry | None, now: float, pace
         "limit": (entry.limit or None) if entry is not None else None,
         "omitted_holders": max(0, len(holds) - MAX_LISTED),
         "omitted_waiters": max(0, len(waiters) - MAX_LISTED),
+        "pace_s": report.pace(entry, now) if entry is not None else None,
     }
     # As of now, before others have their turns.
     first_holds = list(itertools.islice(holds, MAX_LISTED))
@@ -123,8 +138,10 @@ async def _listed(things: Iterator[Json], pace: Pace) -> str:
     return f"[{', '.join(parts)}]"
 
 
-def _row(entry: Entry, now: float) -> Json:
+def _row(listed: Listed, now: float) -> Json:
+    entry, match = listed.entry, listed.match
     hold = _first(entry)
+    waiter = next(iter(entry.waiters or ()), None)
     return {
         "key": entry.key.decode(),
         "space": Space(entry.space).name.lower(),
@@ -132,8 +149,21 @@ def _row(entry: Entry, now: float) -> Json:
         "holders": len(entry.holds),
         "waiters": len(entry.waiters or ()),
         "told": len(entry.waiters.told) if entry.waiters is not None else 0,
+        "oldest_wait_s": round(now - waiter.since, 3) if waiter is not None else None,
+        "pace_s": report.pace(entry, now),
         "holder": _holder(hold, now) if hold is not None else None,
+        "match": _match(match, now) if match.item is not None else None,
+        "matches": listed.matches if match.item is not None else 0,
     }
+
+
+def _match(match: Match, now: float) -> Json:
+    """Return who was looked for and found."""
+    item = match.item
+    if isinstance(item, Waiter):
+        return {"position": match.position, **_waiter(item, now)}
+    assert item is not None
+    return {"position": 0, **_holder(item, now)}
 
 
 def _holder(hold: Hold, now: float) -> Json:
@@ -169,16 +199,15 @@ def _first(entry: Entry) -> Hold | None:
     return next(iter(entry.holds.values()), None)
 
 
+def _front(entry: Entry) -> float:
+    """Return since when somebody waits who is first in the queue."""
+    waiter = next(iter(entry.waiters or ()), None)
+    return waiter.since if waiter is not None else math.inf
+
+
 def _since(entry: Entry) -> float:
     hold = _first(entry)
     if hold is not None:
         return hold.since
     waiter = next(iter(entry.waiters or ()), None)
     return waiter.since if waiter is not None else 0.0
-
-
-def _has(entry: Entry, wanted: bytes) -> bool:
-    if not wanted or wanted in entry.key.lower():
-        return True
-    hold = _first(entry)
-    return hold is not None and wanted in hold.label.lower()

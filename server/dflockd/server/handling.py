@@ -12,9 +12,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from dflockd.server.options import ServerOptions
+from dflockd.server.searches import Searches
 from dflockd.table import Effect, Hold, LockTable, Peer
 from dflockd.table.locking import Answer
-from dflockd.wire import Evict, FrameTooLongError, Request, RequestReader, Status, encode_reply
+from dflockd.wire import (
+    Evict,
+    Find,
+    FrameTooLongError,
+    Request,
+    RequestReader,
+    Status,
+    encode_reply,
+)
 from dflockd.wire.reader import ACQUIRE, ENQUEUE, OWNER, RELEASE, RENEW
 from dflockd.wire.replies import enqueued_line, granted_line, renewed_line
 
@@ -65,6 +74,7 @@ class Handling:
         self.journal = journal
         self.sessions: dict[int, Session] = {}
         self.draining = False
+        self.searches = Searches(self)
         self._timer: asyncio.TimerHandle | None = None
         self._wakes = math.inf
         self._looks = False
@@ -153,6 +163,9 @@ class Handling:
 
     def _handle(self, peer: Peer, request: Request, now: float) -> None:
         """Let the table handle a message; the reply is one of the effects."""
+        if type(request) is Find and not self.table.draining:
+            self.searches.begin(peer.id, request)
+            return
         effects = self.table.handle(peer, request, now)
         self._others += effects
         if type(request) is Evict and (peer.id, _DONE) in effects:

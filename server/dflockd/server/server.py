@@ -144,6 +144,7 @@ class Server(Handling):
             await self._all_gone()
         if self._timer is not None:
             self._timer.cancel()
+        self.searches.stop()
         self._beats.cancel()
 
     def evict(self, space: Space, key: bytes, fence: int, who: str) -> Reply:

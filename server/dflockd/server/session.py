@@ -257,7 +257,7 @@ class Session(asyncio.Protocol):
                     break
                 else:
                     out += server.answer(peer, reader, kind, now)
-                if peer.waiting is not None or self._stalled:
+                if peer.waiting is not None or self._stalled or self.owed:
                     break
                 if len(out) > MOST_COLLECTED:
                     # It was much to do, too. What it wants now may come when others had their turn.

@@ -34,7 +34,18 @@ class Queue:
     want nothing until they come back (`passed`, unless they are away).
     """
 
-    __slots__ = ("away", "expected", "line", "passed", "pending", "returned", "silent", "told")
+    __slots__ = (
+        "away",
+        "expected",
+        "gap",
+        "last",
+        "line",
+        "passed",
+        "pending",
+        "returned",
+        "silent",
+        "told",
+    )
 
     def __init__(self) -> None:
         self.line: OrderedDict[Waiter, None] = OrderedDict()
@@ -53,6 +64,10 @@ class Queue:
         """Whether what is due here was more than fits a step, and goes on in another."""
         self.silent: dict[bytes, int] | None = None
         """How many turns in a row each process has let run out; absent while none has."""
+        self.gap = -1.0
+        """Seconds from a grant to the next, on average of the last few; negative before the first."""
+        self.last = 0.0
+        """When somebody here was last granted a slot."""
 
     def __len__(self) -> int:
         return self.ahead + len(self.passed)
@@ -82,6 +97,12 @@ class Queue:
             waiter = self.returned[0]
             return waiter if free > self._held_before(waiter) else None
         return next(iter(self.line)) if self.line and free > len(self.expected) else None
+
+    def has_served(self, since: float, now: float) -> None:
+        """Note a grant to somebody who has waited since then."""
+        gap = now - max(self.last, since)
+        self.gap = gap if self.gap < 0 else self.gap + (gap - self.gap) / 4
+        self.last = now
 
     def come_back(self, waiter: Waiter) -> None:
         """Let somebody in whose turn had come."""

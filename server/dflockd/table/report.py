@@ -63,9 +63,10 @@ def inspect(key: bytes, entry: Entry | None, now: float, listed: int) -> dict[st
     return {
         "key": key.decode(),
         "limit": entry.limit if entry is not None else None,
-        "holders": [_holder(hold, now) for hold in itertools.islice(holds, listed)],
-        "waiters": [_waiter(waiter, now) for waiter in itertools.islice(waiters, listed)],
+        "holders": [holder(hold, now) for hold in itertools.islice(holds, listed)],
+        "waiters": [waiter(each, now) for each in itertools.islice(waiters, listed)],
         "omitted": max(0, len(holds) - listed) + max(0, len(waiters) - listed),
+        "pace_s": pace(entry, now) if entry is not None else None,
     }
 
 
@@ -91,7 +92,8 @@ def _semaphore(entry: Entry) -> dict[str, object]:
     }
 
 
-def _holder(hold: Hold, now: float) -> dict[str, object]:
+def holder(hold: Hold, now: float) -> dict[str, object]:
+    """Return what there is to say of a holder; times in seconds."""
     return {
         "label": hold.label.decode(),
         **owner(hold),
@@ -103,15 +105,25 @@ def _holder(hold: Hold, now: float) -> dict[str, object]:
     }
 
 
-def _waiter(waiter: Waiter, now: float) -> dict[str, object]:
+def waiter(item: Waiter, now: float) -> dict[str, object]:
+    """Return what there is to say of somebody who waits; times in seconds."""
     return {
-        "label": waiter.peer.label.decode(),
-        **owner(waiter),
-        "conn_id": waiter.peer.id,
-        "waited_s": round(now - waiter.since, 3),
-        "away": waiter.is_away,
-        "told": waiter.is_told,
+        "label": item.peer.label.decode(),
+        **owner(item),
+        "conn_id": item.peer.id,
+        "waited_s": round(now - item.since, 3),
+        "away": item.is_away,
+        "told": item.is_told,
     }
+
+
+def pace(entry: Entry, now: float) -> float | None:
+    """Return the seconds from a grant of a key to the next, of late; ``None`` before the first."""
+    queue = entry.waiters
+    if queue is None or queue.gap < 0:
+        return None
+    # Longer if the next is overdue.
+    return round(max(queue.gap, now - queue.last if queue else 0.0), 3)
 
 
 def lease(hold: Hold) -> object:

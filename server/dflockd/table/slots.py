@@ -296,6 +296,7 @@ class Slots:
             owners.discard(entry, waiter)
             owners.add(entry, hold)
         self.counts.waited.add(now - waiter.since)
+        queue.has_served(waiter.since, now)
         if waiter.state == WAITING:
             self.deadlines.clear(waiter)
             peer.waiting = None

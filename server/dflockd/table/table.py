@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dflockd.table import owners, report
+from dflockd.table.finding import Search
 from dflockd.table.identity import Identity
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
@@ -20,6 +21,7 @@ from dflockd.wire import (
     Enqueue,
     Enqueued,
     Evict,
+    Find,
     Granted,
     Identify,
     Inspect,
@@ -72,6 +74,7 @@ class LockTable(Locking):
             Label: self._label,
             Owner: self._owner,
             Inspect: self._inspect,
+            Find: self._find_at_once,
             Evict: self._evict,
             Ping: self._ping,
             # One server: every change is in effect as soon as it is answered.
@@ -168,6 +171,12 @@ class LockTable(Locking):
     def each_group(self) -> Iterable[Group]:
         """Return all that is in the table."""
         return (self._group,)
+
+    def search(self, request: Find) -> Search:
+        """Return what finds it, in steps: a table of a hundred thousand keys takes some time."""
+        return Search(
+            self.each_group(), request.text.decode(), waiters=request.waiters, notes=request.notes
+        )
 
     # One handler for each request: returns its reply, or None where the request waits.
 
@@ -290,6 +299,14 @@ class LockTable(Locking):
                 **self.about,
             }
         )
+
+    def _find_at_once(
+        self, _peer: Peer, request: Find, now: float, _effects: list[Effect]
+    ) -> Reply:
+        search = self.search(request)
+        while not search.step(now):
+            pass
+        return Report(search.text())
 
     def _ping(
         self, _peer: Peer, _request: Ping | Barrier, _now: float, _effects: list[Effect]

@@ -29,6 +29,7 @@ def main(arguments: Sequence[str]) -> int:
             parsed.sort,
             auth_token=load_token(parsed, os.environ),
             ssl_context=_ssl_context(parsed),
+            notes=parsed.all,
         )
     except (SettingError, InvalidArgumentError) as exc:
         print(f"dflockd top: {exc}", file=sys.stderr)
@@ -64,6 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--sort", choices=[*SORTS], default="waiters", help="what comes first; default waiters"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="also the keys that programs keep notes under"
     )
     parser.add_argument(
         "--auth-token-file",

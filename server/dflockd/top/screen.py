@@ -40,6 +40,8 @@ def watch(
     sort: str = "waiters",
     auth_token: str | None = None,
     ssl_context: ssl.SSLContext | None = None,
+    *,
+    notes: bool = False,
 ) -> None:
     """Show who holds what until ``q`` or Ctrl-C; the terminal is left as it was.
 
@@ -52,13 +54,14 @@ def watch(
         sort: ``waiters``, ``age`` or ``key``.
         auth_token: the servers' shared secret.
         ssl_context: for servers that speak TLS.
+        notes: show also the keys that programs keep notes under; see `dflockd.admin.is_note`.
 
     Raises:
         InvalidArgumentError: the servers or the token cannot be such.
     """
     console = Console(highlight=False)
     is_terminal = sys.stdout.isatty() and not console.is_dumb_terminal
-    survey = Survey(parse_servers(servers), interval, sort, auth_token, ssl_context)
+    survey = Survey(parse_servers(servers), interval, sort, auth_token, ssl_context, notes=notes)
     try:
         survey.wait(FIRST_PATIENCE)
         if is_terminal:

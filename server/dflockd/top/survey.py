@@ -14,7 +14,7 @@ from math import inf
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from dflockd.address import Seeds, Servers
-from dflockd.admin import Inquiry
+from dflockd.admin import Inquiry, is_note
 from dflockd.client.operations import ShardReport
 from dflockd.errors import DflockdError, MovedError, RecoveringError
 
@@ -92,12 +92,14 @@ SORTS: dict[str, Callable[[Row], Rank]] = {
 """In what order keys can be listed: the longest queue, the oldest holder, or their names first."""
 
 
-def ask(inquiry: Inquiry, sort: Callable[[], str], depth: int = DEPTH) -> Report:
+def ask(
+    inquiry: Inquiry, sort: Callable[[], str], depth: int = DEPTH, *, notes: bool = False
+) -> Report:
     """Ask one server for its first keys in this order."""
     now = time.monotonic()
     try:
         stats = inquiry.stats()
-        found = list(_listed(inquiry.server, stats))
+        found = [row for row in _listed(inquiry.server, stats) if notes or not is_note(row.key)]
         first = heapq.nsmallest(depth, found, SORTS[sort()])
         return Report(
             inquiry.server,
@@ -155,6 +157,7 @@ class Survey:
         sort: one of `SORTS`, for what to look at closely; can be changed.
         auth_token: the servers' shared secret.
         ssl_context: for servers that speak TLS.
+        notes: keys of notes as well; see `dflockd.admin.is_note`.
 
     Raises:
         InvalidArgumentError: the token cannot be one.
@@ -167,7 +170,10 @@ class Survey:
         sort: str = "waiters",
         auth_token: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
+        *,
+        notes: bool = False,
     ) -> None:
+        self._notes = notes
         self.sort = sort
         self._interval = interval
         self._inquiry = partial(Inquiry, auth_token=auth_token, ssl_context=ssl_context)
@@ -214,7 +220,7 @@ class Survey:
         for server in servers:
             if server not in self._asked:
                 inquiry = self._inquiry(server)
-                work = partial(ask, inquiry, lambda: self.sort)
+                work = partial(ask, inquiry, lambda: self.sort, notes=self._notes)
                 self._asked[server] = _Repeated(work, self._interval, inquiry.close)
 
     def _find(self) -> Shards:

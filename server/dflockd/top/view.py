@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dflockd.admin import printable
+from dflockd.admin import duration, printable
 from dflockd.top.survey import SORTS, Report, Row, Shards
 
 MIN_SERVER_WIDTH = 100
@@ -68,15 +68,6 @@ def draw(
     more = sum(report.keys for report in reports) - len(rows)
     below = (f"{more} more keys, " if more > 0 else "") + f"by {sort}{hint}"
     return Group(*above, table, _line(below, "dim"))
-
-
-def duration(seconds: float) -> str:
-    """Return a time in as few characters as it can be read in."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h" if seconds < 360_000 else f"{seconds / 86400:.0f} d"
 
 
 def _totals(reports: Sequence[Report], shards: Shards | None) -> Text:

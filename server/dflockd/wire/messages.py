@@ -141,6 +141,20 @@ class Inspect(NamedTuple):
     key: bytes
 
 
+class Find(NamedTuple):
+    """``find``: keys, holders and waiters with a text in the key or the label, as JSON.
+
+    Who has waited longest comes first. An extension of this server.
+    """
+
+    text: bytes
+    """Empty for everybody."""
+    waiters: bool = False
+    """Nobody but waiters."""
+    notes: bool = False
+    """The keys of notes as well; see `dflockd.wire.notes`."""
+
+
 class Detach(NamedTuple):
     """``detach`` and ``sdetach``: the hold stays for `lease`, and belongs to no connection.
 
@@ -263,6 +277,7 @@ Request: TypeAlias = (
     | Label
     | Owner
     | Inspect
+    | Find
     | Detach
     | Confirm
     | Evict
@@ -372,7 +387,7 @@ class Renewed(NamedTuple):
 
 
 class Report(NamedTuple):
-    """``ok <json>``: the answer to `Stats`, `Inspect`, `Shards` and `Identify`, one line of JSON."""
+    """``ok <json>``: the answer to `Stats` and its like, one line of JSON."""
 
     json: bytes
 

@@ -89,6 +89,7 @@ _COMMANDS: Final[dict[bytes, _Command]] = {
     b"stats": _Command(REPORT),
     b"i": _Command(REPORT),
     b"si": _Command(REPORT),
+    b"find": _Command(REPORT),
     b"shards": _Command(REPORT),
 }
 

@@ -18,6 +18,7 @@ from dflockd.wire.messages import (
     Detach,
     Enqueue,
     Evict,
+    Find,
     Identify,
     Inspect,
     Label,
@@ -129,6 +130,16 @@ def _inspect(space: Space) -> Callable[[bytes, bytes], Request]:
     return parse
 
 
+_FIND_FLAGS = {b"waiters", b"all"}
+
+
+def _find(flags: bytes, text: bytes) -> Request:
+    said = set() if flags == ANY else set(flags.split(b","))
+    if not said <= _FIND_FLAGS:
+        raise MalformedError("an unknown flag of find")
+    return Find(arguments.label(text), b"waiters" in said, b"all" in said)
+
+
 def _evict(space: Space) -> Callable[[bytes, bytes], Request]:
     def parse(key: bytes, argument: bytes) -> Request:
         if not (argument.isdigit() and len(argument) <= 20 and int(argument) <= MAX_FENCE):
@@ -196,6 +207,7 @@ _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"owner": arguments.owner,
     b"i": _inspect(Space.LOCK),
     b"si": _inspect(Space.SEMAPHORE),
+    b"find": _find,
     b"detach": _renew(Space.LOCK, Detach),
     b"sdetach": _renew(Space.SEMAPHORE, Detach),
     b"confirm": _renew(Space.LOCK, Confirm),
@@ -262,6 +274,9 @@ def encode_request(request: Request) -> bytes:
             return b"barrier\n_\n_\n"
         case Inspect(space, key):
             return b"%bi\n%b\n_\n" % (_PREFIXES[space], key)
+        case Find(text, waiters, notes):
+            flags = b",".join([b"waiters"] * waiters + [b"all"] * notes)
+            return b"find\n%b\n%b\n" % (flags or ANY, text)
         case Evict(space, key, fence):
             return b"%bevict\n%b\n%d\n" % (_PREFIXES[space], key, fence)
         case Shards(version, packed):

@@ -125,6 +125,7 @@ def test_what_nobody_holds(site: Site) -> None:
         "waiters": [],
         "omitted_holders": 0,
         "omitted_waiters": 0,
+        "pace_s": None,
     }
 
 
@@ -150,7 +151,61 @@ def test_order_search_and_paging(start_site: StartSite) -> None:
     assert keys(limit=2) == ["many:0500", "many:0000"], "the longest queue, then the oldest"
     assert keys(search="MANY:069", sort="key") == names[690:]
     assert keys(search="a task of") == ["last"], "who holds it can be searched for, too"
-    assert site.json("/api/locks", search="no such") == {"total": 701, "matched": 0, "locks": []}
+    assert site.json("/api/locks", search="no such") == {
+        "total": 701,
+        "matched": 0,
+        "notes": 0,
+        "locks": [],
+    }
+
+
+def test_a_waiter_is_found_wherever_it_stands(start_site: StartSite) -> None:
+    """By its task, its id or its host; the row says who it is and where."""
+    site = start_site()
+    labelled(site, "sync[11-aa] w1 pid 1").lock("account:7")
+    waiters = []
+    for number in range(3):
+        waiter = labelled(site, f"sync[22-b{number}] w2 pid {number}")
+        waiter.request("l", "account:7", "60")
+        waiters.append(waiter)
+        eventually(lambda number=number: waiting(site, "account:7", number + 1))
+    [row] = site.json("/api/locks", search="22-B1")["locks"]
+    assert row["key"] == "account:7"
+    assert row["holder"]["label"] == "sync[11-aa] w1 pid 1"
+    assert (row["match"]["label"], row["match"]["position"]) == ("sync[22-b1] w2 pid 1", 2)
+    assert row["match"]["waited_s"] >= 0
+    assert (row["matches"], row["waiters"]) == (1, 3)
+    [row] = site.json("/api/locks", search="sync[")["locks"]
+    assert (row["match"]["position"], row["matches"]) == (0, 4), "the holder first"
+    [row] = site.json("/api/locks", search="account")["locks"]
+    assert row["match"] is None, "the key itself"
+
+
+def test_the_longest_wait_first(start_site: StartSite) -> None:
+    site = start_site()
+    for key in ("b", "a", "idle"):
+        site.server.connect().lock(key)
+    first, second, third = (site.server.connect() for _ in range(3))
+    first.request("l", "a", "60")
+    eventually(lambda: waiting(site, "a", 1))
+    second.request("l", "b", "60")
+    third.request("l", "b", "60")
+    eventually(lambda: waiting(site, "b", 2))
+    rows = site.json("/api/locks", sort="wait")["locks"]
+    assert [row["key"] for row in rows] == ["a", "b", "idle"]
+    assert rows[0]["oldest_wait_s"] >= rows[1]["oldest_wait_s"] >= 0
+    assert rows[2]["oldest_wait_s"] is None
+
+
+def test_notes_of_programs_are_shown_to_who_asks(start_site: StartSite) -> None:
+    site = start_site()
+    client = site.server.connect()
+    for key in ("work", "celery-done:task", "shop:celery-done:task"):
+        client.lock(key)
+    seen = site.json("/api/locks", sort="key")
+    assert [row["key"] for row in seen["locks"]] == ["work"]
+    assert (seen["matched"], seen["notes"], seen["total"]) == (1, 2, 3)
+    assert site.json("/api/locks", all=1)["matched"] == 3
 
 
 @pytest.mark.parametrize(
@@ -161,7 +216,7 @@ def test_order_search_and_paging(start_site: StartSite) -> None:
         ({"limit": "many"}, "limit or offset: not a whole number from 1 to 500"),
         ({"offset": "-1"}, "limit or offset: not a whole number from 0 to 10000"),
         ({"offset": "10001"}, "10001 is not from 0 to 10000"),
-        ({"sort": "luck"}, "sort: not one of waiters, age, key"),
+        ({"sort": "luck"}, "sort: not one of waiters, wait, age, key"),
     ],
 )
 def test_a_bad_question_is_refused(site: Site, query: dict[str, str], complaint: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from dflockd.http import app, pace, view
 from dflockd.http.pace import BusyError, Desk, Pace
 from dflockd.table import Entry, Limits, LockTable, TokenIssuer
+from dflockd.table.finding import Match
 from dflockd.wire import Acquire, MapReport, Space, encode_map
 from tests.dflockd.http.http_here import fill, site_here, until
 from tests.dflockd.raw_server import PATIENCE
@@ -130,16 +131,28 @@ async def test_a_search_looks_at_few_keys_in_a_turn(
     no_time: None, monkeypatch: pytest.MonkeyPatch, sort: str
 ) -> None:
     table, turns = a_table(2000), Turns()
-    has = view._has
+    made = view.Walk
 
-    def counted(entry: Entry, wanted: bytes) -> bool:
-        turns.done += 1
-        return has(entry, wanted)
+    class Counted:
+        def __init__(self, *args: object, **options: object) -> None:
+            self.walk = made(*args, **options)  # type: ignore[arg-type]
+            self.left_out = 0
 
-    monkeypatch.setattr(view, "_has", counted)
-    found, matched = await view.search(table, "key", sort, 1500, turns)
+        @property
+        def is_done(self) -> bool:
+            return self.walk.is_done
+
+        def step(self) -> list[Match]:
+            found = self.walk.step()
+            turns.done += len(found)  # all of them match
+            return found
+
+    monkeypatch.setattr(view, "Walk", Counted)
+    found, matched, _ = await view.search(table, "key", sort, 1500, turns)
     assert matched == 2000
-    assert [entry.key for entry in found] == [b"key:%06d" % number for number in range(1500)]
+    assert [listed.entry.key for listed in found] == [
+        b"key:%06d" % number for number in range(1500)
+    ]
     assert turns.number >= 2000 / view.STEP
     assert turns.most <= view.STEP
 
@@ -156,8 +169,8 @@ async def test_a_search_finds_what_was_there_while_the_table_changes(no_time: No
             table.disconnect(other, 0, clean=True)
             other = table.connect()
         await asyncio.sleep(0)
-    found, _ = search.result()
-    keys = [entry.key for entry in found]
+    found, _, _ = search.result()
+    keys = [listed.entry.key for listed in found]
     assert keys == sorted(keys)
     assert {b"key:%06d" % number for number in range(1000)} <= set(keys)
 
@@ -183,8 +196,8 @@ async def test_long_answers_are_made_in_turns(
     assert (len(shown["holders"]), len(shown["waiters"])) == (500, 100)
     assert turns.number >= 600 / view.STEP
     assert turns.most <= view.STEP
-    entries = [entry] * 100
-    rows = json.loads(await view.rows(entries, 0, turns))
+    listed = [view.Listed(entry, Match(entry, None, 0), 1)] * 100
+    rows = json.loads(await view.rows(listed, 0, turns))
     assert len(rows) == 100
     assert turns.most <= view.STEP
 

@@ -278,6 +278,7 @@ class Both:
         self.server = Server(tables[0], options, self.written if kept else None)
         prepare(self.server)
         self.server.loop = Loop()
+        tables[1].about = tables[0].about  # what a server says of itself
         self.messages = Messages(tables[1], clock)
         self.frames = Frames(dice)
         self.transports: dict[int, FullTransport] = {}

@@ -1,0 +1,134 @@
+"""Why somebody waits, in words: what the lock servers know of a text, and where a wait leads to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dflockd.admin import duration, printable
+
+Found = Mapping[str, Any]
+"""A row of `dflockd.admin.find`, with the ``server`` that said it."""
+
+Find = Callable[[str], Iterable[Found]]
+"""Looks for a text on all servers."""
+
+LONGEST_CHAIN = 16
+"""Waits that are followed from one to the next."""
+
+_TASK = re.compile(r"(\S+\[[^\]\s]+\])(?: (.+))?(?: (\S+) pid (\d+))")
+_RUN = re.compile(r"\S+\[[^\]\s]+\]")
+"""What a run of a task is labelled with."""
+
+_ORDINALS = (
+    *("", "first", "second", "third", "fourth", "fifth"),
+    *("sixth", "seventh", "eighth", "ninth", "tenth"),
+)
+
+
+def who(label: str) -> str:
+    """Return whom a label names, as people say it."""
+    found = _TASK.fullmatch(label)
+    if found is None:
+        return printable(label) or "somebody without a label"
+    task, does, host, _ = found.groups()
+    where = f" on {host}" if host else ""
+    return printable(f"{task}{f' ({does})' if does else ''}{where}")
+
+
+def run_of(label: str) -> str | None:
+    """Return the run of a task that a label names, the same at all its locks."""
+    found = _RUN.match(label)
+    return found[0] if found else None
+
+
+def ordinal(number: int) -> str:
+    """Return the word for a position."""
+    if number < len(_ORDINALS):
+        return _ORDINALS[number]
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
+
+
+def in_words(row: Found) -> str:
+    """Return what a row says, in a sentence."""
+    if row["waiter"] is not None:
+        return _waits(row)
+    key, holder, waiting = printable(row["key"]), row["holder"], row["waiters"]
+    queue = f"{waiting} {'waits' if waiting == 1 else 'wait'} for it" if waiting else "nobody waits"
+    if holder is None:
+        return f"{key} is held by nobody; {queue}"
+    slots = f", {row['holders']} of {row['limit']} slots taken" if row["limit"] != 1 else ""
+    since, left = duration(holder["held_s"]), duration(max(0.0, holder["lease_expires_in_s"]))
+    return (
+        f"{who(holder['label'])} holds {key} for {since}{slots}; its lease ends in {left}; {queue}"
+    )
+
+
+def _waits(row: Found) -> str:
+    waiter, holder, position = row["waiter"], row["holder"], row["position"]
+    place = "the only one" if row["waiters"] == 1 else f"{ordinal(position)} of {row['waiters']}"
+    said = [
+        f"{who(waiter['label'])} waits for {printable(row['key'])}, {place}, "
+        f"for {duration(waiter['waited_s'])}"
+    ]
+    if waiter.get("away"):
+        said.append("it is requeued and will be back, its position is kept")
+    if waiter.get("told"):
+        said.append("it has been told of its turn")
+    said += _details(waiter)
+    if holder is None:
+        said.append("nobody holds it yet")
+    else:
+        others = f" and {row['holders'] - 1} more" if row["holders"] > 1 else ""
+        said.append(f"held by {who(holder['label'])}{others} for {duration(holder['held_s'])}")
+    said.append(_forecast(row["pace_s"], position))
+    return "; ".join(said)
+
+
+def _details(item: Mapping[str, Any]) -> list[str]:
+    """Return what servers say besides, in words of their own."""
+    details = item.get("details", ())
+    return [printable(str(each)) for each in details] if isinstance(details, list | tuple) else []
+
+
+def _forecast(pace: float | None, position: int) -> str:
+    if pace is None:
+        return "nobody behind this holder has had it yet, so there is no pace to go by"
+    return f"at the present pace about {duration(pace * position)}"
+
+
+def chain(row: Found, find: Find) -> Iterator[tuple[str, bool]]:
+    """Follow a wait: whom the holder waits for in its turn, on any server, and so on.
+
+    Yields:
+        A sentence for each further wait, and whether it closes a circle. Of a semaphore the one who
+        has held it longest is followed; nobody can be who says in no label which task it is.
+    """
+    seen = [run_of(row["waiter"]["label"])]
+    while row["holder"] is not None and len(seen) < LONGEST_CHAIN:
+        run = run_of(row["holder"]["label"])
+        if run is None:
+            return
+        if run in seen:
+            if row["limit"] == 1 and (len(seen) > 1 or not row["waiter"].get("owner")):
+                yield _circle([each for each in seen[seen.index(run) :] if each]), True
+            return
+        seen.append(run)
+        found = [each for each in find(run) if each["waiter"] and _is(each["waiter"], run)]
+        if not found:
+            return
+        row = found[0]
+        yield in_words(row), False
+
+
+def _is(waiter: Mapping[str, Any], run: str) -> bool:
+    return run_of(waiter["label"]) == run
+
+
+def _circle(runs: Sequence[str]) -> str:
+    if len(runs) == 1:
+        return f"a circle: {printable(runs[0])} waits for what it holds itself, for ever"
+    text = ", which waits for ".join(map(printable, [*runs, runs[0]])).replace(", which", "", 1)
+    return f"a circle, which ends with a timeout alone: {text}"

@@ -1,0 +1,205 @@
+"""Looking for somebody in the table: keys, holders and waiters with a text in them.
+
+The table belongs to the event loop, and so does the time that it takes to look through it. So it is
+done in steps, and between them the table changes: what has ended since may still be found, and what
+is new may not.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Final, NamedTuple, final
+
+from dflockd.table import report
+from dflockd.table.state import Entry, Group, Hold, Waiter
+from dflockd.table.states import GONE, UNTOLD
+from dflockd.wire.notes import is_note
+
+STEP: Final = 16
+"""Keys, holders and waiters that are looked at in one step."""
+
+MOST_FOUND: Final = 200
+"""Of what was found so many are told; all are counted."""
+
+
+class Match(NamedTuple):
+    """A key that has the text in itself, or somebody there who has it in the label.
+
+    Attributes:
+        entry: which key.
+        item: who; ``None`` for the key itself.
+        position: of a waiter, from 1.
+    """
+
+    entry: Entry
+    item: Hold | Waiter | None
+    position: int
+
+
+def as_wanted(text: str) -> bytes:
+    """Return what is looked for: upper and lower case of ASCII letters are the same."""
+    return text.lower().encode(errors="replace")
+
+
+@final
+class Walk:
+    """Goes through a table, a few items at a time.
+
+    Args:
+        groups: the table.
+        wanted: from `as_wanted`; an empty one matches everything.
+        people: whether holders and waiters are wanted also of a key that has the text itself.
+        notes: whether keys of notes are, see `dflockd.wire.notes`.
+    """
+
+    def __init__(
+        self, groups: Iterable[Group], wanted: bytes, *, people: bool, notes: bool
+    ) -> None:
+        self._wanted = wanted
+        self._people = people
+        self._notes = notes
+        # As of now: while others have their turns, the table changes. To copy references is quick.
+        self._entries: list[Entry] = []
+        for group in groups:
+            for space in group.spaces:
+                if space:
+                    self._entries.extend(space.values())
+        # The oldest first: mostly they are what is looked for.
+        self._entries.reverse()
+        self._entry: Entry | None = None
+        self._items: list[Hold | Waiter] = []
+        """Those of that entry that are still to be looked at, the first at the end."""
+        self._position = 0
+        self.left_out = 0
+        """Keys of notes that were not looked at."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left."""
+        return not (self._items or self._entries)
+
+    def step(self) -> list[Match]:
+        """Look at the next few, and return who of them matches."""
+        found: list[Match] = []
+        for _ in range(STEP):
+            if self._items:
+                self._look_at(self._items.pop(), found)
+            elif self._entries:
+                self._open(self._entries.pop(), found)
+            else:
+                break
+        return found
+
+    def _open(self, entry: Entry, found: list[Match]) -> None:
+        if not self._notes and is_note(entry.key):
+            self.left_out += 1
+            return
+        if not self._wanted or self._wanted in entry.key.lower():
+            found.append(Match(entry, None, 0))
+            if not self._people:
+                return
+        self._entry, self._position = entry, 0
+        # In one piece: it may be gone, or another, by the next step.
+        items: list[Hold | Waiter] = list(entry.holds.values())
+        if entry.waiters is not None:
+            items.extend(entry.waiters)
+        items.reverse()
+        self._items = items
+
+    def _look_at(self, item: Hold | Waiter, found: list[Match]) -> None:
+        assert self._entry is not None
+        if isinstance(item, Waiter):
+            self._position += 1
+            label = item.peer.label
+        else:
+            label = item.label
+        if not self._wanted or self._wanted in label.lower():
+            found.append(Match(self._entry, item, self._position))
+
+
+@final
+class Search:
+    """Finds the first of those who match: who has waited longest, then who has held longest, then keys.
+
+    Args:
+        groups: the table.
+        text: what is looked for, in keys and in labels; an empty one finds everybody.
+        waiters: whether nobody but waiters is wanted.
+        notes: whether notes are wanted as well.
+    """
+
+    def __init__(
+        self, groups: Iterable[Group], text: str, *, waiters: bool = False, notes: bool = False
+    ) -> None:
+        self._walk = Walk(groups, as_wanted(text), people=True, notes=notes)
+        self._waiters = waiters
+        self._ranks: list[tuple[int, float]] = []
+        self._best: list[Match] = []
+        self._texts: list[str] = []
+        self._told = 0
+        self.matched = 0
+        """How many match, as far as has been looked."""
+
+    def step(self, now: float) -> bool:
+        """Go on for a moment; return whether that was the last of it."""
+        if not self._walk.is_done:
+            for match in self._walk.step():
+                self._take(match)
+            return False
+        for match in self._best[self._told : self._told + STEP]:
+            self._told += 1
+            if _is_there(match):
+                self._texts.append(json.dumps(told(match, now), ensure_ascii=False))
+        return self._told >= len(self._best)
+
+    def text(self) -> bytes:
+        """Return what was found as JSON, after the last step."""
+        return f'{{"matched": {self.matched}, "found": [{", ".join(self._texts)}]}}'.encode()
+
+    def _take(self, match: Match) -> None:
+        item = match.item
+        if self._waiters and not isinstance(item, Waiter):
+            return
+        self.matched += 1
+        rank = (2, 0.0) if item is None else (int(isinstance(item, Hold)), item.since)
+        if len(self._ranks) >= MOST_FOUND and rank >= self._ranks[-1]:
+            return
+        at = bisect_right(self._ranks, rank)
+        self._ranks.insert(at, rank)
+        self._best.insert(at, match)
+        if len(self._ranks) > MOST_FOUND:
+            del self._ranks[-1]
+            del self._best[-1]
+
+
+def told(match: Match, now: float) -> dict[str, object]:
+    """Return what there is to say of a match; times in seconds."""
+    entry, item = match.entry, match.item
+    hold = next(iter(entry.holds.values()), None)
+    said: dict[str, object] = {
+        "key": entry.key.decode(),
+        "space": "lock" if entry.space == 0 else "semaphore",
+        "limit": entry.limit,
+        "holders": len(entry.holds),
+        "waiters": len(entry.waiters) if entry.waiters is not None else 0,
+        "holder": None if hold is None else report.holder(hold, now),
+        "waiter": None,
+        "position": match.position,
+        "pace_s": report.pace(entry, now),
+    }
+    if isinstance(item, Waiter):
+        said["waiter"] = report.waiter(item, now)
+    elif item is not None:
+        said["holder"] = report.holder(item, now)
+    return said
+
+
+def _is_there(match: Match) -> bool:
+    item = match.item
+    if isinstance(item, Hold):
+        return not item.ended
+    if item is not None:
+        return item.entry.waiters is not None and item.state != GONE and item.state != UNTOLD
+    return bool(match.entry.holds or match.entry.waiters)

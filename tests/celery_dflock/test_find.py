@@ -1,0 +1,176 @@
+"""``celery -A proj dflock find ID``: where a task is, in words."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from celery_dflock import finding
+from dflockd.sync_client import DistributedLock
+from examples.demo.stage import LockServer
+from tests.celery_dflock.cluster import Waiter
+from tests.celery_dflock.test_cli import Run, run, semaphore, server  # noqa: F401 - fixtures
+from tests.dflockd.raw_server import eventually
+
+
+@pytest.fixture
+def contention(server: LockServer) -> Iterator[str]:  # noqa: F811 - the fixture
+    """Three tasks of three hosts at one key, with four more behind them."""
+    key = "account:7"
+    with ExitStack() as stack:
+        label = "shop.sync_account[11-aaaa] w1 pid 1"
+        stack.enter_context(DistributedLock(key, 5, servers=[server.address], label=label))
+        for number in range(2, 7):
+            label = f"shop.sync_account[{number}{number}-aaaa] w{number % 3} pid {number}"
+            waiting = DistributedLock(key, 60, servers=[server.address], label=label)
+            stack.enter_context(Waiter(waiting))
+            wait_queued(waiting, number - 1)
+        yield key
+
+
+def wait_queued(lock: DistributedLock, number: int) -> None:
+    eventually(lambda: len(lock.inspect()["waiters"]) == number)
+
+
+def test_a_waiter_in_words(run: Run, contention: str) -> None:  # noqa: F811
+    found = run("find", "44-aaaa")
+    assert found.exit_code == 0
+    assert re.fullmatch(
+        r"shop\.sync_account\[44-aaaa\] on w1 waits for account:7, third of 5, for \d+ s; "
+        r"held by shop\.sync_account\[11-aaaa\] on w1 for \d+ s; "
+        r"nobody behind this holder has had it yet, so there is no pace to go by\n",
+        found.stdout,
+    )
+
+
+def test_a_holder_in_words(run: Run, contention: str) -> None:  # noqa: F811
+    found = run("find", "11-AAAA")
+    assert re.fullmatch(
+        r"shop\.sync_account\[11-aaaa\] on w1 holds account:7 for \d+ s; "
+        r"its lease ends in \d+ s; 5 wait for it\n",
+        found.stdout,
+    )
+
+
+def test_by_name_host_and_key(run: Run, contention: str) -> None:  # noqa: F811
+    assert len(run("find", "sync_account").stdout.splitlines()) == 6
+    assert len(run("find", " w0 ").stdout.splitlines()) == 2
+    assert run("find", "account:7").stdout.startswith("shop.sync_account[11-aaaa] on w1 holds ")
+
+
+def test_nobody(run: Run, server: LockServer) -> None:  # noqa: F811
+    found = run("find", "no such task")
+    assert (found.exit_code, found.stdout) == (1, "")
+    assert "nobody holds or waits for anything with 'no such task' in it" in found.stderr
+
+
+def test_for_programs(run: Run, contention: str) -> None:  # noqa: F811
+    rows = json.loads(run("find", "sync_account", "--json").stdout)
+    assert [row["position"] for row in rows] == [1, 2, 3, 4, 5, 0]
+    assert {row["key"] for row in rows} == {contention}
+
+
+def test_what_cannot_be_looked_for(run: Run, server: LockServer) -> None:  # noqa: F811
+    assert "the text to look for" in run("find", "a\nb").stderr
+    assert "256 are allowed" in run("find", "a" * 257).stderr
+
+
+def test_notes_are_not_listed(run: Run, server: LockServer) -> None:  # noqa: F811
+    with semaphore(server, "celery-done:task", "id w1 pid 1"):
+        assert run("locks").stdout == "no key is held\n"
+        assert "celery-done:task" in run("locks", "--all").stdout
+        assert run("find", "celery-done").exit_code == 1
+        assert run("find", "celery-done", "--all").exit_code == 0
+
+
+def test_a_chain_over_two_servers_is_followed(run: Run, tmp_path: Any, server: LockServer) -> None:  # noqa: F811
+    """A waits for what B holds, B for what C holds; and each says so."""
+    with LockServer(tmp_path) as other, ExitStack() as stack:
+        for name, at, key in (("b", server, "one"), ("c", other, "two")):
+            label = f"task[{name}] w pid 1"
+            lock = DistributedLock(key, 5, servers=[at.address], label=label)
+            stack.enter_context(lock)
+        for name, at, key in (("a", server, "one"), ("b", other, "two")):
+            label = f"task[{name}] w pid 1"
+            waiting = DistributedLock(key, 60, servers=[at.address], label=label)
+            stack.enter_context(Waiter(waiting))
+            wait_queued(waiting, 1)
+        servers = f"{server.address},{other.address}"
+        lines = run("find", "task[a]", servers=servers).stdout.splitlines()
+    assert lines[0].startswith("task[a] on w waits for one, the only one, ")
+    assert lines[1].startswith("  task[b] on w waits for two, the only one, ")
+    assert len(lines) == 2
+
+
+def test_a_circle_over_two_servers_is_named(run: Run, tmp_path: Any, server: LockServer) -> None:  # noqa: F811
+    with LockServer(tmp_path) as other, ExitStack() as stack:
+        for name, at, key in (("a", server, "one"), ("b", other, "two")):
+            label = f"task[{name}] w pid 1"
+            stack.enter_context(DistributedLock(key, 5, servers=[at.address], label=label))
+        for name, at, key in (("a", other, "two"), ("b", server, "one")):
+            label = f"task[{name}] w pid 1"
+            waiting = DistributedLock(key, 60, servers=[at.address], label=label)
+            stack.enter_context(Waiter(waiting))
+            wait_queued(waiting, 1)
+        servers = f"{server.address},{other.address}"
+        lines = run("find", "task[a]", servers=servers).stdout.splitlines()
+    assert lines[-1].strip() == (
+        "a circle, which ends with a timeout alone: "
+        "task[a] waits for task[b], which waits for task[a]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "word"),
+    [(1, "first"), (10, "tenth"), (11, "11th"), (12, "12th"), (21, "21st"), (112, "112th")],
+)
+def test_positions(number: int, word: str) -> None:
+    assert finding.ordinal(number) == word
+
+
+def row_of(**changes: Any) -> dict[str, Any]:
+    waiter = {"label": "t[1] h pid 1", "owner": "", "waited_s": 12.3, "away": False, "told": False}
+    holder = {"label": "t[2] h2 pid 2", "held_s": 40.0, "lease_expires_in_s": 20.0}
+    row = {"key": "k", "space": "lock", "limit": 1, "holders": 1, "waiters": 5, "position": 3}
+    return {**row, "holder": holder, "waiter": waiter, "pace_s": 10.0, **changes}
+
+
+def test_words() -> None:
+    assert finding.in_words(row_of()) == (
+        "t[1] on h waits for k, third of 5, for 12 s; held by t[2] on h2 for 40 s; "
+        "at the present pace about 30 s"
+    )
+    away = {**row_of()["waiter"], "away": True}
+    assert "its position is kept" in finding.in_words(row_of(waiter=away))
+    assert "nobody holds it yet" in finding.in_words(row_of(holder=None, holders=0))
+    assert " and 2 more for 40 s" in finding.in_words(row_of(holders=3, limit=3))
+    escape = {**row_of()["waiter"], "label": "t[\x1b[31m] h pid 1"}
+    assert "\x1b" not in finding.in_words(row_of(waiter=escape, key="k\x1b"))
+    said = {**row_of()["waiter"], "details": ["rate: next in 4 s"]}
+    assert "; rate: next in 4 s; " in finding.in_words(row_of(waiter=said))
+
+
+def test_who_waits_for_itself_is_a_circle_but_its_retry_is_not() -> None:
+    own = row_of(holder={**row_of()["holder"], "label": "t[1] h pid 9"})
+    [(said, is_circle)] = finding.chain(own, lambda _: [])
+    assert is_circle
+    assert "t[1] waits for what it holds itself" in said
+    retried = {**own, "waiter": {**own["waiter"], "owner": "3f2a", "attempt": 1}}
+    assert not list(finding.chain(retried, lambda _: []))
+
+
+def test_a_chain_of_changing_answers_ends() -> None:
+    """The servers are asked one after the other, and what they say need not fit together."""
+    numbers = iter(range(10, 1000))
+
+    def find(text: str) -> list[dict[str, Any]]:
+        waiter = {**row_of()["waiter"], "label": f"{text} h pid 1"}
+        holder = {**row_of()["holder"], "label": f"t[{next(numbers)}] h pid 1"}
+        return [row_of(waiter=waiter, holder=holder)]
+
+    assert len(list(finding.chain(row_of(), find))) < finding.LONGEST_CHAIN

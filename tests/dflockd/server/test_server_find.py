@@ -1,0 +1,131 @@
+"""`find`: answered later, in slices, while everybody else is served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+
+import pytest
+
+from dflockd.server import Server, searches
+from dflockd.wire import Acquire, Space
+from tests.dflockd.raw_server import RawClient, ServerProcess, StartServer, eventually, granted
+from tests.dflockd.server.server_support import queue_up, stats
+from tests.dflockd.server.session_support import connect, make_server
+
+
+def fill(server: Server, keys: int) -> None:
+    peer = server.table.connect()
+    for number in range(keys):
+        request = Acquire(Space.LOCK, b"key:%d" % number, 1, 0, 60)
+        server.table.handle(peer, request, time.monotonic())
+
+
+FIND = b"find\n_\nkey\n"
+
+
+def found(line: str) -> list[str]:
+    assert line.startswith("ok "), line
+    return [row["key"] for row in json.loads(line[3:])["found"]]
+
+
+def test_requests_behind_it_are_answered_after_it(alice: RawClient) -> None:
+    alice.send(b"l\nfind:me\n0\nfind\n_\nfind:m\nping\n_\n_\nfind\n_\nno such\nl\nfind:two\n0\n")
+    granted(alice.line())
+    assert found(alice.line()) == ["find:me"]
+    assert alice.line() == "ok"
+    assert found(alice.line()) == []
+    granted(alice.line())
+
+
+def test_what_is_no_search(alice: RawClient) -> None:
+    for argument in (b"find\nnobody\nx\n", b"find\n_\n\xff\n", b"find\n\nx\n"):
+        alice.send(argument)
+        assert alice.line() == "error"
+    assert alice.ask("ping") == "ok"
+
+
+def test_many_search_at_once(server: ServerProcess, alice: RawClient) -> None:
+    alice.lock("find:many")
+    clients = [server.connect() for _ in range(30)]
+    for client in clients:
+        client.send(b"find\n_\nfind:many\n")
+    for client in clients[::2]:
+        client.reset()
+    for client in clients[1::2]:
+        assert found(client.line()) == ["find:many"]
+
+
+def test_a_server_that_drains_looks_for_nothing_new(start_server: StartServer) -> None:
+    server = start_server("--shutdown-timeout", "5")
+    client = server.connect()
+    client.lock("draining")
+    server.signal(signal.SIGTERM)
+    eventually(lambda: client.ask("ping") == "error_draining")
+    client.send(b"find\n_\ndraining\n")
+    assert client.line() == "error_draining"
+
+
+def test_waiters_are_found_with_their_position(server: ServerProcess, alice: RawClient) -> None:
+    alice.lock("find:queue")
+    for _ in range(3):
+        queue_up(server, alice, "find:queue", 30)
+    alice.send(b"find\nwaiters\n\n")
+    rows = json.loads(alice.line()[3:])["found"]
+    assert [row["position"] for row in rows if row["key"] == "find:queue"] == [1, 2, 3]
+    assert stats(alice)["version"]
+
+
+async def test_who_leaves_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes next has their turn, and a search that has begun is not told to somebody else."""
+    monkeypatch.setattr(searches, "SLICE", -1.0)
+    monkeypatch.setattr(searches, "REST", 0.0)
+    server = make_server()
+    fill(server, 200)
+    first, second = connect(server), connect(server)
+    first.session.data_received(b"find\n_\nkey:1\n")
+    await asyncio.sleep(0)
+    first.session.connection_lost(None)
+    second.session.data_received(b"find\n_\nkey:19\n")
+    for _ in range(2000):
+        await asyncio.sleep(0)
+    assert len(json.loads(second.written[3:])["found"]) == 11
+    assert not first.written
+
+
+async def test_others_are_served_between_the_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much there is to look through, a turn of the loop has no more than a slice of it."""
+    monkeypatch.setattr(searches, "SLICE", -1.0)  # one step
+    server = make_server()
+    fill(server, 1000)
+    table = server.table
+    turns = 0
+    searching = server.table.search
+    steps: list[int] = []
+
+    class Counted:
+        def __init__(self, request: object) -> None:
+            self.search = searching(request)  # type: ignore[arg-type]
+
+        def step(self, now: float) -> bool:
+            steps.append(turns)
+            return self.search.step(now)
+
+        def text(self) -> bytes:
+            return self.search.text()
+
+    monkeypatch.setattr(searches, "REST", 0.0)
+    monkeypatch.setattr(type(table), "search", lambda _self, request: Counted(request))
+    asker, other = connect(server, 1 << 20), connect(server, 1 << 20)
+    asker.session.data_received(FIND)
+    pings = 0
+    while not asker.written and turns < 5000:
+        turns += 1
+        other.session.data_received(b"ping\n_\n_\n")
+        pings += 1
+        await asyncio.sleep(0)
+    assert other.written == b"ok\n" * pings
+    assert len(steps) == len(set(steps)), "never two steps in one turn"
+    assert pings >= 1000 / 16
