@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
-WAIT = 20.0
+WAIT = 60.0
 POLL = 0.01
 TAIL_LINES = 25
 # A unix socket's path has to fit into sockaddr_un: 108 bytes on Linux, 104 elsewhere.

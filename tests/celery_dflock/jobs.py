@@ -46,6 +46,12 @@ VISIBILITY = "JOBS_VISIBILITY"
 
 AT_ONCE = {"base": 0.05, "cap": 0.05}
 
+SHORT = 3
+"""Seconds of a lease whose end, or whose renewals, a test waits for."""
+
+LONG = 600
+"""Seconds of what no test waits for: leases, timeouts, and bodies that do not end by themselves."""
+
 app = Celery("tests.celery_dflock.jobs", set_as_current=False)
 
 
@@ -185,7 +191,7 @@ def _fork(self: Task) -> None:
     child = os.fork()
     if child:
         note("forked", self, child=child)
-    time.sleep(30)
+    time.sleep(LONG)
     os._exit(0)
 
 
@@ -197,8 +203,8 @@ def _spin(_: Task) -> None:
 
 
 def _be_busy(self: Task) -> str:
-    """Compute for more than two seconds, and let others do so every now and then."""
-    until = time.monotonic() + 2.2
+    """Compute for longer than a short lease, and let others do so every now and then."""
+    until = time.monotonic() + 1.2 * SHORT
     while time.monotonic() < until:
         pause = time.monotonic() + 0.02
         while time.monotonic() < pause:
@@ -236,12 +242,12 @@ END: dict[str, Callable[[Task], Any]] = {
 
 def job(name: str, base: type[Task] = LockedTask, **options: Any) -> Task:
     if issubclass(base, LockedTask) and base is not SingletonTask:
-        options = {"lock_key": "{key}", "lock_ttl": 10, "lock_requeue": AT_ONCE, **options}
+        options = {"lock_key": "{key}", "lock_ttl": LONG, "lock_requeue": AT_ONCE, **options}
     return app.task(bind=True, base=base, name=name, **options)(body)
 
 
 plain = job("plain", base=Task)
-patient = job("patient", lock_timeout=60)
+patient = job("patient", lock_timeout=LONG)
 requeued = job("requeued", lock_timeout=0, max_retries=2)
 limited = job("limited", lock_timeout=0, lock_requeue={**AT_ONCE, "max_attempts": 3})
 hurried = job("hurried", lock_timeout=0, lock_requeue={**AT_ONCE, "max_wait": 0.2})
@@ -257,8 +263,8 @@ failed = job(
 retried = job(
     "retried", autoretry_for=(ValueError,), retry_kwargs={"countdown": 0, "max_retries": 1}
 )
-short = job("short", lock_ttl=1, lock_timeout=60)
-warned = job("warned", lock_ttl=1, lock_timeout=60, lock_lost="warn")
+short = job("short", lock_ttl=SHORT, lock_timeout=LONG)
+warned = job("warned", lock_ttl=1, lock_timeout=LONG, lock_lost="warn")
 
 
 def _checked(self: Task, key: str, gate: str) -> str:
@@ -286,8 +292,8 @@ checked = app.task(name="checked", **CHECKED)(_checked)
 checked_alone = app.task(name="checked_alone", lock_lost="warn", **CHECKED)(_checked)
 
 
-two_keys = job("two_keys", lock_key=["{key}:b", "{key}:a"], lock_timeout=60)
-by_twos = job("by_twos", lock_limit=2, lock_timeout=60)
+two_keys = job("two_keys", lock_key=["{key}:b", "{key}:a"], lock_timeout=LONG)
+by_twos = job("by_twos", lock_limit=2, lock_timeout=LONG)
 singleton = job("singleton", base=SingletonTask)
 
 
@@ -300,7 +306,7 @@ decided = job("decided", lock_timeout=0, lock_conflict=decide)
 
 stubborn = job(
     "stubborn",
-    lock_timeout=60,
+    lock_timeout=LONG,
     autoretry_for=(LockLostError,),
     retry_kwargs={"countdown": 0, "max_retries": None},
 )
@@ -316,29 +322,29 @@ late_requeued = acked_late("late_requeued", lock_requeue={**AT_ONCE, "max_attemp
 late_skipped = acked_late("late_skipped", lock_conflict="skip")
 late_failed = acked_late("late_failed", lock_conflict="fail")
 late_decided = acked_late("late_decided", lock_conflict=decide)
-late_patient = acked_late("late_patient", lock_timeout=60)
+late_patient = acked_late("late_patient", lock_timeout=LONG)
 late_by_twos = acked_late("late_by_twos", lock_limit=2)
 late_untold = acked_late("late_untold", ignore_result=True)
 
 # Tasks that wait in the consumer.
 
-parked = job("parked", lock_wait="consumer", lock_timeout=60)
+parked = job("parked", lock_wait="consumer", lock_timeout=LONG)
 parked_short = job("parked_short", lock_wait="consumer", lock_timeout=1, lock_conflict="skip")
 parked_again = job(
     "parked_again", lock_wait="consumer", lock_timeout=1, lock_requeue={"base": 0.05, "cap": 0.05}
 )
-parked_by_twos = job("parked_by_twos", lock_wait="consumer", lock_timeout=60, lock_limit=2)
-parked_lease = job("parked_lease", lock_wait="consumer", lock_timeout=60, lock_ttl=1)
-parked_late = acked_late("parked_late", lock_wait="consumer", lock_timeout=60)
+parked_by_twos = job("parked_by_twos", lock_wait="consumer", lock_timeout=LONG, lock_limit=2)
+parked_lease = job("parked_lease", lock_wait="consumer", lock_timeout=LONG, lock_ttl=1)
+parked_late = acked_late("parked_late", lock_wait="consumer", lock_timeout=LONG)
 parked_two_keys = job(
-    "parked_two_keys", lock_wait="consumer", lock_timeout=60, lock_key=["{key}:b", "{key}:a"]
+    "parked_two_keys", lock_wait="consumer", lock_timeout=LONG, lock_key=["{key}:b", "{key}:a"]
 )
 parked_endless = job("parked_endless", lock_wait="consumer", lock_timeout=None)
-PAIR: dict[str, Any] = {"lock_wait": "consumer", "lock_timeout": 60}
+PAIR: dict[str, Any] = {"lock_wait": "consumer", "lock_timeout": LONG}
 parked_one = job("parked_one", lock_key="{key}:a", **PAIR)
 parked_pair = job("parked_pair", lock_key=["{key}:a", "{key}:b"], **PAIR)
-parked_strict = job("parked_strict", lock_wait="consumer", lock_timeout=60, lock_conflict="fail")
-parked_slowly = job("parked_slowly", lock_wait="consumer", lock_timeout=60, rate_limit="5/s")
+parked_strict = job("parked_strict", lock_wait="consumer", lock_timeout=LONG, lock_conflict="fail")
+parked_slowly = job("parked_slowly", lock_wait="consumer", lock_timeout=LONG, rate_limit="5/s")
 
 
 # Tasks that keep their places while they are requeued.
@@ -365,7 +371,7 @@ ticket_two_keys = job(
 told = job(
     "told",
     lock_ttl=1,
-    lock_timeout=60,
+    lock_timeout=LONG,
     lock_lost=lambda task, lock: note("told", task, key=lock.key),
 )
 
@@ -422,9 +428,9 @@ def unique(name: str, until: str, duplicate: str = "coalesce", **options: Any) -
 
 until_executing = unique("until_executing", "until_executing")
 until_executed = unique("until_executed", "until_executed")
-until_expired = unique("until_expired", "until_expired", lock_unique_ttl=2)
-unique_patient = unique("unique_patient", "until_executed", lock_timeout=60)
-unique_waiting = unique("unique_waiting", "until_executing", lock_timeout=60)
+until_expired = unique("until_expired", "until_expired", lock_unique_ttl=LONG)
+unique_patient = unique("unique_patient", "until_executed", lock_timeout=LONG)
+unique_waiting = unique("unique_waiting", "until_executing", lock_timeout=LONG)
 unique_skipped = unique("unique_skipped", "until_executed", lock_conflict="skip")
 unique_failed = unique("unique_failed", "until_executed", lock_conflict="fail")
 unique_retried = unique(
@@ -436,5 +442,5 @@ unique_retried = unique(
 unique_late = unique("unique_late", "until_executed", acks_late=True)
 raising = unique("raising", "until_executed", "raise")
 skipping = unique("skipping", "until_executed", "skip")
-replacing = unique("replacing", "until_executed", "replace", lock_timeout=60)
-replacing_queued = unique("replacing_queued", "until_executing", "replace", lock_timeout=60)
+replacing = unique("replacing", "until_executed", "replace", lock_timeout=LONG)
+replacing_queued = unique("replacing_queued", "until_executing", "replace", lock_timeout=LONG)

@@ -30,9 +30,9 @@ from dflockd.sharding import stable_hash_shard
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Worker, wait_until
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster
+from tests.celery_dflock.cluster import PATIENCE, Cluster
 
-LONG = 60
+LONG = jobs.LONG
 """Lease in seconds, where nothing may wait for its end."""
 
 
@@ -153,16 +153,15 @@ def test_another_has_it_and_the_task_learns_of_that_at_once(
     assert cluster.wait_event("doubt", sent)["state"] == "doubtful"
     assert not cluster.events(what="lost", key=key)
     server.start()
-    other = cluster.lock(key, server, timeout=PROMPT)
+    other = cluster.lock(key, server, timeout=PATIENCE)
     assert other.acquire()
-    back_at = time.monotonic()
 
-    with pytest.raises(LockLostError) as failure:
+    with pytest.raises(LockLostError) as failure:  # long before the end of its lease
         sent.get(timeout=PATIENCE)
     assert type(failure.value) is LockLostError
     assert failure.value.key == key
     [lost] = cluster.events(what="lost", key=key)
-    assert lost["at"] - back_at < 2 * PROMPT
+    assert lost["task"] == task.name
     assert not cluster.events(what="checked", id=sent.id)
     other.check()
     assert other.release()
@@ -172,17 +171,15 @@ def test_another_has_it_and_the_task_learns_of_that_at_once(
 def test_interrupted_only_once_it_is_certain(
     cluster: Cluster, server: LockServer, worker: Worker, key: str, tmp_path: Path
 ) -> None:
-    lease = 2
-    headers = {"dflock": {"lock_ttl": lease}}
+    headers = {"dflock": {"lock_ttl": jobs.SHORT}}
     never = str(tmp_path / "never")
+    sent_at = time.monotonic()
     sent = cluster.send(jobs.patient, key, gate=never, queue=worker.name, headers=headers)
     cluster.wait_event("start", sent)
     server.kill()
-    killed_at = time.monotonic()
     end = cluster.wait_event("end", sent)
     assert end["error"] == "LockLostError"
-    # It was renewed when half of its lease was over.
-    assert 0.4 * lease < end["at"] - killed_at < lease + PROMPT
+    assert end["at"] - sent_at > jobs.SHORT, "not before its lease has ended"
     with pytest.raises(LockLostError):
         sent.get(timeout=PATIENCE)
 
@@ -361,17 +358,16 @@ async def test_on_an_event_loop(app: Celery, server: LockServer, key: str) -> No
             await asyncio.sleep(0.01)
         assert lock.state == "doubtful"
         checking = asyncio.ensure_future(lock.check())
-        with back_in(server, 0.3):
-            # The loop goes on meanwhile.
-            await asyncio.sleep(0.1)
-            assert not checking.done()
-            if "remembers" in server.name:
+        await asyncio.sleep(0.1)  # the loop goes on meanwhile
+        assert not checking.done()
+        await asyncio.to_thread(server.start)
+        if "remembers" in server.name:
+            await checking
+            assert lock.held
+        else:
+            with pytest.raises(LockLostError) as failure:
                 await checking
-                assert lock.held
-            else:
-                with pytest.raises(LockLostError) as failure:
-                    await checking
-                assert_told_well(failure.value, key)
+            assert_told_well(failure.value, key)
 
 
 def assert_told_well(error: LockLostError, key: str) -> None:
@@ -394,7 +390,7 @@ def test_where_nobody_can_wait(app: Celery, server: LockServer, key: str) -> Non
         except LockLostError as exc:
             said.put(exc)
 
-    short = Locks([Locks.maker(1, 1, settings(app))(f"{key}:short", on_lost=lost)], 5)
+    short = Locks([Locks.maker(1, jobs.SHORT, settings(app))(f"{key}:short", on_lost=lost)], 5)
     assert doubtful.acquire() is None
     assert short.acquire() is None
     try:

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -27,7 +26,7 @@ from celery_dflock import (
 from celery_dflock.worker.interrupt import _as_class
 from examples.demo.stage import ROOT, LockServer, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster, Waiter, waiters
+from tests.celery_dflock.cluster import PATIENCE, Cluster, Waiter, waiters
 
 ERRORS = [LockError, LockKeyError, LockLostError, LockNotAcquiredError, LockUnavailableError]
 
@@ -67,7 +66,7 @@ BEGIN = """
     import os, sys, time
     from dflockd.sync_client import DistributedLock
 
-    def make(key, lease=30):
+    def make(key, lease=600):
         return DistributedLock(key, 0, lease, [sys.argv[1]])
 
     def say(*words):
@@ -123,18 +122,17 @@ def test_a_forked_process_does_not_keep_the_lock(
     process = run("""
         child = os.fork()
         if not child:
-            time.sleep(60)
+            time.sleep(600)
         say("forked", child)
-        time.sleep(60)
+        time.sleep(600)
     """)
     _, child = said(process)
     with Waiter(cluster.lock(key)) as other:
         cluster.wait_waiters(key, 1)
 
-        killed_at = time.monotonic()
         process.kill()
 
-        assert other.wait_granted() - killed_at < PROMPT
+        other.wait_granted()
         assert is_alive(int(child))
 
 
@@ -171,10 +169,9 @@ def test_forked_by_a_task(
         with Waiter(cluster.lock(key)) as other:
             cluster.wait_waiters(key, 1)
 
-            killed_at = time.monotonic()
             os.kill(forked["pid"], signal.SIGKILL)
 
-            assert other.wait_granted() - killed_at < PROMPT
+            other.wait_granted()
             assert is_alive(forked["child"])
     finally:
         os.kill(forked["child"], signal.SIGKILL)
@@ -184,16 +181,17 @@ def test_children_of_a_pool_share_no_connection(
     cluster: Cluster, workers: tuple[Worker, Worker], key: str
 ) -> None:
     """Each process that ends frees its own lock, and no other."""
-    sent = [cluster.send(jobs.patient, f"{key}:{n}", seconds=30, queue="one") for n in range(2)]
+    sent = [
+        cluster.send(jobs.patient, f"{key}:{n}", seconds=jobs.LONG, queue="one") for n in range(2)
+    ]
     first, second = (cluster.wait_event("start", each) for each in sent)
     assert first["pid"] != second["pid"]
     with Waiter(cluster.lock(f"{key}:0")) as one, Waiter(cluster.lock(f"{key}:1")) as other:
         cluster.wait_waiters(f"{key}:0", 1)
         cluster.wait_waiters(f"{key}:1", 1)
 
-        killed_at = time.monotonic()
         os.kill(first["pid"], signal.SIGKILL)
-        assert one.wait_granted() - killed_at < PROMPT
+        one.wait_granted()
         assert not other.granted
 
         os.kill(second["pid"], signal.SIGKILL)

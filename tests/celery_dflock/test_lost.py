@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,7 @@ from celery_dflock.worker.interrupt import SIGNAL, Interruptible
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Worker, wait_until
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster, Waiter
-
-LEASE = jobs.short.lock_ttl
+from tests.celery_dflock.cluster import PATIENCE, Cluster, Waiter
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +39,10 @@ def worker(
         yield worker
 
 
-def restart(server: LockServer) -> float:
-    """Kill the server and start it again with nothing in memory; when it was there again."""
+def restart(server: LockServer) -> None:
+    """Kill the server and start it again with nothing in memory."""
     server.kill()
     server.start()
-    return time.monotonic()
 
 
 def test_server_forgot_it(
@@ -54,17 +50,16 @@ def test_server_forgot_it(
 ) -> None:
     # In the main thread a blocking call is interrupted; other threads have to run Python code.
     if "prefork" in worker.name:
-        sent = cluster.send(jobs.patient, key, seconds=30, queue=worker.name)
+        sent = cluster.send(jobs.patient, key, seconds=jobs.LONG, queue=worker.name)
     else:
         gate = str(tmp_path / "never")
         sent = cluster.send(jobs.patient, key, gate=gate, queue=worker.name)
     cluster.wait_event("start", sent)
 
-    back_at = restart(own_server)
+    restart(own_server)
 
-    end = cluster.wait_event("end", sent)
+    end = cluster.wait_event("end", sent)  # neither its lease nor its body would end so soon
     assert end["error"] == "LockLostError"
-    assert end["at"] - back_at < 2 * PROMPT  # it may have just begun its longest pause
     assert end["held"] is False
     with pytest.raises(LockLostError) as failure:
         sent.get(timeout=PATIENCE)
@@ -99,23 +94,20 @@ def test_only_a_warning_if_wanted(
 def test_stopped_for_longer_than_its_lease(
     cluster: Cluster, own_server: LockServer, worker: Worker, key: str
 ) -> None:
-    sent = cluster.send(jobs.short, key, seconds=30, queue=worker.name)
+    sent = cluster.send(jobs.short, key, seconds=jobs.LONG, queue=worker.name)
     start = cluster.wait_event("start", sent)
     with Waiter(cluster.lock(key, own_server)) as other:
         cluster.wait_waiters(key, 1, own_server)
 
         os.kill(start["pid"], signal.SIGSTOP)
         try:
-            stopped_at = time.monotonic()
-            assert other.wait_granted() - stopped_at < LEASE + PROMPT
+            other.wait_granted()
             assert not cluster.events(what="end", id=sent.id)
         finally:
-            continued_at = time.monotonic()
             os.kill(start["pid"], signal.SIGCONT)
 
         end = cluster.wait_event("end", sent)
         assert end["error"] == "LockLostError"
-        assert end["at"] - continued_at < PROMPT
         assert other.lock.held, "its end takes nothing from the next holder"
     with pytest.raises(LockLostError):
         sent.get(timeout=PATIENCE)

@@ -1,4 +1,7 @@
-"""However a task ends, its lock is free at once: measured by somebody who waits for it already."""
+"""However a task ends, its lock is free at once, as somebody finds who waits for it.
+
+Its lease would free it only after `jobs.LONG`, and nobody here is as patient as that.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from celery import states
 from celery.exceptions import TimeLimitExceeded
 
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster, Event, Waiter
+from tests.celery_dflock.cluster import PATIENCE, Cluster, Waiter
 
 MakeWaiter = Callable[..., Waiter]
 
@@ -43,7 +46,7 @@ def test_ends_by_itself(
 
     granted_at = other.wait_granted()
     end = cluster.wait_event("end", sent)
-    assert 0 < granted_at - end["at"] < PROMPT
+    assert granted_at > end["at"]
     assert end["held"]
     if state in states.READY_STATES:
         sent.get(timeout=PATIENCE, propagate=False)
@@ -64,7 +67,7 @@ def test_retry(
     gate.touch()
 
     granted_at = other.wait_granted()
-    assert 0 < granted_at - cluster.wait_event("end", sent)["at"] < PROMPT
+    assert granted_at > cluster.wait_event("end", sent)["at"]
     # The retry stands in the queue like everybody else, and not in its own way.
     cluster.wait_waiters(key, 1)
     other.lock.release()
@@ -86,44 +89,44 @@ def test_a_retry_waits_for_the_run_that_sent_it(cluster: Cluster, key: str, task
 
 
 def test_soft_time_limit(cluster: Cluster, waiter: MakeWaiter, key: str) -> None:
-    sent = cluster.send(jobs.patient, key, seconds=30, soft_time_limit=1)
+    sent = cluster.send(jobs.patient, key, seconds=jobs.LONG, soft_time_limit=1)
     cluster.wait_event("start", sent)
 
     granted_at = waiter(key).wait_granted()
 
     end = cluster.wait_event("end", sent)
     assert end["error"] == "SoftTimeLimitExceeded"
-    assert 0 < granted_at - end["at"] < PROMPT
+    assert granted_at > end["at"]
 
 
 def test_hard_time_limit(cluster: Cluster, waiter: MakeWaiter, key: str) -> None:
-    sent = cluster.send(jobs.patient, key, seconds=30, time_limit=1)
+    sent = cluster.send(jobs.patient, key, seconds=jobs.LONG, time_limit=1)
     start = cluster.wait_event("start", sent)
 
     granted_at = waiter(key).wait_granted()
 
     # The child is killed a moment after it has been asked to end.
-    assert 1 - 0.2 < granted_at - start["at"] < 1 + PROMPT
+    assert granted_at - start["at"] > 1 - 0.2
     with pytest.raises(TimeLimitExceeded):
         sent.get(timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
 def test_revoked(cluster: Cluster, waiter: MakeWaiter, key: str, how: str) -> None:
-    sent = cluster.send(jobs.patient, key, seconds=30)
+    sent = cluster.send(jobs.patient, key, seconds=jobs.LONG)
     cluster.wait_event("start", sent)
     other = waiter(key)
     cluster.wait_waiters(key, 1)
 
-    revoked_at = time.monotonic()
+    assert not other.granted
     sent.revoke(terminate=True, signal=how)
 
-    assert 0 < other.wait_granted() - revoked_at < PROMPT
+    other.wait_granted()
     cluster.wait(lambda: sent.state == states.REVOKED or None, "the state REVOKED")
 
 
 def test_process_killed(cluster: Cluster, key: str) -> None:
-    sent = cluster.send(jobs.patient, key, seconds=30, queue="one")
+    sent = cluster.send(jobs.patient, key, seconds=jobs.LONG, queue="one")
     start = cluster.wait_event("start", sent)
     following = cluster.send(jobs.patient, key, queue="two")
     cluster.wait_waiters(key, 1)
@@ -132,7 +135,7 @@ def test_process_killed(cluster: Cluster, key: str) -> None:
     os.kill(start["pid"], signal.SIGKILL)
 
     next_start = cluster.wait_event("start", following)
-    assert 0 < next_start["at"] - killed_at < PROMPT
+    assert next_start["at"] > killed_at
     assert next_start["fence"] > start["fence"]
     assert not cluster.events(what="end", id=sent.id)
 
@@ -140,7 +143,7 @@ def test_process_killed(cluster: Cluster, key: str) -> None:
 def test_worker_killed(cluster: Cluster, key: str) -> None:
     with cluster.worker("doomed", concurrency=1) as doomed:
         doomed.wait_ready()
-        sent = cluster.send(jobs.patient, key, seconds=30, queue="doomed")
+        sent = cluster.send(jobs.patient, key, seconds=jobs.LONG, queue="doomed")
         start = cluster.wait_event("start", sent)
         following = cluster.send(jobs.patient, key)
         cluster.wait_waiters(key, 1)
@@ -149,22 +152,21 @@ def test_worker_killed(cluster: Cluster, key: str) -> None:
         os.kill(doomed.pid, signal.SIGKILL)  # the main process; the kernel kills its children
 
         next_start = cluster.wait_event("start", following)
-    assert 0 < next_start["at"] - killed_at < PROMPT
+    assert next_start["at"] > killed_at
     assert next_start["fence"] > start["fence"]
 
 
-def test_three_times_its_lease(cluster: Cluster, waiter: MakeWaiter, key: str) -> None:
-    lease = 1
-    assert jobs.short.lock_ttl == lease
-    sent = cluster.send(jobs.short, key, seconds=3.2 * lease)
+def test_twice_its_lease(cluster: Cluster, waiter: MakeWaiter, key: str) -> None:
+    lease = jobs.short.lock_ttl
+    sent = cluster.send(jobs.short, key, seconds=2.1 * lease)
     start = cluster.wait_event("start", sent)
 
     # Had the lease ended once in between, it would have been granted then.
     granted_at = waiter(key).wait_granted()
 
-    end: Event = cluster.wait_event("end", sent)
-    assert end["at"] - start["at"] > 3 * lease
-    assert 0 < granted_at - end["at"] < PROMPT
+    end = cluster.wait_event("end", sent)
+    assert end["at"] - start["at"] > 2 * lease
+    assert granted_at > end["at"]
     assert end["held"]
     assert sent.get(timeout=PATIENCE) == sent.id
 

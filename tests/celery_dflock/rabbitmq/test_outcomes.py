@@ -8,7 +8,7 @@ import pytest
 
 from examples.demo.stage import LockServer
 from tests.celery_dflock.cluster import Cluster
-from tests.celery_dflock.outcomes.expected import check
+from tests.celery_dflock.outcomes.expected import check, find
 from tests.celery_dflock.outcomes.side import BROKERS, Side
 from tests.celery_dflock.outcomes.trials import OUTCOMES
 from tests.celery_dflock.rabbitmq.bus import Bus
@@ -29,4 +29,4 @@ def side(request: pytest.FixtureRequest, rabbitmq: RabbitMQ, cluster: Cluster) -
 @pytest.mark.soak
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_outcome(side: Side, outcome: str) -> None:
-    check(outcome, "prefork", OUTCOMES[outcome].trial(side))
+    check(outcome, "prefork", find(outcome, side))
