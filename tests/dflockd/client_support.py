@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from dflockd import client as async_client
 from dflockd import sync_client
-from tests.dflockd.raw_server import PATIENCE, ServerProcess
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 
 
 class InThreads:
@@ -163,15 +163,41 @@ async def soon(awaitable: Awaitable[Any]) -> Any:
     return await asyncio.wait_for(awaitable, PATIENCE)
 
 
-def stats(server: ServerProcess) -> dict[str, Any]:
+def stats(server: ServerProcess, **options: Any) -> dict[str, Any]:
     """Ask a server what is going on; the connection that asks is not counted."""
-    raw = server.connect()
+    raw = server.connect(**options)
     try:
         report = json.loads(raw.ask("stats").removeprefix("ok "))
     finally:
         raw.close()
     report["connections"] -= 1
     return report
+
+
+def left_of_lease(server: ServerProcess, key: str, **options: Any) -> float:
+    entry = next(entry for entry in stats(server, **options)["locks"] if entry["key"] == key)
+    return float(entry["lease_expires_in_s"])
+
+
+def wait_renewed(server: ServerProcess, key: str, times: int = 1, **options: Any) -> None:
+    """Wait until the server has renewed a lock so often. Its lease is one that does not end meanwhile.
+
+    A test of what goes on during a lease makes this long, and with `renew_ratio` the time until the
+    renewals short: that is true on a busy machine too.
+    """
+    for _ in range(times):
+        seen = [left_of_lease(server, key, **options)]
+
+        def is_renewed(seen: list[float] = seen) -> bool:
+            seen.append(left_of_lease(server, key, **options))
+            return seen[-1] > seen[-2]
+
+        eventually(is_renewed)
+
+
+async def renewed(server: ServerProcess, key: str, times: int = 1, **options: Any) -> None:
+    """The same, and the event loop goes on meanwhile."""
+    await asyncio.to_thread(wait_renewed, server, key, times, **options)
 
 
 def waiters(server: ServerProcess, key: str) -> int:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-PATIENCE = 15.0
+PATIENCE = 30.0
 """Seconds that a test waits for something that should come at once."""
 
 # Without uvloop the server runs on plain asyncio: hiding the module is all it takes.

@@ -13,14 +13,15 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client import clock, reactor, renewal
+from dflockd.client import clock, process, reactor, renewal
 from dflockd.client.lease import Lease
 from dflockd.client.operations import Grant, Target
 from dflockd.client.pool import Pool
@@ -34,17 +35,19 @@ from tests.dflockd.client_support import (
     Script,
     client_named,
     is_free,
+    renewed,
     soon,
     stats,
     until,
+    wait_renewed,
     waiters,
 )
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
-SLACK = 0.3
-"""Seconds by which something may be late."""
+LEASE = 600
+"""Seconds; they end when the test sets the clock of the clients forward, and not before."""
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +81,7 @@ class Held:
     """A lock that was just taken, and what becomes of it."""
 
     def __init__(
-        self, client: Client, server: ServerProcess | Proxy, suffix: str = "", **options: Any
+        self, client: Client, server: ServerProcess | Proxy | None, suffix: str = "", **options: Any
     ) -> None:
         self.calls = Calls()
         self.key = f"key-{client.name}{suffix}"
@@ -86,34 +89,18 @@ class Held:
         self.asked_at = self.granted_at = 0.0
 
     @classmethod
-    async def take(cls, client: Client, server: ServerProcess | Proxy, **options: Any) -> Held:
+    async def take(
+        cls, client: Client, server: ServerProcess | Proxy | None, **options: Any
+    ) -> Held:
         self = cls(client, server, **options)
-        self.asked_at = time.monotonic()
+        self.asked_at = clock.now()
         assert await soon(self.lock.acquire()) is True
-        self.granted_at = time.monotonic()
+        self.granted_at = clock.now()
         return self
 
-    async def lost_after(self, lease: float, *, doubtful: bool = False) -> None:
-        """Check that the lock is lost after the lease, not before, and that its loss is told once.
-
-        It is held until then; where its connection breaks it is in doubt soon, and never held again.
-        """
-        if doubtful:
-            while self.lock.held:
-                assert time.monotonic() < self.granted_at + 0.5, "nobody has noticed"
-                await asyncio.sleep(0.005)
-        going_on = "doubtful" if doubtful else "held"
-        while (state := self.lock.state) == going_on:
-            assert time.monotonic() < self.granted_at + lease + 0.05, "held past its lease"
-            await asyncio.sleep(0.005)
-        assert state == "lost"
-        assert self.lock.fence
-        assert time.monotonic() > self.asked_at + lease - 0.05, "lost before its lease ended"
-        assert await self.calls.first() < self.granted_at + lease + SLACK
-
     async def lost_at_once(self) -> None:
-        began = time.monotonic()
-        assert await self.calls.first() < began + 2
+        """It is told of that long before its lease ends."""
+        await self.calls.first()
         await self.stays_lost()
 
     async def stays_lost(self) -> None:
@@ -137,13 +124,60 @@ class Held:
         assert not self.calls.locks
 
 
+@dataclass
+class Time:
+    """The clock of the clients in this process: it goes on, or stands where the test has set it."""
+
+    patch: pytest.MonkeyPatch
+
+    def stand_at(self, time: float) -> None:
+        self.patch.setattr(clock, "now", lambda: time)
+
+    def go_on_from(self, time: float) -> None:
+        self.patch.undo()
+        running, since = clock.now, clock.now()
+        self.patch.setattr(clock, "now", lambda: time + running() - since)
+        process.current().reactor.call(lambda: None)  # it looks at the clock
+
+    async def end_leases(self, held: Sequence[Held], doubtful: Sequence[Held] = ()) -> None:
+        """Check that locks are lost with their leases, not before, and that they are told.
+
+        They are held until then; those whose connections break are in doubt soon, and never held again.
+        """
+        for hold in doubtful:
+            await until(lambda hold=hold: not hold.lock.held)  # type: ignore[misc]
+        holds = [*held, *doubtful]
+        states = ["held"] * len(held) + ["doubtful"] * len(doubtful)
+        assert [hold.lock.state for hold in holds] == states
+        first, last = (min(each.asked_at for each in holds), max(each.granted_at for each in holds))
+        self.go_on_from(first + 0.75 * LEASE)  # the renewals are due
+        await asyncio.sleep(0.3)
+        self.stand_at(first + LEASE - 0.001)
+        assert [hold.lock.state for hold in holds] == states
+        assert not any(hold.calls.locks for hold in holds), "lost before its lease ended"
+        self.stand_at(last + LEASE)
+        assert {hold.lock.state for hold in holds} == {"lost"}, "held past its lease"
+        self.go_on_from(last + LEASE)
+        for hold in holds:
+            assert hold.lock.fence
+            await hold.calls.first()
+        self.patch.undo()
+
+
+@pytest.fixture
+def time_of_clients(monkeypatch: pytest.MonkeyPatch) -> Time:
+    return Time(monkeypatch)
+
+
 # The server.
 
 
-async def test_the_server_is_killed(clients: list[Client], doomed: ServerProcess) -> None:
-    holds = [await Held.take(client, doomed, lease_ttl_s=1) for client in clients]
+async def test_the_server_is_killed(
+    clients: list[Client], doomed: ServerProcess, time_of_clients: Time
+) -> None:
+    holds = [await Held.take(client, doomed, lease_ttl_s=LEASE) for client in clients]
     doomed.process.kill()
-    await asyncio.gather(*(hold.lost_after(1, doubtful=True) for hold in holds))
+    await time_of_clients.end_leases([], holds)
     await asyncio.gather(*(hold.stays_lost() for hold in holds))
     for client in clients:
         with pytest.raises(errors.UnreachableError):
@@ -199,11 +233,11 @@ async def test_a_waiter_whose_server_ends(client: Client, doomed: ServerProcess)
 
 
 async def test_the_server_stops_for_longer_than_the_lease(
-    clients: list[Client], doomed: ServerProcess
+    clients: list[Client], doomed: ServerProcess, time_of_clients: Time
 ) -> None:
-    holds = [await Held.take(client, doomed, lease_ttl_s=1) for client in clients]
+    holds = [await Held.take(client, doomed, lease_ttl_s=LEASE) for client in clients]
     doomed.suspend()
-    await asyncio.gather(*(hold.lost_after(1) for hold in holds))
+    await time_of_clients.end_leases(holds)
     # What it answers now to the renewals that it finds is too late.
     doomed.signal(signal.SIGCONT)
     await asyncio.gather(*(hold.stays_lost() for hold in holds))
@@ -216,11 +250,13 @@ async def test_the_server_stops_for_longer_than_the_lease(
 async def test_the_server_stops_for_less_than_the_lease(
     clients: list[Client], doomed: ServerProcess
 ) -> None:
-    holds = [await Held.take(client, doomed, lease_ttl_s=2) for client in clients]
+    options = {"lease_ttl_s": LEASE, "renew_ratio": 0.5 / LEASE}
+    holds = [await Held.take(client, doomed, **options) for client in clients]
     doomed.suspend()
-    await asyncio.gather(*(hold.kept_for(1.4) for hold in holds))
+    await asyncio.gather(*(hold.kept_for(1.4) for hold in holds))  # renewals are due
     doomed.signal(signal.SIGCONT)
-    await asyncio.gather(*(hold.kept_for(1) for hold in holds))
+    await asyncio.gather(*(renewed(doomed, hold.key) for hold in holds))
+    await asyncio.gather(*(hold.kept_for(0.2) for hold in holds))
     for hold in holds:
         assert await hold.lock.release() is True
 
@@ -286,12 +322,15 @@ async def test_many_cuts_lose_a_lock_once(
 
 
 async def test_nothing_gets_through(
-    clients: list[Client], server: ServerProcess, through: Callable[[ServerProcess], Proxy]
+    clients: list[Client],
+    server: ServerProcess,
+    through: Callable[[ServerProcess], Proxy],
+    time_of_clients: Time,
 ) -> None:
     proxy = through(server)
-    holds = [await Held.take(client, proxy, lease_ttl_s=1) for client in clients]
+    holds = [await Held.take(client, proxy, lease_ttl_s=LEASE) for client in clients]
     proxy.withhold()
-    await asyncio.gather(*(hold.lost_after(1) for hold in holds))
+    await time_of_clients.end_leases(holds)
     proxy.pass_on()
     await asyncio.gather(*(hold.stays_lost() for hold in holds))
     await until(lambda: stats(server)["locks"] == [])
@@ -301,11 +340,12 @@ async def test_answers_that_come_after_the_lease(
     clients: list[Client],
     patient_server: ServerProcess,
     through: Callable[[ServerProcess], Proxy],
+    time_of_clients: Time,
 ) -> None:
     """The server has renewed the lock, but said so too late: it stays lost, and is given back."""
     steady, broken = through(patient_server), through(patient_server)
     holds = [
-        await Held.take(client, proxy, suffix=str(number), lease_ttl_s=1)
+        await Held.take(client, proxy, suffix=str(number), lease_ttl_s=LEASE)
         for number, proxy in enumerate((steady, broken))
         for client in clients
     ]
@@ -313,10 +353,7 @@ async def test_answers_that_come_after_the_lease(
     steady.withhold_replies()
     broken.withhold_replies()
     broken.cut(reset=True)
-    await asyncio.gather(
-        *(hold.lost_after(1) for hold in holds[: len(clients)]),
-        *(hold.lost_after(1, doubtful=True) for hold in holds[len(clients) :]),
-    )
+    await time_of_clients.end_leases(holds[: len(clients)], holds[len(clients) :])
     steady.pass_on()
     broken.pass_on()
     await asyncio.gather(*(hold.stays_lost() for hold in holds))
@@ -350,17 +387,20 @@ async def test_a_lock_with_a_broken_connection_is_released(
 # The answer and the end in one.
 
 
-async def _answered_and_left(client: Client, again: bytes) -> None:
+@contextlib.asynccontextmanager
+async def _answered_and_left(client: Client, again: bytes) -> AsyncIterator[Held]:
+    """A lock whose first renewal is answered with the end of its connection."""
+
     def serve(listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             sock, _ = listener.accept()
             with sock:
                 sock.recv(1000)
-                sock.sendall(b"ok 0123456789abcdef0123456789abcdef 1\n")
+                sock.sendall(b"ok 0123456789abcdef0123456789abcdef %d\n" % LEASE)
                 sock.recv(1000)
                 # In one packet.
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
-                sock.sendall(b"ok 1\n")
+                sock.sendall(b"ok %d\n" % LEASE)
                 sock.shutdown(socket.SHUT_RDWR)
             while True:
                 sock, _ = listener.accept()
@@ -371,25 +411,33 @@ async def _answered_and_left(client: Client, again: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
-        lost = Calls()
-        port = listener.getsockname()[1]
-        lock = client.lock("key", servers=[("127.0.0.1", port)], on_lost=lost)
-        assert await soon(lock.acquire()) is True
-        granted_at = time.monotonic()
+        servers = [("127.0.0.1", listener.getsockname()[1])]
         # One renewal is answered, half a second or less after the grant.
-        assert await lost.first() < granted_at + (0.9 if again else 1.5 + SLACK)
-        assert not lock.held
-        await asyncio.sleep(0.1)
-        assert len(lost.locks) == 1
+        yield await Held.take(client, None, servers=servers, renew_ratio=0.5 / LEASE)
         listener.shutdown(socket.SHUT_RDWR)
     thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("again", [b"error\n", b""])
-async def test_a_server_that_answers_and_leaves(clients: list[Client], again: bytes) -> None:
+async def test_a_server_that_answers_and_leaves(
+    clients: list[Client], again: bytes, time_of_clients: Time
+) -> None:
     """The end of the connection must be noticed though a good answer came right before it."""
-    await asyncio.gather(*(_answered_and_left(client, again) for client in clients))
+    async with contextlib.AsyncExitStack() as stack:
+        holds = [
+            await stack.enter_async_context(_answered_and_left(client, again)) for client in clients
+        ]
+        if again:
+            await asyncio.gather(*(hold.lost_at_once() for hold in holds))
+        else:
+            for hold in holds:
+                await until(lambda hold=hold: hold.lock.state == "doubtful")  # type: ignore[misc]
+            time_of_clients.go_on_from(clock.now() + LEASE)
+            assert {hold.lock.state for hold in holds} == {"lost"}
+            await asyncio.gather(*(hold.calls.first() for hold in holds))
+        await asyncio.sleep(0.1)
+        assert [len(hold.calls.locks) for hold in holds] == [1, 1]
 
 
 class Line:
@@ -622,11 +670,11 @@ async def test_a_callback_that_fails(
 async def test_an_event_loop_that_stands_still(
     clients: list[Client], server: ServerProcess
 ) -> None:
-    """A blocking call longer than the lease costs no lock: the loop does not renew it."""
+    """A blocking call costs no lock, however long it is: the loop does not renew it."""
     lost = Calls()
-    lock = clients[1].lock("key", server, lease_ttl_s=1, on_lost=lost)
+    lock = clients[1].lock("key", server, lease_ttl_s=LEASE, renew_ratio=0.5 / LEASE, on_lost=lost)
     await lock.acquire()
-    time.sleep(2.2)  # noqa: ASYNC251
+    wait_renewed(server, "key")
     assert lock.held
     assert not is_free(server, "key")
     assert await lock.release() is True
@@ -634,21 +682,26 @@ async def test_an_event_loop_that_stands_still(
     assert not lost.locks
 
 
-def test_an_event_loop_that_is_closed(clients: list[Client], doomed: ServerProcess) -> None:
+def test_an_event_loop_that_is_closed(
+    clients: list[Client], doomed: ServerProcess, time_of_clients: Time
+) -> None:
     """Its locks go on, and if one is lost the client's own thread says so."""
     lost = Calls()
     threads = []
     lock = clients[1].lock(
         "key",
         doomed,
-        lease_ttl_s=1,
+        lease_ttl_s=LEASE,
+        renew_ratio=0.5 / LEASE,
         on_lost=lambda _: [lost(_), threads.append(threading.get_ident())],
     )
     assert asyncio.run(lock.acquire()) is True
-    time.sleep(2.2)
+    wait_renewed(doomed, "key")
     assert lock.held
     assert not is_free(doomed, "key")
     doomed.process.kill()
+    eventually(lambda: lock.state == "doubtful")
+    time_of_clients.go_on_from(clock.now() + LEASE)
     eventually(lambda: bool(threads))
     assert threads != [threading.get_ident()]
     assert lost.locks == [lock]
@@ -662,8 +715,8 @@ from dflockd import client, sync_client
 lost = []
 options = {
     "servers": [("127.0.0.1", int(sys.argv[2]))],
-    "lease_ttl_s": 1,
-    "acquire_timeout_s": 30,
+    "lease_ttl_s": 3,
+    "acquire_timeout_s": 600,
     "on_lost": lost.append,
 }
 name = sys.argv[1]
@@ -689,7 +742,7 @@ else:
 
 @pytest.fixture
 def holders(clients: list[Client], server: ServerProcess) -> Iterator[list[Script]]:
-    """Two programs that hold a lock with a lease of one second, one with each client."""
+    """Two programs that hold a lock with a lease of three seconds, one with each client."""
     scripts = [Script(HOLDER, client.name, server.port) for client in clients]
     yield scripts
     for script in scripts:
@@ -703,16 +756,10 @@ async def test_this_process_stops_for_longer_than_the_lease(
     keys = [f"key-{client.name}" for client in clients]
     for script in holders:
         assert script.line().startswith("granted True")
-        script.say()
-        assert script.line() == "True 0"
-    await asyncio.sleep(1.2)
-    for script in holders:
-        script.say()
-        assert script.line() == "True 0", "renewed"
         script.process.send_signal(signal.SIGSTOP)
     raw = server.connect()
     for key in keys:
-        raw.lock(key, 5)  # granted once the lease has ended
+        raw.lock(key, 600)  # granted once the lease has ended
     for script in holders:
         script.say()
         script.process.send_signal(signal.SIGCONT)
@@ -735,7 +782,7 @@ async def test_a_grant_that_comes_while_this_process_is_stopped(
     """It is not believed: the lease has ended, and somebody else has the lock."""
     raw = server.connect()
     keys = [f"key-{client.name}" for client in clients]
-    tokens = [raw.lock(key, "0 60") for key in keys]
+    tokens = [raw.lock(key, "0 600") for key in keys]
     scripts = [Script(HOLDER, client.name, server.port) for client in clients]
     try:
         for key, token, script in zip(keys, tokens, scripts, strict=True):
@@ -743,7 +790,7 @@ async def test_a_grant_that_comes_while_this_process_is_stopped(
             script.process.send_signal(signal.SIGSTOP)
             assert raw.ask("r", key, token) == "ok"
             await until(lambda key=key: waiters(server, key) == 0)  # type: ignore[misc]
-        tokens = [raw.lock(key, "5 60") for key in keys]  # granted once that lease has ended
+        tokens = [raw.lock(key, "600 600") for key in keys]  # granted once that lease has ended
         for key, token, script in zip(keys, tokens, scripts, strict=True):
             script.process.send_signal(signal.SIGCONT)
             # It does not take the grant up, but goes back to waiting.
