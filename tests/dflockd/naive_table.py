@@ -17,8 +17,8 @@ from dflockd.table.deadlines import SPAN_STEP
 from dflockd.table.queue import LEAST_TURN
 from dflockd.table.reservations import RESERVED_LATE
 
-Owner = tuple[bytes, int, bytes]
-"""Identity, attempt and instance."""
+Owner = tuple[bytes, int, bytes, int]
+"""Identity, attempt, instance and age."""
 
 Name = tuple[int, bytes]
 """Namespace and key."""
@@ -94,6 +94,8 @@ class Peer:
     resumes: bytes | None = None
     turn: float | None = None
     waiting: Waiter | None = None
+    listening: Hold | None = None
+    """What it holds and waits to hear of."""
     granted: Hold | None = None
     """What its last wait has brought."""
     enqueued: list[Waiter] = field(default_factory=list)
@@ -130,6 +132,10 @@ class NaiveTable:
         self.recovers_until = -math.inf
         self.ended: set[tuple[Name, bytes]] = set()
         """The keys and tokens of what has ended since the recovery began."""
+        self.newest: dict[bytes, int] = {}
+        """The largest age with which each lock was asked for."""
+        self.first = 0
+        """Where the answer to the request goes that is handled: before those that it has brought."""
         self._clock = 0
 
     # Looking around.
@@ -194,6 +200,7 @@ class NaiveTable:
         for waiter in peer.enqueued:
             if waiter.is_told:
                 self.seen["told and gone"] += 1
+                self._has_spoken(waiter)  # by that
                 self.keys[waiter.name].queue.remove(waiter)
                 self._serve(waiter.name)
         owned = [hold for hold in self.holds() if hold.peer == number]
@@ -214,8 +221,10 @@ class NaiveTable:
         self.keeps_holds = keep
         self.draining = True
         for number, peer in self.peers.items():
-            if peer.waiting:
-                self._leave(peer.waiting)
+            if peer.waiting or peer.listening:
+                if peer.waiting:
+                    self._leave(peer.waiting)
+                peer.listening = None
                 self.answers.append(Answer(number, "error_draining"))
             for waiter in list(peer.enqueued):
                 if waiter.hold is None:
@@ -245,16 +254,19 @@ class NaiveTable:
             self._set(hold, _rounded(until - self.now))
 
     def acquire(self, peer: int, name: Name, limit: int, timeout: int, lease: int | None) -> None:
+        self.first = len(self.answers)
         kept = self._taken_up(peer, name)
         answer = self._refusal(name, limit, lease)
+        if not answer:
+            answer = self._newest_wins(peer, name, kept)
         key = self.keys.get(name)
         span = self._lease(lease)
         if answer:
-            self._answer(peer, answer)
+            self._reply(peer, answer)
         elif not kept and (there := self._there(peer, key)) is not None:
             if isinstance(there, Waiter) and self._is_the_same(there, peer):
                 if self._has_too_much(peer, two_phase=False):
-                    self._answer(peer, "error_max_holds")
+                    self._reply(peer, "error_max_holds")
                     return
                 has_slot = self._take_over(there, peer, span, two_phase=False)
                 self._block(there, timeout)
@@ -262,18 +274,18 @@ class NaiveTable:
             else:
                 self._conflict(peer, there)
         elif self._too_many(peer, key, limit, kept, two_phase=False):
-            self._answer(peer, "error_max_holds")
+            self._reply(peer, "error_max_holds")
         elif kept:
             has_slot = self._come_back(kept, peer, limit, span, two_phase=False)
             self._block(kept, timeout)
             self._go_on_with(kept, has_slot)
         elif key is None or self._free_slots(key) > 0:
             self.keys.setdefault(name, Key(limit))
-            self._answer(peer, "granted", self._grant(name, peer, span), span)
+            self._reply(peer, "granted", self._grant(name, peer, span), span)
         elif self._full(key):
-            self._answer(peer, "error_max_waiters")
+            self._reply(peer, "error_max_waiters")
         elif timeout == 0:
-            self._answer(peer, "timeout")
+            self._reply(peer, "timeout")
         else:
             waiter = Waiter(name, peer, span, two_phase=False, number=self._arrival())
             waiter.owner = self.peers[peer].owner
@@ -281,21 +293,23 @@ class NaiveTable:
             self._block(waiter, timeout)
 
     def enqueue(self, peer: int, name: Name, limit: int, lease: int | None) -> None:
+        self.first = len(self.answers)
         turn, self.peers[peer].turn = self.peers[peer].turn, None
         kept = self._taken_up(peer, name)
         answer = self._refusal(name, limit, lease)
-        key = self.keys.get(name)
         span = self._lease(lease)
         if span <= self.limits.max_lease and self._waiter(peer, name):
             answer = "error_already_enqueued"
+        if not answer:
+            answer = self._newest_wins(peer, name, kept)
+        key = self.keys.get(name)
         there = None if answer or kept else self._there(peer, key)
         if isinstance(there, Waiter) and self._is_the_same(there, peer):
             if self._has_too_much(peer, two_phase=True):
-                self._answer(peer, "error_max_holds")
+                self._reply(peer, "error_max_holds")
                 return
-            first = len(self.answers)
             has_slot = self._take_over(there, peer, span, two_phase=True)
-            self._queue_up(there, peer, turn, has_slot, first)
+            self._queue_up(there, peer, turn, has_slot)
             return
         if there is not None:
             self._conflict(peer, there)
@@ -303,36 +317,34 @@ class NaiveTable:
         if not answer and self._too_many(peer, key, limit, kept, two_phase=True):
             answer = "error_max_holds"
         if answer:
-            self._answer(peer, answer)
+            self._reply(peer, answer)
             return
         if kept:
             has_slot = self._come_back(kept, peer, limit, span, two_phase=True)
-            self._queue_up(kept, peer, turn, has_slot, len(self.answers))
+            self._queue_up(kept, peer, turn, has_slot)
             return
         waiter = Waiter(name, peer, span, two_phase=True, number=self._arrival())
         waiter.owner = self.peers[peer].owner
         if turn is None and (key is None or self._free_slots(key) > 0):
             self.keys.setdefault(name, Key(limit))
             waiter.hold = self._grant(name, peer, span)
-            self._answer(peer, "acquired", waiter.hold, span)
+            self._reply(peer, "acquired", waiter.hold, span)
             self.peers[peer].enqueued.append(waiter)
         elif key is not None and self._full(key):
-            self._answer(peer, "error_max_waiters")
+            self._reply(peer, "error_max_waiters")
         else:
             self.keys.setdefault(name, Key(limit)).queue.append(waiter)
-            self._queue_up(waiter, peer, turn, False, len(self.answers))
+            self._queue_up(waiter, peer, turn, False)
 
-    def _queue_up(
-        self, waiter: Waiter, peer: int, turn: float | None, has_slot: bool, first: int
-    ) -> None:
-        """Have somebody wait by enqueue, who is answered before all from the `first` answer on."""
+    def _queue_up(self, waiter: Waiter, peer: int, turn: float | None, has_slot: bool) -> None:
+        """Have somebody wait by enqueue, who is answered before all others."""
         waiter.turn = turn
         self.peers[peer].enqueued.append(waiter)
         self._go_on_with(waiter, has_slot)
         kind = "acquired" if waiter.hold else "turn" if waiter.is_told else "queued"
         self.seen["told at once"] += kind == "turn"
         answer = Answer(peer, kind, waiter.hold, waiter.lease, waiter)
-        self.answers.insert(first, answer)
+        self.answers.insert(self.first, answer)
 
     def want_turn(self, peer: int, milliseconds: int) -> None:
         if milliseconds > self.limits.max_lease * 1000:
@@ -368,7 +380,9 @@ class NaiveTable:
         reserve, self.peers[peer].reserve = self.peers[peer].reserve, None
         waiter = self._waiter(peer, name)
         if waiter is None:
-            self._answer(peer, "error_not_enqueued")
+            owner, newest = self.peers[peer].owner, self.newest.get(name[1], 0)
+            is_older = name[0] == 0 and owner and 0 < owner[3] < newest
+            self._answer(peer, f"superseded {newest}" if is_older else "error_not_enqueued")
         elif waiter.hold is not None:
             self.peers[peer].enqueued.remove(waiter)
             self._set(waiter.hold, waiter.lease)
@@ -456,6 +470,83 @@ class NaiveTable:
         self.peers[peer].owner = owner
         self._answer(peer, "ok")
 
+    # The newest wins.
+
+    def _newest_of(self, name: Name) -> int:
+        there = self.keys.get(name, Key(1))
+        ages = [item.owner[3] for item in [*there.holds, *there.queue] if item.owner]
+        return self.newest.get(name[1]) or max(ages, default=0)
+
+    def _newest_wins(self, peer: int, name: Name, kept: Waiter | None) -> str | None:
+        """Send away who asks and is older than somebody, or else all who are older than that."""
+        owner = self.peers[peer].owner
+        if not owner or not owner[3]:
+            return None
+        there = self._there(peer, self.keys.get(name))
+        if (
+            not kept
+            and there
+            and not (isinstance(there, Waiter) and self._is_the_same(there, peer))
+        ):
+            return None  # that comes first
+        if name[0] != 0:
+            return "error"
+        newest, age = self._newest_of(name), owner[3]
+        self.newest[name[1]] = max(newest, age)
+        if age < newest:
+            self.seen["older"] += 1
+            if kept:
+                self.seen["older and back"] += 1
+                self._send_away(kept)
+            return f"superseded {newest}"
+        if age == newest or name not in self.keys:
+            return None
+        for waiter in list(self.keys[name].queue):
+            if waiter.owner and 0 < waiter.owner[3] < age and waiter is not kept:
+                self.seen["told and older" if waiter.is_told else "older waiter"] += 1
+                if waiter.peer and self.peers[waiter.peer].waiting is waiter:
+                    self.answers.append(Answer(waiter.peer, f"superseded {age}"))
+                self._send_away(waiter, serves=False)
+        if name in self.keys:
+            self._serve(name)
+        self._tell_listeners(name, f"superseded {age}")
+        return None
+
+    def _send_away(self, waiter: Waiter, *, serves: bool = True) -> None:
+        if waiter.is_told:
+            self._has_spoken(waiter)
+        in_line = self.is_in_line(waiter)
+        if waiter in self.away:
+            self.away.remove(waiter)
+            if not in_line:
+                self.keys.setdefault(waiter.name, Key(1)).queue.append(waiter)
+        number, peer = waiter.peer, self.peers.get(waiter.peer, Peer())
+        self.keys[waiter.name].queue.remove(waiter)
+        if peer.waiting is waiter:
+            peer.waiting = None
+        if waiter in peer.enqueued:
+            peer.enqueued.remove(waiter)
+        assert number or not peer.enqueued
+        if serves:
+            self._serve(waiter.name)
+
+    def _tell_listeners(self, name: Name, kind: str) -> None:
+        for number, peer in self.peers.items():
+            if peer.listening and peer.listening.name == name:
+                self.seen["listened"] += kind.startswith("superseded")
+                peer.listening = None
+                self.answers.append(Answer(number, kind))
+
+    def listen(self, peer: int, name: Name, token: bytes) -> None:
+        hold = self._by_token(name, token)
+        if hold is None or not hold.owner or not hold.owner[3]:
+            self._answer(peer, "error" if hold else "error_lease_expired")
+        elif (newest := self.newest.get(name[1], 0)) > hold.owner[3]:
+            self._answer(peer, f"superseded {newest}")
+        else:
+            self._tell_listeners(name, "error_lease_expired")
+            self.peers[peer].listening = hold
+
     # Who asks.
 
     def _there(self, peer: int, key: Key | None) -> Hold | Waiter | None:
@@ -473,7 +564,9 @@ class NaiveTable:
     def _is_the_same(self, there: Waiter, peer: int) -> bool:
         """Whether it is the same process, whose former connection is lost."""
         owner = self.peers[peer].owner
-        return owner == there.owner and bool(owner and owner[2])
+        if not owner or not there.owner:
+            return False
+        return owner[:3] == there.owner[:3] and bool(owner[2])
 
     def _conflict(self, peer: int, there: Hold | Waiter) -> None:
         assert there.owner is not None
@@ -502,6 +595,12 @@ class NaiveTable:
         self, peer: int, kind: str, hold: Hold | None = None, lease: int | None = None
     ) -> None:
         self.answers.append(Answer(peer, kind, hold, lease))
+
+    def _reply(
+        self, peer: int, kind: str, hold: Hold | None = None, lease: int | None = None
+    ) -> None:
+        """Answer the request that is handled, before all that it has brought."""
+        self.answers.insert(self.first, Answer(peer, kind, hold, lease))
 
     def _tick(self) -> int:
         self._clock += 1
@@ -623,6 +722,8 @@ class NaiveTable:
         key.holds.remove(hold)
         if hold.token:
             self.ended.add((hold.name, hold.token))
+        if hold.name[0] == 0:
+            self._tell_listeners(hold.name, "error_lease_expired")
         for peer in self.peers.values():
             peer.enqueued = [waiter for waiter in peer.enqueued if waiter.hold is not hold]
         self._serve(hold.name)

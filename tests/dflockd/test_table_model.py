@@ -20,17 +20,33 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dflockd.table import Effect, HoldRecord, Limits, LockTable, Peer, TokenIssuer, Waiter, report
+from dflockd.table import (
+    Effect,
+    HoldRecord,
+    Limits,
+    LockTable,
+    NewestRecord,
+    Peer,
+    TokenIssuer,
+    Waiter,
+    report,
+)
+from dflockd.table import (
+    Hold as TableHold,
+)
 from dflockd.table.states import EXPECTED, TRANSITIONS
 from dflockd.wire import (
     Acquire,
+    Aged,
     Barrier,
     Confirm,
     Detach,
+    DrawAge,
     Enqueue,
     Enqueued,
     Evict,
     Granted,
+    Listen,
     Malformed,
     Owner,
     OwnerConflict,
@@ -48,6 +64,7 @@ from dflockd.wire import (
     StableRef,
     Stats,
     Status,
+    Superseded,
     TimedOut,
     Turn,
     Wait,
@@ -95,6 +112,7 @@ owners = st.none() | st.builds(
     st.integers(0, 2),
     st.sampled_from([b"", b"here", b"here", b"there"]),
     st.sampled_from([None, None, b"", b"me"]),  # which is no part of who asks
+    st.sampled_from([0, 0, 0, 1, 2, 3, 4]),
 )
 
 ENDS = [
@@ -116,6 +134,7 @@ class TableMachine(RuleBasedStateMachine):
         self.model = NaiveTable(limits)
         self.model.authentic = self.authentic
         self.kept: dict[int, HoldRecord] = {}  # what the changes say, by fence
+        self.kept_newest: dict[bytes, NewestRecord] = {}
         self.last_fence = FIRST_FENCE
         self.crashed = False  # once a machine is lost, badly behaved clients are believed
         self.peers: dict[int, Peer] = {}
@@ -148,7 +167,10 @@ class TableMachine(RuleBasedStateMachine):
         """Do with the changes what a journal does."""
         assert self.table.changes is not None
         for hold in self.table.changes:
-            if hold.ended:
+            if not isinstance(hold, TableHold):
+                if not hold.ended:
+                    self.kept_newest[hold.key] = hold.kept()
+            elif hold.ended:
                 self.kept.pop(hold.fence, None)
             else:
                 self.kept[hold.fence] = hold.kept()
@@ -218,7 +240,44 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(choice=numbers, owner=owners)
     def own(self, choice: int, owner: Owner | None) -> None:
-        self.ask(choice, owner or Owner(b"", 0), "own", owner and owner[:3])
+        self.ask(choice, owner or Owner(b"", 0), "own", owner and (*owner[:3], owner.age))
+
+    @rule(choice=numbers, which=numbers)
+    def listen(self, choice: int, which: int) -> None:
+        name, token = self.live_token(which)
+        if name[0] == 0:
+            self.ask(choice, Listen(name[1], token), "listen", name, token)
+
+    @rule(choice=numbers, name=names)
+    def draw_age(self, choice: int, name: Name) -> None:
+        peer = self.idle(choice)
+        if peer is None or self.model.draining:
+            return
+        self.advance()
+        [(number, reply)] = self.table.handle(peer, DrawAge(name[1]), self.model.now)
+        assert number == peer.id
+        assert isinstance(reply, Aged)
+        assert reply.age > max(self.last_fence, *self.fences.values(), *[0])
+        self.last_fence = reply.age
+
+    @rule(
+        name=st.sampled_from([(0, b"a"), (0, b"a"), (0, b"b")]),
+        wanted=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=5),
+        timeout=timeouts,
+    )
+    def newer_and_newer_ones_come(
+        self, name: Name, wanted: list[tuple[int, int]], timeout: int
+    ) -> None:
+        """Runs with ages want the same lock, in some order, and who gets it listens."""
+        for choice, (age, way) in enumerate(wanted):
+            self.own(choice, Owner(b"run-%d" % age, 0, b"here", None, age))
+            if way == 0:
+                self.want_turn(choice, 1000)
+            if way < 2:
+                self.enqueue(choice, name, 0, None)
+            else:
+                self.acquire(choice, name, 0, timeout, None)
+            self.listen(choice, 0)
 
     @rule(
         name=names,
@@ -414,10 +473,18 @@ class TableMachine(RuleBasedStateMachine):
             until = self.model.now + self.limits.max_lease
             self.crashed, self.last_fence = True, self.last_fence + 1000
         self.table = LockTable(self.limits, TokenIssuer(b"secret", self.last_fence), kept=True)
+        newest = [
+            record
+            for number, record in enumerate(self.kept_newest.values())
+            if not odds % 8 or not lost >> number & 1
+        ]
         self.table.restore(holds, self.model.now)
+        self.table.remember(newest)
+        self.kept_newest.clear()
         if until > self.model.now:
             self.table.recover(until)
         self.model.crash(holds, until)
+        self.model.newest = {record.key: record.age for record in newest}
         self.peers.clear()
         self.kept.clear()
         self.compare([])
@@ -491,6 +558,9 @@ class TableMachine(RuleBasedStateMachine):
         told = {hold.token: hold.deadline for hold in self.model.holds() if hold.token}
         assert self.kept == {fence_from_token(token): self.holds()[token] for token in told}
         assert {kept.deadline for kept in self.kept.values()} == set(told.values())
+        ages = {record.key: record.age for record in self.kept_newest.values()}
+        assert ages == self.model.newest
+        assert len(self.table.newest) == len(ages)
 
     def holds(self) -> dict[bytes, HoldRecord]:
         entries = self.entries().values()
@@ -528,7 +598,7 @@ class TableMachine(RuleBasedStateMachine):
         assert set(table._peers) == set(model.peers) == set(self.peers)
         for number, peer in self.peers.items():
             twin = model.peers[number]
-            assert (peer.waiting is None) == (twin.waiting is None)
+            assert (peer.waiting is None) == (twin.waiting is None and twin.listening is None)
             assert set(peer.enqueued) == {waiter.name for waiter in twin.enqueued}
             assert len(peer.holds) == sum(hold.peer == number for hold in model.holds())
         assert len(table.deadlines) == len(model.deadlines())
@@ -555,8 +625,14 @@ class TableMachine(RuleBasedStateMachine):
         for name, key in self.model.keys.items():
             entry = entries[name]
             holds, waiters = list(entry.holds.values()), list(entry.waiters or ())
-            mine = [item.owner[:2] if item.owner else None for item in [*holds, *waiters]]
-            theirs = [item.owner[:2] if item.owner else None for item in [*key.holds, *key.queue]]
+            mine = [
+                (*item.owner[:2], item.owner.age) if item.owner else None
+                for item in [*holds, *waiters]
+            ]
+            theirs = [
+                (*item.owner[:2], item.owner[3]) if item.owner else None
+                for item in [*key.holds, *key.queue]
+            ]
             assert mine == theirs
             noted = entry.owners or {}
             assert all(noted.values())
@@ -647,6 +723,8 @@ def kind_of(reply: object) -> str:
         return reply.value.decode()
     if isinstance(reply, OwnerConflict):
         return f"{reply.state.decode()} {reply.attempt}"
+    if isinstance(reply, Superseded):
+        return f"superseded {reply.age}"
     if isinstance(reply, Recovering):
         return f"recovering {reply.milliseconds}"
     kinds = {
@@ -709,7 +787,34 @@ def come_and_go(seed: int) -> TableMachine:
         for _ in range(2):
             machine.time_passes_to_a_deadline(number(), True)
 
+    def newer() -> None:
+        """Runs with ages, some of which go away and come back, or are told."""
+        name = (0, b"a")
+        top = max([0, *machine.model.newest.values()])
+        for age in (top + dice.choice([0, 1]), top + dice.choice([-1, 2])):
+            choice = number()
+            machine.own(choice, Owner(b"run-%d" % age, 0, b"here", None, max(1, age)))
+            if dice.random() < 0.6:
+                machine.want_turn(choice, 1000)
+            machine.enqueue(choice, name, 0, None)
+            if dice.random() < 0.5:
+                machine.keep(choice, 1000, 500)
+                machine.wait(choice, name, dice.choice([0, 5]))
+            machine.listen(choice, 0)
+
+    def older_returns() -> None:
+        """To a position that was kept before a newer one came."""
+        choice = number()
+        machine.own(choice, Owner(b"run-1", 0, b"there", None, 1))
+        machine.come_back(choice, 1, 3, None, dice.random() < 0.5)
+
+    def crash() -> None:
+        machine.crash(4 * dice.randrange(2), 0, 0)
+
     moves = {
+        newer: 0.7,
+        older_returns: 0.5,
+        crash: 0.05,
         enter: 4,
         enter_twice: 0.5,
         say_nothing: 0.5,
@@ -744,7 +849,7 @@ def test_positions_are_kept_as_the_model_does(
         machine = come_and_go(seed)
         seen.update(machine.model.seen)
         machine.teardown()
-    assert len(seen) == 21, seen
+    assert len(seen) == 26, seen
     assert min(seen.values()) > 5, seen
     # All that is allowed happens.
     assert transitions is None or transitions == ALLOWED

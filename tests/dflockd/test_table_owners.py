@@ -305,7 +305,7 @@ def test_who_holds_and_waits_for_as_much_as_it_may_takes_over_nothing(request_: 
 def test_while_the_server_recovers_that_comes_first(table: LockTable) -> None:
     granted(table, run(table, 1))
     kept = [hold.kept() for hold in table.changes or ()]
-    assert kept[0][-2:] == (b"run", 1)
+    assert (kept[0].owner, kept[0].attempt) == (b"run", 1)
     after = LockTable(Limits(), TokenIssuer(b"secret", 1))
     after.restore(kept, 1.0)
     after.recover(20.0)

@@ -63,7 +63,7 @@ ANONYMOUS = Introduction()
 
 def _named(owner: Owner, label: bytes | None) -> bytes:
     """Return the request that names an owner, and a label unless that is ``None``."""
-    return encode_owner(owner.id, owner.attempt, _instance(), label)
+    return encode_owner(owner.id, owner.attempt, _instance(), label, owner.age)
 
 
 _names: dict[str, bytes] = {}

@@ -6,10 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from dflockd.table import HoldRecord, Reservation, Snapshot, WaiterRecord
+from dflockd.table import HoldRecord, NewestRecord, Reservation, Snapshot, WaiterRecord
 from dflockd.wire import Space
 
 _HOLD_OWNERS, _WAITER_OWNERS = "hold_owners", "place_owners"
+_HOLD_AGES, _WAITER_AGES, _NEWEST = "hold_ages", "place_ages", "newest"
 
 
 class BadSnapshotError(ValueError):
@@ -44,9 +45,17 @@ def dump(snapshot: Snapshot, epoch: int, now: float) -> bytes:
     ]
     document: dict[str, object] = {"epoch": epoch, "holds": holds, "places": waiters}
     # Of their own, for an older server takes the fields of the others by their position.
-    for name, records in ((_HOLD_OWNERS, snapshot.holds), (_WAITER_OWNERS, snapshot.waiters)):
+    of_holds = _HOLD_OWNERS, _HOLD_AGES, snapshot.holds
+    of_waiters = _WAITER_OWNERS, _WAITER_AGES, snapshot.waiters
+    for name, ages_name, records in (of_holds, of_waiters):
         if owners := _owners(records):
             document[name] = owners
+        if ages := _ages_of(records):
+            document[ages_name] = ages
+    if snapshot.newest:
+        document[_NEWEST] = [
+            (newest.key.decode(), newest.age, newest.label.decode()) for newest in snapshot.newest
+        ]
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -66,9 +75,17 @@ def load(text: bytes, epoch: int, now: float) -> Snapshot:
             holds[index] = holds[index]._replace(owner=owner.encode(), attempt=int(attempt))
         for index, owner, attempt in document.get(_WAITER_OWNERS, ()):
             waiters[index] = waiters[index]._replace(owner=owner.encode(), attempt=int(attempt))
+        for index, age in document.get(_HOLD_AGES, ()):
+            holds[index] = holds[index]._replace(age=int(age))
+        for index, age in document.get(_WAITER_AGES, ()):
+            waiters[index] = waiters[index]._replace(age=int(age))
+        newest = tuple(
+            NewestRecord(key.encode(), int(age), label.encode())
+            for key, age, label in document.get(_NEWEST, ())
+        )
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as exc:
         raise BadSnapshotError(str(exc)) from None
-    return Snapshot(holds, waiters)
+    return Snapshot(holds, waiters, newest)
 
 
 def _owners(records: Sequence[HoldRecord | WaiterRecord]) -> list[tuple[int, str, int]]:
@@ -77,6 +94,10 @@ def _owners(records: Sequence[HoldRecord | WaiterRecord]) -> list[tuple[int, str
         for index, record in enumerate(records)
         if record.owner
     ]
+
+
+def _ages_of(records: Sequence[HoldRecord | WaiterRecord]) -> list[tuple[int, int]]:
+    return [(index, record.age) for index, record in enumerate(records) if record.age]
 
 
 def _hold(

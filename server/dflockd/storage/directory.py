@@ -46,6 +46,7 @@ class StateDir:
         secret: what the digests of tokens are keyed with.
         fence: the largest fence that may have been given out.
         holds: what was held when it was last used.
+        newest: who was the newest of each key then.
         recovery: seconds for which holders must be waited for before anything is granted.
 
     Args:
@@ -92,6 +93,7 @@ class StateDir:
             StateError: nothing can be written.
         """
         table.restore(self.holds, now)
+        table.remember(self.newest)
         if self.recovery:
             table.recover(now + self.recovery)
         assert table.changes is not None
@@ -187,6 +189,7 @@ class StateDir:
             logger.warning("--state-recover: going on though %s", exc)
             trust = Trust.NONE
             restored = self._journal(trust)
+        self.newest = restored.newest
         last_now = now if same_boot else state["stopped"]
         if trust in (Trust.CLOSED, Trust.KEPT):
             self.fence = restored.fence

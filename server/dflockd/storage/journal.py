@@ -28,7 +28,7 @@ from typing import Final
 
 from dflockd.storage.disk import Disk, Mapped
 from dflockd.storage.reading import ALL_NAMES, name_of, names_of
-from dflockd.storage.records import encode_end, encode_hold
+from dflockd.storage.records import encode_end, encode_hold, encode_newest
 from dflockd.storage.segment import (
     END,
     FIRST,
@@ -42,7 +42,7 @@ from dflockd.storage.segment import (
     seed_of,
     word,
 )
-from dflockd.table import Hold
+from dflockd.table import Hold, Newest
 
 SEGMENT = 4 << 20
 """Bytes of one segment."""
@@ -91,8 +91,8 @@ class Journal:
         self._disk = disk
         self._identity = identity
         self._generation = generation
-        self._live: OrderedDict[int, tuple[Hold, int, int]] = OrderedDict()
-        """By fence: the hold, and number of the segment and size of its latest record."""
+        self._live: OrderedDict[int, tuple[Hold | Newest, int, int]] = OrderedDict()
+        """By fence or age: what it is, and number of the segment and size of its latest record."""
         self._live_bytes = 0
         self._oldest = 1
         """The first segment that has something live in it."""
@@ -127,11 +127,11 @@ class Journal:
         """Bytes of it that count: the latest record of each hold."""
         return self._live_bytes
 
-    def start(self, holds: Iterable[Hold], fence: int) -> None:
+    def start(self, holds: Iterable[Hold | Newest], fence: int) -> None:
         """Begin with what a table holds, and have that on the disk on return.
 
         Args:
-            holds: all that are in it.
+            holds: all that are in it, and the newest of its keys.
             fence: the last one that was given out.
 
         Raises:
@@ -142,13 +142,16 @@ class Journal:
         self._fence = fence
         self._turn()
         for hold in holds:
-            self._put(hold)
+            if isinstance(hold, Hold):
+                self._put(hold)
+            elif not hold.ended:
+                self._put_newest(hold)
         self.record((), fence)
         self.sync()
         self.sync()  # its own mark
 
-    def record(self, changes: Sequence[Hold], fence: int) -> None:
-        """Write down holds that have begun, been extended or ended: all of them, or none.
+    def record(self, changes: Sequence[Hold | Newest], fence: int) -> None:
+        """Write down what has begun, been extended or ended: all of it, or nothing.
 
         Args:
             changes: as `LockTable.changes` lists them.
@@ -158,11 +161,13 @@ class Journal:
             OSError: there is no room for another segment. Nothing may be granted then.
         """
         for hold in changes:
-            if hold.span > self.longest and not hold.detached:
+            if isinstance(hold, Hold) and hold.span > self.longest and not hold.detached:
                 self.lengthen(hold.span)
         self._fence = fence
         for hold in changes:
-            if hold.fence in hold.entry.holds:
+            if not isinstance(hold, Hold):
+                self._change(hold)
+            elif hold.fence in hold.entry.holds:
                 self._put(hold)
             else:
                 self._end(hold.fence)
@@ -237,20 +242,31 @@ class Journal:
         self._ends[current.number] = current.end
         return [[number, end] for number, end in self._ends.items() if number >= self._first]
 
-    def _put(self, hold: Hold) -> None:
-        start = self._position
-        if start > SEGMENT - LONGEST:
+    def _change(self, newest: Newest) -> None:
+        if newest.ended:
+            self._end(newest.age)
+        else:
+            self._put_newest(newest)
+
+    def _put_newest(self, newest: Newest) -> None:
+        if self._position > SEGMENT - LONGEST:
             self._turn()
-            start = self._position
-        record = encode_hold(hold.fields(), self._seed)
-        size = len(record)
+        self._write(newest.age, newest, encode_newest(newest.kept(), self._seed))
+
+    def _put(self, hold: Hold) -> None:
+        if self._position > SEGMENT - LONGEST:
+            self._turn()
+        self._write(hold.fence, hold, encode_hold(hold.fields(), self._seed))
+
+    def _write(self, number: int, what: Hold | Newest, record: bytes) -> None:
+        start, size = self._position, len(record)
         self._position = end = start + size
         self._data[start:end] = record
         live = self._live
-        old = live.pop(hold.fence, None)
+        old = live.pop(number, None)
         if old is not None:
             self._live_bytes -= old[2]
-        live[hold.fence] = (hold, self._number, size)
+        live[number] = (what, self._number, size)
         self._live_bytes += size
 
     def _end(self, fence: int) -> None:
@@ -273,9 +289,12 @@ class Journal:
             # One that ended in this step is left: its own end is still to be written.
             if hold is None or number == self._number or hold.ended:
                 break
-            self._put(hold)
+            if isinstance(hold, Hold):
+                self._put(hold)
+            else:
+                self._put_newest(hold)
 
-    def _first_live(self) -> tuple[Hold | None, int, int]:
+    def _first_live(self) -> tuple[Hold | Newest | None, int, int]:
         return next(iter(self._live.values()), (None, self._number, 0))
 
     def _has_too_much(self) -> bool:

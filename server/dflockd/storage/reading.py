@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from dflockd.storage import segment
 from dflockd.storage.disk import Disk
-from dflockd.storage.records import UnknownRecordError
+from dflockd.storage.records import Record, UnknownRecordError
 from dflockd.storage.segment import Content, Stage
 from dflockd.storage.state_file import OtherFormatError
-from dflockd.table import HoldRecord
+from dflockd.table import HoldRecord, NewestRecord
 
 
 class Trust(Enum):
@@ -44,6 +44,7 @@ class Restored(NamedTuple):
     holds: list[HoldRecord]
     fence: int
     """The largest fence that it knows to have been given out."""
+    newest: Sequence[NewestRecord] = ()
 
 
 class Journaled(NamedTuple):
@@ -192,20 +193,25 @@ def _result(contents: list[Content]) -> Restored:
     return restored((content.fence, content.records) for content in contents)
 
 
-def restored(segments: Iterable[tuple[int, list[HoldRecord | int]]]) -> Restored:
-    """Return what records say, one after the other: the latest of each hold that has not ended.
+def restored(segments: Iterable[tuple[int, list[Record]]]) -> Restored:
+    """Return what records say, one after the other: the latest of all that has not ended.
 
     Args:
         segments: of each in turn the last fence that was given out before it, and its records.
     """
     holds: dict[int, HoldRecord] = {}
+    newest: dict[int, NewestRecord] = {}
     highest = 0
     for fence, records in segments:
         highest = max(highest, fence)
         for record in records:
             if isinstance(record, int):
                 holds.pop(record, None)
+                newest.pop(record, None)
+            elif isinstance(record, NewestRecord):
+                highest = max(highest, record.age)
+                newest[record.age] = record
             else:
                 highest = max(highest, record.fence)
                 holds[record.fence] = record
-    return Restored(list(holds.values()), highest)
+    return Restored(list(holds.values()), highest, tuple(newest.values()))

@@ -1,4 +1,4 @@
-"""Records of the journal: that a hold is so and so, or that it has ended.
+"""Records of the journal: that a hold is so and so, or that it has ended; and the newest of keys.
 
 A record is a checksum, its length and a body; a body is its type, then the fields of that type, then
 any number of extra fields, each with a tag and a length. So a later version can say more of a hold,
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Final
+from typing import Final, TypeAlias
 
-from dflockd.table import HoldRecord
+from dflockd.table import HoldRecord, NewestRecord
 from dflockd.table.state import HoldFields
 from dflockd.wire import Space
 
@@ -20,17 +20,27 @@ _END: Final = struct.Struct("<BQ")
 _HOLD: Final = struct.Struct("<BBQIdddBHH")
 _EXTRA: Final = struct.Struct("<BH")
 _ATTEMPT: Final = struct.Struct("<I")
+_AGE: Final = struct.Struct("<Q")
+_NEWEST: Final = struct.Struct("<BQHH")
 
 _IS_END: Final = 1
 _IS_HOLD: Final = 2
+_IS_NEWEST: Final = 3
 _DETACHED: Final = 1
 """A flag of a hold."""
 
 _OWNER: Final = 1
 """Tag of the extra field that says which run holds it: the attempt, then the id."""
 
+_HAS_AGE: Final = 2
+"""Tag of the extra field that says the age of that run."""
+
 MUST_BE_KNOWN = 128
 """Tags from here on change what a hold is: a reader that does not know them must not go on."""
+
+
+Record: TypeAlias = HoldRecord | NewestRecord | int
+"""See `decode`."""
 
 
 class UnknownRecordError(Exception):
@@ -44,7 +54,7 @@ def encode_hold(record: HoldFields, seed: int) -> bytes:
         record: what there is to say of it, a `HoldRecord` or the same without its names.
         seed: the checksum of what stands above: a record that has come from elsewhere is no record.
     """
-    space, key, limit, fence, lease, deadline, since, label, detached, owner, attempt = record
+    space, key, limit, fence, lease, deadline, since, label, detached, owner, attempt, age = record
     flags = _DETACHED if detached else 0
     body = (
         _HOLD.pack(
@@ -55,6 +65,15 @@ def encode_hold(record: HoldFields, seed: int) -> bytes:
     )
     if owner:
         body += _EXTRA.pack(_OWNER, _ATTEMPT.size + len(owner)) + _ATTEMPT.pack(attempt) + owner
+    if age:
+        body += _EXTRA.pack(_HAS_AGE, _AGE.size) + _AGE.pack(age)
+    return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
+
+
+def encode_newest(record: NewestRecord, seed: int) -> bytes:
+    """Return the record of the newest of a key. It has ended as a hold with that fence would have."""
+    key, age, label = record
+    body = _NEWEST.pack(_IS_NEWEST, age, len(key), len(label)) + key + label
     return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
 
 
@@ -64,7 +83,7 @@ def encode_end(fence: int, seed: int) -> bytes:
     return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
 
 
-def decode(data: bytes, start: int, end: int, seed: int) -> tuple[list[HoldRecord | int], int]:
+def decode(data: bytes, start: int, end: int, seed: int) -> tuple[list[Record], int]:
     """Read records until one is not whole.
 
     Args:
@@ -74,13 +93,13 @@ def decode(data: bytes, start: int, end: int, seed: int) -> tuple[list[HoldRecor
         seed: as they were written with.
 
     Returns:
-        The records, an `int` being the fence of a hold that has ended; and the position behind the
-        last one, which is `end` if all of them are whole.
+        The records, an `int` being the fence of a hold that has ended, or the age of a newest that is
+        it no more; and the position behind the last one, which is `end` if all of them are whole.
 
     Raises:
         UnknownRecordError: one is of a later version.
     """
-    records: list[HoldRecord | int] = []
+    records: list[Record] = []
     while (body_start := start + _CHECKED.size) <= end:
         crc, size = _CHECKED.unpack_from(data, start)
         body = data[body_start : body_start + size]
@@ -91,10 +110,15 @@ def decode(data: bytes, start: int, end: int, seed: int) -> tuple[list[HoldRecor
     return records, start
 
 
-def _read(body: bytes) -> HoldRecord | int:
+def _read(body: bytes) -> Record:
     kind = body[0]
     if kind == _IS_END:
         return int(_END.unpack_from(body)[1])
+    if kind == _IS_NEWEST:
+        _, age, key_size, label_size = _NEWEST.unpack_from(body)
+        key_end = _NEWEST.size + key_size
+        key, label = body[_NEWEST.size : key_end], body[key_end : key_end + label_size]
+        return NewestRecord(key, age, label)
     if kind != _IS_HOLD:
         raise UnknownRecordError(f"a record of type {kind}")
     (_, space, fence, limit, lease, deadline, since, flags, key_size, label_size) = (
@@ -103,13 +127,15 @@ def _read(body: bytes) -> HoldRecord | int:
     key_end = _HOLD.size + key_size
     end = key_end + label_size
     key, label = body[_HOLD.size : key_end], body[key_end:end]
-    owner, attempt = b"", 0
+    owner, attempt, age = b"", 0, 0
     while end < len(body):
         tag, size = _EXTRA.unpack_from(body, end)
         content = body[end + _EXTRA.size : end + _EXTRA.size + size]
         end += _EXTRA.size + size
         if tag == _OWNER:
             (attempt,), owner = _ATTEMPT.unpack_from(content), content[_ATTEMPT.size :]
+        elif tag == _HAS_AGE:
+            (age,) = _AGE.unpack_from(content)
         elif tag >= MUST_BE_KNOWN:
             raise UnknownRecordError(f"a record with a field of type {tag}")
     return HoldRecord(
@@ -124,4 +150,5 @@ def _read(body: bytes) -> HoldRecord | int:
         bool(flags & _DETACHED),
         owner,
         attempt,
+        age,
     )

@@ -26,8 +26,7 @@ import zlib
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from dflockd.storage.records import decode
-from dflockd.table import HoldRecord
+from dflockd.storage.records import Record, decode
 
 MAGIC = b"dflockd journal2"
 
@@ -101,7 +100,7 @@ class Content(NamedTuple):
     """How much of it must be whole whatever has happened to the machine."""
     first: int
     """Number of the oldest segment that counts, as far as this one knows; 0 if it does not."""
-    records: list[HoldRecord | int]
+    records: list[Record]
     whole: int
     """How far the records are whole: up to `end`, or less."""
 

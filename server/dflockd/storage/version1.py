@@ -19,6 +19,7 @@ from dflockd.storage.reading import (
     number_of,
     restored,
 )
+from dflockd.storage.records import Record
 from dflockd.table import HoldRecord
 from dflockd.wire import Space
 
@@ -51,7 +52,7 @@ def read(disk: Disk, generation: int, trust: Trust, ceiling: int) -> Restored:
         OSError: they cannot be read.
     """
     is_whole = trust in (Trust.CLOSED, Trust.KEPT)
-    segments: list[tuple[int, list[HoldRecord | int]]] = []
+    segments: list[tuple[int, list[Record]]] = []
     expected = 0
     names = disk.names(names_of(generation))
     if is_whole and not names:
@@ -79,8 +80,8 @@ def read(disk: Disk, generation: int, trust: Trust, ceiling: int) -> Restored:
     return restored(segments)
 
 
-def _decode(data: bytes) -> tuple[list[HoldRecord | int], int]:
-    records: list[HoldRecord | int] = []
+def _decode(data: bytes) -> tuple[list[Record], int]:
+    records: list[Record] = []
     start = _HEADER.size
     while (body_start := start + _CHECKED.size) <= len(data):
         crc, size = _CHECKED.unpack_from(data, start)

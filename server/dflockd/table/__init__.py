@@ -10,6 +10,7 @@ from dflockd.table.deadlines import Deadlines
 from dflockd.table.identity import Identity
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
+from dflockd.table.newest import Newest, NewestRecord
 from dflockd.table.sharded import Directory, ShardTable, Snapshot, WaiterRecord
 from dflockd.table.slots import Effect
 from dflockd.table.state import Entry, Group, Hold, HoldRecord, Peer, Reservation, Waiter
@@ -28,6 +29,8 @@ __all__ = [
     "Identity",
     "Limits",
     "LockTable",
+    "Newest",
+    "NewestRecord",
     "Peer",
     "Reservation",
     "ShardTable",

@@ -40,6 +40,7 @@ class Counts:
     """The counts of one table."""
 
     __slots__ = (
+        "asked_to_stop",
         "busy",
         "dropped",
         "evicted",
@@ -51,6 +52,8 @@ class Counts:
         "held",
         "kept",
         "lapsed",
+        "ousted",
+        "outdated",
         "queued",
         "released",
         "renewed",
@@ -95,10 +98,17 @@ class Counts:
         self.timed_out = 0
         self.forgotten = 0
         """... because nobody came back to a position that was kept..."""
+        self.ousted = 0
+        """... because somebody newer has come, and the newest wins..."""
         self.kept = 0
         """Positions that were left to be taken up again later."""
 
+        self.asked_to_stop = 0
+        """Holders that were told that somebody newer has come."""
+
         # What was refused at once.
+        self.outdated = 0
+        """Requests of who is older than the newest."""
         self.busy = 0
         """Requests that would not wait."""
         self.full = 0
@@ -113,7 +123,7 @@ class Counts:
     @property
     def left(self) -> int:
         """... or with their connection, with their shard, or at the end of the server."""
-        return self.gave_up - self.timed_out - self.forgotten
+        return self.gave_up - self.timed_out - self.forgotten - self.ousted
 
     @property
     def holding(self) -> int:

@@ -42,6 +42,11 @@ class TokenIssuer:
         """Return a new name for a position in a queue. It is no token of the key: it proves no hold."""
         return self.issue(space, b"\0" + key)
 
+    def number(self) -> int:
+        """Return a number of its own, larger than all fences and numbers until now."""
+        self.fence += 1
+        return self.fence
+
     def beginning(self, fence: int) -> TokenIssuer:
         """Return another issuer of the same secret, for fences after this one."""
         issuer = TokenIssuer(b"", fence)

@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Final, TypeAlias
 
 from dflockd.table import owners
-from dflockd.table.connections import Connections
 from dflockd.table.slots import Effect
 from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
 from dflockd.table.states import EXPECTED, GONE, GRANTED, PASSED, QUEUED, UNTOLD, WAITING
+from dflockd.table.superseding import Superseding
 from dflockd.wire import (
     Owner,
     OwnerConflict,
@@ -33,7 +33,7 @@ _OK: Final = Status.OK
 _ERROR: Final = Status.ERROR
 
 
-class Locking(Connections):
+class Locking(Superseding):
     """What those ask who want a slot or have one. Effects are what others are told."""
 
     @staticmethod
@@ -74,18 +74,23 @@ class Locking(Connections):
             if not isinstance(found, Entry):
                 return found
             entry = found
+        owner = peer.owner
+        if owner is not None and owner.age:
+            answer = self._asked_with_age(entry, peer, owner, ticket, now, effects)
+            if not isinstance(answer, Entry):
+                return answer
+            entry = answer
         most = self._max_holds
         if ahead is not None and (waiter := self._resumed(entry, ticket)) is not None:
             if len(peer.holds) >= most or (limit > most and self._is_used_up(entry, waiter)):
                 return self._refuse(entry)
-            owner = peer.owner
             has_slot = self._reservations.take_up(
                 waiter, entry, peer, lease, owner, two_phase=False
             )
             self._go_on_waiting(waiter, has_slot, timeout, now, effects)
             return None
-        if peer.owner is not None and entry.owners is not None:
-            there = self._there(entry, peer.owner)
+        if owner is not None and entry.owners is not None:
+            there = self._there(entry, owner)
             if isinstance(there, Waiter):
                 if len(peer.holds) >= most:
                     return self._refuse(entry)
@@ -142,10 +147,17 @@ class Locking(Connections):
             if not isinstance(found, Entry):
                 return found
             entry = found
+        owner = peer.owner
+        if owner is not None and owner.age:
+            ticket = b"" if ahead is None else ahead.ticket
+            answer = self._asked_with_age(entry, peer, owner, ticket, now, effects)
+            if not isinstance(answer, Entry):
+                return answer
+            entry = answer
         waiter = None if ahead is None else self._resumed(entry, ahead.ticket)
         lost: Waiter | None = None
-        if peer.owner is not None and entry.owners is not None and waiter is None:
-            there = self._there(entry, peer.owner)
+        if owner is not None and entry.owners is not None and waiter is None:
+            there = self._there(entry, owner)
             if isinstance(there, OwnerConflict):
                 return there
             lost = there
@@ -157,7 +169,6 @@ class Locking(Connections):
             has_slot = self._take_over(lost, peer, lease, effects, two_phase=True)
             waiter = lost
         elif waiter is not None:
-            owner = peer.owner
             has_slot = self._reservations.take_up(waiter, entry, peer, lease, owner, two_phase=True)
         else:
             return self._enqueue_anew(entry, peer, lease, turn, now, effects)
@@ -181,7 +192,7 @@ class Locking(Connections):
             return _ERROR
         reserve, peer.reserve = peer.reserve, None
         if waiter is None:
-            return Status.NOT_ENQUEUED
+            return self._outdated(peer, space, key) or Status.NOT_ENQUEUED
         hold = waiter.hold
         if hold is not None:
             self._forget_waiter(waiter)
@@ -288,6 +299,26 @@ class Locking(Connections):
 
     def _resumed(self, entry: Entry, ticket: bytes) -> Waiter | None:
         return self._reservations.find(entry.group, entry.space, entry.key, ticket)
+
+    def _asked_with_age(
+        self,
+        entry: Entry,
+        peer: Peer,
+        owner: Owner,
+        ticket: bytes,
+        now: float,
+        effects: list[Effect],
+    ) -> Entry | Refusal:
+        """Have somebody with an age ask for a lock; see `_contend`.
+
+        That the same attempt of it is there already is said first: that one has an end of its own.
+        """
+        resumed = self._resumed(entry, ticket) if ticket else None
+        if resumed is None and entry.owners is not None:
+            there = self._there(entry, owner)
+            if isinstance(there, OwnerConflict):
+                return there
+        return self._contend(entry, peer, owner.age, resumed, now, effects)
 
     def _go_on_waiting(
         self, waiter: Waiter, has_slot: bool, timeout: int, now: float, effects: list[Effect]

@@ -40,6 +40,7 @@ class Queue:
         "gap",
         "last",
         "line",
+        "listener",
         "passed",
         "pending",
         "returned",
@@ -62,6 +63,8 @@ class Queue:
         """How many are away."""
         self.pending = False
         """Whether what is due here was more than fits a step, and goes on in another."""
+        self.listener: Waiter | None = None
+        """Who holds the lock and waits to hear that somebody newer wants it; not in the queue."""
         self.silent: dict[bytes, int] | None = None
         """How many turns in a row each process has let run out; absent while none has."""
         self.gap = -1.0

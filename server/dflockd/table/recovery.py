@@ -60,7 +60,7 @@ class Recovery(Slots):
         hold.label = kept.label
         hold.detached = kept.detached
         if kept.owner:
-            hold.owner = Owner(kept.owner, kept.attempt)
+            hold.owner = Owner(kept.owner, kept.attempt, age=kept.age)
             owners.add(entry, hold)
         self.deadlines.set(hold, rounded(left), now)  # a lease that ends late harms nobody
         group.issuer.fence = max(group.issuer.fence, kept.fence)

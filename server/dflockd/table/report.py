@@ -99,6 +99,7 @@ def holder(hold: Hold, now: float) -> dict[str, object]:
         **owner(hold),
         "fence": hold.fence,
         "conn_id": hold.peer.id if hold.peer else 0,
+        **_newer(hold),
         "held_s": round(now - hold.since, 3),
         "lease_s": lease(hold),
         "lease_expires_in_s": round(hold.deadline - now, 3),
@@ -126,6 +127,16 @@ def pace(entry: Entry, now: float) -> float | None:
     return round(max(queue.gap, now - queue.last if queue else 0.0), 3)
 
 
+def _newer(hold: Hold) -> dict[str, object]:
+    """Return by whom a holder was asked to stop; nothing of one that takes no part in that."""
+    age = hold.owner.age if hold.owner is not None else 0
+    if not age:
+        return {}
+    newest = hold.entry.group.newest.get(hold.entry.key)
+    is_newest = newest is None or newest.age <= age
+    return {"superseded_by": "" if is_newest or newest is None else newest.label.decode()}
+
+
 def lease(hold: Hold) -> object:
     """Return how long a hold was last set to run, in seconds: nearly always a whole number.
 
@@ -137,7 +148,10 @@ def lease(hold: Hold) -> object:
 def owner(item: Hold | Waiter) -> dict[str, object]:
     """Return which run it is, and which of its attempts; the run of nobody is empty."""
     run = item.owner
-    return {
+    said: dict[str, object] = {
         "owner": run.id.decode() if run is not None else "",
         "attempt": run.attempt if run is not None else 0,
     }
+    if run is not None and run.age:
+        said["age"] = run.age
+    return said

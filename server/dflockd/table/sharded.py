@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -12,6 +12,7 @@ from dflockd.table import owners
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
 from dflockd.table.locking import Answer
+from dflockd.table.newest import NewestRecord
 from dflockd.table.recovery import latest
 from dflockd.table.reservations import RESERVED_LATE
 from dflockd.table.slots import Effect
@@ -58,6 +59,7 @@ class WaiterRecord(NamedTuple):
     """If they were away already, or told of their turn."""
     owner: bytes = b""
     attempt: int = 0
+    age: int = 0
 
 
 class Snapshot(NamedTuple):
@@ -66,6 +68,8 @@ class Snapshot(NamedTuple):
     holds: list[HoldRecord]
     waiters: list[WaiterRecord]
     """Those of one key in their order."""
+    newest: Sequence[NewestRecord] = ()
+    """Of those with an age."""
 
 
 class ShardTable(LockTable):
@@ -135,6 +139,8 @@ class ShardTable(LockTable):
         group = self.groups[shard]
         for kept in latest(snapshot.holds):
             self._restore(group, kept, kept.lease, now)
+        for newest in snapshot.newest:
+            self._remember(group, newest)
         for record in snapshot.waiters:
             entry = group.spaces[record.space].get(record.key)
             if entry is None:
@@ -145,7 +151,7 @@ class ShardTable(LockTable):
             self._reservations.reserve(waiter, record.ticket, record.label, reservation, now)
             if record.owner:
                 # Not away on purpose: it waits, though its connection is elsewhere.
-                waiter.owner = Owner(record.owner, record.attempt)
+                waiter.owner = Owner(record.owner, record.attempt, age=record.age)
                 owners.add(entry, waiter)
         for entry in [entry for entry in _entries(group) if entry.waiters]:
             self._promote(entry, now, [])  # grants nothing: nobody is there yet
@@ -154,7 +160,7 @@ class ShardTable(LockTable):
         """Stop serving a shard for now, and return what there is to hand over."""
         group = self.groups[shard]
         group.frozen = True
-        snapshot = Snapshot([], [])
+        snapshot = Snapshot([], [], [newest.kept() for newest in group.newest.values()])
         # Also those that others have passed, and which are in no queue.
         waiters = dict.fromkeys(group.reserved.values())
         for entry in _entries(group):
@@ -166,7 +172,7 @@ class ShardTable(LockTable):
                     waiters[hold.waiter] = None
             waiters.update(dict.fromkeys(entry.waiters or ()))
         for waiter in sorted(waiters, key=lambda waiter: waiter.number):
-            entry, reservation = waiter.entry, waiter.reservation
+            entry, reservation, owner = waiter.entry, waiter.reservation, waiter.owner
             if waiter.is_told:
                 reservation = _as_reserved(waiter, now)
             elif reservation is None:
@@ -181,7 +187,7 @@ class ShardTable(LockTable):
                     waiter.since,
                     waiter.peer.label,
                     reservation,
-                    *(waiter.owner[:2] if waiter.owner is not None else ()),
+                    *((owner.id, owner.attempt, owner.age) if owner is not None else ()),
                 )
             )
         return snapshot
@@ -219,8 +225,10 @@ class ShardTable(LockTable):
         peers: dict[int, Peer] = {}
         group = self.groups.pop(shard)
         self._reservations.drop(group.reserved)
+        self.newest.drop(group)
         for entry in list(_entries(group)):
             self.counts.dropped += len(entry.holds)
+            self._refer_listener(entry, reply, effects)
             for hold in list(entry.holds.values()):
                 self.deadlines.clear(hold)
                 if hold.peer is not None:

@@ -16,10 +16,11 @@ from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
+from dflockd.table.newest import Newest
 from dflockd.table.queue import Queue
 from dflockd.table.reservations import RESERVED_LATE, Reservations
 from dflockd.table.state import UNKNOWN, Entry, Group, Hold, Peer, Reservation, Waiter
-from dflockd.table.states import GONE, RESERVED, UNTOLD, WAITING
+from dflockd.table.states import GONE, LISTENING, RESERVED, UNTOLD, WAITING
 from dflockd.wire import Granted, Recovering, Refusal, Reply, Status, TimedOut, YourTurn
 
 Effect: TypeAlias = tuple[int, Reply]
@@ -37,7 +38,8 @@ class Slots:
     Attributes:
         limits: how much it gives.
         counts: what has happened here.
-        changes: the holds that the steps since it was last emptied have begun, extended or ended.
+        changes: the holds that the steps since it was last emptied have begun, extended or ended,
+            and the newest of keys that have come and gone.
             Only where the table is `kept`: whoever keeps it empties the list, and does so before the
             effects of a step are carried out.
         deadlines: what falls due by itself.
@@ -51,7 +53,7 @@ class Slots:
     def __init__(self, limits: Limits, issuer: TokenIssuer, *, kept: bool = False) -> None:
         self.limits = limits
         self.counts = Counts()
-        self.changes: list[Hold] | None = [] if kept else None
+        self.changes: list[Hold | Newest] | None = [] if kept else None
         self._issuer = issuer
         self._group = Group(issuer)
         self._is_whole = True
@@ -167,9 +169,14 @@ class Slots:
             self._forget_waiter(hold.waiter)
             hold.waiter.state = GONE
             hold.waiter = None  # which refers to it
-        if (queue := entry.waiters) is not None and (queue.line or queue):
-            self._promote(entry, now, effects)
-        elif not entry.holds:
+        queue = entry.waiters
+        if queue is not None:
+            if queue.listener is not None:
+                self._answer_listener(queue.listener, Status.LEASE_EXPIRED, effects)
+            if queue.line or queue:
+                self._promote(entry, now, effects)
+                return
+        if not entry.holds:
             self._remove(entry)
 
     # The queue.
@@ -217,6 +224,9 @@ class Slots:
 
     def _leave(self, waiter: Waiter) -> None:
         """Take a waiter out of its queue. Nobody moves up: a slot that was held for it stays free."""
+        if waiter.state == LISTENING:
+            self._listen_no_more(waiter)
+            return
         if waiter.state == WAITING:
             self.deadlines.clear(waiter)
         elif waiter.is_told:
@@ -237,6 +247,16 @@ class Slots:
         if waiter.two_phase:
             self._forget_waiter(waiter)
         waiter.state = GONE
+
+    @staticmethod
+    def _listen_no_more(waiter: Waiter) -> None:
+        """Let who holds a lock not wait any more to hear that somebody newer wants it."""
+        waiter.entry.queue().listener = waiter.peer.waiting = None
+        waiter.state = GONE
+
+    def _answer_listener(self, waiter: Waiter, answer: Reply, effects: list[Effect]) -> None:
+        self._listen_no_more(waiter)
+        effects.append((waiter.peer.id, answer))
 
     def _forget_waiter(self, waiter: Waiter) -> None:
         waiter.peer.enqueued.pop((waiter.entry.space, waiter.entry.key), None)

@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from dflockd.table.deadlines import Timed
 from dflockd.table.issuer import TokenIssuer
+from dflockd.table.newest import Newest
 from dflockd.table.queue import Queue
 from dflockd.table.states import EXPECTED, PASSED, QUEUED
 from dflockd.wire import Owner, Reserve, Space
@@ -20,6 +21,7 @@ class Group:
         "frozen",
         "issuer",
         "last_ended",
+        "newest",
         "opens_at",
         "recovers_until",
         "reserved",
@@ -45,6 +47,9 @@ class Group:
         """The fences of what has ended since, of semaphores: nobody can bring that back."""
         self.last_ended: dict[bytes, int] = {}
         """The largest such fence of each lock: nor what was granted before it."""
+
+        self.newest: dict[bytes, Newest] = {}
+        """Who of those with an age is the newest that has asked for a lock; see `superseding`."""
 
     def remember_end(self, space: int, key: bytes, fence: int) -> None:
         """See to it that nobody brings back what has ended, nor what had ended before it began."""
@@ -82,9 +87,13 @@ class HoldRecord(NamedTuple):
     """Which run holds it, where that was said."""
     attempt: int = 0
     """Which of its attempts; the first is 0."""
+    age: int = 0
+    """Of that run; see `dflockd.wire.Owner`."""
 
 
-HoldFields: TypeAlias = tuple[int, bytes, int, int, float, float, float, bytes, bool, bytes, int]
+HoldFields: TypeAlias = tuple[
+    int, bytes, int, int, float, float, float, bytes, bool, bytes, int, int
+]
 """What a `HoldRecord` is made of, in its order."""
 
 
@@ -176,6 +185,7 @@ class Hold(Timed):
             self.detached,
             b"" if owner is None else owner[0],
             0 if owner is None else owner[1],
+            0 if owner is None else owner[4],
         )
 
     def kept(self) -> HoldRecord:

@@ -23,6 +23,8 @@ PASSED: Final = 7
 """Its turn being over, for others go first: with a position to come back to."""
 GONE: Final = 8
 """No waiter any more: granted and told, out of time, out of reach or forgotten."""
+LISTENING: Final = 9
+"""In no queue: its peer is blocked on whether somebody newer wants what it holds."""
 
 TRANSITIONS: Final[dict[int, frozenset[int]]] = {
     QUEUED: frozenset({WAITING, UNTOLD, EXPECTED, RESERVED, GONE}),
@@ -33,5 +35,6 @@ TRANSITIONS: Final[dict[int, frozenset[int]]] = {
     EXPECTED: frozenset({QUEUED, PASSED, GONE}),
     PASSED: frozenset({QUEUED, GONE}),
     GONE: frozenset(),
+    LISTENING: frozenset({GONE}),
 }
-"""What may follow each state. A waiter begins as `QUEUED` or `GRANTED`."""
+"""What may follow each state. A waiter begins as `QUEUED`, `GRANTED` or `LISTENING`."""

@@ -15,9 +15,11 @@ from dflockd.table.slots import Effect
 from dflockd.table.state import Ahead, Entry, Group, Hold, Peer
 from dflockd.wire import (
     Acquire,
+    Aged,
     Barrier,
     Confirm,
     Detach,
+    DrawAge,
     Enqueue,
     Enqueued,
     Evict,
@@ -26,6 +28,7 @@ from dflockd.wire import (
     Identify,
     Inspect,
     Label,
+    Listen,
     Malformed,
     Owner,
     Pass,
@@ -86,6 +89,8 @@ class LockTable(Locking):
             Identify: self._identify,
             Turn: self._turn,
             Pass: self._pass,
+            DrawAge: self._draw_age,
+            Listen: self._listen,
             Malformed: self._malformed,
         }
 
@@ -270,6 +275,15 @@ class LockTable(Locking):
         if self._reservations.pass_on(waiter, now):
             self._promote(waiter.entry, now, effects)
         return Status.OK
+
+    def _draw_age(self, _peer: Peer, request: DrawAge, now: float, _effects: list[Effect]) -> Reply:
+        group = self._serving(request.key, now)
+        return Aged(group.issuer.number()) if isinstance(group, Group) else group
+
+    def _listen(
+        self, peer: Peer, request: Listen, now: float, effects: list[Effect]
+    ) -> Reply | None:
+        return self.listen(peer, request.key, request.token, now, effects)
 
     def _inspect(self, _peer: Peer, request: Inspect, now: float, _effects: list[Effect]) -> Reply:
         group = self._group_of(request.key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from dflockd.wire.messages import MAX_ATTEMPT, MAX_LIMIT, MAX_OWNER, MAX_SECONDS, Owner
+from dflockd.wire.messages import MAX_AGE, MAX_ATTEMPT, MAX_LIMIT, MAX_OWNER, MAX_SECONDS, Owner
 
 ANY: Final = b"_"
 """Stands where nothing is to be said."""
@@ -118,7 +118,7 @@ def label(text: bytes) -> bytes:
 
 
 def owner(text: bytes, argument: bytes) -> Owner:
-    """Read ``<id> <attempt> [<instance>]`` or ``_``, with a label or ``_`` in the line before.
+    """Read ``<id> <attempt> [<instance> [<age>]]`` or ``_``, with a label or ``_`` in the line before.
 
     Raises:
         MalformedError: they are something else.
@@ -126,9 +126,18 @@ def owner(text: bytes, argument: bytes) -> Owner:
     shown = None if text == ANY else label(text)
     if argument == ANY:
         return Owner(b"", 0, b"", shown)
-    found = fields(argument, 2, 3)
-    instance = _name(found[2]) if len(found) == 3 else b""
-    return Owner(_name(found[0]), number(found[1], 0, MAX_ATTEMPT), instance, shown)
+    found = fields(argument, 2, 4)
+    instance = _name(found[2]) if len(found) > 2 else b""
+    attempt = number(found[1], 0, MAX_ATTEMPT)
+    if len(found) == 4:
+        return Owner(_name(found[0]), attempt, instance, shown, _age(found[3]))
+    return Owner(_name(found[0]), attempt, instance, shown)
+
+
+def _age(text: bytes) -> int:
+    if text.isdigit() and len(text) <= 20 and 1 <= (age := int(text)) <= MAX_AGE:
+        return age
+    raise MalformedError("an age is a number that the server has given out")
 
 
 def _name(field: bytes) -> bytes:

@@ -26,6 +26,9 @@ MAX_OWNER: Final = 64
 MAX_ATTEMPT: Final = (1 << 31) - 1
 """Largest number of an attempt."""
 
+MAX_AGE: Final = (1 << 64) - 1
+"""Largest age: it is counted with the fences."""
+
 MAX_SECONDS: Final = 9_223_372_036
 """Largest timeout or lease that any published server accepts: 2**63 nanoseconds, in seconds."""
 
@@ -119,7 +122,7 @@ class Label(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """``owner <id> <attempt> [<instance>]``, or ``_``: who asks with all that follows.
+    """``owner <id> <attempt> [<instance> [<age>]]``, or ``_``: who asks with all that follows.
 
     Its key line can carry a label as well. An extension of this server; see `OwnerConflict`.
     """
@@ -132,6 +135,11 @@ class Owner(NamedTuple):
     """Which process asks, so that it can take over what its own lost connection waits for."""
     label: bytes | None = None
     """As that of `Label`; ``None`` leaves it as it is. ``_`` alone cannot be said here."""
+    age: int = 0
+    """Of those who ask for a lock with one, the newest wins; 0 takes no part. See `Superseded`.
+
+    Only where the instance is said as well.
+    """
 
 
 class Inspect(NamedTuple):
@@ -257,6 +265,26 @@ class Pass(NamedTuple):
     ticket: bytes
 
 
+class DrawAge(NamedTuple):
+    """``age``: a number for an `Owner`, larger than all that were given out for the key before.
+
+    An extension of this server.
+    """
+
+    key: bytes
+
+
+class Listen(NamedTuple):
+    """``listen``: wait until a newer owner wants the lock that is held under this token.
+
+    Answered `Superseded` then, and `Status.LEASE_EXPIRED` once that hold has ended. An extension of
+    this server.
+    """
+
+    key: bytes
+    token: bytes
+
+
 class Malformed(NamedTuple):
     """Three lines that are no request: answered ``error``, and the connection lives on."""
 
@@ -287,6 +315,8 @@ Request: TypeAlias = (
     | Reserve
     | Turn
     | Pass
+    | DrawAge
+    | Listen
     | Malformed
 )
 
@@ -347,6 +377,19 @@ class OwnerConflict(NamedTuple):
     attempt: int
 
 
+class Superseded(NamedTuple):
+    """``error_superseded <age> <label>``: a newer one has asked for the lock.
+
+    The answer to an `Acquire`, `Enqueue` or `Wait` of an `Owner` with a smaller age, and to the
+    `Listen` of who holds the lock with one.
+    """
+
+    age: int
+    """Of the newest."""
+    label: bytes
+    """Who that is; empty if it has not said so."""
+
+
 class Granted(NamedTuple):
     """``ok <token> <lease>``: the answer to `Acquire` and `Wait`."""
 
@@ -380,6 +423,12 @@ class YourTurn(NamedTuple):
     ticket: bytes
 
 
+class Aged(NamedTuple):
+    """``ok <age>``: the answer to `DrawAge`."""
+
+    age: int
+
+
 class Renewed(NamedTuple):
     """``ok <seconds>``: the lease that was just set, in full."""
 
@@ -392,7 +441,7 @@ class Report(NamedTuple):
     json: bytes
 
 
-Refusal: TypeAlias = Status | Recovering | Moved | OwnerConflict
+Refusal: TypeAlias = Status | Recovering | Moved | OwnerConflict | Superseded
 """What any request can be answered with."""
 
-Reply: TypeAlias = Refusal | Granted | Enqueued | TimedOut | YourTurn | Renewed | Report
+Reply: TypeAlias = Refusal | Granted | Enqueued | TimedOut | YourTurn | Renewed | Aged | Report

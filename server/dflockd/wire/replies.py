@@ -6,7 +6,9 @@ import re
 from typing import Final
 
 from dflockd.wire.messages import (
+    MAX_AGE,
     MAX_SECONDS,
+    Aged,
     Enqueued,
     Granted,
     Moved,
@@ -17,6 +19,7 @@ from dflockd.wire.messages import (
     Reply,
     Report,
     Status,
+    Superseded,
     TimedOut,
     YourTurn,
 )
@@ -29,6 +32,10 @@ _TIMED_OUT = re.compile(rb"timeout ([0-9A-Za-z]+)")
 _YOUR_TURN = re.compile(rb"turn ([0-9A-Za-z]+)")
 _MOVED = re.compile(rb"error_moved ([0-9]{1,9}) ([0-9]{1,9}) ([!-~]{1,255})(?: ([0-9A-Za-z]+))?")
 _OWNER = re.compile(rb"error_owner (held|waiting) ([0-9]{1,10})")
+_SUPERSEDED = re.compile(rb"error_superseded ([0-9]{1,20}) (.+)")
+_AGED = re.compile(rb"ok ([0-9]{1,20})")
+_NO_LABEL = b"_"
+"""Stands where who has superseded somebody has not said who it is."""
 _STATUSES = {status.value: status for status in Status}
 
 
@@ -88,6 +95,10 @@ def encode_reply(reply: Reply) -> bytes:
         return b"error_moved %d %d %b%b\n" % (reply.shard, reply.epoch, reply.server, tail)
     if type(reply) is OwnerConflict:
         return b"error_owner %b %d\n" % reply
+    if type(reply) is Superseded:
+        return b"error_superseded %d %b\n" % (reply.age, reply.label or _NO_LABEL)
+    if type(reply) is Aged:
+        return b"ok %d\n" % reply
     raise AssertionError(f"no such reply: {reply!r}")
 
 
@@ -192,6 +203,14 @@ def parse_renewed(line: bytes) -> Renewed | Refusal:
     return _status(line, Status.OK, Status.QUEUED, Status.TIMEOUT)
 
 
+def parse_aged(line: bytes) -> Aged | Refusal:
+    """Read the answer to `DrawAge`."""
+    aged = _AGED.fullmatch(line)
+    if aged and 1 <= (age := int(aged[1])) <= MAX_AGE:
+        return Aged(age)
+    return _status(line, Status.OK, Status.QUEUED, Status.TIMEOUT)
+
+
 def parse_done(line: bytes) -> Refusal:
     """Read the answer to a request that is done or refused: release, auth, ping and the like."""
     return _status(line, Status.QUEUED, Status.TIMEOUT)
@@ -217,6 +236,9 @@ def _status(line: bytes, *unfit: Status) -> Refusal:
         return Moved(int(moved[1]), int(moved[2]), moved[3], moved[4] or b"")
     if status is None and (conflict := _OWNER.fullmatch(line)):
         return OwnerConflict(conflict[1], int(conflict[2]))
+    if status is None and (superseded := _SUPERSEDED.fullmatch(line)):
+        label = superseded[2]
+        return Superseded(int(superseded[1]), b"" if label == _NO_LABEL else label)
     if status is None or status in unfit:
         raise UnexpectedReplyError(f"unexpected reply {line[:80]!r}")
     return status

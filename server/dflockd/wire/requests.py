@@ -16,12 +16,14 @@ from dflockd.wire.messages import (
     Barrier,
     Confirm,
     Detach,
+    DrawAge,
     Enqueue,
     Evict,
     Find,
     Identify,
     Inspect,
     Label,
+    Listen,
     Malformed,
     Owner,
     Pass,
@@ -181,6 +183,14 @@ def _pass(space: Space) -> Callable[[bytes, bytes], Request]:
     return parse
 
 
+def _draw_age(key: bytes, _argument: bytes) -> Request:
+    return DrawAge(_key(key))
+
+
+def _listen(key: bytes, argument: bytes) -> Request:
+    return Listen(_key(key), arguments.release(argument))
+
+
 def _shards(_key: bytes, argument: bytes) -> Request:
     # Anything may stand here, and what is no version is that of no map.
     version, *others = argument.split() or [ANY]
@@ -221,6 +231,8 @@ _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"turn": _turn,
     b"pass": _pass(Space.LOCK),
     b"spass": _pass(Space.SEMAPHORE),
+    b"age": _draw_age,
+    b"listen": _listen,
 }
 
 
@@ -252,8 +264,8 @@ def encode_request(request: Request) -> bytes:
             return encode_enqueue(space, key, limit, lease)
         case Label(text):
             return b"label\n_\n%b\n" % text
-        case Owner(name, attempt, instance, label):
-            return encode_owner(name, attempt, instance, label)
+        case Owner(name, attempt, instance, label, age):
+            return encode_owner(name, attempt, instance, label, age)
         case Renew(space, key, token, lease):
             return _renewal(b"n", space, key, token, lease)
         case Detach(space, key, token, lease):
@@ -292,6 +304,10 @@ def encode_request(request: Request) -> bytes:
             return b"turn\n_\n%d\n" % hold
         case Pass(space, key, ticket):
             return b"%bpass\n%b\n%b\n" % (_PREFIXES[space], key, ticket)
+        case DrawAge(key):
+            return b"age\n%b\n_\n" % key
+        case Listen(key, token):
+            return b"listen\n%b\n%b\n" % (key, token)
         case Malformed():
             raise ValueError("a malformed request cannot be sent")
 
@@ -308,13 +324,17 @@ def encode_enqueue(space: Space, key: bytes, limit: int, lease: int | None) -> b
     return b"se\n%b\n%b\n" % (key, _numbers(limit, lease))
 
 
-def encode_owner(name: bytes, attempt: int, instance: bytes, label: bytes | None) -> bytes:
+def encode_owner(
+    name: bytes, attempt: int, instance: bytes, label: bytes | None, age: int = 0
+) -> bytes:
     """Return the three lines of an `Owner`."""
     said = ANY if label is None else label
     if not name:
         return b"owner\n%b\n%b\n" % (said, ANY)
     if not instance:
         return b"owner\n%b\n%b %d\n" % (said, name, attempt)
+    if age:
+        return b"owner\n%b\n%b %d %b %d\n" % (said, name, attempt, instance, age)
     return b"owner\n%b\n%b %d %b\n" % (said, name, attempt, instance)
 
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import pytest
 
+from dflockd.cluster import snapshot as snapshots
 from dflockd.table import Effect, HoldRecord, Limits, Peer, ShardTable, Snapshot, TokenIssuer
 from dflockd.table.reservations import RESERVED_LATE
 from dflockd.table.sharded import FROZEN, LAPSED, RESUME_TIMEOUT
 from dflockd.table.states import QUEUED, TRANSITIONS, WAITING
 from dflockd.wire import (
     Acquire,
+    Aged,
     Detach,
+    DrawAge,
     Enqueue,
     Enqueued,
     Granted,
+    Listen,
     MapReport,
     Moved,
+    Owner,
+    OwnerConflict,
     Recovering,
     Refusal,
     Release,
@@ -29,6 +35,7 @@ from dflockd.wire import (
     Shards,
     Space,
     Status,
+    Superseded,
     TimedOut,
     Wait,
     fence_from_token,
@@ -701,3 +708,58 @@ def test_a_keep_for_a_wait_that_is_refused_is_not_for_the_next_one() -> None:
         reply = ask(table, peer, request, now)
         assert reply is refusal or isinstance(reply, Moved)
         assert peer.reserve is None
+
+
+def with_age(table: ShardTable, age: int) -> Peer:
+    peer = table.connect()
+    owner = Owner(b"run-%d" % age, 0, b"here", b"task-%d" % age, age)
+    assert ask(table, peer, owner) is Status.OK
+    return peer
+
+
+def test_the_newest_of_a_key_moves_with_its_shard() -> None:
+    old, new = table_of(), table_of(FOR_LONG, 1)
+    first = take(old, with_age(old, 1), b"a")
+    ear = old.connect()
+    assert ask(old, ear, Listen(b"a", first)) is None
+    release = Release(LOCK, b"a", first)
+    assert old.handle(with_age(old, 2), Acquire(LOCK, b"a", 1, 60, 10), 0) == [
+        (ear.id, Superseded(2, b"task-2"))
+    ]
+    assert ask(old, ear, Listen(b"a", first)) == Superseded(2, b"task-2")
+    snapshot = snapshots.load(snapshots.dump(old.freeze(0, 0), 7, 0), 7, 0)
+    assert ask(old, ear, Listen(b"a", first)) is FROZEN
+    old.drop(0, AWAY)
+    assert len(old.newest) == 0
+    new.open(0, 2 << 40)
+    new.load(0, snapshot, 0)
+    assert ask(new, new.connect(), Listen(b"a", first)) == Superseded(2, b"task-2")
+    assert ask(new, with_age(new, 1), Acquire(LOCK, b"a", 1, 60, 10)) == OwnerConflict(b"held", 0)
+    assert ask(new, new.connect(), release) is Status.OK
+    refused = ask(new, with_age(new, 1), Acquire(LOCK, b"a", 1, 60, 10))
+    assert refused == Superseded(2, b"task-2")
+    reply = ask(new, new.connect(), DrawAge(b"a"))
+    assert isinstance(reply, Aged)
+    assert reply.age > 2 << 40
+
+
+def test_who_waits_with_an_age_is_superseded_at_the_next_server() -> None:
+    old, new = table_of(), table_of(FOR_LONG, 1)
+    take(old, old.connect(), b"a")
+    older = with_age(old, 1)
+    assert ask(old, older, Acquire(LOCK, b"a", 1, 60, 10)) is None
+    hand_over(old, new, 0)
+    newer = with_age(new, 2)
+    assert ask(new, newer, Acquire(LOCK, b"a", 1, 60, 10)) is None
+    assert not any(group.reserved for group in new.each_group())
+
+
+def test_who_listens_is_sent_after_the_lock() -> None:
+    old, new = table_of(), table_of(FOR_LONG, 1)
+    token = take(old, with_age(old, 1), b"a")
+    ear = old.connect()
+    assert ask(old, ear, Listen(b"a", token)) is None
+    effects = hand_over(old, new, 0)
+    assert effects == [(ear.id, AWAY)]
+    assert ear.waiting is None
+    assert ask(new, new.connect(), Listen(b"a", token)) is None

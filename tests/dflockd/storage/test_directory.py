@@ -23,6 +23,7 @@ from dflockd.wire import (
     Acquire,
     Enqueued,
     Granted,
+    Owner,
     Recovering,
     Release,
     Renew,
@@ -31,6 +32,7 @@ from dflockd.wire import (
     Request,
     Space,
     Status,
+    Superseded,
     fence_from_token,
 )
 from tests.dflockd.raw_server import PATIENCE
@@ -154,6 +156,33 @@ def test_a_killed_process_loses_nothing(machine: Machine) -> None:
     assert isinstance(run.attempt(b"released"), Granted)
     assert run.attempt(b"kept") is Status.TIMEOUT
     assert run.renew(b"kept", kept) == Renewed(20)
+
+
+@pytest.mark.parametrize("end", ["kill", "stop", "crash"])
+def test_the_newest_of_each_key_is_remembered(machine: Machine, end: str) -> None:
+    run = machine.start()
+
+    def asks(age: int, key: bytes = b"k") -> Reply:
+        owner = Owner(b"run-%d" % age, 0, b"here", b"task-%d" % age, age)
+        assert run.ask(owner) is Status.OK
+        return run.attempt(key)
+
+    for age, key in ((7, b"k"), (8, b"k"), (9, b"other")):
+        reply = asks(age, key)
+        assert isinstance(reply, Granted)
+        run.release(key, reply.token)
+    if end == "crash":
+        run.state.journal.sync()
+        machine.crash(now=0.0)
+    elif end == "kill":
+        machine.kill()
+    else:
+        run.stop()
+    run = machine.start()
+    machine.now += run.state.recovery
+    assert asks(7) == Superseded(8, b"task-8")
+    assert asks(8, b"other") == Superseded(9, b"task-9")
+    assert isinstance(asks(8), Granted)
 
 
 def test_fences_grow_though_the_wall_clock_steps_back(machine: Machine) -> None:

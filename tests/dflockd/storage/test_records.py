@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from dflockd.storage.journal import LONGEST
 from dflockd.storage.records import (
     MUST_BE_KNOWN,
+    Record,
     UnknownRecordError,
     decode,
     encode_end,
     encode_hold,
+    encode_newest,
 )
-from dflockd.table import HoldRecord
+from dflockd.table import HoldRecord, NewestRecord
 from dflockd.wire import MAX_LIMIT, MAX_LINE, Space
 from dflockd.wire.tokens import MAX_FENCE
 
@@ -35,23 +37,35 @@ fields = {
     "since": numbers,
     "label": st.binary(max_size=MAX_LINE),
 }
-owners = {"owner": st.binary(min_size=1, max_size=64), "attempt": st.integers(0, 2**31 - 1)}
+owners = {
+    "owner": st.binary(min_size=1, max_size=64),
+    "attempt": st.integers(0, 2**31 - 1),
+    "age": st.integers(0, MAX_FENCE),
+}
 unowned = st.fixed_dictionaries(fields | {"detached": st.booleans()})
 owned = st.fixed_dictionaries(fields | owners)
 holds = (unowned | owned).map(lambda values: HoldRecord(**values))
-records = st.lists(holds | st.integers(0, MAX_FENCE), max_size=5)
+newest = st.builds(
+    NewestRecord,
+    st.binary(min_size=1, max_size=MAX_LINE),
+    st.integers(0, MAX_FENCE),
+    st.binary(max_size=MAX_LINE),
+)
+records = st.lists(holds | newest | st.integers(0, MAX_FENCE), max_size=5)
 
 
-def encoded(record: HoldRecord | int, seed: int = SEED) -> bytes:
+def encoded(record: Record, seed: int = SEED) -> bytes:
+    if isinstance(record, NewestRecord):
+        return encode_newest(record, seed)
     return encode_end(record, seed) if isinstance(record, int) else encode_hold(record, seed)
 
 
-def decoded(data: bytes, end: int | None = None) -> tuple[list[HoldRecord | int], int]:
+def decoded(data: bytes, end: int | None = None) -> tuple[list[Record], int]:
     return decode(data, 0, len(data) if end is None else end, SEED)
 
 
 @given(records)
-def test_what_is_decoded_is_what_was_encoded(written: list[HoldRecord | int]) -> None:
+def test_what_is_decoded_is_what_was_encoded(written: list[Record]) -> None:
     data = b"".join(map(encoded, written))
     assert decoded(data) == (written, len(data))
     assert decoded(data + bytes(2000)) == (written, len(data))
@@ -64,14 +78,14 @@ def test_there_is_room_for_every_record(record: HoldRecord) -> None:
 
 
 @given(records.filter(bool))
-def test_what_was_written_elsewhere_is_no_record(written: list[HoldRecord | int]) -> None:
+def test_what_was_written_elsewhere_is_no_record(written: list[Record]) -> None:
     data = b"".join(encoded(record, SEED + 1) for record in written)
     assert decoded(data) == ([], 0)
 
 
 @settings(max_examples=20, deadline=None)
 @given(records)
-def test_a_record_that_is_cut_short_is_no_record(written: list[HoldRecord | int]) -> None:
+def test_a_record_that_is_cut_short_is_no_record(written: list[Record]) -> None:
     data = b"".join(map(encoded, written))
     ends = list(itertools.accumulate((len(encoded(record)) for record in written), initial=0))
     for size in range(len(data)):
@@ -82,7 +96,7 @@ def test_a_record_that_is_cut_short_is_no_record(written: list[HoldRecord | int]
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(holds | st.integers(0, MAX_FENCE), min_size=1, max_size=3))
-def test_a_flipped_bit_never_makes_another_record(written: list[HoldRecord | int]) -> None:
+def test_a_flipped_bit_never_makes_another_record(written: list[Record]) -> None:
     data = b"".join(map(encoded, written))
     for bit in range(0, len(data) * 8, 3):
         flipped = bytearray(data)

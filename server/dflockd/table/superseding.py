@@ -1,0 +1,172 @@
+"""The newest wins: what an owner with an age does to those who are older, and they to it.
+
+Only what has an age takes part. An older one that asks, or waits, is sent away. An older one that holds
+the lock is told, if it listens: when it lets go, the lock is the next one's as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dflockd.table.connections import Connections
+from dflockd.table.issuer import TokenIssuer
+from dflockd.table.limits import Limits
+from dflockd.table.newest import Newest, NewestKeys, NewestRecord
+from dflockd.table.slots import Effect
+from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
+from dflockd.table.states import LISTENING, WAITING
+from dflockd.wire import Moved, Refusal, Space, Status, Superseded
+
+
+class Superseding(Connections):
+    """Whose age counts."""
+
+    def __init__(self, limits: Limits, issuer: TokenIssuer, *, kept: bool = False) -> None:
+        super().__init__(limits, issuer, kept=kept)
+        self.newest = NewestKeys()
+
+    def _contend(
+        self,
+        entry: Entry,
+        peer: Peer,
+        age: int,
+        resumed: Waiter | None,
+        now: float,
+        effects: list[Effect],
+    ) -> Entry | Refusal:
+        """Have somebody with an age ask for a lock: send it away, or those who are older.
+
+        Args:
+            entry: of the lock.
+            peer: who asks.
+            age: its age.
+            resumed: the position that it takes up, if it does.
+            now: the time.
+            effects: what others are told.
+
+        Returns:
+            The entry of the lock, which may be another one now; or what to answer.
+        """
+        group, space, key, limit = entry.group, entry.space, entry.key, entry.limit
+        if space != Space.LOCK:
+            return self._turn_away(entry, Status.ERROR)
+        newest = group.newest.get(key) or self._newest_there(entry)
+        if newest is not None and newest.age >= age:
+            self.newest.asked(newest)
+            if newest.age == age:
+                return entry
+            if resumed is not None:
+                self._oust(resumed, entry)
+                self._promote(entry, now, effects)
+            self.counts.outdated += 1
+            return self._turn_away(entry, Superseded(newest.age, newest.label))
+        self._remember(group, NewestRecord(key, age, peer.label))
+        answer = Superseded(age, peer.label)
+        older = [
+            waiter
+            for waiter in entry.waiters or ()
+            if waiter.owner is not None and 0 < waiter.owner.age < age and waiter is not resumed
+        ]
+        for waiter in older:
+            if waiter.state == WAITING:
+                effects.append((waiter.peer.id, answer))
+            self.counts.ousted += 1
+            self._oust(waiter, entry)
+        if older and self._is_here(entry):
+            self._promote(entry, now, effects)  # a slot may have been held for one of them
+        if not self._is_here(entry):
+            return self._add(group, space, key, limit)
+        if entry.waiters is not None and entry.waiters.listener is not None:
+            self._tell_listener(entry.waiters.listener, answer, effects)
+        return entry
+
+    def _newest_there(self, entry: Entry) -> Newest | None:
+        """Return the newest of those who hold a lock or wait for it, if the newest was forgotten."""
+        best: Hold | Waiter | None = None
+        most = 0
+        items: list[Hold | Waiter] = [*entry.holds.values(), *(entry.waiters or ())]
+        for item in items:
+            age = item.owner.age if item.owner is not None else 0
+            if age > most:
+                best, most = item, age
+        if best is None:
+            return None
+        label = best.label if isinstance(best, Hold) else best.peer.label
+        self._remember(entry.group, NewestRecord(entry.key, most, label))
+        return entry.group.newest[entry.key]
+
+    def _oust(self, waiter: Waiter, entry: Entry) -> None:
+        """Take a waiter out of the queue of an entry, whatever it is about."""
+        if waiter.is_away:
+            self._reservations.come_back(waiter, entry)
+        self._leave(waiter)
+
+    def _turn_away(self, entry: Entry, answer: Refusal) -> Refusal:
+        """Return an answer to who wanted a slot of an entry that may be there for nobody else."""
+        if not (entry.holds or entry.waiters) and self._is_here(entry):
+            self._remove(entry)
+        return answer
+
+    def _outdated(self, peer: Peer, space: int, key: bytes) -> Superseded | None:
+        """Return what to tell somebody who has lost its position, if it has because it is older."""
+        group = self._group_of(key)
+        if peer.owner is None or space != Space.LOCK or not isinstance(group, Group):
+            return None
+        newest = group.newest.get(key)
+        if newest is None or not 0 < peer.owner.age < newest.age:
+            return None
+        return Superseded(newest.age, newest.label)
+
+    def _remember(self, group: Group, record: NewestRecord) -> None:
+        changed = self.newest.note(group, record)
+        if self.changes is not None:
+            self.changes += changed
+
+    def remember(self, records: Iterable[NewestRecord]) -> None:
+        """Take in what was kept of an earlier table."""
+        for record in records:
+            self._group.issuer.fence = max(self._group.issuer.fence, record.age)
+            self._remember(self._group, record)
+
+    # Who holds a lock and wants to know.
+
+    def listen(
+        self, peer: Peer, key: bytes, token: bytes, now: float, effects: list[Effect]
+    ) -> Refusal | None:
+        """Tell who holds a lock that somebody newer wants it.
+
+        Returns:
+            What to answer; ``None`` if there is no answer yet.
+        """
+        group = self._group_of(key)
+        if not isinstance(group, Group):
+            return group
+        hold = self._find(group, Space.LOCK, key, token)
+        if hold is None:
+            return Status.LEASE_EXPIRED
+        if hold.owner is None or not hold.owner.age:
+            return Status.ERROR
+        newest = group.newest.get(key)
+        if newest is not None and newest.age > hold.owner.age:
+            self.counts.asked_to_stop += 1
+            return Superseded(newest.age, newest.label)
+        queue = hold.entry.queue()
+        if queue.listener is not None:
+            # Its process has lost the connection on which it did so.
+            self._answer_listener(queue.listener, Status.LEASE_EXPIRED, effects)
+        waiter = Waiter(hold.entry, peer, -1, 0, now, two_phase=False, state=LISTENING)
+        queue.listener = peer.waiting = waiter
+        return None
+
+    def _tell_listener(self, waiter: Waiter, answer: Superseded, effects: list[Effect]) -> None:
+        self.counts.asked_to_stop += 1
+        self._answer_listener(waiter, answer, effects)
+
+    # With its shard.
+
+    def _refer_listener(self, entry: Entry, reply: Refusal, effects: list[Effect]) -> None:
+        """Send who listens to where the lock is now."""
+        if entry.waiters is not None and entry.waiters.listener is not None:
+            if isinstance(reply, Moved):
+                reply = reply._replace(ticket=b"")
+            self._answer_listener(entry.waiters.listener, reply, effects)

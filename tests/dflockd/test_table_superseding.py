@@ -1,0 +1,291 @@
+"""The newest wins: who is older is sent away, or told if it holds the lock and listens."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dflockd.table import Limits, LockTable, NewestRecord, Peer, TokenIssuer
+from dflockd.table.newest import NewestKeys
+from dflockd.wire import (
+    Acquire,
+    Aged,
+    DrawAge,
+    Enqueue,
+    Enqueued,
+    Granted,
+    Inspect,
+    Listen,
+    Owner,
+    OwnerConflict,
+    Release,
+    Report,
+    Request,
+    Reserve,
+    Resume,
+    Space,
+    Status,
+    Superseded,
+    TimedOut,
+    Turn,
+    Wait,
+    YourTurn,
+)
+
+LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
+OVER = Status.LEASE_EXPIRED
+
+
+@pytest.fixture
+def table() -> LockTable:
+    return LockTable(Limits(), TokenIssuer(b"secret", 100), kept=True)
+
+
+def ask(table: LockTable, peer: Peer, request: Request, now: float = 0.0) -> object:
+    """The reply; what others are told is in `heard`."""
+    effects = table.handle(peer, request, now)
+    table.heard = [effect for effect in effects if effect[0] != peer.id]  # type: ignore[attr-defined]
+    replies = [reply for number, reply in effects if number == peer.id]
+    return replies[-1] if replies else None
+
+
+def heard(table: LockTable) -> list[tuple[int, object]]:
+    return table.heard  # type: ignore[attr-defined, no-any-return]
+
+
+def run(table: LockTable, age: int, attempt: int = 0, name: bytes = b"") -> Peer:
+    peer = table.connect()
+    owner = Owner(name or b"run-%d" % age, attempt, b"here", b"task-%d" % age, age)
+    assert ask(table, peer, owner) is Status.OK
+    return peer
+
+
+def take(table: LockTable, age: int) -> tuple[Peer, bytes]:
+    peer = run(table, age)
+    reply = ask(table, peer, Acquire(LOCK, b"k", 1, 0, 30))
+    assert isinstance(reply, Granted)
+    return peer, reply.token
+
+
+def wait(table: LockTable, age: int, attempt: int = 0) -> Peer:
+    peer = run(table, age, attempt)
+    assert ask(table, peer, Acquire(LOCK, b"k", 1, 60, 30)) is None
+    return peer
+
+
+def listen(table: LockTable, token: bytes) -> Peer:
+    peer = table.connect()
+    assert ask(table, peer, Listen(b"k", token)) is None
+    return peer
+
+
+def test_ages_grow_with_the_fences(table: LockTable) -> None:
+    peer = table.connect()
+    first = ask(table, peer, DrawAge(b"k"))
+    granted = ask(table, peer, Acquire(LOCK, b"k", 1, 0, 30))
+    second = ask(table, peer, DrawAge(b"other"))
+    assert isinstance(granted, Granted)
+    assert [first, int(granted.token[:16], 16), second] == [Aged(101), 102, Aged(103)]
+    assert len(table) == 1
+
+
+def test_who_listens_is_told_and_keeps_the_lock_until_it_lets_go(table: LockTable) -> None:
+    holder, token = take(table, 1)
+    ear = listen(table, token)
+    newer = wait(table, 2)
+    assert heard(table) == [(ear.id, Superseded(2, b"task-2"))]
+    assert ear.waiting is None
+    assert newer.waiting is not None
+    assert ask(table, holder, Release(LOCK, b"k", token)) is Status.OK
+    [(number, reply)] = heard(table)
+    assert (number, type(reply)) == (newer.id, Granted)
+
+
+def test_who_listens_too_late_is_told_at_once(table: LockTable) -> None:
+    _, token = take(table, 1)
+    wait(table, 2)
+    assert ask(table, table.connect(), Listen(b"k", token)) == Superseded(2, b"task-2")
+
+
+def test_nobody_listens_longer_than_it_holds(table: LockTable) -> None:
+    holder, token = take(table, 1)
+    ear = listen(table, token)
+    ask(table, holder, Release(LOCK, b"k", token))
+    assert heard(table) == [(ear.id, OVER)]
+    assert len(table) == 0
+    assert ask(table, ear, Listen(b"k", token)) is OVER
+
+    holder, token = take(table, 2)
+    ear = listen(table, token)
+    assert table.disconnect(holder, 1.0, clean=False) == [(ear.id, OVER)]
+
+    _, token = take(table, 3)
+    ear = listen(table, token)
+    assert table.advance(1000.0) == [(ear.id, OVER)]
+
+
+def test_who_listens_may_leave(table: LockTable) -> None:
+    holder, token = take(table, 1)
+    ear = listen(table, token)
+    assert table.disconnect(ear, 1.0, clean=True) == []
+    again = listen(table, token)
+    other = listen(table, token)
+    assert heard(table) == [(again.id, OVER)]
+    ask(table, holder, Release(LOCK, b"k", token))
+    assert heard(table) == [(other.id, OVER)]
+
+
+def test_what_has_no_age_takes_no_part(table: LockTable) -> None:
+    plain = table.connect()
+    reply = ask(table, plain, Acquire(LOCK, b"k", 1, 0, 30))
+    assert isinstance(reply, Granted)
+    assert ask(table, table.connect(), Listen(b"k", reply.token)) is Status.ERROR
+    second = table.connect()
+    assert ask(table, second, Acquire(LOCK, b"k", 1, 60, 30)) is None
+    older, newer = wait(table, 1), wait(table, 2)
+    assert heard(table) == [(older.id, Superseded(2, b"task-2"))]
+    assert second.waiting is not None
+    assert newer.waiting is not None
+    third = table.connect()
+    assert ask(table, third, Acquire(LOCK, b"k", 1, 60, 30)) is None
+
+
+def test_who_is_older_is_sent_away_whatever_the_newest_does(table: LockTable) -> None:
+    newer, token = take(table, 5)
+    refused = Superseded(5, b"task-5")
+    for request in (Acquire(LOCK, b"k", 1, 60, 30), Enqueue(LOCK, b"k", 1, 30)):
+        assert ask(table, run(table, 4), request) == refused
+    assert heard(table) == []
+    ask(table, newer, Release(LOCK, b"k", token))
+    assert ask(table, run(table, 4), Acquire(LOCK, b"k", 1, 60, 30)) == refused
+    assert len(table) == 0
+    assert table.counts.outdated == 3
+    # The newest itself may come again: it was requeued, or its worker was killed.
+    take(table, 5)
+
+
+def test_another_attempt_of_the_same_age_waits_for_its_own(table: LockTable) -> None:
+    _, token = take(table, 5)
+    ear = listen(table, token)
+    retry = run(table, 5, 1, b"run-5")
+    assert ask(table, retry, Acquire(LOCK, b"k", 1, 60, 30)) is None
+    assert ear.waiting is not None
+    again = run(table, 5, 1, b"run-5")
+    again.owner = Owner(b"run-5", 1, b"there", None, 5)
+    assert ask(table, again, Acquire(LOCK, b"k", 1, 60, 30)) == OwnerConflict(b"waiting", 1)
+
+
+def test_that_it_is_there_already_is_said_first(table: LockTable) -> None:
+    take(table, 1)
+    wait(table, 2)
+    again = run(table, 1)
+    reply = ask(table, again, Acquire(LOCK, b"k", 1, 60, 30))
+    assert reply == OwnerConflict(b"held", 0)
+
+
+def test_who_has_a_position_and_asks_later_learns_of_it(table: LockTable) -> None:
+    take(table, 1)
+    older = run(table, 2)
+    assert ask(table, older, Enqueue(LOCK, b"k", 1, 30)) is Status.QUEUED
+    wait(table, 3)
+    assert heard(table) == []
+    assert ask(table, older, Wait(LOCK, b"k", 60)) == Superseded(3, b"task-3")
+
+
+def test_a_slot_that_was_set_aside_for_somebody_older_is_the_next_ones(table: LockTable) -> None:
+    older = run(table, 1)
+    ask(table, older, Turn(1000))
+    told = ask(table, older, Enqueue(LOCK, b"k", 1, 30))
+    assert isinstance(told, YourTurn)
+    plain = table.connect()
+    assert ask(table, plain, Acquire(LOCK, b"k", 1, 60, 30)) is None
+    newer = wait(table, 2)
+    [(number, reply)] = heard(table)
+    assert (number, type(reply)) == (plain.id, Granted)
+    assert newer.waiting is not None
+    elsewhere = run(table, 1)
+    ask(table, elsewhere, Resume(told.ticket))
+    assert ask(table, elsewhere, Acquire(LOCK, b"k", 1, 60, 30)) == Superseded(2, b"task-2")
+
+
+def test_alone_in_the_queue_the_newest_has_it_at_once(table: LockTable) -> None:
+    older = run(table, 1)
+    ask(table, older, Turn(1000))
+    assert isinstance(ask(table, older, Enqueue(LOCK, b"k", 1, 30)), YourTurn)
+    assert isinstance(ask(table, run(table, 2), Enqueue(LOCK, b"k", 1, 30)), Enqueued)
+    assert len(table.deadlines) == 1
+    assert not table._group.reserved
+
+
+def test_a_reservation_of_somebody_older_is_gone_when_it_comes_back(table: LockTable) -> None:
+    holder, token = take(table, 1)
+    older = run(table, 2)
+    ask(table, older, Enqueue(LOCK, b"k", 1, 30))
+    ask(table, older, Reserve(5000, 5000))
+    left = ask(table, older, Wait(LOCK, b"k", 0))
+    assert isinstance(left, TimedOut)
+    wait(table, 3)
+    ask(table, older, Resume(left.ticket))
+    reply = ask(table, older, Acquire(LOCK, b"k", 1, 60, 30))
+    assert reply == Superseded(3, b"task-3")
+    assert not table._group.reserved
+    ask(table, holder, Release(LOCK, b"k", token))
+    assert [type(reply) for _, reply in heard(table)] == [Granted]
+
+
+def test_a_semaphore_has_no_newest(table: LockTable) -> None:
+    for request in (Acquire(SEMAPHORE, b"k", 1, 0, 30), Enqueue(SEMAPHORE, b"k", 2, 30)):
+        assert ask(table, run(table, 1), request) is Status.ERROR
+    assert len(table) == 0
+    assert len(table.newest) == 0
+
+
+def test_a_number_of_keys_is_remembered(table: LockTable) -> None:
+    table.newest = NewestKeys(3)
+    for key, age in ((b"a", 7), (b"b", 7), (b"c", 7), (b"a", 6), (b"d", 7)):
+        ask(table, run(table, age), Acquire(LOCK, key, 1, 0, 30))
+    assert set(table._group.newest) == {b"a", b"c", b"d"}
+    assert len(table.newest) == 3
+    # Who is there is known without that.
+    reply = ask(table, run(table, 6), Acquire(LOCK, b"b", 1, 60, 30))
+    assert reply == Superseded(7, b"task-7")
+
+
+def test_another_table_goes_on_with_what_was_kept(table: LockTable) -> None:
+    holder, token = take(table, 5)
+    wait(table, 6)
+    assert table.changes is not None
+    kept = [hold.kept() for hold in holder.holds]
+    assert kept[0].age == 5
+    assert table._group.newest[b"k"].kept() == NewestRecord(b"k", 6, b"task-6")
+    after = LockTable(Limits(), TokenIssuer(b"secret", 1), kept=True)
+    after.restore(kept, 0.0)
+    after.remember([NewestRecord(b"k", 6, b"task-6")])
+    assert ask(after, after.connect(), Listen(b"k", token)) == Superseded(6, b"task-6")
+    # Also without that: who holds the lock knows its age.
+    after = LockTable(Limits(), TokenIssuer(b"secret", 1), kept=True)
+    after.restore(kept, 0.0)
+    assert ask(after, run(after, 4), Acquire(LOCK, b"k", 1, 60, 30)) == Superseded(5, b"task-5")
+
+
+def test_people_see_who_was_superseded(table: LockTable) -> None:
+    take(table, 1)
+    peer = table.connect()
+
+    def holder() -> dict[str, object]:
+        report = ask(table, peer, Inspect(LOCK, b"k"))
+        assert isinstance(report, Report)
+        [shown] = json.loads(report.json)["holders"]
+        return dict(shown)
+
+    assert (holder()["age"], holder()["superseded_by"]) == (1, "")
+    wait(table, 2)
+    assert holder()["superseded_by"] == "task-2"
+
+
+def test_draining_ends_it(table: LockTable) -> None:
+    _, token = take(table, 1)
+    ear = listen(table, token)
+    assert table.drain(1.0) == [(ear.id, Status.DRAINING)]
+    assert ask(table, table.connect(), DrawAge(b"k")) is Status.DRAINING
