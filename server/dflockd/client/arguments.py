@@ -314,4 +314,5 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _is_whole(value: object, lowest: int, highest: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest
+    is_whole = type(value) is int or (isinstance(value, int) and not isinstance(value, bool))
+    return is_whole and lowest <= value <= highest  # type: ignore[operator]

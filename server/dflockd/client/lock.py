@@ -13,9 +13,9 @@ from dflockd.address import DEFAULT_PORT, ServerLike, parse_servers
 from dflockd.client import arguments, operations, process
 from dflockd.client import plan as plans
 from dflockd.client.arguments import Reservation
-from dflockd.client.introduction import ANONYMOUS, NOBODY, Introduction
+from dflockd.client.introduction import ANONYMOUS, NOBODY, Introduction, new
 from dflockd.client.lease import DOUBTFUL, HELD, Lease
-from dflockd.client.operations import Progress, Target
+from dflockd.client.operations import Exchange, Progress, Target
 from dflockd.client.routing import shard_map
 from dflockd.client.session import Ending, Session
 from dflockd.client.steps import Flow, Route
@@ -109,7 +109,7 @@ class LockBase:
             target = Target(*target[:5], _who(label, owner, key))
         if ssl_context is not None:
             route = Route(route.address, route.auth_secret, ssl_context)
-        self._begin(key, plan, target, route, on_lost)
+        self._begin(key, plan.sort, target, route, on_lost, plan.beginnings)
 
     @classmethod
     def maker(
@@ -152,35 +152,37 @@ class LockBase:
     def _begin(
         self,
         key: str,
-        plan: plans.Plan,
+        sort: plans.Sort,
         target: Target,
         route: Route,
         on_lost: Callable[[Any], object] | None,
+        beginnings: dict[Any, Exchange] | None = None,
     ) -> None:
-        """Be the lock that a plan is for.
+        """Be the lock of arguments that have been checked.
 
         Args:
             key: as given.
-            plan: what follows from the other arguments.
-            target: that of the plan, with who asks.
-            route: that of the plan, with TLS.
-            on_lost: as given, and checked.
+            sort: what the other arguments make.
+            target: what is asked for, and who asks.
+            route: to the server.
+            on_lost: as given.
+            beginnings: see `dflockd.client.session.Session`.
         """
         shards = None
-        if plan.seeds is not None:
-            shards = shard_map(plan.seeds, route.auth_secret, route.tls)
+        if sort.seeds is not None:
+            shards = shard_map(sort.seeds, route.auth_secret, route.tls)
         self.key = key
-        self.acquire_timeout_s = plan.timeout
+        self.acquire_timeout_s = sort.timeout
         self.lease_ttl_s = target.lease
         self._session = Session(
             target,
             route,
-            plan.renew_ratio,
+            sort.renew_ratio,
             shards,
             process.current,
             # Not the lock itself: it would keep alive one that its owner has forgotten.
             None if on_lost is None else partial(self._callback, weakref.ref(self), on_lost),
-            plan.beginnings,
+            beginnings,
         )
 
     @staticmethod
@@ -331,11 +333,13 @@ class Maker(Generic[L]):
         sort: what they have in common.
     """
 
-    __slots__ = ("_lock_class", "_sort")
+    __slots__ = ("_checked", "_lock_class", "_sort")
 
     def __init__(self, lock_class: type[L], sort: plans.Sort) -> None:
         self._lock_class = lock_class
         self._sort = sort
+        self._checked: object = None
+        """The function of the latest callback that was a method: of many objects it is one."""
 
     def __call__(
         self,
@@ -346,22 +350,24 @@ class Maker(Generic[L]):
         on_lost: Callable[[L], object] | None = None,
     ) -> L:
         """Make a lock; for the arguments and what is raised see `LockBase`."""
-        lock_class = self._lock_class
+        lock_class, sort = self._lock_class, self._sort
         if on_lost is not None:
-            is_async = lock_class._may_have_async_callback
-            arguments.check_callback(on_lost, key, may_be_async=is_async)
+            function = getattr(on_lost, "__func__", None)
+            if function is None or function is not self._checked:
+                is_async = lock_class._may_have_async_callback
+                arguments.check_callback(on_lost, key, may_be_async=is_async)
+                self._checked = function
         who = ANONYMOUS if label == "" and owner is None else _who(label, owner, key)
-        plan = self._sort.plan(key, who)
+        target, route = sort.place(key, who)
         lock = lock_class.__new__(lock_class)
-        lock._begin(key, plan, plan.target, plan.route, on_lost)
+        lock._begin(key, sort, target, route, on_lost)
         return lock
 
 
 def _who(label: str, owner: tuple[str, int] | None, key: str) -> Introduction:
-    return Introduction(
-        b"" if label == "" else arguments.checked_label(label, key),
-        NOBODY if owner is None else arguments.checked_owner(owner, key),
-    )
+    shown = b"" if label == "" else arguments.checked_label(label, key)
+    run = NOBODY if owner is None else arguments.checked_owner(owner, key)
+    return new(Introduction, (shown, run))
 
 
 class SemaphoreBase(LockBase):

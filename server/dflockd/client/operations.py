@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Never, TypeAlias, TypeVar
 
 from dflockd import errors
 from dflockd.address import Address, parse_server
-from dflockd.client.introduction import ANONYMOUS, NOTHING, Introduction, Opening
+from dflockd.client.introduction import ANONYMOUS, NOTHING, Introduction, Opening, new
 from dflockd.wire import (
     GRANTED,
     MAX_SECONDS,
@@ -243,7 +243,7 @@ def enqueue(target: Target) -> Operation[Grant | None]:
 def to_enqueue(target: Target, _timeout: float | None = None) -> Exchange:
     """Return the request of an `enqueue`."""
     request = encode_enqueue(target.space, target.key, target.limit, target.lease)
-    return Exchange(request, REPLY_PATIENCE)
+    return new(Exchange, (request, REPLY_PATIENCE, False, 0, False, False))
 
 
 def line_up_patience(timeout: float | None) -> float:
@@ -287,7 +287,7 @@ def _waiting_for(target: Target, timeout: float | None) -> Exchange:
     request = encode_request(Wait(target.space, target.key, seconds))
     waiting = Exchange(request, patience, is_reply, 0, waits)
     keep = None if target.progress is None or target.is_plain else target.progress.keep
-    return waiting if keep is None else _behind([encode_request(keep)], waiting)
+    return waiting if keep is None else behind(Opening((encode_request(keep),)), waiting)
 
 
 def queue(target: Target, timeout: float | None) -> Operation[Grant | None]:
@@ -315,7 +315,7 @@ def line_up(target: Target, turn: Turn, *, knows_turns: bool | None) -> Operatio
             raise refused(reply, target)
     exchange = with_ahead(to_enqueue(target), target)
     if knows_turns:
-        exchange = _behind([said], exchange)
+        exchange = behind(Opening((said,)), exchange)
     answer = _read(parse_enqueued, (yield exchange), target)
     if isinstance(answer, Enqueued):
         return (yield from _declined(target, answer.token))
@@ -608,19 +608,16 @@ def with_ahead(exchange: Exchange, target: Target) -> Exchange:
     if target.progress is None or not target.progress.place:
         return behind(target.says, exchange)
     resume = encode_request(Resume(target.progress.place))
-    return _behind((resume,), behind(target.says, exchange))
+    return behind(Opening((resume,)), behind(target.says, exchange))
 
 
 def behind(opening: Opening, exchange: Exchange) -> Exchange:
-    """Return the same with what is to be said before it of who asks."""
-    return _behind(opening.requests, exchange, opening.has_owner)
-
-
-def _behind(ahead: Sequence[bytes], exchange: Exchange, has_owner: bool = False) -> Exchange:
+    """Return the same with what is to be said before it, of who asks for one."""
+    ahead, has_owner = opening
     request, patience, is_reply, others, waits, had_owner = exchange
     request = b"".join((*ahead, request))
-    number = others + len(ahead)
-    return Exchange(request, patience, is_reply, number, waits, has_owner or had_owner)
+    fields = request, patience, is_reply, others + len(ahead), waits, has_owner or had_owner
+    return new(Exchange, fields)
 
 
 def _waiting(timeout: float | None) -> tuple[int, float | None, bool, bool]:
@@ -660,7 +657,7 @@ def _prompt(token: bytes, lease: int, sent: float, received: float) -> Grant | N
     """Return the grant if its answer has come soon enough for its lease to count from the request."""
     if received - sent > lease * CONFIRM_SHARE:
         return None
-    return Grant(token, lease, sent + lease)
+    return new(Grant, (token, lease, sent + lease))
 
 
 def granted_at_once(

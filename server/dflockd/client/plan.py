@@ -23,33 +23,6 @@ KEPT = 1024
 """So many plans are kept, those that were used last."""
 
 
-class Plan:
-    """A checked set of arguments, and what follows from them."""
-
-    __slots__ = ("beginnings", "renew_ratio", "route", "seeds", "target", "timeout")
-
-    def __init__(
-        self,
-        target: Target,
-        route: Route,
-        seeds: Seeds | None,
-        renew_ratio: float,
-        timeout: float | None,
-        beginnings: dict[Any, Exchange] | None,
-    ) -> None:
-        self.target = target
-        """What is asked for, by nobody in particular."""
-        self.route = route
-        """The way to the server; in a cluster, to begin with."""
-        self.seeds = seeds
-        """Some servers of the cluster; ``None`` without one."""
-        self.renew_ratio = renew_ratio
-        self.timeout = timeout
-        """As given."""
-        self.beginnings = beginnings
-        """See `dflockd.client.session.Session`."""
-
-
 class Sort:
     """The arguments of locks that differ in their keys, checked once for all of them.
 
@@ -63,12 +36,12 @@ class Sort:
         "_lease",
         "_limit",
         "_names",
-        "_renew_ratio",
         "_routes",
-        "_seeds",
         "_space",
         "_strategy",
-        "_timeout",
+        "renew_ratio",
+        "seeds",
+        "timeout",
     )
 
     def __init__(
@@ -90,36 +63,32 @@ class Sort:
         arguments.check_lease(lease, key)
         arguments.check_renew_ratio(renew_ratio, key)
         secret = arguments.checked_secret(auth_token)
-        self._seeds = servers if isinstance(servers, Seeds) else None
-        if self._seeds is None:
+        self.seeds = servers if isinstance(servers, Seeds) else None
+        """Some servers of the cluster; ``None`` without one."""
+        self.timeout = timeout
+        self.renew_ratio = renew_ratio
+        if self.seeds is None:
             arguments.check_strategy(strategy, key)
         elif strategy is not stable_hash_shard:
             raise errors.InvalidArgumentError(
                 f"sharding_strategy is given with {servers}: leave it out, a cluster has its own"
             )
-        self._space, self._limit, self._timeout, self._lease = space, limit, timeout, lease
-        self._renew_ratio = renew_ratio
+        self._space, self._limit, self._lease = space, limit, lease
         self._routes = [Route(server, secret, tls) for server in servers]
         self._names = [str(server) for server in servers]
         self._strategy: ShardingStrategy | None = strategy
-        if self._seeds is not None:
+        if self.seeds is not None:
             self._names[0] = str(servers)
             self._strategy = None
         elif strategy is stable_hash_shard and len(servers) == 1:
             self._strategy = None  # it has no choice
 
-    def plan(
-        self,
-        key: str,
-        who: Introduction = ANONYMOUS,
-        beginnings: dict[Any, Exchange] | None = None,
-    ) -> Plan:
-        """Return the plan for a key.
+    def place(self, key: str, who: Introduction = ANONYMOUS) -> tuple[Target, Route]:
+        """Return what is asked for, and the way to the server; in a cluster, to begin with.
 
         Args:
-            key: it.
+            key: which is checked.
             who: asks.
-            beginnings: see `dflockd.client.session.Session`.
 
         Raises:
             InvalidKeyError: the key cannot be sent.
@@ -129,12 +98,25 @@ class Sort:
         index = 0
         if self._strategy is not None:
             index = server_index(self._strategy, key, len(self._routes))
-        target = Target(
-            self._space, key.encode(), self._limit, self._lease, self._names[index], who
-        )
-        return Plan(
-            target, self._routes[index], self._seeds, self._renew_ratio, self._timeout, beginnings
-        )
+        server = self._names[index]
+        target = Target(self._space, key.encode(), self._limit, self._lease, server, who)
+        return target, self._routes[index]
+
+
+class Plan:
+    """A checked set of arguments, and what follows from them."""
+
+    __slots__ = ("beginnings", "route", "sort", "target")
+
+    def __init__(self, sort: Sort, target: Target, route: Route) -> None:
+        self.sort = sort
+        """The arguments but for the key."""
+        self.target = target
+        """What is asked for, by nobody in particular."""
+        self.route = route
+        """The way to the server without TLS; in a cluster, to begin with."""
+        self.beginnings: dict[Any, Exchange] = {}
+        """See `dflockd.client.session.Session`."""
 
 
 def make(space: Space, key: str, *others: Any) -> Plan:
@@ -150,7 +132,8 @@ def make(space: Space, key: str, *others: Any) -> Plan:
         InvalidArgumentError: another argument is out of its range.
     """
     arguments.check_key(key)
-    return Sort(key, space, *others).plan(key, beginnings={})
+    sort = Sort(key, space, *others)
+    return Plan(sort, *sort.place(key))
 
 
 # By their types, too: 1 is a time to wait, and True is none.
