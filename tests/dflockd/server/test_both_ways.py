@@ -276,6 +276,7 @@ class Both:
         kept = tables[0].changes is not None
         options = ServerOptions(host="127.0.0.1", port=0)
         self.server = Server(tables[0], options, self.written if kept else None)
+        tables[1].about = tables[0].about
         prepare(self.server)
         self.server.loop = Loop()
         tables[1].about = tables[0].about  # what a server says of itself
