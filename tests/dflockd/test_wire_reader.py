@@ -93,7 +93,11 @@ def read(pieces: list[bytes]) -> Read:
         kind = reader.receive_one(piece)
         if kind != OTHER:
             requests.append(check(reader, kind))
-            assert not reader.ready
+            assert reader.ready == (kind == OWNER and piece.count(b"\n") == 6)
+            if reader.ready:
+                kind = reader.next()
+                requests.append(check(reader, kind))
+                assert kind not in (AUTH, REPORT)
             continue
         try:
             while reader.ready:
@@ -126,6 +130,27 @@ ODD = [b"r\nk\nt \n", b"r\nk\n t\n", b"r\nk\n\xe4\n", b"n\nk\nt\t3 \n", b"l\nk\n
 def test_each_request_is_the_same_both_ways(frame: bytes) -> None:
     for pieces in ([frame], [frame * 2], [frame[:1], frame[1:]], [frame.replace(b"\n", b"\r\n")]):
         assert read(pieces) == messages(pieces)
+
+
+@pytest.mark.parametrize("frame", ONE + ODD)
+def test_each_request_is_the_same_both_ways_behind_an_owner(frame: bytes) -> None:
+    for owner in (
+        b"owner\n_\nrun 1 here\n",
+        b"owner\nlabel\n_\n",
+        b"owner\n_\nrun\n",
+        b"l\nk\n0\n",
+    ):
+        data = owner + frame
+        for pieces in ([data], [data + b"w"], [data[:-1], data[-1:]], [b"w\n", data]):
+            assert read(pieces) == messages(pieces)
+
+
+def test_an_owner_and_the_request_behind_it_are_read_at_once() -> None:
+    reader = RequestReader()
+    for frame, kind in ((b"l\nk\n10\n", ACQUIRE), (b"e\nk\n\n", ENQUEUE)):
+        assert reader.receive_one(b"owner\n_\nrun 1 here\n" + frame) == OWNER
+        assert reader.owner == Owner(b"run", 1, b"here")
+        assert (reader.ready, reader.next(), reader.key) == (1, kind, b"k")
 
 
 @pytest.mark.parametrize("number", BAD_NUMBERS)

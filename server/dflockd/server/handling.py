@@ -107,6 +107,9 @@ class Handling:
                     out = granted_line(answer.token, answer.lease)
                 elif answer is not None:
                     out = encode_reply(answer)
+            elif kind == OWNER:
+                done = table.introduce(peer, reader.owner)
+                out = _OK if done is _DONE else encode_reply(done)
             else:
                 out = self._answer_others(peer, reader, kind, now)
         except FrameTooLongError:
@@ -145,8 +148,6 @@ class Handling:
         answer: Answer | None
         if kind == RENEW:
             answer = table.renew(peer, space, key, reader.token, reader.lease, now)
-        elif kind == OWNER:
-            answer = table.introduce(peer, reader.owner)
         elif kind == ENQUEUE:
             answer = table.enqueue(peer, space, key, asked.limit, asked.lease, now, self._others)
         else:

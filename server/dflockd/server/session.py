@@ -113,6 +113,8 @@ class Session(asyncio.Protocol):
             return
         # One request alone: there is nothing to collect, and nobody to let go first.
         out = server.answer(peer, reader, kind, now)
+        if reader.ready:  # that was who asks for the slot
+            out += server.answer(peer, reader, reader.next(), now)
         if out:
             self._transport.write(out)
         if server.draining:

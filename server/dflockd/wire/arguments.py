@@ -127,11 +127,11 @@ def owner(text: bytes, argument: bytes) -> Owner:
     if argument == ANY:
         return Owner(b"", 0, b"", shown)
     found = fields(argument, 2, 4)
-    instance = _name(found[2]) if len(found) > 2 else b""
     attempt = number(found[1], 0, MAX_ATTEMPT)
-    if len(found) == 4:
-        return Owner(_name(found[0]), attempt, instance, shown, _age(found[3]))
-    return Owner(_name(found[0]), attempt, instance, shown)
+    instance = _name(found[2]) if len(found) > 2 else b""
+    age = _age(found[3]) if len(found) == 4 else 0
+    # Each task is another one: `Owner(...)` itself takes twice as much.
+    return Owner._make((_name(found[0]), attempt, instance, shown, age))
 
 
 def _age(text: bytes) -> int:
@@ -141,8 +141,10 @@ def _age(text: bytes) -> int:
 
 
 def _name(field: bytes) -> bytes:
-    # White space is in no field.
-    if len(field) <= MAX_OWNER and field.isascii() and field.decode().isprintable():
+    # White space is in no field. Most are letters and digits alone, which is soon seen.
+    if len(field) <= MAX_OWNER and (
+        field.isalnum() or (field.isascii() and field.decode().isprintable())
+    ):
         return field
     raise MalformedError(f"an owner is 1 to {MAX_OWNER} printable ASCII characters")
 

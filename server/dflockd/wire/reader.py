@@ -159,6 +159,8 @@ class RequestReader:
     def receive_one(self, data: bytes) -> int:
         """Take in what was read, and cut it out if it is one whole request and nothing else.
 
+        Or an owner and the request for a slot that follows, which is `ready` then.
+
         Returns:
             Its kind; if there is only the message `OTHER`, and nothing is cut out.
         """
@@ -174,6 +176,10 @@ class RequestReader:
                 self._taken = 3
                 return kind
         self._keep(lines)
+        if len(lines) == 6 and not self._tail and len(data) <= MAX_LINE and _is_ahead(lines):
+            if self.next() == OWNER:
+                return OWNER
+            self.put_back()
         return OTHER
 
     def next(self) -> int:
@@ -256,6 +262,14 @@ class RequestReader:
     def pending(self) -> int:
         """Bytes received and not taken yet."""
         return sum(len(line) + 1 for line in self._lines[self._taken :]) + len(self._tail)
+
+
+def _is_ahead(lines: list[bytes]) -> bool:
+    """Whether what comes first says who asks with a request for a slot that follows."""
+    if lines[0] != b"owner":
+        return False
+    command = _COMMANDS.get(lines[3])
+    return command is not None and (command.kind == ACQUIRE or command.kind == ENQUEUE)
 
 
 def _check_lengths(lines: list[bytes]) -> None:

@@ -241,6 +241,14 @@ class Frames:
     def _or(self, usual: list[bytes], odd: list[bytes]) -> bytes:
         return self._dice.choice(usual if self._dice.random() < 0.95 else odd)
 
+    def _owner(self) -> bytes:
+        runs = [b"_\nrun 0 here", b"_\nrun 1 here", b"task\nrun 1", b"task\n_", b"_\nrun"]
+        return b"owner\n" + self._dice.choice(runs)
+
+    def ahead(self) -> bytes:
+        """Return what may come ahead of other requests: most often who asks."""
+        return self._owner() + b"\n" if self._dice.random() < 0.2 else b""
+
     def _frame(self, s: bytes, key: bytes, words: dict[str, bytes]) -> bytes:
         timeout, lease, limit, token, ticket = words.values()
         fence = int(token, 16) >> 64 if len(token) == 32 and b"g" not in token else 1
@@ -250,8 +258,7 @@ class Frames:
             b"%bn\n%b\n%b%b" % (s, key, token, lease): 2,
             b"%be\n%b\n%b" % (s, key, (limit + lease).strip()): 3,
             b"%bw\n%b\n%b" % (s, key, timeout): 3,
-            b"owner\n_\nrun %b here" % self._dice.choice([b"0", b"1"]): 1,
-            b"owner\ntask\n_": 1,
+            self._owner(): 2,
             b"resume\n_\n%b" % ticket: 1,
             b"keep\n_\n%b" % self._dice.choice([b"1000 1000", b"0 500"]): 1,
             b"turn\n_\n%b" % self._dice.choice([b"500", b"2000"]): 0.5,
@@ -306,7 +313,9 @@ class Both:
             self.transports[number].session.eof_received()
             self.messages.disconnect(number, clean=True)
         elif self.transports[number].session.peer.waiting is None or chance < 0.3:
-            data = b"".join(self.frames.one() for _ in range(self.dice.choice([1, 1, 1, 2, 3])))
+            data = self.frames.ahead() + b"".join(
+                self.frames.one() for _ in range(self.dice.choice([1, 1, 1, 2, 3]))
+            )
             cuts = [self.dice.randrange(len(data)) for _ in range(chance > 0.9)]
             for start, end in pairwise([0, *cuts, len(data)]):
                 self.transports[number].session.data_received(data[start:end])
