@@ -82,6 +82,7 @@ def _status(app_settings: Settings, server: str) -> dict[str, Any]:
         "connections": stats["connections"],
         "keys": len(entries) + stats.get("omitted", 0),
         "waiters": sum(entry["waiters"] for entry in entries),
+        "circles": stats.get("circles", []),
     }
 
 
@@ -92,9 +93,13 @@ def _status_line(row: dict[str, Any]) -> str:
         return status_line(row)
     if "error" in row:
         return click.style(f"{row['server']}: {row['error']}", fg="red")
+    circles = "".join(
+        click.style(f"\n  a circle of waiters: {printable(each)}", fg="red")
+        for each in row["circles"]
+    )
     return (
         f"{row['server']}: answers in {row['ping_ms']} ms, {row['connections']} connections, "
-        f"{row['keys']} keys held, {row['waiters']} waiters"
+        f"{row['keys']} keys held, {row['waiters']} waiters{circles}"
     )
 
 

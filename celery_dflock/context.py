@@ -8,13 +8,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from celery import Celery, current_app
+from celery import Celery, current_app, current_task
 
 from celery_dflock import keys
 from celery_dflock.config import settings
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
 from celery_dflock.held import HeldLock, TaskLock
-from celery_dflock.identity import process_label
+from celery_dflock.identity import block_label_of, process_label
 from celery_dflock.locks import Locks, LocksBase, describe_holders, lost_error
 from dflockd import client, errors
 
@@ -124,7 +124,7 @@ class dflock:
         make = kind.maker(self._limit, self._ttl, app_settings)
         lock = make(
             keys.finish(keys.encode(self.key), app_settings.key_prefix),
-            label=f"{Path(sys.argv[0]).name or 'python'} {process_label()}",
+            label=_label(),
         )
         return kind([lock], self.timeout, app_settings.is_cluster), app_settings.enabled
 
@@ -205,3 +205,11 @@ class AsyncLocks(LocksBase[client.DistributedLock]):
             return describe_holders((await lock.inspect())["holders"])
         except errors.RemoteError:
             return None
+
+
+def _label() -> str:
+    """Return what people see of who asks: the task that this is in, else the program."""
+    task = current_task._get_current_object()
+    if task is not None and task.request.id:
+        return block_label_of(task.name, task.request.id)
+    return f"{Path(sys.argv[0]).name or 'python'} {process_label()}"

@@ -29,6 +29,14 @@ def label_of(task_name: str, task_id: str) -> str:
     return f"{task_name}[{task_id}] {process_label()}"
 
 
+def block_label_of(task_name: str, task_id: str) -> str:
+    """Return what people see of a lock inside a task: the same run, and not the task's own lock."""
+    return f"{task_name}[{task_id}] {_BLOCK}{process_label()}"
+
+
+_BLOCK = "dflock "
+
+
 def process_label() -> str:
     """Return what tells this process from others: its host and pid."""
     global _process
@@ -54,4 +62,5 @@ def is_unnamed_run(entry: Mapping[str, Any], task_name: str, task_id: str) -> bo
     So are the runs of workers of 0.1, and all where the server is that old. To go with 0.1.
     """
     label: str = entry["label"]
-    return not entry.get("owner") and label.startswith(f"{task_name}[{task_id}] ")
+    run = f"{task_name}[{task_id}] "
+    return not entry.get("owner") and label.startswith(run) and not label.startswith(run + _BLOCK)

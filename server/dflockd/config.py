@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from dflockd.address import parse_server
 from dflockd.cluster.parameters import MAX_LEASE, SERVING_LEASE, ClusterParameters
 from dflockd.server import ServerOptions, TlsContext
+from dflockd.server.tls import not_after
 from dflockd.shards.keys import SERVERS_PREFIX, Keys
 from dflockd.shards.tls import EtcdTls
 from dflockd.shards.user import EtcdUser
@@ -772,6 +773,7 @@ def _tls(values: Mapping[str, Any]) -> TlsContext | None:
         context.load_cert_chain(cert, key, password="")
     except (OSError, ssl.SSLError) as exc:
         raise SettingError(f"--tls-cert {cert!r}, --tls-key {key!r} do not load: {exc}") from None
+    context.expires_at = not_after(cert)
     if client_ca is not None:
         try:
             context.load_verify_locations(client_ca)

@@ -240,6 +240,10 @@ class HttpServer:
                 "holds": counts.holding,
                 "waiters": counts.waiting,
                 "connections": len(server.sessions),
+                "blocking": {
+                    "chain": server.blocking.longest,
+                    "circles": server.blocking.circles,
+                },
                 "totals": {
                     "grants": counts.granted,
                     "released": counts.released,

@@ -25,7 +25,7 @@ from dflockd import __version__, compiled
 from dflockd.cluster.tenures import Stage
 from dflockd.http.health import Cluster, Probe, look
 from dflockd.http.pace import Pace
-from dflockd.server import Server
+from dflockd.server import Server, TlsContext
 from dflockd.storage import SEGMENT, Journal
 from dflockd.table import Histogram
 
@@ -113,6 +113,18 @@ class ServerCollector(Collector):
         )
         yield _gauge("dflockd_holds", "Slots that are held.", table.counts.holding)
         yield _gauge("dflockd_waiters", "Positions in a queue.", table.counts.waiting)
+        blocking = self._server.blocking
+        yield _gauge(
+            "dflockd_blocking_chain",
+            "Most waits in a row: a holder that waits itself is the second.",
+            blocking.longest,
+        )
+        yield _gauge("dflockd_blocking_circles", "Circles of holders that wait.", blocking.number)
+        yield _gauge(
+            "dflockd_oldest_wait_seconds",
+            "How long whoever has waited longest has done so, as of the last look.",
+            blocking.oldest(time.monotonic()),
+        )
         ready, checks = look(self._probes)
         yield _gauge("dflockd_ready", "1 while locks are granted, as /readyz says.", int(ready))
         family = GaugeMetricFamily(
@@ -196,6 +208,13 @@ class ServerCollector(Collector):
         yield _counter(
             "dflockd_auth_failures", "Clients without the right auth token.", server.unauthorized
         )
+        tls = server.options.tls
+        if isinstance(tls, TlsContext):
+            yield _gauge(
+                "dflockd_tls_certificate_expiry_timestamp_seconds",
+                "Until when the certificate of --tls-cert is good, in Unix time.",
+                tls.current.expires_at,
+            )
         yield _histogram(
             "dflockd_event_loop_lag_seconds",
             "How late the event loop comes to what is due.",
@@ -206,6 +225,11 @@ class ServerCollector(Collector):
         size = journal.segments * SEGMENT
         yield _gauge("dflockd_journal_bytes", "Bytes of the journal on disk.", size)
         yield _gauge("dflockd_journal_live_bytes", "Bytes of it that count.", journal.live_size)
+        yield _gauge(
+            "dflockd_state_free_bytes",
+            "Bytes that are free where the journal is; 0 if that cannot be learned.",
+            journal.free,
+        )
         yield _gauge("dflockd_journal_segments", "Files of the journal.", journal.segments)
 
     def _shards(self, cluster: Cluster) -> Iterator[Metric]:

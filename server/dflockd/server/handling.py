@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
+from dflockd.server.blocking import Blocking
 from dflockd.server.options import ServerOptions
 from dflockd.server.searches import Searches
 from dflockd.table import Effect, Hold, LockTable, Newest, Peer
@@ -75,6 +76,7 @@ class Handling:
         self.sessions: dict[int, Session] = {}
         self.draining = False
         self.searches = Searches(self)
+        self.blocking = Blocking(self)
         self._timer: asyncio.TimerHandle | None = None
         self._wakes = math.inf
         self._looks = False

@@ -87,6 +87,7 @@ class Server(Handling):
         except OSError:
             self._close_listeners()
             raise
+        self.blocking.start()
 
     def _listen(self, sockets: list[socket.socket], tls: ssl.SSLContext | None) -> None:
         is_open = tls is None and self.options.auth_secret is None
@@ -145,6 +146,7 @@ class Server(Handling):
         if self._timer is not None:
             self._timer.cancel()
         self.searches.stop()
+        self.blocking.stop()
         self._beats.cancel()
 
     def evict(self, space: Space, key: bytes, fence: int, who: str) -> Reply:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import ssl
+from datetime import UTC, datetime
+from pathlib import Path
 
 
 class TlsContext(ssl.SSLContext):
@@ -12,7 +15,9 @@ class TlsContext(ssl.SSLContext):
     it half changed, and authorities can only be added.
     """
 
-    current: ssl.SSLContext
+    expires_at: float = 0.0
+    """Unix time until which its certificate is good; 0 while none is loaded."""
+    current: TlsContext
     """What new connections get; itself at first."""
 
     @classmethod
@@ -39,3 +44,39 @@ def _switch(
             return ssl.AlertDescription.ALERT_DESCRIPTION_HANDSHAKE_FAILURE
         connection.context = context.current
     return None
+
+
+def not_after(path: str) -> float:
+    """Return until when the first certificate of a PEM file is good, in Unix time; 0 if unreadable.
+
+    Python's `ssl` says so of nobody's certificate but the other side's.
+    """
+    try:
+        block = _PEM.search(Path(path).read_text("ascii", "replace"))
+        data = ssl.PEM_cert_to_DER_cert(block[0]) if block else b""
+        at, _ = _inside(data, 0)  # the certificate
+        at, _ = _inside(data, at)  # what is signed of it
+        if data[at] == _VERSION:
+            at = _inside(data, at)[1]
+        for _ in range(3):  # serial number, algorithm, issuer
+            at = _inside(data, at)[1]
+        at, _ = _inside(data, at)  # validity
+        at = _inside(data, at)[1]  # from when
+        start, end = _inside(data, at)
+        form = "%y%m%d%H%M%SZ" if data[at] == _UTC_TIME else "%Y%m%d%H%M%SZ"
+        return datetime.strptime(data[start:end].decode(), form).replace(tzinfo=UTC).timestamp()
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+_PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_VERSION, _UTC_TIME = 0xA0, 0x17
+
+
+def _inside(data: bytes, at: int) -> tuple[int, int]:
+    """Return where the content of a DER item begins, and where the next item does."""
+    length, at = data[at + 1], at + 2
+    if length & 0x80:
+        size = length & 0x7F
+        length, at = int.from_bytes(data[at : at + size]), at + size
+    return at, at + length

@@ -56,6 +56,11 @@ class Disk:
         # Not `glob`: to it, a directory that it may not read is empty.
         return sorted(fnmatch.filter([path.name for path in self.path.iterdir()], pattern))
 
+    def free(self) -> int:
+        """Return the bytes that are free for this process."""
+        found = os.statvfs(self.path)
+        return found.f_bavail * found.f_frsize
+
     def read(self, name: str) -> bytes:
         """Return what is in a file."""
         return (self.path / name).read_bytes()

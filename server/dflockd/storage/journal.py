@@ -118,6 +118,14 @@ class Journal:
         """The last segment whose name is on the disk."""
 
     @property
+    def free(self) -> int:
+        """Bytes that are free where it is; 0 if that cannot be learned."""
+        try:
+            return self._disk.free()
+        except OSError:
+            return 0
+
+    @property
     def segments(self) -> int:
         """How many files it has."""
         return self._number - self._first + 1

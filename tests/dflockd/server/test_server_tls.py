@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 import ssl
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from dflockd.server.tls import not_after
 from tests.dflockd.raw_server import PATIENCE, StartServer, eventually, granted
+from tests.dflockd.server.conftest import make_certificates
 from tests.dflockd.server.server_support import stats, waiters
 
 
@@ -69,3 +72,23 @@ def test_tls_client_certificates(start_server: StartServer, certificates: Path) 
     context.load_cert_chain(certificates / "client.pem", certificates / "client.key")
     assert server.connect(context=context).ask("ping") == "ok"
     assert "Traceback" not in "".join(server.log)
+
+
+def test_until_when_a_certificate_is_good(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    for name in ("server.pem", "ca.pem"):
+        said = subprocess.run(
+            ["openssl", "x509", "-in", name, "-noout", "-enddate"],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        expected = ssl.cert_time_to_seconds(said.strip().removeprefix("notAfter="))
+        assert not_after(str(tmp_path / name)) == expected
+    junk = tmp_path / "junk.pem"
+    whole = (tmp_path / "server.pem").read_text()
+    for text in ("", "no certificate", whole[: len(whole) // 2], whole[:60] + whole[200:]):
+        junk.write_text(text)
+        assert not_after(str(junk)) == 0
+    assert not_after(str(tmp_path / "none.pem")) == 0

@@ -1,0 +1,220 @@
+"""Who waits for whom over several keys: a holder that waits itself, and a circle of such.
+
+A run is known at all its locks by its label, ``task[id] ...``, else by its owner; who says neither
+can be no link. Only the keys of this table are seen, so a circle over two servers is not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple, final
+
+from dflockd.table.state import Entry, Group, Hold, Waiter
+from dflockd.table.states import GONE, UNTOLD
+
+STEP: Final = 16
+"""Keys and waiters that are looked at in one step."""
+
+MOST_LINKS: Final = 1000
+"""Holders who wait that one look follows; of more the rest are left out."""
+
+_task: Final = re.compile(rb"\S+\[[^\]\s]+\]").match
+
+
+class Link(NamedTuple):
+    """Somebody waits for a key, and this one of its holders waits too, or is where the chain ends."""
+
+    waiter: Waiter
+    hold: Hold
+
+
+def run_of(item: Hold | Waiter) -> bytes:
+    """Return who somebody is at all of their keys; empty if that cannot be said."""
+    if isinstance(item, Hold):
+        if item.detached:
+            return b""  # nobody runs on the strength of it
+        label = item.label
+    else:
+        label = item.peer.label
+    found = _task(label)
+    if found is not None:
+        return found[0]
+    return b"run " + item.owner.id if item.owner is not None else b""
+
+
+@final
+class Look:
+    """One look at a table, in steps, while it changes.
+
+    Attributes:
+        longest: most waits in a row: 1 where nobody who is waited for waits, 0 where nobody waits.
+        since: when whoever has waited longest began; infinity where nobody waits.
+        circles: of links, each verified to be there when the look ended.
+    """
+
+    def __init__(self, groups: Iterable[Group]) -> None:
+        self._entries: list[Entry] = []
+        for group in groups:
+            for space in group.spaces:
+                self._entries.extend(space.values())
+        self._contended: list[Entry] = []
+        self._holds: dict[bytes, None] = {}
+        """The runs that hold something that others wait for."""
+        self._items: list[Waiter] = []
+        self._waits: dict[bytes, list[Waiter]] = {}
+        """Those of them who wait."""
+        self.longest = 0
+        self.since = math.inf
+        self.circles: list[list[Link]] = []
+
+    def step(self) -> bool:
+        """Go on; return whether that was the last of it."""
+        for _ in range(STEP):
+            if self._entries:
+                self._look_at(self._entries.pop())
+            elif self._items:
+                self._ask(self._items.pop())
+            elif self._contended:
+                # In one piece: who waits may be another by the next step.
+                entry = self._contended.pop()
+                if entry.waiters is not None:
+                    self._items = list(entry.waiters)
+            else:
+                self._conclude()
+                return True
+        return False
+
+    def _look_at(self, entry: Entry) -> None:
+        if not entry.waiters:
+            return
+        self.longest = 1
+        self.since = min(self.since, next(iter(entry.waiters)).since)
+        self._contended.append(entry)
+        for hold in itertools.islice(entry.holds.values(), STEP):
+            run = run_of(hold)
+            if run:
+                self._holds[run] = None
+
+    def _ask(self, waiter: Waiter) -> None:
+        run = run_of(waiter)
+        if run not in self._holds:
+            return
+        if run in self._waits:
+            self._waits[run].append(waiter)
+        elif len(self._waits) < MOST_LINKS:
+            self._waits[run] = [waiter]
+
+    # At the end, at one moment: what is no more so by now leaves no trace.
+
+    def _conclude(self) -> None:
+        graph: dict[bytes, dict[bytes, Link]] = {}
+        """Whom each of them waits for, among those who wait themselves; all of the holders do."""
+        blocked: dict[bytes, list[bytes]] = {}
+        for run, waiters in self._waits.items():
+            for waiter in waiters:
+                if _waits(waiter) and not _is_retry(run, waiter):
+                    blocked.setdefault(run, [])
+                    self._connect(run, waiter, graph, blocked)
+        self._measure(blocked)
+        # Who waits for somebody that can go on is in no circle: what is left is.
+        stuck = set(graph)
+        while stuck:
+            free = [run for run in stuck if not all(other in stuck for other in graph[run])]
+            if not free:
+                break
+            stuck.difference_update(free)
+        while stuck:
+            circle = self._circle(next(iter(stuck)), graph)
+            self.circles.append(circle)
+            stuck -= _leading_to(circle, graph, stuck)
+
+    def _connect(
+        self,
+        run: bytes,
+        waiter: Waiter,
+        graph: dict[bytes, dict[bytes, Link]],
+        blocked: dict[bytes, list[bytes]],
+    ) -> None:
+        holders: dict[bytes, Link] = {}
+        can_go_on = len(waiter.entry.holds) < waiter.entry.limit
+        for hold in itertools.islice(waiter.entry.holds.values(), STEP + 1):
+            other = run_of(hold)
+            if other in self._waits:
+                holders[other] = Link(waiter, hold)
+                blocked[run].append(other)
+            else:
+                can_go_on = True
+        if holders and not can_go_on and len(holders) <= STEP:
+            graph[run] = holders
+
+    def _measure(self, blocked: dict[bytes, list[bytes]]) -> None:
+        """Find the longest chain: of each run once, however many wait for it."""
+        depth: dict[bytes, int] = {}
+        for first in blocked:
+            way = [first]
+            while way:
+                run = way[-1]
+                if depth.get(run):
+                    way.pop()
+                    continue
+                depth[run] = 0  # under way: a circle has no length
+                further = [each for each in blocked[run] if each in blocked and each not in depth]
+                if further:
+                    way.append(further[0])
+                    continue
+                others = [depth[each] for each in blocked[run] if each in blocked]
+                depth[run] = 1 + max(others, default=0)
+                way.pop()
+        if depth:
+            # And whoever waits for the first of them, which somebody does.
+            self.longest = 1 + max(depth.values())
+
+    def _circle(self, start: bytes, graph: dict[bytes, dict[bytes, Link]]) -> list[Link]:
+        way: list[bytes] = []
+        run = start
+        while run not in way:
+            way.append(run)
+            run = next(iter(graph[run]))
+        way = way[way.index(run) :]
+        return [graph[each][way[(at + 1) % len(way)]] for at, each in enumerate(way)]
+
+
+def _leading_to(
+    circle: list[Link], graph: dict[bytes, dict[bytes, Link]], stuck: set[bytes]
+) -> set[bytes]:
+    """Return those of the stuck who are in a circle, or wait for somebody who is."""
+    found = {run_of(link.waiter) for link in circle}
+    before: dict[bytes, list[bytes]] = {}
+    for run in stuck:
+        for other in graph[run]:
+            before.setdefault(other, []).append(run)
+    more = list(found)
+    while more:
+        for run in before.get(more.pop(), ()):
+            if run not in found:
+                found.add(run)
+                more.append(run)
+    return found
+
+
+def _is_retry(run: bytes, waiter: Waiter) -> bool:
+    """Whether a run waits for its own last attempt, which goes on."""
+    holds = itertools.islice(waiter.entry.holds.values(), STEP)
+    return waiter.owner is not None and any(run_of(hold) == run for hold in holds)
+
+
+def _waits(waiter: Waiter) -> bool:
+    return waiter.state != GONE and waiter.state != UNTOLD and not waiter.is_away
+
+
+def in_words(circle: list[Link]) -> str:
+    """Return who is in a circle, and for what they wait."""
+    text = run_of(circle[0].waiter).decode()
+    for link in circle:
+        joint = "" if link is circle[0] else ", which"
+        holder = run_of(link.hold).decode()
+        text += f"{joint} waits for {link.waiter.entry.key.decode()}, held by {holder}"
+    return text
