@@ -67,7 +67,9 @@ def acquire(plan: Plan, locks: Locks) -> Refusal | None:
         return ShuttingDown(LockNotAcquiredError(plan.keys[0], "the worker is shutting down"))
     if outages.known[0] and not isinstance(refusal, Unavailable):
         outages.over(locks.server(plan.keys[0]))
-    locks.waited = plan.waited + time.monotonic() - started
+    locks.waited = time.monotonic() - started
+    if plan.hand_off is not None:
+        locks.waited += plan.waited
     return refusal
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
@@ -19,14 +19,25 @@ def owner_of(task_name: str, task_id: str, attempt: int, prefix: str, audience: 
     `Task.replace` keeps the id, so that the name counts as well; `prefix` keeps applications apart.
     Of a message that each worker gets, `audience` says which of them.
     """
-    # An id may be a UUID: Celery sends it as it is.
-    text = "\0".join((prefix, task_name, str(task_id), audience)).encode("utf-8", "surrogatepass")
-    return blake2b(text, digest_size=16).hexdigest(), attempt
+    return runs_of(task_name, prefix)(task_id, attempt, audience)
+
+
+def runs_of(task_name: str, prefix: str) -> Callable[[str, int, str], Owner]:
+    """Return what says who the runs of a task are, from id, attempt and audience; see `owner_of`."""
+    begun = blake2b(f"{prefix}\0{task_name}\0".encode("utf-8", "surrogatepass"), digest_size=16)
+
+    def owner(task_id: str, attempt: int, audience: str) -> Owner:
+        digest = begun.copy()
+        # An id may be a UUID: Celery sends it as it is.
+        digest.update(f"{task_id}\0{audience}".encode("utf-8", "surrogatepass"))
+        return digest.hexdigest(), attempt
+
+    return owner
 
 
 def label_of(task_name: str, task_id: str) -> str:
     """Return what people see of a run of a task who ask the server who holds a lock."""
-    return f"{task_name}[{task_id}] {process_label()}"
+    return f"{task_name}[{task_id}] {_process or process_label()}"
 
 
 def block_label_of(task_name: str, task_id: str) -> str:

@@ -49,6 +49,7 @@ class KeyTemplate(string.Formatter):
 
     Attributes:
         arguments: those that its fields name, in their order.
+        only: the argument of which it is made, if it is one by itself.
 
     Raises:
         ValueError: the template cannot make keys; the text says why.
@@ -76,6 +77,9 @@ class KeyTemplate(string.Formatter):
             raise ValueError("it is empty or contains white space or control characters")
         if len(literal.encode()) > MAX_BYTES:
             raise ValueError(f"its fixed text alone is over {MAX_BYTES} bytes")
+        is_one = len(self._fields) == 1 and self._fields[0].is_name and self._rest is None
+        self.only = self.arguments[0] if is_one else None
+        self._end = self._fields[-1].end if self._fields else ""
 
     def _parts(self, text: str) -> tuple[str, tuple[_Field, ...]]:
         """Return the text in front of the first field, and the fields."""
@@ -106,6 +110,10 @@ class KeyTemplate(string.Formatter):
                 return key + encode(value) + field.end
             key += _until(field.end, value) + field.end
         return key
+
+    def fill(self, value: Any) -> str:
+        """Fill in the argument that is the `only` one."""
+        return self._start + encode(format(value)) + self._end
 
     def _value(self, field: _Field, arguments: Mapping[str, Any]) -> str:
         conversion: Any = field.conversion
@@ -138,7 +146,8 @@ class Parameters:
 
     def __init__(self, signature: inspect.Signature) -> None:
         self.signature = signature
-        self._collect = _collector(signature)
+        names = ", ".join(f"{name!r}: {name}" for name in signature.parameters)
+        self._collect = _with_signature(signature, f"{{{names}}}")
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, defaults included, ``**kwargs`` as one of them.
@@ -147,15 +156,20 @@ class Parameters:
             TypeError: the call does not fit the signature; the task itself could not be called.
         """
         try:
-            return self._collect(*args, **kwargs)
+            arguments: dict[str, Any] = self._collect(*args, **kwargs)
         except TypeError:
             bound = self.signature.bind(*args, **kwargs)  # whose error names the argument
             bound.apply_defaults()
             return dict(bound.arguments)
+        return arguments
+
+    def picker(self, name: str) -> Callable[..., Any]:
+        """Return a function that returns one argument of a call, or raises TypeError as `bind` does."""
+        return _with_signature(self.signature, name)
 
 
-def _collector(signature: inspect.Signature) -> Callable[..., dict[str, Any]]:
-    """Return a function with this signature that returns its arguments by name.
+def _with_signature(signature: inspect.Signature, expression: str) -> Callable[..., Any]:
+    """Return a function with this signature that returns an expression of its arguments.
 
     So Python itself binds them, as it does when it calls the task, and as fast.
     """
@@ -166,8 +180,7 @@ def _collector(signature: inspect.Signature) -> Callable[..., dict[str, Any]]:
         ],
         return_annotation=signature.empty,
     )
-    names = ", ".join(f"{name!r}: {name}" for name in signature.parameters)
-    code = compile(f"lambda {str(bare)[1:-1]}: {{{names}}}", "<arguments of a task>", "eval")
+    code = compile(f"lambda {str(bare)[1:-1]}: {expression}", "<arguments of a task>", "eval")
     function = next(each for each in code.co_consts if isinstance(each, CodeType))
     collect = FunctionType(function, {})
     defaults = [(p.kind, p) for p in signature.parameters.values() if p.default is not p.empty]

@@ -170,7 +170,8 @@ class Locks(LocksBase[DistributedLock]):
                 self.release()
                 return lock.key
             ticket = reserve = None
-            remaining = _left(self.timeout, started)
+            if remaining is not None:
+                remaining = _left(self.timeout, started)
         return None
 
     def take_up(self, ticket: str, timeout: float, reserve: ReserveFunction) -> bool:

@@ -24,25 +24,21 @@ class Loss(Interruptible):
 
     Attributes:
         is_raised: whether the code is interrupted.
+        has_begun: whether the locks have been held.
     """
 
-    __slots__ = ("_is_told", "_locks", "_plan", "is_raised")
+    has_begun = False
+    _locks: ref[Locks] | None = None
+    _is_told = False
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__()
         self._plan = plan
-        self._locks: ref[Locks] | None = None
-        self._is_told = False
         self.is_raised = plan.options.lost == "raise"
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the locks have been held."""
-        return self._locks is not None
 
     def concerns(self, locks: Locks) -> None:
         """Know the locks: they are held from now on."""
         self._locks = ref(locks)
+        self.has_begun = True
 
     def happened(self, lock: LockBase) -> None:
         """Interrupt the body, or say that it goes on unlocked. Runs on the renewal thread.

@@ -182,6 +182,20 @@ class LockOptions:
             made += self._make(source, task, args, kwargs)
         return made if len(made) == 1 else sorted(set(made))
 
+    def only_key(self) -> Callable[[tuple[Any, ...], dict[str, Any]], str] | None:
+        """Return what makes the key of a call, without the app's prefix, where that is one argument.
+
+        That is ``"account:{account_id}"``, as nearly all are. What it raises says nothing: `keys_of`
+        raises what is to be raised.
+        """
+        if self.keys is None or len(self.keys) != 1:
+            return None
+        [template] = self.keys
+        if not isinstance(template, KeyTemplate) or template.only is None:
+            return None
+        pick, fill = self.parameters.picker(template.only), template.fill
+        return lambda args, kwargs: fill(pick(*args, **kwargs))
+
     def _make(
         self,
         source: KeyTemplate | KeyFunction,

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from celery import Celery, Task
+from celery import Task
 from celery.app.task import Context
 
 from celery_dflock import bases, keys
 from celery_dflock.config import Read, Settings
-from celery_dflock.identity import Owner, label_of, owner_of
+from celery_dflock.identity import Owner, label_of, runs_of
 from celery_dflock.locks import Locks
 from celery_dflock.options import LockOptions, Unchosen
 from celery_dflock.outcome import delivery
@@ -33,13 +33,23 @@ class Bound:
         read: the settings of its app.
 
     Attributes:
-        task: as given, and so is `options`.
+        task: as given, and so are `options` and `read`.
         settings: of the app.
         is_locked: whether its runs take locks at all.
         make_lock: what makes the lock of a key; see `LocksBase.maker`.
     """
 
-    __slots__ = ("_queues", "_read", "is_locked", "make_lock", "options", "settings", "task")
+    __slots__ = (
+        "_only_key",
+        "_owner",
+        "_queues",
+        "is_locked",
+        "make_lock",
+        "options",
+        "read",
+        "settings",
+        "task",
+    )
 
     def __init__(self, task: type[Task], options: LockOptions, read: Read) -> None:
         self.task = task
@@ -47,25 +57,25 @@ class Bound:
         self.settings = read.settings
         self.is_locked = self.settings.enabled and not bases.is_of_celery(task)
         self.make_lock = Locks.maker(options.limit, options.ttl, self.settings)
-        self._read = read
+        self.read = read
         self._queues = task.app.amqp.queues
-
-    def is_current(self, task: type[Task], app: Celery) -> bool:
-        """Whether it is that of a task, as the settings of its app are now."""
-        return self.task is task and self._read.is_current(app.conf)
+        self._owner = runs_of(task.name, self.settings.key_prefix)
+        self._only_key = options.only_key()
 
     def keys_of(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Return what a call locks, complete and in order; for what is raised see `LockOptions`."""
-        made, prefix = self.options.keys_of(task, args, kwargs), self.settings.key_prefix
-        if len(made) == 1:  # nearly always
-            return [keys.finish(made[0], prefix)]
-        return [keys.finish(key, prefix) for key in made]
+        prefix = self.settings.key_prefix
+        if self._only_key is not None:
+            try:
+                return [keys.finish(self._only_key(args, kwargs), prefix)]
+            except Exception:
+                pass  # the general way says what is wrong
+        return [keys.finish(key, prefix) for key in self.options.keys_of(task, args, kwargs)]
 
     def owner_of(self, request: Context) -> Owner:
         """Return who asks for the lock of a run."""
-        name, prefix = self.task.name, self.settings.key_prefix
         audience = delivery.audience(self._queues, request)
-        return owner_of(name, request.id, request.retries or 0, prefix, audience)
+        return self._owner(request.id, request.retries or 0, audience)
 
 
 @dataclass(slots=True, eq=False)

@@ -172,7 +172,7 @@ class LockedTask(each.OneByOne):
         if given:
             return Bound(cls, self._options_of(given), read(app))
         bound = self._lock_bound
-        if bound is None or not bound.is_current(cls, app):
+        if bound is None or bound.task is not cls or not bound.read.is_current(app.conf):
             bound = cls._lock_bound = Bound(cls, self._options_of({}), read(app))
         return bound
 

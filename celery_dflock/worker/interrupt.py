@@ -37,22 +37,12 @@ class Interruptible:
     not interrupted, and nobody could try.
     """
 
-    __slots__ = (
-        "_error",
-        "_greenlet",
-        "_ident",
-        "_mutex",
-        "_open",
-        "_outer",
-        "_run_soon",
-    )
-
-    def __init__(self) -> None:
-        self._open = False
-        self._error: BaseException | None = None
-        self._run_soon: RunSoon | None = None
-        self._mutex: threading.Lock | None = None
-        """Where the interpreter interrupts: between the look at `_open` and that it must not end."""
+    _open = False
+    _error: BaseException | None = None
+    _outer: Interruptible | None = None
+    _run_soon: RunSoon | None = None
+    _mutex: threading.Lock | None = None
+    """Where the interpreter interrupts: between the look at `_open` and that it must not end."""
 
     def __enter__(self) -> Self:
         """Begin the stretch."""

@@ -10,7 +10,7 @@ from typing import Any, Generic, Never, Self, TypeVar
 
 from dflockd import errors
 from dflockd.address import DEFAULT_PORT, ServerLike, parse_servers
-from dflockd.client import arguments, operations, process
+from dflockd.client import arguments, clock, operations, process
 from dflockd.client import plan as plans
 from dflockd.client.arguments import Reservation
 from dflockd.client.introduction import ANONYMOUS, NOBODY, Introduction, new
@@ -214,7 +214,7 @@ class LockBase:
     def held(self) -> bool:
         """Whether the lock is certainly held: granted, within its lease, not in doubt, not released."""
         lease = self._session.lease
-        return lease is not None and lease.held
+        return lease is not None and lease.is_held_at(clock.now())
 
     @property
     def token(self) -> str | None:
