@@ -19,8 +19,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
+import pytest
+
 from dflockd import client as async_client
 from dflockd import sync_client
+from dflockd.client import clock, process
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 
 
@@ -148,6 +151,25 @@ class Calls:
         """Wait for the first call and return its time."""
         await until(lambda: bool(self.times))
         return self.times[0]
+
+
+@dataclass
+class Time:
+    """The clock of the clients in this process: it goes on, or stands where the test has set it.
+
+    So a lease of ten minutes ends when the test says so, on a busy machine too.
+    """
+
+    patch: pytest.MonkeyPatch
+
+    def stand_at(self, time: float) -> None:
+        self.patch.setattr(clock, "now", lambda: time)
+
+    def go_on_from(self, time: float) -> None:
+        self.patch.undo()
+        running, since = clock.now, clock.now()
+        self.patch.setattr(clock, "now", lambda: time + running() - since)
+        process.current().reactor.call(lambda: None)  # it looks at the clock
 
 
 async def until(what: Callable[[], bool]) -> None:

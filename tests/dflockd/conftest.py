@@ -11,7 +11,7 @@ import pytest
 from dflockd.client import abilities
 from dflockd.client.pending import PendingAcquires
 from dflockd.client.process import close_idle_connections
-from tests.dflockd.client_support import Client, Proxy, client_named
+from tests.dflockd.client_support import Client, Proxy, Time, client_named
 from tests.dflockd.raw_server import ServerProcess, StartServer
 
 
@@ -68,6 +68,11 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
     """Each of the two clients in turn."""
     with client_named(request.param) as client:
         yield client
+
+
+@pytest.fixture
+def clients_time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    return Time(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

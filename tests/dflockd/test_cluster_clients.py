@@ -48,6 +48,7 @@ from tests.dflockd.scripted_server import (
     renewed,
 )
 from tests.dflockd.shards.etcd_process import Etcd
+from tests.pace import Pace
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -130,10 +131,8 @@ async def test_a_seed_that_is_down(make: Callable[..., Any], cluster: ScriptedCl
 
 async def test_nobody_is_there(make: Callable[..., Any], cluster: ScriptedCluster) -> None:
     cluster.stop()
-    started = time.monotonic()
     with pytest.raises(errors.UnreachableError, match="can be reached") as caught:
-        await make(acquire_timeout_s=60).acquire()
-    assert time.monotonic() - started < 3
+        await soon(make(acquire_timeout_s=600).acquire())
     assert (caught.value.key, caught.value.server) == (KEY, cluster.seeds)
 
 
@@ -141,10 +140,8 @@ async def test_the_cluster_goes_down(make: Callable[..., Any], cluster: Scripted
     async with make("other"):
         pass
     cluster.stop()
-    started = time.monotonic()
     with pytest.raises(errors.UnreachableError, match="no server of cluster://"):
-        await make(acquire_timeout_s=60).acquire()
-    assert time.monotonic() - started < 3
+        await soon(make(acquire_timeout_s=600).acquire())
 
 
 async def test_a_server_that_is_in_no_cluster(
@@ -257,7 +254,9 @@ async def test_what_is_left_of_the_time_is_asked_for(
     assert await make(acquire_timeout_s=5).acquire() is False
     assert [request.timeout for request in first.asked(Acquire)] == [5]
     # First whether it is free: who waits for less than whole seconds cuts that off himself.
-    assert [request.timeout for request in second.asked(Acquire)] == [0, 4]
+    at_once, left = (request.timeout for request in second.asked(Acquire))
+    assert at_once == 0
+    assert 0 < left <= 4
 
 
 async def test_a_place_is_taken_along(make: Callable[..., Any], cluster: ScriptedCluster) -> None:
@@ -384,12 +383,12 @@ async def test_a_grant_that_moves_before_it_is_confirmed(
     first, second = cluster.servers
 
     def late(request: Any) -> Granted:
-        time.sleep(0.5)
+        time.sleep(1.5)
         return grant(request)
 
     first.script(Acquire, late)
     first.script(Confirm, cluster.moved(KEY, 1))
-    lock = make(lease_ttl_s=1)
+    lock = make(lease_ttl_s=3)
     assert await lock.acquire() is True
     assert lock.server == str(second)
     assert first.asked(Confirm)[0].token == second.asked(Confirm)[0].token == lock.token.encode()
@@ -405,9 +404,10 @@ async def test_recovering_is_asked_again(
 ) -> None:
     first, second = cluster.servers
     first.script(Acquire, Recovering(100), Recovering(100), grant)
-    started = time.monotonic()
-    async with make():
-        assert 0.2 <= time.monotonic() - started < 2
+    with Pace() as pace:
+        async with make():
+            assert pace.wall >= 0.2
+            assert pace.seconds < 2
     assert len(first.asked(Acquire)) == 3
     assert first.accepted <= 2, "the connection was kept meanwhile"
     assert second.asked(Acquire) == []
@@ -417,13 +417,13 @@ async def test_recovering_until_the_time_is_over(
     make: Callable[..., Any], cluster: ScriptedCluster
 ) -> None:
     cluster.servers[0].script(Acquire, Recovering(20_000))
-    started = time.monotonic()
-    with pytest.raises(errors.RecoveringError) as caught:
+    with Pace() as pace, pytest.raises(errors.RecoveringError) as caught:
         await make(acquire_timeout_s=1).acquire()
-    assert 1 <= time.monotonic() - started < 2
+    assert pace.wall >= 1
+    assert pace.seconds < 2
     assert caught.value.retry_s == 20
     assert caught.value.server == str(cluster.servers[0])
-    assert 3 <= len(cluster.servers[0].asked(Acquire)) <= 4
+    assert 2 <= len(cluster.servers[0].asked(Acquire)) <= 4
 
 
 async def test_somebody_else_holds_it_in_the_end(
@@ -543,6 +543,10 @@ async def doubted(lock: Any, seconds: float) -> None:
     assert lock.token is not None
 
 
+RENEWED = {"lease_ttl_s": 600, "renew_ratio": 0.5 / 600}
+"""A lease that does not end meanwhile, renewed twice a second."""
+
+
 @pytest.mark.parametrize("how", ["answer", "end"])
 async def test_a_held_lock_moves(
     make: Callable[..., Any], cluster: ScriptedCluster, how: str
@@ -550,7 +554,7 @@ async def test_a_held_lock_moves(
     first, second = cluster.servers
     first.script(Renew, cluster.moved(KEY, 1, epoch=8))
     lost = Calls()
-    lock = make(lease_ttl_s=1, on_lost=lost, label="the task")
+    lock = make(on_lost=lost, label="the task", **RENEWED)
     await lock.acquire()
     if how == "end":
         await asyncio.sleep(0.15)  # it is watched by now
@@ -558,9 +562,9 @@ async def test_a_held_lock_moves(
         first.cut()
         await until(lambda: len(second.asked(Renew)) == 1)
         await soon(lock.check())
-    await held(lock, 1.4)
+    while len(second.asked(Renew)) < 2:
+        await held(lock, 0.1)
     assert lock.server == str(second)
-    assert len(second.asked(Renew)) >= 2
     assert {r.token for r in second.asked(Renew)} == {lock.token.encode()}
     assert await lock.release() is True
     assert first.asked(Release) == []
@@ -573,7 +577,7 @@ async def test_a_held_lock_whose_server_dies(
 ) -> None:
     first, second = cluster.servers
     lost = Calls()
-    lock = make(lease_ttl_s=3, on_lost=lost)
+    lock = make(lease_ttl_s=600, on_lost=lost)
     await lock.acquire()
     first.stop()
     await doubted(lock, 0.5)
@@ -591,7 +595,7 @@ async def test_a_held_lock_while_all_servers_are_away(
 ) -> None:
     first, _ = cluster.servers
     lost = Calls()
-    lock = make(lease_ttl_s=4, on_lost=lost)
+    lock = make(lease_ttl_s=600, on_lost=lost)
     await lock.acquire()
     await asyncio.sleep(0.15)  # it is watched by now
     cluster.stop()
@@ -610,7 +614,7 @@ async def test_a_held_lock_whose_server_falls_silent(
     first, second = cluster.servers
     first.script(Renew, Silence)
     lost = Calls()
-    lock = make(lease_ttl_s=3, on_lost=lost)
+    lock = make(on_lost=lost, **RENEWED)
     await lock.acquire()
     first.script(Shards, Silence)
     second.script(Shards, cluster.report(1, 8, [second]))
@@ -664,7 +668,7 @@ async def test_a_server_keeps_its_connection_until_another_has_the_lock(
     """One that the others take for dead may still have it, and would free it with the connection."""
     first, second = cluster.servers
     lost = Calls()
-    lock = make(lease_ttl_s=3, on_lost=lost)
+    lock = make(on_lost=lost, **RENEWED)
     await lock.acquire()
     for server in cluster.servers:
         server.script(Renew, Recovering(50))
@@ -705,7 +709,7 @@ async def test_a_lock_that_the_new_server_does_not_know(
     first.script(Renew, cluster.moved(KEY, 1, epoch=8))
     second.script(Renew, Status.ERROR)
     lost = Calls()
-    lock = make(lease_ttl_s=2, on_lost=lost)
+    lock = make(on_lost=lost, **RENEWED)
     await lock.acquire()
     await lost.first()
     assert not lock.held
@@ -722,7 +726,7 @@ async def test_no_renewal_past_the_lease(
     started = time.monotonic()
     await lock.acquire()
     await lost.first()
-    assert 0.9 <= lost.times[0] - started <= 1.5
+    assert lost.times[0] - started >= 1
     assert not lock.held
     number = len(first.asked(Renew))
     await asyncio.sleep(0.4)
@@ -822,10 +826,10 @@ def test_cancel_while_it_pauses(cluster: ScriptedCluster) -> None:
     thread.start()
     cluster.servers[0].wait_asked(Acquire, 2)
     time.sleep(0.1)  # it has its answer by now, and half a second to wait
-    started = time.monotonic()
-    lock.cancel()
-    thread.join(PATIENCE)
-    assert time.monotonic() - started < 0.3
+    with Pace() as pace:
+        lock.cancel()
+        thread.join(PATIENCE)
+    assert pace.seconds < 0.3
     assert isinstance(caught[0], errors.AcquireCancelledError)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from dflockd import errors
 from dflockd.client.process import close_idle_connections
-from tests.dflockd.client_support import Client, is_free, soon, stats, until, waiters
+from tests.dflockd.client_support import Client, is_free, renewed, soon, stats, until, waiters
 from tests.dflockd.raw_server import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
@@ -86,11 +86,12 @@ async def test_adopted_lock_ends_with_its_new_connection(
 async def test_adopted_lock_is_renewed_and_can_be_detached_again(
     client: Client, server: ServerProcess, key: str
 ) -> None:
-    first, second = client.lock(key, server), client.lock(key, server, lease_ttl_s=1)
+    often = {"lease_ttl_s": 600, "renew_ratio": 0.001}
+    first, second = client.lock(key, server), client.lock(key, server, **often)
     await first.acquire()
     token = await first.detach()
     assert await second.adopt(token)
-    await asyncio.sleep(1.5)  # what is to be seen is that the lease does not end
+    await renewed(server, key)
     assert second.held
     assert await second.detach(600) == token
     assert not is_free(server, key)

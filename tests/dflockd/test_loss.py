@@ -14,14 +14,13 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client import clock, process, reactor, renewal
+from dflockd.client import clock, reactor, renewal
 from dflockd.client.lease import Lease
 from dflockd.client.operations import Grant, Target
 from dflockd.client.pool import Pool
@@ -33,6 +32,7 @@ from tests.dflockd.client_support import (
     Client,
     Proxy,
     Script,
+    Time,
     client_named,
     is_free,
     renewed,
@@ -124,60 +124,42 @@ class Held:
         assert not self.calls.locks
 
 
-@dataclass
-class Time:
-    """The clock of the clients in this process: it goes on, or stands where the test has set it."""
+async def end_leases(
+    clients_time: Time, held: Sequence[Held], doubtful: Sequence[Held] = ()
+) -> None:
+    """Check that locks are lost with their leases, not before, and that they are told.
 
-    patch: pytest.MonkeyPatch
-
-    def stand_at(self, time: float) -> None:
-        self.patch.setattr(clock, "now", lambda: time)
-
-    def go_on_from(self, time: float) -> None:
-        self.patch.undo()
-        running, since = clock.now, clock.now()
-        self.patch.setattr(clock, "now", lambda: time + running() - since)
-        process.current().reactor.call(lambda: None)  # it looks at the clock
-
-    async def end_leases(self, held: Sequence[Held], doubtful: Sequence[Held] = ()) -> None:
-        """Check that locks are lost with their leases, not before, and that they are told.
-
-        They are held until then; those whose connections break are in doubt soon, and never held again.
-        """
-        for hold in doubtful:
-            await until(lambda hold=hold: not hold.lock.held)  # type: ignore[misc]
-        holds = [*held, *doubtful]
-        states = ["held"] * len(held) + ["doubtful"] * len(doubtful)
-        assert [hold.lock.state for hold in holds] == states
-        first, last = (min(each.asked_at for each in holds), max(each.granted_at for each in holds))
-        self.go_on_from(first + 0.75 * LEASE)  # the renewals are due
-        await asyncio.sleep(0.3)
-        self.stand_at(first + LEASE - 0.001)
-        assert [hold.lock.state for hold in holds] == states
-        assert not any(hold.calls.locks for hold in holds), "lost before its lease ended"
-        self.stand_at(last + LEASE)
-        assert {hold.lock.state for hold in holds} == {"lost"}, "held past its lease"
-        self.go_on_from(last + LEASE)
-        for hold in holds:
-            assert hold.lock.fence
-            await hold.calls.first()
-        self.patch.undo()
-
-
-@pytest.fixture
-def time_of_clients(monkeypatch: pytest.MonkeyPatch) -> Time:
-    return Time(monkeypatch)
+    They are held until then; those whose connections break are in doubt soon, and never held again.
+    """
+    for hold in doubtful:
+        await until(lambda hold=hold: not hold.lock.held)  # type: ignore[misc]
+    holds = [*held, *doubtful]
+    states = ["held"] * len(held) + ["doubtful"] * len(doubtful)
+    assert [hold.lock.state for hold in holds] == states
+    first, last = (min(each.asked_at for each in holds), max(each.granted_at for each in holds))
+    clients_time.go_on_from(first + 0.75 * LEASE)  # the renewals are due
+    await asyncio.sleep(0.3)
+    clients_time.stand_at(first + LEASE - 0.001)
+    assert [hold.lock.state for hold in holds] == states
+    assert not any(hold.calls.locks for hold in holds), "lost before its lease ended"
+    clients_time.stand_at(last + LEASE)
+    assert {hold.lock.state for hold in holds} == {"lost"}, "held past its lease"
+    clients_time.go_on_from(last + LEASE)
+    for hold in holds:
+        assert hold.lock.fence
+        await hold.calls.first()
+    clients_time.patch.undo()
 
 
 # The server.
 
 
 async def test_the_server_is_killed(
-    clients: list[Client], doomed: ServerProcess, time_of_clients: Time
+    clients: list[Client], doomed: ServerProcess, clients_time: Time
 ) -> None:
     holds = [await Held.take(client, doomed, lease_ttl_s=LEASE) for client in clients]
     doomed.process.kill()
-    await time_of_clients.end_leases([], holds)
+    await end_leases(clients_time, [], holds)
     await asyncio.gather(*(hold.stays_lost() for hold in holds))
     for client in clients:
         with pytest.raises(errors.UnreachableError):
@@ -233,11 +215,11 @@ async def test_a_waiter_whose_server_ends(client: Client, doomed: ServerProcess)
 
 
 async def test_the_server_stops_for_longer_than_the_lease(
-    clients: list[Client], doomed: ServerProcess, time_of_clients: Time
+    clients: list[Client], doomed: ServerProcess, clients_time: Time
 ) -> None:
     holds = [await Held.take(client, doomed, lease_ttl_s=LEASE) for client in clients]
     doomed.suspend()
-    await time_of_clients.end_leases(holds)
+    await end_leases(clients_time, holds)
     # What it answers now to the renewals that it finds is too late.
     doomed.signal(signal.SIGCONT)
     await asyncio.gather(*(hold.stays_lost() for hold in holds))
@@ -325,12 +307,12 @@ async def test_nothing_gets_through(
     clients: list[Client],
     server: ServerProcess,
     through: Callable[[ServerProcess], Proxy],
-    time_of_clients: Time,
+    clients_time: Time,
 ) -> None:
     proxy = through(server)
     holds = [await Held.take(client, proxy, lease_ttl_s=LEASE) for client in clients]
     proxy.withhold()
-    await time_of_clients.end_leases(holds)
+    await end_leases(clients_time, holds)
     proxy.pass_on()
     await asyncio.gather(*(hold.stays_lost() for hold in holds))
     await until(lambda: stats(server)["locks"] == [])
@@ -340,7 +322,7 @@ async def test_answers_that_come_after_the_lease(
     clients: list[Client],
     patient_server: ServerProcess,
     through: Callable[[ServerProcess], Proxy],
-    time_of_clients: Time,
+    clients_time: Time,
 ) -> None:
     """The server has renewed the lock, but said so too late: it stays lost, and is given back."""
     steady, broken = through(patient_server), through(patient_server)
@@ -353,7 +335,7 @@ async def test_answers_that_come_after_the_lease(
     steady.withhold_replies()
     broken.withhold_replies()
     broken.cut(reset=True)
-    await time_of_clients.end_leases(holds[: len(clients)], holds[len(clients) :])
+    await end_leases(clients_time, holds[: len(clients)], holds[len(clients) :])
     steady.pass_on()
     broken.pass_on()
     await asyncio.gather(*(hold.stays_lost() for hold in holds))
@@ -421,7 +403,7 @@ async def _answered_and_left(client: Client, again: bytes) -> AsyncIterator[Held
 
 @pytest.mark.parametrize("again", [b"error\n", b""])
 async def test_a_server_that_answers_and_leaves(
-    clients: list[Client], again: bytes, time_of_clients: Time
+    clients: list[Client], again: bytes, clients_time: Time
 ) -> None:
     """The end of the connection must be noticed though a good answer came right before it."""
     async with contextlib.AsyncExitStack() as stack:
@@ -433,7 +415,7 @@ async def test_a_server_that_answers_and_leaves(
         else:
             for hold in holds:
                 await until(lambda hold=hold: hold.lock.state == "doubtful")  # type: ignore[misc]
-            time_of_clients.go_on_from(clock.now() + LEASE)
+            clients_time.go_on_from(clock.now() + LEASE)
             assert {hold.lock.state for hold in holds} == {"lost"}
             await asyncio.gather(*(hold.calls.first() for hold in holds))
         await asyncio.sleep(0.1)
@@ -683,7 +665,7 @@ async def test_an_event_loop_that_stands_still(
 
 
 def test_an_event_loop_that_is_closed(
-    clients: list[Client], doomed: ServerProcess, time_of_clients: Time
+    clients: list[Client], doomed: ServerProcess, clients_time: Time
 ) -> None:
     """Its locks go on, and if one is lost the client's own thread says so."""
     lost = Calls()
@@ -701,7 +683,7 @@ def test_an_event_loop_that_is_closed(
     assert not is_free(doomed, "key")
     doomed.process.kill()
     eventually(lambda: lock.state == "doubtful")
-    time_of_clients.go_on_from(clock.now() + LEASE)
+    clients_time.go_on_from(clock.now() + LEASE)
     eventually(lambda: bool(threads))
     assert threads != [threading.get_ident()]
     assert lost.locks == [lock]

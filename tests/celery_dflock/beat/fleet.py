@@ -18,7 +18,7 @@ from dflockd import admin
 from examples.demo.stage import LockServer, Process, wait_until
 from tests.celery_dflock.beat import scheduled
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 KEY = "celery-beat:scheduled"
 APP = "tests.celery_dflock.beat.scheduled"
 LEADS = "beat: leads since now"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +24,7 @@ from dflockd.wire import (
     Report,
     Status,
 )
-from tests.dflockd.client_support import Calls, Client, until
+from tests.dflockd.client_support import Calls, Client, soon, until
 from tests.dflockd.scripted_server import Last, ScriptedServer, grant, renewed
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
@@ -174,10 +173,8 @@ async def test_a_refusal_is_still_a_refusal(client: Client, scripted: ScriptedSe
     for answer in (Status.ERROR, Last(b"error\n")):
         before = len(scripted.asked(Acquire))
         scripted.script(Acquire, answer)
-        started = time.monotonic()
         with pytest.raises(errors.RefusedError):
-            await asyncio.wait_for(client.lock("key", scripted).acquire(), 5)
-        assert time.monotonic() - started < 3
+            await soon(client.lock("key", scripted, acquire_timeout_s=600).acquire())
         assert len(scripted.asked(Acquire)) - before <= 2
 
 

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 import pytest
 
 from dflockd import client, errors
-from tests.dflockd.client_support import Calls, Proxy, is_free, until
+from tests.dflockd.client_support import Calls, Proxy, is_free, renewed, until, wait_renewed
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
+from tests.pace import Pace
 
 pytestmark = [
     # Where the warning of a transport that is left is an error, uvloop hangs as it closes, and no
@@ -28,7 +29,8 @@ pytestmark = [
 
 R = TypeVar("R")
 
-LEASE = 1
+LEASE = 600
+"""Seconds; it does not end while a test runs, and is renewed every half second."""
 SOON = 2.0
 """Seconds for what needs no more than an answer of the server."""
 
@@ -97,16 +99,17 @@ def run_alone(new_loop: NewLoop, coroutine: Coroutine[Any, Any, R]) -> R:
 
 def lock_on(server: ServerProcess | Proxy, key: str, **options: Any) -> client.DistributedLock:
     servers = [("127.0.0.1", server.port)]
-    return client.DistributedLock(key, 5, **{"servers": servers, "lease_ttl_s": LEASE} | options)
+    lease: dict[str, Any] = {"lease_ttl_s": LEASE, "renew_ratio": 0.5 / LEASE}
+    return client.DistributedLock(key, 5, **{"servers": servers} | lease | options)
 
 
-def stays_held(lock: client.DistributedLock, server: ServerProcess, seconds: float) -> None:
-    """Check for so long that the lock is held, here and at its server."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+def stays_held(lock: client.DistributedLock, server: ServerProcess) -> None:
+    """Check that the lock is held and renewed."""
+    for _ in range(3):
         assert lock.held, "lost"
         assert not is_free(server, lock.key), "somebody else gets it"
-        time.sleep(0.05)
+        wait_renewed(server, lock.key)
+    assert lock.held, "lost"
 
 
 async def acquire(lock: client.DistributedLock) -> bool:
@@ -120,7 +123,7 @@ async def release(lock: client.DistributedLock) -> bool:
 # All tasks are cancelled: the usual way down.
 
 
-@pytest.mark.parametrize("lease", [2, 20])
+@pytest.mark.parametrize("lease", [20, 600])
 async def test_all_tasks_cancelled_while_a_renewal_is_under_way(
     server: ServerProcess, key: str, lease: int
 ) -> None:
@@ -138,11 +141,10 @@ async def test_all_tasks_cancelled_while_a_renewal_is_under_way(
                 task.cancel()
         await asyncio.sleep(0.1)
         proxy.pass_on()
-        end = time.monotonic() + 2.5
-        while time.monotonic() < end:
+        for _ in range(3):
             if await asyncio.to_thread(is_free, server, key):
                 assert not lock.held, "two can hold it"
-            await asyncio.sleep(0.05)
+            await renewed(server, key)
         assert lock.held, "the connection was fine all the time"
         assert not lost.locks
         assert await lock.release() is True
@@ -152,16 +154,20 @@ async def test_all_tasks_cancelled_while_a_renewal_is_under_way(
 
 async def test_all_tasks_cancelled_again_and_again(server: ServerProcess, key: str) -> None:
     lost = Calls()
-    locks = [lock_on(server, f"{key}-{n}", renew_ratio=0.05, on_lost=lost) for n in range(5)]
+    often = {"renew_ratio": 0.05 / LEASE, "on_lost": lost}
+    locks = [lock_on(server, f"{key}-{n}", **often) for n in range(5)]
     for lock in locks:
         await lock.acquire()
     ours = asyncio.current_task()
-    end = time.monotonic() + 2.5
-    while time.monotonic() < end:
-        for task in asyncio.all_tasks():
-            if task is not ours:
-                task.cancel()
-        await asyncio.sleep(0.002)
+    with ThreadPoolExecutor() as threads:
+        renewing = [threads.submit(wait_renewed, server, lock.key, 10) for lock in locks]
+        while not all(each.done() for each in renewing):
+            for task in asyncio.all_tasks():
+                if task is not ours:
+                    task.cancel()
+            await asyncio.sleep(0.002)
+    for each in renewing:
+        each.result()
     for lock in locks:
         assert lock.held == (not is_free(server, lock.key))
         assert lock.held, "its owner has cancelled nothing of it"
@@ -173,17 +179,17 @@ def test_the_end_of_asyncio_run_beside_a_held_lock(
     server: ServerProcess, new_loop: NewLoop, key: str
 ) -> None:
     """It cancels what is left; the lock is still the process's."""
-    lock = lock_on(server, key, renew_ratio=0.05)
+    lock = lock_on(server, key)
 
     async def main() -> None:
         await lock.acquire()
         await asyncio.sleep(0.2)
 
     run_alone(new_loop, main())
-    stays_held(lock, server, 2.5 * LEASE)
-    started = time.monotonic()
-    assert run_alone(new_loop, release(lock)) is True
-    assert time.monotonic() - started < SOON
+    stays_held(lock, server)
+    with Pace() as pace:
+        assert run_alone(new_loop, release(lock)) is True
+    assert pace.seconds < SOON
     assert is_free(server, key)
 
 
@@ -195,7 +201,7 @@ async def test_a_busy_loop_loses_no_lock(server: ServerProcess, key: str) -> Non
     lock = lock_on(server, key, on_lost=lost)
     async with lock:
         await asyncio.to_thread(time.sleep, 0)
-        stays_held(lock, server, 2.5 * LEASE)  # the loop stands still
+        stays_held(lock, server)  # the loop stands still
         assert lock.held
     assert not lost.locks
     assert is_free(server, key)
@@ -206,7 +212,7 @@ def test_a_loop_that_runs_now_and_then(server: ServerProcess, new_loop: NewLoop,
     lock = lock_on(server, key)
     with asyncio.Runner(loop_factory=new_loop) as runner:
         assert runner.run(acquire(lock)) is True
-        stays_held(lock, server, 2.5 * LEASE)
+        stays_held(lock, server)
         assert runner.run(release(lock)) is True
     assert is_free(server, key)
 
@@ -232,9 +238,9 @@ def test_released_in_another_loop(
     elif first == "closed":
         one.close()
     assert lock.held
-    started = time.monotonic()
-    assert two.run(release(lock)) is True
-    assert time.monotonic() - started < SOON
+    with Pace() as pace:
+        assert two.run(release(lock)) is True
+    assert pace.seconds < SOON
     assert not lock.held
     assert is_free(server, key)
 
@@ -262,9 +268,9 @@ def test_used_in_another_loop(
         async with lock:
             assert lock.held
 
-    started = time.monotonic()
-    two.run(use())
-    assert time.monotonic() - started < SOON
+    with Pace() as pace:
+        two.run(use())
+    assert pace.seconds < SOON
     assert is_free(server, key)
 
 
@@ -309,10 +315,10 @@ def test_one_object_in_one_loop_after_the_other(
         async with lock:
             assert lock.held
 
-    started = time.monotonic()
-    for _ in range(20):
-        run_alone(new_loop, use())
-    assert time.monotonic() - started < 2 * SOON
+    with Pace() as pace:
+        for _ in range(20):
+            run_alone(new_loop, use())
+    assert pace.seconds < 2 * SOON
     assert is_free(server, key)
 
 
@@ -330,7 +336,7 @@ def test_on_lost_without_its_loop(
         calls.append(threading.get_ident())
         lost(lock)
 
-    lock = lock_on(server, key, renew_ratio=0.2, on_lost=on_lost)
+    lock = lock_on(server, key, on_lost=on_lost)
     one, two = start_loop(), start_loop()
     assert one.run(acquire(lock)) is True
     one.stop()
@@ -356,7 +362,7 @@ def test_on_lost_of_a_closed_loop_whose_server_ends(
 ) -> None:
     server = start()
     lost = Calls()
-    lock = lock_on(server, key, on_lost=lost)
+    lock = lock_on(server, key, lease_ttl_s=2, renew_ratio=0.5, on_lost=lost)
     assert run_alone(new_loop, acquire(lock)) is True
     server.end()
     eventually(lambda: bool(lost.locks))
@@ -448,7 +454,7 @@ async def test_one_loop_waits_for_the_lock_of_another(
     other = start_loop()
     assert other.run(acquire(lock)) is True
     waiting = asyncio.ensure_future(lock_on(server, key).acquire())
-    await asyncio.sleep(2.5 * LEASE)
+    await renewed(server, key)
     assert not waiting.done()
     assert await asyncio.to_thread(other.run, release(lock)) is True
     await until(waiting.done)

@@ -20,8 +20,6 @@ pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
 THREADS = 4
 ROUNDS = 150
-AT_ONCE = 2.0
-"""Seconds within which a refusal comes that asks nobody."""
 
 
 @pytest.fixture(scope="module")
@@ -123,18 +121,12 @@ async def test_a_second_owner_while_the_first_waits(
     """He is refused whatever he tries, and the first goes on waiting."""
     raw = server.connect()
     token = raw.lock(key, "0 600")
-    lock = client.lock(key, server, acquire_timeout_s=10)
+    lock = client.lock(key, server, acquire_timeout_s=600)
     waiting = asyncio.ensure_future(lock.acquire())
     await until(lambda: waiters(server, key) == 1)
     for attempt in (lock.acquire, lock.enqueue, lambda: lock.adopt(token), lock.__aenter__):
-        started = time.monotonic()
-        second = asyncio.ensure_future(attempt())
-        done, _ = await asyncio.wait([second], timeout=AT_ONCE)
-        if not done:
-            assert raw.ask("r", key, token) == "ok"  # lets both of them end
         with pytest.raises(errors.AlreadyHeldError):
-            await soon(second)
-        assert time.monotonic() - started < AT_ONCE
+            await soon(attempt())
         assert waiters(server, key) == 1
     assert raw.ask("r", key, token) == "ok"
     assert await soon(waiting) is True
@@ -148,7 +140,7 @@ async def test_a_second_owner_of_a_place_in_the_queue(
 ) -> None:
     raw = server.connect()
     token = raw.lock(key, "0 600")
-    lock = client.lock(key, server, acquire_timeout_s=10)
+    lock = client.lock(key, server, acquire_timeout_s=600)
     assert await lock.enqueue() == "queued"
     waiting = asyncio.ensure_future(lock.wait())
     await asyncio.sleep(0.1)
@@ -222,7 +214,7 @@ async def test_two_calls_at_once(
     key = key.replace(" ", "-")
     for number in range(40):
         name = f"{key}-{number}"
-        lock = client.lock(name, server, acquire_timeout_s=0.5)
+        lock = client.lock(name, server, acquire_timeout_s=0.5, lease_ttl_s=600)
         raw, token = server.connect(), ""
         if first == "wait":
             token = raw.lock(name, "0 600")
@@ -248,10 +240,7 @@ async def test_two_calls_at_once(
             assert not is_free(server, name), "it is not held at all"
         await soon(lock.release())
         assert not lock.held
-        started = time.monotonic()
-        while not is_free(server, name):
-            assert time.monotonic() - started < AT_ONCE, f"held by nobody after {results}"
-            await asyncio.sleep(0.01)
+        await until(lambda name=name: is_free(server, name))  # type: ignore[misc]
         raw.close()
 
 

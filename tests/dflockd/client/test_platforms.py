@@ -33,13 +33,15 @@ for name in sys.argv[3].split():
     else:
         sys.modules[module] = None
 
-options = {"servers": [("127.0.0.1", int(sys.argv[2]))], "lease_ttl_s": 1}
+options = {"servers": [("127.0.0.1", int(sys.argv[2]))], "lease_ttl_s": 600, "renew_ratio": 0.001}
 
 def blocking():
     from dflockd.sync_client import DistributedLock, DistributedSemaphore
     lost = []
     with DistributedLock("held", on_lost=lost.append, **options) as lock:
-        time.sleep(1.3)
+        first = lock._session.lease.deadline
+        while lock._session.lease.deadline == first:  # until it is renewed
+            time.sleep(0.01)
         assert lock.held and lock.renew() and not lost
         assert not DistributedLock("held", 0, servers=options["servers"]).acquire()
     with DistributedSemaphore("slots", 2, **options):
@@ -49,7 +51,9 @@ async def not_blocking():
     from dflockd.client import DistributedLock, DistributedSemaphore
     lost = []
     async with DistributedLock("held", on_lost=lost.append, **options) as lock:
-        await asyncio.sleep(1.3)
+        first = lock._session.lease.deadline
+        while lock._session.lease.deadline == first:  # until it is renewed
+            await asyncio.sleep(0.01)
         assert lock.held and await lock.renew() and not lost
         assert not await DistributedLock("held", 0, servers=options["servers"]).acquire()
     async with DistributedSemaphore("slots", 2, **options):

