@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         LockNotAcquiredError,
         LockUnavailableError,
     )
-    from celery_dflock.held import TaskLock, current_lock
+    from celery_dflock.held import TaskLock, current_lock, require_lock
     from celery_dflock.outcome.skipped import Skipped
     from celery_dflock.task import LockedTask, SingletonTask
 else:
@@ -35,6 +35,7 @@ else:
         "TaskLock": "held",
         "current_lock": "held",
         "dflock": "context",
+        "require_lock": "held",
     }
 
     def __getattr__(name):
@@ -61,6 +62,7 @@ __all__ = [
     "TaskLock",
     "current_lock",
     "dflock",
+    "require_lock",
 ]
 
 __version__ = "0.1.0"

@@ -125,3 +125,20 @@ def current_lock() -> TaskLock | None:
     """Return the lock of the locked task that this code runs in, or ``None`` outside of one."""
     locks = running.get()
     return None if locks is None else TaskLock.of(locks)
+
+
+def require_lock() -> TaskLock:
+    """Return the lock of the locked task that this code runs in.
+
+    It is `current_lock` for code that makes no sense without a lock: it never returns ``None``.
+
+    Raises:
+        RuntimeError: this code does not run in a locked task, or ``dflock_enabled`` is ``False``.
+    """
+    lock = current_lock()
+    if lock is None:
+        raise RuntimeError(
+            "no lock is held here: call require_lock() in a task with base=LockedTask, sent to a "
+            "worker, with dflock_enabled left on"
+        )
+    return lock

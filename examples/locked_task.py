@@ -9,7 +9,7 @@ import time
 
 from celery import Celery, group
 
-from celery_dflock import LockedTask, current_lock
+from celery_dflock import LockedTask, require_lock
 
 app = Celery("examples.locked_task", config_source="examples.celeryconfig")
 
@@ -19,8 +19,7 @@ app = Celery("examples.locked_task", config_source="examples.celeryconfig")
     name="examples.locked_task.sync_account", base=LockedTask, lock_key="account:{account_id}"
 )
 def sync_account(account_id: int) -> dict[str, float | int | None]:
-    lock = current_lock()
-    assert lock is not None
+    lock = require_lock()
     began = time.monotonic()
     time.sleep(0.2)  # the work: nobody else works on this account meanwhile
     return {"account": account_id, "began": began, "ended": time.monotonic(), "fence": lock.fence}

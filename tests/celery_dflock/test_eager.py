@@ -21,6 +21,7 @@ from celery_dflock import (
     TaskLock,
     current_lock,
     dflock,
+    require_lock,
 )
 from celery_dflock.config import settings
 from celery_dflock.signals import lock_acquired, lock_released
@@ -91,6 +92,19 @@ def test_lock_is_held_while_it_runs(app: Celery, lock_server: LockServer, key: s
         assert fence > 0
         assert waiters(lock_server, key) is None
     assert current_lock() is None
+
+
+def test_a_lock_is_required_where_there_is_one(app: Celery, key: str) -> None:
+    @locked(app)
+    def task(key: str) -> bool:
+        return require_lock() is current_lock()
+
+    assert task.delay(key).get()
+    with pytest.raises(RuntimeError, match="no lock is held here"):
+        require_lock()
+    app.conf.dflock_enabled = False
+    with pytest.raises(RuntimeError, match="dflock_enabled"):
+        task.delay(key).get()
 
 
 def test_released_after_an_exception(app: Celery, lock_server: LockServer, key: str) -> None:
