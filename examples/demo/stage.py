@@ -61,6 +61,8 @@ class Process:
 
     prefix: Sequence[str] = ()
     """What comes before the command: a program that runs it in another way."""
+    where = ROOT
+    """The directory that it runs in."""
 
     def __init__(
         self, directory: str | Path, name: str, env: Mapping[str, str] | None = None
@@ -97,7 +99,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=ROOT,
+                cwd=self.where,
                 env=self._env,
                 start_new_session=True,
             )
