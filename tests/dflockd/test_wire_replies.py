@@ -55,6 +55,8 @@ LINES: list[tuple[Reply, bytes]] = [
     (Status.MAX_LOCKS, b"error_max_locks\n"),
     (Status.MAX_WAITERS, b"error_max_waiters\n"),
     (Status.MAX_HOLDS, b"error_max_holds\n"),
+    (Status.MAX_RATES, b"error_max_rates\n"),
+    (Status.RATE_WINDOW, b"error_rate_window\n"),
     (Status.LIMIT_MISMATCH, b"error_limit_mismatch\n"),
     (Status.ALREADY_ENQUEUED, b"error_already_enqueued\n"),
     (Status.NOT_ENQUEUED, b"error_not_enqueued\n"),

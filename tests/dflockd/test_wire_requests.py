@@ -17,6 +17,7 @@ from dflockd.wire import (
     Acquire,
     Auth,
     Barrier,
+    Begun,
     Confirm,
     Detach,
     DrawAge,
@@ -32,6 +33,7 @@ from dflockd.wire import (
     Owner,
     Pass,
     Ping,
+    Rate,
     Release,
     Renew,
     Request,
@@ -43,13 +45,14 @@ from dflockd.wire import (
     StableRef,
     Stats,
     Turn,
+    Unbegun,
     Wait,
     encode_request,
     fence_from_token,
     format_token,
     key_problem,
 )
-from dflockd.wire.messages import MAX_ATTEMPT
+from dflockd.wire.messages import MAX_ATTEMPT, MAX_RATE
 
 LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
 TOKEN = b"0123456789abcdef0123456789abcdef"
@@ -60,6 +63,18 @@ FRAMES: list[tuple[bytes, Request]] = [
     (b"l\nk\n0 30\n", Acquire(LOCK, b"k", 1, 0, 30)),
     (b"sl\nk\n10 3\n", Acquire(SEMAPHORE, b"k", 3, 10, None)),
     (b"sl\nk\n10 3 30\n", Acquire(SEMAPHORE, b"k", 3, 10, 30)),
+    (b"l\nk\n0 10/60000\n", Acquire(LOCK, b"k", 1, 0, None, Rate(10, 60_000))),
+    (b"l\nk\n0 30 10/60000\n", Acquire(LOCK, b"k", 1, 0, 30, Rate(10, 60_000))),
+    (b"sl\nk\n9 3 1048576/1\n", Acquire(SEMAPHORE, b"k", 3, 9, None, Rate(1 << 20, 1))),
+    (b"sl\nk\n9 3 30 1/5\n", Acquire(SEMAPHORE, b"k", 3, 9, 30, Rate(1, 5))),
+    (b"e\nk\n 10/60000\n", Enqueue(LOCK, b"k", 1, None, Rate(10, 60_000))),
+    (b"e\nk\n30 10/60000\n", Enqueue(LOCK, b"k", 1, 30, Rate(10, 60_000))),
+    (b"se\nk\n3 10/60000\n", Enqueue(SEMAPHORE, b"k", 3, None, Rate(10, 60_000))),
+    (b"se\nk\n3 30 10/60000\n", Enqueue(SEMAPHORE, b"k", 3, 30, Rate(10, 60_000))),
+    (b"begun\nk\nabc 60\n", Begun(LOCK, b"k", b"abc", 60)),
+    (b"sbegun\nk\nabc\n", Begun(SEMAPHORE, b"k", b"abc", None)),
+    (b"unbegun\nk\nabc\n", Unbegun(LOCK, b"k", b"abc")),
+    (b"sunbegun\nk\nabc\n", Unbegun(SEMAPHORE, b"k", b"abc")),
     (b"r\nk\n" + TOKEN + b"\n", Release(LOCK, b"k", TOKEN)),
     (b"sr\nk\n" + TOKEN + b"\n", Release(SEMAPHORE, b"k", TOKEN)),
     (b"n\nk\n" + TOKEN + b"\n", Renew(LOCK, b"k", TOKEN, None)),
@@ -140,6 +155,16 @@ READ_ONLY: list[tuple[bytes, Request]] = [
 ]
 
 REFUSED = [
+    b"l\nk\n1/2\n",
+    b"l\nk\n0 0/2\n",
+    b"l\nk\n0 1/0\n",
+    b"l\nk\n0 1/\n",
+    b"l\nk\n0 1/2/3\n",
+    b"l\nk\n0 1/2 30\n",
+    b"l\nk\n0 1048577/2\n",
+    b"sl\nk\n0 1/2\n",
+    b"w\nk\n0 1/2\n",
+    b"unbegun\nk\na b\n",
     b"label\n_\n\xff\n",
     b"owner\n_\n\n",
     b"owner\na\tb\nrun 1\n",
@@ -398,14 +423,17 @@ tickets = st.from_regex(rb"[0-9A-Za-z]{1,64}", fullmatch=True)
 owners = st.from_regex(rb"[!-~]{1,64}", fullmatch=True)
 labels = st.text(max_size=60).filter(str.isprintable).map(str.encode)
 spoken_labels = st.none() | labels.filter(b"_".__ne__)
+rates = st.none() | st.builds(Rate, st.integers(1, MAX_RATE), st.integers(1, MAX_SECONDS))
 requests_ = st.one_of(
-    st.builds(Acquire, st.just(LOCK), keys, st.just(1), seconds, leases),
-    st.builds(Acquire, st.just(SEMAPHORE), keys, limits, seconds, leases),
-    st.builds(Enqueue, st.just(LOCK), keys, st.just(1), leases),
-    st.builds(Enqueue, st.just(SEMAPHORE), keys, limits, leases),
+    st.builds(Acquire, st.just(LOCK), keys, st.just(1), seconds, leases, rates),
+    st.builds(Acquire, st.just(SEMAPHORE), keys, limits, seconds, leases, rates),
+    st.builds(Enqueue, st.just(LOCK), keys, st.just(1), leases, rates),
+    st.builds(Enqueue, st.just(SEMAPHORE), keys, limits, leases, rates),
     st.builds(Wait, spaces, keys, seconds),
     st.builds(Release, spaces, keys, tokens),
     st.builds(Renew, spaces, keys, tokens, leases),
+    st.builds(Begun, spaces, keys, tokens, leases),
+    st.builds(Unbegun, spaces, keys, tokens),
     st.builds(Detach, spaces, keys, tokens, leases),
     st.builds(Auth, text),
     st.builds(StableRef, st.from_regex(rb"[!-~]{1,64}", fullmatch=True)),
@@ -441,7 +469,7 @@ pieces = st.one_of(
     st.sampled_from([b"l", b"sl", b"r", b"n", b"e", b"se", b"w", b"sw", b"auth", b"i", b"label"]),
     st.sampled_from([b"owner\n_\n", b"run 1", b"owner"]),
     st.sampled_from([b"keep\n_\n", b"resume\n_\n", b"identify\n_\n", b"1 2\n"]),
-    st.sampled_from([b"turn\n_\n", b"pass", b"spass\nk\n"]),
+    st.sampled_from([b"turn\n_\n", b"pass", b"spass\nk\n", b"begun\nk\n", b" 1/2", b"1/"]),
     st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b"\r", b" ", b"\t", b"\0", b"0", b"1", b"33"]),
     st.sampled_from([b"k" * 255, b"k" * 256, b"k" * 257, b"s" * MAX_SECRET]),
     st.binary(max_size=8),

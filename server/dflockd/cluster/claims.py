@@ -125,7 +125,10 @@ class Claims:
         # Before no former server can serve it any more, holders may not come back: one of them would
         # not renew there any longer, and its lock could be granted there once more.
         opens_at = now + self._leases.silence
-        self._table.open(shard, fence, opens_at=opens_at, recovers_until=now + self._leases.grace)
+        recovers_until = now + self._leases.grace
+        self._table.open(
+            shard, fence, opens_at=opens_at, recovers_until=recovers_until, rates_since=opens_at
+        )
         if former.current and not self._open_heard(tenure, outcome.revision):
             self._unheard[shard] = tenure, outcome.revision
 

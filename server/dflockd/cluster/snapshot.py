@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from dflockd.table import HoldRecord, NewestRecord, Reservation, Snapshot, WaiterRecord
+from dflockd.table.rates import RateRecord
 from dflockd.wire import Space
 
 _HOLD_OWNERS, _WAITER_OWNERS = "hold_owners", "place_owners"
 _HOLD_AGES, _WAITER_AGES, _NEWEST = "hold_ages", "place_ages", "newest"
+_RATES, _PENDING = "rates", "pending"
 
 
 class BadSnapshotError(ValueError):
@@ -45,6 +48,11 @@ def dump(snapshot: Snapshot, epoch: int, now: float) -> bytes:
     ]
     document: dict[str, object] = {"epoch": epoch, "holds": holds, "places": waiters}
     # Of their own, for an older server takes the fields of the others by their position.
+    if snapshot.rates:
+        document[_RATES] = [_rate_ages(rate, now) for rate in snapshot.rates]
+    pending = [index for index, hold in enumerate(snapshot.holds) if hold.is_pending]
+    if pending:
+        document[_PENDING] = pending
     of_holds = _HOLD_OWNERS, _HOLD_AGES, snapshot.holds
     of_waiters = _WAITER_OWNERS, _WAITER_AGES, snapshot.waiters
     for name, ages_name, records in (of_holds, of_waiters):
@@ -73,6 +81,9 @@ def load(text: bytes, epoch: int, now: float) -> Snapshot:
         waiters = [_waiter(now, *fields) for fields in document["places"]]
         for index, owner, attempt in document.get(_HOLD_OWNERS, ()):
             holds[index] = holds[index]._replace(owner=owner.encode(), attempt=int(attempt))
+        for index in document.get(_PENDING, ()):
+            holds[index] = holds[index]._replace(is_pending=True)
+        rates = [_rate(now, *fields) for fields in document.get(_RATES, ())]
         for index, owner, attempt in document.get(_WAITER_OWNERS, ()):
             waiters[index] = waiters[index]._replace(owner=owner.encode(), attempt=int(attempt))
         for index, age in document.get(_HOLD_AGES, ()):
@@ -85,7 +96,7 @@ def load(text: bytes, epoch: int, now: float) -> Snapshot:
         )
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as exc:
         raise BadSnapshotError(str(exc)) from None
-    return Snapshot(holds, waiters, newest)
+    return Snapshot(holds, waiters, newest, rates)
 
 
 def _owners(records: Sequence[HoldRecord | WaiterRecord]) -> list[tuple[int, str, int]]:
@@ -144,6 +155,31 @@ def _waiter(
         now - age,
         label.encode(),
         None if reservation is None else _reservation(now, *reservation),
+    )
+
+
+def _rate_ages(rate: RateRecord, now: float) -> list[object]:
+    """Return a rate with ages that are rounded down: a place is free late rather than early."""
+    since = None if rate.since == -math.inf else now - rate.since
+    ages = [math.floor((now - time) * 1000) / 1000 for time in rate.times]
+    return [rate.space, rate.key.decode(), rate.runs, rate.window, rate.number, since, ages]
+
+
+def _rate(
+    now: float,
+    space: int,
+    key: str,
+    runs: int,
+    window: float,
+    number: int,
+    since: float | None,
+    ages: list[float],
+) -> RateRecord:
+    times = tuple(now - age for age in ages)
+    return RateRecord(
+        *(Space(space), key.encode(), int(runs), float(window), int(number)),
+        -math.inf if since is None else now - since,
+        times,
     )
 
 

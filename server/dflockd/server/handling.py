@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 from dflockd.server.blocking import Blocking
 from dflockd.server.options import ServerOptions
 from dflockd.server.searches import Searches
-from dflockd.table import Effect, Hold, LockTable, Newest, Peer
+from dflockd.table import Change, Effect, Hold, LockTable, Peer
 from dflockd.table.locking import Answer
 from dflockd.wire import (
     Evict,
@@ -54,7 +54,7 @@ logger = logging.getLogger("dflockd.server")
 class HoldJournal(Protocol):
     """What keeps the holds of a table beyond the end of this process."""
 
-    def record(self, changes: Sequence[Hold | Newest], fence: int) -> None:
+    def record(self, changes: Sequence[Change], fence: int) -> None:
         """Write down what has changed; `OSError` if that fails."""
 
 

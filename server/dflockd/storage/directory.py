@@ -25,6 +25,7 @@ from dflockd.storage.reading import ALL_NAMES, DamagedError, Journaled, Restored
 from dflockd.storage.state_file import OtherFormatError, StateFileError
 from dflockd.storage.syncing import Syncing
 from dflockd.table import HoldRecord, Limits, LockTable
+from dflockd.table.rates import RateRecord
 
 RESERVED = 1 << 48
 """Fences that no process gives out in all its life; after a crash the next one starts beyond them."""
@@ -47,6 +48,8 @@ class StateDir:
         fence: the largest fence that may have been given out.
         holds: what was held when it was last used.
         newest: who was the newest of each key then.
+        rates: what had begun by then of keys that have a rate.
+        doubts_rates: whether more may have begun.
         recovery: seconds for which holders must be waited for before anything is granted.
 
     Args:
@@ -75,6 +78,7 @@ class StateDir:
         self._limits = limits
         self._recover = recover
         self._syncing: Syncing | None = None
+        self.doubts_rates = False
         try:
             self._disk.make()
             self._lock = self._locked()
@@ -92,10 +96,12 @@ class StateDir:
         Raises:
             StateError: nothing can be written.
         """
-        table.restore(self.holds, now)
+        table.restore(self.holds, now, self.rates)
         table.remember(self.newest)
         if self.recovery:
             table.recover(now + self.recovery)
+        if self.doubts_rates:
+            table.doubt_rates(now)
         assert table.changes is not None
         leases = [
             self._limits.default_lease,
@@ -195,10 +201,13 @@ class StateDir:
             self.fence = restored.fence
             self.recovery = max(0.0, state["recovers_until"] - last_now)
             self.holds = [_moved(hold, now - last_now) for hold in restored.holds]
+            self.rates = [_moved_rate(rate, now - last_now) for rate in restored.rates]
         else:
             self.fence = max(restored.fence, state["fence"])
             self.recovery = float(state["longest_lease"])
             self.holds = [_doubted(hold, now) for hold in restored.holds]
+            self.rates = [rate._replace(times=()) for rate in restored.rates]
+            self.doubts_rates = True
 
     def _journal(self, trust: Trust) -> Restored:
         """Return what the journal says that counts.
@@ -256,6 +265,13 @@ class StateDir:
 def _moved(hold: HoldRecord, by: float) -> HoldRecord:
     """Return a hold with the time that it had left, on a clock that is `by` seconds ahead."""
     return hold._replace(deadline=hold.deadline + by, since=hold.since + by) if by else hold
+
+
+def _moved_rate(rate: RateRecord, by: float) -> RateRecord:
+    """Return a rate whose window has not gone on meanwhile: nobody knows for how long that was."""
+    if not by:
+        return rate
+    return rate._replace(since=rate.since + by, times=tuple(each + by for each in rate.times))
 
 
 def _doubted(hold: HoldRecord, now: float) -> HoldRecord:

@@ -28,7 +28,13 @@ from typing import Final
 
 from dflockd.storage.disk import Disk, Mapped
 from dflockd.storage.reading import ALL_NAMES, name_of, names_of
-from dflockd.storage.records import encode_end, encode_hold, encode_newest
+from dflockd.storage.records import (
+    encode_end,
+    encode_hold,
+    encode_newest,
+    encode_rate,
+    encode_rate_end,
+)
 from dflockd.storage.segment import (
     END,
     FIRST,
@@ -42,7 +48,8 @@ from dflockd.storage.segment import (
     seed_of,
     word,
 )
-from dflockd.table import Hold, Newest
+from dflockd.table import Change, Hold, Newest
+from dflockd.table.rates import RateBlock
 
 SEGMENT = 4 << 20
 """Bytes of one segment."""
@@ -91,8 +98,9 @@ class Journal:
         self._disk = disk
         self._identity = identity
         self._generation = generation
-        self._live: OrderedDict[int, tuple[Hold | Newest, int, int]] = OrderedDict()
-        """By fence or age: what it is, and number of the segment and size of its latest record."""
+        self._live: OrderedDict[int, tuple[Change, int, int]] = OrderedDict()
+        """By fence or age: what it is, and number of the segment and size of its latest record.
+        Beginnings of a rate are here by their number below 0."""
         self._live_bytes = 0
         self._oldest = 1
         """The first segment that has something live in it."""
@@ -135,12 +143,13 @@ class Journal:
         """Bytes of it that count: the latest record of each hold."""
         return self._live_bytes
 
-    def start(self, holds: Iterable[Hold | Newest], fence: int) -> None:
+    def start(self, holds: Iterable[Change], fence: int) -> None:
         """Begin with what a table holds, and have that on the disk on return.
 
         Args:
             holds: all that are in it, and the newest of its keys.
             fence: the last one that was given out.
+            rates: beginnings that count.
 
         Raises:
             OSError: there is no room, or no permission.
@@ -153,17 +162,18 @@ class Journal:
             if isinstance(hold, Hold):
                 self._put(hold)
             elif not hold.ended:
-                self._put_newest(hold)
+                self._change(hold)
         self.record((), fence)
         self.sync()
         self.sync()  # its own mark
 
-    def record(self, changes: Sequence[Hold | Newest], fence: int) -> None:
+    def record(self, changes: Sequence[Change], fence: int) -> None:
         """Write down what has begun, been extended or ended: all of it, or nothing.
 
         Args:
             changes: as `LockTable.changes` lists them.
             fence: the last one that was given out.
+            rates: beginnings of a rate that have changed, or are of no more use: with the changes.
 
         Raises:
             OSError: there is no room for another segment. Nothing may be granted then.
@@ -250,11 +260,13 @@ class Journal:
         self._ends[current.number] = current.end
         return [[number, end] for number, end in self._ends.items() if number >= self._first]
 
-    def _change(self, newest: Newest) -> None:
-        if newest.ended:
-            self._end(newest.age)
+    def _change(self, what: Newest | RateBlock) -> None:
+        if not isinstance(what, Newest):
+            self._record_rate(what)
+        elif what.ended:
+            self._end(what.age)
         else:
-            self._put_newest(newest)
+            self._put_newest(what)
 
     def _put_newest(self, newest: Newest) -> None:
         if self._position > SEGMENT - LONGEST:
@@ -266,7 +278,7 @@ class Journal:
             self._turn()
         self._write(hold.fence, hold, encode_hold(hold.fields(), self._seed))
 
-    def _write(self, number: int, what: Hold | Newest, record: bytes) -> None:
+    def _write(self, number: int, what: Change, record: bytes) -> None:
         start, size = self._position, len(record)
         self._position = end = start + size
         self._data[start:end] = record
@@ -276,6 +288,22 @@ class Journal:
             self._live_bytes -= old[2]
         live[number] = (what, self._number, size)
         self._live_bytes += size
+
+    def _record_rate(self, block: RateBlock) -> None:
+        """Record some beginnings of a rate, or their end unless nothing was recorded of them."""
+        name = -block.number
+        if block.ended and name not in self._live:
+            return
+        if self._position > SEGMENT - LONGEST:
+            self._turn()
+        if not block.ended:
+            self._write(name, block, encode_rate(block.kept(), self._seed))
+            return
+        self._live_bytes -= self._live.pop(name)[2]
+        record = encode_rate_end(block.number, self._seed)
+        start = self._position
+        self._position = end = start + len(record)
+        self._data[start:end] = record
 
     def _end(self, fence: int) -> None:
         """Record the end of a hold, unless nothing was recorded of it."""
@@ -293,16 +321,16 @@ class Journal:
     def _move(self) -> None:
         """Move some of the oldest live records to the end."""
         for _ in range(MOVED):
-            hold, number, _ = self._first_live()
+            item, number, _ = self._first_live()
             # One that ended in this step is left: its own end is still to be written.
-            if hold is None or number == self._number or hold.ended:
+            if item is None or number == self._number or item.ended:
                 break
-            if isinstance(hold, Hold):
-                self._put(hold)
+            if isinstance(item, Hold):
+                self._put(item)
             else:
-                self._put_newest(hold)
+                self._change(item)
 
-    def _first_live(self) -> tuple[Hold | Newest | None, int, int]:
+    def _first_live(self) -> tuple[Change | None, int, int]:
         return next(iter(self._live.values()), (None, self._number, 0))
 
     def _has_too_much(self) -> bool:

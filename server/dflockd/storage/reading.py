@@ -23,6 +23,7 @@ from dflockd.storage.records import Record, UnknownRecordError
 from dflockd.storage.segment import Content, Stage
 from dflockd.storage.state_file import OtherFormatError
 from dflockd.table import HoldRecord, NewestRecord
+from dflockd.table.rates import RateRecord
 
 
 class Trust(Enum):
@@ -45,6 +46,8 @@ class Restored(NamedTuple):
     fence: int
     """The largest fence that it knows to have been given out."""
     newest: Sequence[NewestRecord] = ()
+    rates: Sequence[RateRecord] = ()
+    """Those of one rate in their order."""
 
 
 class Journaled(NamedTuple):
@@ -196,11 +199,14 @@ def _result(contents: list[Content]) -> Restored:
 def restored(segments: Iterable[tuple[int, list[Record]]]) -> Restored:
     """Return what records say, one after the other: the latest of all that has not ended.
 
+    And of each part of a rate that is of use.
+
     Args:
         segments: of each in turn the last fence that was given out before it, and its records.
     """
     holds: dict[int, HoldRecord] = {}
     newest: dict[int, NewestRecord] = {}
+    rates: dict[int, RateRecord] = {}
     highest = 0
     for fence, records in segments:
         highest = max(highest, fence)
@@ -208,10 +214,14 @@ def restored(segments: Iterable[tuple[int, list[Record]]]) -> Restored:
             if isinstance(record, int):
                 holds.pop(record, None)
                 newest.pop(record, None)
+                rates.pop(-record, None)
+            elif isinstance(record, RateRecord):
+                rates[record.number] = record
             elif isinstance(record, NewestRecord):
                 highest = max(highest, record.age)
                 newest[record.age] = record
             else:
                 highest = max(highest, record.fence)
                 holds[record.fence] = record
-    return Restored(list(holds.values()), highest, tuple(newest.values()))
+    in_order = tuple(rates[number] for number in sorted(rates))
+    return Restored(list(holds.values()), highest, tuple(newest.values()), in_order)

@@ -1,4 +1,4 @@
-"""Records of the journal: that a hold is so and so, or that it has ended; and the newest of keys.
+"""Records of the journal: that a hold is so and so, or that it has ended; the newest of keys; and runs.
 
 A record is a checksum, its length and a body; a body is its type, then the fields of that type, then
 any number of extra fields, each with a tag and a length. So a later version can say more of a hold,
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import struct
 import zlib
+from array import array
 from typing import Final, TypeAlias
 
 from dflockd.table import HoldRecord, NewestRecord
+from dflockd.table.rates import RateRecord
 from dflockd.table.state import HoldFields
 from dflockd.wire import Space
 
@@ -22,10 +24,14 @@ _EXTRA: Final = struct.Struct("<BH")
 _ATTEMPT: Final = struct.Struct("<I")
 _AGE: Final = struct.Struct("<Q")
 _NEWEST: Final = struct.Struct("<BQHH")
+_RATE: Final = struct.Struct("<BBQIddHH")
+_RATE_END: Final = struct.Struct("<BQ")
 
 _IS_END: Final = 1
 _IS_HOLD: Final = 2
 _IS_NEWEST: Final = 3
+_IS_RATE: Final = 4
+_IS_RATE_END: Final = 5
 _DETACHED: Final = 1
 """A flag of a hold."""
 
@@ -35,11 +41,14 @@ _OWNER: Final = 1
 _HAS_AGE: Final = 2
 """Tag of the extra field that says the age of that run."""
 
+_PENDING: Final = 3
+"""Tag of the extra field, an empty one, that says that its run is to begin and counts for a rate."""
+
 MUST_BE_KNOWN = 128
 """Tags from here on change what a hold is: a reader that does not know them must not go on."""
 
 
-Record: TypeAlias = HoldRecord | NewestRecord | int
+Record: TypeAlias = HoldRecord | NewestRecord | RateRecord | int
 """See `decode`."""
 
 
@@ -54,7 +63,8 @@ def encode_hold(record: HoldFields, seed: int) -> bytes:
         record: what there is to say of it, a `HoldRecord` or the same without its names.
         seed: the checksum of what stands above: a record that has come from elsewhere is no record.
     """
-    space, key, limit, fence, lease, deadline, since, label, detached, owner, attempt, age = record
+    (space, key, limit, fence, lease, deadline, since, label, detached) = record[:9]
+    owner, attempt, age, is_pending = record[9:]
     flags = _DETACHED if detached else 0
     body = (
         _HOLD.pack(
@@ -67,6 +77,8 @@ def encode_hold(record: HoldFields, seed: int) -> bytes:
         body += _EXTRA.pack(_OWNER, _ATTEMPT.size + len(owner)) + _ATTEMPT.pack(attempt) + owner
     if age:
         body += _EXTRA.pack(_HAS_AGE, _AGE.size) + _AGE.pack(age)
+    if is_pending:
+        body += _EXTRA.pack(_PENDING, 0)
     return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
 
 
@@ -80,6 +92,20 @@ def encode_newest(record: NewestRecord, seed: int) -> bytes:
 def encode_end(fence: int, seed: int) -> bytes:
     """Return the record of a hold that has ended."""
     body = _END.pack(_IS_END, fence)
+    return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
+
+
+def encode_rate(record: RateRecord, seed: int) -> bytes:
+    """Return the record of some beginnings of a rate."""
+    space, key, runs, window, number, since, times = record
+    body = _RATE.pack(_IS_RATE, space, number, runs, window, since, len(key), len(times)) + key
+    body += array("d", times).tobytes()
+    return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
+
+
+def encode_rate_end(number: int, seed: int) -> bytes:
+    """Return the record of a `RateRecord` that is of no more use."""
+    body = _RATE_END.pack(_IS_RATE_END, number)
     return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
 
 
@@ -119,6 +145,10 @@ def _read(body: bytes) -> Record:
         key_end = _NEWEST.size + key_size
         key, label = body[_NEWEST.size : key_end], body[key_end : key_end + label_size]
         return NewestRecord(key, age, label)
+    if kind == _IS_RATE:
+        return _read_rate(body)
+    if kind == _IS_RATE_END:
+        return -int(_RATE_END.unpack_from(body)[1])
     if kind != _IS_HOLD:
         raise UnknownRecordError(f"a record of type {kind}")
     (_, space, fence, limit, lease, deadline, since, flags, key_size, label_size) = (
@@ -127,7 +157,7 @@ def _read(body: bytes) -> Record:
     key_end = _HOLD.size + key_size
     end = key_end + label_size
     key, label = body[_HOLD.size : key_end], body[key_end:end]
-    owner, attempt, age = b"", 0, 0
+    owner, attempt, age, is_pending = b"", 0, 0, False
     while end < len(body):
         tag, size = _EXTRA.unpack_from(body, end)
         content = body[end + _EXTRA.size : end + _EXTRA.size + size]
@@ -136,6 +166,8 @@ def _read(body: bytes) -> Record:
             (attempt,), owner = _ATTEMPT.unpack_from(content), content[_ATTEMPT.size :]
         elif tag == _HAS_AGE:
             (age,) = _AGE.unpack_from(content)
+        elif tag == _PENDING:
+            is_pending = True
         elif tag >= MUST_BE_KNOWN:
             raise UnknownRecordError(f"a record with a field of type {tag}")
     return HoldRecord(
@@ -151,4 +183,14 @@ def _read(body: bytes) -> Record:
         owner,
         attempt,
         age,
+        is_pending,
     )
+
+
+def _read_rate(body: bytes) -> RateRecord:
+    _, space, number, runs, window, since, key_size, count = _RATE.unpack_from(body)
+    key_end = _RATE.size + key_size
+    times = array("d")
+    times.frombytes(body[key_end : key_end + count * times.itemsize])
+    key = body[_RATE.size : key_end]
+    return RateRecord(space, key, runs, window, number, since, tuple(times))

@@ -13,10 +13,11 @@ from dflockd.table.limits import Limits
 from dflockd.table.newest import Newest, NewestRecord
 from dflockd.table.sharded import Directory, ShardTable, Snapshot, WaiterRecord
 from dflockd.table.slots import Effect
-from dflockd.table.state import Entry, Group, Hold, HoldRecord, Peer, Reservation, Waiter
+from dflockd.table.state import Change, Entry, Group, Hold, HoldRecord, Peer, Reservation, Waiter
 from dflockd.table.table import LockTable
 
 __all__ = [
+    "Change",
     "Counts",
     "Deadlines",
     "Directory",

@@ -136,4 +136,6 @@ class Connections(Recovery):
                 hold.peer = None
                 del peer.holds[hold]
                 return
+        else:
+            self._give_place_back(hold)
         self._free(hold, now, effects)

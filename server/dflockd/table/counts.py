@@ -41,6 +41,7 @@ class Counts:
 
     __slots__ = (
         "asked_to_stop",
+        "begun",
         "busy",
         "dropped",
         "evicted",
@@ -60,6 +61,7 @@ class Counts:
         "returned",
         "superseded",
         "timed_out",
+        "unbegun",
         "unknown",
         "waited",
     )
@@ -77,6 +79,11 @@ class Counts:
         """How much of its lease was over when a hold was renewed."""
         self.unknown = 0
         """Renewals of what is not held: their senders have lost a lock."""
+
+        self.begun = 0
+        """Runs that have begun for which a rate had let them through, as far as is known..."""
+        self.unbegun = 0
+        """... and those that gave their place back."""
 
         # How they end.
         self.held = Histogram(SECONDS)

@@ -26,6 +26,11 @@ class Limits:
     max_holds: int = 10_000
     """Most holds and most queue positions of one connection, and most holders of one key; 0 is no
     limit."""
+    max_rate_window: int = 86_400
+    """Longest window of a rate."""
+    max_rate_runs: int = 1_000_000
+    """Most beginnings that may have to be remembered at once: the sum of what all rates allow in
+    their windows. A new rate is refused beyond it, known ones are not."""
     auto_release: bool = True
     """Whether the end of a connection releases what it holds. Its waiters leave in any case."""
     orphan_ttl: int = 0

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
+from dflockd import wire
 from dflockd.table import owners
+from dflockd.table.rates import Rate
 from dflockd.table.slots import Effect
 from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
 from dflockd.table.states import EXPECTED, GONE, GRANTED, PASSED, QUEUED, UNTOLD, WAITING
@@ -80,6 +82,12 @@ class Locking(Superseding):
             if not isinstance(answer, Entry):
                 return answer
             entry = answer
+        rate: Rate | None = None
+        if ahead is not None and ahead.rate is not None:
+            named = self._name_rate(entry, ahead.rate, now)
+            if not isinstance(named, Rate):
+                return named
+            rate = named
         most = self._max_holds
         if ahead is not None and (waiter := self._resumed(entry, ticket)) is not None:
             if len(peer.holds) >= most or (limit > most and self._is_used_up(entry, waiter)):
@@ -87,6 +95,7 @@ class Locking(Superseding):
             has_slot = self._reservations.take_up(
                 waiter, entry, peer, lease, owner, two_phase=False
             )
+            waiter.is_rated = rate is not None
             self._go_on_waiting(waiter, has_slot, timeout, now, effects)
             return None
         if owner is not None and entry.owners is not None:
@@ -95,14 +104,15 @@ class Locking(Superseding):
                 if len(peer.holds) >= most:
                     return self._refuse(entry)
                 has_slot = self._take_over(there, peer, lease, effects, two_phase=False)
+                there.is_rated = rate is not None
                 self._go_on_waiting(there, has_slot, timeout, now, effects)
                 return None
             if there is not None:
                 return there
         if len(peer.holds) >= most or (limit > most and self._is_used_up(entry, None)):
             return self._refuse(entry)
-        if self._has_room(entry):
-            hold = self._grant(entry, peer, lease, now)
+        if self._has_room(entry, rate, now):
+            hold = self._grant(entry, peer, lease, now, rate)
             if hold.owner is not None:
                 owners.add(entry, hold)
             if self.changes is not None:
@@ -114,7 +124,9 @@ class Locking(Superseding):
         if timeout == 0:
             self.counts.busy += 1
             return Status.TIMEOUT
-        self._block(self._join(entry, peer, lease, now, two_phase=False), timeout, now)
+        is_rated = rate is not None
+        waiter = self._join(entry, peer, lease, now, two_phase=False, is_rated=is_rated)
+        self._block(waiter, timeout, now)
         return None
 
     def enqueue(
@@ -154,6 +166,12 @@ class Locking(Superseding):
             if not isinstance(answer, Entry):
                 return answer
             entry = answer
+        rate: Rate | None = None
+        if ahead is not None and ahead.rate is not None:
+            named = self._name_rate(entry, ahead.rate, now)
+            if not isinstance(named, Rate):
+                return named
+            rate = named
         waiter = None if ahead is None else self._resumed(entry, ahead.ticket)
         lost: Waiter | None = None
         if owner is not None and entry.owners is not None and waiter is None:
@@ -171,9 +189,10 @@ class Locking(Superseding):
         elif waiter is not None:
             has_slot = self._reservations.take_up(waiter, entry, peer, lease, owner, two_phase=True)
         else:
-            return self._enqueue_anew(entry, peer, lease, turn, now, effects)
+            return self._enqueue_anew(entry, peer, lease, turn, rate, now, effects)
         peer.enqueued[name] = waiter
         waiter.turn = turn
+        waiter.is_rated = rate is not None
         self._go_on_with(waiter, has_slot, now, effects)
         return self._answer_enqueued(waiter)
 
@@ -229,6 +248,27 @@ class Locking(Superseding):
             return group
         return self._release_forgotten(group, space, key, token, now, effects)
 
+    def unbegun(
+        self, space: int, key: bytes, token: bytes, now: float, effects: list[Effect]
+    ) -> Refusal:
+        """Give a slot back whose run has not begun: it does not count for the rate of the key."""
+        group = self._group_of(key)
+        hold = self._find(group, space, key, token) if isinstance(group, Group) else None
+        if hold is not None:
+            self._give_place_back(hold)
+        return self.release(space, key, token, now, effects)
+
+    def begun(
+        self, peer: Peer, space: int, key: bytes, token: bytes, lease: int | None, now: float
+    ) -> Answer:
+        """Let a lease begin anew, and the run have begun: its place is free one window from now."""
+        answer = self.renew(peer, space, key, token, lease, now)
+        if isinstance(answer, Hold) and (queue := answer.entry.waiters) is not None:
+            rate = queue.rate
+            if rate is not None and self.rates.begin(rate, answer.fence, now) and queue:
+                self._wake(queue, rate, now)
+        return answer
+
     def renew(
         self,
         peer: Peer,
@@ -276,14 +316,32 @@ class Locking(Superseding):
     # What they come to.
 
     @staticmethod
-    def _has_room(entry: Entry) -> bool:
-        """Whether somebody who has just come can have a slot.
+    def _has_room(entry: Entry, rate: Rate | None, now: float) -> bool:
+        """Whether somebody who has just come can have a slot, and a place if it has a rate.
 
         Who waits while a slot is free is somebody for whom it is held, or will be given it as soon as
         grants are given again.
         """
         free = entry.limit - len(entry.holds)
-        return free > 0 and (entry.waiters is None or entry.waiters.ahead < free)
+        queue = entry.waiters
+        if free <= 0 or queue is None:
+            return free > 0
+        if rate is not None:
+            free = min(free, rate.free(now))
+            if queue.line or queue.returned:
+                return False  # a place is free, and they are about to be given it
+        return queue.ahead < free
+
+    def _name_rate(self, entry: Entry, asked: wire.Rate, now: float) -> Rate | Status:
+        """Return the rate of an entry, which may be new, as it was asked last."""
+        refusal = self.rates.refusal(entry.group, (entry.space, entry.key), asked)
+        if refusal is not None:
+            if not (entry.holds or entry.waiters):
+                self._remove(entry)
+            return refusal
+        rate = self.rates.name(entry.group, (entry.space, entry.key), asked, now)
+        entry.queue().rate = rate
+        return rate
 
     def _is_used_up(self, entry: Entry, resumed: Waiter | None) -> bool:
         """Whether an entry has as many holders as one may have; who is told of a turn will be one."""
@@ -333,17 +391,19 @@ class Locking(Superseding):
         peer: Peer,
         lease: int,
         turn: float | None,
+        rate: Rate | None,
         now: float,
         effects: list[Effect],
     ) -> Answer:
         """Enqueue somebody who has no position yet, and wants to be told of the turn or a grant."""
-        if turn is None and self._has_room(entry):
-            waiter = self._grant_enqueued(entry, peer, lease, now)
+        if turn is None and self._has_room(entry, rate, now):
+            waiter = self._grant_enqueued(entry, peer, lease, rate, now)
         elif self._is_full(entry):
             self.counts.full += 1
             return Status.MAX_WAITERS
         else:
-            waiter = self._join(entry, peer, lease, now, two_phase=True)
+            is_rated = rate is not None
+            waiter = self._join(entry, peer, lease, now, two_phase=True, is_rated=is_rated)
         peer.enqueued[entry.space, entry.key] = waiter
         if turn is not None:
             waiter.turn = turn
@@ -360,9 +420,11 @@ class Locking(Superseding):
         self._note(hold)
         return hold
 
-    def _grant_enqueued(self, entry: Entry, peer: Peer, lease: int, now: float) -> Waiter:
+    def _grant_enqueued(
+        self, entry: Entry, peer: Peer, lease: int, rate: Rate | None, now: float
+    ) -> Waiter:
         """Grant at once what somebody enqueues for, and return who has yet to say ``wait``."""
-        hold = self._grant(entry, peer, lease, now)
+        hold = self._grant(entry, peer, lease, now, rate)
         if hold.owner is not None:
             owners.add(entry, hold)
         number = next(self._arrivals)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dflockd.table.states import EXPECTED, PASSED
 
 if TYPE_CHECKING:
+    from dflockd.table.rates import Rate
     from dflockd.table.state import Waiter
 
 LEAST_TURN = 0.01
@@ -43,6 +44,7 @@ class Queue:
         "listener",
         "passed",
         "pending",
+        "rate",
         "returned",
         "silent",
         "told",
@@ -65,6 +67,8 @@ class Queue:
         """Whether what is due here was more than fits a step, and goes on in another."""
         self.listener: Waiter | None = None
         """Who holds the lock and waits to hear that somebody newer wants it; not in the queue."""
+        self.rate: Rate | None = None
+        """How many of its runs may begin in a while, if they may not at any time."""
         self.silent: dict[bytes, int] | None = None
         """How many turns in a row each process has let run out; absent while none has."""
         self.gap = -1.0

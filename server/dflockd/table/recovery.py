@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from dflockd.table import owners
 from dflockd.table.deadlines import rounded
+from dflockd.table.rates import RateRecord
 from dflockd.table.slots import Effect, Slots
 from dflockd.table.state import UNKNOWN, Entry, Group, Hold, HoldRecord, Peer
 from dflockd.wire import Owner, Recovering, Space, Status
@@ -20,14 +21,22 @@ from dflockd.wire import Owner, Recovering, Space, Status
 class Recovery(Slots):
     """How holds come back."""
 
-    def restore(self, holds: Iterable[HoldRecord], now: float) -> None:
+    def restore(
+        self, holds: Iterable[HoldRecord], now: float, rates: Iterable[RateRecord] = ()
+    ) -> None:
         """Take in what was kept of an earlier table; nobody owns it until it is renewed.
 
         Of two records of one lock the later grant counts: the earlier hold had ended before it.
         """
         group = self._group
+        for record in rates:
+            self.rates.restore(group, record, now)
         for kept in latest(holds):
             self._restore(group, kept, kept.deadline - now, now)
+
+    def doubt_rates(self, now: float) -> None:
+        """Let nobody begin for one window who has a rate: others may have begun of late."""
+        self._group.rates_since = now
 
     def recover(self, until: float) -> None:
         """Grant nothing until then: holds may be missing, and those that are here be out of date.
@@ -59,6 +68,8 @@ class Recovery(Slots):
         hold = entry.holds[kept.fence] = Hold(entry, kept.fence, token, None, 0, kept.since)
         hold.label = kept.label
         hold.detached = kept.detached
+        if kept.is_pending and (rate := group.rates.get((kept.space, kept.key))) is not None:
+            rate.pending.add(kept.fence)
         if kept.owner:
             hold.owner = Owner(kept.owner, kept.attempt, age=kept.age)
             owners.add(entry, hold)

@@ -6,8 +6,9 @@ import itertools
 import json
 from collections.abc import Callable, Iterable
 
+from dflockd.table.rates import Rate
 from dflockd.table.state import Entry, Group, Hold, Waiter
-from dflockd.wire import Report
+from dflockd.wire import UNLIMITED, Report
 
 MAX_LISTED = 1000
 """Keys, holders or waiters that one report lists: others wait while it is made, some milliseconds."""
@@ -53,7 +54,9 @@ def stats(
     }
 
 
-def inspect(key: bytes, entry: Entry | None, now: float, listed: int) -> dict[str, object]:
+def inspect(
+    key: bytes, entry: Entry | None, now: float, listed: int, known: Rate | None = None
+) -> dict[str, object]:
     """Return who holds a key and who waits for it, in order; times in seconds.
 
     Of more than `listed` holders or waiters the last are left out and counted as ``omitted``.
@@ -62,7 +65,8 @@ def inspect(key: bytes, entry: Entry | None, now: float, listed: int) -> dict[st
     waiters = (entry.waiters or ()) if entry is not None else ()
     return {
         "key": key.decode(),
-        "limit": entry.limit if entry is not None else None,
+        "limit": limit(entry) if entry is not None else None,
+        "rate": rate(known, now),
         "holders": [holder(hold, now) for hold in itertools.islice(holds, listed)],
         "waiters": [waiter(each, now) for each in itertools.islice(waiters, listed)],
         "omitted": max(0, len(holds) - listed) + max(0, len(waiters) - listed),
@@ -135,6 +139,28 @@ def _newer(hold: Hold) -> dict[str, object]:
     newest = hold.entry.group.newest.get(hold.entry.key)
     is_newest = newest is None or newest.age <= age
     return {"superseded_by": "" if is_newest or newest is None else newest.label.decode()}
+
+
+def limit(entry: Entry) -> int | None:
+    """Return how many may hold a key at once, if that has a bound and is known."""
+    return None if entry.limit in (0, UNLIMITED) else entry.limit
+
+
+def rate(known: Rate | None, now: float) -> dict[str, object] | None:
+    """Return how many runs of a key may begin in a while, and when the next may; times in seconds.
+
+    The next one may at once, after ``next_s``, or once a run that may begin has begun (``None``).
+    """
+    if known is None:
+        return None
+    free, at = known.free(now), known.next(now, 0)
+    return {
+        "runs": known.runs,
+        "window_s": known.window,
+        "free": max(0, free),
+        "pending": len(known.pending),
+        "next_s": None if at is None else round(max(0.0, at - now), 3),
+    }
 
 
 def lease(hold: Hold) -> object:

@@ -13,6 +13,7 @@ from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
 from dflockd.table.locking import Answer
 from dflockd.table.newest import NewestRecord
+from dflockd.table.rates import RateRecord
 from dflockd.table.recovery import latest
 from dflockd.table.reservations import RESERVED_LATE
 from dflockd.table.slots import Effect
@@ -70,6 +71,8 @@ class Snapshot(NamedTuple):
     """Those of one key in their order."""
     newest: Sequence[NewestRecord] = ()
     """Of those with an age."""
+    rates: Sequence[RateRecord] = ()
+    """The blocks of one rate in their order."""
 
 
 class ShardTable(LockTable):
@@ -117,6 +120,7 @@ class ShardTable(LockTable):
         *,
         opens_at: float | None = None,
         recovers_until: float | None = None,
+        rates_since: float = -math.inf,
     ) -> None:
         """Begin to serve a shard, with fences beyond `fence`.
 
@@ -125,10 +129,12 @@ class ShardTable(LockTable):
             fence: no lock of it has been granted with a larger one.
             opens_at: until when another server may serve it.
             recovers_until: see `LockTable.recover`.
+            rates_since: runs may have begun before that of which nothing was handed over.
         """
         group = self.groups[shard] = Group(self._issuer.beginning(fence))
         group.opens_at = opens_at
         group.recovers_until = recovers_until
+        group.rates_since = rates_since
 
     def load(self, shard: int, snapshot: Snapshot, now: float) -> None:
         """Take in what another server had of the shard: all leases begin anew.
@@ -137,6 +143,8 @@ class ShardTable(LockTable):
         they are renewed.
         """
         group = self.groups[shard]
+        for rate in snapshot.rates:
+            self.rates.restore(group, rate, now)
         for kept in latest(snapshot.holds):
             self._restore(group, kept, kept.lease, now)
         for newest in snapshot.newest:
@@ -145,7 +153,10 @@ class ShardTable(LockTable):
             entry = group.spaces[record.space].get(record.key)
             if entry is None:
                 entry = self._add(group, record.space, record.key, record.limit)
-            waiter = self._join(entry, Peer(0), record.lease, record.since, two_phase=False)
+            is_rated = (record.space, record.key) in group.rates
+            waiter = self._join(
+                entry, Peer(0), record.lease, record.since, two_phase=False, is_rated=is_rated
+            )
             until = now + RESUME_TIMEOUT
             reservation = record.reservation or Reservation(now, RESUME_TIMEOUT, until)
             self._reservations.reserve(waiter, record.ticket, record.label, reservation, now)
@@ -160,7 +171,9 @@ class ShardTable(LockTable):
         """Stop serving a shard for now, and return what there is to hand over."""
         group = self.groups[shard]
         group.frozen = True
-        snapshot = Snapshot([], [], [newest.kept() for newest in group.newest.values()])
+        newest = [newest.kept() for newest in group.newest.values()]
+        rates = [block for rate in group.rates.values() for block in rate.kept(now)]
+        snapshot = Snapshot([], [], newest, rates)
         # Also those that others have passed, and which are in no queue.
         waiters = dict.fromkeys(group.reserved.values())
         for entry in _entries(group):
@@ -226,6 +239,7 @@ class ShardTable(LockTable):
         group = self.groups.pop(shard)
         self._reservations.drop(group.reserved)
         self.newest.drop(group)
+        self.rates.leave(group)
         for entry in list(_entries(group)):
             self.counts.dropped += len(entry.holds)
             self._refer_listener(entry, reply, effects)

@@ -16,10 +16,10 @@ from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
-from dflockd.table.newest import Newest
 from dflockd.table.queue import Queue
+from dflockd.table.rates import Rate, Rates
 from dflockd.table.reservations import RESERVED_LATE, Reservations
-from dflockd.table.state import UNKNOWN, Entry, Group, Hold, Peer, Reservation, Waiter
+from dflockd.table.state import UNKNOWN, Change, Entry, Group, Hold, Peer, Reservation, Waiter
 from dflockd.table.states import GONE, LISTENING, RESERVED, UNTOLD, WAITING
 from dflockd.wire import Granted, Recovering, Refusal, Reply, Status, TimedOut, YourTurn
 
@@ -39,10 +39,11 @@ class Slots:
         limits: how much it gives.
         counts: what has happened here.
         changes: the holds that the steps since it was last emptied have begun, extended or ended,
-            and the newest of keys that have come and gone.
+            the newest of keys that have come and gone, and runs that have begun.
             Only where the table is `kept`: whoever keeps it empties the list, and does so before the
             effects of a step are carried out.
         deadlines: what falls due by itself.
+        rates: how many runs may begin in a while.
         backlog: what was more than fits a step, first come, first served: there are more to come.
         draining: whether nothing is granted any more; see `LockTable.drain`.
     """
@@ -53,7 +54,7 @@ class Slots:
     def __init__(self, limits: Limits, issuer: TokenIssuer, *, kept: bool = False) -> None:
         self.limits = limits
         self.counts = Counts()
-        self.changes: list[Hold | Newest] | None = [] if kept else None
+        self.changes: list[Change] | None = [] if kept else None
         self._issuer = issuer
         self._group = Group(issuer)
         self._is_whole = True
@@ -64,6 +65,7 @@ class Slots:
         self.draining = False
         self._reservations = Reservations(self.deadlines, self.counts)
         self._max_holds = limits.max_holds or sys.maxsize
+        self.rates = Rates(self.deadlines, self.counts, limits, self.changes)
         self._keeps_holds = False
         self.backlog: deque[Job] = deque()
         self._behind = 0.0
@@ -104,6 +106,8 @@ class Slots:
     def _add(self, group: Group, space: int, key: bytes, limit: int) -> Entry:
         self._size += 1
         entry = group.spaces[space][key] = Entry(group, space, key, limit)
+        if group.rates and (rate := group.rates.get((space, key))) is not None:
+            entry.queue().rate = rate
         return entry
 
     def _remove(self, entry: Entry) -> None:
@@ -116,7 +120,9 @@ class Slots:
         lease = self.limits.default_lease if asked is None else asked
         return lease if lease <= self.limits.max_lease else None
 
-    def _grant(self, entry: Entry, peer: Peer, lease: int, now: float) -> Hold:
+    def _grant(
+        self, entry: Entry, peer: Peer, lease: int, now: float, rate: Rate | None = None
+    ) -> Hold:
         issuer = entry.group.issuer
         token = issuer.issue(entry.space, entry.key)
         fence = issuer.fence
@@ -124,11 +130,19 @@ class Slots:
         peer.holds[hold] = None
         self.deadlines.set(hold, lease * self._stretch, now)
         self.counts.granted += 1
+        if rate is not None:
+            rate.pending.add(fence)
         return hold
 
     def _extend(self, hold: Hold, span: float, now: float) -> None:
         self.deadlines.reset(hold, span * self._stretch, now)
         self._note(hold)
+
+    def _give_place_back(self, hold: Hold) -> None:
+        """Note that a run will not begin, if it has not."""
+        queue = hold.entry.waiters
+        if queue is not None and queue.rate is not None:
+            self.rates.give_back(queue.rate, hold.fence)
 
     def _note(self, hold: Hold) -> None:
         if self.changes is not None and hold.told:
@@ -173,6 +187,12 @@ class Slots:
         if queue is not None:
             if queue.listener is not None:
                 self._answer_listener(queue.listener, Status.LEASE_EXPIRED, effects)
+            if queue.rate is not None:
+                # Who has said nothing of its beginning may have begun until now.
+                if hold.told:
+                    self.rates.begin(queue.rate, hold.fence, now)
+                else:
+                    self.rates.give_back(queue.rate, hold.fence)
             if queue.line or queue:
                 self._promote(entry, now, effects)
                 return
@@ -185,13 +205,25 @@ class Slots:
         most = self.limits.max_waiters
         return most > 0 and entry.waiters is not None and entry.waiters.present >= most
 
-    def _join(self, entry: Entry, peer: Peer, lease: int, now: float, *, two_phase: bool) -> Waiter:
+    def _join(
+        self,
+        entry: Entry,
+        peer: Peer,
+        lease: int,
+        now: float,
+        *,
+        two_phase: bool,
+        is_rated: bool = False,
+    ) -> Waiter:
         waiter = Waiter(entry, peer, next(self._arrivals), lease, now, two_phase=two_phase)
         queue = entry.waiters if entry.waiters is not None else entry.queue()
         queue.line[waiter] = None
         if waiter.owner is not None:
             owners.add(entry, waiter)
         self.counts.queued += 1
+        if queue.rate is not None:
+            waiter.is_rated = is_rated
+            self._wake(queue, queue.rate, now)
         return waiter
 
     def _block(self, waiter: Waiter, timeout: int, now: float) -> None:
@@ -265,9 +297,11 @@ class Slots:
         """Give free slots to the waiters, first come, first served, or tell them of their turn."""
         queue, most = entry.queue(), min(entry.limit, self._max_holds)
         # Many slots can become free in one step: all of that together is not to be too much for it.
-        line, steps = queue.line, 1 if queue.pending else STEP
+        line, rate, steps = queue.line, queue.rate, 1 if queue.pending else STEP
         for _ in range(steps):
             free = most - len(entry.holds)
+            if rate is not None:
+                free = min(free, rate.free(now))
             if queue.away or queue.returned or queue.told:
                 found = self._reservations.next(queue, free, now, steps)
                 if found is None:
@@ -287,8 +321,14 @@ class Slots:
                 self._serve(queue, waiter, now, effects)
         else:
             self._go_on_later(entry, queue, now)
+        if rate is not None and queue:
+            self._wake(queue, rate, now)
         if not (entry.holds or queue) and self._is_here(entry):
             self._remove(entry)
+
+    def _wake(self, queue: Queue, rate: Rate, now: float) -> None:
+        """See to it that somebody who waits learns of the next place."""
+        self.rates.wake(rate, len(queue.told) + len(queue.expected), now)
 
     def _go_on_with(
         self, waiter: Waiter, has_slot: bool, now: float, effects: list[Effect]
@@ -296,7 +336,8 @@ class Slots:
         """Serve somebody who is back in a queue: at once if there is a slot for it alone."""
         entry, queue = waiter.entry, waiter.entry.queue()
         taken = len(entry.holds) + len(queue.told)
-        if has_slot and taken < min(entry.limit, self._max_holds):
+        has_place = queue.rate is None or queue.rate.free(now) > len(queue.told)
+        if has_slot and has_place and taken < min(entry.limit, self._max_holds):
             self._serve(queue, waiter, now, effects)
         self._promote(entry, now, effects)
 
@@ -310,7 +351,8 @@ class Slots:
             del queue.line[waiter]
         else:
             queue.remove(waiter)
-        hold = self._grant(entry, peer, waiter.lease, now)
+        rate = queue.rate if waiter.is_rated else None
+        hold = self._grant(entry, peer, waiter.lease, now, rate)
         hold.owner = waiter.owner  # as it was when it asked
         if waiter.owner is not None:
             owners.discard(entry, waiter)
@@ -369,6 +411,8 @@ class Slots:
                 self._lapse(item, now, effects)
             elif isinstance(item, Waiter):
                 self._time_out(item, now, effects)
+            elif isinstance(item, Rate):
+                self._next_place(item, now, effects)
 
     def _lapse(self, hold: Hold, now: float, effects: list[Effect]) -> None:
         """End a hold that is due."""
@@ -384,6 +428,18 @@ class Slots:
             effects.append((peer.id, self._end_wait(waiter, now)))
         elif self._reservations.expire(waiter, now):
             self._promote(waiter.entry, now, effects)
+
+    def _next_place(self, rate: Rate, now: float, effects: list[Effect]) -> None:
+        """Let who waits have the places that are free, or forget the rate."""
+        entry = rate.group.spaces[rate.space].get(rate.key)
+        queue = entry.waiters if entry is not None else None
+        is_over = self.rates.look_again(rate, now, is_used=queue is not None and bool(queue))
+        if entry is None or queue is None:
+            return
+        if is_over:
+            queue.rate = None
+        if queue:
+            self._promote(entry, now, effects)
 
     def _later(self, job: Job, now: float) -> None:
         """Have something go on with the next steps."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, TypeAlias
 
+from dflockd import wire
 from dflockd.table.deadlines import Timed
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.newest import Newest
 from dflockd.table.queue import Queue
+from dflockd.table.rates import Rate, RateBlock
 from dflockd.table.states import EXPECTED, PASSED, QUEUED
 from dflockd.wire import Owner, Reserve, Space
 
@@ -23,6 +26,8 @@ class Group:
         "last_ended",
         "newest",
         "opens_at",
+        "rates",
+        "rates_since",
         "recovers_until",
         "reserved",
         "spaces",
@@ -39,6 +44,10 @@ class Group:
         """By `Space`."""
         self.reserved: dict[bytes, Waiter] = {}
         """Positions that somebody can take up: of who is away or was told of a turn; by ticket."""
+        self.rates: dict[tuple[int, bytes], Rate] = {}
+        """Whose runs may not begin at any time, by namespace and key; their keys may be free."""
+        self.rates_since = -math.inf
+        """Runs may have begun before that nobody knows of here any more."""
         self.recovers_until: float | None = None
         """Until when there are no grants, because of holds that are not in here any more."""
         self.doubted: set[Hold] = set()
@@ -89,10 +98,12 @@ class HoldRecord(NamedTuple):
     """Which of its attempts; the first is 0."""
     age: int = 0
     """Of that run; see `dflockd.wire.Owner`."""
+    is_pending: bool = False
+    """Whether its run is to begin, and counts then; see `dflockd.table.rates`."""
 
 
 HoldFields: TypeAlias = tuple[
-    int, bytes, int, int, float, float, float, bytes, bool, bytes, int, int
+    int, bytes, int, int, float, float, float, bytes, bool, bytes, int, int, bool
 ]
 """What a `HoldRecord` is made of, in its order."""
 
@@ -167,6 +178,12 @@ class Hold(Timed):
         """Whether it is no longer in the table."""
         return self.fence not in self.entry.holds
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether its run is to begin, and counts then."""
+        queue = self.entry.waiters
+        return queue is not None and queue.rate is not None and self.fence in queue.rate.pending
+
     def fields(self) -> HoldFields:
         """Return what is worth keeping, as plain as it can be: it is asked for at every change.
 
@@ -186,11 +203,16 @@ class Hold(Timed):
             b"" if owner is None else owner[0],
             0 if owner is None else owner[1],
             0 if owner is None else owner[4],
+            self.is_pending,
         )
 
     def kept(self) -> HoldRecord:
         """Return what is worth keeping."""
         return HoldRecord(*self.fields())
+
+
+Change: TypeAlias = Hold | Newest | RateBlock
+"""Something to be kept that has changed or ended, as it says itself."""
 
 
 class Reservation(NamedTuple):
@@ -227,6 +249,7 @@ class Waiter(Timed):
     __slots__ = (
         "entry",
         "hold",
+        "is_rated",
         "lease",
         "number",
         "owner",
@@ -262,6 +285,8 @@ class Waiter(Timed):
         """Who asks."""
         self.lease = lease
         self.two_phase = two_phase
+        self.is_rated = False
+        """Whether its run is to count for the rate of the key."""
         self.hold: Hold | None = None
         """What an ``enqueue`` was granted before its ``wait`` came."""
         self.ticket = b""
@@ -287,11 +312,13 @@ class Waiter(Timed):
 class Ahead:
     """What was said ahead of the next request for a slot, and is about that alone."""
 
-    __slots__ = ("ticket",)
+    __slots__ = ("rate", "ticket")
 
     def __init__(self) -> None:
         self.ticket = b""
         """Of the position that it takes up."""
+        self.rate: wire.Rate | None = None
+        """How many runs like its own may begin in a while."""
 
 
 class Peer:

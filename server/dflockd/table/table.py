@@ -11,12 +11,14 @@ from dflockd.table.identity import Identity
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
 from dflockd.table.locking import Answer, Locking
+from dflockd.table.rates import Rate
 from dflockd.table.slots import Effect
 from dflockd.table.state import Ahead, Entry, Group, Hold, Peer
 from dflockd.wire import (
     Acquire,
     Aged,
     Barrier,
+    Begun,
     Confirm,
     Detach,
     DrawAge,
@@ -48,8 +50,12 @@ from dflockd.wire import (
     Stats,
     Status,
     Turn,
+    Unbegun,
     Wait,
 )
+
+_ABOUT_HOLDS = (Release, Renew, Confirm, Begun, Unbegun)
+"""What is answered to the end."""
 
 
 class LockTable(Locking):
@@ -71,6 +77,8 @@ class LockTable(Locking):
             Release: self._release,
             Renew: self._renew,
             Confirm: self._renew,
+            Begun: self._begun,
+            Unbegun: self._unbegun,
             Detach: self._detach,
             Stats: self._stats,
             StableRef: self._stable_ref,
@@ -113,7 +121,7 @@ class LockTable(Locking):
             self._expire(now, effects)
             if now >= self.deadlines.earliest:
                 self._settle(peer, request, now, effects)
-        if self.draining and type(request) not in (Release, Renew, Confirm):
+        if self.draining and type(request) not in _ABOUT_HOLDS:
             effects.append((peer.id, Status.DRAINING))
             return effects
         expired = len(effects)
@@ -147,7 +155,7 @@ class LockTable(Locking):
         if isinstance(request, Wait):
             waiter = peer.enqueued.get((request.space, request.key))
             hold = waiter.hold if waiter is not None else None
-        elif isinstance(request, Release | Renew | Confirm | Detach):
+        elif isinstance(request, Release | Renew | Confirm | Detach | Begun | Unbegun):
             group = self._group_of(request.key)
             if isinstance(group, Group):
                 hold = self._find(group, request.space, request.key, request.token)
@@ -173,6 +181,11 @@ class LockTable(Locking):
         group = self._group_of(key)
         return group.spaces[space].get(key) if isinstance(group, Group) else group
 
+    def rate_of(self, space: int, key: bytes) -> Rate | None:
+        """Return the rate of a key that is in this table, which may be free, if it has one."""
+        group = self._group_of(key)
+        return group.rates.get((space, key)) if isinstance(group, Group) else None
+
     def each_group(self) -> Iterable[Group]:
         """Return all that is in the table."""
         return (self._group,)
@@ -188,11 +201,15 @@ class LockTable(Locking):
     def _acquire(
         self, peer: Peer, request: Acquire, now: float, effects: list[Effect]
     ) -> Reply | None:
-        space, key, limit, timeout, lease = request
+        space, key, limit, timeout, lease, rate = request
+        if rate is not None:
+            _ahead(peer).rate = rate
         return _granted(self.acquire(peer, space, key, limit, timeout, lease, now, effects))
 
     def _enqueue(self, peer: Peer, request: Enqueue, now: float, effects: list[Effect]) -> Reply:
-        space, key, limit, lease = request
+        space, key, limit, lease, rate = request
+        if rate is not None:
+            _ahead(peer).rate = rate
         answer = self.enqueue(peer, space, key, limit, lease, now, effects)
         return Enqueued(answer.token, answer.lease) if isinstance(answer, Hold) else answer
 
@@ -209,6 +226,14 @@ class LockTable(Locking):
         confirm = type(request) is Confirm
         answer = self.renew(peer, space, key, token, lease, now, confirm=confirm)
         return Renewed(answer.lease) if isinstance(answer, Hold) else answer
+
+    def _begun(self, peer: Peer, request: Begun, now: float, _effects: list[Effect]) -> Reply:
+        space, key, token, lease = request
+        answer = self.begun(peer, space, key, token, lease, now)
+        return Renewed(answer.lease) if isinstance(answer, Hold) else answer
+
+    def _unbegun(self, _peer: Peer, request: Unbegun, now: float, effects: list[Effect]) -> Reply:
+        return self.unbegun(request.space, request.key, request.token, now, effects)
 
     def _detach(self, peer: Peer, request: Detach, now: float, _effects: list[Effect]) -> Reply:
         space, key, token, _ = request
@@ -290,7 +315,8 @@ class LockTable(Locking):
         if not isinstance(group, Group):
             return group
         entry = group.spaces[request.space].get(request.key)
-        return report.fitting(lambda listed: report.inspect(request.key, entry, now, listed))
+        rate = self.rate_of(request.space, request.key)
+        return report.fitting(lambda listed: report.inspect(request.key, entry, now, listed, rate))
 
     def _evict(self, _peer: Peer, request: Evict, now: float, effects: list[Effect]) -> Reply:
         group = self._group_of(request.key)

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from dflockd.wire.messages import MAX_AGE, MAX_ATTEMPT, MAX_LIMIT, MAX_OWNER, MAX_SECONDS, Owner
+from dflockd.wire.messages import (
+    MAX_AGE,
+    MAX_ATTEMPT,
+    MAX_LIMIT,
+    MAX_OWNER,
+    MAX_RATE,
+    MAX_SECONDS,
+    Owner,
+    Rate,
+)
 
 ANY: Final = b"_"
 """Stands where nothing is to be said."""
@@ -25,15 +34,23 @@ class Asked:
     What a request of its kind does not say is left as it is here.
     """
 
-    __slots__ = ("lease", "limit", "timeout")
+    __slots__ = ("lease", "limit", "rate", "timeout")
 
-    def __init__(self, timeout: int = 0, limit: int = 1, lease: int | None = None) -> None:
+    def __init__(
+        self,
+        timeout: int = 0,
+        limit: int = 1,
+        lease: int | None = None,
+        rate: Rate | None = None,
+    ) -> None:
         self.timeout = timeout
         """Seconds."""
         self.limit = limit
         """Holders that there may be."""
         self.lease = lease
         """Seconds; ``None`` is the server's default."""
+        self.rate = rate
+        """Asked of few keys: there is only a message for that."""
 
 
 def fields(argument: bytes, least: int, most: int) -> list[bytes]:
@@ -63,26 +80,27 @@ def number(text: bytes, lowest: int, highest: int = MAX_SECONDS) -> int:
 
 
 def acquire_lock(argument: bytes) -> Asked:
-    """Read ``<timeout> [<lease>]``."""
-    found = fields(argument, 1, 2)
-    return Asked(number(found[0], 0), 1, _lease(found, 1))
+    """Read ``<timeout> [<lease>] [<rate>]``."""
+    found, rate = _rated(argument, 1, 2)
+    return Asked(number(found[0], 0), 1, _lease(found, 1), rate)
 
 
 def acquire_semaphore(argument: bytes) -> Asked:
-    """Read ``<timeout> <limit> [<lease>]``."""
-    found = fields(argument, 2, 3)
-    return Asked(number(found[0], 0), number(found[1], 1, MAX_LIMIT), _lease(found, 2))
+    """Read ``<timeout> <limit> [<lease>] [<rate>]``."""
+    found, rate = _rated(argument, 2, 3)
+    return Asked(number(found[0], 0), number(found[1], 1, MAX_LIMIT), _lease(found, 2), rate)
 
 
 def enqueue_lock(argument: bytes) -> Asked:
-    """Read ``[<lease>]``."""
-    return Asked(lease=_lease(fields(argument, 0, 1), 0))
+    """Read ``[<lease>] [<rate>]``."""
+    found, rate = _rated(argument, 0, 1)
+    return Asked(lease=_lease(found, 0), rate=rate)
 
 
 def enqueue_semaphore(argument: bytes) -> Asked:
-    """Read ``<limit> [<lease>]``."""
-    found = fields(argument, 1, 2)
-    return Asked(0, number(found[0], 1, MAX_LIMIT), _lease(found, 1))
+    """Read ``<limit> [<lease>] [<rate>]``."""
+    found, rate = _rated(argument, 1, 2)
+    return Asked(0, number(found[0], 1, MAX_LIMIT), _lease(found, 1), rate)
 
 
 def wait(argument: bytes) -> Asked:
@@ -147,6 +165,15 @@ def _name(field: bytes) -> bytes:
     ):
         return field
     raise MalformedError(f"an owner is 1 to {MAX_OWNER} printable ASCII characters")
+
+
+def _rated(argument: bytes, least: int, most: int) -> tuple[list[bytes], Rate | None]:
+    """Return the fields of an argument, and the rate that may stand behind them."""
+    if b"/" not in argument:
+        return fields(argument, least, most), None
+    *found, last = fields(argument, least + 1, most + 1)
+    runs, _, window = last.partition(b"/")
+    return found, Rate(number(runs, 1, MAX_RATE), number(window, 1))
 
 
 def _lease(found: list[bytes], index: int) -> int | None:

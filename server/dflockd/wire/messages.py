@@ -36,11 +36,30 @@ MAX_LIMIT: Final = 1 << 20
 """Largest number of holders of one semaphore."""
 
 
+MAX_RATE: Final = 1 << 20
+"""Largest number of runs that may begin in one window of a `Rate`."""
+
+UNLIMITED: Final = MAX_LIMIT
+"""The limit of a semaphore that only a `Rate` bounds."""
+
+
 class Space(IntEnum):
     """The two namespaces of keys: a lock and a semaphore of the same text do not meet."""
 
     LOCK = 0
     SEMAPHORE = 1
+
+
+class Rate(NamedTuple):
+    """``<runs>/<window>`` behind an `Acquire` or `Enqueue`: so many runs may begin in such a while.
+
+    A grant takes one of so many places. It is free again one window after the run has begun, as a
+    `Begun` or the end of the hold says. An extension of this server, which others refuse.
+    """
+
+    runs: int
+    window: int
+    """Milliseconds."""
 
 
 class Acquire(NamedTuple):
@@ -51,6 +70,7 @@ class Acquire(NamedTuple):
     limit: int
     timeout: int
     lease: int | None
+    rate: Rate | None = None
 
 
 class Enqueue(NamedTuple):
@@ -60,6 +80,7 @@ class Enqueue(NamedTuple):
     key: bytes
     limit: int
     lease: int | None
+    rate: Rate | None = None
 
 
 class Wait(NamedTuple):
@@ -85,6 +106,29 @@ class Renew(NamedTuple):
     key: bytes
     token: bytes
     lease: int | None
+
+
+class Begun(NamedTuple):
+    """``begun`` and ``sbegun``: as `Renew`, and the run has begun for which a `Rate` let it through.
+
+    Its place is free one window after the first such request. An extension of this server.
+    """
+
+    space: Space
+    key: bytes
+    token: bytes
+    lease: int | None
+
+
+class Unbegun(NamedTuple):
+    """``unbegun`` and ``sunbegun``: as `Release`, of a run that has not begun and never will.
+
+    So its place in a `Rate` is free at once. An extension of this server.
+    """
+
+    space: Space
+    key: bytes
+    token: bytes
 
 
 class Stats(NamedTuple):
@@ -297,6 +341,8 @@ Request: TypeAlias = (
     | Wait
     | Release
     | Renew
+    | Begun
+    | Unbegun
     | Stats
     | Auth
     | Ping
@@ -332,6 +378,8 @@ class Status(Enum):
     MAX_LOCKS = b"error_max_locks"
     MAX_WAITERS = b"error_max_waiters"
     MAX_HOLDS = b"error_max_holds"
+    MAX_RATES = b"error_max_rates"
+    RATE_WINDOW = b"error_rate_window"
     LIMIT_MISMATCH = b"error_limit_mismatch"
     ALREADY_ENQUEUED = b"error_already_enqueued"
     NOT_ENQUEUED = b"error_not_enqueued"

@@ -64,6 +64,8 @@ class _Command:
         if self._read is None:
             raise MalformedError("not in numbers")
         asked = self._read(argument)
+        if asked.rate is not None:
+            raise MalformedError("more than a slot is asked for: see the message")
         if len(self.known) >= MOST_KNOWN:
             self.known.clear()
         self.known[argument] = asked

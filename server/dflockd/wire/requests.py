@@ -14,6 +14,7 @@ from dflockd.wire.messages import (
     Acquire,
     Auth,
     Barrier,
+    Begun,
     Confirm,
     Detach,
     DrawAge,
@@ -28,6 +29,7 @@ from dflockd.wire.messages import (
     Owner,
     Pass,
     Ping,
+    Rate,
     Release,
     Renew,
     Request,
@@ -38,6 +40,7 @@ from dflockd.wire.messages import (
     StableRef,
     Stats,
     Turn,
+    Unbegun,
     Wait,
 )
 from dflockd.wire.tokens import MAX_FENCE
@@ -78,7 +81,7 @@ def _key(key: bytes) -> bytes:
 def _acquire(space: Space, read: Callable[[bytes], Asked]) -> Callable[[bytes, bytes], Request]:
     def parse(key: bytes, argument: bytes) -> Request:
         asked = read(argument)
-        return Acquire(space, _key(key), asked.limit, asked.timeout, asked.lease)
+        return Acquire(space, _key(key), asked.limit, asked.timeout, asked.lease, asked.rate)
 
     return parse
 
@@ -86,7 +89,7 @@ def _acquire(space: Space, read: Callable[[bytes], Asked]) -> Callable[[bytes, b
 def _enqueue(space: Space, read: Callable[[bytes], Asked]) -> Callable[[bytes, bytes], Request]:
     def parse(key: bytes, argument: bytes) -> Request:
         asked = read(argument)
-        return Enqueue(space, _key(key), asked.limit, asked.lease)
+        return Enqueue(space, _key(key), asked.limit, asked.lease, asked.rate)
 
     return parse
 
@@ -98,15 +101,17 @@ def _wait(space: Space) -> Callable[[bytes, bytes], Request]:
     return parse
 
 
-def _release(space: Space) -> Callable[[bytes, bytes], Request]:
+def _release(
+    space: Space, message: type[Release | Unbegun] = Release
+) -> Callable[[bytes, bytes], Request]:
     def parse(key: bytes, argument: bytes) -> Request:
-        return Release(space, _key(key), arguments.release(argument))
+        return message(space, _key(key), arguments.release(argument))
 
     return parse
 
 
 def _renew(
-    space: Space, message: type[Renew | Detach | Confirm] = Renew
+    space: Space, message: type[Renew | Begun | Detach | Confirm] = Renew
 ) -> Callable[[bytes, bytes], Request]:
     def parse(key: bytes, argument: bytes) -> Request:
         token, lease = arguments.renew(argument)
@@ -222,6 +227,10 @@ _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"sdetach": _renew(Space.SEMAPHORE, Detach),
     b"confirm": _renew(Space.LOCK, Confirm),
     b"sconfirm": _renew(Space.SEMAPHORE, Confirm),
+    b"begun": _renew(Space.LOCK, Begun),
+    b"sbegun": _renew(Space.SEMAPHORE, Begun),
+    b"unbegun": _release(Space.LOCK, Unbegun),
+    b"sunbegun": _release(Space.SEMAPHORE, Unbegun),
     b"evict": _evict(Space.LOCK),
     b"sevict": _evict(Space.SEMAPHORE),
     b"shards": _shards,
@@ -254,20 +263,27 @@ def encode_request(request: Request) -> bytes:
     """
     # Those of every lock first: it looks through the cases in order.
     match request:
-        case Acquire(Space.LOCK, key, _, timeout, lease):
-            return b"l\n%b\n%b\n" % (key, _numbers(timeout, lease))
-        case Acquire(_, key, limit, timeout, lease):
-            return b"sl\n%b\n%b\n" % (key, _numbers(timeout, limit, lease))
+        case Acquire(Space.LOCK, key, _, timeout, lease, rate):
+            return b"l\n%b\n%b%b\n" % (key, _numbers(timeout, lease), _tail_of(rate))
+        case Acquire(_, key, limit, timeout, lease, rate):
+            return b"sl\n%b\n%b%b\n" % (key, _numbers(timeout, limit, lease), _tail_of(rate))
         case Release(space, key, token):
             return encode_release(space, key, token)
-        case Enqueue(space, key, limit, lease):
+        case Enqueue(space, key, limit, lease, None):
             return encode_enqueue(space, key, limit, lease)
+        case Enqueue(space, key, limit, lease, rate):
+            plain = encode_enqueue(space, key, limit, lease)
+            return b"%b%b\n" % (plain.removesuffix(b"\n"), _tail_of(rate))
         case Label(text):
             return b"label\n_\n%b\n" % text
         case Owner(name, attempt, instance, label, age):
             return encode_owner(name, attempt, instance, label, age)
         case Renew(space, key, token, lease):
             return _renewal(b"n", space, key, token, lease)
+        case Begun(space, key, token, lease):
+            return _renewal(b"begun", space, key, token, lease)
+        case Unbegun(space, key, token):
+            return b"%bunbegun\n%b\n%b\n" % (_PREFIXES[space], key, token)
         case Detach(space, key, token, lease):
             return _renewal(b"detach", space, key, token, lease)
         case Confirm(space, key, token, lease):
@@ -344,6 +360,10 @@ _PREFIXES = {Space.LOCK: b"", Space.SEMAPHORE: b"s"}
 def _renewal(command: bytes, space: Space, key: bytes, token: bytes, lease: int | None) -> bytes:
     tail = b" %d" % lease if lease is not None else b""
     return b"%b%b\n%b\n%b%b\n" % (_PREFIXES[space], command, key, token, tail)
+
+
+def _tail_of(rate: Rate | None) -> bytes:
+    return b"" if rate is None else b" %d/%d" % rate
 
 
 def _numbers(*numbers: int | None) -> bytes:
