@@ -206,6 +206,21 @@ SETTINGS: tuple[Setting, ...] = (
         "Maximum number of locks of one connection, and of holders of one key; 0 is no limit",
     ),
     Setting(
+        "--max-rate-window",
+        "DFLOCKD_MAX_RATE_WINDOW_S",
+        86_400,
+        _SECONDS,
+        "Maximum window of a rate, such as the minute of 10/m (seconds)",
+    ),
+    Setting(
+        "--max-rate-runs",
+        "DFLOCKD_MAX_RATE_RUNS",
+        1_000_000,
+        _COUNT,
+        "Maximum number of runs that all rates together may allow in their windows: "
+        "each is remembered for one window",
+    ),
+    Setting(
         "--max-connections",
         "DFLOCKD_MAX_CONNECTIONS",
         0,
@@ -434,6 +449,8 @@ class Settings:
             max_locks=self["max_locks"],
             max_waiters=self["max_waiters"],
             max_holds=self["max_holds"],
+            max_rate_window=self["max_rate_window"],
+            max_rate_runs=self["max_rate_runs"],
             auto_release=self["auto_release_on_disconnect"],
             orphan_ttl=self["orphan_ttl"],
             orphan_all=self["orphan_ttl_covers"] == "all",

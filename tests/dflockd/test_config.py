@@ -41,6 +41,8 @@ DOCUMENTED: dict[str, tuple[str, Any]] = {
     "--auto-release-on-disconnect": ("DFLOCKD_AUTO_RELEASE_ON_DISCONNECT", True),
     "--max-waiters": ("DFLOCKD_MAX_WAITERS", 0),
     "--max-holds": ("DFLOCKD_MAX_HOLDS", 10_000),
+    "--max-rate-window": ("DFLOCKD_MAX_RATE_WINDOW_S", 86_400),
+    "--max-rate-runs": ("DFLOCKD_MAX_RATE_RUNS", 1_000_000),
     "--max-connections": ("DFLOCKD_MAX_CONNECTIONS", 0),
     "--auth-timeout": ("DFLOCKD_AUTH_TIMEOUT_S", 10),
     "--write-timeout": ("DFLOCKD_WRITE_TIMEOUT_S", 5),
@@ -198,6 +200,8 @@ def test_what_is_covered_needs_a_time() -> None:
     with pytest.raises(SettingError, match="--orphan-ttl to some seconds"):
         settings("--orphan-ttl-covers", "all")
     assert settings("--max-holds", "7").limits().max_holds == 7
+    assert settings("--max-rate-window", "7").limits().max_rate_window == 7
+    assert settings("--max-rate-runs", "7").limits().max_rate_runs == 7
 
 
 @rows

@@ -292,7 +292,8 @@ class HttpServer:
         if isinstance(found, Moved):
             return _refused(404, f"its shard is on {found.server.decode()}")
         entry = found if isinstance(found, Entry) else None
-        return _json(await view.detail(space, key, entry, time.monotonic(), self._pace))
+        rate = self._server.table.rate_of(space, key)
+        return _json(await view.detail(space, key, entry, rate, time.monotonic(), self._pace))
 
     async def _release(self, request: web.Request) -> web.Response:
         if self._server.options.auth_secret is None:

@@ -86,6 +86,7 @@ class ServerCollector(Collector):
         """Read every metric as it is now."""
         yield from self._state()
         yield from self._grants()
+        yield from self._rates()
         yield from self._ends()
         yield from self._renewals()
         yield from self._network()
@@ -163,6 +164,26 @@ class ServerCollector(Collector):
             "dflockd_waits_kept",
             "Waits that ended and left a reservation in the queue.",
             counts.kept,
+        )
+
+    def _rates(self) -> Iterator[Metric]:
+        table = self._server.table
+        yield _gauge(
+            "dflockd_rates", "Keys whose runs may not begin at any time.", table.rates.size
+        )
+        yield _gauge(
+            "dflockd_rate_runs", "Runs that all rates allow in their windows.", table.rates.promised
+        )
+        yield _gauge(
+            "dflockd_rate_runs_limit",
+            "Runs that they may allow (--max-rate-runs).",
+            table.limits.max_rate_runs,
+        )
+        yield _counters(
+            "dflockd_rate_places",
+            "Places of rates that were given out, by what became of them.",
+            "reason",
+            {"begun": table.counts.begun, "given_back": table.counts.unbegun},
         )
 
     def _ends(self) -> Iterator[Metric]:

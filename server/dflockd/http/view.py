@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 from dflockd.http.pace import Pace
 from dflockd.table import Entry, Hold, LockTable, Waiter, report
 from dflockd.table.finding import Match, Walk, as_wanted
+from dflockd.table.rates import Rate
 from dflockd.wire import Space
 
 STEP = 16
@@ -103,7 +104,9 @@ async def rows(found: Iterable[Listed], now: float, pace: Pace) -> str:
     return await _listed((_row(each, now) for each in found if _is_there(each.entry)), pace)
 
 
-async def detail(space: Space, key: bytes, entry: Entry | None, now: float, pace: Pace) -> str:
+async def detail(
+    space: Space, key: bytes, entry: Entry | None, rate: Rate | None, now: float, pace: Pace
+) -> str:
     """Return the JSON of all there is to say of a key; times in seconds.
 
     Without an entry nobody holds it or waits for it. Of more than `MAX_LISTED` holders or waiters
@@ -114,7 +117,8 @@ async def detail(space: Space, key: bytes, entry: Entry | None, now: float, pace
     shown = {
         "key": key.decode(errors="replace"),
         "space": space.name.lower(),
-        "limit": (entry.limit or None) if entry is not None else None,
+        "limit": report.limit(entry) if entry is not None else None,
+        "rate": report.rate(rate, now),
         "omitted_holders": max(0, len(holds) - MAX_LISTED),
         "omitted_waiters": max(0, len(waiters) - MAX_LISTED),
         "pace_s": report.pace(entry, now) if entry is not None else None,
@@ -145,7 +149,8 @@ def _row(listed: Listed, now: float) -> Json:
     return {
         "key": entry.key.decode(),
         "space": Space(entry.space).name.lower(),
-        "limit": entry.limit or None,
+        "limit": report.limit(entry),
+        "rate": report.rate(entry.waiters.rate, now) if entry.waiters is not None else None,
         "holders": len(entry.holds),
         "waiters": len(entry.waiters or ()),
         "told": len(entry.waiters.told) if entry.waiters is not None else 0,

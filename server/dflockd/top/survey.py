@@ -17,6 +17,7 @@ from dflockd.address import Seeds, Servers
 from dflockd.admin import Inquiry, is_note
 from dflockd.client.operations import ShardReport
 from dflockd.errors import DflockdError, MovedError, RecoveringError
+from dflockd.rates import describe_rate
 
 DEPTH = 100
 """Keys of each server that are looked at closely: more than fit a screen."""
@@ -39,6 +40,7 @@ class Row:
         left_s: what was left of it.
         owner: which run holds it, where it has said so.
         attempt: which of its attempts.
+        rate: when another run may begin, in a few words, where that is not at any time.
     """
 
     server: str
@@ -52,6 +54,7 @@ class Row:
     left_s: float = 0.0
     owner: str = ""
     attempt: int = 0
+    rate: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +134,11 @@ def _looked_at(inquiry: Inquiry, row: Row) -> Row | None:
     except (MovedError, RecoveringError):
         return None
     holders, waiters = report["holders"], len(report["waiters"])
+    pace = describe_rate(report.get("rate"))
     if not holders:
         # While grants are withheld from those who wait, or somebody was told of the turn.
-        return replace(row, holders=0, waiters=waiters, label="", held_s=0.0) if waiters else None
+        free = replace(row, holders=0, waiters=waiters, label="", held_s=0.0, rate=pace)
+        return free if waiters else None
     oldest = max(holders, key=lambda holder: holder["held_s"])
     return replace(
         row,
@@ -145,6 +150,7 @@ def _looked_at(inquiry: Inquiry, row: Row) -> Row | None:
         left_s=oldest["lease_expires_in_s"],
         owner=oldest.get("owner", ""),
         attempt=oldest.get("attempt", 0),
+        rate=pace,
     )
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from dflockd.admin import duration, printable
 from dflockd.top.survey import SORTS, Report, Row, Shards
+from dflockd.wire import UNLIMITED
 
 MIN_SERVER_WIDTH = 100
 """Columns from which on the server of each key is shown as well."""
@@ -100,12 +101,15 @@ def _line(text: str, style: str) -> Text:
 def _cells(row: Row, since: float) -> list[RenderableType]:
     key, waiters = Text(printable(row.key)), Text(str(row.waiters), "bold" if row.waiters else "")
     if not row.holders:
-        return [key, Text("nobody yet", "dim"), "", "", "", waiters]
+        return [key, Text(row.rate or "nobody yet", "dim"), "", "", "", waiters]
     who = printable(row.label) or "somebody"
     if row.owner:
         who += f", run {printable(row.owner[:SHOWN_OF_RUN])} attempt {row.attempt}"
     if row.limit != 1:
-        who = f"{row.holders} of {row.limit}: {who}"
+        slots = str(row.holders) if row.limit == UNLIMITED else f"{row.holders} of {row.limit}"
+        who = f"{slots}: {who}"
+    if row.rate:
+        who += f", {row.rate}"
     held = "" if row.held_s == inf else duration(row.held_s + since)
     left = max(0.0, row.left_s - since)
     return [key, Text(who), held, *_lease(left, row.lease_s), waiters]

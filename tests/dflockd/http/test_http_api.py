@@ -121,6 +121,7 @@ def test_what_nobody_holds(site: Site) -> None:
         "key": "nobody",
         "space": "lock",
         "limit": None,
+        "rate": None,
         "holders": [],
         "waiters": [],
         "omitted_holders": 0,

@@ -192,7 +192,7 @@ async def test_long_answers_are_made_in_turns(
             return made(one, now)  # type: ignore[operator, no-any-return]
 
         monkeypatch.setattr(view, name, counted)
-    shown = json.loads(await view.detail(Space.SEMAPHORE, b"k", entry, 0, turns))
+    shown = json.loads(await view.detail(Space.SEMAPHORE, b"k", entry, None, 0, turns))
     assert (len(shown["holders"]), len(shown["waiters"])) == (500, 100)
     assert turns.number >= 600 / view.STEP
     assert turns.most <= view.STEP

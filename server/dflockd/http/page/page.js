@@ -272,11 +272,19 @@ function fill(row, lock, now) {
   }
   row.meter.hidden = !holder;
   const many = lock.space === "semaphore";
-  row.chip.hidden = !many;
-  if (many) say(row.chip, `${lock.holders} of ${lock.limit ?? "?"}`);
+  row.chip.hidden = !many && !lock.rate;
+  const slots = lock.limit ? `${lock.holders} of ${lock.limit}` : String(lock.holders);
+  say(row.chip, [many ? slots : "", placesOf(lock.rate)].filter(Boolean).join(", "));
   say(row.waiting, number(lock.waiters));
   row.waiting.toggleAttribute("data-none", !lock.waiters);
   tick(row, now);
+}
+
+// How soon another run may begin, of a key whose runs may not begin at any time.
+function placesOf(rate) {
+  if (!rate) return "";
+  if (rate.free) return `rate: ${rate.free} of ${rate.runs} free`;
+  return rate.next_s === null ? "rate: next when one begins" : `rate: next in ${span(rate.next_s)}`;
 }
 
 function drain(row, holder, now) {
