@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
-from celery_dflock.identity import is_unnamed_run
+from celery_dflock.identity import is_unnamed_run, label_of
 from celery_dflock.locks import Locks, describe, describe_holders
 from celery_dflock.outcome.outage import outages
 from celery_dflock.outcome.requeue import reservation, short_reservation
@@ -40,13 +40,12 @@ logger = logging.getLogger("celery_dflock")
 
 def locks_of(plan: Plan, on_lost: Callable[[LockBase], object]) -> Locks:
     """Return the locks of a run, not taken yet."""
-    make, label, owner = plan.bound.make_lock, plan.label, plan.owner
-    return Locks(
-        [make(key, label=label, owner=owner, on_lost=on_lost) for key in plan.keys],
-        plan.timeout,
-        plan.settings.is_cluster,
-        partial(_tell_waiting, plan),
-    )
+    bound, request = plan.bound, plan.request
+    make, label = bound.make_lock, label_of(plan.task.name, request.id)
+    owner, locks = bound.owner_of(request), []
+    for key in plan.keys:
+        locks.append(make(key, label=label, owner=owner, on_lost=on_lost))
+    return Locks(locks, plan.timeout, bound.is_cluster, partial(_tell_waiting, plan))
 
 
 def acquire(plan: Plan, locks: Locks) -> Refusal | None:

@@ -11,10 +11,11 @@ import logging
 import os
 import ssl
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
+from operator import call
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -190,7 +191,7 @@ class Read:
         self._environ = os.environ
         self._maps = conf.maps
         self._number_of_maps = len(self._maps)
-        self._absent: list[tuple[Callable[[Iterable[Any]], bool], frozenset[Any]]] = []
+        self._absent: list[Callable[[], bool]] = []
         self._found: list[tuple[Callable[[Any, object], object], Any, object]] = []
         names = _spellings(conf.prefix)
         for mapping in self._maps:
@@ -211,7 +212,7 @@ class Read:
         names: frozenset[Any],
     ) -> None:
         if known is not None:
-            self._absent.append((known.keys().isdisjoint, names.difference(known)))
+            self._absent.append(partial(known.keys().isdisjoint, names.difference(known)))
             names = names.intersection(known)
         for name in names:
             value = get(name, _UNSET)
@@ -224,9 +225,8 @@ class Read:
         maps = conf.maps  # another list when Celery has read it anew; longer for more defaults
         if maps is not self._maps or len(maps) != self._number_of_maps:
             return False
-        for has_none_of, names in self._absent:
-            if not has_none_of(names):
-                return False
+        if not all(map(call, self._absent)):
+            return False
         for get, name, value in self._found:
             if get(name, _UNSET) != value:
                 return False

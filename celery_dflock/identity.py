@@ -13,17 +13,13 @@ Owner: TypeAlias = tuple[str, int]
 """Which run, and which attempt of it: a retry is a later one, and so not another delivery."""
 
 
-def owner_of(task_name: str, task_id: str, attempt: int, prefix: str, audience: str = "") -> Owner:
-    """Return who a run of a task is, wherever its message is delivered.
-
-    `Task.replace` keeps the id, so that the name counts as well; `prefix` keeps applications apart.
-    Of a message that each worker gets, `audience` says which of them.
-    """
-    return runs_of(task_name, prefix)(task_id, attempt, audience)
-
-
 def runs_of(task_name: str, prefix: str) -> Callable[[str, int, str], Owner]:
-    """Return what says who the runs of a task are, from id, attempt and audience; see `owner_of`."""
+    """Return what says who a run of a task is, wherever its message is delivered.
+
+    It is given the id of the task, the number of the attempt and the audience: of a message that each
+    worker gets, which of them; else nothing. `Task.replace` keeps the id, so that the name counts as
+    well; `prefix` keeps applications apart.
+    """
     begun = blake2b(f"{prefix}\0{task_name}\0".encode("utf-8", "surrogatepass"), digest_size=16)
 
     def owner(task_id: str, attempt: int, audience: str) -> Owner:

@@ -13,7 +13,7 @@ from celery.app.task import Context
 
 from celery_dflock import bases, keys
 from celery_dflock.config import Read, Settings
-from celery_dflock.identity import Owner, label_of, runs_of
+from celery_dflock.identity import Owner, runs_of
 from celery_dflock.locks import Locks
 from celery_dflock.options import LockOptions, Unchosen
 from celery_dflock.outcome import delivery
@@ -36,6 +36,7 @@ class Bound:
         task: as given, and so are `options` and `read`.
         settings: of the app.
         is_locked: whether its runs take locks at all.
+        is_cluster: whether their servers are a cluster.
         make_lock: what makes the lock of a key; see `LocksBase.maker`.
     """
 
@@ -43,6 +44,7 @@ class Bound:
         "_only_key",
         "_owner",
         "_queues",
+        "is_cluster",
         "is_locked",
         "make_lock",
         "options",
@@ -56,6 +58,7 @@ class Bound:
         self.options = options
         self.settings = read.settings
         self.is_locked = self.settings.enabled and not bases.is_of_celery(task)
+        self.is_cluster = self.settings.is_cluster
         self.make_lock = Locks.maker(options.limit, options.ttl, self.settings)
         self.read = read
         self._queues = task.app.amqp.queues
@@ -113,16 +116,6 @@ class Plan:
     def name(self) -> str:
         """What logs call it."""
         return f"{self.task.name}[{self.request.id}]"
-
-    @property
-    def label(self) -> str:
-        """What the lock server shows of it to people."""
-        return label_of(self.task.name, self.request.id)
-
-    @property
-    def owner(self) -> Owner:
-        """Who asks."""
-        return self.bound.owner_of(self.request)
 
     @property
     def keeps_position(self) -> bool:

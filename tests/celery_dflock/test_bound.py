@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from celery_dflock import LockedTask, config, signatures
 from celery_dflock.config import read, settings
 from celery_dflock.identity import process_label
 from celery_dflock.options import LockOptions
+from celery_dflock.outcome import delivery
 from celery_dflock.plan import Bound, Plan, plan
 
 options = st.fixed_dictionaries(
@@ -84,8 +86,7 @@ def planned(task: Any, message: dict[str, Any], bound: Bound) -> list[Any]:
         run.options,
         run.settings,
         run.keys,
-        run.owner,
-        run.label,
+        bound.owner_of(run.request),
         run.header,
         run.timeout,
         run.keeps_position,
@@ -205,3 +206,15 @@ def test_a_child_has_a_label_of_its_own() -> None:
     os.close(reading)
     os.close(writing)
     assert its == mine.replace(str(os.getpid()), str(pid))
+
+
+@hypothesis.settings(deadline=None)
+@given(messages, st.text(st.characters(exclude_categories=[]), min_size=1))
+def test_an_owner_is_the_same_in_all_versions(message: dict[str, Any], task_id: str) -> None:
+    """Workers of other versions compare it: it is a digest of what they make it of as well."""
+    task = a_task(an_app(dflock_key_prefix="shop:"), lock_key="{a}")
+    request = Context({**message, "id": task_id})
+    audience = delivery.audience(task.app.amqp.queues, request)
+    text = "\0".join(("shop:", task.name, task_id, audience)).encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(text, digest_size=16).hexdigest()
+    assert task._bound().owner_of(request) == (digest, message["retries"])

@@ -321,3 +321,45 @@ def test_a_value_is_encoded_where_it_must_be(text: str, values: Any, key: str) -
 @example(["a%", "b"], ["a%&b"])
 def test_a_text_for_several_keys(one: list[str], other: list[str]) -> None:
     assert (join(one) == join(other)) == (one == other)
+
+
+class Unspeakable:
+    def __format__(self, spec: str) -> str:
+        raise ValueError("it has no text")
+
+
+def _many(a: Any, *b: Any, c: Any = 3) -> None: ...
+
+
+only = [
+    locked(function, f"only.{number}.{text}", lock_key=text, bind=function is _bound)
+    for number, function in enumerate((_plain, _bound, _many))
+    for text in ("{a}", "t:{b}", "{c}:end", "{a!r}", "{a}{{}}", "50%:{a}", "{a:>3}", "{a.real}")
+]
+calls = st.tuples(
+    st.lists(values | texts | st.builds(Unspeakable), max_size=4).map(tuple),
+    st.dictionaries(st.sampled_from("abcd"), values, max_size=2),
+)
+
+
+def outcome(make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except Exception as exc:
+        return type(exc), str(exc)
+
+
+@given(st.sampled_from(only), calls)
+def test_a_key_of_one_argument_is_made_as_all_keys_are(
+    task: Task, call: tuple[tuple[Any, ...], dict[str, Any]]
+) -> None:
+    made = outcome(lambda: task._bound().keys_of(task, *call))
+    assert made == outcome(lambda: [finish(key) for key in task._lock_options.keys_of(task, *call)])
+
+
+def test_most_keys_are_of_one_argument() -> None:
+    is_quick = {task.lock_key: task._lock_options.only_key() is not None for task in only}
+    assert is_quick.pop("{a!r}") is is_quick.pop("{a:>3}") is is_quick.pop("{a.real}") is False
+    assert all(is_quick.values())
+    assert template._lock_options.only_key() is None
+    assert locked(_open, "open.one", lock_key="{a}")._lock_options.only_key() is None

@@ -299,8 +299,7 @@ def checked_owner(owner: object, key: str) -> Owner:
     """
     if isinstance(owner, tuple) and len(owner) == 2:
         name, attempt = owner
-        is_name = isinstance(name, str) and _is_owner(name)
-        if is_name and _is_whole(attempt, 0, MAX_ATTEMPT):
+        if isinstance(name, str) and _is_owner(name) and _is_whole(attempt, 0, MAX_ATTEMPT):
             return Owner(name.encode(), attempt)
     raise errors.InvalidArgumentError(
         f"owner is {owner!r} for lock {key!r}: give (name, attempt), a name of 1 to {MAX_OWNER} "
