@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -77,6 +79,12 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
     assert not complaints
 
 
+def labelled(site: Site, label: str) -> RawClient:
+    client = site.server.connect()
+    client.ask("label", "_", label)
+    return client
+
+
 def row_of(page: Page, key: str) -> Locator:
     return page.locator(
         "tr.key:not(.gone)", has=page.locator("code", has_text=re.compile(f"^{re.escape(key)}$"))
@@ -104,7 +112,7 @@ def test_a_lock_appears_is_renewed_changes_hands_and_goes(
 
     site = start_site()
     page = open_page(site)
-    expect(page.locator("#empty")).to_have_text("Nothing is held, and nobody waits.")
+    expect(page.locator("#empty > p")).to_have_text("Nothing is held, and nobody waits.")
     gates = [tmp_path / "first", tmp_path / "second"]
     with Redis(tmp_path) as redis:
         env = {"SHOWN_BROKER_URL": redis.url, "DFLOCK_SERVERS": f"127.0.0.1:{site.server.port}"}
@@ -130,7 +138,7 @@ def test_a_lock_appears_is_renewed_changes_hands_and_goes(
 
             row = row_of(page, "account:7")
             expect(row.locator(".who b")).to_have_text("shop.sync")
-            expect(row.locator(".who small")).to_have_text(
+            expect(row.locator(".who small").first).to_have_text(
                 re.compile(rf"{ids[0][:8]} · {re.escape(socket.gethostname())} · pid \d+")
             )
             expect(row.locator(".waiting")).to_have_text("1")
@@ -148,7 +156,7 @@ def test_a_lock_appears_is_renewed_changes_hands_and_goes(
             eventually(lambda: seconds_left(row) > low)
 
             gates[0].touch()
-            expect(row.locator(".who small")).to_contain_text(ids[1][:8])
+            expect(row.locator(".who small").first).to_contain_text(ids[1][:8])
             expect(row.locator(".waiting")).to_have_text("0")
             expect(page.locator("tr.detail ul li")).to_contain_text(ids[1])
 
@@ -193,7 +201,7 @@ def test_an_operator_releases_a_lock(closed_site: Site, open_page: OpenPage) -> 
     row_of(page, "page:stuck").locator(".toggle").click()
 
     page.get_by_role("button", name="Release…").click()
-    expect(page.locator("dialog")).to_contain_text("page:stuck")
+    expect(page.locator("#confirm")).to_contain_text("page:stuck")
     page.get_by_role("button", name="Keep it").click()
     assert stuck.ask("n", "page:stuck", token).startswith("ok ")
     page.get_by_role("button", name="Release…").click()
@@ -240,7 +248,9 @@ def test_many_keys_search_order_and_the_keyboard(
     expect(page.locator("tr.detail")).to_have_count(0)
 
     page.locator("#search").fill("no such key")
-    expect(page.locator("#empty")).to_have_text("Nobody holds a key with “no such key” in it.")
+    expect(page.locator("#empty > p")).to_have_text(
+        "Nobody holds or waits for anything with “no such key” in it."
+    )
     page.locator("#search").fill("")
     page.locator("#sort").select_option("key")
     expect(page.locator("tr.key code").first).to_have_text("many:000")
@@ -288,7 +298,8 @@ def test_the_page_says_when_the_server_is_gone_and_goes_on_when_it_is_back(
     site.server.wait()
 
     expect(page.locator("#notice")).to_contain_text("The server does not answer.")
-    expect(page.locator("#state")).to_have_attribute("data-state", "unknown")
+    expect(page.locator("#state")).to_have_attribute("data-state", "away")
+    expect(page.locator("#totals")).to_have_class(re.compile("stale"))
     port = site.url.rstrip("/").rpartition(":")[2]
     again: ServerProcess = start_site("--http-port", port).server
     again.connect().lock("after")
@@ -343,3 +354,217 @@ def test_a_server_that_does_not_find_itself_is_ready_and_says_so(
             expect(page.locator("#state[data-state=ready]")).to_contain_text(
                 "granting locks; advertised: --advertise does not lead here: the connection is refused"
             )
+
+
+def test_a_waiter_is_found_by_its_id(site: Site, open_page: OpenPage) -> None:
+    labelled(site, "shop.sync[11-aaaa] w1 pid 1").lock("found:here")
+    waiting = []
+    for number in range(3):
+        waiter = labelled(site, f"shop.sync[{number}b-{number}bbbbbbb] w2 pid {number}")
+        waiter.request("l", "found:here", "60")
+        waiting.append(waiter)
+        eventually(
+            lambda number=number: site.json("/api/locks/found:here")["waiters"][number:] != []  # type: ignore[misc]
+        )
+    page = open_page(site)
+    page.keyboard.press("/")
+    page.keyboard.type("1B-1BBB")
+    expect(page.locator("tr.key")).to_have_count(1)
+    expect(row_of(page, "found:here").locator(".found")).to_contain_text(
+        re.compile(r"shop\.sync 1b-1bbbb waits 2 of 3, for \d+ s")
+    )
+    page.locator("#search").fill("11-aaaa")
+    expect(row_of(page, "found:here").locator(".found")).to_be_hidden()
+    page.locator("#search").fill("")
+    page.locator("#sort").select_option("wait")
+    expect(page.locator("tr.key code").first).to_have_text("found:here")
+    expect(row_of(page, "found:here").locator(".oldest")).to_have_text(re.compile(r"\d+ s"))
+
+
+def test_a_release_says_who_it_ends_and_who_is_next(closed_site: Site, open_page: OpenPage) -> None:
+    def client(label: str) -> RawClient:
+        client = closed_site.server.connect()
+        client.ask("auth", "_", SECRET)
+        client.ask("label", "_", label)
+        return client
+
+    stuck, following = client("shop.sync[11-aaaa] w1 pid 7"), client("shop.sync[22-bbbb] w2 pid 8")
+    stuck.lock("page:told")
+    following.request("l", "page:told", "60")
+    page = open_page(closed_site, http_credentials={"username": "ann", "password": SECRET})
+    row_of(page, "page:told").locator(".toggle").click()
+    expect(page.locator("tr.detail ol li")).to_have_count(1)
+    page.get_by_role("button", name="Release…").click()
+    for part, text in (
+        ("who", "shop.sync"),
+        ("id", "11-aaaa"),
+        ("where", "w1 · pid 7"),
+        ("age", re.compile(r"\d+ s")),
+        ("next", "shop.sync · 22-bbbb · w2 · pid 8"),
+    ):
+        expect(page.locator(f"#confirm-{part}")).to_have_text(text)
+    page.get_by_role("button", name="Release", exact=True).click()
+    expect(page.locator("#done")).to_have_text(
+        "page:told is released; next: shop.sync · 22-bbbb · w2 · pid 8."
+    )
+    following.close()
+
+
+def test_pages_beyond_what_one_answer_has(start_site: StartSite, open_page: OpenPage) -> None:
+    site = start_site("--max-locks", "2000", "--max-holds", "2000")
+    client = site.server.connect()
+    for number in range(1200):
+        client.lock(f"page:{number:04}", "0 300")
+    page = open_page(site)
+    page.locator("#sort").select_option("key")
+    expect(page.locator("#count")).to_have_text("100 of 1,200 keys")
+    for shown in (200, 300, 400, 500):
+        page.locator("#more").click()
+        expect(page.locator("#count")).to_have_text(f"{shown} of 1,200 keys")
+    page.locator("#next").click()
+    expect(page.locator("#count")).to_have_text("501 to 1,000 of 1,200 keys")
+    expect(page.locator("tr.key code").first).to_have_text("page:0500")
+    page.keyboard.press("n")
+    expect(page.locator("#count")).to_have_text("1,001 to 1,200 of 1,200 keys")
+    expect(page.locator("#next")).to_be_hidden()
+    page.keyboard.press("p")
+    expect(page.locator("tr.key code").first).to_have_text("page:0500")
+
+
+def test_notes_are_shown_if_wanted(start_site: StartSite, open_page: OpenPage) -> None:
+    site = start_site()
+    for key in ("work", "celery-done:task"):
+        site.server.connect().lock(key)
+    page = open_page(site)
+    expect(page.locator("tr.key")).to_have_count(1)
+    expect(page.locator("#all-label")).to_have_text("1 notes")
+    page.locator("#all").check()
+    expect(page.locator("tr.key")).to_have_count(2)
+
+
+def test_a_circle_is_named(start_site: StartSite, open_page: OpenPage) -> None:
+    site = start_site()
+    for run, key, waits in (
+        ("a", "one", False),
+        ("b", "two", False),
+        ("a", "two", True),
+        ("b", "one", True),
+    ):
+        client = labelled(site, f"move[{run}] w1 pid 1")
+        if waits:
+            client.request("l", key, "60")
+        else:
+            client.lock(key)
+    page = open_page(site)
+    expect(page.locator("#circles li")).to_contain_text("A circle of waiters")
+    expect(page.locator("#circles li")).to_contain_text("move[a] waits for two, held by move[b]")
+
+
+def test_what_to_do_first_and_the_keys(start_site: StartSite, open_page: OpenPage) -> None:
+    site = start_site()
+    page = open_page(site)
+    lines = page.locator("#start pre").inner_text()
+    assert f'servers=["127.0.0.1:{site.server.port}"]' in lines
+    done = subprocess.run(
+        [sys.executable, "-c", lines],
+        input="\n",
+        text=True,
+        timeout=PATIENCE,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    page.keyboard.press("?")
+    expect(page.locator("#keyboard")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#keyboard")).to_be_hidden()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 390])
+def test_axe_finds_nothing(closed_site: Site, open_page: OpenPage, scheme: str, width: int) -> None:
+    """Each state of the page: empty, keys and queues, one opened, dialogs, no answer to a search."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe-core").Axe()
+
+    def clean(what: str) -> None:
+        # Rows that have just come or changed are of another colour for a moment.
+        page.wait_for_timeout(1600)
+        found = axe.run(
+            page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21aa", "best-practice"]}
+        )
+        text = found.generate_report()
+        assert found.violations_count == 0, f"{what}: {text}"
+
+    credentials = {"username": "ann", "password": SECRET}
+    page = open_page(
+        closed_site,
+        http_credentials=credentials,
+        color_scheme=scheme,
+        viewport={"width": width, "height": 900},
+        reduced_motion="reduce",
+    )
+    clean("at first")
+    holder = closed_site.server.connect()
+    holder.ask("auth", "_", SECRET)
+    holder.ask("label", "_", "shop.sync[11-aaaa] w1 pid 7")
+    key = f"axe:{scheme}:{width}"
+    holder.lock(key, "0 60")
+    waiter = closed_site.server.connect()
+    waiter.ask("auth", "_", SECRET)
+    waiter.ask("label", "_", "shop.sync[22-bbbb] w2 pid 8")
+    waiter.request("l", key, "60")
+    row_of(page, key).locator(".toggle").click()
+    expect(page.locator("tr.detail ol li")).to_have_count(1)
+    page.locator("#search").fill("22-bbbb")
+    expect(row_of(page, key).locator(".found")).to_be_visible()
+    clean("a key, opened and found")
+    page.get_by_role("button", name="Release…").click()
+    clean("the dialog of a release")
+    page.get_by_role("button", name="Keep it").click()
+    page.locator("#search").fill("no such")
+    expect(page.locator("#empty")).to_be_visible()
+    clean("nothing found")
+
+
+def colours(page: Page, locator: str, which: str) -> tuple[float, ...]:
+    """The colour that is computed, as red, green and blue from 0 to 1."""
+    return tuple(
+        page.evaluate(
+            """([selector, property]) => {
+                const canvas = document.createElement("canvas").getContext("2d");
+                canvas.fillStyle = getComputedStyle(document.querySelector(selector))[property];
+                canvas.fillRect(0, 0, 1, 1);
+                return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((c) => c / 255);
+            }""",
+            [locator, which],
+        )
+    )
+
+
+def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    def luminance(colour: tuple[float, ...]) -> float:
+        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_is_no_text_can_be_seen(site: Site, open_page: OpenPage, scheme: str) -> None:
+    """WCAG asks for 3:1 of what has to be seen: bars, borders of inputs, curves."""
+    site.server.connect().lock(f"seen:{scheme}")
+    page = open_page(site, color_scheme=scheme)
+    expect(row_of(page, f"seen:{scheme}")).to_have_count(1)
+    track = colours(page, ".lease div", "backgroundColor")
+    for level in ("good", "fair", "poor"):
+        page.evaluate("(level) => document.querySelector('.lease').dataset.level = level", level)
+        assert contrast(colours(page, ".lease i", "backgroundColor"), track) >= 3, level
+    ground = colours(page, "body", "backgroundColor")
+    for each in ("#search", "#sort", "#theme", "kbd"):
+        assert contrast(colours(page, each, "borderTopColor"), ground) >= 3, each
+    sheet = colours(page, "#totals", "backgroundColor")
+    assert contrast(colours(page, "#totals polyline", "stroke"), sheet) >= 3
+    for what in ("ready", "not-ready", "away", "unknown"):
+        page.evaluate("(what) => document.querySelector('#state').dataset.state = what", what)
+        assert contrast(colours(page, "#state i", "backgroundColor"), ground) >= 3, what

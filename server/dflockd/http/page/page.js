@@ -4,11 +4,12 @@ const EVERY = 1000; // milliseconds from one answer to the next question
 const SLOWEST = 5000; // ... while there are no answers
 const STEP = 100; // keys shown at first, and with each "Show more"
 const MOST = 500; // keys that one answer has
+const FARTHEST = 10000; // keys that an answer can pass over
 const LISTED = 200; // waiters that are written out
 const HISTORY = 60; // points of the small curves
 
 const $ = (id) => document.getElementById(id);
-const state = { limit: STEP, rows: new Map(), open: new Set(), fresh: true, last: null, canRelease: false };
+const state = { limit: STEP, offset: 0, rows: new Map(), open: new Set(), fresh: true, last: null, canRelease: false };
 const curves = { holds: [], waiters: [], grants: [] };
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -26,6 +27,12 @@ function visible(text) {
 
 function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
+}
+
+// As a program on another host can say it: a server that listens everywhere does not say where.
+function reached(address) {
+  const host = location.hostname;
+  return address.replace(/^(0\.0\.0\.0|\[::\])(?=:)/, host.includes(":") ? `[${host.replace(/[[\]]/g, "")}]` : host);
 }
 
 const number = (value) => value.toLocaleString("en");
@@ -53,6 +60,11 @@ function who(holder) {
 
 function run(one) {
   return one.owner ? `run ${one.owner.slice(0, 8)} · attempt ${one.attempt}` : "";
+}
+
+// What a server says of somebody besides, in words.
+function details(one) {
+  return Array.isArray(one.details) ? one.details.map((each) => visible(String(each))) : [];
 }
 
 function turn(waiter) {
@@ -95,7 +107,8 @@ async function refresh() {
   }
   asking = true;
   try {
-    const wanted = { search: $("search").value.trim(), sort: $("sort").value, limit: state.limit };
+    const wanted = { search: $("search").value.trim(), sort: $("sort").value, limit: state.limit, offset: state.offset };
+    if ($("all").checked) wanted.all = 1;
     const details = [...state.open].map((id) => named(id)).map(([space, key]) =>
       ask("api/lock", { space, key }).catch((error) => {
         if (error instanceof Refused) return null; // its shard has moved: the list will not have it
@@ -109,14 +122,14 @@ async function refresh() {
     if (stats.cluster) await showShards();
     $("shards").hidden = !stats.cluster;
     $("notice").hidden = true;
-    $("locks").classList.remove("stale");
+    stale(false);
     pause = EVERY;
   } catch (error) {
     const why = error instanceof Refused ? `The server says: ${error.message}.` : "The server does not answer.";
     say($("notice"), `${why} What is shown is from ${state.seen || "never"}; trying again.`);
     $("notice").hidden = false;
-    $("locks").classList.add("stale");
-    showState("unknown", "no answer");
+    stale(true);
+    showState("away", "no answer");
     pause = Math.min(SLOWEST, pause * 2);
   } finally {
     asking = false;
@@ -124,6 +137,10 @@ async function refresh() {
   // A page that nobody looks at asks nothing.
   if (!document.hidden) timer = setTimeout(refresh, again ? 0 : pause);
   again = false;
+}
+
+function stale(is) {
+  for (const id of ["locks", "totals", "shards"]) $(id).classList.toggle("stale", is);
 }
 
 // The server.
@@ -141,7 +158,9 @@ function showStats(stats) {
   // Not everything that is looked at has to be so for a server to be ready.
   if (!stats.ready) showState("not-ready", told);
   else showState("ready", bad.length ? `granting locks; ${told}` : "granting locks");
-  say($("where"), stats.cluster?.address || stats.addresses[0] || "");
+  const address = stats.cluster?.address || stats.addresses[0] || "";
+  say($("where"), address);
+  say($("start").lastElementChild, `from dflockd.sync_client import DistributedLock\nwith DistributedLock("hello", servers=[${JSON.stringify(reached(address))}], label="me"):\n    input("It is held, and on the page. Enter gives it back. ")`);
   say($("version"), `dflockd ${stats.version}, up ${span(stats.uptime_s)}`);
   say($("holds"), number(stats.holds));
   say($("waiters"), number(stats.waiters));
@@ -149,6 +168,11 @@ function showStats(stats) {
   say($("max-keys"), `of at most ${number(stats.max_keys)}`);
   say($("connections"), number(stats.connections));
   say($("expired"), number(stats.totals.expired));
+  const circles = stats.blocking?.circles || [];
+  $("circles").hidden = !circles.length;
+  if (circles.length !== $("circles").children.length || circles.some((text, i) => $("circles").children[i].title !== text)) {
+    $("circles").replaceChildren(...circles.map((text) => make("li", { title: text }, `A circle of waiters, which ends with a timeout alone: ${visible(text)}`)));
+  }
   document.title = `${stats.holds} held, ${stats.waiters} waiting · dflockd`;
 
   const last = state.last;
@@ -207,11 +231,45 @@ function showLocks(answer, now, search) {
   const shown = answer.locks.length;
   $("locks").hidden = !state.rows.size;
   $("empty").hidden = Boolean(state.rows.size);
-  say($("empty"), answer.total ? `Nobody holds a key with “${search}” in it.` : "Nothing is held, and nobody waits.");
-  say($("count"), shown < answer.matched ? `${shown} of ${number(answer.matched)} keys` : `${number(answer.matched)} ${answer.matched === 1 ? "key" : "keys"}`);
-  $("more").hidden = shown >= answer.matched;
-  $("more").disabled = state.limit >= MOST;
-  say($("more"), state.limit >= MOST ? "Search for the others" : "Show more");
+  const nobody = search ? `Nobody holds or waits for anything with “${search}” in it.` : "Nothing is held, and nobody waits.";
+  say($("empty").firstElementChild, nobody);
+  $("start").hidden = Boolean(search);
+  const all = answer.matched;
+  const range = state.offset ? `${number(state.offset + 1)} to ${number(state.offset + shown)}` : number(shown);
+  say($("count"), shown < all ? `${range} of ${number(all)} keys` : `${number(all)} ${all === 1 ? "key" : "keys"}`);
+  const rest = all - state.offset - shown;
+  $("pager").hidden = !state.offset && rest <= 0;
+  $("more").hidden = rest <= 0 || state.limit >= MOST || Boolean(state.offset);
+  $("previous").hidden = !state.offset;
+  $("next").hidden = rest <= 0 || state.limit < MOST || state.offset + MOST > FARTHEST;
+  $("all-label").hidden = !answer.notes && !$("all").checked;
+  say($("all-label").lastElementChild, $("all").checked ? "with notes" : `${number(answer.notes)} notes`);
+  // Somebody has released what was shown here.
+  if (!shown && state.offset && all) turnTo(0);
+}
+
+function turnTo(offset) {
+  state.offset = Math.max(0, Math.min(FARTHEST, offset));
+  state.limit = state.offset ? MOST : state.limit;
+  clear();
+  refresh();
+  scrollTo({ top: 0 });
+}
+
+// Who was searched for, where it is not the one who has held the key longest.
+function found(lock) {
+  const { match } = lock;
+  if (!match || (!match.position && lock.holder?.fence === match.fence)) return "";
+  const { name, id } = who(match);
+  const others = lock.matches > 1 ? `, and ${number(lock.matches - 1)} more` : "";
+  const where = match.position
+    ? `waits ${match.position} of ${number(lock.waiters)}, for ${span(match.waited_s)}${forecast(lock.pace_s, match.position)}`
+    : `holds it too, for ${span(match.held_s)}`;
+  return `${name}${id ? ` ${id.slice(0, 8)}` : ""} ${where}${others}`;
+}
+
+function forecast(pace, position) {
+  return typeof pace === "number" ? `, about ${span(pace * position)} yet` : "";
 }
 
 function newRow(id, lock) {
@@ -222,15 +280,17 @@ function newRow(id, lock) {
   row.toggle.append(row.chip);
   row.name = make("b");
   row.rest = make("small");
+  row.found = make("small", { class: "found", hidden: "" });
   row.age = make("span");
   row.bar = make("i");
   row.left = make("span");
   row.meter = make("div", { class: "lease" }, make("div", { "aria-hidden": "true" }, row.bar), row.left);
   row.waiting = make("span", { class: "waiting" });
+  row.oldest = make("span", { class: "oldest" });
   const cell = (attributes, ...children) => make("td", { role: "cell", ...attributes }, ...children);
   row.line = make("tr", { class: `key${mark}`, role: "row" },
-    cell({}, row.toggle), cell({ class: "who" }, row.name, row.rest),
-    cell({ class: "number" }, row.age), cell({}, row.meter), cell({ class: "number" }, row.waiting));
+    cell({}, row.toggle), cell({ class: "who" }, row.name, row.rest, row.found),
+    cell({ class: "number" }, row.age), cell({}, row.meter), cell({ class: "number" }, row.waiting), cell({ class: "number" }, row.oldest));
   row.line.addEventListener("click", () => {
     if (!getSelection().toString()) flip(row);
   });
@@ -277,6 +337,10 @@ function fill(row, lock, now) {
   say(row.chip, [many ? slots : "", placesOf(lock.rate)].filter(Boolean).join(", "));
   say(row.waiting, number(lock.waiters));
   row.waiting.toggleAttribute("data-none", !lock.waiters);
+  row.waitsSince = typeof lock.oldest_wait_s === "number" ? now - lock.oldest_wait_s * 1000 : 0;
+  const text = found(lock);
+  row.found.hidden = !text;
+  say(row.found, text);
   tick(row, now);
 }
 
@@ -330,6 +394,7 @@ const watcher = new IntersectionObserver((entries) => {
 
 function tick(row, now) {
   if (!row.visible) return;
+  say(row.oldest, row.waitsSince ? span((now - row.waitsSince) / 1000) : "");
   if (!row.since) {
     say(row.age, "");
     return;
@@ -368,10 +433,10 @@ function flip(row, open = !row.detail) {
     state.open.add(row.id);
     row.holders = make("ul", { "aria-label": "Holders" });
     row.waiters = make("ol", { tabindex: "0", "aria-label": "Waiting, in order" });
-    row.queue = make("h3");
+    row.queue = make("h2");
     row.inside = make("div", { class: "columns" },
-      make("div", {}, make("h3", {}, "Held by"), row.holders), make("div", {}, row.queue, row.waiters));
-    row.detail = make("tr", { class: "detail", role: "row" }, make("td", { colspan: "5", role: "cell" }, row.inside));
+      make("div", {}, make("h2", {}, "Held by"), row.holders), make("div", {}, row.queue, row.waiters));
+    row.detail = make("tr", { class: "detail", role: "row" }, make("td", { colspan: "6", role: "cell" }, row.inside));
     row.line.after(row.detail);
     refresh();
   } else if (!open && row.detail) {
@@ -385,7 +450,8 @@ function showDetail(detail, now) {
   const row = state.rows.get(idOf(detail));
   if (!row?.detail) return;
   const queue = detail.waiters.length + detail.omitted_waiters;
-  say(row.queue, queue ? `Waiting, first come, first served: ${number(queue)}` : "Nobody waits");
+  const pace = typeof detail.pace_s === "number" ? `, one about every ${span(Math.max(1, detail.pace_s))}` : "";
+  say(row.queue, queue ? `Waiting, first come, first served: ${number(queue)}${pace}` : "Nobody waits");
   const shown = detail.waiters.slice(0, LISTED);
   same(row.waiters, shown.length + (queue > shown.length ? 1 : 0), "place", "what", "since");
   shown.forEach((waiter, i) => {
@@ -428,28 +494,54 @@ function describe(element, one, more = "") {
   say(name, told.name);
   say(rest, told.rest);
   say(id, told.id || "");
-  say(last, [run(one), more].filter(Boolean).join(" · "));
+  say(last, [run(one), more, ...details(one)].filter(Boolean).join(" · "));
 }
 
 let offered = null;
 
 function offer(detail, holder) {
   offered = { space: detail.space, key: detail.key, fence: holder.fence };
+  const told = who(holder);
+  const next = detail.waiters[0];
   say($("confirm-key"), visible(detail.key));
+  say($("confirm-who"), told.name);
+  say($("confirm-id"), told.id || "it has said none");
+  say($("confirm-where"), told.rest || "not known");
+  say($("confirm-age"), span(holder.held_s));
+  say($("confirm-next"), next ? whole(next) : "nobody waits");
   say($("confirm-text"), `${who(holder).name} is not stopped by this: it finds out when it next renews, and until then somebody else may run beside it.`);
   $("confirm").showModal();
 }
 
+function whole(one) {
+  const { name, id, rest } = who(one);
+  return [name, id, rest].filter(Boolean).join(" · ");
+}
+
 async function release() {
   $("confirm").close();
+  const { space, key } = offered;
+  $("done").hidden = true;
   try {
     await ask("api/lock", offered, { method: "DELETE" });
+    const now = await ask("api/lock", { space, key });
+    const holder = now.holders.at(-1);
+    const text = holder ? `next: ${whole(holder)}` : now.waiters.length ? "the next has not taken it yet" : "nobody waits for it";
+    report(`${visible(key)} is released; ${text}.`);
   } catch (error) {
-    say($("notice"), `Not released: ${error.message}.`);
-    $("notice").hidden = false;
-    return;
+    report(`${visible(key)} is not released: ${error.message}.`, "bad");
   }
   refresh();
+}
+
+let told = 0;
+
+function report(text, how = "good") {
+  clearTimeout(told);
+  $("done").dataset.how = how;
+  $("done").hidden = false;
+  say($("done"), text);
+  told = setTimeout(() => { $("done").hidden = true; }, 15000);
 }
 
 // The cluster.
@@ -529,6 +621,7 @@ $("search").addEventListener("input", () => {
   clearTimeout(typed);
   typed = setTimeout(() => {
     state.limit = STEP;
+    state.offset = 0;
     remember();
     clear();
     refresh();
@@ -543,6 +636,7 @@ function clear() {
 }
 
 $("sort").addEventListener("change", () => {
+  state.offset = 0;
   remember();
   clear();
   refresh();
@@ -552,6 +646,15 @@ $("more").addEventListener("click", () => {
   state.limit = Math.min(MOST, state.limit + STEP);
   refresh();
 });
+$("previous").addEventListener("click", () => turnTo(state.offset - MOST));
+$("next").addEventListener("click", () => turnTo(state.offset + MOST));
+$("all").addEventListener("change", () => {
+  state.offset = 0;
+  clear();
+  refresh();
+});
+$("help").addEventListener("click", () => $("keyboard").showModal());
+$("keys-close").addEventListener("click", () => $("keyboard").close());
 $("keep").addEventListener("click", () => $("confirm").close());
 $("release").addEventListener("click", release);
 
@@ -561,6 +664,16 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "/" && !field) {
     event.preventDefault();
     $("search").focus();
+  } else if (event.key === "?" && !field) {
+    $("keyboard").showModal();
+  } else if (event.key === "s" && !field) {
+    const choices = $("sort").options;
+    $("sort").selectedIndex = ($("sort").selectedIndex + 1) % choices.length;
+    $("sort").dispatchEvent(new Event("change"));
+  } else if (event.key === "n" && !field && !$("next").hidden) {
+    turnTo(state.offset + MOST);
+  } else if (event.key === "p" && !field && !$("previous").hidden) {
+    turnTo(state.offset - MOST);
   } else if (event.key === "Escape" && !field) {
     const line = event.target.closest("tr.detail")?.previousElementSibling || event.target.closest("tr");
     const opened = line?.querySelector('[aria-expanded="true"]');
@@ -591,6 +704,6 @@ setInterval(() => {
 
 const kept = new URLSearchParams(location.hash.slice(1));
 $("search").value = kept.get("search") || "";
-if (["waiters", "age", "key"].includes(kept.get("sort"))) $("sort").value = kept.get("sort");
+if (["waiters", "wait", "age", "key"].includes(kept.get("sort"))) $("sort").value = kept.get("sort");
 showTheme();
 refresh();
