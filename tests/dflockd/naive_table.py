@@ -16,6 +16,7 @@ from dflockd.table import HoldRecord, Limits
 from dflockd.table.deadlines import SPAN_STEP
 from dflockd.table.queue import LEAST_TURN
 from dflockd.table.reservations import RESERVED_LATE
+from dflockd.wire import InGroup
 
 Owner = tuple[bytes, int, bytes, int]
 """Identity, attempt, instance and age."""
@@ -54,6 +55,12 @@ class Waiter:
     since: int = 0
     hold: Hold | None = None
     owner: Owner | None = None
+    group: InGroup | None = None
+
+    @property
+    def wants(self) -> bool:
+        """Whether it stands in line for a turn."""
+        return not self.is_told and not self.has_slot
 
 
 @dataclass(eq=False)
@@ -69,6 +76,7 @@ class Hold:
     since: int
     token: bytes | None = None
     owner: Owner | None = None
+    group: bytes = b""
     is_doubted: bool = False
     """Whether it was restored in a recovery and nobody has renewed it since."""
 
@@ -82,6 +90,41 @@ class Key:
     queue: list[Waiter] = field(default_factory=list)
     silent: Counter[bytes] = field(default_factory=Counter)
     """How many turns in a row each process has let run out."""
+    is_grouped: bool = False
+    """Whether groups have come to it since somebody was here."""
+    limits: dict[bytes, int] = field(default_factory=dict)
+    """What was said last of how many slots a group may have; nothing is no limit."""
+    turns: dict[bytes, int] = field(default_factory=dict)
+    """Groups that may have a turn: since when, or when they had the last one, whatever is later."""
+
+    def of_group(self, name: bytes) -> list[Waiter]:
+        return [waiter for waiter in self.queue if name_of(waiter.group) == name]
+
+    def taken(self, name: bytes) -> int:
+        """Slots that a group has or that are held for its members."""
+        held = sum(hold.group == name for hold in self.holds)
+        return held + sum(waiter.has_slot for waiter in self.of_group(name))
+
+    def has_room(self, name: bytes) -> bool:
+        most = self.limits.get(name, 0)
+        return not most or self.taken(name) < most
+
+    def order(self) -> list[Waiter]:
+        """Who waits, in the order of their turns if nothing else happens."""
+        if not self.is_grouped:
+            return self.queue
+        found = [waiter for waiter in self.queue if not waiter.wants]
+        lines = [
+            [waiter for waiter in self.of_group(name) if waiter.wants]
+            for name in sorted(self.turns, key=self.turns.__getitem__)
+        ]
+        while any(lines):
+            found += [line.pop(0) for line in lines if line]
+        return found + [waiter for waiter in self.queue if waiter not in found]
+
+
+def name_of(group: InGroup | None) -> bytes:
+    return group.name if group else b""
 
 
 @dataclass(eq=False)
@@ -93,6 +136,7 @@ class Peer:
     reserve: tuple[int, int] | None = None
     resumes: bytes | None = None
     turn: float | None = None
+    group: InGroup | None = None
     waiting: Waiter | None = None
     listening: Hold | None = None
     """What it holds and waits to hear of."""
@@ -161,6 +205,8 @@ class NaiveTable:
 
     def taken(self) -> list[Answer]:
         answers, self.answers = self.answers, []
+        for key in self.keys.values():
+            self._look_at_groups(key)
         return answers
 
     def connect(self, peer: int) -> None:
@@ -177,6 +223,8 @@ class NaiveTable:
                 return
             # What falls due together: the shorter span first, then what was set first.
             first = min(due, key=lambda row: row[:3])[3]
+            for key in self.keys.values():
+                self._look_at_groups(key)
             if isinstance(first, Hold):
                 self._end(first)
             elif first.is_told:
@@ -246,6 +294,7 @@ class NaiveTable:
                 continue
             hold = known[record.fence]
             key = self.keys.setdefault(hold.name, Key(record.limit))
+            key.is_grouped |= hold.group != b""
             key.limit = key.limit or record.limit
             key.holds.append(hold)
             hold.peer = None
@@ -255,6 +304,7 @@ class NaiveTable:
 
     def acquire(self, peer: int, name: Name, limit: int, timeout: int, lease: int | None) -> None:
         self.first = len(self.answers)
+        group, self.peers[peer].group = self.peers[peer].group, None
         kept = self._taken_up(peer, name)
         answer = self._refusal(name, limit, lease)
         if not answer:
@@ -279,22 +329,30 @@ class NaiveTable:
             has_slot = self._come_back(kept, peer, limit, span, two_phase=False)
             self._block(kept, timeout)
             self._go_on_with(kept, has_slot)
-        elif key is None or self._free_slots(key) > 0:
-            self.keys.setdefault(name, Key(limit))
-            self._reply(peer, "granted", self._grant(name, peer, span), span)
+        else:
+            self._acquire_anew(peer, name, limit, timeout, span, group)
+
+    def _acquire_anew(
+        self, peer: int, name: Name, limit: int, timeout: int, span: int, group: InGroup | None
+    ) -> None:
+        has_room = self._has_room_for(name, group)
+        key = self.keys.setdefault(name, Key(limit))
+        if has_room:
+            self._reply(peer, "granted", self._grant(name, peer, span, group), span)
         elif self._full(key):
             self._reply(peer, "error_max_waiters")
         elif timeout == 0:
             self._reply(peer, "timeout")
         else:
             waiter = Waiter(name, peer, span, two_phase=False, number=self._arrival())
-            waiter.owner = self.peers[peer].owner
-            key.queue.append(waiter)
+            waiter.owner, waiter.group = self.peers[peer].owner, group
+            self._join(key, waiter)
             self._block(waiter, timeout)
 
     def enqueue(self, peer: int, name: Name, limit: int, lease: int | None) -> None:
         self.first = len(self.answers)
         turn, self.peers[peer].turn = self.peers[peer].turn, None
+        group, self.peers[peer].group = self.peers[peer].group, None
         kept = self._taken_up(peer, name)
         answer = self._refusal(name, limit, lease)
         span = self._lease(lease)
@@ -324,16 +382,17 @@ class NaiveTable:
             self._queue_up(kept, peer, turn, has_slot)
             return
         waiter = Waiter(name, peer, span, two_phase=True, number=self._arrival())
-        waiter.owner = self.peers[peer].owner
-        if turn is None and (key is None or self._free_slots(key) > 0):
-            self.keys.setdefault(name, Key(limit))
-            waiter.hold = self._grant(name, peer, span)
+        waiter.owner, waiter.group = self.peers[peer].owner, group
+        has_room = self._has_room_for(name, group)
+        key = self.keys.setdefault(name, Key(limit))
+        if turn is None and has_room:
+            waiter.hold = self._grant(name, peer, span, group)
             self._reply(peer, "acquired", waiter.hold, span)
             self.peers[peer].enqueued.append(waiter)
-        elif key is not None and self._full(key):
+        elif self._full(key):
             self._reply(peer, "error_max_waiters")
         else:
-            self.keys.setdefault(name, Key(limit)).queue.append(waiter)
+            self._join(key, waiter)
             self._queue_up(waiter, peer, turn, False)
 
     def _queue_up(self, waiter: Waiter, peer: int, turn: float | None, has_slot: bool) -> None:
@@ -352,6 +411,10 @@ class NaiveTable:
         else:
             self.peers[peer].turn = milliseconds / 1000
             self._answer(peer, "ok")
+
+    def in_group(self, peer: int, group: InGroup) -> None:
+        self.peers[peer].group = group
+        self._answer(peer, "ok")
 
     def let_pass(self, peer: int, name: Name, ticket: bytes) -> None:
         """Let others go before whoever has that ticket."""
@@ -392,6 +455,7 @@ class NaiveTable:
             if waiter.is_told and not waiter.has_slot:
                 self._has_spoken(waiter)
                 waiter.is_told = False
+                self._note_group(self.keys[name], waiter.group)
                 self._serve(name)
                 self.seen["told later" if waiter.is_told else "waits again"] += 1
             if waiter.is_told:
@@ -586,6 +650,7 @@ class NaiveTable:
         waiter.peer, waiter.lease, waiter.two_phase = peer, lease, two_phase
         waiter.reserve = waiter.turn = None
         self.seen["told and taken over"] += waiter.is_told
+        self._note_group(self.keys[waiter.name], waiter.group)
         waiter.is_told = waiter.has_slot = False
         return has_slot
 
@@ -697,18 +762,21 @@ class NaiveTable:
                 if (self._fence(other) or 0) < fence:
                     self._end(other)
 
-    def _grant(self, name: Name, peer: int, lease: int) -> Hold:
+    def _grant(self, name: Name, peer: int, lease: int, group: InGroup | None) -> Hold:
         self.grants += 1
         self.seen["granted beside a slot"] += any(p.has_slot for p in self.keys[name].queue)
         now = self._tick()
         hold = Hold(name, self.grants, peer, now, self.now + lease, lease, now)
         hold.owner = self.peers[peer].owner
+        self._note_group(self.keys[name], group)
+        hold.group = name_of(group)
         self.keys[name].holds.append(hold)
         return hold
 
     def _leave(self, waiter: Waiter) -> None:
         peer = self.peers[waiter.peer]
         self.keys[waiter.name].queue.remove(waiter)
+        self._look_at_groups(self.keys[waiter.name])
         if peer.waiting is waiter:
             peer.waiting = None
         if waiter in peer.enqueued:
@@ -731,6 +799,9 @@ class NaiveTable:
     def _serve(self, name: Name) -> None:
         """Go through the queue once, and give each the slot that is left for it, if any."""
         key = self.keys[name]
+        if key.is_grouped:
+            self._serve_groups(name, key)
+            return
         told = [waiter for waiter in key.queue if waiter.is_told]
         free = min(key.limit, self._most) - len(key.holds) - self._aside(key)
         for waiter in list(key.queue):
@@ -767,7 +838,7 @@ class NaiveTable:
 
     def _give(self, waiter: Waiter) -> None:
         peer = self.peers[waiter.peer]
-        granted = self._grant(waiter.name, waiter.peer, waiter.lease)
+        granted = self._grant(waiter.name, waiter.peer, waiter.lease, waiter.group)
         granted.owner = waiter.owner
         if peer.waiting is waiter:
             peer.waiting, peer.granted = None, granted
@@ -776,6 +847,73 @@ class NaiveTable:
             self._answer(waiter.peer, "granted", granted, waiter.lease)
         else:
             waiter.hold = granted
+
+    # Groups.
+
+    def _serve_groups(self, name: Name, key: Key) -> None:
+        """Give turn after turn to the group that has waited for one longest."""
+        while True:
+            self._look_at_groups(key)
+            slots = len(key.holds) + sum(waiter.has_slot for waiter in key.queue)
+            if slots >= min(key.limit, self._most) or not key.turns:
+                break
+            group = min(key.turns, key=key.turns.__getitem__)
+            waiter = next(each for each in key.of_group(group) if each.wants)
+            if len(key.turns) > 1:
+                self.seen["turns of several groups"] += 1
+            if waiter.reservation is not None:
+                if self._begin_holding(waiter, waiter.reservation):
+                    key.turns[group] = self._tick()
+                else:
+                    key.queue.remove(waiter)
+                    self.seen["passed"] += 1
+                continue
+            key.turns[group] = self._tick()
+            if waiter.turn is not None:
+                self._tell(waiter, waiter.turn)
+            else:
+                key.queue.remove(waiter)
+                self._give(waiter)
+        if not key.holds and not key.queue:
+            del self.keys[name]
+
+    def _look_at_groups(self, key: Key) -> None:
+        """Note which groups may have a turn now, and since when."""
+        waiting = dict.fromkeys(name_of(each.group) for each in key.queue if each.wants)
+        for name in list(key.limits):
+            if name not in waiting and not key.taken(name):
+                del key.limits[name]
+        ready = [name for name in waiting if key.has_room(name)]
+        if len(waiting) > len(ready):
+            self.seen["groups that have all they may"] += 1
+        key.turns = {name: since for name, since in key.turns.items() if name in ready}
+        for name in ready:
+            if name not in key.turns:
+                key.turns[name] = self._tick()
+
+    def _note_group(self, key: Key, group: InGroup | None) -> None:
+        """Take in that somebody of a group has come who is to have a slot or a position."""
+        if group is not None:
+            key.is_grouped = True
+            key.limits.setdefault(group.name, group.limit)
+
+    def _join(self, key: Key, waiter: Waiter) -> None:
+        self._note_group(key, waiter.group)
+        key.queue.append(waiter)
+        self._look_at_groups(key)
+
+    def _has_room_for(self, name: Name, group: InGroup | None) -> bool:
+        """Whether a newcomer may have a slot; the latest word on its group counts from now on."""
+        key = self.keys.get(name)
+        if key is not None and group and (key.taken(group.name) or key.of_group(group.name)):
+            key.limits[group.name] = group.limit
+            before = key.taken(group.name)
+            self._serve(name)
+            if key.taken(group.name) > before:
+                self.seen["served by a new limit"] += 1
+        if key is None:
+            return True
+        return self._free_slots(key) > 0 and key.has_room(name_of(group))
 
     # Waiters who are told of their turn.
 
@@ -882,7 +1020,11 @@ class NaiveTable:
 
         Say whether there is a slot for nobody else.
         """
-        has_slot = waiter.is_told and waiter.has_slot
+        key = self.keys.setdefault(waiter.name, Key(limit))
+        self._note_group(key, waiter.group)
+        has_slot = (waiter.is_told or key.is_grouped) and waiter.has_slot
+        if has_slot and not waiter.is_told:
+            self.seen["back to a slot of its group"] += 1
         if waiter.is_told:
             self._has_spoken(waiter)
             self.seen["told and taken up"] += 1
@@ -895,13 +1037,14 @@ class NaiveTable:
         waiter.is_told = waiter.has_slot = False
         waiter.peer, waiter.lease, waiter.two_phase = peer, lease, two_phase
         waiter.owner = self.peers[peer].owner
-        self.seen["back to a free key"] += waiter.name not in self.keys
-        queue = self.keys.setdefault(waiter.name, Key(limit)).queue
+        self.seen["back to a free key"] += not (key.holds or key.queue)
+        queue = key.queue
         if waiter not in queue:
             self.seen["back before others"] += any(each.number > waiter.number for each in queue)
             self.seen["back behind others"] += any(each.number < waiter.number for each in queue)
             queue.append(waiter)
         queue.sort(key=lambda each: each.number)
+        self._look_at_groups(key)
         return has_slot
 
 

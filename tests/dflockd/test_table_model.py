@@ -46,6 +46,7 @@ from dflockd.wire import (
     Enqueued,
     Evict,
     Granted,
+    InGroup,
     Listen,
     Malformed,
     Owner,
@@ -71,7 +72,7 @@ from dflockd.wire import (
     YourTurn,
     fence_from_token,
 )
-from tests.dflockd.naive_table import Hold, NaiveTable, Name
+from tests.dflockd.naive_table import Hold, NaiveTable, Name, name_of
 from tests.dflockd.naive_table import Waiter as NaiveWaiter
 
 MOST_PEERS = 6
@@ -122,6 +123,11 @@ ENDS = [
     {"clean": False, "silent": False, "told": False},
     {"clean": False, "silent": True, "told": False},
 ]
+
+
+groups = st.builds(
+    InGroup, st.sampled_from([b"one", b"one", b"two", b"three"]), st.sampled_from([0, 0, 0, 1, 2])
+)
 
 
 class TableMachine(RuleBasedStateMachine):
@@ -380,6 +386,30 @@ class TableMachine(RuleBasedStateMachine):
                 self.want_turn(choice, hold)
             self.enqueue(choice, name, 0, None)
 
+    @rule(choice=numbers, group=groups)
+    def in_group(self, choice: int, group: InGroup) -> None:
+        """Whoever asks for a slot next."""
+        self.ask(choice, group, "in_group", group)
+
+    @rule(
+        name=names,
+        ways=st.lists(st.tuples(st.none() | groups, st.booleans(), st.none() | held), max_size=6),
+        timeout=timeouts,
+    )
+    def all_in_groups(
+        self, name: Name, ways: list[tuple[InGroup | None, bool, int | None]], timeout: int
+    ) -> None:
+        """Several peers of some groups want the same key, and some to be told of their turn."""
+        for choice, (group, two_phase, turn) in enumerate(ways):
+            if group:
+                self.in_group(choice, group)
+            if turn is not None:
+                self.want_turn(choice, turn)
+            if two_phase or turn is not None:
+                self.enqueue(choice, name, 0, None)
+            else:
+                self.acquire(choice, name, 0, timeout, None)
+
     @rule(choice=numbers, which=numbers)
     def let_pass(self, choice: int, which: int) -> None:
         there = [*self.model.away, *self.model.told()]
@@ -545,7 +575,13 @@ class TableMachine(RuleBasedStateMachine):
             assert len(entry.holds) <= entry.limit or (self.crashed and not is_lock)
             assert entry.holds or entry.waiters
             # Whoever waits at a free slot is not there, and the slot is for whoever comes.
-            waiters = [waiter for waiter in entry.waiters or () if not waiter.is_told]
+            key = self.model.keys[entry.space, entry.key]
+            waiters = [
+                waiter
+                for waiter in entry.waiters or ()
+                if not waiter.is_told
+                and (waiter.state == EXPECTED or key.has_room(name_of(waiter.group)))
+            ]
             free = min(entry.limit, self.limits.max_holds or entry.limit) - len(entry.holds)
             told = [waiter for waiter in entry.waiters or () if waiter.is_told]
             free -= sum(waiter.state == EXPECTED for waiter in told)
@@ -576,9 +612,24 @@ class TableMachine(RuleBasedStateMachine):
             entry = entries[name]
             assert entry.limit == key.limit
             assert [
-                (hold.peer.id if hold.peer else None, hold.deadline, hold.waiter is not None)
+                (
+                    hold.peer.id if hold.peer else None,
+                    hold.deadline,
+                    hold.waiter is not None,
+                    hold.group,
+                )
                 for hold in entry.holds.values()
-            ] == [(hold.peer, hold.deadline, self.is_enqueued(hold)) for hold in key.holds]
+            ] == [
+                (hold.peer, hold.deadline, self.is_enqueued(hold), hold.group) for hold in key.holds
+            ]
+            order = key.order()
+            queue = entry.waiters
+            assert (queue is not None and queue.is_grouped) == key.is_grouped
+            ahead = len(order) - len([each for each in order if each.is_told and not each.has_slot])
+            resting = [
+                each for each in order if each.wants and not key.has_room(name_of(each.group))
+            ]
+            assert queue is None or queue.ahead == ahead - len(resting)
             assert [
                 (
                     waiter.peer.id,
@@ -586,14 +637,15 @@ class TableMachine(RuleBasedStateMachine):
                     waiter.turn,
                     waiter.state == EXPECTED,
                     waiter.is_told,
+                    waiter.group,
                 )
                 for waiter in entry.waiters or ()
             ] == [
-                (waiter.peer, waiter.lease, waiter.turn, waiter.has_slot, waiter.is_told)
-                for waiter in key.queue
+                (each.peer, each.lease, each.turn, each.has_slot, each.is_told, each.group)
+                for each in order
             ]
             assert [waiter.two_phase for waiter in entry.waiters or ()] == [
-                waiter.two_phase for waiter in key.queue
+                waiter.two_phase for waiter in order
             ]
         assert set(table._peers) == set(model.peers) == set(self.peers)
         for number, peer in self.peers.items():
@@ -631,7 +683,7 @@ class TableMachine(RuleBasedStateMachine):
             ]
             theirs = [
                 (*item.owner[:2], item.owner[3]) if item.owner else None
-                for item in [*key.holds, *key.queue]
+                for item in [*key.holds, *key.order()]
             ]
             assert mine == theirs
             noted = entry.owners or {}
@@ -738,19 +790,27 @@ def kind_of(reply: object) -> str:
     return kinds[type(reply)]
 
 
-def come_and_go(seed: int) -> TableMachine:
+def come_and_go(seed: int, *, in_groups: bool = False) -> TableMachine:
     """A few peers about two keys, with many positions that are kept: chance alone makes few."""
     dice = random.Random(seed)
     machine = TableMachine()
     machine.begin(Limits(default_lease=10, max_lease=20, max_waiters=dice.choice([0, 0, 0, 3])))
     keys = dice.choice([[(0, b"a")], [(1, b"b")], [(0, b"a"), (1, b"a")]])
+    if in_groups and seed % 3:
+        keys = [(1, b"b")]
     times = dice.choice([[0, 1000, 2500], [0], [2500, 5000]]), dice.choice([[0, 500], [1000, 3000]])
 
     def number() -> int:
         return dice.randrange(1000)
 
+    def belong(choice: int) -> None:
+        if in_groups and dice.random() < 0.8:
+            name, limit = dice.choice([b"one", b"one", b"two", b"three"]), dice.choice([0, 1, 1, 2])
+            machine.in_group(choice, InGroup(name, limit))
+
     def enter() -> None:
         choice = number()
+        belong(choice)
         if dice.random() < 0.3:
             machine.want_turn(choice, dice.choice(times[1]))
         machine.enqueue(choice, dice.choice(keys), 0, dice.choice([None, 3]))
@@ -760,7 +820,9 @@ def come_and_go(seed: int) -> TableMachine:
         if dice.random() < 0.2:
             owner = Owner(b"run", dice.randrange(3), dice.choice([b"", b"here"]))
             machine.own(number(), dice.choice([owner, None]))
-        machine.wait_and_keep(dice.choice(keys), number(), dice.choice([0, 0, 1]), away, hold)
+        which = number()
+        belong(which)
+        machine.wait_and_keep(dice.choice(keys), which, dice.choice([0, 0, 1]), away, hold)
 
     def return_() -> None:
         if dice.random() < 0.2:
@@ -811,6 +873,11 @@ def come_and_go(seed: int) -> TableMachine:
     def crash() -> None:
         machine.crash(4 * dice.randrange(2), 0, 0)
 
+    def ask() -> None:
+        choice = number()
+        belong(choice)
+        machine.acquire(choice, dice.choice(keys), 0, dice.choice([0, 3]), None)
+
     moves = {
         newer: 0.7,
         older_returns: 0.5,
@@ -820,7 +887,7 @@ def come_and_go(seed: int) -> TableMachine:
         say_nothing: 0.5,
         go: 6,
         return_: 4,
-        lambda: machine.acquire(number(), dice.choice(keys), 0, dice.choice([0, 3]), None): 2,
+        ask: 2,
         lambda: machine.wait_for_a_grant(number(), number(), dice.choice([0, 1, 5])): 1,
         lambda: machine.release(number(), number()): 5,
         lambda: machine.let_pass(number(), number()): 1,
@@ -855,6 +922,28 @@ def test_positions_are_kept_as_the_model_does(
     assert transitions is None or transitions == ALLOWED
 
 
+@pytest.mark.parametrize(
+    "seeds", [range(60), pytest.param(range(60, 10_000), marks=pytest.mark.soak)], ids=len
+)
+@pytest.mark.timeout(900)
+def test_groups_take_turns_as_in_the_model(seeds: range) -> None:
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        machine = come_and_go(seed, in_groups=True)
+        seen.update(machine.model.seen)
+        machine.teardown()
+    for what in OF_GROUPS:
+        assert seen[what] > 2, seen
+
+
+OF_GROUPS = (
+    "turns of several groups",
+    "groups that have all they may",
+    "served by a new limit",
+    "back to a slot of its group",
+)
+
+
 @pytest.fixture
 def transitions(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]] | None:
     """Every change of a waiter's state while the test runs; compiled, nobody can look on."""
@@ -876,6 +965,7 @@ def transitions(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]] | None:
 ALLOWED = {(state, after) for state, more in TRANSITIONS.items() for after in more}
 
 
+@pytest.mark.timeout(900)
 def test_table_does_what_the_model_does(transitions: set[tuple[int, int]] | None) -> None:
     run_state_machine_as_test(
         TableMachine,

@@ -872,6 +872,7 @@ def test_a_kept_position_shows_who_had_it() -> None:
         "label": "task 7",
         "owner": "",
         "attempt": 0,
+        "group": "",
         "conn_id": 0,
         "waited_s": 2.0,
         "away": True,

@@ -26,6 +26,7 @@ from dflockd.wire import (
     Find,
     FrameTooLongError,
     Identify,
+    InGroup,
     Inspect,
     Label,
     Listen,
@@ -123,6 +124,9 @@ FRAMES: list[tuple[bytes, Request]] = [
     (b"shards\n_\n0af3 zlib\n", Shards(b"0af3", packed=True)),
     (b"identify\n_\n0aZ9\n", Identify(b"0aZ9")),
     (b"resume\n_\n0123456789abcdef\n", Resume(b"0123456789abcdef")),
+    (b"group\ntenant:7\n_\n", InGroup(b"tenant:7")),
+    ("group\ntenant:é\n3\n".encode(), InGroup("tenant:é".encode(), 3)),
+    (b"group\n%b\n%d\n" % (b"g" * MAX_LINE, MAX_LIMIT), InGroup(b"g" * MAX_LINE, MAX_LIMIT)),
     (b"keep\n_\n1500 0\n", Reserve(1500, 0)),
     (b"keep\n_\n0 %d\n" % MAX_SECONDS, Reserve(0, MAX_SECONDS)),
     (b"turn\n_\n1500\n", Turn(1500)),
@@ -213,6 +217,12 @@ REFUSED = [
     b"keep\n_\n1\n",
     b"keep\n_\n1 2 3\n",
     b"skeep\n_\n1 2\n",
+    b"group\n\n_\n",
+    b"group\na b\n_\n",
+    b"group\n\xff\n_\n",
+    b"group\ng\n\n",
+    b"group\ng\n1 2\n",
+    b"sgroup\ng\n_\n",
     b"turn\n_\n\n",
     b"turn\n_\n1 2\n",
     b"sturn\n_\n1\n",
@@ -312,6 +322,7 @@ def test_malformed_cannot_be_sent() -> None:
         b"keep\n_\n%b 1\n",
         b"keep\n_\n1 %b\n",
         b"turn\n_\n%b\n",
+        b"group\ng\n%b\n",
     ],
 )
 def test_numbers_are_ascii_digits_within_bounds(frame: bytes, number: bytes) -> None:
@@ -327,6 +338,7 @@ def test_numbers_are_ascii_digits_within_bounds(frame: bytes, number: bytes) -> 
         b"n\nk\nt 0\n",
         b"e\nk\n0\n",
         b"se\nk\n0\n",
+        b"group\ng\n0\n",
     ],
 )
 def test_leases_and_limits_start_at_one(frame: bytes) -> None:
@@ -447,6 +459,7 @@ requests_ = st.one_of(
     st.builds(Identify, tickets),
     st.builds(Reserve, seconds, seconds),
     st.builds(Resume, tickets),
+    st.builds(InGroup, keys, st.integers(0, MAX_LIMIT)),
     st.builds(Turn, seconds),
     st.builds(Pass, spaces, keys, tickets),
     st.builds(Owner, st.just(b""), st.just(0), st.just(b""), spoken_labels, st.just(0)),
@@ -469,7 +482,9 @@ pieces = st.one_of(
     st.sampled_from([b"l", b"sl", b"r", b"n", b"e", b"se", b"w", b"sw", b"auth", b"i", b"label"]),
     st.sampled_from([b"owner\n_\n", b"run 1", b"owner"]),
     st.sampled_from([b"keep\n_\n", b"resume\n_\n", b"identify\n_\n", b"1 2\n"]),
-    st.sampled_from([b"turn\n_\n", b"pass", b"spass\nk\n", b"begun\nk\n", b" 1/2", b"1/"]),
+    st.sampled_from(
+        [b"turn\n_\n", b"pass", b"spass\nk\n", b"group\ng\n", b"begun\nk\n", b" 1/2", b"1/"]
+    ),
     st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b"\r", b" ", b"\t", b"\0", b"0", b"1", b"33"]),
     st.sampled_from([b"k" * 255, b"k" * 256, b"k" * 257, b"s" * MAX_SECRET]),
     st.binary(max_size=8),

@@ -9,11 +9,12 @@ from typing import Any
 
 from dflockd.table import HoldRecord, NewestRecord, Reservation, Snapshot, WaiterRecord
 from dflockd.table.rates import RateRecord
-from dflockd.wire import Space
+from dflockd.wire import InGroup, Space
 
 _HOLD_OWNERS, _WAITER_OWNERS = "hold_owners", "place_owners"
 _HOLD_AGES, _WAITER_AGES, _NEWEST = "hold_ages", "place_ages", "newest"
 _RATES, _PENDING = "rates", "pending"
+_HOLD_GROUPS, _WAITER_GROUPS = "hold_groups", "place_groups"
 
 
 class BadSnapshotError(ValueError):
@@ -64,6 +65,16 @@ def dump(snapshot: Snapshot, epoch: int, now: float) -> bytes:
         document[_NEWEST] = [
             (newest.key.decode(), newest.age, newest.label.decode()) for newest in snapshot.newest
         ]
+    if hold_groups := [
+        (index, hold.group.decode()) for index, hold in enumerate(snapshot.holds) if hold.group
+    ]:
+        document[_HOLD_GROUPS] = hold_groups
+    if waiter_groups := [
+        (index, waiter.group.name.decode(), waiter.group.limit)
+        for index, waiter in enumerate(snapshot.waiters)
+        if waiter.group is not None
+    ]:
+        document[_WAITER_GROUPS] = waiter_groups
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -86,6 +97,10 @@ def load(text: bytes, epoch: int, now: float) -> Snapshot:
         rates = [_rate(now, *fields) for fields in document.get(_RATES, ())]
         for index, owner, attempt in document.get(_WAITER_OWNERS, ()):
             waiters[index] = waiters[index]._replace(owner=owner.encode(), attempt=int(attempt))
+        for index, group in document.get(_HOLD_GROUPS, ()):
+            holds[index] = holds[index]._replace(group=group.encode())
+        for index, group, most in document.get(_WAITER_GROUPS, ()):
+            waiters[index] = waiters[index]._replace(group=InGroup(group.encode(), int(most)))
         for index, age in document.get(_HOLD_AGES, ()):
             holds[index] = holds[index]._replace(age=int(age))
         for index, age in document.get(_WAITER_AGES, ()):

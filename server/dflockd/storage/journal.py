@@ -55,7 +55,7 @@ SEGMENT = 4 << 20
 """Bytes of one segment."""
 
 LONGEST: Final = 1024
-"""Bytes that no record exceeds: a key, a label, an owner and some numbers."""
+"""Bytes that no record exceeds: a key, a label, an owner, a group and some numbers."""
 
 MOVED = 2
 """How many live records are moved with each new one while there is too much on disk."""

@@ -44,6 +44,9 @@ _HAS_AGE: Final = 2
 _PENDING: Final = 3
 """Tag of the extra field, an empty one, that says that its run is to begin and counts for a rate."""
 
+_GROUP: Final = 4
+"""Tag of the extra field that says to which group its holder belongs."""
+
 MUST_BE_KNOWN = 128
 """Tags from here on change what a hold is: a reader that does not know them must not go on."""
 
@@ -64,7 +67,7 @@ def encode_hold(record: HoldFields, seed: int) -> bytes:
         seed: the checksum of what stands above: a record that has come from elsewhere is no record.
     """
     (space, key, limit, fence, lease, deadline, since, label, detached) = record[:9]
-    owner, attempt, age, is_pending = record[9:]
+    owner, attempt, age, is_pending, group = record[9:]
     flags = _DETACHED if detached else 0
     body = (
         _HOLD.pack(
@@ -79,6 +82,8 @@ def encode_hold(record: HoldFields, seed: int) -> bytes:
         body += _EXTRA.pack(_HAS_AGE, _AGE.size) + _AGE.pack(age)
     if is_pending:
         body += _EXTRA.pack(_PENDING, 0)
+    if group:
+        body += _EXTRA.pack(_GROUP, len(group)) + group
     return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
 
 
@@ -157,7 +162,7 @@ def _read(body: bytes) -> Record:
     key_end = _HOLD.size + key_size
     end = key_end + label_size
     key, label = body[_HOLD.size : key_end], body[key_end:end]
-    owner, attempt, age, is_pending = b"", 0, 0, False
+    owner, attempt, age, is_pending, group = b"", 0, 0, False, b""
     while end < len(body):
         tag, size = _EXTRA.unpack_from(body, end)
         content = body[end + _EXTRA.size : end + _EXTRA.size + size]
@@ -168,6 +173,8 @@ def _read(body: bytes) -> Record:
             (age,) = _AGE.unpack_from(content)
         elif tag == _PENDING:
             is_pending = True
+        elif tag == _GROUP:
+            group = content
         elif tag >= MUST_BE_KNOWN:
             raise UnknownRecordError(f"a record with a field of type {tag}")
     return HoldRecord(
@@ -184,6 +191,7 @@ def _read(body: bytes) -> Record:
         attempt,
         age,
         is_pending,
+        group,
     )
 
 

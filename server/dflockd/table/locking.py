@@ -19,6 +19,7 @@ from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
 from dflockd.table.states import EXPECTED, GONE, GRANTED, PASSED, QUEUED, UNTOLD, WAITING
 from dflockd.table.superseding import Superseding
 from dflockd.wire import (
+    InGroup,
     Owner,
     OwnerConflict,
     Refusal,
@@ -64,9 +65,10 @@ class Locking(Superseding):
             entry = group.spaces[space].get(key)
         if entry is None and key_problem(key):
             return _ERROR
-        ticket, ahead = b"", peer.ahead
+        ticket, in_group = b"", None
+        ahead = peer.ahead
         if ahead is not None:
-            peer.ahead, ticket = None, ahead.ticket
+            peer.ahead, ticket, in_group = None, ahead.ticket, ahead.group
         if lease is None:
             lease = self.limits.default_lease
         if lease > self.limits.max_lease:
@@ -111,8 +113,14 @@ class Locking(Superseding):
                 return there
         if len(peer.holds) >= most or (limit > most and self._is_used_up(entry, None)):
             return self._refuse(entry)
-        if self._has_room(entry, rate, now):
+        if in_group is None:
+            has_room = self._has_room(entry, rate, now)
+        else:
+            has_room = self._has_room_for(entry, in_group, rate, now, effects)
+        if has_room:
             hold = self._grant(entry, peer, lease, now, rate)
+            if in_group is not None:
+                entry.grouped().begin(hold.fence, in_group)
             if hold.owner is not None:
                 owners.add(entry, hold)
             if self.changes is not None:
@@ -125,7 +133,9 @@ class Locking(Superseding):
             self.counts.busy += 1
             return Status.TIMEOUT
         is_rated = rate is not None
-        waiter = self._join(entry, peer, lease, now, two_phase=False, is_rated=is_rated)
+        waiter = self._join(
+            entry, peer, lease, now, two_phase=False, is_rated=is_rated, group=in_group
+        )
         self._block(waiter, timeout, now)
         return None
 
@@ -189,7 +199,8 @@ class Locking(Superseding):
         elif waiter is not None:
             has_slot = self._reservations.take_up(waiter, entry, peer, lease, owner, two_phase=True)
         else:
-            return self._enqueue_anew(entry, peer, lease, turn, rate, now, effects)
+            in_group = None if ahead is None else ahead.group
+            return self._enqueue_anew(entry, peer, lease, turn, rate, in_group, now, effects)
         peer.enqueued[name] = waiter
         waiter.turn = turn
         waiter.is_rated = rate is not None
@@ -343,6 +354,25 @@ class Locking(Superseding):
         entry.queue().rate = rate
         return rate
 
+    def _has_room_for(
+        self,
+        entry: Entry,
+        in_group: InGroup,
+        rate: Rate | None,
+        now: float,
+        effects: list[Effect],
+    ) -> bool:
+        """Whether somebody of a group who has just come can have a slot."""
+        queue = entry.waiters
+        if queue is None:
+            return self._has_room(entry, rate, now)
+        if queue.heed(in_group):
+            self._promote(entry, now, effects)
+            if not self._is_here(entry):  # all who waited had gone
+                self._size += 1
+                entry.group.spaces[entry.space][entry.key] = entry
+        return queue.has_room(in_group) and self._has_room(entry, rate, now)
+
     def _is_used_up(self, entry: Entry, resumed: Waiter | None) -> bool:
         """Whether an entry has as many holders as one may have; who is told of a turn will be one."""
         told = len(entry.waiters.told) if entry.waiters is not None and resumed is None else 0
@@ -392,18 +422,27 @@ class Locking(Superseding):
         lease: int,
         turn: float | None,
         rate: Rate | None,
+        in_group: InGroup | None,
         now: float,
         effects: list[Effect],
     ) -> Answer:
         """Enqueue somebody who has no position yet, and wants to be told of the turn or a grant."""
-        if turn is None and self._has_room(entry, rate, now):
+        if in_group is None:
+            has_room = self._has_room(entry, rate, now)
+        else:
+            has_room = self._has_room_for(entry, in_group, rate, now, effects)
+        if turn is None and has_room:
             waiter = self._grant_enqueued(entry, peer, lease, rate, now)
+            if waiter.hold is not None and in_group is not None:
+                entry.grouped().begin(waiter.hold.fence, in_group)
         elif self._is_full(entry):
             self.counts.full += 1
             return Status.MAX_WAITERS
         else:
             is_rated = rate is not None
-            waiter = self._join(entry, peer, lease, now, two_phase=True, is_rated=is_rated)
+            waiter = self._join(
+                entry, peer, lease, now, two_phase=True, is_rated=is_rated, group=in_group
+            )
         peer.enqueued[entry.space, entry.key] = waiter
         if turn is not None:
             waiter.turn = turn

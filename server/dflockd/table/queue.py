@@ -14,6 +14,7 @@ from dflockd.table.states import EXPECTED, PASSED
 if TYPE_CHECKING:
     from dflockd.table.rates import Rate
     from dflockd.table.state import Waiter
+    from dflockd.wire import InGroup
 
 LEAST_TURN = 0.01
 """Seconds for which a slot is held at least for somebody who is told of a turn and wants as many."""
@@ -39,6 +40,7 @@ class Queue:
         "away",
         "expected",
         "gap",
+        "is_grouped",
         "last",
         "line",
         "listener",
@@ -51,6 +53,8 @@ class Queue:
     )
 
     def __init__(self) -> None:
+        self.is_grouped = False
+        """Whether groups take turns; see `dflockd.table.grouped`."""
         self.line: OrderedDict[Waiter, None] = OrderedDict()
         """In the order of their arrival."""
         self.returned: list[Waiter] = []
@@ -111,6 +115,10 @@ class Queue:
         self.gap = gap if self.gap < 0 else self.gap + (gap - self.gap) / 4
         self.last = now
 
+    def join(self, waiter: Waiter) -> None:
+        """Let somebody stand in line who has just come."""
+        self.line[waiter] = None
+
     def come_back(self, waiter: Waiter) -> None:
         """Let somebody in whose turn had come."""
         insort(self.returned, waiter, key=_number)
@@ -166,6 +174,40 @@ class Queue:
         elif waiter.state == PASSED:
             others = self.passed
         del others[bisect_left(others, waiter.number, key=_number)]
+
+    # Of groups, where there are any.
+
+    def use_turn(self, waiter: Waiter) -> None:
+        """Note that somebody who is the `first` one is given a slot."""
+
+    def begin(self, fence: int, group: InGroup | None) -> None:
+        """Note that a member of a group has a slot."""
+
+    def restore(self, fence: int, name: bytes) -> None:
+        """Note that a member of a group has a slot from before this table was."""
+
+    def end(self, fence: int) -> None:
+        """Note that a slot that somebody has had is free."""
+
+    def group_of(self, fence: int) -> bytes:
+        """Return to which group somebody belongs who has a slot; nothing if to none."""
+        return b""
+
+    def heed(self, group: InGroup) -> bool:
+        """Take in what is said of a group; say whether its waiters may have their turn with that."""
+        return False
+
+    def has_room(self, group: InGroup) -> bool:
+        """Whether a group may have another slot."""
+        return True
+
+    def limit_of(self, group: InGroup) -> int:
+        """Return how many slots a group may have by what was said of it last."""
+        return group.limit
+
+    def in_turn(self, waiters: list[Waiter]) -> list[Waiter]:
+        """Return all who are to be handed over, by number, in the order of their turns."""
+        return waiters
 
     def _held_before(self, waiter: Waiter) -> int:
         return bisect_left(self.expected, waiter.number, key=_number)

@@ -70,6 +70,8 @@ class Recovery(Slots):
         hold.detached = kept.detached
         if kept.is_pending and (rate := group.rates.get((kept.space, kept.key))) is not None:
             rate.pending.add(kept.fence)
+        if kept.group:
+            entry.grouped().restore(kept.fence, kept.group)
         if kept.owner:
             hold.owner = Owner(kept.owner, kept.attempt, age=kept.age)
             owners.add(entry, hold)

@@ -101,6 +101,7 @@ def holder(hold: Hold, now: float) -> dict[str, object]:
     return {
         "label": hold.label.decode(),
         **owner(hold),
+        "group": hold.group.decode(),
         "fence": hold.fence,
         "conn_id": hold.peer.id if hold.peer else 0,
         **_newer(hold),
@@ -115,6 +116,7 @@ def waiter(item: Waiter, now: float) -> dict[str, object]:
     return {
         "label": item.peer.label.decode(),
         **owner(item),
+        "group": "" if item.group is None else item.group.name.decode(),
         "conn_id": item.peer.id,
         "waited_s": round(now - item.since, 3),
         "away": item.is_away,

@@ -119,10 +119,12 @@ class Reservations:
         """Let a waiter be in the queue again as one of those who wait.
 
         Returns:
-            Whether a slot was held for it alone, because it was told of its turn.
+            Whether a slot was held for it alone.
         """
         del entry.group.reserved[waiter.ticket]
-        queue, has_slot = entry.queue(), waiter.state == EXPECTED and not waiter.is_away
+        queue = entry.queue() if waiter.group is None else entry.grouped()
+        # Among groups nobody else could have it: the turn of that of somebody who was away is over.
+        has_slot = waiter.state == EXPECTED and (queue.is_grouped or not waiter.is_away)
         if waiter.is_away:
             self._size -= 1
         else:
@@ -132,9 +134,9 @@ class Reservations:
         if waiter.state == RESERVED:
             queue.away -= 1
         else:
+            queue.come_back(waiter)  # before it is removed: its group is not to be forgotten
             if not waiter.is_away or waiter.state == EXPECTED:
                 queue.remove(waiter)
-            queue.come_back(waiter)
         waiter.reservation = None
         waiter.state = QUEUED
         waiter.entry = entry  # not the same, if nobody was here meanwhile
@@ -156,6 +158,7 @@ class Reservations:
             reservation = waiter.reservation
             assert reservation is not None
             if reservation.is_worth_holding(now):
+                queue.use_turn(waiter)
                 queue.expect(waiter)
                 end = min(reservation.due + reservation.hold, reservation.until)
                 self._deadlines.reset(waiter, rounded(end - now), now)

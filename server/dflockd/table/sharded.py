@@ -13,6 +13,7 @@ from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
 from dflockd.table.locking import Answer
 from dflockd.table.newest import NewestRecord
+from dflockd.table.queue import Queue
 from dflockd.table.rates import RateRecord
 from dflockd.table.recovery import latest
 from dflockd.table.reservations import RESERVED_LATE
@@ -20,7 +21,17 @@ from dflockd.table.slots import Effect
 from dflockd.table.state import Entry, Group, HoldRecord, Left, Peer, Reservation, Waiter
 from dflockd.table.states import EXPECTED, GONE, QUEUED, WAITING
 from dflockd.table.table import LockTable
-from dflockd.wire import MapReport, Moved, Owner, Recovering, Refusal, Reply, Shards, key_problem
+from dflockd.wire import (
+    InGroup,
+    MapReport,
+    Moved,
+    Owner,
+    Recovering,
+    Refusal,
+    Reply,
+    Shards,
+    key_problem,
+)
 
 FROZEN = Recovering(20)
 """The answer while a shard is being handed over, which takes about so many milliseconds."""
@@ -61,6 +72,7 @@ class WaiterRecord(NamedTuple):
     owner: bytes = b""
     attempt: int = 0
     age: int = 0
+    group: InGroup | None = None
 
 
 class Snapshot(NamedTuple):
@@ -155,7 +167,10 @@ class ShardTable(LockTable):
                 entry = self._add(group, record.space, record.key, record.limit)
             is_rated = (record.space, record.key) in group.rates
             waiter = self._join(
-                entry, Peer(0), record.lease, record.since, two_phase=False, is_rated=is_rated
+                *(entry, Peer(0), record.lease, record.since),
+                two_phase=False,
+                is_rated=is_rated,
+                group=record.group,
             )
             until = now + RESUME_TIMEOUT
             reservation = record.reservation or Reservation(now, RESUME_TIMEOUT, until)
@@ -184,7 +199,7 @@ class ShardTable(LockTable):
                     # Nobody knows of this grant: its waiter is still ahead of all others.
                     waiters[hold.waiter] = None
             waiters.update(dict.fromkeys(entry.waiters or ()))
-        for waiter in sorted(waiters, key=lambda waiter: waiter.number):
+        for waiter in _in_turn(group, waiters):
             entry, reservation, owner = waiter.entry, waiter.reservation, waiter.owner
             if waiter.is_told:
                 reservation = _as_reserved(waiter, now)
@@ -200,7 +215,8 @@ class ShardTable(LockTable):
                     waiter.since,
                     waiter.peer.label,
                     reservation,
-                    *((owner.id, owner.attempt, owner.age) if owner is not None else ()),
+                    *((b"", 0, 0) if owner is None else (owner.id, owner.attempt, owner.age)),
+                    _group_of(waiter),
                 )
             )
         return snapshot
@@ -382,6 +398,26 @@ def _as_reserved(waiter: Waiter, now: float) -> Reservation:
 
 def _naming(reply: Refusal, ticket: bytes) -> Refusal:
     return reply._replace(ticket=ticket) if isinstance(reply, Moved) else reply
+
+
+def _in_turn(group: Group, waiters: Iterable[Waiter]) -> Iterable[Waiter]:
+    """Return all of a group of keys: those of each key in the order in which they are to be let in."""
+    of_groups: dict[Queue, list[Waiter]] = {}
+    for waiter in sorted(waiters, key=lambda waiter: waiter.number):
+        # Another one than when they came, if nobody was here meanwhile.
+        entry = group.spaces[waiter.entry.space].get(waiter.entry.key)
+        queue = None if entry is None else entry.waiters
+        if queue is not None and queue.is_grouped:
+            of_groups.setdefault(queue, []).append(waiter)
+        else:
+            yield waiter
+    for queue, members in of_groups.items():
+        yield from queue.in_turn(members)
+
+
+def _group_of(waiter: Waiter) -> InGroup | None:
+    group, queue = waiter.group, waiter.entry.waiters
+    return group if group is None or queue is None else InGroup(group.name, queue.limit_of(group))
 
 
 def _entries(group: Group) -> Iterable[Entry]:

@@ -21,7 +21,7 @@ from dflockd.table.rates import Rate, Rates
 from dflockd.table.reservations import RESERVED_LATE, Reservations
 from dflockd.table.state import UNKNOWN, Change, Entry, Group, Hold, Peer, Reservation, Waiter
 from dflockd.table.states import GONE, LISTENING, RESERVED, UNTOLD, WAITING
-from dflockd.wire import Granted, Recovering, Refusal, Reply, Status, TimedOut, YourTurn
+from dflockd.wire import Granted, InGroup, Recovering, Refusal, Reply, Status, TimedOut, YourTurn
 
 Effect: TypeAlias = tuple[int, Reply]
 """What is to be done after a step: send this reply to the peer with that number."""
@@ -185,6 +185,8 @@ class Slots:
             hold.waiter = None  # which refers to it
         queue = entry.waiters
         if queue is not None:
+            if queue.is_grouped:
+                queue.end(hold.fence)
             if queue.listener is not None:
                 self._answer_listener(queue.listener, Status.LEASE_EXPIRED, effects)
             if queue.rate is not None:
@@ -214,10 +216,19 @@ class Slots:
         *,
         two_phase: bool,
         is_rated: bool = False,
+        group: InGroup | None = None,
     ) -> Waiter:
-        waiter = Waiter(entry, peer, next(self._arrivals), lease, now, two_phase=two_phase)
-        queue = entry.waiters if entry.waiters is not None else entry.queue()
-        queue.line[waiter] = None
+        number = next(self._arrivals)
+        waiter = Waiter(entry, peer, number, lease, now, two_phase=two_phase, group=group)
+        queue = entry.waiters
+        if group is not None:
+            queue = entry.grouped()
+        elif queue is None:
+            queue = entry.queue()
+        if queue.is_grouped:
+            queue.join(waiter)
+        else:
+            queue.line[waiter] = None
         if waiter.owner is not None:
             owners.add(entry, waiter)
         self.counts.queued += 1
@@ -302,7 +313,7 @@ class Slots:
             free = most - len(entry.holds)
             if rate is not None:
                 free = min(free, rate.free(now))
-            if queue.away or queue.returned or queue.told:
+            if queue.away or queue.returned or queue.told or queue.is_grouped:
                 found = self._reservations.next(queue, free, now, steps)
                 if found is None:
                     break
@@ -318,6 +329,8 @@ class Slots:
             if peer.ended:
                 self._give_up(waiter)
             else:
+                if queue.is_grouped:
+                    queue.use_turn(waiter)
                 self._serve(queue, waiter, now, effects)
         else:
             self._go_on_later(entry, queue, now)
@@ -347,12 +360,14 @@ class Slots:
             self._tell(waiter, waiter.turn, now, effects)
             return
         entry, peer = waiter.entry, waiter.peer
+        rate = queue.rate if waiter.is_rated else None
+        hold = self._grant(entry, peer, waiter.lease, now, rate)
         if waiter in queue.line:
             del queue.line[waiter]
         else:
+            if queue.is_grouped:  # before it is removed: its group is not to be forgotten
+                queue.begin(hold.fence, waiter.group)
             queue.remove(waiter)
-        rate = queue.rate if waiter.is_rated else None
-        hold = self._grant(entry, peer, waiter.lease, now, rate)
         hold.owner = waiter.owner  # as it was when it asked
         if waiter.owner is not None:
             owners.discard(entry, waiter)

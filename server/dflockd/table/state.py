@@ -7,12 +7,13 @@ from typing import NamedTuple, TypeAlias
 
 from dflockd import wire
 from dflockd.table.deadlines import Timed
+from dflockd.table.grouped import GroupedQueue
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.newest import Newest
 from dflockd.table.queue import Queue
 from dflockd.table.rates import Rate, RateBlock
 from dflockd.table.states import EXPECTED, PASSED, QUEUED
-from dflockd.wire import Owner, Reserve, Space
+from dflockd.wire import InGroup, Owner, Reserve, Space
 
 
 class Group:
@@ -100,10 +101,12 @@ class HoldRecord(NamedTuple):
     """Of that run; see `dflockd.wire.Owner`."""
     is_pending: bool = False
     """Whether its run is to begin, and counts then; see `dflockd.table.rates`."""
+    group: bytes = b""
+    """To which group its holder belongs; see `dflockd.wire.InGroup`."""
 
 
 HoldFields: TypeAlias = tuple[
-    int, bytes, int, int, float, float, float, bytes, bool, bytes, int, int, bool
+    int, bytes, int, int, float, float, float, bytes, bool, bytes, int, int, bool, bytes
 ]
 """What a `HoldRecord` is made of, in its order."""
 
@@ -130,6 +133,13 @@ class Entry:
         if self.waiters is None:
             self.waiters = Queue()
         return self.waiters
+
+    def grouped(self) -> Queue:
+        """Return its queue, in which groups take turns from now on."""
+        queue = self.waiters
+        if queue is None or not queue.is_grouped:
+            self.waiters = queue = GroupedQueue(queue)
+        return queue
 
 
 class Hold(Timed):
@@ -184,6 +194,12 @@ class Hold(Timed):
         queue = self.entry.waiters
         return queue is not None and queue.rate is not None and self.fence in queue.rate.pending
 
+    @property
+    def group(self) -> bytes:
+        """To which group its holder belongs; nothing if to none."""
+        queue = self.entry.waiters
+        return b"" if queue is None or not queue.is_grouped else queue.group_of(self.fence)
+
     def fields(self) -> HoldFields:
         """Return what is worth keeping, as plain as it can be: it is asked for at every change.
 
@@ -204,6 +220,7 @@ class Hold(Timed):
             0 if owner is None else owner[1],
             0 if owner is None else owner[4],
             self.is_pending,
+            self.group,
         )
 
     def kept(self) -> HoldRecord:
@@ -248,6 +265,7 @@ class Waiter(Timed):
 
     __slots__ = (
         "entry",
+        "group",
         "hold",
         "is_rated",
         "lease",
@@ -273,6 +291,7 @@ class Waiter(Timed):
         *,
         two_phase: bool,
         state: int = QUEUED,
+        group: InGroup | None = None,
     ) -> None:
         self.state = state
         """One of `dflockd.table.states`."""
@@ -283,6 +302,8 @@ class Waiter(Timed):
         self.peer = peer
         self.owner: Owner | None = peer.owner
         """Who asks."""
+        self.group = group
+        """To which group they belong, as was said when they came."""
         self.lease = lease
         self.two_phase = two_phase
         self.is_rated = False
@@ -312,13 +333,15 @@ class Waiter(Timed):
 class Ahead:
     """What was said ahead of the next request for a slot, and is about that alone."""
 
-    __slots__ = ("rate", "ticket")
+    __slots__ = ("group", "rate", "ticket")
 
     def __init__(self) -> None:
         self.ticket = b""
         """Of the position that it takes up."""
         self.rate: wire.Rate | None = None
         """How many runs like its own may begin in a while."""
+        self.group: InGroup | None = None
+        """To which group it belongs."""
 
 
 class Peer:

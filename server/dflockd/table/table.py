@@ -28,6 +28,7 @@ from dflockd.wire import (
     Find,
     Granted,
     Identify,
+    InGroup,
     Inspect,
     Label,
     Listen,
@@ -91,6 +92,7 @@ class LockTable(Locking):
             # One server: every change is in effect as soon as it is answered.
             Barrier: self._ping,
             Resume: self._resume,
+            InGroup: self._in_group,
             Reserve: self._reserve,
             # What only a cluster knows.
             Shards: self._shards,
@@ -276,6 +278,10 @@ class LockTable(Locking):
 
     def _resume(self, peer: Peer, request: Resume, _now: float, _effects: list[Effect]) -> Reply:
         _ahead(peer).ticket = request.ticket
+        return Status.OK
+
+    def _in_group(self, peer: Peer, request: InGroup, _now: float, _effects: list[Effect]) -> Reply:
+        _ahead(peer).group = request
         return Status.OK
 
     def _reserve(self, peer: Peer, request: Reserve, _now: float, _effects: list[Effect]) -> Reply:

@@ -274,6 +274,19 @@ class Resume(NamedTuple):
     ticket: bytes
 
 
+class InGroup(NamedTuple):
+    """``group``: the next `Acquire` or `Enqueue` is of somebody who belongs to this group.
+
+    The groups that wait for a key take turns; within one it is first come, first served. Who names none
+    is in one with all others who do not. An extension of this server.
+    """
+
+    name: bytes
+    """As a key may be."""
+    limit: int = 0
+    """How many slots of the key the group may have at once; 0 is no limit of its own."""
+
+
 class Reserve(NamedTuple):
     """``keep``: if the next `Wait` ends without a grant, its position is kept; see `TimedOut`.
 
@@ -358,6 +371,7 @@ Request: TypeAlias = (
     | Shards
     | Identify
     | Resume
+    | InGroup
     | Reserve
     | Turn
     | Pass

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dflockd.wire import arguments
 from dflockd.wire.arguments import ANY, Asked, MalformedError, fields, number
 from dflockd.wire.messages import (
+    MAX_LIMIT,
     MAX_LINE,
     MAX_REF,
     MAX_TICKET,
@@ -22,6 +23,7 @@ from dflockd.wire.messages import (
     Evict,
     Find,
     Identify,
+    InGroup,
     Inspect,
     Label,
     Listen,
@@ -172,6 +174,11 @@ def _resume(_key: bytes, ticket: bytes) -> Request:
     return Resume(_ticket(ticket))
 
 
+def _in_group(name: bytes, argument: bytes) -> Request:
+    limit = 0 if argument == ANY else number(fields(argument, 1, 1)[0], 1, MAX_LIMIT)
+    return InGroup(_key(name), limit)
+
+
 def _reserve(_key: bytes, argument: bytes) -> Request:
     away, hold = fields(argument, 2, 2)
     return Reserve(number(away, 0), number(hold, 0))
@@ -236,6 +243,7 @@ _PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
     b"shards": _shards,
     b"identify": _identify,
     b"resume": _resume,
+    b"group": _in_group,
     b"keep": _reserve,
     b"turn": _turn,
     b"pass": _pass(Space.LOCK),
@@ -314,6 +322,8 @@ def encode_request(request: Request) -> bytes:
             return b"identify\n_\n%b\n" % nonce
         case Resume(ticket):
             return b"resume\n_\n%b\n" % ticket
+        case InGroup(name, limit):
+            return b"group\n%b\n%b\n" % (name, b"%d" % limit if limit else ANY)
         case Reserve(away, hold):
             return b"keep\n_\n%d %d\n" % (away, hold)
         case Turn(hold):

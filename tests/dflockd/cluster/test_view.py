@@ -19,7 +19,7 @@ from dflockd.shards import Loaded, Put, Record, format_shard_value, parse_shard_
 from dflockd.shards.memory import KeySpace
 from dflockd.shards.values import ShardRecord
 from dflockd.table import HoldRecord, Reservation, Snapshot, WaiterRecord
-from dflockd.wire import Moved, Space, decode_map
+from dflockd.wire import InGroup, Moved, Space, decode_map
 from dflockd.wire.messages import MAX_ATTEMPT
 
 LEASE = 7
@@ -493,6 +493,7 @@ kept = st.builds(
     detached=st.booleans(),
     owner=st.just(b""),
     attempt=st.just(0),
+    group=st.just(b"") | keys,
 )
 reservations = st.builds(
     Reservation, due=st.floats(1900, 2060), hold=st.floats(0, 60), until=st.floats(1990, 2200)
@@ -509,6 +510,7 @@ waiters = st.builds(
     reservation=st.none() | reservations,
     owner=st.just(b""),
     attempt=st.just(0),
+    group=st.none() | st.builds(InGroup, keys, st.integers(0, 5)),
 )
 
 
@@ -530,6 +532,7 @@ def test_a_snapshot_is_read_as_it_was_written_by_another_clock(holds, waiting, a
         assert after.lease == pytest.approx(lease, abs=1e-6)
         assert after.since - there == pytest.approx(before.since - now, abs=1e-6)
         same = ("space", "key", "limit", "fence", "label", "detached", "owner", "attempt")
+        assert before.group == after.group
         assert all(getattr(before, name) == getattr(after, name) for name in same)
     assert list(map(without_times, loaded.waiters)) == list(map(without_times, waiting))
     for waiter, read in zip(waiting, loaded.waiters, strict=True):
@@ -547,14 +550,17 @@ def test_a_snapshot_is_read_as_it_was_written_by_another_clock(holds, waiting, a
 
 def test_servers_of_0_1_read_a_snapshot_and_theirs_is_read() -> None:
     hold = HoldRecord(Space.LOCK, b"k", 1, 7, 5.0, 2005.0, 1999.0, b"x", owner=b"run", attempt=3)
+    hold = hold._replace(group=b"one")
     waiter = WaiterRecord(Space.LOCK, b"k", 1, b"t1", 5, 1999.0, b"x", None, b"run", 4)
+    waiter = waiter._replace(group=InGroup(b"two", 3))
     document = json.loads(snapshots.dump(Snapshot([hold], [waiter]), 7, 2000.0))
     # They take the fields of these by position, and look at no other key.
     assert document["holds"] == [[0, "k", 1, 7, 5.0, 1.0, "x", 0]]
     assert document["places"] == [[0, "k", 1, "t1", 5, 1.0, "x", None]]
     theirs = {name: document[name] for name in ("epoch", "holds", "places")}
     loaded = snapshots.load(json.dumps(theirs).encode(), 7, 2000.0)
-    assert loaded == Snapshot([hold._replace(owner=b"", attempt=0)], [WaiterRecord(*waiter[:8])])
+    bare = hold._replace(owner=b"", attempt=0, group=b"")
+    assert loaded[:2] == ([bare], [WaiterRecord(*waiter[:8])])
 
 
 @pytest.mark.parametrize(
@@ -562,6 +568,8 @@ def test_servers_of_0_1_read_a_snapshot_and_theirs_is_read() -> None:
     [
         b'{"epoch":7,"holds":[],"places":[],"hold_owners":[[0,"a",1]]}',
         b'{"epoch":7,"holds":[],"places":[],"place_owners":[[0]]}',
+        b'{"epoch":7,"holds":[],"places":[],"hold_groups":[[0,"a"]]}',
+        b'{"epoch":7,"holds":[],"places":[],"place_groups":[["a"]]}',
         *(b"", b"{}", b"[]", b"null", b"\xff", b'{"epoch":7}'),
         b'{"epoch":7,"holds":[[1]],"places":[]}',
         b'{"epoch":7,"holds":[],"places":7}',

@@ -169,7 +169,10 @@ def everything(table: LockTable, peers: Iterable[Peer]) -> object:
                     for hold in entry.holds.values()
                 ],
                 [
-                    (each.peer.id, each.state, each.lease, each.ticket, each.turn, each.reservation)
+                    (
+                        *(each.peer.id, each.state, each.lease, each.ticket, each.turn),
+                        *(each.reservation, each.group),
+                    )
                     for each in entry.waiters or ()
                 ],
                 sorted(entry.owners or {}),
@@ -194,7 +197,7 @@ def everything(table: LockTable, peers: Iterable[Peer]) -> object:
 
 def said_ahead(peer: Peer) -> object:
     ahead = peer.ahead
-    return None if ahead is None else ahead.ticket
+    return None if ahead is None else (ahead.ticket, ahead.group)
 
 
 COUNTS = [name for name in vars(Counts) if not name.startswith("_")]
@@ -260,6 +263,8 @@ class Frames:
             b"%bw\n%b\n%b" % (s, key, timeout): 3,
             self._owner(): 2,
             b"resume\n_\n%b" % ticket: 1,
+            b"group\n%b\n%b"
+            % (self._or([b"one", b"two"], [b"", b"a b"]), limit.strip() or b"_"): 0.5,
             b"keep\n_\n%b" % self._dice.choice([b"1000 1000", b"0 500"]): 1,
             b"turn\n_\n%b" % self._dice.choice([b"500", b"2000"]): 0.5,
             b"%bpass\n%b\n%b" % (s, key, ticket): 0.5,
@@ -399,7 +404,7 @@ async def test_bytes_do_what_their_messages_do(clock: Clock) -> None:
 
 async def test_bytes_do_what_their_messages_do_to_shards(clock: Clock) -> None:
     seen: Counter[bytes] = Counter()
-    for seed in range(30):
+    for seed in range(50):
         dice = random.Random(seed)
         limits = some_limits(dice)
         tables = [ShardTable(limits, TokenIssuer(b"s", 1000), Shards()) for _ in "12"]

@@ -44,7 +44,9 @@ owners = {
 }
 unowned = st.fixed_dictionaries(fields | {"detached": st.booleans()})
 owned = st.fixed_dictionaries(fields | owners)
-holds = (unowned | owned).map(lambda values: HoldRecord(**values))
+groups = {"group": st.binary(min_size=1, max_size=MAX_LINE)}
+grouped = st.fixed_dictionaries(fields | owners | groups)
+holds = (unowned | owned | grouped).map(lambda values: HoldRecord(**values))
 newest = st.builds(
     NewestRecord,
     st.binary(min_size=1, max_size=MAX_LINE),

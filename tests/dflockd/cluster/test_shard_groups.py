@@ -1,0 +1,156 @@
+"""Groups at a key whose shard moves: they go on with the turn that was next."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dflockd.cluster import snapshot as snapshots
+from dflockd.wire import (
+    Acquire,
+    Enqueue,
+    Granted,
+    InGroup,
+    Moved,
+    Release,
+    Reserve,
+    Resume,
+    Space,
+    TimedOut,
+    Turn,
+    Wait,
+    YourTurn,
+)
+from tests.dflockd.cluster.test_shard_table import AWAY, FOR_LONG, ask, forget_all, table_of
+
+SEMAPHORE = Space.SEMAPHORE
+
+
+class Move:
+    """A key of two slots at one server, then at another; who has come to it by name."""
+
+    def __init__(self) -> None:
+        self.table = self.old = table_of()
+        self.new = table_of(FOR_LONG, 1)
+        self.names: dict[int, str] = {}
+        self.tokens: dict[str, bytes] = {}
+        self.order: list[str] = []
+
+    def come(self, name: str, limit: int = 0, ticket: bytes = b"") -> None:
+        peer = self.table.connect()
+        self.names[peer.id] = name
+        if ticket:
+            ask(self.table, peer, Resume(ticket))
+        elif not name.startswith("-"):
+            ask(self.table, peer, InGroup(name.partition("-")[0].encode(), limit))
+        self.hear(self.table.handle(peer, Acquire(SEMAPHORE, b"a", 2, 600, 600), 0))
+
+    def hear(self, effects) -> None:  # type: ignore[no-untyped-def]
+        for number, reply in effects:
+            if isinstance(reply, Granted):
+                self.order.append(self.names[number])
+                self.tokens[self.names[number]] = reply.token
+
+    def end(self, name: str) -> None:
+        peer, token = self.table.connect(), self.tokens.pop(name)
+        self.hear(self.table.handle(peer, Release(SEMAPHORE, b"a", token), 0))
+
+    def move(self) -> None:
+        """All that wait go on at the other server, in the opposite order."""
+        text = snapshots.dump(self.old.freeze(0, 0), 7, 0)
+        effects, _ = self.old.drop(0, AWAY)
+        self.new.open(0, 2 << 40)
+        self.new.load(0, snapshots.load(text, 7, 0), 0)
+        self.table, names, self.names = self.new, self.names, {}
+        for number, reply in reversed(effects):
+            assert isinstance(reply, Moved)
+            self.come(names[number], ticket=reply.ticket)
+
+    def drain(self) -> list[str]:
+        before = len(self.order)
+        while self.tokens:
+            self.end(next(iter(self.tokens)))
+        return self.order[before:]
+
+
+NAMES = ["a-1", "b-1", "a-2", "a-3", "a-4", "b-2", "-1", "c-1", "c-2", "-2"]
+
+
+@pytest.mark.parametrize("ended", range(5))
+def test_the_turns_are_the_same_as_without_the_move(ended: int) -> None:
+    stayed, moved = Move(), Move()
+    for story in (stayed, moved):
+        for name in NAMES:
+            story.come(name)
+        for _ in range(ended):
+            story.end(next(iter(story.tokens)))
+    moved.move()
+    assert moved.drain() == stayed.drain()
+    forget_all(moved.new)
+
+
+def test_holders_count_for_the_limit_of_their_group_after_the_move() -> None:
+    move = Move()
+    for name in ("a-1", "a-2", "b-1", "a-3"):
+        move.come(name, limit=1)
+    assert move.order == ["a-1", "b-1"]
+    move.move()
+    move.end("b-1")
+    assert move.order == ["a-1", "b-1"]
+    move.come("c-1")
+    move.end("a-1")
+    assert move.order[2:] == ["c-1", "a-2"]
+
+
+def test_the_latest_limit_of_a_group_goes_along() -> None:
+    move = Move()
+    for name, limit in (("a-1", 1), ("b-1", 0), ("a-2", 1), ("a-3", 2)):
+        move.come(name, limit)
+    move.move()
+    move.end("b-1")
+    assert move.order == ["a-1", "b-1", "a-2"]
+
+
+def test_a_position_that_is_kept_stays_in_its_group() -> None:
+    move = Move()
+    for name in ("-1", "-2"):
+        move.come(name)
+    peer = move.old.connect()
+    for request in (InGroup(b"a"), Enqueue(SEMAPHORE, b"a", 2, 60), Reserve(60_000, 0)):
+        ask(move.old, peer, request)
+    kept = ask(move.old, peer, Wait(SEMAPHORE, b"a", 0))
+    assert isinstance(kept, TimedOut)
+    for name in ("a-1", "a-2", "b-1"):
+        move.come(name)
+    move.move()
+    move.come("a-0", ticket=kept.ticket)
+    assert move.drain() == ["a-0", "b-1", "a-1", "a-2"]
+
+
+def test_who_was_told_of_a_turn_has_the_slot_of_its_group() -> None:
+    move = Move()
+    peer = move.old.connect()
+    ask(move.old, peer, InGroup(b"a", 1))
+    ask(move.old, peer, Turn(5000))
+    told = ask(move.old, peer, Enqueue(SEMAPHORE, b"a", 2, 60))
+    assert isinstance(told, YourTurn)
+    move.come("a-2", limit=1)
+    move.move()
+    move.come("b-1")
+    assert move.order == ["b-1"]
+    move.come("a-1", ticket=told.ticket)
+    assert move.order == ["b-1", "a-1"]
+
+
+def test_servers_without_groups_let_them_in_as_their_turns_would_be() -> None:
+    move = Move()
+    for name in ("-1", "-2", "a-1", "a-2", "b-1"):
+        move.come(name)
+    snapshot = move.old.freeze(0, 0)
+    document = json.loads(snapshots.dump(snapshot, 7, 0))
+    groups = {number: name for number, name, _ in document.pop("place_groups")}
+    assert [groups[number] for number in range(3)] == ["a", "b", "a"]
+    assert "hold_groups" not in document
+    theirs = snapshots.load(json.dumps(document).encode(), 7, 0)
+    assert {waiter.group for waiter in theirs.waiters} == {None}

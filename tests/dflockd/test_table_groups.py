@@ -1,0 +1,336 @@
+"""Groups take turns at a key; within one it is first come, first served."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from dflockd.table import Effect, Limits, LockTable, Peer, TokenIssuer
+from dflockd.wire import (
+    Acquire,
+    Enqueue,
+    Enqueued,
+    Granted,
+    InGroup,
+    Inspect,
+    Owner,
+    OwnerConflict,
+    Pass,
+    Release,
+    Renew,
+    Report,
+    Request,
+    Reserve,
+    Resume,
+    Space,
+    Status,
+    TimedOut,
+    Turn,
+    Wait,
+    YourTurn,
+)
+from tests.dflockd.test_table_turns import calls
+
+LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
+
+
+def table_of(**limits: int) -> LockTable:
+    return LockTable(Limits(max_locks=10_000, **limits), TokenIssuer(b"secret", 0), kept=True)
+
+
+class Stage:
+    """A key of some slots, and who has come to it: by name, the group before the dash."""
+
+    def __init__(self, limit: int = 1, table: LockTable | None = None) -> None:
+        self.table = table or table_of()
+        self.limit = limit
+        self.space = LOCK if limit == 1 else SEMAPHORE
+        self.peers: dict[str, Peer] = {}
+        self.tokens: dict[str, bytes] = {}
+        self.order: list[str] = []
+        """Who has had a slot, in that order."""
+        self.now = 0.0
+
+    def say(self, name: str, request: Request) -> object:
+        peer = self.peers.get(name) or self.table.connect()
+        self.peers[name] = peer
+        return self.heard(self.table.handle(peer, request, self.now), peer.id)
+
+    def heard(self, effects: list[Effect], number: int = 0) -> object:
+        names = {peer.id: name for name, peer in self.peers.items()}
+        mine: object = None
+        for to, reply in effects:
+            if isinstance(reply, Granted | Enqueued):
+                self.tokens[names[to]] = reply.token
+                self.order.append(names[to])
+            mine = reply if to == number else mine
+        return mine
+
+    def belong(self, name: str, limit: int = 0) -> None:
+        group = name.partition("-")[0]
+        if group:
+            assert self.say(name, InGroup(group.encode(), limit)) is Status.OK
+
+    def come(self, name: str, limit: int = 0, timeout: int = 600) -> object:
+        self.belong(name, limit)
+        return self.say(name, Acquire(self.space, b"k", self.limit, timeout, 600))
+
+    def enqueue(self, name: str, limit: int = 0) -> object:
+        self.belong(name, limit)
+        return self.say(name, Enqueue(self.space, b"k", self.limit, 600))
+
+    def end(self, name: str) -> None:
+        token = self.tokens.pop(name)
+        assert self.say(name, Release(self.space, b"k", token)) is Status.OK
+
+    def drain(self) -> list[str]:
+        """Let all have their turns, and say in which order."""
+        before = len(self.order)
+        while self.tokens:
+            self.end(next(iter(self.tokens)))
+        assert len(self.table) == 0
+        return self.order[before:]
+
+    def report(self) -> dict[str, list[dict[str, object]]]:
+        report = self.table.handle(self.table.connect(), Inspect(self.space, b"k"), self.now)[0][1]
+        assert isinstance(report, Report)
+        found: dict[str, list[dict[str, object]]] = json.loads(report.json)
+        return found
+
+
+@pytest.fixture
+def lock() -> Stage:
+    return Stage()
+
+
+def test_groups_take_turns_and_their_members_come_in_order(lock: Stage) -> None:
+    for name in ("a-1", "a-2", "a-3", "a-4", "b-1", "b-2", "c-1"):
+        lock.come(name)
+    assert lock.drain() == ["a-2", "b-1", "c-1", "a-3", "b-2", "a-4"]
+
+
+def test_the_round_goes_on_where_it_was(lock: Stage) -> None:
+    """Whoever comes for the second time waits for all groups that have not had their turn since."""
+    for name in ("a-1", "a-2", "b-1", "c-1"):
+        lock.come(name)
+    lock.end("a-1")
+    lock.come("a-3")
+    lock.end("a-2")  # b-1 has its turn
+    lock.come("b-2")
+    assert lock.drain() == ["c-1", "a-3", "b-2"]
+
+
+@pytest.mark.parametrize("limit", [1, 4])
+def test_the_one_task_of_a_tenant_waits_for_a_round_at_most(limit: int) -> None:
+    stage = Stage(limit)
+    for number in range(10_000):
+        stage.come(f"heavy-{number}")
+    for number in range(100):
+        stage.come(f"middle-{number}")
+    for _ in range(20):
+        stage.end(next(iter(stage.tokens)))
+    before = len(stage.order)
+    stage.come("one-0")
+    for _ in range(3):
+        stage.end(next(iter(stage.tokens)))
+    assert "one-0" in stage.order[before:]
+    shares = Counter(name.partition("-")[0] for name in stage.drain()[:150])
+    assert shares["middle"] in (75, 76)
+
+
+def test_who_names_no_group_is_in_one_with_all_others_who_do_not(lock: Stage) -> None:
+    for name in ("-1", "-2", "-3", "a-1", "-4", "a-2"):
+        lock.come(name)
+    assert lock.drain() == ["-2", "a-1", "-3", "a-2", "-4"]
+
+
+def test_a_key_without_groups_has_the_queue_that_it_always_had(lock: Stage) -> None:
+    for name in ("-1", "-2", "-3"):
+        lock.come(name)
+    entry = lock.table.find(LOCK, b"k")
+    assert not entry.waiters.is_grouped  # type: ignore[union-attr]
+    assert lock.drain() == ["-2", "-3"]
+
+
+def test_a_group_is_for_one_request(lock: Stage) -> None:
+    lock.come("-0")
+    lock.belong("a-1")
+    assert lock.say("a-1", Acquire(LOCK, b"k", 1, 0, 600)) is Status.TIMEOUT
+    lock.come("a-2")
+    lock.say("a-1", Acquire(LOCK, b"k", 1, 600, 600))
+    assert [waiter["group"] for waiter in lock.report()["waiters"]] == ["a", ""]
+
+
+def test_holders_and_waiters_are_shown_with_their_groups_in_the_order_of_turns() -> None:
+    stage = Stage(2)
+    for name in ("a-1", "-1", "a-2", "a-3", "b-1", "-2"):
+        stage.come(name)
+    report = stage.report()
+    assert [holder["group"] for holder in report["holders"]] == ["a", ""]
+    assert [waiter["group"] for waiter in report["waiters"]] == ["a", "b", "", "a"]
+
+
+# Limits of groups.
+
+
+def test_a_group_has_no_more_slots_than_its_limit() -> None:
+    stage = Stage(4)
+    for number in range(6):
+        stage.come(f"a-{number}", limit=2)
+    assert stage.order == ["a-0", "a-1"]
+    stage.come("b-0")  # who is at the limit keeps nobody else waiting
+    stage.come("-0")
+    assert stage.order == ["a-0", "a-1", "b-0", "-0"]
+    stage.come("b-1")
+    stage.end("b-0")
+    assert stage.order[4:] == ["b-1"]
+    stage.end("a-0")
+    assert stage.order[5:] == ["a-2"]
+    assert stage.come("c-0", timeout=0) is Status.TIMEOUT
+
+
+def test_who_waits_for_a_group_at_its_limit_is_shown_last() -> None:
+    stage = Stage(2)
+    for name in ("a-0", "-0", "a-1", "a-2", "b-0"):
+        stage.come(name, limit=1 if name.startswith("a") else 0)
+    assert [waiter["group"] for waiter in stage.report()["waiters"]] == ["b", "a", "a"]
+
+
+def test_the_latest_request_of_a_group_says_its_limit() -> None:
+    """Old and new workers of one deploy name different ones: that is no error."""
+    stage = Stage(4)
+    for number in range(4):
+        stage.come(f"a-{number}", limit=1)
+    assert stage.order == ["a-0"]
+    stage.come("a-4", limit=3, timeout=0)
+    assert stage.order == ["a-0", "a-1", "a-2"]
+    stage.come("a-5", limit=1)
+    stage.end("a-0")
+    stage.end("a-1")
+    assert stage.order == ["a-0", "a-1", "a-2"]  # three were there, one may be
+    stage.come("a-6")
+    assert sorted(stage.order[3:]) == ["a-3", "a-5", "a-6"]
+
+
+def test_the_limit_is_forgotten_with_the_last_of_the_group() -> None:
+    stage = Stage(4)
+    stage.come("a-0", limit=1)
+    stage.end("a-0")
+    stage.come("a-1")
+    stage.come("a-2")
+    assert stage.order == ["a-0", "a-1", "a-2"]
+
+
+def test_who_is_told_of_a_turn_counts_for_the_limit_of_the_group() -> None:
+    stage = Stage(4)
+    assert stage.say("a-0", Turn(5000)) is Status.OK
+    assert isinstance(stage.enqueue("a-0", limit=1), YourTurn)
+    assert stage.come("a-1", limit=1) is None
+    assert stage.come("b-0") is not None
+    stage.say("a-0", Pass(SEMAPHORE, b"k", b"none"))
+    stage.now = 5.0
+    stage.heard(stage.table.advance(stage.now))
+    assert stage.order == ["b-0", "a-1"]
+
+
+# Positions.
+
+
+def test_a_position_that_was_kept_is_in_its_group_wherever_it_is_taken_up(lock: Stage) -> None:
+    lock.come("-0")
+    lock.enqueue("a-1")
+    assert lock.say("a-1", Reserve(0, 0)) is Status.OK
+    kept = lock.say("a-1", Wait(LOCK, b"k", 0))
+    assert isinstance(kept, TimedOut)
+    for name in ("a-2", "b-1", "b-2"):
+        lock.come(name)
+    assert lock.say("a-9", Resume(kept.ticket)) is Status.OK
+    assert lock.say("a-9", Acquire(LOCK, b"k", 1, 600, 600)) is None
+    assert [waiter["group"] for waiter in lock.report()["waiters"]] == ["a", "b", "a", "b"]
+    assert lock.drain() == ["a-9", "b-1", "a-2", "b-2"]
+
+
+def test_who_comes_back_after_the_turn_is_first_of_the_group_and_waits_for_its_turn(
+    lock: Stage,
+) -> None:
+    lock.come("-0")
+    lock.enqueue("a-1")
+    assert lock.say("a-1", Reserve(5000, 0)) is Status.OK
+    kept = lock.say("a-1", Wait(LOCK, b"k", 0))
+    assert isinstance(kept, TimedOut)
+    for name in ("a-2", "b-1", "a-3", "b-2"):
+        lock.come(name)
+    lock.end("-0")
+    assert lock.order == ["-0", "a-2"]  # others have passed it, which costs the group no turn
+    lock.say("a-9", Resume(kept.ticket))
+    assert lock.say("a-9", Acquire(LOCK, b"k", 1, 600, 600)) is None
+    assert lock.drain() == ["b-1", "a-9", "b-2", "a-3"]
+
+
+def test_who_lets_a_turn_run_out_has_used_it_up_for_the_group(lock: Stage) -> None:
+    lock.come("-0")
+    for name in ("a-1", "a-2"):
+        assert lock.say(name, Turn(1000)) is Status.OK
+        assert lock.enqueue(name) is Status.QUEUED
+        assert lock.say(name, Wait(LOCK, b"k", 600)) is None
+    lock.come("b-1")
+    lock.end("-0")
+    lock.now = 1.0
+    lock.heard(lock.table.advance(lock.now))
+    assert lock.order == ["-0", "b-1"]
+
+
+def test_the_same_process_goes_on_in_its_group(lock: Stage) -> None:
+    lock.come("-0")
+    owner = Owner(b"run", 0, b"here")
+    assert lock.say("a-1", owner) is Status.OK
+    lock.come("a-1")
+    lock.come("a-2")
+    lock.come("b-1")
+    assert lock.say("b-9", owner) is Status.OK
+    lock.come("b-9")  # what is said of a position that is there already changes nothing
+    assert [waiter["group"] for waiter in lock.report()["waiters"]] == ["a", "b", "a"]
+    other = lock.table.connect()
+    lock.table.handle(other, Owner(b"run", 0, b"there"), 0.0)
+    ((_, reply),) = lock.table.handle(other, Acquire(LOCK, b"k", 1, 5, None), 0.0)
+    assert isinstance(reply, OwnerConflict)
+
+
+# What outlives the process.
+
+
+def test_the_group_of_a_holder_is_kept() -> None:
+    stage = Stage(3)
+    stage.come("a-0", limit=1)
+    stage.come("-0")
+    assert stage.table.changes is not None
+    kept = [hold.kept() for hold in stage.table.changes]
+    assert [record.group for record in kept] == [b"a", b""]
+    after = Stage(3, table_of())
+    after.table.restore(kept, 0.0)
+    assert after.come("a-1", limit=1, timeout=0) is Status.TIMEOUT
+    assert after.come("b-0") is not None
+    renewed = after.say("a-0", Renew(SEMAPHORE, b"k", stage.tokens["a-0"], 600))
+    assert renewed is not Status.ERROR
+    assert after.say("a-0", Release(SEMAPHORE, b"k", stage.tokens["a-0"])) is Status.OK
+    assert isinstance(after.come("a-1", limit=1, timeout=0), Granted)
+
+
+# What it costs.
+
+
+def test_nothing_takes_longer_the_more_groups_and_waiters_there_are() -> None:
+    """A grant looks at none of those who wait, nor at other groups, at their limit or not."""
+
+    def looked_at(groups: int, each: int) -> int:
+        stage = Stage(2)
+        stage.come("-0")
+        stage.come("-1")
+        for number in range(each):
+            for group in range(groups):
+                stage.come(f"{group}-{number}", limit=1 if group % 2 else 0)
+        return calls(lambda: stage.end("-0"))
+
+    assert looked_at(300, 10) == looked_at(3, 2)
