@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
@@ -526,6 +527,21 @@ def test_a_lock_that_is_seen_twice_is_watched() -> None:
     assert looking.watched == [first]
     looking.look(again)
     assert looking.watched == [first, second]
+
+
+def test_nothing_is_kept_of_a_lock_that_has_come_and_gone() -> None:
+    looking = Looking()
+    lease, other = make_lease(Line(), 60), make_lease(Line(), 60)
+    looking.keep(lease)
+    looking.keep(other)
+    looking.look(1.0)
+    assert lease.end(object())
+    looking.forget(lease)
+    gone = weakref.ref(lease)
+    del lease
+    assert gone() is None
+    looking.look(1.0 + reactor.LOOK_EVERY)
+    assert looking.watched == [other]
 
 
 def test_one_that_is_renewed_soon_is_watched_at_once() -> None:
