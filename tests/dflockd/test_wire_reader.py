@@ -142,7 +142,7 @@ def test_each_request_is_the_same_both_ways_behind_an_owner(frame: bytes) -> Non
         b"l\nk\n0\n",
     ):
         data = owner + frame
-        for pieces in ([data], [data + b"w"], [data[:-1], data[-1:]], [b"w\n", data]):
+        for pieces in ([data], [data + b"w", b"\nk\n0\n"], [data[:-1], data[-1:]], [b"w\n", data]):
             assert read(pieces) == messages(pieces)
 
 

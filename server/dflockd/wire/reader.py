@@ -177,11 +177,15 @@ class RequestReader:
                 self._lines = lines
                 self._taken = 3
                 return kind
+        if len(lines) == 7 and not lines[6] and len(data) <= MAX_LINE and _is_ahead(lines):
+            kind = self._read(lines[0], lines[1], lines[2])
+            if kind == OWNER:
+                lines.pop()
+                self._lines = lines
+                self._taken = 3
+                self.ready = 1
+                return kind
         self._keep(lines)
-        if len(lines) == 6 and not self._tail and len(data) <= MAX_LINE and _is_ahead(lines):
-            if self.next() == OWNER:
-                return OWNER
-            self.put_back()
         return OTHER
 
     def next(self) -> int:
