@@ -18,6 +18,7 @@
     │       ├── MaxHoldsError
     │       ├── LimitMismatchError
     │       ├── OwnerConflictError
+    │       ├── SupersededError
     │       ├── UnsupportedError
     │       ├── LeaseExpiredError
     │       ├── DrainingError
@@ -132,8 +133,24 @@ class OwnerConflictError(RefusedError):
         self.attempt = attempt
 
 
+class SupersededError(RefusedError):
+    """A newer owner has asked for the lock: the newest wins.
+
+    Attributes:
+        by: who that is, as people see it; empty if that is not known.
+    """
+
+    def __init__(self, message: str, *, by: str = "", **about: str | None) -> None:
+        super().__init__(message, **about)
+        self.by = by
+
+
 class UnsupportedError(RefusedError):
     """The server is too old for what was asked of it."""
+
+
+IN_ORDER = (OwnerConflictError, SupersededError)
+"""What is said of who asks: the connection is as good as before."""
 
 
 class LeaseExpiredError(RefusedError):

@@ -16,6 +16,9 @@ OWNERS: Final = "owners"
 TURNS: Final = "turns"
 """To tell whose turn it is, and grant nothing."""
 
+AGES: Final = "ages"
+"""To be told how old a run is that asks: the newest wins."""
+
 REMEMBERED = 300.0
 """Seconds for which it is."""
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from dflockd import errors
 from dflockd.wire import (
+    MAX_AGE,
     MAX_ATTEMPT,
     MAX_LIMIT,
     MAX_LINE,
@@ -301,6 +302,8 @@ def checked_owner(owner: object, key: str) -> Owner:
         name, attempt = owner
         if isinstance(name, str) and _is_owner(name) and _is_whole(attempt, 0, MAX_ATTEMPT):
             return Owner(name.encode(), attempt)
+    elif isinstance(owner, tuple) and len(owner) == 3 and _is_whole(owner[2], 1, MAX_AGE):
+        return checked_owner(owner[:2], key)._replace(age=owner[2])
     raise errors.InvalidArgumentError(
         f"owner is {owner!r} for lock {key!r}: give (name, attempt), a name of 1 to {MAX_OWNER} "
         f"printable ASCII characters without space and a whole number from 0 to {MAX_ATTEMPT}",

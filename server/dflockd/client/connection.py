@@ -399,7 +399,7 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
         link.close()
         server = str(link.route.address)
         raise errors.BadReplyError(f"server {server}: {exc}", server=server) from exc
-    except errors.OwnerConflictError:
+    except errors.IN_ORDER:
         raise  # an answer in order: the connection is as good as before
     except OSError as exc:
         link.close()

@@ -20,14 +20,17 @@ from dflockd.wire import (
     GRANTED,
     MAX_SECONDS,
     Acquire,
+    Aged,
     Auth,
     Confirm,
     Detach,
+    DrawAge,
     Enqueued,
     Evict,
     Find,
     Granted,
     Inspect,
+    Listen,
     Moved,
     OwnerConflict,
     Pass,
@@ -41,6 +44,7 @@ from dflockd.wire import (
     Shards,
     Space,
     Status,
+    Superseded,
     TimedOut,
     Turn,
     UnexpectedReplyError,
@@ -50,6 +54,7 @@ from dflockd.wire import (
     encode_enqueue,
     encode_release,
     encode_request,
+    parse_aged,
     parse_done,
     parse_enqueued,
     parse_granted,
@@ -515,6 +520,34 @@ def evict(target: Target, fence: int) -> Operation[bool]:
     raise refused(reply, target)
 
 
+def draw_age(target: Target) -> Operation[int]:
+    """Ask for a number that is larger than all before."""
+    answer = yield Exchange(encode_request(DrawAge(target.key)), REPLY_PATIENCE)
+    reply = _read(parse_aged, answer, target)
+    if isinstance(reply, Aged):
+        return reply.age
+    if reply is Status.ERROR:
+        raise errors.UnsupportedError(
+            f"{_about(target)}: the server is too old to tell which task is the newest: "
+            "upgrade it, or have no lock_conflict='supersede'",
+            key=target.name,
+            server=target.server,
+        )
+    raise refused(reply, target)
+
+
+def listen(target: Target, token: bytes) -> Operation[Superseded | None]:
+    """Wait until a newer owner asks for what is held; ``None`` if it is not held any more."""
+    request = encode_request(Listen(target.key, token))
+    answer = yield Exchange(request, None, waits=True)
+    reply = _read(parse_done, answer, target)
+    if isinstance(reply, Superseded):
+        return reply
+    if reply in (Status.LEASE_EXPIRED, Status.ERROR):
+        return None
+    raise refused(reply, target)
+
+
 def ping(server: str) -> Operation[None]:
     """Ask a server for a sign of life, which any answer is."""
     yield Exchange(encode_request(Ping()), PING_PATIENCE)
@@ -754,6 +787,12 @@ def _not_granted(reply: object, target: Target) -> errors.RefusedError:
     He alone can have a rival of his own name. Then the connection is as good as before; elsewhere
     such an answer comes from something that is out of order.
     """
+    if isinstance(reply, Superseded):
+        by = reply.label.decode(errors="replace")
+        newer = by or "somebody"
+        return errors.SupersededError(
+            f"{_about(target)}: {newer} is newer", by=by, key=target.name, server=target.server
+        )
     if not isinstance(reply, OwnerConflict):
         return refused(reply, target)
     state = reply.state.decode()

@@ -351,10 +351,7 @@ class PendingAcquire:
     @property
     def server(self) -> Address:
         """Who is to be asked."""
-        session = self.lock._session
-        if session.shards is None:
-            return session.route.address
-        return session.shards.whom_to_ask(session.target.key)
+        return self.lock._session.asked_first
 
     # What those who were told have to say; each returns at once, in any thread.
 

@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from dflockd import errors
+from dflockd.address import Address
 from dflockd.client import abilities, clock, flows, forks, operations
 from dflockd.client.asking import ANSWER_PATIENCE, Asker, Begin, Home
 from dflockd.client.flows import introduced, opening_on
@@ -316,7 +317,7 @@ class Session(Asker):
             begun = self._go_on(claim, operations.acquire, timeout, asked, reply)
         try:
             grant = yield from begun
-        except errors.OwnerConflictError:
+        except errors.IN_ORDER:
             self._settle(None, claim)  # the server has answered in order
             raise
         return self._settle(grant, claim)
@@ -352,7 +353,7 @@ class Session(Asker):
         self.ticket = None
         try:
             grant = yield from begun
-        except errors.OwnerConflictError:
+        except errors.IN_ORDER:
             self._settle(None, claim)
             raise
         if grant is not None:
@@ -376,7 +377,7 @@ class Session(Asker):
         owner = self._owner.get("by")
         try:
             grant = yield from self._wait_on(self.asking, timeout, progress)
-        except errors.OwnerConflictError:
+        except errors.IN_ORDER:
             self._settle(None, owner)  # its process has asked again on another connection
             raise
         self.ticket = progress.kept.decode() or None
@@ -401,6 +402,23 @@ class Session(Asker):
         grant = yield from self._begin(begin, ANSWER_PATIENCE)
         return self._settle(grant, claim)
 
+    @property
+    def asked_first(self) -> Address:
+        """The server that is to be asked, as far as known."""
+        if self.shards is None:
+            return self.route.address
+        return self.shards.whom_to_ask(self.target.key)
+
+    def draw_age(self) -> Flow[int]:
+        """Have the server give a number that is larger than all before.
+
+        Raises:
+            UnsupportedError: it does not know ages.
+        """
+        age = yield from self.question(operations.draw_age)
+        abilities.note(self.asked_first, abilities.AGES, knows=True)
+        return age
+
     # Turns, for those who keep many waiters in order: only on one connection, and what goes wrong is
     # theirs to deal with.
 
@@ -410,6 +428,9 @@ class Session(Asker):
         Raises:
             UnsupportedError: the server does not know turns, and will not be asked for a while.
         """
+        has_age = self.target.introduction.owner.age > 0
+        if has_age and abilities.knows(self.asked_first, abilities.AGES) is not True:
+            yield from self.draw_age()
 
         def begin(target: Target, _: float | None) -> Operation[bytes | None]:
             is_known = abilities.knows(self.route.address, abilities.TURNS)
@@ -419,7 +440,7 @@ class Session(Asker):
         self._take_possession(claim)
         try:
             ticket = yield from self._begin(begin, 0)
-        except errors.OwnerConflictError:
+        except errors.IN_ORDER:
             self._settle(None, claim)
             raise
         except errors.UnsupportedError:
@@ -441,7 +462,7 @@ class Session(Asker):
         except errors.UnsupportedError:
             abilities.note(link.route.address, abilities.TURNS, knows=False)
             raise
-        except errors.OwnerConflictError:
+        except errors.IN_ORDER:
             self._leave_queue(claim)  # its process has asked again on another connection
             raise
         if ticket is None:
