@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         LockLostError,
         LockNotAcquiredError,
         LockUnavailableError,
+        SupersededError,
     )
     from celery_dflock.held import TaskLock, current_lock, require_lock
     from celery_dflock.outcome.skipped import Skipped
@@ -29,6 +30,7 @@ else:
         "LockLostError": "exceptions",
         "LockNotAcquiredError": "exceptions",
         "LockUnavailableError": "exceptions",
+        "SupersededError": "exceptions",
         "LockedTask": "task",
         "SingletonTask": "task",
         "Skipped": "outcome.skipped",
@@ -59,6 +61,7 @@ __all__ = [
     "LockedTask",
     "SingletonTask",
     "Skipped",
+    "SupersededError",
     "TaskLock",
     "current_lock",
     "dflock",

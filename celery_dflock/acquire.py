@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
-from celery_dflock.identity import is_unnamed_run, label_of
+from celery_dflock.identity import AgedOwner, Owner, is_unnamed_run, label_of
 from celery_dflock.locks import Locks, describe, describe_holders
 from celery_dflock.outcome.outage import outages
 from celery_dflock.outcome.requeue import reservation, short_reservation
@@ -19,6 +19,7 @@ from celery_dflock.outcome.types import (
     Redelivered,
     Refusal,
     ShuttingDown,
+    Superseded,
     TimedOut,
     Unavailable,
 )
@@ -42,7 +43,10 @@ def locks_of(plan: Plan, on_lost: Callable[[LockBase], object]) -> Locks:
     """Return the locks of a run, not taken yet."""
     bound, request = plan.bound, plan.request
     make, label = bound.make_lock, label_of(plan.task.name, request.id)
-    owner, locks = bound.owner_of(request), []
+    owner: Owner | AgedOwner = bound.owner_of(request)
+    if plan.age:
+        owner = (*owner, plan.age)
+    locks = []
     for key in plan.keys:
         locks.append(make(key, label=label, owner=owner, on_lost=on_lost))
     return Locks(locks, plan.timeout, bound.is_cluster, partial(_tell_waiting, plan))
@@ -62,6 +66,8 @@ def acquire(plan: Plan, locks: Locks) -> Refusal | None:
         return Unavailable(error, locks.server(error.key))
     except errors.OwnerConflictError as exc:
         return _redelivered(plan, str(exc), exc.key)
+    except errors.SupersededError as exc:
+        return _superseded(exc.key or plan.keys[0], exc.by)
     except errors.AcquireCancelledError:
         return ShuttingDown(LockNotAcquiredError(plan.keys[0], "the worker is shutting down"))
     if outages.known[0] and not isinstance(refusal, Unavailable):
@@ -86,6 +92,8 @@ def _go_on(plan: Plan, handed: HandOff, locks: Locks) -> Refusal | None:
             return Unavailable(error, locks.server(handed.key))
         case "redelivered":
             return _redelivered(plan, handed.error)
+        case "superseded":
+            return _superseded(handed.key, handed.error)
         case "slot":
             return None
 
@@ -151,6 +159,11 @@ def _timed_out(
 
 def _redelivered(plan: Plan, why: str, key: str | None = None) -> Redelivered:
     return Redelivered(LockNotAcquiredError(key or plan.keys[0], why))
+
+
+def _superseded(key: str, by: str) -> Superseded:
+    by = by or "a newer task"
+    return Superseded(LockNotAcquiredError(key, f"superseded, the newest wins: {by}", by))
 
 
 def _unnamed_run(plan: Plan, holders: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:

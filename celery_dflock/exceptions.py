@@ -5,6 +5,8 @@ Each keeps what it says in ``args``, so that it survives pickling and JSON resul
 
 from __future__ import annotations
 
+from celery.exceptions import Ignore
+
 
 class LockError(Exception):
     """Root of the plugin's errors.
@@ -63,6 +65,26 @@ class LockUnavailableError(LockError):
     """No lock server could be asked, and ``dflock_unavailable`` says ``fail``."""
 
     _what = "cannot be asked for"
+
+
+class SupersededError(LockError, Ignore):
+    """A newer task has asked for the lock while this one ran, and the newest wins.
+
+    Raised in the task, at the points at which a lost lock is. Let it pass, after whatever has to be
+    tidied up: the task ends as ``REVOKED`` then. Celery does not retry it (``autoretry_for``).
+
+    Args:
+        key: the lock concerned.
+        reason: what happened, in a few words.
+        by: the newer task.
+    """
+
+    _what = "is wanted by a newer task"
+
+    def __init__(self, key: str, reason: str, by: str = "") -> None:
+        super().__init__(key, reason)
+        self.args = (key, reason, by)
+        self.by = by
 
 
 class LockLostError(LockError):

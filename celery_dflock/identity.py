@@ -12,6 +12,9 @@ from celery.utils.nodenames import gethostname
 Owner: TypeAlias = tuple[str, int]
 """Which run, and which attempt of it: a retry is a later one, and so not another delivery."""
 
+AgedOwner: TypeAlias = tuple[str, int, int]
+"""The same, and its age, by which the newest wins."""
+
 
 def runs_of(task_name: str, prefix: str) -> Callable[[str, int, str], Owner]:
     """Return what says who a run of a task is, wherever its message is delivered.

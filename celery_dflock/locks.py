@@ -14,6 +14,7 @@ from celery_dflock.config import Settings
 from celery_dflock.exceptions import LockLostError, LockUnavailableError
 from celery_dflock.worker.shutdown import shutdown
 from dflockd import errors
+from dflockd.client import newest
 from dflockd.client.lock import LockBase
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation
 
@@ -160,6 +161,7 @@ class Locks(LocksBase[DistributedLock]):
         Raises:
             AcquireCancelledError: the worker is shutting down.
             OwnerConflictError: the same owner holds one of them already, or waits for it.
+            SupersededError: somebody newer has asked for the first.
             LockUnavailableError: a server could not be asked, or refused.
         """
         started, remaining = time.monotonic(), self.timeout
@@ -204,7 +206,7 @@ class Locks(LocksBase[DistributedLock]):
         try:
             shutdown.add(lock)
             return ask(lock, ticket, reserve)
-        except (errors.OwnerConflictError, errors.AcquireCancelledError):
+        except (*errors.IN_ORDER, errors.AcquireCancelledError):
             self.release()
             raise
         except errors.RemoteError as exc:
@@ -274,6 +276,10 @@ class Locks(LocksBase[DistributedLock]):
         with ExitStack() as stack:  # it comes to the last even if one is interrupted
             for lock in self._locks:
                 stack.callback(lock.release)
+
+    def listen(self, told: Callable[[str], object]) -> None:
+        """Be told once, on the renewal thread, if somebody newer asks for the first key."""
+        newest.listen(self._locks[0], told)
 
     def renew(self, seconds: int | None = None) -> bool:
         """Renew all leases now; ``False`` if one is lost."""

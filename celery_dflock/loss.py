@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from weakref import ref
 
-from celery_dflock.exceptions import LockLostError
+from celery_dflock.exceptions import LockLostError, SupersededError
 from celery_dflock.held import TaskLock
 from celery_dflock.locks import Locks
 from celery_dflock.plan import Plan
@@ -30,6 +30,7 @@ class Loss(Interruptible):
     has_begun = False
     _locks: ref[Locks] | None = None
     _is_told = False
+    _superseded: SupersededError | None = None
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -39,6 +40,20 @@ class Loss(Interruptible):
         """Know the locks: they are held from now on."""
         self._locks = ref(locks)
         self.has_begun = True
+
+    def supersede(self, by: str) -> None:
+        """Interrupt the body, for the newest wins. Runs on the renewal thread."""
+        plan = self._plan
+        by = by or "a newer task"
+        reason = f"{plan.name} is superseded by {by}"
+        error = self._superseded = SupersededError(plan.keys[0], reason, by)
+        interrupted = self.interrupt(error)
+        level = logging.INFO if interrupted else logging.DEBUG
+        logger.log(level, "task %s: superseded by %s", plan.name, by)
+
+    def has_superseded(self, error: SupersededError) -> bool:
+        """Whether an error is that of this run; one that was raised in a thread is a copy."""
+        return self._superseded is not None and error.args == self._superseded.args
 
     def happened(self, lock: LockBase) -> None:
         """Interrupt the body, or say that it goes on unlocked. Runs on the renewal thread.

@@ -23,6 +23,7 @@ from celery_dflock.keys import (
 )
 
 CONFLICT = ("requeue", "skip", "fail")
+SUPERSEDE = "supersede"
 LOST = ("raise", "warn")
 UNIQUE = ("until_executing", "until_executed", "until_expired")
 DUPLICATE = ("coalesce", "raise", "skip", "replace")
@@ -102,6 +103,8 @@ class LockOptions:
     wait: str | None
     """Where to wait; ``None`` is for the app to say."""
     conflict: str | ConflictFunction
+    supersedes: bool
+    """Whether the newest wins; what is not granted in time even so is for `conflict` to say."""
     requeue: Backoff
     lost: str | LostFunction
     unique: str | None
@@ -150,6 +153,7 @@ class LockOptions:
             sources = usual.keys
         if values["lock_unique"] == "until_expired" and values["lock_duplicate"] == "replace":
             raise values.bad("lock_duplicate", "another with until_expired: each would be sent")
+        conflict, supersedes = _conflict(values, sources)
         return cls(
             keys=sources,
             limit=values.whole("lock_limit", MAX_LIMIT),
@@ -157,7 +161,8 @@ class LockOptions:
             timeout=timeout,
             queue_timeout=QUEUE_TIMEOUT if isinstance(timeout, Unchosen) else timeout,
             wait=None if values["lock_wait"] is None else values.word("lock_wait", WAIT),
-            conflict=values.choice("lock_conflict", CONFLICT),
+            conflict=conflict,
+            supersedes=supersedes,
             requeue=_backoff(values),
             lost=values.choice("lock_lost", LOST),
             unique=None if values["lock_unique"] is None else values.word("lock_unique", UNIQUE),
@@ -271,6 +276,25 @@ class _Values:
         return ImproperlyConfigured(
             f"task {self.task.name}: {option} is {self[option]!r}: give {wanted}"
         )
+
+
+def _conflict(
+    values: _Values, sources: tuple[KeyTemplate | KeyFunction, ...] | None
+) -> tuple[str | ConflictFunction, bool]:
+    """Return what becomes of a task that has no lock in time, and whether the newest wins."""
+    given = values["lock_conflict"]
+    if given != SUPERSEDE and not isinstance(given, list | tuple):
+        return values.choice("lock_conflict", (*CONFLICT, SUPERSEDE)), False
+    words = (SUPERSEDE, "requeue") if given == SUPERSEDE else tuple(given)
+    if len(words) != 2 or words[0] != SUPERSEDE or words[1] not in CONFLICT:
+        then = " or ".join(map(repr, CONFLICT))
+        known = ", ".join((*CONFLICT, SUPERSEDE))
+        raise values.bad("lock_conflict", f"one of {known}, or ('{SUPERSEDE}', {then})")
+    if values["lock_limit"] != 1:
+        raise values.bad("lock_limit", f"1 with lock_conflict '{SUPERSEDE}': of several, which?")
+    if sources is not None and len(sources) > 1:
+        raise values.bad("lock_key", f"one key with lock_conflict '{SUPERSEDE}'")
+    return words[1], True
 
 
 def _timeout(values: _Values) -> float | None:

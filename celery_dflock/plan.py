@@ -98,6 +98,7 @@ class Plan:
             found out.
         hand_off: what the consumer has found out, if the task has waited there for the first key.
         began: when; a time of day.
+        age: the number by which the newest wins; 0 if it takes no part in that, or has none yet.
     """
 
     task: Task
@@ -111,6 +112,7 @@ class Plan:
     is_redelivered: bool
     hand_off: HandOff | None
     began: float
+    age: int = 0
 
     @property
     def name(self) -> str:
@@ -192,4 +194,5 @@ def plan(
         bool(header.redelivery or (info and info.get("redelivered"))),
         handed if handed is not None and handed.key == names[0] else None,
         began,
+        header.age if bound.options.supersedes else 0,
     )

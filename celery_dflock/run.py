@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from celery_dflock import superseding
 from celery_dflock.acquire import acquire, locks_of
+from celery_dflock.exceptions import SupersededError
 from celery_dflock.held import TaskLock, running
 from celery_dflock.locks import Locks
 from celery_dflock.loss import Loss
@@ -13,6 +15,7 @@ from celery_dflock.outcome.apply import apply
 from celery_dflock.outcome.header import is_firing
 from celery_dflock.outcome.once import once
 from celery_dflock.outcome.redelivery import drop_ended
+from celery_dflock.outcome.types import Refusal
 from celery_dflock.plan import Plan
 from celery_dflock.signals import lock_acquired, lock_released
 from celery_dflock.unique.run import Carried, carried
@@ -22,20 +25,28 @@ logger = logging.getLogger("celery_dflock")
 
 def run_locked(plan: Plan) -> Any:
     """Ask for the lock of a task, run its body if it is granted, and give the lock back."""
+    refusal = superseding.prepare(plan) if plan.options.supersedes else None
     loss = Loss(plan)
     locks = locks_of(plan, loss.happened)
     try:
-        locks.outer = running.get()
-        if plan.header.unique is None:
-            return _run(plan, locks, loss, None)
-        with carried(plan) as brought:
-            return _run(plan, locks, loss, brought)
-    finally:
-        _release(plan, locks, loss)
+        try:
+            locks.outer = running.get()
+            if plan.header.unique is None:
+                return _run(plan, locks, loss, None, refusal)
+            with carried(plan) as brought:
+                return _run(plan, locks, loss, brought, refusal)
+        finally:
+            _release(plan, locks, loss)
+    except SupersededError as exc:
+        if not loss.has_superseded(exc):
+            raise  # of the task that has called this one
+        superseding.revoke(plan, exc)
 
 
-def _run(plan: Plan, locks: Locks, loss: Loss, brought: Carried | None) -> Any:
-    refusal = acquire(plan, locks)
+def _run(
+    plan: Plan, locks: Locks, loss: Loss, brought: Carried | None, refusal: Refusal | None
+) -> Any:
+    refusal = refusal or acquire(plan, locks)
     if refusal is not None:
         return apply(plan, refusal)
     if plan.is_redelivered or is_firing(plan.request):
@@ -57,6 +68,8 @@ def _run_body(plan: Plan, locks: Locks, loss: Loss, brought: Carried | None) -> 
         if lock_acquired.is_heard:
             lock_acquired.send(sender=plan.task, request=plan.request, lock=TaskLock.of(locks))
         with loss:
+            if plan.options.supersedes:
+                locks.listen(loss.supersede)
             if loss.is_raised:
                 locks.check()  # what came too early to interrupt anything
             return plan.body()

@@ -68,6 +68,14 @@ task_requeued = Signal(
 task_skipped = Signal(name="task_skipped", providing_args={"request", "key", "holder"})
 """A task could not have its lock and was skipped. `holder` as for `lock_conflict`."""
 
+task_superseded = Signal(
+    name="task_superseded", providing_args={"request", "key", "by", "was_running"}
+)
+"""A newer task has come, and the newest wins (``lock_conflict="supersede"``); `by` says which.
+
+If it `was_running` it is revoked. Else it is skipped, and `task_skipped` follows.
+"""
+
 task_deduplicated = Signal(
     name="task_deduplicated", providing_args={"request", "key", "task_id", "verdict"}
 )

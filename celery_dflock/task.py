@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
-from celery import Celery, Task
+from celery import Celery, Task, uuid
 from celery.app.task import Context
 from celery.result import AsyncResult
 
@@ -17,6 +17,7 @@ from celery_dflock.options import SLOT_TIMEOUT, LockOptions
 from celery_dflock.outcome import header
 from celery_dflock.plan import Bound, plan
 from celery_dflock.run import run_locked
+from celery_dflock.superseding import headers_with_age
 from celery_dflock.unique import publish as unique
 from celery_dflock.worker import boot as boot  # connects what a worker calls at its start
 
@@ -53,7 +54,10 @@ class LockedTask(each.OneByOne):
         lock_conflict: what happens if it is not granted in time: ``"requeue"`` sends the task again
             with a pause, ``"skip"`` ends it with a `Skipped` result, ``"fail"`` with
             `LockNotAcquiredError`. Or a function ``(task, error)`` that returns one of these words
-            or the result of the task, or raises.
+            or the result of the task, or raises. ``"supersede"``: the newest wins. The holder is
+            interrupted with `SupersededError`, those who wait are skipped if they are older, and
+            what is not granted in time even so is requeued; ``("supersede", "skip")`` and
+            ``("supersede", "fail")`` say else. See docs/supersede.md.
         lock_requeue: the pauses of ``requeue``, during which the task keeps its place in the queue,
             and for how long the lock is kept free if its turn comes meanwhile; a dict, see
             `celery_dflock.options.Backoff`.
@@ -82,7 +86,7 @@ class LockedTask(each.OneByOne):
     lock_ttl: ClassVar[int] = 30
     lock_timeout: ClassVar[float | None] = SLOT_TIMEOUT
     lock_wait: ClassVar[str | None] = None
-    lock_conflict: ClassVar[str | Callable[..., Any]] = "requeue"
+    lock_conflict: ClassVar[str | tuple[str, str] | Callable[..., Any]] = "requeue"
     lock_requeue: ClassVar[dict[str, float]] = {}
     lock_lost: ClassVar[str | Callable[..., Any]] = "raise"
     lock_unique: ClassVar[str | None] = None
@@ -126,7 +130,7 @@ class LockedTask(each.OneByOne):
             {} if header.is_silent(headers) else header.options_of_call(Context(headers=headers))
         )
         lock_options = self._options_of(given)
-        if lock_options.unique is None:
+        if lock_options.unique is None and not lock_options.supersedes:
             # Nearly always; with nothing in the way.
             return super().apply_async(
                 args, kwargs, task_id, producer, link, link_error, shadow, **options
@@ -134,11 +138,18 @@ class LockedTask(each.OneByOne):
         publish = partial(super().apply_async, args, kwargs, producer=producer, shadow=shadow)
         counted_on = {"task_id": task_id, "link": link, "link_error": link_error}
         if (
-            any(counted_on.values())
-            or any(options.get(name) for name in ("group_id", "chord", "chain"))
-            or self.app.conf.task_always_eager
+            self.app.conf.task_always_eager
             or not settings(self.app).enabled
             or bases.is_of_celery(type(self))
+        ):
+            return publish(**counted_on, **options)
+        if lock_options.supersedes:
+            bound = self._bound(given)
+            publish = partial(self._send_with_age, publish, bound, args or (), kwargs or {})
+        if (
+            lock_options.unique is None
+            or any(counted_on.values())
+            or any(options.get(name) for name in ("group_id", "chord", "chain"))
         ):
             return publish(**counted_on, **options)
         return unique.send(
@@ -149,6 +160,20 @@ class LockedTask(each.OneByOne):
             options,
             lambda **more: publish(**{**options, **more}),
         )
+
+    def _send_with_age(
+        self,
+        publish: Callable[..., AsyncResult],
+        bound: Bound,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        task_id: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> AsyncResult:
+        task_id = task_id or uuid()
+        more = headers_with_age(self, bound, args, kwargs, headers, task_id)
+        return publish(task_id=task_id, headers=more, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body under the lock."""
@@ -194,4 +219,4 @@ class SingletonTask(LockedTask):
 
     lock_key: ClassVar[LockKey] = staticmethod(lambda task, _args, _kwargs: task.name)
     lock_timeout: ClassVar[float | None] = 0
-    lock_conflict: ClassVar[str | Callable[..., Any]] = "skip"
+    lock_conflict: ClassVar[str | tuple[str, str] | Callable[..., Any]] = "skip"

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Any, assert_never
 
-from celery_dflock.outcome import overtaken, redelivery, shutting_down, timed_out, unavailable
+from celery_dflock.outcome import (
+    overtaken,
+    redelivery,
+    shutting_down,
+    superseded,
+    timed_out,
+    unavailable,
+)
 from celery_dflock.outcome.types import (
     Overtaken,
     Redelivered,
     Refusal,
     ShuttingDown,
+    Superseded,
     TimedOut,
     Unavailable,
 )
@@ -29,6 +37,8 @@ def apply(plan: Plan, it: Refusal) -> Any:
             return overtaken.wait_again(plan, it)
         case Redelivered():
             return redelivery.send_again(plan, it)
+        case Superseded():
+            return superseded.skip_older(plan, it)
         case ShuttingDown():
             return shutting_down.send_elsewhere(plan, it)
         case _:

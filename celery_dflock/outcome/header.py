@@ -27,6 +27,9 @@ UNIQUE = "unique"
 
 UNIQUE_FIELDS = ("key", "token", "until")
 
+AGE, AGE_OF = "age", "of"
+"""The places there for the number by which the newest wins, and for the id of the task whose it is."""
+
 FIRING = "dflock_firing"
 """The message header of a firing: a dict of its ``id``, ``entry`` and ``due`` and the ``fence``."""
 
@@ -35,6 +38,8 @@ RESERVED = frozenset(("attempt", "since", "place", "retries", "copy", "free", UN
 
 LARGEST = 1 << 53
 """Larger than any count or time of day; what is not a number is not below it."""
+
+LARGEST_AGE = (1 << 64) - 1
 
 is_ticket = re.compile("[0-9A-Za-z]{1,256}").fullmatch
 
@@ -55,6 +60,7 @@ class Header:
         waited: seconds in the consumer, of a wait that has gone through the broker since.
         paused: since when the time does not count, because the latest attempt was no conflict.
         overtaken: how often its turn had passed before it had a slot.
+        age: the number by which the newest wins; 0 for none.
     """
 
     options: Mapping[str, Any]
@@ -68,6 +74,7 @@ class Header:
     waited: float = 0.0
     paused: float | None = None
     overtaken: int = 0
+    age: int = 0
 
     @classmethod
     def read(cls, request: Context) -> Header:
@@ -84,7 +91,7 @@ class Header:
             return NOTHING
         ours, more = _fields(headers, HEADER), _fields(headers, RUN)
         options = {name: value for name, value in ours.items() if name not in RESERVED}
-        header = cls(options, ours.get(UNIQUE))
+        header = cls(options, ours.get(UNIQUE), age=age_of(headers, request.id))
         if ours.get("retries") != request.retries:
             return header
         return replace(
@@ -115,6 +122,8 @@ class Header:
             "waited": self.waited,
             "paused": self.paused,
             "overtaken": self.overtaken,
+            AGE: self.age,
+            AGE_OF: request.id if self.age else None,
         }
         headers = dict(request.headers or {})
         headers[HEADER] = {**self.options, **_said(ours), "retries": request.retries}
@@ -128,6 +137,25 @@ class Header:
         if self.since is None or self.paused is None:
             return self.since
         return self.since + max(0.0, began - self.paused)
+
+
+def age_of(headers: Mapping[str, Any] | None, task_id: str) -> int:
+    """Return the number by which the newest wins that a message carries; 0 without one.
+
+    Only if it is this task's: it is handed on to others where a task copies its headers.
+    """
+    fields = (headers or {}).get(RUN)
+    if not isinstance(fields, Mapping) or fields.get(AGE_OF) != task_id:
+        return 0
+    age = fields.get(AGE)
+    return age if isinstance(age, int) and 0 < age <= LARGEST_AGE else 0
+
+
+def with_age(headers: Mapping[str, Any] | None, age: int, task_id: str) -> dict[str, Any]:
+    """Return the headers of a message with that number."""
+    before = (headers or {}).get(RUN)
+    more = before if isinstance(before, Mapping) else {}
+    return {**(headers or {}), RUN: {**more, AGE: age, AGE_OF: task_id}}
 
 
 NOTHING = Header({})

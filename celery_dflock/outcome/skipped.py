@@ -22,12 +22,20 @@ class Skipped(dict[str, Any]):
 
     MARK = "dflock"
 
-    def __init__(self, key: str, task_id: str | None, holder: str | None = None) -> None:
+    def __init__(
+        self,
+        key: str,
+        task_id: str | None,
+        holder: str | None = None,
+        superseded_by: str | None = None,
+    ) -> None:
         super().__init__({self.MARK: "skipped", "key": key, "task_id": task_id, "holder": holder})
+        if superseded_by is not None:
+            self["superseded_by"] = superseded_by
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the arguments."""
-        return type(self), (self.key, self.task_id, self.holder)
+        return type(self), (self.key, self.task_id, self.holder, self.superseded_by)
 
     @property
     def key(self) -> str:
@@ -46,17 +54,24 @@ class Skipped(dict[str, Any]):
         holder: str | None = self["holder"]
         return holder
 
+    @property
+    def superseded_by(self) -> str | None:
+        """Which newer task has come, with ``lock_conflict="supersede"``; else ``None``."""
+        by: str | None = self.get("superseded_by")
+        return by
+
     @classmethod
     def of(cls, result: object) -> Skipped | None:
         """Return `result` as `Skipped` if that is what a task returned, else ``None``."""
         if isinstance(result, dict) and result.get(cls.MARK) == "skipped":
-            return cls(result["key"], result["task_id"], result.get("holder"))
+            by = result.get("superseded_by")
+            return cls(result["key"], result["task_id"], result.get("holder"), by)
         return None
 
 
-def skip(plan: Plan, error: LockNotAcquiredError) -> Skipped:
+def skip(plan: Plan, error: LockNotAcquiredError, *, superseded_by: str | None = None) -> Skipped:
     """Return the result of a skipped run."""
     request = plan.request
     logger.info("task %s skipped: %s", plan.name, error)
     task_skipped.send(sender=plan.task, request=request, key=error.key, holder=error.holder)
-    return Skipped(error.key, request.id, error.holder)
+    return Skipped(error.key, request.id, error.holder, superseded_by)

@@ -50,6 +50,13 @@ class Redelivered:
 
 
 @dataclass(frozen=True, slots=True)
+class Superseded:
+    """A newer task has asked for the lock, and the newest wins; `error` names it as the holder."""
+
+    error: LockNotAcquiredError
+
+
+@dataclass(frozen=True, slots=True)
 class ShuttingDown:
     """The worker is shutting down: this process waits for nothing any more.
 
@@ -75,5 +82,5 @@ class Unavailable:
     server: str
 
 
-Refusal: TypeAlias = TimedOut | Overtaken | Redelivered | ShuttingDown | Unavailable
+Refusal: TypeAlias = TimedOut | Overtaken | Redelivered | Superseded | ShuttingDown | Unavailable
 """Why a task does not run now."""

@@ -32,6 +32,7 @@ from celery_dflock.signals import (
     lock_waiting,
     task_requeued,
     task_skipped,
+    task_superseded,
 )
 
 RETRY_POLICY = {"max_retries": 1, "interval_start": 0}
@@ -125,6 +126,18 @@ def send_skipped(sender: Task, request: Context, key: str, holder: str | None, *
     """A task was skipped because of its lock."""
     if _wanted[0]:
         _send("lock-skipped", sender, request, key=key, holder=holder)
+
+
+@task_superseded.connect
+def send_superseded(
+    sender: Task, request: Context, key: str, by: str, was_running: bool, **_: Any
+) -> None:
+    """A newer task has come, and the newest wins."""
+    if _wanted[0]:
+        _send("lock-superseded", sender, request, key=key, by=by, was_running=was_running)
+        if was_running:
+            # Of Celery's own: it sends none for a task that ends like this.
+            _send("task-revoked", sender, request, terminated=True, signum=None, expired=False)
 
 
 lock_acquired.for_events = lock_released.for_events = 1

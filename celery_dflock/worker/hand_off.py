@@ -11,12 +11,13 @@ from celery.app.task import Context
 HANDED = "dflock_handed"
 """The place in a request for what the consumer of this worker hands to the process that runs it."""
 
-Verdict: TypeAlias = Literal["turn", "timeout", "unavailable", "redelivered", "slot"]
+Verdict: TypeAlias = Literal["turn", "timeout", "unavailable", "redelivered", "superseded", "slot"]
 """What came of the wait.
 
 ``turn``: the key is free for this task; nothing is granted yet, the process takes the position up by
 its ticket. ``timeout``: not in time. ``unavailable``: no server could be asked. ``redelivered``:
-another delivery of the same message has the lock or waits for it. ``slot``: the server knows no
+another delivery of the same message has the lock or waits for it. ``superseded``: a newer task has
+asked for it, and the newest wins. ``slot``: the server knows no
 waiting without a grant, so the task is to wait in its slot.
 """
 
@@ -32,7 +33,8 @@ class HandOff:
         ticket: of the position, to be taken up when the turn has come; or that was kept for the
             next attempt, at ``timeout``.
         pause: for how long it was kept, in seconds.
-        error: what the server said, at ``unavailable`` and ``redelivered``.
+        error: what the server said, at ``unavailable`` and ``redelivered``; who is newer, at
+            ``superseded``.
     """
 
     key: str

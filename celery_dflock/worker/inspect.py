@@ -116,4 +116,7 @@ def _ask(questions: Sequence[_Question], rows: list[Row]) -> None:
 def _details(state: str, place: int, entry: Mapping[str, Any]) -> Row:
     if state == "waits":
         return {"place": place, "waited_s": entry["waited_s"]}
-    return {field: entry[field] for field in ("fence", "held_s", "lease_expires_in_s")}
+    row = {field: entry[field] for field in ("fence", "held_s", "lease_expires_in_s")}
+    if entry.get("superseded_by"):
+        row["superseded_by"] = entry["superseded_by"]
+    return row

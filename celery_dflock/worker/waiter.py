@@ -10,7 +10,7 @@ from celery.app.task import Context
 
 from celery_dflock.identity import Owner, is_unnamed_run, label_of
 from celery_dflock.options import LockOptions
-from celery_dflock.outcome.header import Header, is_silent, options_of_call
+from celery_dflock.outcome.header import Header, age_of, is_silent, options_of_call
 from celery_dflock.outcome.requeue import reservation, short_reservation
 from celery_dflock.plan import Bound, keeps_position
 from celery_dflock.worker import unacknowledged
@@ -90,10 +90,14 @@ class Waiter:
             or not bound.is_locked
         ):
             return None
+        age = age_of(request.request_dict, request.id) if options.supersedes else 0
+        if options.supersedes and not age:
+            return None  # it is drawn where the task can wait for the answer
         names = bound.keys_of(task, tuple(request.args), request.kwargs)
         asks = bound.owner_of(Context(request.request_dict))
         label = label_of(task.name, request.id)
-        lock = bound.make_lock(names[0], label=label, owner=asks)
+        owner = (*asks, age) if age else asks
+        lock = bound.make_lock(names[0], label=label, owner=owner)
         return cls(request, lock, asks, options, len(names))
 
     @property
@@ -151,6 +155,8 @@ class Waiter:
             return HandOff(key, waited, "timeout", self.lock.ticket, pause)
         if isinstance(error, errors.OwnerConflictError):
             return HandOff(key, waited, "redelivered", error=str(error))
+        if isinstance(error, errors.SupersededError):
+            return HandOff(key, waited, "superseded", error=error.by)
         if isinstance(error, errors.UnsupportedError):
             return HandOff(key, waited, "slot")
         return HandOff(key, waited, "unavailable", error=str(error))

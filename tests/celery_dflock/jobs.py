@@ -26,6 +26,7 @@ from celery_dflock.signals import (
     task_deduplicated,
     task_requeued,
     task_skipped,
+    task_superseded,
 )
 
 # The environment variables that tell a worker where everything is; also DFLOCK_SERVERS.
@@ -260,6 +261,17 @@ failed = job(
     autoretry_for=(Exception,),
     retry_kwargs={"countdown": 0, "max_retries": 5},
 )
+NEVER_RETRIED = {
+    "lock_timeout": LONG,
+    "autoretry_for": (Exception,),
+    "retry_kwargs": {"countdown": 0, "max_retries": 5},
+}
+latest = job("latest", lock_conflict="supersede", **NEVER_RETRIED)
+latest_parked = job(
+    "latest_parked", lock_wait="consumer", lock_conflict="supersede", **NEVER_RETRIED
+)
+latest_late = job("latest_late", lock_conflict="supersede", acks_late=True, **NEVER_RETRIED)
+latest_skipped = job("latest_skipped", lock_conflict=("supersede", "skip"), lock_timeout=1)
 retried = job(
     "retried", autoretry_for=(ValueError,), retry_kwargs={"countdown": 0, "max_retries": 1}
 )
@@ -410,6 +422,11 @@ def note_skipped(sender: Task, key: str, **_: Any) -> None:
 def be_slow(**_: Any) -> None:
     if SLOW in os.environ:
         time.sleep(float(os.environ[SLOW]))
+
+
+@task_superseded.connect
+def note_superseded(sender: Task, key: str, by: str, was_running: bool, **_: Any) -> None:
+    note("superseded", sender, key=key, by=by, was_running=was_running)
 
 
 @lock_lost.connect

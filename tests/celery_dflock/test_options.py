@@ -32,7 +32,7 @@ def refusal(**options: Any) -> str:
 @pytest.mark.parametrize(
     ("option", "value", "remedy"),
     [
-        ("lock_conflict", "queue", "one of requeue, skip, fail (did you mean requeue?)"),
+        ("lock_conflict", "queue", "one of requeue, skip, fail, supersede (did you mean requeue?)"),
         ("lock_conflict", None, "one of requeue, skip, fail"),
         ("lock_conflict", ["skip"], "one of requeue, skip, fail"),
         ("lock_lost", "warning", "one of raise, warn (did you mean warn?)"),

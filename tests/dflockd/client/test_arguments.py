@@ -61,7 +61,7 @@ BAD: list[tuple[str, Any]] = [
     ("owner", "run"),
     ("owner", ()),
     ("owner", ("run",)),
-    ("owner", ("run", 1, 2)),
+    ("owner", ("run", 1, 2, 3)),
     ("owner", ["run", 1]),
     ("owner", (b"run", 1)),
     ("owner", ("", 1)),

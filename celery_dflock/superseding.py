@@ -1,0 +1,96 @@
+"""``lock_conflict="supersede"``: the newest wins, by a number that the lock server gives.
+
+The number is drawn where the task is sent, and travels in its header through retries and requeues. A
+message without one, from `send_task` or beat, has it drawn where it arrives.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from celery import Task
+
+from celery_dflock.exceptions import LockKeyError, LockUnavailableError, SupersededError
+from celery_dflock.outcome import header
+from celery_dflock.outcome.types import Unavailable
+from celery_dflock.plan import Bound, Plan
+from celery_dflock.signals import task_superseded
+from dflockd import errors
+from dflockd.client import newest
+
+logger = logging.getLogger("celery_dflock")
+
+
+def headers_with_age(
+    task: Task,
+    bound: Bound,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    headers: Mapping[str, Any] | None,
+    task_id: str,
+) -> Mapping[str, Any] | None:
+    """Return the headers of a message that is about to be sent, with a number of its own.
+
+    They stay as they are if they have one, for that is a retry; and if no number is to be had now: it
+    is drawn where the task arrives.
+
+    Raises:
+        LockKeyError: the arguments make no key, or several.
+    """
+    if header.age_of(headers, task_id):
+        return headers
+    try:
+        key = _only(bound.keys_of(task, tuple(args), dict(kwargs)))
+    except TypeError:
+        return headers  # arguments that do not fit are Celery's to refuse
+    try:
+        age = newest.draw_age(bound.make_lock(key))
+    except errors.RemoteError as exc:
+        why = "its age counts from its arrival in a worker"
+        logger.warning("task %s[%s]: %s: %s", task.name, task_id, why, exc)
+        return headers
+    return header.with_age(headers, age, task_id)
+
+
+def prepare(plan: Plan) -> Unavailable | None:
+    """See to it that a run has an age, and that its server knows of ages.
+
+    Raises:
+        LockKeyError: there are several keys.
+    """
+    lock = plan.bound.make_lock(_only(plan.keys))
+    try:
+        if plan.age:
+            newest.prepare(lock)
+        else:
+            plan.age = newest.draw_age(lock)
+            request = plan.request
+            request.headers = header.with_age(request.headers, plan.age, request.id)
+    except errors.RemoteError as exc:
+        return Unavailable(LockUnavailableError(lock.key, str(exc)), lock.server)
+    return None
+
+
+def _only(keys: Sequence[str]) -> str:
+    if len(keys) > 1:
+        why = "lock_key gave several keys: with lock_conflict 'supersede' give one"
+        raise LockKeyError(keys[0], why)
+    return keys[0]
+
+
+def revoke(plan: Plan, error: SupersededError) -> NoReturn:
+    """End a run that was interrupted, with a result that says by whom.
+
+    Raises:
+        SupersededError: which tells Celery that there is nothing more to store.
+    """
+    task, request = plan.task, plan.request
+    task_superseded.send(sender=task, request=request, key=error.key, by=error.by, was_running=True)
+    if not request.is_eager:
+        keep = not (task.ignore_result or request.ignore_result)
+        task.backend.mark_as_revoked(
+            request.id, f"superseded by {error.by}", request=request, store_result=keep
+        )
+    raise error
