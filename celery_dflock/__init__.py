@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         SupersededError,
     )
     from celery_dflock.held import TaskLock, current_lock, require_lock
+    from celery_dflock.options import RequeueOptions, TaskOptions
     from celery_dflock.outcome.skipped import Skipped
     from celery_dflock.task import LockedTask, SingletonTask
 else:
@@ -32,9 +33,11 @@ else:
         "LockUnavailableError": "exceptions",
         "SupersededError": "exceptions",
         "LockedTask": "task",
+        "RequeueOptions": "options",
         "SingletonTask": "task",
         "Skipped": "outcome.skipped",
         "TaskLock": "held",
+        "TaskOptions": "options",
         "current_lock": "held",
         "dflock": "context",
         "require_lock": "held",
@@ -59,10 +62,12 @@ __all__ = [
     "LockNotAcquiredError",
     "LockUnavailableError",
     "LockedTask",
+    "RequeueOptions",
     "SingletonTask",
     "Skipped",
     "SupersededError",
     "TaskLock",
+    "TaskOptions",
     "current_lock",
     "dflock",
     "require_lock",

@@ -18,7 +18,7 @@ from functools import cache, partial
 from operator import call
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from celery import Celery
 from celery.app.defaults import DEFAULTS
@@ -59,8 +59,11 @@ UNAVAILABLE = ("requeue", "fail", "run")
 SSL_FILES = ("ca_certs", "certfile", "keyfile")
 """What ``dflock_use_ssl`` can name."""
 
-WAIT = ("slot", "consumer")
+Wait: TypeAlias = Literal["slot", "consumer"]
 """Where a task waits for its lock; see `Settings.wait`."""
+
+WAIT: tuple[str, ...] = get_args(Wait)
+"""The same, to look a value up in."""
 
 MAX_WAITING = 500
 """Default of `Settings.max_waiting`: half of the 1024 files that a process can often have open."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from celery import Task
 from celery.exceptions import ImproperlyConfigured
 
 from celery_dflock import signatures
-from celery_dflock.config import WAIT
+from celery_dflock.config import WAIT, Wait
 from celery_dflock.exceptions import LockKeyError, LockNotAcquiredError
 from celery_dflock.keys import (
     KeyFunction,
@@ -22,11 +22,18 @@ from celery_dflock.keys import (
     encode,
 )
 
-CONFLICT = ("requeue", "skip", "fail")
+Ending: TypeAlias = Literal["requeue", "skip", "fail"]
+Supersede: TypeAlias = Literal["supersede"]
+Conflict: TypeAlias = Ending | Supersede | tuple[Supersede, Ending]
+Lost: TypeAlias = Literal["raise", "warn"]
+Unique: TypeAlias = Literal["until_executing", "until_executed", "until_expired"]
+Duplicate: TypeAlias = Literal["coalesce", "raise", "skip", "replace"]
+
+CONFLICT: tuple[str, ...] = get_args(Ending)
 SUPERSEDE = "supersede"
-LOST = ("raise", "warn")
-UNIQUE = ("until_executing", "until_executed", "until_expired")
-DUPLICATE = ("coalesce", "raise", "skip", "replace")
+LOST: tuple[str, ...] = get_args(Lost)
+UNIQUE: tuple[str, ...] = get_args(Unique)
+DUPLICATE: tuple[str, ...] = get_args(Duplicate)
 
 
 class Unchosen(int):
@@ -54,6 +61,48 @@ ConflictFunction: TypeAlias = Callable[[Task, LockNotAcquiredError], Any]
 
 LostFunction: TypeAlias = Callable[[Task, Any], object]
 """``(task, lock)``; see `LockedTask.lock_lost`."""
+
+LockKey: TypeAlias = str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None
+"""A template, a function ``(task, args, kwargs) -> key or keys``, or several of these."""
+
+
+class RequeueOptions(TypedDict, total=False):
+    """What ``lock_requeue`` can say; times in seconds. See `LockedTask`."""
+
+    base: float
+    cap: float
+    max_wait: float
+    max_attempts: int
+    hold: float | None
+
+
+class TaskOptions(TypedDict, total=False):
+    """The options of a locked task, for type checkers and editors; see `LockedTask`.
+
+        ACCOUNT = TaskOptions(lock_key="account:{account_id}", lock_conflict="skip")
+
+        @app.task(base=LockedTask, **ACCOUNT)
+        def sync_account(account_id: int) -> None: ...
+
+    Celery's own decorator takes any argument, so nothing checks what is written there. For one call:
+    ``headers={"dflock": TaskOptions(lock_timeout=60)}``.
+    """
+
+    lock_key: LockKey
+    lock_limit: int
+    lock_ttl: int
+    lock_timeout: float | None
+    lock_wait: Wait | None
+    lock_conflict: Conflict | ConflictFunction
+    lock_requeue: RequeueOptions
+    lock_lost: Lost | LostFunction
+    lock_unique: Unique | None
+    lock_unique_ttl: int
+    lock_duplicate: Duplicate
+
+
+OPTIONS = tuple(TaskOptions.__annotations__)
+"""Their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,21 +273,6 @@ class LockOptions:
         ):
             raise LockKeyError(task.name, f"lock_key returned {made!r}, not a text or several")
         return [encode(key) for key in several]
-
-
-OPTIONS = (
-    "lock_key",
-    "lock_limit",
-    "lock_ttl",
-    "lock_timeout",
-    "lock_wait",
-    "lock_conflict",
-    "lock_requeue",
-    "lock_lost",
-    "lock_unique",
-    "lock_unique_ttl",
-    "lock_duplicate",
-)
 
 
 @dataclass(frozen=True, slots=True)

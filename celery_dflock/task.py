@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 from celery import Celery, Task, uuid
 from celery.app.task import Context
@@ -12,16 +12,23 @@ from celery.result import AsyncResult
 
 from celery_dflock import bases, each
 from celery_dflock.bases import ENTERED
-from celery_dflock.config import read, settings
-from celery_dflock.options import SLOT_TIMEOUT, LockOptions
+from celery_dflock.config import Wait, read, settings
+from celery_dflock.options import (
+    SLOT_TIMEOUT,
+    Conflict,
+    Duplicate,
+    LockKey,
+    LockOptions,
+    Lost,
+    RequeueOptions,
+    Unique,
+)
 from celery_dflock.outcome import header
 from celery_dflock.plan import Bound, plan
 from celery_dflock.run import run_locked
 from celery_dflock.superseding import headers_with_age
 from celery_dflock.unique import publish as unique
 from celery_dflock.worker import boot as boot  # connects what a worker calls at its start
-
-LockKey: TypeAlias = str | Callable[..., str] | Sequence[str | Callable[..., str]] | None
 
 
 class LockedTask(each.OneByOne):
@@ -85,13 +92,13 @@ class LockedTask(each.OneByOne):
     lock_limit: ClassVar[int] = 1
     lock_ttl: ClassVar[int] = 30
     lock_timeout: ClassVar[float | None] = SLOT_TIMEOUT
-    lock_wait: ClassVar[str | None] = None
-    lock_conflict: ClassVar[str | tuple[str, str] | Callable[..., Any]] = "requeue"
-    lock_requeue: ClassVar[dict[str, float]] = {}
-    lock_lost: ClassVar[str | Callable[..., Any]] = "raise"
-    lock_unique: ClassVar[str | None] = None
+    lock_wait: ClassVar[Wait | None] = None
+    lock_conflict: ClassVar[Conflict | Callable[..., Any]] = "requeue"
+    lock_requeue: ClassVar[RequeueOptions] = {}
+    lock_lost: ClassVar[Lost | Callable[..., Any]] = "raise"
+    lock_unique: ClassVar[Unique | None] = None
     lock_unique_ttl: ClassVar[int] = 3600
-    lock_duplicate: ClassVar[str] = "coalesce"
+    lock_duplicate: ClassVar[Duplicate] = "coalesce"
 
     # Celery asks for it in the worker, where requests are received.
     Strategy = "celery_dflock.worker.strategy:default"
@@ -219,4 +226,4 @@ class SingletonTask(LockedTask):
 
     lock_key: ClassVar[LockKey] = staticmethod(lambda task, _args, _kwargs: task.name)
     lock_timeout: ClassVar[float | None] = 0
-    lock_conflict: ClassVar[str | tuple[str, str] | Callable[..., Any]] = "skip"
+    lock_conflict: ClassVar[Conflict | Callable[..., Any]] = "skip"

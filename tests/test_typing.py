@@ -1,0 +1,115 @@
+"""What type checkers say of code that uses the plugin, as that of the README and the guides."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from celery_dflock import LockedTask, RequeueOptions, TaskOptions
+from celery_dflock.options import OPTIONS, Backoff
+from examples.demo.stage import ROOT
+
+BOUND = 110
+SNIPPET = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+PAGES = [
+    ROOT / "README.md",
+    *sorted(
+        path
+        for kind in ("tutorial", "howto")
+        for path in (ROOT / "docs" / kind).glob("*.md")
+        if path.name != "django.md"  # Django comes without types
+    ),
+]
+
+WRONG = """
+from celery import Celery
+from celery_dflock import LockedTask, TaskOptions, current_lock, dflock, require_lock
+
+app = Celery("wrong")
+
+TaskOptions(lock_conflict="skipp")
+TaskOptions(lock_confict="skip")
+TaskOptions(lock_ttl="30")
+TaskOptions(lock_unique="until_done")
+TaskOptions(lock_requeue={"max_attemps": 3})
+
+
+class Report(LockedTask):
+    lock_lost = "warning"
+
+
+current_lock().fence
+require_lock().fenze
+
+with dflock("key") as lock:
+    lock.extend("30")
+"""
+"""Each statement with a mistake that somebody could make."""
+
+
+def mypy(directory: Path) -> list[str]:
+    (directory / "mypy.ini").write_text(
+        "[mypy]\nstrict = true\n[mypy-celery.*]\nignore_missing_imports = true\n"
+    )
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "mypy", "--no-error-summary", "--no-pretty"),
+            # Celery has no types: its decorators and its Task are Any.
+            *("--allow-untyped-decorators", "--allow-subclassing-any", "--allow-untyped-calls"),
+            *("--cache-dir", str(ROOT / ".mypy_cache" / "snippets"), "."),
+        ],
+        cwd=directory,
+        env={"PATH": "", "MYPYPATH": f"{ROOT}:{ROOT / 'server'}"},
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return [line for line in done.stdout.splitlines() if " error: " in line]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What is wrong, for the snippets and for code with mistakes; of one run."""
+    directory = tmp_path_factory.mktemp("typing")
+    for page in PAGES:
+        for number, text in enumerate(SNIPPET.findall(page.read_text()), 1):
+            name = f"{page.stem.replace('-', '_')}_{number}.py"
+            (directory / name).write_text(text)
+    (directory / "wrong.py").write_text(WRONG.lstrip("\n"))
+    errors = mypy(directory)
+    wrong = [line for line in errors if line.startswith("wrong.py:")]
+    return {"wrong": wrong, "snippets": [line for line in errors if line not in wrong]}
+
+
+def test_snippets_are_typed(found: dict[str, list[str]]) -> None:
+    assert found["snippets"] == []
+
+
+def test_mistakes_are_found(found: dict[str, list[str]]) -> None:
+    lines = [int(line.split(":")[1]) for line in found["wrong"]]
+    text = WRONG.lstrip("\n").splitlines()
+
+    assert [text[number - 1].strip() for number in lines] == [
+        'TaskOptions(lock_conflict="skipp")',
+        'TaskOptions(lock_confict="skip")',
+        'TaskOptions(lock_ttl="30")',
+        'TaskOptions(lock_unique="until_done")',
+        'TaskOptions(lock_requeue={"max_attemps": 3})',
+        'lock_lost = "warning"',
+        "current_lock().fence",
+        "require_lock().fenze",
+        'lock.extend("30")',
+    ]
+
+
+def test_the_options_are_those_of_the_task() -> None:
+    declared = {name for name in vars(LockedTask) if name.startswith("lock_")}
+
+    assert declared == set(OPTIONS) == set(TaskOptions.__annotations__)
+    assert set(RequeueOptions.__annotations__) == set(Backoff.__dataclass_fields__)
