@@ -211,11 +211,11 @@ def arrive(cluster: Cluster, key: str, number: int) -> None:
         ({"lock_key": ["a:{x}", "b:{x}"]}, "lock_key is .*: give one key with"),
         (
             {"lock_conflict": ("supersede", "wait")},
-            "lock_conflict is .*, supersede, or \('supersede', 'requeue' or",
+            r"lock_conflict is .*, supersede, or \('supersede', 'requeue' or",
         ),
         (
             {"lock_conflict": ("skip", "fail")},
-            "lock_conflict is .*, supersede, or \('supersede', 'requeue' or",
+            r"lock_conflict is .*, supersede, or \('supersede', 'requeue' or",
         ),
         ({"lock_conflict": "superseed"}, "did you mean supersede"),
     ],
