@@ -4,12 +4,13 @@ A server does so much before its core is full, and then the rest waits: the lock
 the CPU time of the server that it took most of. With the keys shared out by their hash that is twice
 as much for two servers, if they take nothing from one another and both get their half.
 
-One server and a load of 64 connections share a core; then two of each share two cores, and half of
-each load goes to the server on the other core. CPU time is what is compared, because the program that
-makes the load needs more of a core than a compiled server does: what comes and goes in a second is
-what those programs can do, on two cores, and half of it wakes somebody on the other core. It is
-written down as well. That two servers answer twice as much in one second takes more than two cores to
-show.
+Two programs, one on each core, make the load of 64 connections for each server, so that half of what
+a server is asked comes from its own core and half from the other one; one server has the same, without
+the second beside it. What is asked from the same core alone comes in larger batches, and costs less.
+
+CPU time is what is compared, because the program that makes the load needs more of a core than a
+compiled server does: what comes and goes in a second is what those programs can do. It is written down
+as well. That two servers answer twice as much in one second takes more than two cores to show.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ def load(bench: Bench) -> Iterator[Load]:
             with cpu.pinned(core):
                 pair.append(servers.ours(bench, stack, name=f"server-{core}"))
         ports = [server.port for server in pair]
-        with cpu.pinned(0):
-            one = [stack.enter_context(ExchangeProcess(ports[:1], CONNECTIONS, "one"))]
-        two = []
+        one, two = [], []
         for core in (0, 1):
             with cpu.pinned(core):
-                process = ExchangeProcess(ports, CONNECTIONS, f"two-{core}")
-                two.append(stack.enter_context(process))
+                half = ExchangeProcess(ports[:1], CONNECTIONS // 2, f"one-{core}")
+                one.append(stack.enter_context(half))
+                both = ExchangeProcess(ports, CONNECTIONS, f"two-{core}")
+                two.append(stack.enter_context(both))
         compared: dict[str, Sequence[ExchangeProcess]] = {TWO: two, ONE: one}
 
         def measure(number: int) -> Figures:
