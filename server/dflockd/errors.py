@@ -16,6 +16,7 @@
     │       ├── MaxLocksError
     │       ├── MaxWaitersError
     │       ├── MaxHoldsError
+    │       ├── MaxRatesError
     │       ├── LimitMismatchError
     │       ├── OwnerConflictError
     │       ├── SupersededError
@@ -111,6 +112,10 @@ class MaxWaitersError(RefusedError):
 
 class MaxHoldsError(RefusedError):
     """This connection holds or waits for as much as it may, or the key has as many holders."""
+
+
+class MaxRatesError(RefusedError):
+    """The rates that the server knows allow as many runs as it may have to remember."""
 
 
 class LimitMismatchError(RefusedError):

@@ -17,7 +17,7 @@ UNITS: Final = {"s": 1, "m": 60, "h": 3600}
 _written = re.compile(r"([0-9]{1,7})/([smh])").fullmatch
 
 
-class RateLimit(NamedTuple):
+class RunRate(NamedTuple):
     """How many runs may begin in any window of so many seconds."""
 
     runs: int
@@ -29,7 +29,7 @@ class RateLimit(NamedTuple):
         return f"{self.runs}/{unit}" if unit else f"{self.runs}/{self.per_s:g} s"
 
 
-def parse_rate(rate: object) -> RateLimit:
+def parse_rate(rate: object) -> RunRate:
     """Return what a rate says.
 
     Raises:
@@ -50,7 +50,7 @@ def parse_rate(rate: object) -> RateLimit:
         and 1 <= runs <= MAX_RATE
         and 0.001 <= seconds <= MAX_SECONDS / 1000
     ):
-        return RateLimit(runs, float(seconds))
+        return RunRate(runs, float(seconds))
     raise InvalidArgumentError(
         f"rate is {rate!r}: give a text such as '10/m' (s, m or h), or (10, 60): "
         f"1 to {MAX_RATE} runs in seconds from 0.001"

@@ -19,10 +19,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from dflockd import errors
-from dflockd.client import clock, process
+from dflockd.client import clock, operations, process
 from dflockd.client.arguments import KeepPlace, Reservation
 from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
-from dflockd.client.lock import LockBase, SemaphoreBase
+from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
 from dflockd.client.session import RELEASE_PATIENCE, Reply
 from dflockd.client.steps import Flow, Hear, Pause, Ready
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
@@ -32,6 +32,7 @@ __all__ = [
     "DistributedLock",
     "DistributedSemaphore",
     "KeepPlace",
+    "RateLimit",
     "Reservation",
     "ShardingStrategy",
     "drive",
@@ -205,6 +206,19 @@ class DistributedLock(LockBase):
             session.give_up(claim)
             raise
 
+    async def give_back(self) -> bool:
+        """Give the lock back as `release` does, for a run that has not begun and never will.
+
+        So it takes no place of its rate. See `begin`.
+        """
+        session = self._session
+        claim = session.lease, session.waiter
+        try:
+            return await _run(session.release(claim, give=operations.give_back))
+        except BaseException:
+            session.give_up(claim)
+            raise
+
     async def inspect(self) -> dict[str, Any]:
         """Ask the server who holds the key and who waits for it.
 
@@ -257,6 +271,18 @@ class DistributedLock(LockBase):
 
 class DistributedSemaphore(SemaphoreBase, DistributedLock):
     """A lock that up to `limit` holders have at a time, first come, first served.
+
+    For the other arguments see `dflockd.client.lock.LockBase`.
+    """
+
+
+class RateLimit(RateLimitBase, DistributedSemaphore):
+    """Something of which so many runs may begin in a while, first come, first served.
+
+        async with RateLimit("vendor-api", "10/m", servers=servers): ...
+
+    Over all processes, exactly, by the clock of the server: in no window of a minute, wherever it
+    begins, more than ten. Runs may be longer than that, and any number of them go on at once.
 
     For the other arguments see `dflockd.client.lock.LockBase`.
     """

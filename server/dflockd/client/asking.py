@@ -28,6 +28,9 @@ class Reactor(Protocol):
     def keep(self, lease: Lease) -> None:
         """Renew it until it ends."""
 
+    def report(self, lease: Lease) -> None:
+        """Renew it when its beginning is to be reported."""
+
     def forget(self, lease: Lease) -> None:
         """Its owner has ended it."""
 

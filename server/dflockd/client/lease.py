@@ -57,6 +57,10 @@ class Lease:
     """Of the reactor."""
     renew_at = math.inf
     """When the next renewal should be sent, once `spread` has chosen that."""
+    begun: bool | None = None
+    """Whether its run has begun, of a lock with a rate."""
+    report_at = math.inf
+    """When its server is to be told that; never once it has been."""
     shards: ShardMap | None = None
     _on_lost: Callable[[], object] | None = None
     _owner: object = None
@@ -189,7 +193,13 @@ class Lease:
     def spread(self) -> None:
         """Choose when it is renewed, by chance."""
         share = self.renew_ratio * (1 - _chance.random() * JITTER)
-        self.renew_at = self.deadline - self.lease * (1 - share)
+        self.renew_at = min(self.deadline - self.lease * (1 - share), self.report_at)
+
+    def begin(self, report_at: float) -> None:
+        """Take in that its run begins, which its server is to be told then, with a renewal."""
+        self.report_at = report_at
+        self.renew_at = min(self.renew_at, report_at)
+        self.begun = True
 
     def doubt(self) -> None:
         """Take in that it is not certain any more: its connection broke."""

@@ -16,11 +16,13 @@ from dflockd.client.arguments import Reservation
 from dflockd.client.introduction import ANONYMOUS, NOBODY, Introduction, new
 from dflockd.client.lease import DOUBTFUL, HELD, Lease
 from dflockd.client.operations import Exchange, Progress, Target
+from dflockd.client.rated import RatedSession
 from dflockd.client.routing import shard_map
 from dflockd.client.session import Ending, Session
 from dflockd.client.steps import Flow, Route
+from dflockd.rates import RateLike, parse_rate
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
-from dflockd.wire import Space
+from dflockd.wire import UNLIMITED, Space
 
 L = TypeVar("L", bound="LockBase")
 
@@ -50,6 +52,9 @@ class LockBase:
             attempt. A server that has the same owner at this key with the same attempt or a later one
             answers at once, with an `OwnerConflictError`; a later attempt queues behind an earlier
             one. Servers that do not know owners take no notice.
+        rate: how many runs may begin in a while, besides: ``"10/m"`` (``s``, ``m`` or ``h``), or
+            ``(10, 60)`` for ten in any window of 60 seconds. It is asked for with the lock, and the
+            latest to ask says what it is. A run begins when the lock is granted; see `with_rate`.
         on_lost: called once with this lock if it is lost while held: the lease ended unrenewed, or
             the server no longer knows it. Of a blocking lock it runs on the thread that renews all
             locks of the process: it must not block. Of an asyncio lock it runs on the event loop,
@@ -81,6 +86,7 @@ class LockBase:
         label: str = "",
         owner: tuple[str, int] | None = None,
         on_lost: Callable[[Any], object] | None = None,
+        rate: RateLike | None = None,
     ) -> None:
         if ssl_context is not None:
             arguments.check_tls(ssl_context)
@@ -110,6 +116,8 @@ class LockBase:
         if ssl_context is not None:
             route = Route(route.address, route.auth_secret, ssl_context)
         self._begin(key, plan.sort, target, route, on_lost, plan.beginnings)
+        if rate is not None:
+            self.with_rate(rate)
 
     @classmethod
     def maker(
@@ -174,7 +182,7 @@ class LockBase:
         self.key = key
         self.acquire_timeout_s = sort.timeout
         self.lease_ttl_s = target.lease
-        self._session = Session(
+        self._session: Session = Session(
             target,
             route,
             sort.renew_ratio,
@@ -184,6 +192,35 @@ class LockBase:
             None if on_lost is None else partial(self._callback, weakref.ref(self), on_lost),
             beginnings,
         )
+
+    def with_rate(self, rate: RateLike, *, begins: bool = True) -> Self:
+        """Have so many runs begin in a while, at most, from the next `acquire` on; return this lock.
+
+        Args:
+            rate: as that of the class.
+            begins: whether a run begins with the grant. If not, it does when `begin` is called, and
+                until then `give_back` frees the place as well, as if it had not been asked for.
+
+        Raises:
+            InvalidArgumentError: it is no rate.
+            AlreadyHeldError: this object holds the lock or waits for it.
+        """
+        if self.state != "free":
+            raise errors.AlreadyHeldError(
+                f"lock {self.key!r} is in use: give it a rate before", key=self.key
+            )
+        self._session = RatedSession(self._session, parse_rate(rate), begins=begins)
+        return self
+
+    def begin(self) -> None:
+        """Say that the run begins for which a rate has let the lock be granted; see `with_rate`.
+
+        Its place is free one window after the server has heard of that. It does soon, or with the
+        release; nothing is waited for. Without a rate, or a second time, nothing happens.
+        """
+        session = self._session
+        if isinstance(session, RatedSession):
+            session.begin()
 
     @staticmethod
     def _callback(
@@ -399,6 +436,7 @@ class SemaphoreBase(LockBase):
         label: str = "",
         owner: tuple[str, int] | None = None,
         on_lost: Callable[[Any], object] | None = None,
+        rate: RateLike | None = None,
     ) -> None:
         self._limit = limit
         super().__init__(
@@ -413,4 +451,36 @@ class SemaphoreBase(LockBase):
             label=label,
             owner=owner,
             on_lost=on_lost,
+            rate=rate,
+        )
+
+
+class RateLimitBase(SemaphoreBase):
+    """A semaphore that a rate alone bounds.
+
+    Args:
+        rate: see `LockBase`.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        rate: RateLike,
+        acquire_timeout_s: float | None = 10,
+        lease_ttl_s: int | None = None,
+        servers: Sequence[ServerLike] | str = DEFAULT_SERVERS,
+        sharding_strategy: ShardingStrategy = stable_hash_shard,
+        renew_ratio: float = 0.5,
+        **others: Any,
+    ) -> None:
+        super().__init__(
+            key,
+            UNLIMITED,
+            acquire_timeout_s,
+            lease_ttl_s,
+            servers,
+            sharding_strategy,
+            renew_ratio,
+            rate=rate,
+            **others,
         )

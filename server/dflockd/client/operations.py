@@ -22,9 +22,11 @@ from dflockd.wire import (
     Acquire,
     Aged,
     Auth,
+    Begun,
     Confirm,
     Detach,
     DrawAge,
+    Enqueue,
     Enqueued,
     Evict,
     Find,
@@ -35,6 +37,7 @@ from dflockd.wire import (
     OwnerConflict,
     Pass,
     Ping,
+    Rate,
     Recovering,
     Renew,
     Renewed,
@@ -47,6 +50,7 @@ from dflockd.wire import (
     Superseded,
     TimedOut,
     Turn,
+    Unbegun,
     UnexpectedReplyError,
     Wait,
     YourTurn,
@@ -152,6 +156,8 @@ class Target(NamedTuple):
     """Whether its server hangs up on who says what the published protocol does not know."""
     progress: Progress | None = None
     """Of a waiter that has a place with a name, or may get one."""
+    rate: Rate | None = None
+    """How many runs may begin in a while, if they may not at any time."""
 
     @property
     def name(self) -> str:
@@ -204,7 +210,9 @@ def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
     while True:
         is_attempt = remaining is not None and not _is_whole(remaining) and not is_told
         seconds, patience, is_reply, waits = _waiting(0 if is_attempt else remaining)
-        request = Acquire(target.space, target.key, target.limit, seconds, target.lease)
+        request = Acquire(
+            target.space, target.key, target.limit, seconds, target.lease, target.rate
+        )
         exchange = Exchange(encode_request(request), patience, is_reply, 0, waits)
         answer = yield with_ahead(exchange, target)
         reply = _read(parse_granted, answer, target)
@@ -248,6 +256,8 @@ def enqueue(target: Target) -> Operation[Grant | None]:
 def to_enqueue(target: Target, _timeout: float | None = None) -> Exchange:
     """Return the request of an `enqueue`."""
     request = encode_enqueue(target.space, target.key, target.limit, target.lease)
+    if target.rate is not None:
+        request = encode_request(Enqueue(*target[:4], target.rate))
     return new(Exchange, (request, REPLY_PATIENCE, False, 0, False, False))
 
 
@@ -350,7 +360,7 @@ def await_turn(target: Target, timeout: int | None) -> Operation[bytes | None]:
 
 
 def _declined(target: Target, token: bytes) -> Operation[Never]:
-    yield from release(target, token)
+    yield from (release if target.rate is None else give_back)(target, token)
     raise unsupported(target)
 
 
@@ -370,12 +380,15 @@ def is_taken_up(target: Target) -> Operation[bool]:
     return reply in (Status.NOT_ENQUEUED, Status.TIMEOUT)
 
 
-def renew(target: Target, token: bytes, lease: int | None) -> Operation[Grant | None]:
+def renew(
+    target: Target, token: bytes, lease: int | None, *, has_begun: bool = False
+) -> Operation[Grant | None]:
     """Start the lease anew; ``None`` if the slot is no longer held.
 
     It belongs to this connection from now on, whichever it was granted on.
     """
-    exchange = Exchange(renewal_request(target, token, lease), REPLY_PATIENCE)
+    request = renewal_request(target, token, lease, has_begun=has_begun)
+    exchange = Exchange(request, REPLY_PATIENCE)
     return read_renewal(target, token, (yield with_ahead(exchange, target)))
 
 
@@ -409,9 +422,19 @@ def detach(target: Target, token: bytes, lease: int) -> Operation[bool]:
     raise refused(reply, target)
 
 
-def renewal_request(target: Target, token: bytes, lease: int | None) -> bytes:
-    """Return the bytes of a renewal, for those who wait for its answer in their own way."""
-    return encode_request(Renew(target.space, target.key, token, lease))
+def renewal_request(
+    target: Target, token: bytes, lease: int | None, *, has_begun: bool = False
+) -> bytes:
+    """Return the bytes of a renewal, for those who wait for its answer in their own way.
+
+    Args:
+        target: what it is about.
+        token: of the grant.
+        lease: seconds.
+        has_begun: whether it says that the run has begun, of a lock with a rate.
+    """
+    message = Begun if has_begun else Renew
+    return encode_request(message(target.space, target.key, token, lease))
 
 
 def _confirmation_request(target: Target, token: bytes, lease: int | None) -> bytes:
@@ -429,9 +452,17 @@ def read_renewal(target: Target, token: bytes, answer: Answer) -> Grant | None:
     raise refused(reply, target)
 
 
+def give_back(target: Target, token: bytes) -> Operation[bool]:
+    """Give the slot back of a run that never begins; ``False`` if it was no longer held."""
+    return _given_back(target, encode_request(Unbegun(target.space, target.key, token)))
+
+
 def release(target: Target, token: bytes) -> Operation[bool]:
     """Give the slot back; ``False`` if it was no longer held."""
-    request = encode_release(target.space, target.key, token)
+    return _given_back(target, encode_release(target.space, target.key, token))
+
+
+def _given_back(target: Target, request: bytes) -> Operation[bool]:
     answer = yield Exchange(request, REPLY_PATIENCE)
     if answer.line == DONE:
         return True
@@ -756,6 +787,8 @@ _REFUSALS: dict[Status, tuple[type[errors.RefusedError], str]] = {
     Status.MAX_LOCKS: (errors.MaxLocksError, "the server holds as many keys as its --max-locks"),
     Status.MAX_WAITERS: (errors.MaxWaitersError, "as many wait for it as --max-waiters allows"),
     Status.MAX_HOLDS: (errors.MaxHoldsError, "as much is held as --max-holds allows"),
+    Status.MAX_RATES: (errors.MaxRatesError, "all rates allow as much as --max-rate-runs"),
+    Status.RATE_WINDOW: (errors.RefusedError, "its rate has a window over --max-rate-window"),
     Status.LIMIT_MISMATCH: (errors.LimitMismatchError, "it is in use with another limit"),
     Status.LEASE_EXPIRED: (errors.LeaseExpiredError, "its lease ended before it was taken up"),
     Status.NOT_ENQUEUED: (errors.LeaseExpiredError, "its lease ended before it was taken up"),
@@ -792,6 +825,13 @@ def _not_granted(reply: object, target: Target) -> errors.RefusedError:
         newer = by or "somebody"
         return errors.SupersededError(
             f"{_about(target)}: {newer} is newer", by=by, key=target.name, server=target.server
+        )
+    if reply is Status.ERROR and target.rate is not None:
+        return errors.UnsupportedError(
+            f"{_about(target)}: the server is too old to know rates, or refuses the lease: "
+            "upgrade it, or leave the rate out",
+            key=target.name,
+            server=target.server,
         )
     if not isinstance(reply, OwnerConflict):
         return refused(reply, target)

@@ -123,6 +123,10 @@ class Reactor:
             if not self._looks:
                 self._wake_or_start()
 
+    def report(self, lease: Lease) -> None:
+        """Come back to a lease when its beginning is to be reported, if it lasts until then."""
+        self._tell(lease.report_at, lease)
+
     def forget(self, lease: Lease) -> None:
         """Look after a lease no more that its owner has ended.
 

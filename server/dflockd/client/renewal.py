@@ -12,6 +12,7 @@ the one that stays is renewed on again before the other is closed.
 from __future__ import annotations
 
 import logging
+import math
 
 from dflockd import errors
 from dflockd.address import Address
@@ -72,6 +73,8 @@ class _Keeper:
         """When a renewal was sent on connections that owe its answer."""
         self.spare: Link | None = None
         """A second connection to the same server, to which the hold may belong."""
+        self.says_begun = False
+        """Whether the latest renewal said that the run has begun."""
         self._settles_from = 0.0
         """A renewal that was sent from then on says that it belongs to the first."""
 
@@ -106,6 +109,11 @@ class _Keeper:
         """Close what nobody else knows."""
         if self.spare is not None:
             self.spare.close()
+
+    def report(self) -> None:
+        """Take in what the server has been told of the beginning with a renewal that it answers."""
+        if self.says_begun:
+            self.lease.report_at = math.inf
 
     def silent_at(self, sent: float) -> float:
         """Return when a server has said nothing for so long that another connection is tried."""
@@ -145,7 +153,10 @@ class _Keeper:
         spare = self.spare
         if now >= lease.renew_at or (spare is not None and spare not in self.sent):
             self.sent[link] = now
-            link.send_now(renewal_request(lease.target, lease.token, lease.asked))
+            self.says_begun = lease.begun is True
+            link.send_now(
+                renewal_request(lease.target, lease.token, lease.asked, has_begun=self.says_begun)
+            )
         return False
 
     def _listen(self, spare: Link) -> None:
@@ -162,6 +173,7 @@ class _Keeper:
     def _answered(self, answer: Answer) -> None:
         lease, spare = self.lease, self.spare
         grant = read_renewal(lease.target, lease.token, answer)
+        self.report()
         if grant is None:
             lease.lose("the server no longer knows it")
         elif lease.state == DOUBTFUL and answer.sent < self._settles_from:
@@ -214,6 +226,7 @@ class _Rescue:
                 reason = "the server no longer knows it"
             else:
                 grant, link = answer
+                self._keeper.report()
                 lease.target = target.at(link.route.address)
                 self._end(link)
                 if lease.renewed(grant, link):
@@ -283,7 +296,9 @@ class _Rescue:
         lease, server = self._lease, link.route.address
         # A server that has forgotten the hold takes from here whose it is.
         target = introduced(lease.target.at(server), link)
-        exchange = next(renew(target, lease.token, lease.asked))
+        self._keeper.says_begun = lease.begun is True
+        renewing = renew(target, lease.token, lease.asked, has_begun=self._keeper.says_begun)
+        exchange = next(renewing)
         self._keeper.sent[link] = clock.now()
         try:
             link.send_now(exchange.request, exchange.ahead)

@@ -79,6 +79,8 @@ First: TypeAlias = Callable[[Target, float | None], Exchange]
 Reply: TypeAlias = "bytes | Exception | None"
 """The reply to a request, or what went wrong instead, or nothing yet."""
 
+Give: TypeAlias = Callable[[Target, bytes], Operation[bool]]
+
 Ending: TypeAlias = "tuple[Lease | None, dict[str, object]]"
 """The claim of a call that is to end what there is when it begins: a lease, or a position by its
 `Session.waiter`. It is made without any call, so that nothing comes between."""
@@ -531,7 +533,11 @@ class Session(Asker):
             asked = seconds or lease.asked
             lease.shorten(asked)
             grant, link = yield from self._tell(
-                lambda target: operations.renew(target, lease.token, asked), link, lease.left
+                lambda target: operations.renew(
+                    target, lease.token, asked, has_begun=lease.begun is True
+                ),
+                link,
+                lease.left,
             )
             self.telling = None
             lease.target = self.target
@@ -581,13 +587,20 @@ class Session(Asker):
         self._home().pool.give(link)
         return lease.token.decode()
 
-    def release(self, claim: Ending, asked: Link | None = None, reply: Reply = None) -> Flow[bool]:
+    def release(
+        self,
+        claim: Ending,
+        asked: Link | None = None,
+        reply: Reply = None,
+        give: Give = operations.release,
+    ) -> Flow[bool]:
         """Give the lock back, or the position; ``False`` if it was not held any more.
 
         Args:
             claim: of the caller.
             asked: where `hand_back` has begun to...
             reply: ... and what has come since.
+            give: what is said; `operations.give_back` of a run that never begins.
         """
         if self.queued is not None and self.waiter.setdefault("by", claim) is claim:
             self.queued.close()
@@ -610,7 +623,7 @@ class Session(Asker):
                 self.telling = link
                 until = clock.now() + RELEASE_PATIENCE
                 try:
-                    talk = Talk(link, operations.release(self.target, lease.token), until)
+                    talk = Talk(link, give(self.target, lease.token), until)
                     if asked is not None:
                         talk.under_way = next(talk.operation), link.asked_at, reply
                     released = yield talk
@@ -619,7 +632,7 @@ class Session(Asker):
                         raise
             if released is None:
                 # It broke: the server may wait for a renewal, all the lease long. Say that none comes.
-                released, link = yield from self._give_back(lease, claim, link)
+                released, link = yield from self._give_back(lease, claim, link, give)
         except errors.RemoteError as exc:
             released = False
             logger.warning("lock %r could not be released in order: %s", self._name, exc)
@@ -736,18 +749,16 @@ class Session(Asker):
             yield Pause(10 * BUSY if lease.is_away else BUSY)
         return link
 
-    def _give_back(self, lease: Lease, claim: object, link: Link | None) -> Flow[tuple[bool, Link]]:
+    def _give_back(
+        self, lease: Lease, claim: object, link: Link | None, give: Give
+    ) -> Flow[tuple[bool, Link]]:
         """Release a lease wherever its server can be reached, if its connection is of no use."""
         if link is None:
             link = yield from self._taken(lease, claim)
         elif link.closed:
             link = None
         patience = RELEASE_PATIENCE if self.shards is None else min(lease.left, RELEASE_PATIENCE)
-        return (
-            yield from self._tell(
-                lambda target: operations.release(target, lease.token), link, patience
-            )
-        )
+        return (yield from self._tell(lambda target: give(target, lease.token), link, patience))
 
     # Small things.
 

@@ -1,0 +1,63 @@
+"""Locks of which only so many runs may begin in a while: what is asked, and that a run has begun.
+
+The server frees the place of a run one window after it has heard of its beginning. So that is said a
+moment later: what is said first could be heard before the first line of the run is come to, and the
+next run begin a moment too soon. A run that is over before is said to have begun by its release.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dflockd.client import clock
+from dflockd.client.operations import Grant
+from dflockd.client.session import Session
+from dflockd.rates import RunRate
+from dflockd.wire import Rate
+
+REPORT_AFTER: Final = 0.01
+"""Seconds from the beginning of a run to the request that says so, at least."""
+
+SHORT: Final = 20.0
+"""Seconds. The thread of the process is woken for the runs of a shorter window; it comes by anyway
+within a hundredth of a longer one."""
+
+
+class RatedSession(Session):
+    """A session that takes places of a rate.
+
+    Args:
+        plain: as it would be without.
+        rate: how many runs may begin.
+        begins: whether the run begins with the grant, or when `begin` is called.
+    """
+
+    def __init__(self, plain: Session, rate: RunRate, *, begins: bool) -> None:
+        asked = Rate(rate.runs, max(1, round(rate.per_s * 1000)))
+        super().__init__(
+            plain.target._replace(rate=asked),
+            plain.route,
+            plain._renew_ratio,
+            plain.shards,
+            plain._home,
+            plain._on_lost,
+        )
+        self._begins = begins
+        self._is_short = rate.per_s < SHORT
+
+    def begin(self) -> None:
+        """Take in that the run begins; nothing happens if it has, or nothing is held."""
+        lease = self.lease
+        if lease is None or lease.begun is not False or lease.is_over:
+            return
+        lease.begin(clock.now() + REPORT_AFTER)
+        if self._is_short or lease.task is not None:
+            self._home().reactor.report(lease)
+
+    def _settle(self, grant: Grant | None, claim: object) -> bool:
+        is_held = super()._settle(grant, claim)
+        if is_held and self.lease is not None:
+            self.lease.begun = False
+            if self._begins:
+                self.begin()
+        return is_held
