@@ -101,7 +101,7 @@ def test_a_lock_of_a_sort_is_the_lock_of_its_arguments(
         assert kind.maker(limit)("key").limit == kind("key", limit).limit == limit
 
 
-@given(st.text(max_size=4) | st.text("a", min_size=254, max_size=258))
+@given(st.text("a \t\0\x7f\u00a0\u00e9", max_size=3) | st.text("a", min_size=254, max_size=258))
 def test_no_key_passes_that_could_not_be_sent(key: str) -> None:
     problem: str | None = "it cannot be encoded"
     with contextlib.suppress(UnicodeEncodeError):
@@ -112,3 +112,21 @@ def test_no_key_passes_that_could_not_be_sent(key: str) -> None:
         assert problem
     else:
         assert not problem
+
+
+def test_each_method_is_looked_at() -> None:
+    make = sync_client.DistributedLock.maker()
+    for _ in range(2):
+        assert make("key", on_lost=Callable().plain).key == "key"
+        with pytest.raises(errors.InvalidArgumentError, match="on_lost"):
+            make("key", on_lost=Callable().method)
+
+
+@pytest.mark.parametrize("servers", [["lock-1"], ["lock-1", "lock-2"]])
+def test_a_strategy_of_the_user_is_asked_and_checked_whatever_there_is_to_choose(
+    servers: list[str],
+) -> None:
+    lock = sync_client.DistributedLock
+    for make in (lock.maker(servers=servers, sharding_strategy=lambda *_: 7), None):
+        with pytest.raises(errors.InvalidArgumentError, match="returned 7"):
+            make("key") if make else lock("key", servers=servers, sharding_strategy=lambda *_: 7)
