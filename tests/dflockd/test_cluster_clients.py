@@ -937,7 +937,7 @@ async def test_a_lock_and_its_queue_move(client: Client, stage: ClusterStage) ->
     order: list[int] = []
 
     async def wait(number: int) -> None:
-        async with client.lock(key, acquire_timeout_s=30, **options) as waiter:
+        async with client.lock(key, acquire_timeout_s=600, **options) as waiter:
             assert waiter.held
             order.append(number)
 

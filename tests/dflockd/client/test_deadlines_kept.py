@@ -184,11 +184,11 @@ async def test_what_is_no_wait_for_a_lock(client: Client, hung: ServerProcess) -
 
 
 async def test_renew_and_detach_end_with_the_lease(client: Client, hung: ServerProcess) -> None:
-    locks = [client.lock(f"{KEY}-{n}", hung, lease_ttl_s=2) for n in range(2)]
+    locks = [client.lock(f"{KEY}-{n}", hung, lease_ttl_s=4) for n in range(2)]
     for lock in locks:
         assert await lock.acquire() is True
     hung.suspend()
-    await asyncio.gather(in_time(locks[0].renew(), 2), in_time(locks[1].detach(), 2))
+    await asyncio.gather(in_time(locks[0].renew(), 4), in_time(locks[1].detach(), 4))
     assert not any(lock.held for lock in locks)
 
 

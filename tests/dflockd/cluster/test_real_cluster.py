@@ -22,6 +22,7 @@ from tests.dflockd.cluster.stage import ClusterServer, ClusterStage, Mapping, fr
 from tests.dflockd.cluster.test_replaced_store import readiness
 from tests.dflockd.raw_server import PATIENCE, RawClient, granted
 from tests.dflockd.shards.etcd_process import Etcd
+from tests.pace import Pace
 
 SERVING_LEASE = 2
 LEASE = 9
@@ -66,13 +67,21 @@ def cluster(stage: ClusterStage, beginning: dict[int, bytes]) -> ClusterStage:
     return stage
 
 
+@pytest.fixture(scope="module", autouse=True)
+def pace() -> Iterator[Pace]:
+    with Pace() as Holder.pace:
+        yield Holder.pace
+
+
 class Holder:
     """Who holds a lock, with the protocol alone: renews it, wherever its shard goes."""
+
+    pace: Pace
 
     def __init__(self, cluster: ClusterStage, key: str) -> None:
         self._cluster = cluster
         self.key = key
-        self.deadline = time.monotonic() + PATIENCE + LEASE
+        self.lease_ends(self._after(PATIENCE + LEASE))
         self._client: RawClient | None
         self._client, line = cluster.follow("l", key, f"0 {LEASE}")
         self.token = granted(line)
@@ -81,9 +90,16 @@ class Holder:
         self.server = cluster.at(f"{host}:{port}")
         self.keep()
 
+    def _after(self, seconds: float = LEASE) -> tuple[float, float]:
+        """A time, and how long this process will have been served then: that is later."""
+        return time.monotonic() + seconds, self.pace.seconds + seconds
+
+    def lease_ends(self, times: tuple[float, float] | None = None) -> None:
+        self.deadline, self._served_until = times or self._after()
+
     def renew(self) -> str:
         """Ask once; the status of the answer, empty if there was none."""
-        sent = time.monotonic()
+        ends = self._after()
         try:
             if self._client is None:
                 self._client = self._cluster.connect(self.server)
@@ -92,7 +108,7 @@ class Holder:
             line = ""
         status, *fields = line.split() or [""]
         if status == "ok":
-            self.deadline = sent + LEASE
+            self.lease_ends(ends)
         elif status == "error_moved":
             self.go_to(self._cluster.at(fields[2]))
         elif not status:
@@ -109,9 +125,14 @@ class Holder:
 
     def try_to_keep(self) -> str:
         """Renew; nothing must have come in between."""
+        asked_at = time.monotonic()
         status = self.renew()
-        assert status != "error", f"{self.key} was lost"
-        assert time.monotonic() < self.deadline, f"the lease of {self.key} has ended: {status!r}"
+        if status == "error":
+            assert asked_at >= self.deadline, f"{self.key} was lost"
+        in_time = self.pace.seconds < self._served_until
+        assert in_time, f"the lease of {self.key} has ended: {status!r}"
+        if status == "error":
+            pytest.skip("the machine is too slow to keep a lock")
         return status
 
     def release(self) -> str:
@@ -300,15 +321,16 @@ def test_all_servers_stop_and_start_and_no_lock_is_lost_nor_waited_for(
     assert [s for s, record in records.items() if record.clean != record.epoch] == []
     for server in cluster.servers:
         assert "handed over" not in server.log_text(), "all of it was"
-    started = time.monotonic()
-    cluster.start()
-    for holder in released:
-        _, line = cluster.follow("l", holder.key, f"0 {LEASE}")
-        assert fence(granted(line)) > fence(holder.token)
-    assert time.monotonic() < started + cluster.parameters.grace
     for holder in holders:
         # Stopping and starting may take longer than the lease, which begins anew with the start.
-        holder.deadline = started + LEASE
+        holder.lease_ends()
+    with Pace() as pace:
+        cluster.start()
+        for holder in released:
+            _, line = cluster.follow("l", holder.key, f"0 {LEASE}")
+            assert fence(granted(line)) > fence(holder.token)
+    assert pace.seconds < cluster.parameters.grace
+    for holder in holders:
         holder.go_to(cluster.any)
         holder.keep()
         assert ask_once(cluster, holder.key) == "timeout"
