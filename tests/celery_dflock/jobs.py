@@ -78,6 +78,8 @@ def configure(env: Mapping[str, str]) -> None:
             "unacked_key": "impatient_unacked",
             "unacked_index_key": "impatient_unacked_index",
             "unacked_mutex_key": "impatient_unacked_mutex",
+            # Who is killed while it looks, or whose broker is, keeps out others for so many seconds.
+            "unacked_mutex_expire": 3,
         }
     app.conf.update(json.loads(env.get(MORE, "{}")))
 

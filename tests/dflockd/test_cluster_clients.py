@@ -956,6 +956,7 @@ async def test_a_lock_and_its_queue_move(client: Client, stage: ClusterStage) ->
         await asyncio.to_thread(stage.move, [get_shard_id(key)], server)
         await until(lambda server=server: lock.server == server.address)
         await asyncio.to_thread(wait_for_waiters, 4)
+    await soon(lock.check())  # it may have just heard of the last move
     assert lock.held
     assert await lock.release() is True
     await soon(asyncio.gather(*tasks))

@@ -8,10 +8,12 @@ from collections.abc import Callable
 import pytest
 from celery import Task
 from celery.exceptions import ImproperlyConfigured
+from celery.exceptions import TimeoutError as ResultTimeoutError
+from celery.result import AsyncResult
 from kombu.common import Broadcast
 
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import Cluster
+from tests.celery_dflock.cluster import PATIENCE, Cluster
 from tests.celery_dflock.rabbitmq.bus import Bus
 
 APP = "tests.celery_dflock.rabbitmq.broadcasting"
@@ -51,6 +53,16 @@ def test_redis_says_that_it_cannot_send_it_to_one_worker_alone(cluster: Cluster,
         worker.wait_ready()
         # Celery gives the queue of a worker this key, and Redis looks at it; so does it at the kind.
         for_all = Broadcast("for-all", routing_key=jobs.app.conf.task_default_routing_key)
-        sent = cluster.send(jobs.requeued, key, queue=for_all, declare=[for_all.exchange])
+
+        def answered() -> AsyncResult | None:
+            # Redis keeps nothing for those who do not listen yet, and "ready" a worker is before.
+            sent = cluster.send(jobs.requeued, key, queue=for_all, declare=[for_all.exchange])
+            try:
+                sent.get(timeout=5, propagate=False)
+            except ResultTimeoutError:
+                return None
+            return sent
+
+        sent = cluster.wait(answered, "an answer")
         with pytest.raises(ImproperlyConfigured, match="redis cannot send it to one of them"):
-            sent.get(timeout=20)
+            sent.get(timeout=PATIENCE)
