@@ -415,7 +415,7 @@ SETTINGS: tuple[Setting, ...] = (
         "DFLOCKD_HTTP_PORT",
         None,
         _number(0, 65535),
-        "Port of health, metrics and the live page, which there are none of without it",
+        "Port of health, metrics and the live page; without it there are none",
     ),
     Setting(
         "--log-level",
