@@ -77,7 +77,9 @@ class RequeueOptions(TypedDict, total=False):
 
 
 class TaskOptions(TypedDict, total=False):
-    """The options of a locked task, for type checkers and editors; see `LockedTask`::
+    """The options of a locked task, for type checkers and editors; see `LockedTask`.
+
+    For several tasks, or one::
 
         ACCOUNT = TaskOptions(lock_key="account:{account_id}", lock_conflict="skip")
 
