@@ -79,7 +79,7 @@ RULES = {
     ),
     "a step counts once all of it is there": Rule(
         Journal,
-        "_put",
+        "_write",
         "    self._data[start:end] = record",
         "    self._words[END] = word(end)\n    self._data[start:end] = record",
     ),
@@ -97,7 +97,7 @@ RULES = {
         "        self.journal.start(",
     ),
     "a longer lease is on the disk before it is granted": Rule(
-        Journal, "record", "if hold.span > self.longest", "if False"
+        Journal, "record", "hold.span > self.longest", "False"
     ),
     "the state file is synced before it gets its name": Rule(
         Disk, "replace", "self.sync(file)", shown_by="cut"
