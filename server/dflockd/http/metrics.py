@@ -148,7 +148,7 @@ class ServerCollector(Collector):
             "dflockd_refusals",
             "Requests for a slot that were refused at once.",
             "reason",
-            {"busy": counts.busy, "limit": counts.full},
+            {"busy": counts.busy, "limit": counts.full, "older": counts.outdated},
         )
         yield _counters(
             "dflockd_waits_abandoned",
@@ -157,8 +157,17 @@ class ServerCollector(Collector):
             {
                 "timeout": counts.timed_out,
                 "forgotten": counts.forgotten,
+                "superseded": counts.ousted,
                 "disconnect": counts.left,
             },
+        )
+        yield _counter(
+            "dflockd_holders_superseded",
+            "Holders that were told that a newer one wants their lock.",
+            counts.asked_to_stop,
+        )
+        yield _gauge(
+            "dflockd_newest", "Keys whose newest is remembered.", len(self._server.table.newest)
         )
         yield _counter(
             "dflockd_waits_kept",

@@ -172,7 +172,11 @@ def _match(match: Match, now: float) -> Json:
 
 
 def _holder(hold: Hold, now: float) -> Json:
+    newer = report.newer(hold)
+    by = newer.get("superseded_by")
     return {
+        **newer,
+        "details": [f"superseded by {by}"] if by else [],
         "label": hold.label.decode(),
         **report.owner(hold),
         # Text: JavaScript, and much that reads JSON, has no integers of 64 bits.

@@ -104,11 +104,18 @@ def holder(hold: Hold, now: float) -> dict[str, object]:
         "group": hold.group.decode(),
         "fence": hold.fence,
         "conn_id": hold.peer.id if hold.peer else 0,
-        **_newer(hold),
+        **_age(hold),
+        **newer(hold),
         "held_s": round(now - hold.since, 3),
         "lease_s": lease(hold),
         "lease_expires_in_s": round(hold.deadline - now, 3),
     }
+
+
+def _age(item: Hold | Waiter) -> dict[str, object]:
+    """Return the age of a run that has one."""
+    age = item.owner.age if item.owner is not None else 0
+    return {"age": age} if age else {}
 
 
 def waiter(item: Waiter, now: float) -> dict[str, object]:
@@ -116,6 +123,7 @@ def waiter(item: Waiter, now: float) -> dict[str, object]:
     return {
         "label": item.peer.label.decode(),
         **owner(item),
+        **_age(item),
         "group": "" if item.group is None else item.group.name.decode(),
         "conn_id": item.peer.id,
         "waited_s": round(now - item.since, 3),
@@ -133,7 +141,7 @@ def pace(entry: Entry, now: float) -> float | None:
     return round(max(queue.gap, now - queue.last if queue else 0.0), 3)
 
 
-def _newer(hold: Hold) -> dict[str, object]:
+def newer(hold: Hold) -> dict[str, object]:
     """Return by whom a holder was asked to stop; nothing of one that takes no part in that."""
     age = hold.owner.age if hold.owner is not None else 0
     if not age:
@@ -176,10 +184,7 @@ def lease(hold: Hold) -> object:
 def owner(item: Hold | Waiter) -> dict[str, object]:
     """Return which run it is, and which of its attempts; the run of nobody is empty."""
     run = item.owner
-    said: dict[str, object] = {
+    return {
         "owner": run.id.decode() if run is not None else "",
         "attempt": run.attempt if run is not None else 0,
     }
-    if run is not None and run.age:
-        said["age"] = run.age
-    return said

@@ -40,6 +40,7 @@ class Row:
         left_s: what was left of it.
         owner: which run holds it, where it has said so.
         attempt: which of its attempts.
+        newer: who has come that is newer, where the newest wins.
         rate: when another run may begin, in a few words, where that is not at any time.
     """
 
@@ -55,6 +56,7 @@ class Row:
     owner: str = ""
     attempt: int = 0
     rate: str = ""
+    newer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,7 @@ def _looked_at(inquiry: Inquiry, row: Row) -> Row | None:
         owner=oldest.get("owner", ""),
         attempt=oldest.get("attempt", 0),
         rate=pace,
+        newer=oldest.get("superseded_by", ""),
     )
 
 

@@ -110,6 +110,8 @@ def _cells(row: Row, since: float) -> list[RenderableType]:
         who = f"{slots}: {who}"
     if row.rate:
         who += f", {row.rate}"
+    if row.newer:
+        who += f", superseded by {printable(row.newer)}"
     held = "" if row.held_s == inf else duration(row.held_s + since)
     left = max(0.0, row.left_s - since)
     return [key, Text(who), held, *_lease(left, row.lease_s), waiters]
