@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dflockd.table import Limits, LockTable, NewestRecord, Peer, TokenIssuer
+from dflockd.table import Effect, Limits, LockTable, NewestRecord, Peer, TokenIssuer
 from dflockd.table.newest import NewestKeys
 from dflockd.wire import (
     Acquire,
@@ -42,16 +42,19 @@ def table() -> LockTable:
     return LockTable(Limits(), TokenIssuer(b"secret", 100), kept=True)
 
 
+_others: list[Effect] = []
+
+
 def ask(table: LockTable, peer: Peer, request: Request, now: float = 0.0) -> object:
     """The reply; what others are told is in `heard`."""
     effects = table.handle(peer, request, now)
-    table.heard = [effect for effect in effects if effect[0] != peer.id]  # type: ignore[attr-defined]
+    _others[:] = [effect for effect in effects if effect[0] != peer.id]
     replies = [reply for number, reply in effects if number == peer.id]
     return replies[-1] if replies else None
 
 
-def heard(table: LockTable) -> list[tuple[int, object]]:
-    return table.heard  # type: ignore[attr-defined, no-any-return]
+def heard() -> list[Effect]:
+    return list(_others)
 
 
 def run(table: LockTable, age: int, attempt: int = 0, name: bytes = b"") -> Peer:
@@ -94,11 +97,11 @@ def test_who_listens_is_told_and_keeps_the_lock_until_it_lets_go(table: LockTabl
     holder, token = take(table, 1)
     ear = listen(table, token)
     newer = wait(table, 2)
-    assert heard(table) == [(ear.id, Superseded(2, b"task-2"))]
+    assert heard() == [(ear.id, Superseded(2, b"task-2"))]
     assert ear.waiting is None
     assert newer.waiting is not None
     assert ask(table, holder, Release(LOCK, b"k", token)) is Status.OK
-    [(number, reply)] = heard(table)
+    [(number, reply)] = heard()
     assert (number, type(reply)) == (newer.id, Granted)
 
 
@@ -112,7 +115,7 @@ def test_nobody_listens_longer_than_it_holds(table: LockTable) -> None:
     holder, token = take(table, 1)
     ear = listen(table, token)
     ask(table, holder, Release(LOCK, b"k", token))
-    assert heard(table) == [(ear.id, OVER)]
+    assert heard() == [(ear.id, OVER)]
     assert len(table) == 0
     assert ask(table, ear, Listen(b"k", token)) is OVER
 
@@ -131,9 +134,9 @@ def test_who_listens_may_leave(table: LockTable) -> None:
     assert table.disconnect(ear, 1.0, clean=True) == []
     again = listen(table, token)
     other = listen(table, token)
-    assert heard(table) == [(again.id, OVER)]
+    assert heard() == [(again.id, OVER)]
     ask(table, holder, Release(LOCK, b"k", token))
-    assert heard(table) == [(other.id, OVER)]
+    assert heard() == [(other.id, OVER)]
 
 
 def test_what_has_no_age_takes_no_part(table: LockTable) -> None:
@@ -144,7 +147,7 @@ def test_what_has_no_age_takes_no_part(table: LockTable) -> None:
     second = table.connect()
     assert ask(table, second, Acquire(LOCK, b"k", 1, 60, 30)) is None
     older, newer = wait(table, 1), wait(table, 2)
-    assert heard(table) == [(older.id, Superseded(2, b"task-2"))]
+    assert heard() == [(older.id, Superseded(2, b"task-2"))]
     assert second.waiting is not None
     assert newer.waiting is not None
     third = table.connect()
@@ -156,7 +159,7 @@ def test_who_is_older_is_sent_away_whatever_the_newest_does(table: LockTable) ->
     refused = Superseded(5, b"task-5")
     for request in (Acquire(LOCK, b"k", 1, 60, 30), Enqueue(LOCK, b"k", 1, 30)):
         assert ask(table, run(table, 4), request) == refused
-    assert heard(table) == []
+    assert heard() == []
     ask(table, newer, Release(LOCK, b"k", token))
     assert ask(table, run(table, 4), Acquire(LOCK, b"k", 1, 60, 30)) == refused
     assert len(table) == 0
@@ -189,7 +192,7 @@ def test_who_has_a_position_and_asks_later_learns_of_it(table: LockTable) -> Non
     older = run(table, 2)
     assert ask(table, older, Enqueue(LOCK, b"k", 1, 30)) is Status.QUEUED
     wait(table, 3)
-    assert heard(table) == []
+    assert heard() == []
     assert ask(table, older, Wait(LOCK, b"k", 60)) == Superseded(3, b"task-3")
 
 
@@ -201,7 +204,7 @@ def test_a_slot_that_was_set_aside_for_somebody_older_is_the_next_ones(table: Lo
     plain = table.connect()
     assert ask(table, plain, Acquire(LOCK, b"k", 1, 60, 30)) is None
     newer = wait(table, 2)
-    [(number, reply)] = heard(table)
+    [(number, reply)] = heard()
     assert (number, type(reply)) == (plain.id, Granted)
     assert newer.waiting is not None
     elsewhere = run(table, 1)
@@ -231,7 +234,7 @@ def test_a_reservation_of_somebody_older_is_gone_when_it_comes_back(table: LockT
     assert reply == Superseded(3, b"task-3")
     assert not table._group.reserved
     ask(table, holder, Release(LOCK, b"k", token))
-    assert [type(reply) for _, reply in heard(table)] == [Granted]
+    assert [type(reply) for _, reply in heard()] == [Granted]
 
 
 def test_a_semaphore_has_no_newest(table: LockTable) -> None:
