@@ -36,6 +36,8 @@ class dflock:
         timeout: seconds to wait, first come, first served; 0 tries once, ``None`` has no end.
         ttl: lease in seconds; it is renewed as long as the block runs.
         limit: as ``lock_limit`` of the tasks that share the key.
+        group: as what ``lock_group`` of these tasks gives.
+        group_limit: as their ``lock_group_limit``.
         app: whose settings to use; by default the current app.
 
     Raises:
@@ -51,12 +53,16 @@ class dflock:
         ttl: int = 30,
         *,
         limit: int = 1,
+        group: str | None = None,
+        group_limit: int | None = None,
         app: Celery | None = None,
     ) -> None:
         self.key = key
         self.timeout = timeout
         self._ttl = ttl
         self._limit = limit
+        self._group = None if group is None else keys.finish(keys.encode(group), "")
+        self._group_limit = group_limit
         self._app = app
         self._locks: Locks | None = None
         self._async_locks: AsyncLocks | None = None
@@ -125,6 +131,8 @@ class dflock:
         lock = make(
             keys.finish(keys.encode(self.key), app_settings.key_prefix),
             label=_label(),
+            group=self._group,
+            group_limit=self._group_limit,
         )
         return kind([lock], self.timeout, app_settings.is_cluster), app_settings.enabled
 

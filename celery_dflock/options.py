@@ -20,6 +20,7 @@ from celery_dflock.keys import (
     Parameters,
     default_key,
     encode,
+    finish,
 )
 
 Ending: TypeAlias = Literal["requeue", "skip", "fail"]
@@ -92,6 +93,8 @@ class TaskOptions(TypedDict, total=False):
 
     lock_key: LockKey
     lock_limit: int
+    lock_group: str | KeyFunction | None
+    lock_group_limit: int | None
     lock_ttl: int
     lock_timeout: float | None
     lock_wait: Wait | None
@@ -146,6 +149,9 @@ class LockOptions:
 
     keys: tuple[KeyTemplate | KeyFunction, ...] | None
     limit: int
+    group: KeyTemplate | KeyFunction | None
+    """What takes turns with others at the key."""
+    group_limit: int | None
     ttl: int
     timeout: float | None
     """Seconds to wait in a worker slot."""
@@ -202,12 +208,15 @@ class LockOptions:
             sources = _keys(values, parameters.signature)
         else:
             sources = usual.keys
+        group = _group(values, usual, parameters.signature)
         if values["lock_unique"] == "until_expired" and values["lock_duplicate"] == "replace":
             raise values.bad("lock_duplicate", "another with until_expired: each would be sent")
         conflict, supersedes = _conflict(values, sources)
         return cls(
             keys=sources,
             limit=values.whole("lock_limit", MAX_LIMIT),
+            group=group,
+            group_limit=_group_limit(values),
             ttl=values.whole("lock_ttl", MAX_SECONDS),
             timeout=timeout,
             queue_timeout=QUEUE_TIMEOUT if isinstance(timeout, Unchosen) else timeout,
@@ -252,19 +261,34 @@ class LockOptions:
         pick, fill = self.parameters.picker(template.only), template.fill
         return lambda args, kwargs: fill(pick(*args, **kwargs))
 
+    def group_of(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """Return the group of one call; ``None`` if its task has none.
+
+        Raises:
+            LockKeyError: the arguments make none.
+            TypeError: the arguments do not fit the task.
+        """
+        if self.group is None:
+            return None
+        made = self._make(self.group, task, args, kwargs, "lock_group")
+        if len(made) != 1:
+            raise LockKeyError(task.name, f"lock_group returned {made!r}, not one text")
+        return finish(made[0])
+
     def _make(
         self,
         source: KeyTemplate | KeyFunction,
         task: Task,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        option: str = "lock_key",
     ) -> list[str]:
         if isinstance(source, KeyTemplate):
             arguments = self.parameters.bind(args, kwargs)
             try:
                 return [source.render(arguments)]
             except (LookupError, AttributeError, ValueError, TypeError) as exc:
-                why = f"lock_key does not fit the arguments: {exc!r}"
+                why = f"{option} does not fit the arguments: {exc!r}"
                 raise LockKeyError(task.name, why) from exc
         made = source(task, args, kwargs)
         several = [made] if isinstance(made, str) else made
@@ -273,7 +297,7 @@ class LockOptions:
             or not several
             or not all(isinstance(key, str) and key for key in several)
         ):
-            raise LockKeyError(task.name, f"lock_key returned {made!r}, not a text or several")
+            raise LockKeyError(task.name, f"{option} returned {made!r}, not a text or several")
         return [encode(key) for key in several]
 
 
@@ -368,7 +392,26 @@ def _keys(
     return tuple(_key(values, signature, key) for key in several)
 
 
-def _key(values: _Values, signature: inspect.Signature, key: Any) -> KeyTemplate | KeyFunction:
+def _group(
+    values: _Values, usual: LockOptions | None, signature: inspect.Signature
+) -> KeyTemplate | KeyFunction | None:
+    if usual is not None and "lock_group" not in values.given:
+        return usual.group
+    given = values["lock_group"]
+    return None if given is None else _key(values, signature, given, "lock_group")
+
+
+def _group_limit(values: _Values) -> int | None:
+    if values["lock_group_limit"] is None:
+        return None
+    if values["lock_group"] is None:
+        raise values.bad("lock_group_limit", "a lock_group, too, or leave it out")
+    return values.whole("lock_group_limit", MAX_LIMIT)
+
+
+def _key(
+    values: _Values, signature: inspect.Signature, key: Any, option: str = "lock_key"
+) -> KeyTemplate | KeyFunction:
     if isinstance(key, str):
         try:
             template = KeyTemplate(key, signature)
@@ -376,11 +419,11 @@ def _key(values: _Values, signature: inspect.Signature, key: Any) -> KeyTemplate
             return template
         except ValueError as exc:
             name = values.task.name
-            raise ImproperlyConfigured(f"task {name}: lock_key {key!r}: {exc}") from None
+            raise ImproperlyConfigured(f"task {name}: {option} {key!r}: {exc}") from None
     if callable(key):
         function: KeyFunction = key
         return function
-    raise values.bad("lock_key", "a template over the arguments or (task, args, kwargs) -> key")
+    raise values.bad(option, "a template over the arguments or (task, args, kwargs) -> key")
 
 
 def _backoff(values: _Values) -> Backoff:

@@ -98,6 +98,7 @@ class Plan:
             found out.
         hand_off: what the consumer has found out, if the task has waited there for the first key.
         began: when; a time of day.
+        group: to which group it belongs; see `LockedTask.lock_group`.
         age: the number by which the newest wins; 0 if it takes no part in that, or has none yet.
     """
 
@@ -113,6 +114,7 @@ class Plan:
     hand_off: HandOff | None
     began: float
     age: int = 0
+    group: str | None = None
 
     @property
     def name(self) -> str:
@@ -195,4 +197,5 @@ def plan(
         handed if handed is not None and handed.key == names[0] else None,
         began,
         header.age if bound.options.supersedes else 0,
+        None if bound.options.group is None else bound.options.group_of(task, args, kwargs),
     )

@@ -49,6 +49,10 @@ class LockedTask(each.OneByOne):
             ``(task, args, kwargs) -> key``, or a list of these: all are taken, in sorted order. By
             default the task's name and all its arguments.
         lock_limit: how many may hold the key at once; the same for all users of the key.
+        lock_group: as `lock_key`, one template or function: to which group a call belongs
+            (``"tenant:{tenant_id}"``). The groups that wait for a key take turns; within one, and
+            among all calls without, it is first come, first served.
+        lock_group_limit: how many of one group may hold the key at once; by default all.
         lock_ttl: lease in seconds. It bounds how long the lock outlives a worker that is cut off.
         lock_timeout: seconds to wait for the lock in the worker, first come, first served; 0 tries
             once, ``None`` has no end. Of a task that waits in the consumer, where the default is
@@ -90,6 +94,8 @@ class LockedTask(each.OneByOne):
 
     lock_key: ClassVar[LockKey] = None
     lock_limit: ClassVar[int] = 1
+    lock_group: ClassVar[str | Callable[..., Any] | None] = None
+    lock_group_limit: ClassVar[int | None] = None
     lock_ttl: ClassVar[int] = 30
     lock_timeout: ClassVar[float | None] = SLOT_TIMEOUT
     lock_wait: ClassVar[Wait | None] = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any
 
 from celery.app.task import Context
@@ -97,7 +98,10 @@ class Waiter:
         asks = bound.owner_of(Context(request.request_dict))
         label = label_of(task.name, request.id)
         owner = (*asks, age) if age else asks
-        lock = bound.make_lock(names[0], label=label, owner=owner)
+        make: Callable[..., DistributedLock] = bound.make_lock
+        if (group := options.group_of(task, tuple(request.args), request.kwargs)) is not None:
+            make = partial(make, group=group, group_limit=options.group_limit)
+        lock = make(names[0], label=label, owner=owner)
         return cls(request, lock, asks, options, len(names))
 
     @property

@@ -158,6 +158,10 @@ IN_ORDER = (OwnerConflictError, SupersededError)
 """What is said of who asks: the connection is as good as before."""
 
 
+class GroupsUnsupportedError(RefusedError):
+    """The server is too old to let groups take turns."""
+
+
 class LeaseExpiredError(RefusedError):
     """The lease ended before the grant could be taken up."""
 

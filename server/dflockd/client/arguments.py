@@ -18,6 +18,7 @@ from dflockd.wire import (
     MAX_OWNER,
     MAX_SECONDS,
     MAX_SECRET,
+    InGroup,
     Owner,
     Reserve,
     key_problem,
@@ -147,6 +148,39 @@ def check_limit(limit: object, key: object) -> None:
         raise errors.InvalidArgumentError(
             f"limit is {limit!r} for semaphore {key!r}: give a whole number from 1 to {MAX_LIMIT}"
         )
+
+
+def checked_group(group: object, limit: object, key: str) -> InGroup | None:
+    """Return a group as it is sent.
+
+    Raises:
+        InvalidArgumentError: it can be none, or has no such limit.
+    """
+    if group is None:
+        if limit is not None:
+            raise errors.InvalidArgumentError(
+                f"group_limit is {limit!r} for lock {key!r}, which has no group: give a group, too",
+                key=key,
+            )
+        return None
+    try:
+        problem = key_problem(group.encode()) if isinstance(group, str) else "is no text"
+    except UnicodeEncodeError:
+        problem = "contains half of a surrogate pair"
+    if problem:
+        raise errors.InvalidArgumentError(
+            f"group {str(group)[:60]!r} of lock {key!r} {problem}: "
+            "use up to 256 bytes of UTF-8 without white space",
+            key=key,
+        )
+    if limit is not None and not _is_whole(limit, 1, MAX_LIMIT):
+        raise errors.InvalidArgumentError(
+            f"group_limit is {limit!r} for lock {key!r}: give a whole number from 1 to {MAX_LIMIT}, "
+            "or None for no limit",
+            key=key,
+        )
+    assert isinstance(group, str)
+    return InGroup(group.encode(), limit if isinstance(limit, int) else 0)
 
 
 def check_tls(context: object) -> None:

@@ -52,6 +52,11 @@ class LockBase:
             attempt. A server that has the same owner at this key with the same attempt or a later one
             answers at once, with an `OwnerConflictError`; a later attempt queues behind an earlier
             one. Servers that do not know owners take no notice.
+        group: to which group this belongs, as a key is written. The groups that wait for a key take
+            turns; within one, and among all who name none, it is first come, first served. A server
+            that does not know groups is refused with a `GroupsUnsupportedError`.
+        group_limit: how many may hold the key at once who belong to the group; the latest one that is
+            given counts.
         rate: how many runs may begin in a while, besides: ``"10/m"`` (``s``, ``m`` or ``h``), or
             ``(10, 60)`` for ten in any window of 60 seconds. It is asked for with the lock, and the
             latest to ask says what it is. A run begins when the lock is granted; see `with_rate`.
@@ -85,6 +90,8 @@ class LockBase:
         ssl_context: ssl.SSLContext | None = None,
         label: str = "",
         owner: tuple[str, int] | None = None,
+        group: str | None = None,
+        group_limit: int | None = None,
         on_lost: Callable[[Any], object] | None = None,
         rate: RateLike | None = None,
     ) -> None:
@@ -113,6 +120,8 @@ class LockBase:
         target, route = plan.target, plan.route
         if label != "" or owner is not None:
             target = Target(*target[:5], _who(label, owner, key))
+        if group is not None or group_limit is not None:
+            target = target._replace(group=arguments.checked_group(group, group_limit, key))
         if ssl_context is not None:
             route = Route(route.address, route.auth_secret, ssl_context)
         self._begin(key, plan.sort, target, route, on_lost, plan.beginnings)
@@ -384,6 +393,8 @@ class Maker(Generic[L]):
         *,
         label: str = "",
         owner: tuple[str, int] | None = None,
+        group: str | None = None,
+        group_limit: int | None = None,
         on_lost: Callable[[L], object] | None = None,
     ) -> L:
         """Make a lock; for the arguments and what is raised see `LockBase`."""
@@ -396,6 +407,8 @@ class Maker(Generic[L]):
                 self._checked = function
         who = ANONYMOUS if label == "" and owner is None else _who(label, owner, key)
         target, route = sort.place(key, who)
+        if group is not None or group_limit is not None:
+            target = target._replace(group=arguments.checked_group(group, group_limit, key))
         lock = lock_class.__new__(lock_class)
         lock._begin(key, sort, target, route, on_lost)
         return lock
@@ -435,6 +448,8 @@ class SemaphoreBase(LockBase):
         ssl_context: ssl.SSLContext | None = None,
         label: str = "",
         owner: tuple[str, int] | None = None,
+        group: str | None = None,
+        group_limit: int | None = None,
         on_lost: Callable[[Any], object] | None = None,
         rate: RateLike | None = None,
     ) -> None:
@@ -450,6 +465,8 @@ class SemaphoreBase(LockBase):
             ssl_context=ssl_context,
             label=label,
             owner=owner,
+            group=group,
+            group_limit=group_limit,
             on_lost=on_lost,
             rate=rate,
         )

@@ -31,6 +31,7 @@ from dflockd.wire import (
     Evict,
     Find,
     Granted,
+    InGroup,
     Inspect,
     Listen,
     Moved,
@@ -158,6 +159,8 @@ class Target(NamedTuple):
     """Of a waiter that has a place with a name, or may get one."""
     rate: Rate | None = None
     """How many runs may begin in a while, if they may not at any time."""
+    group: InGroup | None = None
+    """To which group it belongs."""
 
     @property
     def name(self) -> str:
@@ -214,6 +217,8 @@ def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
             target.space, target.key, target.limit, seconds, target.lease, target.rate
         )
         exchange = Exchange(encode_request(request), patience, is_reply, 0, waits)
+        if target.group is not None:
+            yield from _belong(target, target.group)
         answer = yield with_ahead(exchange, target)
         reply = _read(parse_granted, answer, target)
         is_told = reply is Status.TIMEOUT
@@ -244,6 +249,8 @@ def enqueue(target: Target) -> Operation[Grant | None]:
     grant = (yield from _confirmed_elsewhere(target)) if target.progress is not None else None
     if grant is not None:
         return grant
+    if target.group is not None:
+        yield from _belong(target, target.group)
     answer = yield with_ahead(to_enqueue(target), target)
     reply = _read(parse_enqueued, answer, target)
     if reply is Status.QUEUED:
@@ -328,6 +335,8 @@ def line_up(target: Target, turn: Turn, *, knows_turns: bool | None) -> Operatio
             raise unsupported(target)
         if reply is not Status.OK:
             raise refused(reply, target)
+    if target.group is not None:
+        yield from _belong(target, target.group)
     exchange = with_ahead(to_enqueue(target), target)
     if knows_turns:
         exchange = behind(Opening((said,)), exchange)
@@ -357,6 +366,28 @@ def await_turn(target: Target, timeout: int | None) -> Operation[bytes | None]:
     elif reply is not Status.TIMEOUT:
         raise _not_granted(reply, target)
     return None
+
+
+def _belong(target: Target, group: InGroup) -> Operation[None]:
+    """Say to which group the next request belongs.
+
+    By itself: a server that does not know groups would have that request wait in its one queue.
+
+    Raises:
+        GroupsUnsupportedError: it does not.
+    """
+    if not target.is_plain:
+        reply = _read(parse_done, (yield Exchange(encode_request(group), REPLY_PATIENCE)), target)
+        if reply is Status.OK:
+            return
+        if reply is not Status.ERROR:
+            raise refused(reply, target)
+    raise errors.GroupsUnsupportedError(
+        f"{_about(target)}: the server is too old to let groups take turns: "
+        f"upgrade it, or leave out the group {group.name.decode()!r}",
+        key=target.name,
+        server=target.server,
+    )
 
 
 def _declined(target: Target, token: bytes) -> Operation[Never]:

@@ -123,6 +123,8 @@ class Session(Asker):
         self.target = target
         self.route = route
         self.shards = shards
+        self.is_straight = shards is None and target.group is None
+        """Whether the first thing to be asked is the same each time; see `ask`."""
         self._renew_ratio = renew_ratio
         self._home = home
         self.home = home()
@@ -211,7 +213,7 @@ class Session(Asker):
 
         Or an `enqueue`, by `operations.to_enqueue`.
         """
-        if self.shards is not None:
+        if not self.is_straight:
             return None
         beginnings = self._beginnings
         if beginnings is None:
