@@ -17,7 +17,7 @@ from celery_dflock import finding
 from celery_dflock.config import Settings, settings
 from dflockd import admin
 from dflockd.admin import printable
-from dflockd.errors import DflockdError
+from dflockd.errors import DflockdError, UnreachableError
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 
 R = TypeVar("R")
@@ -338,6 +338,9 @@ def _in_words(question: Callable[[], R]) -> R:
     """Ask, and let an error be one line of text."""
     try:
         return question()
+    except UnreachableError as exc:
+        remedy = "start dflockd there, or correct dflock_servers"
+        raise click.ClickException(f"{exc} ({remedy})") from exc
     except (DflockdError, ImproperlyConfigured) as exc:
         raise click.ClickException(str(exc)) from exc
 

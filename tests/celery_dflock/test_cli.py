@@ -166,7 +166,10 @@ def test_a_server_that_is_down(run: Run, server: LockServer, tmp_path: Path) -> 
     assert "answers in" in status.stdout
     assert f"{address}: lock server {address} cannot be reached" in status.stdout
     assert locks.exit_code == 1
-    assert locks.stderr == f"Error: lock server {address} cannot be reached: Connection refused\n"
+    assert locks.stderr == (
+        f"Error: lock server {address} cannot be reached: Connection refused "
+        "(start dflockd there, or correct dflock_servers)\n"
+    )
 
 
 def test_locks_and_waiters(run: Run, server: LockServer) -> None:
