@@ -10,7 +10,7 @@ from typing import Any
 
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
 from celery_dflock.identity import AgedOwner, Owner, is_unnamed_run, label_of
-from celery_dflock.locks import Locks, describe, describe_holders
+from celery_dflock.locks import Locks, RatedLocks, describe, describe_holders
 from celery_dflock.outcome.outage import outages
 from celery_dflock.outcome.requeue import reservation, short_reservation
 from celery_dflock.outcome.types import (
@@ -51,7 +51,8 @@ def locks_of(plan: Plan, on_lost: Callable[[LockBase], object]) -> Locks:
     locks = []
     for key in plan.keys:
         locks.append(make(key, label=label, owner=owner, on_lost=on_lost))
-    return Locks(locks, plan.timeout, bound.is_cluster, partial(_tell_waiting, plan))
+    make_all = Locks if bound.options.rate is None else RatedLocks
+    return make_all(locks, plan.timeout, bound.is_cluster, partial(_tell_waiting, plan))
 
 
 def acquire(plan: Plan, locks: Locks) -> Refusal | None:
@@ -156,6 +157,8 @@ def _timed_out(
     holders = locks.holders(key)
     if (holder := _unnamed_run(plan, holders)) is not None:
         return _redelivered(plan, f"held by {describe(holder)}", key)
+    if locks.pace:
+        why = f"{why}, {locks.pace}"
     return TimedOut(LockNotAcquiredError(key, why, describe_holders(holders)), kept)
 
 

@@ -16,7 +16,9 @@ from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
 from celery_dflock.held import HeldLock, TaskLock
 from celery_dflock.identity import block_label_of, process_label
 from celery_dflock.locks import Locks, LocksBase, describe_holders, lost_error
+from celery_dflock.options import MAX_LIMIT
 from dflockd import client, errors
+from dflockd.rates import RateLike
 
 B = TypeVar("B", bound=LocksBase[Any])
 
@@ -35,9 +37,10 @@ class dflock:
         key: what a task's ``lock_key`` gives; the app's prefix is put in front.
         timeout: seconds to wait, first come, first served; 0 tries once, ``None`` has no end.
         ttl: lease in seconds; it is renewed as long as the block runs.
-        limit: as ``lock_limit`` of the tasks that share the key.
+        limit: as ``lock_limit`` of the tasks that share the key; with a `rate`, by default no limit.
         group: as what ``lock_group`` of these tasks gives.
         group_limit: as their ``lock_group_limit``.
+        rate: as ``lock_rate``: such a block counts as the run of a task.
         app: whose settings to use; by default the current app.
 
     Raises:
@@ -52,17 +55,19 @@ class dflock:
         timeout: float | None = 10,
         ttl: int = 30,
         *,
-        limit: int = 1,
+        limit: int | None = None,
         group: str | None = None,
         group_limit: int | None = None,
+        rate: RateLike | None = None,
         app: Celery | None = None,
     ) -> None:
         self.key = key
         self.timeout = timeout
         self._ttl = ttl
-        self._limit = limit
+        self._limit = (1 if rate is None else MAX_LIMIT) if limit is None else limit
         self._group = None if group is None else keys.finish(keys.encode(group), "")
         self._group_limit = group_limit
+        self._rate = rate
         self._app = app
         self._locks: Locks | None = None
         self._async_locks: AsyncLocks | None = None
@@ -120,14 +125,19 @@ class dflock:
 
     def __repr__(self) -> str:
         """As it was made."""
-        return f"dflock({self.key!r}, {self.timeout}, {self._ttl}, limit={self._limit})"
+        return f"dflock({self.key!r}, {self.timeout}, {self._ttl}, {self._shown})"
+
+    @property
+    def _shown(self) -> str:
+        rate = "" if self._rate is None else f", rate={self._rate!r}"
+        return f"limit={self._limit}{rate}"
 
     def _make(self, kind: type[B]) -> tuple[B, bool]:
         """Make the locks; whether the app wants any comes with them."""
         if self._locks is not None or self._async_locks is not None:
             raise RuntimeError(f"{self!r} is in use: make another one for this block")
         app_settings = settings(self._app or current_app._get_current_object())
-        make = kind.maker(self._limit, self._ttl, app_settings)
+        make = kind.maker(self._limit, self._ttl, app_settings, self._rate, begins=True)
         lock = make(
             keys.finish(keys.encode(self.key), app_settings.key_prefix),
             label=_label(),

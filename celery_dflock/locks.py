@@ -16,6 +16,7 @@ from celery_dflock.worker.shutdown import shutdown
 from dflockd import errors
 from dflockd.client import newest
 from dflockd.client.lock import LockBase
+from dflockd.rates import RateLike, describe_rate
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation
 
 MOMENT = 30
@@ -74,7 +75,15 @@ class LocksBase(Generic[L]):
         self._on_wait = on_wait
 
     @classmethod
-    def maker(cls, limit: int, ttl: int, settings: Settings) -> Callable[..., L]:
+    def maker(
+        cls,
+        limit: int,
+        ttl: int,
+        settings: Settings,
+        rate: RateLike | None = None,
+        *,
+        begins: bool = False,
+    ) -> Callable[..., L]:
         """Return what makes the lock, or the semaphore, of a key: for tasks with that ``lock_limit``.
 
         To be called with the key, the ``label``, and what else the client's locks take by name.
@@ -83,9 +92,14 @@ class LocksBase(Generic[L]):
             limit: holders of each key at once.
             ttl: lease in seconds.
             settings: of the app: where the servers are.
+            rate: how many runs may begin in a while; ``None`` at any time.
+            begins: whether a run begins with the grant, or is said to by `begin`.
         """
         lock_class = cls._lock_class if limit == 1 else cls._semaphore_class
-        return lock_class.maker(limit, None, ttl, **settings.connection_options())
+        make = lock_class.maker(limit, None, ttl, **settings.connection_options())
+        if rate is None:
+            return make
+        return lambda *args, **given: make(*args, **given).with_rate(rate, begins=begins)
 
     @property
     def keys(self) -> list[str]:
@@ -131,6 +145,9 @@ class Locks(LocksBase[DistributedLock]):
 
     reservation: Reservation | None = None
     """How the position of the first key was to be kept, if it was waited for in vain."""
+
+    pace = ""
+    """What the server has said of the rate of the key that was not granted, if it has one."""
 
     waited = 0.0
     """Seconds that it took until all were granted."""
@@ -281,6 +298,9 @@ class Locks(LocksBase[DistributedLock]):
         """Be told once, on the renewal thread, if somebody newer asks for the first key."""
         newest.listen(self._locks[0], told)
 
+    def begin(self) -> None:
+        """Take in that the task runs, now that it has all of them."""
+
     def renew(self, seconds: int | None = None) -> bool:
         """Renew all leases now; ``False`` if one is lost."""
         return all(lock.renew(seconds) for lock in self._locks)
@@ -308,10 +328,33 @@ class Locks(LocksBase[DistributedLock]):
         """Ask what the server knows of those who hold a key; nothing if it cannot be asked."""
         lock = next(lock for lock in self._locks if lock.key == key)
         try:
-            holders: Sequence[Mapping[str, Any]] = lock.inspect()["holders"]
+            report = lock.inspect()
         except errors.RemoteError:
             return ()
+        self.pace = describe_rate(report.get("rate"))
+        holders: Sequence[Mapping[str, Any]] = report["holders"]
         return holders
+
+
+class RatedLocks(Locks):
+    """Those of a task of which only so many runs may begin in a while."""
+
+    _has_begun = False
+
+    def begin(self) -> None:
+        """Take in that the task runs: its places are taken from now on, for one window."""
+        self._has_begun = True
+        for lock in self._locks:
+            lock.begin()
+
+    def release(self) -> None:
+        """Give back what is held, and the places too if the task has not run."""
+        if self._has_begun:
+            super().release()
+            return
+        with ExitStack() as stack:
+            for lock in self._locks:
+                stack.callback(lock.give_back)
 
 
 def is_kept(lock: LockBase) -> bool:

@@ -22,6 +22,8 @@ from celery_dflock.keys import (
     encode,
     finish,
 )
+from dflockd.errors import InvalidArgumentError
+from dflockd.rates import RateLike, RunRate, parse_rate
 
 Ending: TypeAlias = Literal["requeue", "skip", "fail"]
 Supersede: TypeAlias = Literal["supersede"]
@@ -40,6 +42,9 @@ DUPLICATE: tuple[str, ...] = get_args(Duplicate)
 class Unchosen(int):
     """A number that is there because nobody has chosen one."""
 
+
+ONE = Unchosen(1)
+"""Holder of a key."""
 
 SLOT_TIMEOUT = Unchosen(5)
 """Seconds to wait in a worker slot."""
@@ -95,6 +100,7 @@ class TaskOptions(TypedDict, total=False):
     lock_limit: int
     lock_group: str | KeyFunction | None
     lock_group_limit: int | None
+    lock_rate: RateLike | None
     lock_ttl: int
     lock_timeout: float | None
     lock_wait: Wait | None
@@ -152,6 +158,8 @@ class LockOptions:
     group: KeyTemplate | KeyFunction | None
     """What takes turns with others at the key."""
     group_limit: int | None
+    rate: RunRate | None
+    """How many runs may begin in a while; ``None`` at any time."""
     ttl: int
     timeout: float | None
     """Seconds to wait in a worker slot."""
@@ -214,9 +222,10 @@ class LockOptions:
         conflict, supersedes = _conflict(values, sources)
         return cls(
             keys=sources,
-            limit=values.whole("lock_limit", MAX_LIMIT),
+            limit=_limit(values, supersedes),
             group=group,
             group_limit=_group_limit(values),
+            rate=_rate(values),
             ttl=values.whole("lock_ttl", MAX_SECONDS),
             timeout=timeout,
             queue_timeout=QUEUE_TIMEOUT if isinstance(timeout, Unchosen) else timeout,
@@ -355,6 +364,22 @@ def _conflict(
     if sources is not None and len(sources) > 1:
         raise values.bad("lock_key", f"one key with lock_conflict '{SUPERSEDE}'")
     return words[1], True
+
+
+def _limit(values: _Values, supersedes: bool) -> int:
+    """Return how many may hold a key: of one with a rate as many as that lets, if nobody has chosen."""
+    limit = values.whole("lock_limit", MAX_LIMIT)
+    is_open = values["lock_rate"] is not None and isinstance(values["lock_limit"], Unchosen)
+    return MAX_LIMIT if is_open and not supersedes else limit
+
+
+def _rate(values: _Values) -> RunRate | None:
+    if values["lock_rate"] is None:
+        return None
+    try:
+        return parse_rate(values["lock_rate"])
+    except InvalidArgumentError:
+        raise values.bad("lock_rate", "a text such as '10/m' (s, m or h), or (10, 60)") from None
 
 
 def _timeout(values: _Values) -> float | None:

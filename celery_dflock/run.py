@@ -72,6 +72,8 @@ def _run_body(plan: Plan, locks: Locks, loss: Loss, brought: Carried | None) -> 
                 locks.listen(loss.supersede)
             if loss.is_raised:
                 locks.check()  # what came too early to interrupt anything
+            if plan.options.rate is not None:
+                locks.begin()
             return plan.body()
     finally:
         running.reset(token)

@@ -14,6 +14,7 @@ from celery_dflock import bases, each
 from celery_dflock.bases import ENTERED
 from celery_dflock.config import Wait, read, settings
 from celery_dflock.options import (
+    ONE,
     SLOT_TIMEOUT,
     Conflict,
     Duplicate,
@@ -29,6 +30,7 @@ from celery_dflock.run import run_locked
 from celery_dflock.superseding import headers_with_age
 from celery_dflock.unique import publish as unique
 from celery_dflock.worker import boot as boot  # connects what a worker calls at its start
+from dflockd.rates import RateLike
 
 
 class LockedTask(each.OneByOne):
@@ -53,6 +55,9 @@ class LockedTask(each.OneByOne):
             (``"tenant:{tenant_id}"``). The groups that wait for a key take turns; within one, and
             among all calls without, it is first come, first served.
         lock_group_limit: how many of one group may hold the key at once; by default all.
+        lock_rate: how many runs may begin in any window of a second, minute or hour, over all
+            workers: ``"10/m"``, or ``(10, 60)``. Without a `lock_limit` any number of them go on at
+            once. See docs/rates.md.
         lock_ttl: lease in seconds. It bounds how long the lock outlives a worker that is cut off.
         lock_timeout: seconds to wait for the lock in the worker, first come, first served; 0 tries
             once, ``None`` has no end. Of a task that waits in the consumer, where the default is
@@ -93,9 +98,10 @@ class LockedTask(each.OneByOne):
     """
 
     lock_key: ClassVar[LockKey] = None
-    lock_limit: ClassVar[int] = 1
+    lock_limit: ClassVar[int] = ONE
     lock_group: ClassVar[str | Callable[..., Any] | None] = None
     lock_group_limit: ClassVar[int | None] = None
+    lock_rate: ClassVar[RateLike | None] = None
     lock_ttl: ClassVar[int] = 30
     lock_timeout: ClassVar[float | None] = SLOT_TIMEOUT
     lock_wait: ClassVar[Wait | None] = None
@@ -231,5 +237,6 @@ class SingletonTask(LockedTask):
     """
 
     lock_key: ClassVar[LockKey] = staticmethod(lambda task, _args, _kwargs: task.name)
+    lock_limit: ClassVar[int] = 1
     lock_timeout: ClassVar[float | None] = 0
     lock_conflict: ClassVar[Conflict | Callable[..., Any]] = "skip"

@@ -25,6 +25,7 @@ from celery_dflock.plan import Bound
 from celery_dflock.task import LockedTask
 from celery_dflock.worker.at_once import at_once
 from dflockd.errors import DflockdError
+from dflockd.rates import describe_rate
 from dflockd.sync_client import DistributedLock
 
 PATIENCE = 0.6
@@ -105,12 +106,14 @@ def _ask(questions: Sequence[_Question], rows: list[Row]) -> None:
         except DflockdError as exc:
             rows.append({"server": lock.server, "error": str(exc)})
             return
+        pace = describe_rate(report.get("rate"))
+        rate = {"rate": pace.removeprefix("rate: ")} if pace else {}
         for state, entries in (("holds", report["holders"]), ("waits", report["waiters"])):
             for place, entry in enumerate(entries, 1):
                 for question in about_key:
                     if question.is_about(entry):
                         row = {"key": key, "task": question.task, "id": question.id, "state": state}
-                        rows.append({**row, **_details(state, place, entry)})
+                        rows.append({**row, **_details(state, place, entry), **rate})
 
 
 def _details(state: str, place: int, entry: Mapping[str, Any]) -> Row:

@@ -339,7 +339,7 @@ class Locking(Superseding):
             return free > 0
         if rate is not None:
             free = min(free, rate.free(now))
-            if queue.line or queue.returned:
+            if queue.ahead > len(queue.told) + len(queue.expected):
                 return False  # a place is free, and they are about to be given it
         return queue.ahead < free
 
