@@ -71,7 +71,7 @@ def test_a_lease_drains_and_is_filled_by_a_renewal(
     server: LockServer, client: Callable[[str], RawClient]
 ) -> None:
     holder = client("me")
-    token = holder.lock("draining", "0 4")
+    token = holder.lock("draining", "0 12")
     # What has drained is grey, or nothing where there are no colours.
     with Terminal(top("--server", server.address), env={"NO_COLOR": "1"}) as terminal:
         full = terminal.wait_line("draining", "━").count("━")
@@ -91,19 +91,49 @@ def test_orders_sizes_and_the_end(server: LockServer, client: Callable[[str], Ra
     with Terminal(top("--server", server.address, "--sort", "key"), height=10) as terminal:
         terminal.wait_line("key-00")
         assert [line[:6] for line in terminal.screen[2:9]] == [f"key-{n:02}" for n in range(7)]
-        assert terminal.wait_line("23 more keys, by key  s: sort  q: quit")
+        assert terminal.wait_line(
+            "23 more keys, by key  s: sort  w: waiters  /: filter  h: help  q: quit"
+        )
         assert len(terminal.screen) == 10
 
         terminal.resize(60, 15)
         terminal.wait(lambda lines: len(lines) == 15 or None, "more lines")
         assert {len(line) for line in terminal.screen} == {60}
-        for order in ("by waiters", "by age", "by key"):
+        for order in ("by waiters", "by wait", "by age", "by key"):
             terminal.type("s")
             terminal.wait_line(order)
 
         terminal.type("q")
         assert terminal.wait_end() == 0
         is_left_clean(terminal)
+
+
+def test_who_waits_and_what_is_filtered(
+    server: LockServer, client: Callable[[str], RawClient]
+) -> None:
+    client("shop.sync[11111111-aa] w1 pid 1").lock("account:7")
+    client("shop.mail[99999999-aa] w1 pid 9").lock("mail:1")
+    for number in (2, 3):
+        label = f"shop.sync[{number}2222222-bb] w{number} pid {number}"
+        client(label).request("l", "account:7", "60")
+    with Terminal(top("--server", server.address), width=80) as terminal:
+        assert "shop.sync[11111111] w1:1" in terminal.wait_line("account:7")
+        terminal.type("w")
+        terminal.wait_line("sync[32222222] w3:3", "account:7", "/2")
+        terminal.type("/w3")
+        terminal.wait_line("show what has: w3_")
+        terminal.wait(lambda lines: not any("w2:2" in line for line in lines) or None, "one alone")
+        terminal.type("\r")
+        terminal.wait_line("who waits, longest first, with 'w3'")
+        terminal.type("w")
+        terminal.wait_line("account:7", "w1:1")
+        terminal.wait(lambda lines: not any("mail:1" in line for line in lines) or None, "filter")
+        terminal.type("\x1b")
+        terminal.wait_line("mail:1")
+        terminal.type("h")
+        terminal.wait_line("any key: back")
+        terminal.type("q")
+        assert terminal.wait_end() == 0
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])

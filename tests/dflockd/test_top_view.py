@@ -9,8 +9,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from dflockd.admin import printable
-from dflockd.top.survey import Report, Row, Shards
-from dflockd.top.view import draw, duration
+from dflockd.top.look import HELP, KEYS, WAITERS, Look, keys_in
+from dflockd.top.survey import SORTS, Report, Row, Shards, Waiting
+from dflockd.top.view import draw, duration, short
 
 NOW = 1000.0
 
@@ -36,12 +37,21 @@ def lines(
     height: int = 20,
     later: float = 0.0,
     styled: bool = False,
+    look: Look | None = None,
 ) -> list[str]:
     file = io.StringIO()
     colours = "standard" if styled else None
     console = Console(file=file, width=width, force_terminal=styled, color_system=colours)  # type: ignore[arg-type]
     console.print(
-        draw(reports, shards, sort=sort, width=width, height=height, now=NOW + later, hint=" HINT")
+        draw(
+            reports,
+            shards,
+            look=look or Look(list(SORTS), sort),
+            width=width,
+            height=height,
+            now=NOW + later,
+            hint=" HINT",
+        )
     )
     return file.getvalue().splitlines()
 
@@ -159,3 +169,123 @@ def test_durations() -> None:
 def test_printable() -> None:
     assert printable("account:7 é 全") == "account:7 é 全"
     assert printable("\x1b[31m\n\u202e\ud800") == r"\x1b[31m\n\u202e\ud800"
+
+
+LABEL = "shop.tasks.sync_account[3f2a9c10-77aa-4bcd-9d41-000000000007] worker-2 pid 4711"
+
+
+def test_host_and_pid_are_there_at_80_columns() -> None:
+    held = row("account:7", label=LABEL, waiters=2)
+    for width in (80, 100, 120, 160):
+        [line] = [each for each in lines(report(held), width=width) if each.startswith("account")]
+        assert "[3f2a9c10] worker-2:4711 " in line, width
+        assert len(line) <= width
+    assert "shop.tasks.sync_account[" in line, "where there is room, the whole name"
+    look = Look(list(SORTS), "waiters", full_ids=True)
+    assert LABEL in lines(report(held), width=200, look=look)[2]
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        (0, LABEL),
+        (60, "shop.tasks.sync_account[3f2a9c10] worker-2:4711"),
+        (40, "sync_account[3f2a9c10] worker-2:4711"),
+        (30, "…count[3f2a9c10] worker-2:4711"),
+        (5, "…[3f2a9c10] worker-2:4711"),
+    ],
+)
+def test_short_labels(most: int, expected: str) -> None:
+    assert short(LABEL, most) == expected
+    assert short("python w1 pid 7", most) == "python w1 pid 7", "no task: as it is"
+    assert short("", most) == ""
+
+
+def test_a_lock_inside_a_task_says_so() -> None:
+    assert short("t[0123456789] dflock h pid 7", 40) == "t[01234567] dflock h:7"
+
+
+def waiting(number: int, **fields: object) -> Waiting:
+    label = f"sync[{number:08}-aa] w1 pid {number}"
+    given = {"waiters": 3, "label": label, "waited_s": 10.0 * number}
+    return Waiting("one:1", "account:7", number, **{**given, **fields})  # type: ignore[arg-type]
+
+
+def test_who_waits_longest_first() -> None:
+    look = Look(list(SORTS), "waiters", view=WAITERS)
+    people = [waiting(1), waiting(3, holder=LABEL, held_s=40.0, pace_s=10.0), waiting(2)]
+    drawn = lines(report(waiting=people, matched=5), look=look, width=160)
+    assert drawn[1].split() == [*["WHO", "WAITS", "FOR", "PLACE", "WAITED", "ABOUT", "HELD", "BY"]]
+    assert [line.split()[0] for line in drawn[2:5]] == [f"sync[{n:08}]" for n in (3, 2, 1)]
+    assert "account:7" in drawn[2]
+    assert " 3/3 " in drawn[2]
+    assert " 30 s " in drawn[2]
+    assert "sync_account[3f2a9c10] worker-2:4711" in drawn[2]
+    assert drawn[-1] == "2 more waiters, who waits, longest first HINT"
+    narrow = lines(report(waiting=people, matched=3), look=look, width=80)
+    assert "sync[00000003] w1:3" in narrow[2]
+    assert all(len(line) <= 80 for line in narrow)
+
+
+def test_scrolling_stops_at_both_ends() -> None:
+    many = report(*(row(f"key-{number:04}") for number in range(50)), keys=50)
+    look = Look(list(SORTS), "key")
+    for keys, first in (
+        ("\x1b[B", 1),
+        ("\x1b[6~", 8),
+        ("\x1b[F", 43),
+        ("\x1b[A", 42),
+        ("\x1b[H", 0),
+    ):
+        for key in keys_in(keys):
+            assert look.press(key, 7)
+        drawn = lines(many, height=10, look=look)
+        assert names(drawn)[0] == f"key-{first:04}", keys
+        assert look.top == first
+        assert len(drawn) == 10
+    look.press("\x1b[A", 7)
+    assert look.top == 0
+    look.press("\x1b[B", 7)
+    assert lines(many, height=10, look=look)[-1] == "2 to 8 of 50, by key HINT"
+
+
+def test_the_filter_is_typed_and_taken_back() -> None:
+    look = Look(list(SORTS), "waiters")
+    assert list(keys_in("/ab\x7fq\r\x1b[5~\x1bOSx\x1b")) == [
+        *("/", "a", "b", "\x7f", "q", "\r", "\x1b[5~", "\x1bOS", "x", "\x1b")
+    ]
+    for key in keys_in("/ab\x7fq"):
+        assert look.press(key, 7), "q is a letter here"
+    assert (look.filter, look.is_typing) == ("aq", True)
+    assert "show what has: aq_" in lines(report(row("aq")), look=look)[-1]
+    look.press("\r", 7)
+    assert "with 'aq'" in lines(report(row("aq"), matched=1), look=look)[-1]
+    look.press("\x1b", 7)
+    assert look.filter == ""
+    for key in keys_in("\x1bOSx\x1b"):
+        look.press(key, 7)
+    assert (look.filter, look.is_typing) == ("", False)
+
+
+def test_keys_of_the_keyboard() -> None:
+    look = Look(list(SORTS), "waiters")
+    for key in ("\x1b[17~", ">", "<", "<"):
+        look.press(key, 7)
+    assert look.sort == "waiters"
+    look.press("w", 7)
+    assert look.view == WAITERS
+    look.press("s", 7)
+    assert (look.view, look.sort) == (KEYS, "wait")
+    look.press("?", 7)
+    helped = "\n".join(lines(report(), look=look, width=150))
+    assert all(text in helped for _, text in HELP)
+    assert look.press("x", 7)
+    assert not look.helps
+    assert not look.press("\x1b[21~", 7)
+    assert look.press("\x1b[99~", 7), "what it does not know does nothing"
+
+
+def test_a_circle_is_a_red_line() -> None:
+    drawn = lines(report(row("one"), circles=["a waits for one, held by a"]), styled=True)
+    assert "a circle of waiters: a waits for one, held by a" in drawn[1]
+    assert "\x1b[31m" in drawn[1]

@@ -17,6 +17,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from dflockd.address import ServerLike, parse_servers
+from dflockd.top.look import WAITERS, Look, keys_in
 from dflockd.top.survey import DEPTH, SORTS, Survey
 from dflockd.top.view import draw
 
@@ -29,9 +30,7 @@ FIRST_PATIENCE = 3.0
 PLAIN_WIDTH = 120
 """Columns where there is no terminal."""
 
-ORDERS = list(SORTS)
-
-HINT = "  s: sort  q: quit"
+HINT = "  s: sort  w: waiters  /: filter  h: help  q: quit"
 
 
 def watch(
@@ -51,7 +50,7 @@ def watch(
     Args:
         servers: a list, or the text ``"cluster://host:port,..."``.
         interval: seconds between two questions to a server.
-        sort: ``waiters``, ``age`` or ``key``.
+        sort: ``waiters``, ``wait``, ``age`` or ``key``, at first.
         auth_token: the servers' shared secret.
         ssl_context: for servers that speak TLS.
         notes: show also the keys that programs keep notes under; see `dflockd.admin.is_note`.
@@ -60,21 +59,22 @@ def watch(
         InvalidArgumentError: the servers or the token cannot be such.
     """
     console = Console(highlight=False)
+    look = Look(list(SORTS), sort)
     is_terminal = sys.stdout.isatty() and not console.is_dumb_terminal
     survey = Survey(parse_servers(servers), interval, sort, auth_token, ssl_context, notes=notes)
     try:
         survey.wait(FIRST_PATIENCE)
         if is_terminal:
-            _show(console, survey)
+            _show(console, survey, look)
         else:
-            _print(survey, interval)
+            _print(survey, interval, look)
     except KeyboardInterrupt:
         pass
     finally:
         survey.close()
 
 
-def _show(console: Console, survey: Survey) -> None:
+def _show(console: Console, survey: Survey, look: Look) -> None:
     with (
         _ended_by(signal.SIGTERM),
         _keys() as pressed,
@@ -82,12 +82,11 @@ def _show(console: Console, survey: Survey) -> None:
     ):
         while True:
             hint = HINT if sys.stdin.isatty() else ""
-            live.update(_drawn(survey, *console.size, hint=hint), refresh=True)
-            for key in pressed(FRAME):
-                if key in "qQ":
+            live.update(_drawn(survey, look, *console.size, hint=hint), refresh=True)
+            for key in keys_in(pressed(FRAME)):
+                if not look.press(key, max(1, console.size.height - 3)):
                     return
-                if key in "sS":
-                    survey.sort = ORDERS[ORDERS.index(survey.sort) - len(ORDERS) + 1]
+            survey.wants(look.sort, look.filter, waiters=look.view == WAITERS)
 
 
 class _PipedConsole(Console):
@@ -95,12 +94,12 @@ class _PipedConsole(Console):
         raise  # noqa: PLE0704 -- it is called where that is handled, and would end the program
 
 
-def _print(survey: Survey, interval: float) -> None:
+def _print(survey: Survey, interval: float, look: Look) -> None:
     console = _PipedConsole(width=PLAIN_WIDTH, highlight=False, no_color=True)
     try:
         while True:
             print(time.strftime("%H:%M:%S"))
-            console.print(_drawn(survey, PLAIN_WIDTH, DEPTH))
+            console.print(_drawn(survey, look, PLAIN_WIDTH, DEPTH))
             sys.stdout.flush()
             time.sleep(interval)
     except BrokenPipeError:
@@ -108,12 +107,12 @@ def _print(survey: Survey, interval: float) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _drawn(survey: Survey, width: int, height: int, hint: str = "") -> RenderableType:
+def _drawn(survey: Survey, look: Look, width: int, height: int, hint: str = "") -> RenderableType:
     shards = survey.shards()
     return draw(
         survey.reports(),
         shards,
-        sort=survey.sort,
+        look=look,
         width=width,
         height=height,
         now=time.monotonic(),

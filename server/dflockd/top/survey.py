@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import ssl
 import threading
 import time
@@ -42,6 +41,7 @@ class Row:
         attempt: which of its attempts.
         newer: who has come that is newer, where the newest wins.
         rate: when another run may begin, in a few words, where that is not at any time.
+        oldest_s: for how long whoever is first in the queue has waited.
     """
 
     server: str
@@ -57,6 +57,29 @@ class Row:
     attempt: int = 0
     rate: str = ""
     newer: str = ""
+    oldest_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Somebody in a queue, as the server described it; times in seconds.
+
+    Attributes:
+        position: from 1, of so many `waiters`.
+        label: who waits.
+        holder: who has held the key longest, with `held_s`; empty while nobody does.
+        pace_s: from a grant of the key to the next, of late; ``None`` before the first.
+    """
+
+    server: str
+    key: str
+    position: int
+    waiters: int
+    label: str
+    waited_s: float
+    holder: str = ""
+    held_s: float = 0.0
+    pace_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +92,9 @@ class Report:
         keys: how many it has.
         waiters: how many wait for those that it lists.
         error: one line; the rest is empty then.
+        waiting: who waits, longest first, if that was wanted.
+        matched: how many there are of what was asked for; -1 where all was.
+        circles: of waiters, each in words.
     """
 
     server: str
@@ -78,6 +104,9 @@ class Report:
     waiters: int = 0
     connections: int = 0
     error: str = ""
+    waiting: Sequence[Waiting] = ()
+    matched: int = -1
+    circles: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,34 +120,102 @@ class Shards:
 
 SORTS: dict[str, Callable[[Row], Rank]] = {
     "waiters": lambda row: (-row.waiters, -row.held_s, row.key, row.limit),
+    "wait": lambda row: (-row.oldest_s, -row.waiters, row.key, row.limit),
     "age": lambda row: (-row.held_s, row.key, row.limit),
     "key": lambda row: (row.key, row.limit),
 }
-"""In what order keys can be listed: the longest queue, the oldest holder, or their names first."""
+"""In what order keys can be listed: the longest queue or wait, the oldest holder, or by name."""
 
 
-def ask(
-    inquiry: Inquiry, sort: Callable[[], str], depth: int = DEPTH, *, notes: bool = False
-) -> Report:
-    """Ask one server for its first keys in this order."""
-    now = time.monotonic()
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked: for which of them, in what order.
+
+    Attributes:
+        sort: one of `SORTS`.
+        text: of all that has it in it; empty for everything.
+        waiters: for waiters, not keys.
+        notes: also for keys of notes; see `dflockd.admin.is_note`.
+    """
+
+    sort: str = "waiters"
+    text: str = ""
+    waiters: bool = False
+    notes: bool = False
+
+
+def ask(inquiry: Inquiry, question: Callable[[], Question], depth: int = DEPTH) -> Report:
+    """Ask one server; of the keys the first few are looked at closely."""
+    now, asked = time.monotonic(), question()
     try:
         stats = inquiry.stats()
-        found = [row for row in _listed(inquiry.server, stats) if notes or not is_note(row.key)]
-        first = heapq.nsmallest(depth, found, SORTS[sort()])
+        listed = [
+            row for row in _listed(inquiry.server, stats) if asked.notes or not is_note(row.key)
+        ]
+        rows: Sequence[Row] = listed
+        waiting, matched = [], -1
+        if asked.waiters or asked.text or asked.sort == "wait":
+            wants_waiters = asked.waiters or not asked.text
+            found = inquiry.find(asked.text, waiters=wants_waiters, notes=asked.notes)
+            matched = found["matched"] if asked.waiters or asked.text else -1
+            if asked.waiters:
+                rows, waiting = [], [_waiting(inquiry.server, row) for row in found["found"]]
+            else:
+                rows = _of_found(inquiry.server, found["found"], [] if asked.text else listed)
+        rows = sorted(rows, key=SORTS[asked.sort])
+        close = (_looked_at(inquiry, row) for row in rows[:depth])
         return Report(
             inquiry.server,
             now,
-            [close for row in first if (close := _looked_at(inquiry, row)) is not None],
-            len(found) + stats.get("omitted", 0),
-            sum(row.waiters for row in found),
+            [*(row for row in close if row is not None), *rows[depth:]],
+            len(listed) + stats.get("omitted", 0),
+            sum(row.waiters for row in listed),
             stats["connections"],
+            waiting=waiting,
+            matched=matched,
+            circles=stats.get("circles", ()),
         )
     except DflockdError as exc:
         return Report(inquiry.server, now, error=str(exc))
     except (KeyError, TypeError, ValueError) as exc:
         error = f"lock server {inquiry.server}: what it says cannot be read: {exc!r}"
         return Report(inquiry.server, now, error=error)
+
+
+def _waiting(server: str, found: Mapping[str, Any]) -> Waiting:
+    holder, waiter = found["holder"] or {"label": "", "held_s": 0.0}, found["waiter"]
+    return Waiting(
+        server,
+        found["key"],
+        found["position"],
+        found["waiters"],
+        waiter["label"],
+        waiter["waited_s"],
+        holder["label"] or ("somebody" if found["holder"] else ""),
+        holder["held_s"],
+        found["pace_s"],
+    )
+
+
+def _of_found(server: str, found: Sequence[Mapping[str, Any]], others: Sequence[Row]) -> list[Row]:
+    """Return a row for each key of what was found, and behind them those of others."""
+    rows: dict[tuple[str, int], Row] = {}
+    for each in found:
+        holder = each["holder"]
+        row = Row(
+            server,
+            each["key"],
+            each["limit"],
+            each["holders"],
+            each["waiters"],
+            holder["label"] if holder else "",
+            holder["held_s"] if holder else 0.0,
+            oldest_s=each["waiter"]["waited_s"] if each["waiter"] else 0.0,
+        )
+        rows.setdefault((row.key, row.limit), row)
+    for row in others:
+        rows.setdefault((row.key, row.limit), row)
+    return list(rows.values())
 
 
 def _listed(server: str, stats: Mapping[str, Any]) -> Iterator[Row]:
@@ -140,7 +237,7 @@ def _looked_at(inquiry: Inquiry, row: Row) -> Row | None:
     if not holders:
         # While grants are withheld from those who wait, or somebody was told of the turn.
         free = replace(row, holders=0, waiters=waiters, label="", held_s=0.0, rate=pace)
-        return free if waiters else None
+        return replace(free, oldest_s=report["waiters"][0]["waited_s"]) if waiters else None
     oldest = max(holders, key=lambda holder: holder["held_s"])
     return replace(
         row,
@@ -154,6 +251,7 @@ def _looked_at(inquiry: Inquiry, row: Row) -> Row | None:
         attempt=oldest.get("attempt", 0),
         rate=pace,
         newer=oldest.get("superseded_by", ""),
+        oldest_s=report["waiters"][0]["waited_s"] if waiters else 0.0,
     )
 
 
@@ -163,7 +261,7 @@ class Survey:
     Args:
         servers: a list, or some servers of a cluster; its others are found, also later.
         interval: seconds from an answer to the next question.
-        sort: one of `SORTS`, for what to look at closely; can be changed.
+        sort: one of `SORTS`, at first.
         auth_token: the servers' shared secret.
         ssl_context: for servers that speak TLS.
         notes: keys of notes as well; see `dflockd.admin.is_note`.
@@ -182,8 +280,7 @@ class Survey:
         *,
         notes: bool = False,
     ) -> None:
-        self._notes = notes
-        self.sort = sort
+        self._question = Question(sort, notes=notes)
         self._interval = interval
         self._inquiry = partial(Inquiry, auth_token=auth_token, ssl_context=ssl_context)
         self._asked: dict[str, _Repeated[Report]] = {}
@@ -211,6 +308,14 @@ class Survey:
         for asked in self._asked.values():
             asked.answered.wait(max(0.0, until - time.monotonic()))
 
+    def wants(self, sort: str, text: str, *, waiters: bool) -> None:
+        """Ask for something else from now on, and at once if it is."""
+        question = replace(self._question, sort=sort, text=text, waiters=waiters)
+        if question != self._question:
+            self._question = question
+            for asked in self._asked.values():
+                asked.hurry()
+
     def shards(self) -> Shards | None:
         """Return who is in the cluster; ``None`` without one, or while that is not known."""
         shards = self._roster.latest if self._roster is not None else None
@@ -229,7 +334,7 @@ class Survey:
         for server in servers:
             if server not in self._asked:
                 inquiry = self._inquiry(server)
-                work = partial(ask, inquiry, lambda: self.sort, notes=self._notes)
+                work = partial(ask, inquiry, lambda: self._question)
                 self._asked[server] = _Repeated(work, self._interval, inquiry.close)
 
     def _find(self) -> Shards:
@@ -262,6 +367,7 @@ class _Repeated(Generic[T]):
         self.latest: T | None = None
         self.answered = threading.Event()
         self._stopped = threading.Event()
+        self._hurry = threading.Event()
         # The end of the process does not wait for a server that is away.
         self._thread = threading.Thread(
             target=self._run, args=(work, interval, at_end), name="dflockd-top", daemon=True
@@ -270,10 +376,17 @@ class _Repeated(Generic[T]):
 
     def stop(self) -> None:
         self._stopped.set()
+        self._hurry.set()
+
+    def hurry(self) -> None:
+        """Do it again now."""
+        self._hurry.set()
 
     def _run(self, work: Callable[[], T], interval: float, at_end: Callable[[], None]) -> None:
         while not self._stopped.is_set():
+            self._hurry.clear()
             self.latest = work()
             self.answered.set()
-            self._stopped.wait(interval)
+            if not self._stopped.is_set():
+                self._hurry.wait(interval)
         at_end()

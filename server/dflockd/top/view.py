@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from math import inf
+from typing import TypeAlias
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from dflockd.admin import duration, printable
+from dflockd.top.look import HELP, WAITERS, Look
 from dflockd.top.survey import SORTS, Report, Row, Shards
 from dflockd.wire import UNLIMITED
 
 MIN_SERVER_WIDTH = 100
 """Columns from which on the server of each key is shown as well."""
 
+MIN_LONGEST_WIDTH = 110
+"""Columns from which on the longest wait for each key is shown."""
+
+MIN_BAR_WIDTH = 90
+"""Columns from which on there is a bar for the lease."""
+
 BAR = 10
+
+_TASK = re.compile(r"([^\s\[\]]+)\[([^\]\s]+)\](?: (.+))? (\S+) pid (\d+)")
+"""What the run of a task is labelled with."""
 
 SHOWN_OF_RUN = 8
 """Characters of the name of a run: those of the plugin are digests."""
@@ -32,43 +44,165 @@ def draw(
     reports: Sequence[Report],
     shards: Shards | None,
     *,
-    sort: str,
+    look: Look,
     width: int,
     height: int,
     now: float,
     hint: str = "",
 ) -> RenderableType:
-    """Return what to print: totals, what is wrong, and as many keys as there is room for.
+    """Return what to print: totals, what is wrong, and as many keys or waiters as there is room for.
 
     Args:
         reports: what each server said last; since then, ages have grown and leases run down.
         shards: of a cluster.
-        sort: one of `SORTS`.
+        look: what is wanted; it scrolls back where there is less than that.
         width: in columns.
         height: in lines.
         now: monotonic time.
         hint: the last line: which keys of the keyboard do what.
     """
+    if look.helps:
+        return _help()
     above = [_totals(reports, shards), *_problems(reports, shards)]
     room = max(1, height - len(above) - 2)  # the names of the columns, and the line below
-    rows = heapq.nsmallest(room, chain(*(report.rows for report in reports)), SORTS[sort])
     asked = {report.server: report.asked_at for report in reports}
-    table = Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style="bold")
     shows_server = len(reports) > 1 and width >= MIN_SERVER_WIDTH
+    make = _waiters if look.view == WAITERS else _keys
+    table, lines = make(reports, look, room, asked, now, width, shows_server)
+    below = _below(reports, look, room, lines, hint)
+    return Group(*above, table, _line(below, "reverse" if look.is_typing else "dim"))
+
+
+Asked: TypeAlias = Mapping[str, float]
+
+
+def _table() -> Table:
+    return Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style="bold")
+
+
+def _keys(
+    reports: Sequence[Report],
+    look: Look,
+    room: int,
+    asked: Asked,
+    now: float,
+    width: int,
+    shows_server: bool,
+) -> tuple[Table, int]:
+    rows = sorted(chain(*(report.rows for report in reports)), key=SORTS[look.sort])
+    look.keep_within(len(rows), room)
+    table, has_bar, has_oldest = _table(), width >= MIN_BAR_WIDTH, width >= MIN_LONGEST_WIDTH
+    fixed, wide = 22 + (BAR + 1) * has_bar + 8 * has_oldest, 4 if has_bar else 5
+    names = (width - fixed) * wide // (3 + wide + 2 * shows_server) - 1
     table.add_column("KEY", ratio=3, no_wrap=True)
-    table.add_column("HELD BY", ratio=4, no_wrap=True)
+    table.add_column("HELD BY", ratio=wide, no_wrap=True)
     table.add_column("FOR", justify="right", no_wrap=True, min_width=6)
-    table.add_column("LEASE", width=BAR, no_wrap=True)
+    if has_bar:
+        table.add_column("LEASE", width=BAR, no_wrap=True)
     table.add_column("LEFT", justify="right", no_wrap=True, min_width=6)
     table.add_column("WAITING", justify="right", no_wrap=True)
+    if has_oldest:
+        table.add_column("LONGEST", justify="right", no_wrap=True)
     if shows_server:
         table.add_column("SERVER", ratio=2, no_wrap=True)
-    for row in rows:
-        cells = _cells(row, max(0.0, now - asked[row.server]))
+    for row in rows[look.top : look.top + room]:
+        since = max(0.0, now - asked[row.server])
+        cells = _cells(row, since, 0 if look.full_ids else max(16, names), has_bar)
+        if has_oldest:
+            cells.append(duration(row.oldest_s + since) if row.oldest_s else "")
         table.add_row(*cells, *([Text(row.server)] if shows_server else []))
-    more = sum(report.keys for report in reports) - len(rows)
-    below = (f"{more} more keys, " if more > 0 else "") + f"by {sort}{hint}"
-    return Group(*above, table, _line(below, "dim"))
+    return table, len(rows)
+
+
+def _waiters(
+    reports: Sequence[Report],
+    look: Look,
+    room: int,
+    asked: Asked,
+    now: float,
+    width: int,
+    shows_server: bool,
+) -> tuple[Table, int]:
+    rows = sorted(
+        chain(*(report.waiting for report in reports)),
+        key=lambda row: (asked[row.server] - row.waited_s, row.key, row.position),
+    )
+    look.keep_within(len(rows), room)
+    table, has_holder = _table(), width >= MIN_SERVER_WIDTH
+    wide = 4 if has_holder else 5
+    names = (width - 21) * wide // (3 + wide + 4 * has_holder + 2 * shows_server) - 1
+    table.add_column("WHO WAITS", ratio=wide, no_wrap=True)
+    table.add_column("FOR", ratio=3, no_wrap=True)
+    table.add_column("PLACE", justify="right", no_wrap=True)
+    table.add_column("WAITED", justify="right", no_wrap=True, min_width=6)
+    table.add_column("ABOUT", justify="right", no_wrap=True, min_width=6)
+    if has_holder:
+        table.add_column("HELD BY", ratio=4, no_wrap=True)
+    if shows_server:
+        table.add_column("SERVER", ratio=2, no_wrap=True)
+    for row in rows[look.top : look.top + room]:
+        since = max(0.0, now - asked[row.server])
+        most = 0 if look.full_ids else max(16, names)
+        yet = "" if row.pace_s is None else duration(row.pace_s * row.position)
+        cells: list[RenderableType] = [
+            Text(short(row.label, most) or "somebody"),
+            Text(printable(row.key)),
+            f"{row.position}/{row.waiters}",
+            duration(row.waited_s + since),
+            yet,
+        ]
+        if has_holder:
+            cells.append(Text(short(row.holder, most) or "nobody yet"))
+        table.add_row(*cells, *([Text(row.server)] if shows_server else []))
+    return table, len(rows)
+
+
+def short(label: str, most: int) -> str:
+    """Return whom a label names in so many columns, as far as that can be: 0 for all of it.
+
+    Of the run of a task its host and pid are what is kept whole, then the beginning of its id, then
+    the end of its name.
+    """
+    found = _TASK.fullmatch(label)
+    if found is None or not most:
+        return printable(label)
+    name, run, does, host, pid = found.groups()
+    behind = printable(f"[{run[:SHOWN_OF_RUN]}]{f' {does}' if does else ''} {host}:{pid}")
+    name = printable(name)
+    room = max(1, most - cell_len(behind))
+    if cell_len(name) > room:
+        name = name.rpartition(".")[2]
+    if cell_len(name) > room:
+        name = f"…{name[len(name) - room + 1 :]}" if room > 1 else "…"
+    return name + behind
+
+
+def _below(reports: Sequence[Report], look: Look, room: int, lines: int, hint: str) -> str:
+    if look.is_typing:
+        return f"show what has: {look.filter}_   Enter: done  Esc: show all"
+    shown = min(room, lines)
+    total = sum(report.keys for report in reports)
+    if look.view == WAITERS or look.filter:
+        total = sum(max(0, report.matched) for report in reports)
+    parts = []
+    if look.top:
+        parts.append(f"{look.top + 1} to {look.top + shown} of {max(total, lines)}")
+    elif total > shown:
+        what = "waiters" if look.view == WAITERS else "keys"
+        parts.append(f"{total - shown} more {what}")
+    parts.append("who waits, longest first" if look.view == WAITERS else f"by {look.sort}")
+    if look.filter:
+        parts.append(f"with {printable(look.filter)!r}")
+    return ", ".join(parts) + hint
+
+
+def _help() -> RenderableType:
+    table = _table()
+    table.add_column("KEY", no_wrap=True)
+    table.add_column("")
+    for key, text in HELP:
+        table.add_row(Text(key), Text(text))
+    return Group(table, _line("any key: back", "dim"))
 
 
 def _totals(reports: Sequence[Report], shards: Shards | None) -> Text:
@@ -87,6 +221,9 @@ def _totals(reports: Sequence[Report], shards: Shards | None) -> Text:
 
 def _problems(reports: Sequence[Report], shards: Shards | None) -> list[Text]:
     problems = [report.error for report in reports if report.error]
+    problems += [
+        f"a circle of waiters: {circle}" for report in reports for circle in report.circles
+    ]
     if shards is not None and shards.error:
         problems.insert(0, shards.error)
     if shards is not None and shards.unserved:
@@ -98,11 +235,12 @@ def _line(text: str, style: str) -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _cells(row: Row, since: float) -> list[RenderableType]:
+def _cells(row: Row, since: float, most: int, has_bar: bool) -> list[RenderableType]:
     key, waiters = Text(printable(row.key)), Text(str(row.waiters), "bold" if row.waiters else "")
     if not row.holders:
-        return [key, Text(row.rate or "nobody yet", "dim"), "", "", "", waiters]
-    who = printable(row.label) or "somebody"
+        empty: list[RenderableType] = [""] * (3 if has_bar else 2)
+        return [key, Text(row.rate or "nobody yet", "dim"), *empty, waiters]
+    who = short(row.label, most) or "somebody"
     if row.owner:
         who += f", run {printable(row.owner[:SHOWN_OF_RUN])} attempt {row.attempt}"
     if row.limit != 1:
@@ -114,7 +252,8 @@ def _cells(row: Row, since: float) -> list[RenderableType]:
         who += f", superseded by {printable(row.newer)}"
     held = "" if row.held_s == inf else duration(row.held_s + since)
     left = max(0.0, row.left_s - since)
-    return [key, Text(who), held, *_lease(left, row.lease_s), waiters]
+    lease = _lease(left, row.lease_s)
+    return [key, Text(who), held, *(lease if has_bar else lease[1:]), waiters]
 
 
 def _lease(left: float, lease: float) -> list[RenderableType]:
