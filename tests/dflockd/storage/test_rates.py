@@ -1,0 +1,76 @@
+"""What a state directory keeps of runs that have begun."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dflockd.storage.directory import StateDir
+from dflockd.table import Limits, LockTable, TokenIssuer
+from dflockd.wire import UNLIMITED, Acquire, Begun, Granted, Rate, Space, Status
+
+HOUR = Rate(40, 3_600_000)
+
+
+class Run:
+    """A server's use of a directory; without a `stop` it was killed."""
+
+    def __init__(self, path: Path, now: float) -> None:
+        self.now = now
+        self.state = StateDir(str(path), now, Limits())
+        self.table = LockTable(Limits(), TokenIssuer(b"secret", self.state.fence), kept=True)
+        self.state.start(self.table, now)
+
+    def begin(self, key: bytes, *, reports: bool = True) -> object:
+        peer = self.table.connect()
+        request = Acquire(Space.SEMAPHORE, key, UNLIMITED, 0, 30, HOUR)
+        ((_, reply),) = self.table.handle(peer, request, self.now)
+        if isinstance(reply, Granted) and reports:
+            self.table.handle(peer, Begun(Space.SEMAPHORE, key, reply.token, 30), self.now)
+        assert self.table.changes is not None
+        self.state.journal.record(self.table.changes, self.table.fence)
+        self.table.changes.clear()
+        return reply
+
+    def free(self, key: bytes) -> int:
+        rate = self.table.rate_of(Space.SEMAPHORE, key)
+        return HOUR.runs if rate is None else rate.free(self.now)
+
+    def kill(self) -> None:
+        os.close(self.state._lock)
+
+    def stop(self) -> None:
+        self.state.close(self.now)
+
+
+def test_a_killed_server_and_a_stopped_one_forget_no_beginning(tmp_path: Path) -> None:
+    run = Run(tmp_path, 100.0)
+    for _ in range(36):  # more than fit a block
+        assert isinstance(run.begin(b"k"), Granted)
+    run.begin(b"k", reports=False)
+    run.begin(b"other")
+    for end in (Run.kill, Run.stop, Run.kill):
+        end(run)
+        run = Run(tmp_path, run.now + 1000)
+        assert (run.free(b"k"), run.free(b"other")) == (3, 39)
+    # They are over one window after they began, and not later.
+    run.now = 100.0 + 3600 + 1
+    assert run.free(b"k") == 39  # but for the one that has said nothing
+
+
+def test_after_a_crash_of_the_machine_a_window_is_waited_for(tmp_path: Path) -> None:
+    run = Run(tmp_path, 100.0)
+    run.begin(b"k")
+    run.state.journal.sync()
+    run.state._save(boot="another")
+    run.kill()
+    after = Run(tmp_path, 10.0)
+    after.now += after.state.recovery + 1
+    for key in (b"k", b"unknown"):
+        assert after.begin(key) is Status.TIMEOUT
+    after.kill()
+    again = Run(tmp_path, 3000.0)
+    again.now += 5
+    assert again.begin(b"k") is Status.TIMEOUT
+    again.now = 10.0 + 3600 + 1
+    assert isinstance(again.begin(b"k"), Granted)
