@@ -77,7 +77,6 @@ def _waits(row: Found) -> str:
         said.append("it is requeued and will be back, its position is kept")
     if waiter.get("told"):
         said.append("it has been told of its turn")
-    said += _details(waiter)
     if holder is None:
         said.append("nobody holds it yet")
     else:
@@ -85,12 +84,6 @@ def _waits(row: Found) -> str:
         said.append(f"held by {who(holder['label'])}{others} for {duration(holder['held_s'])}")
     said.append(_forecast(row["pace_s"], position))
     return "; ".join(said)
-
-
-def _details(item: Mapping[str, Any]) -> list[str]:
-    """Return what servers say besides, in words of their own."""
-    details = item.get("details", ())
-    return [printable(str(each)) for each in details] if isinstance(details, list | tuple) else []
 
 
 def _forecast(pace: float | None, position: int) -> str:

@@ -151,8 +151,6 @@ def test_words() -> None:
     assert " and 2 more for 40 s" in finding.in_words(row_of(holders=3, limit=3))
     escape = {**row_of()["waiter"], "label": "t[\x1b[31m] h pid 1"}
     assert "\x1b" not in finding.in_words(row_of(waiter=escape, key="k\x1b"))
-    said = {**row_of()["waiter"], "details": ["rate: next in 4 s"]}
-    assert "; rate: next in 4 s; " in finding.in_words(row_of(waiter=said))
 
 
 def test_who_waits_for_itself_is_a_circle_but_its_retry_is_not() -> None:

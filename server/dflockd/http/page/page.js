@@ -62,11 +62,6 @@ function run(one) {
   return one.owner ? `run ${one.owner.slice(0, 8)} · attempt ${one.attempt}` : "";
 }
 
-// What a server says of somebody besides, in words.
-function details(one) {
-  return Array.isArray(one.details) ? one.details.map((each) => visible(String(each))) : [];
-}
-
 function turn(waiter) {
   if (waiter.told) return "told of its turn";
   return waiter.away ? "comes back" : "";
@@ -494,7 +489,7 @@ function describe(element, one, more = "") {
   say(name, told.name);
   say(rest, told.rest);
   say(id, told.id || "");
-  say(last, [run(one), more, ...details(one)].filter(Boolean).join(" · "));
+  say(last, [run(one), more].filter(Boolean).join(" · "));
 }
 
 let offered = null;
