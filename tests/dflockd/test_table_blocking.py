@@ -120,15 +120,16 @@ def test_programs_that_do_not_say_who_they_are_are_no_links(stage: Stage) -> Non
 
 
 def test_what_has_ended_during_the_look_is_no_circle(stage: Stage) -> None:
-    for number in range(100):
+    for number in range(106):  # with the rest as much as 7 steps look at
         stage.ask(f"x{number}", f"key-{number}")
     stage.ask("a", "one")
     peer, _ = stage.ask("b", "two")
     waiting, _ = stage.ask("a", "two")
     stage.ask("b", "one")
     look = Look(stage.table.each_group())
-    for _ in range(3):
+    for _ in range(7):
         assert not look.step()
+    assert len(look._waits) == 2, "it has seen both of them wait"
     stage.table.disconnect(waiting, 1, clean=True)
     while not look.step():
         pass
