@@ -48,23 +48,25 @@ class Stage:
         self.limit = limit
         self.space = LOCK if limit == 1 else SEMAPHORE
         self.peers: dict[str, Peer] = {}
+        self.names: dict[int, str] = {}
         self.tokens: dict[str, bytes] = {}
         self.order: list[str] = []
         """Who has had a slot, in that order."""
         self.now = 0.0
 
     def say(self, name: str, request: Request) -> object:
-        peer = self.peers.get(name) or self.table.connect()
-        self.peers[name] = peer
+        peer = self.peers.get(name)
+        if peer is None:
+            peer = self.peers[name] = self.table.connect()
+            self.names[peer.id] = name
         return self.heard(self.table.handle(peer, request, self.now), peer.id)
 
     def heard(self, effects: list[Effect], number: int = 0) -> object:
-        names = {peer.id: name for name, peer in self.peers.items()}
         mine: object = None
         for to, reply in effects:
             if isinstance(reply, Granted | Enqueued):
-                self.tokens[names[to]] = reply.token
-                self.order.append(names[to])
+                self.tokens[self.names[to]] = reply.token
+                self.order.append(self.names[to])
             mine = reply if to == number else mine
         return mine
 
