@@ -189,8 +189,10 @@ def test_both_hold_where_there_is_a_limit_as_well(site: Site) -> None:
 
 
 def test_a_try_finds_no_place(site: Site) -> None:
-    site.begin(Rate(1, 1000))
+    peer, token = site.begin(Rate(1, 1000))
+    site.ask(peer, Release(SEMAPHORE, b"k", token))
     assert site.take(Rate(1, 1000))[1] is Status.TIMEOUT
+    assert len(site.table) == 0  # nothing is left of it
     site.go_to(101.0)
     assert isinstance(site.take(Rate(1, 1000))[1], Granted)
 

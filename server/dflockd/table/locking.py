@@ -131,6 +131,8 @@ class Locking(Superseding):
             return Status.MAX_WAITERS
         if timeout == 0:
             self.counts.busy += 1
+            if not (entry.holds or entry.waiters):  # it is new, and its rate has no place
+                self._remove(entry)
             return Status.TIMEOUT
         is_rated = rate is not None
         waiter = self._join(
