@@ -81,7 +81,9 @@ class NaiveRates:
             self.rates[name].granted.discard(token)
 
     def lapse(self) -> None:
-        for token in [token for token, hold in self.holds.items() if hold.deadline <= self.now]:
+        for token in [
+            token for token, hold in self.holds.items() if hold.deadline <= self.now + 1e-9
+        ]:
             self.end(token)
 
     def leave(self, peer: int) -> None:
