@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from tests.dflockd.raw_server import ServerProcess, StartServer
@@ -21,15 +23,18 @@ def test_d24_the_log_shows_no_keys_and_no_line_for_each_request(
     start_server: StartServer,
 ) -> None:
     # D24: a line for each request, with the key as it came.
-    server = start_server()
-    client = server.connect()
-    client.lock("key\x1b[31m")
-    before = len(server.log)
+    quiet, busy = start_server(), start_server()
+    quiet.connect().ask("ping")
+    client = busy.connect()
+    token = client.lock("key\x1b[31m")
     for _ in range(10):
         client.ask("l", "key\x1b[31m", 0)
-    assert client.ask("ping") == "ok"
-    assert len(server.log) == before
-    assert "key" not in "".join(server.log)
+    client.ask("r", "key\x1b[31m", token)
+    for server in (quiet, busy):
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    assert len(busy.log) == len(quiet.log)
+    assert "key" not in "".join(busy.log)
 
 
 def test_d26_a_bad_variable_refuses_to_start(start_server: StartServer) -> None:
