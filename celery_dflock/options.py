@@ -363,6 +363,8 @@ def _conflict(
         raise values.bad("lock_limit", f"1 with lock_conflict '{SUPERSEDE}': of several, which?")
     if sources is not None and len(sources) > 1:
         raise values.bad("lock_key", f"one key with lock_conflict '{SUPERSEDE}'")
+    if values["lock_group"] is not None:
+        raise values.bad("lock_group", f"None with lock_conflict '{SUPERSEDE}': only one waits")
     return words[1], True
 
 
