@@ -357,6 +357,13 @@ class ForgetsPositions(ShardTable):
         super().load(shard, snapshot._replace(waiters=[]), now)
 
 
+class ForgetsTheNewest(ShardTable):
+    """Whoever is older than those who have asked elsewhere may come again here."""
+
+    def load(self, shard: int, snapshot: Snapshot, now: float) -> None:
+        super().load(shard, snapshot._replace(newest=()), now)
+
+
 def silence_for_an_answer(target: Target, timeout: float | None) -> Operation[Any]:
     """Take the end of a client's patience for the answer that the lock is not free."""
     operation = acquire(target, timeout)
@@ -453,6 +460,7 @@ BROKEN: dict[str, Rules] = {
     "epochs forgotten with the record": Rules(node=with_part("view", ForgetsEpochs)),
     "retried without a pause": Rules(node=RetriesSoon),
     "positions not kept": Rules(table=ForgetsPositions),
+    "newest forgotten on a move": Rules(table=ForgetsTheNewest),
     "silence taken for an answer": Rules(acquires=silence_for_an_answer),
     "cut off though nobody has answered": Rules(acquires=without_an_attempt),
     "nobody looks at a silent server": Rules(looks=False),

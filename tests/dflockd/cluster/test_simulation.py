@@ -96,6 +96,10 @@ FOUND_IN_STOPS = {
     "leaving to somebody or not at all": 0,
 }
 
+# Those of what a task may ask for beside a lock: in what schedules, and in which of them.
+FOUND_WITH_OPTIONS = {
+    "newest forgotten on a move": ("ages", (9, 15, 16)),
+}
 
 # The same, in schedules in which servers hang.
 FOUND_IN_HANGS = {
@@ -184,6 +188,15 @@ def test_schedules_in_which_clients_are_told_of_their_turns() -> None:
     assert counts["grants"] > 600
 
 
+@pytest.mark.parametrize("wants_turns", [False, True])
+def test_schedules_in_which_the_newest_wins(wants_turns: bool) -> None:
+    rules = Rules(ages=True, wants_turns=wants_turns)
+    counts = sum((World(seed, rules).run().counts for seed in range(15)), Counter())
+    assert counts["superseded"] > 400
+    assert counts["snapshots"] > 5
+    assert counts["grants"] > 200
+
+
 def test_schedules_with_chains_of_take_overs() -> None:
     counts = sum((run_chains(seed) for seed in range(60)), Counter())
     assert counts["chains"] > 60
@@ -237,6 +250,7 @@ def test_no_rule_is_left_out() -> None:
         *FOUND_IN_CHAINS,
         *FOUND_IN_HANGS,
         *FOUND_IN_STOPS,
+        *FOUND_WITH_OPTIONS,
         *FOUND_WITH_REPLACED_STORES,
     }
     assert by_chance | by_stories == BROKEN.keys()
@@ -297,6 +311,17 @@ def test_stops_show_that_a_rule_is_missing(name: str) -> None:
     first = FOUND_IN_STOPS[name]
     rules = replace(BROKEN[name], stops=True)
     assert first_violation(rules, range(first, first + 50)) is not None
+
+
+@pytest.mark.parametrize("name", FOUND_WITH_OPTIONS)
+def test_what_a_task_asks_for_shows_that_a_rule_is_missing(name: str) -> None:
+    if not can_be_broken(name):
+        pytest.skip("the table is compiled")
+    kind, seeds = FOUND_WITH_OPTIONS[name]
+    for seed in seeds:
+        World(seed, replace(Rules(), **{kind: True})).run()
+        with pytest.raises(ViolationError):
+            World(seed, replace(BROKEN[name], **{kind: True})).run()
 
 
 @pytest.mark.parametrize("name", FOUND_WITH_REPLACED_STORES)

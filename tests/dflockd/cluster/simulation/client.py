@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dflockd.shards import get_shard_id
 from dflockd.wire import (
     Acquire,
+    Aged,
     Confirm,
+    DrawAge,
     Enqueue,
     Enqueued,
     Granted,
     Moved,
+    Owner,
     Pass,
     Recovering,
     Release,
@@ -23,7 +26,9 @@ from dflockd.wire import (
     Request,
     Reserve,
     Resume,
+    Space,
     Status,
+    Superseded,
     TimedOut,
     Turn,
     Wait,
@@ -68,6 +73,9 @@ class Client(Process):
         self.now = 0.0
         self.done = False
         self.owners: dict[int, tuple[str, int]] = {}
+        self.ages: dict[Key, list[int]] = {}
+        """With which it has asked for each key."""
+        self._owner: Owner | None = None
         self._connection: Connection | None = None
         self._old: list[Connection] = []
         self._life = (errand or Client._live)(self)
@@ -139,7 +147,26 @@ class Client(Process):
         if self.world.rules.wants_turns and rng.random() < 0.7:
             take = self._by_turn
         hold = rng.choice((0.1, 0.5, 3, 9) if not self.world.calm else (0.2,))
-        return (yield from self.use(take, key, timeout, lease, hold))
+        if self.world.rules.ages and key.space is Space.LOCK and not (yield from self._age(key)):
+            return False
+        granted = yield from self.use(take, key, timeout, lease, hold)
+        self._owner = None
+        return granted
+
+    def _age(self, key: Key) -> Life:
+        """Be new, or somebody of before once more; return whether it is known who."""
+        rng, former = self.world.random, self.ages.setdefault(key, [])
+        if not former or self.world.calm or rng.random() < 0.6:
+            answer = yield from self._ask_on(key, DrawAge(key.name), self.now + PATIENCE)
+            if answer is None or not isinstance(answer.reply, Aged):
+                self._hang_up()
+                return False
+            former.append(answer.reply.age)
+        name = f"{self.name}/{next(self.world.numbers)}".encode()
+        self._owner = Owner(name, 0, name, None, rng.choice(former[-3:]))
+        if self.world.calm:
+            self._owner = self._owner._replace(age=former[-1])
+        return True
 
     def use(
         self,
@@ -213,7 +240,7 @@ class Client(Process):
 
         def requests() -> list[Request]:
             left = max(0, math.ceil(until - self.now))
-            return _resuming(progress[0], Acquire(*key, left, lease))
+            return self._resuming(progress[0], Acquire(*key, left, lease))
 
         answer = yield from self._pursue(key, requests, until, progress)
         return answer if answer is not None and isinstance(answer.reply, Granted) else None
@@ -222,7 +249,7 @@ class Client(Process):
         until, progress = self.now + timeout, [b""]
 
         def requests() -> list[Request]:
-            return _resuming(progress[0], Enqueue(*key, lease))
+            return self._resuming(progress[0], Enqueue(*key, lease))
 
         rng, keeps = self.world.random, self.world.rules.keeps_places
         while True:
@@ -260,7 +287,7 @@ class Client(Process):
         turn = Turn(rng.choice((100, 1000, 3000)))
 
         def requests() -> list[Request]:
-            return [turn, *_resuming(progress[0], Enqueue(*key, lease))]
+            return [turn, *self._resuming(progress[0], Enqueue(*key, lease))]
 
         answer = yield from self._pursue(key, requests, until, progress)
         while answer is not None:
@@ -282,7 +309,8 @@ class Client(Process):
                 yield from self._sleep(rng.choice((0, 0.5, 4)))
             elif isinstance(reply, Recovering):
                 yield from self._sleep(0.1)
-            if connection is None or self.now >= until or reply is Status.TIMEOUT:
+            is_over = reply is Status.TIMEOUT or isinstance(reply, Superseded)
+            if connection is None or self.now >= until or is_over:
                 return None
             left = max(1, math.ceil(until - self.now))
             answer = yield from self._ask(connection, [Wait(*key[:2], left)], left + PATIENCE)
@@ -370,6 +398,7 @@ class Client(Process):
         self._old.clear()
         self._connection = None
 
-
-def _resuming(place: bytes, request: Request) -> list[Request]:
-    return [Resume(place), request] if place else [request]
+    def _resuming(self, place: bytes, request: Request) -> list[Request]:
+        """Return what says who asks, and for which position, and the request."""
+        said: list[Request] = [] if self._owner is None else [self._owner]
+        return [*said, Resume(place), request] if place else [*said, request]

@@ -39,7 +39,7 @@ FINALE = 40.0
 WALL = 1_700_000_000 * 10**9
 
 
-KINDS = ("chains", "hangs", "replaces", "stops")
+KINDS = ("ages", "chains", "hangs", "replaces", "stops")
 """What schedules can be about beside the usual faults: fields of `Rules`."""
 
 
@@ -76,6 +76,8 @@ class Rules:
     """Whether clients do something else while they wait, and have their places kept meanwhile."""
     wants_turns: bool = False
     """Whether clients are told of their turns mostly, and take locks elsewhere then."""
+    ages: bool = False
+    """Whether of the clients the newest wins."""
     chains: bool = False
     """Whether servers also end while those that they replaced may still serve."""
     stops: bool = False

@@ -24,6 +24,8 @@ from dflockd.wire import (
     Enqueued,
     Granted,
     Moved,
+    Owner,
+    OwnerConflict,
     Pass,
     Ping,
     Recovering,
@@ -33,6 +35,7 @@ from dflockd.wire import (
     Resume,
     Shards,
     Status,
+    Superseded,
     TimedOut,
     Turn,
     Wait,
@@ -242,11 +245,14 @@ class ServerProcess(Process):
                 taken = place is not None and place.peer is connection.peer
                 taken = taken or (place is not None and self._reserved(resumed) is None)
                 self._note_place(connection, request, resumed if taken else b"", now)
-                if now < kept_until and not taken and not _is_refused(connection.peer, effects):
+                is_refused = _is_refused(connection.peer, effects)
+                if not is_refused:
+                    self._note_age(connection)
+                if now < kept_until and not taken and not is_refused:
                     raise self.world.violation(f"{connection.client.name} has lost its place")
             elif isinstance(request, Wait):
                 self._note_return(connection, now, was_passed)
-            if not isinstance(request, Resume | Reserve | Turn | Pass):
+            if not isinstance(request, Owner | Resume | Reserve | Turn | Pass):
                 # A slot that was set aside is not for who came back before it was used.
                 self._dispatch(effects, connection if has_slot else None)
 
@@ -316,6 +322,7 @@ class ServerProcess(Process):
         return waiter is not None and waiter.state == PASSED
 
     def _dispatch(self, effects: Iterable[Effect], unjudged: Connection | None = None) -> None:
+        world = self.world
         for number, reply in effects:
             connection = self.sessions.get(number)
             if connection is not None:
@@ -323,6 +330,10 @@ class ServerProcess(Process):
                     self._judged = True
                 if isinstance(reply, Granted | Enqueued) and connection is not unjudged:
                     self._judge_order(connection, reply.token)
+                if isinstance(reply, Granted | Enqueued):
+                    self._judge_age(connection, reply.token)
+                if isinstance(reply, Superseded):
+                    world.counts["superseded"] += 1
                 if isinstance(reply, YourTurn):
                     self._note_told(connection, reply.ticket)
                 if isinstance(reply, TimedOut):
@@ -355,6 +366,8 @@ class ServerProcess(Process):
             world.counts["claims with grace" if graced else "claims without grace"] += 1
             world.log(self.name, "opens shard %d, epoch %d%s", *(shard, (fence >> 40) % 10_000),
                       ", with grace" if graced else "")  # fmt: skip
+            if graced:
+                world.forget_ages(shard)
 
         def loaded(_: object, shard: int, snapshot: Any, *args: float) -> None:
             world.counts["snapshots"] += 1
@@ -458,6 +471,29 @@ class ServerProcess(Process):
                     f"{key.name.decode()} before number {ticket}"
                 )
 
+    def _note_age(self, connection: Connection) -> None:
+        """Somebody has asked: from now on those who are older get nothing."""
+        key, peer = connection.key, connection.peer
+        if peer is not None and peer.owner is not None and key is not None:
+            age = peer.owner.age
+            newest, _, _ = self.world.newest.get(key, (0, "", 0.0))
+            if age > newest:
+                self.world.newest[key] = age, self.name, self.clock.read()
+
+    def _judge_age(self, connection: Connection, token: bytes) -> None:
+        key, peer = connection.key, connection.peer
+        if peer is None or peer.owner is None or key is None:
+            return
+        (given,) = (hold.since for hold in peer.holds if hold.token == token)
+        newest, server, asked = self.world.newest.get(key, (0, "", 0.0))
+        if server == self.name and given <= asked:
+            return  # it was its own before that
+        if peer.owner.age < newest:
+            raise self.world.violation(
+                f"{self.name}: {connection.client.name}, of age {peer.owner.age}, was granted "
+                f"{key.name.decode()} after {newest} had asked"
+            )
+
     @property
     def keeps_up(self) -> bool:
         """Whether it knows about all that the store has."""
@@ -484,7 +520,7 @@ class ServerProcess(Process):
 def _is_refused(peer: Peer, effects: list[Effect]) -> bool:
     replies = [reply for number, reply in effects if number == peer.id]
     return any(
-        isinstance(reply, Status | Recovering | Moved)
+        isinstance(reply, Status | Recovering | Moved | OwnerConflict | Superseded)
         for reply in replies
         if reply is not Status.QUEUED
     )

@@ -17,7 +17,7 @@ from dflockd.cluster import handover, transactions
 from dflockd.cluster.claims import EPOCH_SHIFT
 from dflockd.cluster.parameters import ClusterParameters
 from dflockd.cluster.transactions import Kind
-from dflockd.shards import Delete, KeySpace
+from dflockd.shards import Delete, KeySpace, get_shard_id
 from dflockd.shards.errors import LeaseGoneError
 from dflockd.wire import (
     Space,
@@ -80,6 +80,8 @@ class World:
         """When each client was last granted a lock."""
         self.numbers = itertools.count(1)
         self.places: dict[bytes, int] = {}
+        self.newest: dict[Key, tuple[int, str, float]] = {}
+        """The largest age with which each key was asked for, at which server, and its time then."""
         self._events: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
         self._order = itertools.count()
         self._trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=250)
@@ -491,6 +493,12 @@ class World:
 
     def forget(self, client: Client) -> None:
         self._beliefs.pop(client, None)
+
+    def forget_ages(self, shard: int) -> None:
+        """A server has begun anew: older ones that come may be granted a lock."""
+        for key in list(self.newest):
+            if get_shard_id(key.name, self.parameters.num_shards) == shard:
+                del self.newest[key]
 
     def judge_servers(self, process: ServerProcess) -> None:
         """No two servers may serve one shard at a time."""
