@@ -364,6 +364,14 @@ class ForgetsTheNewest(ShardTable):
         super().load(shard, snapshot._replace(newest=()), now)
 
 
+class ForgetsRates(ShardTable):
+    """Runs that have begun elsewhere do not count here."""
+
+    def load(self, shard: int, snapshot: Snapshot, now: float) -> None:
+        holds = [hold._replace(is_pending=False) for hold in snapshot.holds]
+        super().load(shard, snapshot._replace(rates=(), holds=holds), now)
+
+
 def silence_for_an_answer(target: Target, timeout: float | None) -> Operation[Any]:
     """Take the end of a client's patience for the answer that the lock is not free."""
     operation = acquire(target, timeout)
@@ -461,6 +469,7 @@ BROKEN: dict[str, Rules] = {
     "retried without a pause": Rules(node=RetriesSoon),
     "positions not kept": Rules(table=ForgetsPositions),
     "newest forgotten on a move": Rules(table=ForgetsTheNewest),
+    "rates forgotten on a move": Rules(table=ForgetsRates),
     "silence taken for an answer": Rules(acquires=silence_for_an_answer),
     "cut off though nobody has answered": Rules(acquires=without_an_attempt),
     "nobody looks at a silent server": Rules(looks=False),

@@ -99,6 +99,7 @@ FOUND_IN_STOPS = {
 # Those of what a task may ask for beside a lock: in what schedules, and in which of them.
 FOUND_WITH_OPTIONS = {
     "newest forgotten on a move": ("ages", (9, 15, 16)),
+    "rates forgotten on a move": ("rates", (8, 31, 39)),
 }
 
 # The same, in schedules in which servers hang.
@@ -195,6 +196,14 @@ def test_schedules_in_which_the_newest_wins(wants_turns: bool) -> None:
     assert counts["superseded"] > 400
     assert counts["snapshots"] > 5
     assert counts["grants"] > 200
+
+
+@pytest.mark.parametrize("wants_turns", [False, True])
+def test_schedules_in_which_only_so_many_runs_may_begin_in_a_while(wants_turns: bool) -> None:
+    rules = Rules(rates=True, wants_turns=wants_turns)
+    counts = sum((World(seed, rules).run().counts for seed in range(10)), Counter())
+    assert counts["snapshots"] > 3
+    assert counts["begun"] > 150
 
 
 def test_schedules_with_chains_of_take_overs() -> None:

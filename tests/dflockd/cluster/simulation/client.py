@@ -10,6 +10,7 @@ from dflockd.shards import get_shard_id
 from dflockd.wire import (
     Acquire,
     Aged,
+    Begun,
     Confirm,
     DrawAge,
     Enqueue,
@@ -31,6 +32,7 @@ from dflockd.wire import (
     Superseded,
     TimedOut,
     Turn,
+    Unbegun,
     Wait,
     YourTurn,
     fence_from_token,
@@ -191,6 +193,12 @@ class Client(Process):
         if self.now >= deadline:
             self._hang_up()
             return False
+        if key in self.world.rates:
+            if self.world.chance(0.1):
+                yield from self._ask_on(key, Unbegun(*key[:2], token), deadline)
+                self._hang_up()
+                return False
+            self.world.begin(self, key, self.clock.true(self.now))
         self.world.believe(self, key, fence_from_token(token), self.clock.true(deadline))
         yield from self._hold(key, token, lease, answer.sent, deadline, self.now + hold)
         self._hang_up()
@@ -204,8 +212,12 @@ class Client(Process):
     def _hold(
         self, key: Key, token: bytes, lease: int, sent: float, deadline: float, until: float
     ) -> Life:
+        # Who does not say so has begun when the hold ends, for all that the server knows.
+        says_so = key in self.world.rates and not self.world.chance(0.2)
         while True:
-            yield from self._sleep(min(until, sent + lease / 2) - self.now)
+            request = Begun if says_so else Renew
+            yield from self._sleep(0 if says_so else min(until, sent + lease / 2) - self.now)
+            says_so = False
             if self.now >= deadline:
                 self.world.log(self.name, "knows that its lease of %s has ended", key.name)
                 self.world.counts["leases ended"] += 1
@@ -213,7 +225,7 @@ class Client(Process):
                 return
             if self.now >= until:
                 break
-            answer = yield from self._ask_on(key, Renew(*key[:2], token, lease), deadline)
+            answer = yield from self._ask_on(key, request(*key[:2], token, lease), deadline)
             if answer is None or self.now >= deadline:
                 self.world.counts["leases ended"] += 1
                 self.world.forget(self)
@@ -240,7 +252,9 @@ class Client(Process):
 
         def requests() -> list[Request]:
             left = max(0, math.ceil(until - self.now))
-            return self._resuming(progress[0], Acquire(*key, left, lease))
+            return self._resuming(
+                progress[0], Acquire(*key, left, lease, self.world.rates.get(key))
+            )
 
         answer = yield from self._pursue(key, requests, until, progress)
         return answer if answer is not None and isinstance(answer.reply, Granted) else None
@@ -249,7 +263,7 @@ class Client(Process):
         until, progress = self.now + timeout, [b""]
 
         def requests() -> list[Request]:
-            return self._resuming(progress[0], Enqueue(*key, lease))
+            return self._resuming(progress[0], Enqueue(*key, lease, self.world.rates.get(key)))
 
         rng, keeps = self.world.random, self.world.rules.keeps_places
         while True:
@@ -287,7 +301,8 @@ class Client(Process):
         turn = Turn(rng.choice((100, 1000, 3000)))
 
         def requests() -> list[Request]:
-            return [turn, *self._resuming(progress[0], Enqueue(*key, lease))]
+            request = Enqueue(*key, lease, self.world.rates.get(key))
+            return [turn, *self._resuming(progress[0], request)]
 
         answer = yield from self._pursue(key, requests, until, progress)
         while answer is not None:

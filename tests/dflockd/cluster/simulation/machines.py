@@ -39,7 +39,7 @@ FINALE = 40.0
 WALL = 1_700_000_000 * 10**9
 
 
-KINDS = ("ages", "chains", "hangs", "replaces", "stops")
+KINDS = ("ages", "chains", "hangs", "rates", "replaces", "stops")
 """What schedules can be about beside the usual faults: fields of `Rules`."""
 
 
@@ -78,6 +78,8 @@ class Rules:
     """Whether clients are told of their turns mostly, and take locks elsewhere then."""
     ages: bool = False
     """Whether of the clients the newest wins."""
+    rates: bool = False
+    """Whether only so many runs of a key may begin in a while."""
     chains: bool = False
     """Whether servers also end while those that they replaced may still serve."""
     stops: bool = False

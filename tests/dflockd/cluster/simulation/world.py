@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import copy
 import heapq
 import itertools
@@ -19,9 +20,7 @@ from dflockd.cluster.parameters import ClusterParameters
 from dflockd.cluster.transactions import Kind
 from dflockd.shards import Delete, KeySpace, get_shard_id
 from dflockd.shards.errors import LeaseGoneError
-from dflockd.wire import (
-    Space,
-)
+from dflockd.wire import Rate, Space
 from tests.dflockd.cluster.simulation.client import Client, Life
 from tests.dflockd.cluster.simulation.library import LibraryClient, in_the_simulation
 from tests.dflockd.cluster.simulation.machines import (
@@ -50,6 +49,9 @@ BACK = 5.0
 
 SOON = 4.0
 """Seconds after which a server has found out that the store refuses."""
+
+CLOCKS = 0.98
+"""A window by the clock of one server may be this much of one by the clock of another."""
 
 PER_SECOND = 1.0
 """Transactions with which it may try a store that refuses."""
@@ -110,6 +112,13 @@ class World:
             self.balances = False
             self.losses = self.stalls = self.slow = 0
             self.watch_lag = 1
+        self.rates: dict[Key, Rate] = {}
+        if self.rules.rates:
+            # One of them is longer than the locks of a server that crashed are waited for.
+            rates = (Rate(1, 1000), Rate(1, 3000), Rate(2, 3000), Rate(3, 9000))
+            self.rates = {key: rng.choice(rates) for key in self.keys}
+        self._begun: dict[Key, list[float]] = {}
+        """When runs have begun, in order."""
         self.leave_timeout = 7.0
         if self.rules.stops:
             self.parameters = ClusterParameters(STOPS_SHARDS, serving_lease=2, max_lease=8)
@@ -493,6 +502,20 @@ class World:
 
     def forget(self, client: Client) -> None:
         self._beliefs.pop(client, None)
+
+    def begin(self, client: Client, key: Key, time: float) -> None:
+        """A run begins; in no window, wherever it starts, may more have begun than the rate says."""
+        self.counts["begun"] += 1
+        self.log(client.name, "begins")
+        runs, window = self.rates[key]
+        begun = self._begun.setdefault(key, [])
+        bisect.insort(begun, time)
+        for first, last in zip(begun, begun[runs:], strict=False):
+            if last - first < window / 1000 * CLOCKS:
+                raise self.violation(
+                    f"{runs + 1} runs of {key.name.decode()} began within {last - first:.3f} s, "
+                    f"and {runs} may in {window / 1000:g} s"
+                )
 
     def forget_ages(self, shard: int) -> None:
         """A server has begun anew: older ones that come may be granted a lock."""
