@@ -153,7 +153,7 @@ def locks(ctx: click.Context, as_json: bool, watch: float | None, notes: bool) -
         return
     for row in rows:
         click.echo(
-            f"{printable(row['key'])}  {_name(row)}  held {row['held_s']:.0f} s, "
+            f"{printable(row['key'])}  {_name(row)}{_more(row)}  held {row['held_s']:.0f} s, "
             f"lease ends in {row['lease_expires_in_s']:.0f} s, {row['waiters']} waiting"
         )
     if not rows:
@@ -176,7 +176,8 @@ def _held(app_settings: Settings, server: str) -> Iterator[dict[str, Any]]:
     stats = _ask(admin.stats, app_settings, server)
     for lock in stats["locks"]:
         fields = ("key", "label", "held_s", "lease_expires_in_s", "waiters")
-        yield {"server": server, **{field: lock[field] for field in fields}}
+        seldom = {field: lock[field] for field in ("group", "superseded_by") if lock.get(field)}
+        yield {"server": server, **{field: lock[field] for field in fields}, **seldom}
     for semaphore in stats["semaphores"]:
         report = _inspect(app_settings, semaphore["key"], semaphore=True)
         for holder in report["holders"]:
@@ -205,7 +206,7 @@ def waiters(ctx: click.Context, key: str | None, as_json: bool) -> None:
     for row in rows:
         where = ", requeued" if row.get("away") else ""  # older servers do not say
         click.echo(
-            f"{printable(row['key'])}  {row['place']}. {_name(row)}  "
+            f"{printable(row['key'])}  {row['place']}. {_name(row)}{_more(row)}  "
             f"for {row['waited_s']:.0f} s{where}"
         )
     if not rows:
@@ -324,6 +325,12 @@ def _servers(app_settings: Settings) -> list[str]:
 
 def _name(row: dict[str, Any]) -> str:
     return printable(row["label"]) or "somebody"
+
+
+def _more(row: dict[str, Any]) -> str:
+    group, newer = row.get("group"), row.get("superseded_by")  # older servers do not say
+    more = f", group {printable(group)}" if group else ""
+    return more + (f", superseded by {printable(newer)}" if newer else "")
 
 
 def _settings(ctx: click.Context) -> Settings:

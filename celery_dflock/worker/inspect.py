@@ -118,8 +118,8 @@ def _ask(questions: Sequence[_Question], rows: list[Row]) -> None:
 
 def _details(state: str, place: int, entry: Mapping[str, Any]) -> Row:
     if state == "waits":
-        return {"place": place, "waited_s": entry["waited_s"]}
-    row = {field: entry[field] for field in ("fence", "held_s", "lease_expires_in_s")}
-    if entry.get("superseded_by"):
-        row["superseded_by"] = entry["superseded_by"]
-    return row
+        row = {"place": place, "waited_s": entry["waited_s"]}
+    else:
+        row = {field: entry[field] for field in ("fence", "held_s", "lease_expires_in_s")}
+    seldom = ("group", "superseded_by")  # older servers do not say
+    return row | {field: entry[field] for field in seldom if entry.get(field)}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from celery_dflock.cli import dflock
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, KeepPlace
 from examples.demo.stage import ROOT, LockServer
 from tests.celery_dflock.cluster import Waiter
+from tests.dflockd.raw_server import RawClient, eventually
 from tests.dflockd.terminal import Terminal
 
 BOUND = 30
@@ -170,6 +173,24 @@ def test_a_server_that_is_down(run: Run, server: LockServer, tmp_path: Path) -> 
         f"Error: lock server {address} cannot be reached: Connection refused "
         "(start dflockd there, or correct dflock_servers)\n"
     )
+
+
+def test_groups_and_who_is_superseded(run: Run, server: LockServer) -> None:
+    address = (server.host, server.port)
+    with (
+        contextlib.closing(RawClient(socket.create_connection(address))) as older,
+        contextlib.closing(RawClient(socket.create_connection(address))) as newer,
+    ):
+        for number, client in ((1, older), (2, newer)):
+            assert client.ask("label", "_", f"run {number}") == "ok"
+            assert client.ask("group", f"tenant:{number}", "_") == "ok"
+            assert client.ask("owner", "_", f"run-{number} 0 here {number}") == "ok"
+        assert older.ask("l", "k", "30").startswith("ok ")
+        newer.request("l", "k", "30")
+        eventually(lambda: "run 2" in run("waiters", "k").stdout)
+        held = run("locks").stdout
+        assert held.startswith("k  run 1, group tenant:1, superseded by run 2  held ")
+        assert run("waiters").stdout.startswith("k  1. run 2, group tenant:2  for ")
 
 
 def test_locks_and_waiters(run: Run, server: LockServer) -> None:

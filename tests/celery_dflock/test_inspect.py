@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.result import AsyncResult
 from celery.utils.nodenames import gethostname
 
 from dflockd.sharding import stable_hash_shard
@@ -103,6 +104,26 @@ def test_semaphores_and_several_keys(cluster: Cluster, gate: Path, key: str) -> 
     )
     gate.touch()
     for each in (*sent, both):
+        each.get(timeout=PATIENCE)
+
+
+def test_groups(cluster: Cluster, gate: Path, key: str) -> None:
+    key = key_on(0, key)
+
+    def send_of(tenant: str) -> AsyncResult:
+        headers = {"dflock": {"lock_group": f"tenant:{tenant}"}}
+        given: dict[str, Any] = {"gate": str(gate), "queue": "inspected", "headers": headers}
+        return cluster.send(jobs.patient, key, **given)
+
+    sent = [send_of("0")]
+    cluster.wait_event("start", sent[0])
+    sent.append(send_of("1"))
+    cluster.wait_waiters(key, 1)
+    rows = {row["state"]: row for row in ask()}
+    assert rows["holds"]["group"] == "tenant:0"
+    assert (rows["waits"]["group"], rows["waits"]["place"]) == ("tenant:1", 1)
+    gate.touch()
+    for each in sent:
         each.get(timeout=PATIENCE)
 
 

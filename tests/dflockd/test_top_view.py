@@ -77,6 +77,14 @@ def test_the_run_that_holds_a_key() -> None:
     assert "sync web-3, run 5d1c2ab9 attempt 2 " in lines(report(held), width=140)[2]
 
 
+def test_the_groups_of_holders_and_waiters() -> None:
+    drawn = lines(report(row("gpu", group="tenant:\u202e7", newer="x")), width=140)
+    assert r"me, group tenant:\u202e7, superseded by x " in drawn[2]
+    waits = Waiting("one:1", "gpu", 2, 3, "sync web-3", 5.0, group="tenant:7")
+    look = Look(list(SORTS), "waiters", view=WAITERS)
+    assert "sync web-3, group tenant:7 " in lines(report(waiting=[waits]), look=look)[2]
+
+
 def test_time_goes_on_between_two_answers() -> None:
     [drawn] = [line for line in lines(report(row("key")), later=12.0) if line.startswith("key")]
     assert "17 s" in drawn

@@ -172,11 +172,12 @@ def _match(match: Match, now: float) -> Json:
 
 
 def _holder(hold: Hold, now: float) -> Json:
-    newer = report.newer(hold)
+    newer, group = report.newer(hold), hold.group.decode()
     by = newer.get("superseded_by")
     return {
         **newer,
-        "details": [f"superseded by {by}"] if by else [],
+        "group": group,
+        "details": [*_in_group(group), *([f"superseded by {by}"] if by else [])],
         "label": hold.label.decode(),
         **report.owner(hold),
         # Text: JavaScript, and much that reads JSON, has no integers of 64 bits.
@@ -190,7 +191,10 @@ def _holder(hold: Hold, now: float) -> Json:
 
 
 def _waiter(waiter: Waiter, now: float) -> Json:
+    group = "" if waiter.group is None else waiter.group.name.decode()
     return {
+        "group": group,
+        "details": _in_group(group),
         "label": waiter.peer.label.decode(),
         **report.owner(waiter),
         "connection": waiter.peer.id or None,
@@ -198,6 +202,10 @@ def _waiter(waiter: Waiter, now: float) -> Json:
         "away": waiter.is_away,
         "told": waiter.is_told,
     }
+
+
+def _in_group(group: str) -> list[str]:
+    return [f"group {group}"] if group else []
 
 
 def _is_there(entry: Entry) -> bool:

@@ -84,6 +84,8 @@ def _lock(entry: Entry, now: float) -> dict[str, object]:
         "held_s": round(now - hold.since, 3) if hold else 0.0,
         "lease_expires_in_s": round(hold.deadline - now, 3) if hold else 0.0,
         "waiters": len(entry.waiters or ()),
+        **({} if hold is None else newer(hold)),
+        **({"group": hold.group.decode()} if hold is not None and hold.group else {}),
     }
 
 

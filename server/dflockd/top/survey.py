@@ -40,6 +40,7 @@ class Row:
         owner: which run holds it, where it has said so.
         attempt: which of its attempts.
         newer: who has come that is newer, where the newest wins.
+        group: to which group it belongs, if to one.
         rate: when another run may begin, in a few words, where that is not at any time.
         oldest_s: for how long whoever is first in the queue has waited.
     """
@@ -57,6 +58,7 @@ class Row:
     attempt: int = 0
     rate: str = ""
     newer: str = ""
+    group: str = ""
     oldest_s: float = 0.0
 
 
@@ -69,6 +71,7 @@ class Waiting:
         label: who waits.
         holder: who has held the key longest, with `held_s`; empty while nobody does.
         pace_s: from a grant of the key to the next, of late; ``None`` before the first.
+        group: to which group who waits belongs, if to one.
     """
 
     server: str
@@ -80,6 +83,7 @@ class Waiting:
     holder: str = ""
     held_s: float = 0.0
     pace_s: float | None = None
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +198,7 @@ def _waiting(server: str, found: Mapping[str, Any]) -> Waiting:
         holder["label"] or ("somebody" if found["holder"] else ""),
         holder["held_s"],
         found["pace_s"],
+        waiter.get("group", ""),
     )
 
 
@@ -251,6 +256,7 @@ def _looked_at(inquiry: Inquiry, row: Row) -> Row | None:
         attempt=oldest.get("attempt", 0),
         rate=pace,
         newer=oldest.get("superseded_by", ""),
+        group=oldest.get("group", ""),
         oldest_s=report["waiters"][0]["waited_s"] if waiters else 0.0,
     )
 

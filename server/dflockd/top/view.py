@@ -144,8 +144,9 @@ def _waiters(
         since = max(0.0, now - asked[row.server])
         most = 0 if look.full_ids else max(16, names)
         yet = "" if row.pace_s is None else duration(row.pace_s * row.position)
+        who = (short(row.label, most) or "somebody") + _in_group(row.group)
         cells: list[RenderableType] = [
-            Text(short(row.label, most) or "somebody"),
+            Text(who),
             Text(printable(row.key)),
             f"{row.position}/{row.waiters}",
             duration(row.waited_s + since),
@@ -243,6 +244,7 @@ def _cells(row: Row, since: float, most: int, has_bar: bool) -> list[RenderableT
     who = short(row.label, most) or "somebody"
     if row.owner:
         who += f", run {printable(row.owner[:SHOWN_OF_RUN])} attempt {row.attempt}"
+    who += _in_group(row.group)
     if row.limit != 1:
         slots = str(row.holders) if row.limit == UNLIMITED else f"{row.holders} of {row.limit}"
         who = f"{slots}: {who}"
@@ -254,6 +256,10 @@ def _cells(row: Row, since: float, most: int, has_bar: bool) -> list[RenderableT
     left = max(0.0, row.left_s - since)
     lease = _lease(left, row.lease_s)
     return [key, Text(who), held, *(lease if has_bar else lease[1:]), waiters]
+
+
+def _in_group(group: str) -> str:
+    return f", group {printable(group)}" if group else ""
 
 
 def _lease(left: float, lease: float) -> list[RenderableType]:

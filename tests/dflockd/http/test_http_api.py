@@ -81,6 +81,29 @@ def test_whose_run_it_is_and_whose_turn(site: Site) -> None:
     assert (row["holders"], row["waiters"], row["told"], row["holder"]) == (0, 1, 1, None)
 
 
+def test_to_which_group_somebody_belongs_and_who_was_superseded(site: Site) -> None:
+    first, second, plain = (labelled(site, name) for name in ("one", "two", "three"))
+    for client, group in ((first, "tenant:1"), (second, "tenant:2")):
+        assert client.ask("group", group, "_") == "ok"
+        client.request("l", "grouped", "30")
+        eventually(lambda: site.lock("grouped")["holders"])
+    eventually(lambda: waiting(site, "grouped", 1))
+    plain.request("l", "grouped", "30")
+    eventually(lambda: waiting(site, "grouped", 2))
+    shown = site.lock("grouped")
+    said = [(each["group"], each["details"]) for each in shown["holders"] + shown["waiters"]]
+    assert said == [("tenant:1", ["group tenant:1"]), ("tenant:2", ["group tenant:2"]), ("", [])]
+
+    older, newer = labelled(site, "older"), labelled(site, "newer")
+    for number, client in enumerate((older, newer), 1):
+        assert client.ask("owner", "_", f"run-{number} 0 here {number}") == "ok"
+        client.request("l", "newest", "30")
+        eventually(lambda: site.lock("newest")["holders"])
+    eventually(lambda: waiting(site, "newest", 1))
+    [held] = site.lock("newest")["holders"]
+    assert (held["superseded_by"], held["details"]) == ("newer", ["superseded by newer"])
+
+
 def test_a_renewal_shows_as_a_fuller_lease(site: Site) -> None:
     holder = site.server.connect()
     token = holder.lock("renewed", "0 5")

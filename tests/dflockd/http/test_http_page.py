@@ -381,6 +381,22 @@ def test_a_waiter_is_found_by_its_id(site: Site, open_page: OpenPage) -> None:
     expect(row_of(page, "found:here").locator(".oldest")).to_have_text(re.compile(r"\d+ s"))
 
 
+def test_groups_and_who_is_superseded_are_shown(site: Site, open_page: OpenPage) -> None:
+    for number, group in enumerate(("tenant:1", "tenant:\u202e2")):
+        client = labelled(site, f"client {number}")
+        assert client.ask("group", group, "_") == "ok"
+        assert client.ask("owner", "_", f"run-{number} 0 here {number + 1}") == "ok"
+        client.request("l", "grouped", "60")
+        eventually(lambda: site.json("/api/locks/grouped")["holders"] != [])
+    page = open_page(site)
+    row_of(page, "grouped").locator(".toggle").click()
+    expect(page.locator("tr.detail ul li")).to_contain_text(
+        "group tenant:1 · superseded by client 1 · fence "
+    )
+    expect(page.locator("tr.detail ol li")).to_contain_text("group tenant:\\u{202e}2")
+    expect(page.locator("tr.detail")).to_contain_text("Waiting, groups take turns: 1")
+
+
 def test_a_release_says_who_it_ends_and_who_is_next(closed_site: Site, open_page: OpenPage) -> None:
     def client(label: str) -> RawClient:
         client = closed_site.server.connect()

@@ -62,6 +62,11 @@ function run(one) {
   return one.owner ? `run ${one.owner.slice(0, 8)} · attempt ${one.attempt}` : "";
 }
 
+// What else there is to say of who holds a key or waits for it: its group, or who supersedes it.
+function details(one) {
+  return (one.details || []).map(visible);
+}
+
 function turn(waiter) {
   if (waiter.told) return "told of its turn";
   return waiter.away ? "comes back" : "";
@@ -104,12 +109,12 @@ async function refresh() {
   try {
     const wanted = { search: $("search").value.trim(), sort: $("sort").value, limit: state.limit, offset: state.offset };
     if ($("all").checked) wanted.all = 1;
-    const details = [...state.open].map((id) => named(id)).map(([space, key]) =>
+    const opening = [...state.open].map((id) => named(id)).map(([space, key]) =>
       ask("api/lock", { space, key }).catch((error) => {
         if (error instanceof Refused) return null; // its shard has moved: the list will not have it
         throw error;
       }));
-    const [stats, locks, ...opened] = await Promise.all([ask("api/stats"), ask("api/locks", wanted), ...details]);
+    const [stats, locks, ...opened] = await Promise.all([ask("api/stats"), ask("api/locks", wanted), ...opening]);
     const now = performance.now();
     showStats(stats);
     showLocks(locks, now, wanted.search);
@@ -446,7 +451,8 @@ function showDetail(detail, now) {
   if (!row?.detail) return;
   const queue = detail.waiters.length + detail.omitted_waiters;
   const pace = typeof detail.pace_s === "number" ? `, one about every ${span(Math.max(1, detail.pace_s))}` : "";
-  say(row.queue, queue ? `Waiting, first come, first served: ${number(queue)}${pace}` : "Nobody waits");
+  const order = detail.waiters.some((waiter) => waiter.group) ? "groups take turns" : "first come, first served";
+  say(row.queue, queue ? `Waiting, ${order}: ${number(queue)}${pace}` : "Nobody waits");
   const shown = detail.waiters.slice(0, LISTED);
   same(row.waiters, shown.length + (queue > shown.length ? 1 : 0), "place", "what", "since");
   shown.forEach((waiter, i) => {
@@ -489,7 +495,7 @@ function describe(element, one, more = "") {
   say(name, told.name);
   say(rest, told.rest);
   say(id, told.id || "");
-  say(last, [run(one), more].filter(Boolean).join(" · "));
+  say(last, [run(one), ...details(one), more].filter(Boolean).join(" · "));
 }
 
 let offered = null;
