@@ -127,7 +127,7 @@ class Look:
                 break
             stuck.difference_update(free)
         while stuck:
-            circle = self._circle(next(iter(stuck)), graph)
+            circle = self._circle(min(stuck), graph)
             self.circles.append(circle)
             stuck -= _leading_to(circle, graph, stuck)
 
@@ -179,6 +179,8 @@ class Look:
             way.append(run)
             run = next(iter(graph[run]))
         way = way[way.index(run) :]
+        first = way.index(min(way))  # one circle is said in the same words each time
+        way = way[first:] + way[:first]
         return [graph[each][way[(at + 1) % len(way)]] for at, each in enumerate(way)]
 
 
