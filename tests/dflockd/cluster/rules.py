@@ -372,6 +372,15 @@ class ForgetsRates(ShardTable):
         super().load(shard, snapshot._replace(rates=(), holds=holds), now)
 
 
+class ForgetsTurns(ShardTable):
+    """Those who wait come here in the order in which they first came, and in no group."""
+
+    def load(self, shard: int, snapshot: Snapshot, now: float) -> None:
+        waiters = sorted(snapshot.waiters, key=lambda waiter: waiter.since)
+        waiters = [waiter._replace(group=None) for waiter in waiters]
+        super().load(shard, snapshot._replace(waiters=waiters), now)
+
+
 def silence_for_an_answer(target: Target, timeout: float | None) -> Operation[Any]:
     """Take the end of a client's patience for the answer that the lock is not free."""
     operation = acquire(target, timeout)
@@ -470,6 +479,7 @@ BROKEN: dict[str, Rules] = {
     "positions not kept": Rules(table=ForgetsPositions),
     "newest forgotten on a move": Rules(table=ForgetsTheNewest),
     "rates forgotten on a move": Rules(table=ForgetsRates),
+    "groups forgotten on a move": Rules(table=ForgetsTurns),
     "silence taken for an answer": Rules(acquires=silence_for_an_answer),
     "cut off though nobody has answered": Rules(acquires=without_an_attempt),
     "nobody looks at a silent server": Rules(looks=False),

@@ -98,6 +98,7 @@ FOUND_IN_STOPS = {
 
 # Those of what a task may ask for beside a lock: in what schedules, and in which of them.
 FOUND_WITH_OPTIONS = {
+    "groups forgotten on a move": ("groups", (0, 47, 75)),
     "newest forgotten on a move": ("ages", (9, 15, 16)),
     "rates forgotten on a move": ("rates", (8, 31, 39)),
 }
@@ -204,6 +205,13 @@ def test_schedules_in_which_only_so_many_runs_may_begin_in_a_while(wants_turns: 
     counts = sum((World(seed, rules).run().counts for seed in range(10)), Counter())
     assert counts["snapshots"] > 3
     assert counts["begun"] > 150
+
+
+def test_schedules_in_which_groups_take_turns() -> None:
+    counts = sum((World(seed, Rules(groups=True)).run().counts for seed in range(20)), Counter())
+    assert counts["snapshots"] > 5
+    assert counts["places resumed"] > 5
+    assert counts["grants"] > 300
 
 
 def test_schedules_with_chains_of_take_overs() -> None:

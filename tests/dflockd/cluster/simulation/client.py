@@ -16,6 +16,7 @@ from dflockd.wire import (
     Enqueue,
     Enqueued,
     Granted,
+    InGroup,
     Moved,
     Owner,
     Pass,
@@ -78,6 +79,7 @@ class Client(Process):
         self.ages: dict[Key, list[int]] = {}
         """With which it has asked for each key."""
         self._owner: Owner | None = None
+        self._group: InGroup | None = None
         self._connection: Connection | None = None
         self._old: list[Connection] = []
         self._life = (errand or Client._live)(self)
@@ -148,6 +150,9 @@ class Client(Process):
         take = self._enqueue if rng.random() < 0.3 else self.acquire
         if self.world.rules.wants_turns and rng.random() < 0.7:
             take = self._by_turn
+        if self.world.rules.groups:
+            # These only have their turns when they are granted something.
+            take, self._group = self.acquire, InGroup(rng.choice((b"a", b"a", b"b", b"c")))
         hold = rng.choice((0.1, 0.5, 3, 9) if not self.world.calm else (0.2,))
         if self.world.rules.ages and key.space is Space.LOCK and not (yield from self._age(key)):
             return False
@@ -416,4 +421,6 @@ class Client(Process):
     def _resuming(self, place: bytes, request: Request) -> list[Request]:
         """Return what says who asks, and for which position, and the request."""
         said: list[Request] = [] if self._owner is None else [self._owner]
+        if self._group is not None:
+            said.append(self._group)
         return [*said, Resume(place), request] if place else [*said, request]

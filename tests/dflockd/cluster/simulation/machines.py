@@ -39,7 +39,7 @@ FINALE = 40.0
 WALL = 1_700_000_000 * 10**9
 
 
-KINDS = ("ages", "chains", "hangs", "rates", "replaces", "stops")
+KINDS = ("ages", "chains", "groups", "hangs", "rates", "replaces", "stops")
 """What schedules can be about beside the usual faults: fields of `Rules`."""
 
 
@@ -78,6 +78,8 @@ class Rules:
     """Whether clients are told of their turns mostly, and take locks elsewhere then."""
     ages: bool = False
     """Whether of the clients the newest wins."""
+    groups: bool = False
+    """Whether clients belong to groups, which take turns."""
     rates: bool = False
     """Whether only so many runs of a key may begin in a while."""
     chains: bool = False
@@ -213,6 +215,8 @@ class Connection:
         self.key: Key | None = None
         """What was asked for last."""
         self.ticket = 0
+        self.group = b""
+        """To whose turns what is asked belongs."""
         self.told: set[bytes] = set()
         """The tickets of the positions of which it was told that it is their turn."""
         self.broken = False

@@ -23,6 +23,7 @@ from dflockd.wire import (
     Enqueue,
     Enqueued,
     Granted,
+    InGroup,
     Moved,
     Owner,
     OwnerConflict,
@@ -80,6 +81,8 @@ class ServerProcess(Process):
         self.kept: dict[bytes, tuple[int, float]] = {}
         """The shards of places that are kept for those who had them, and until when."""
         self.watch = Watch(self)
+        self._taker: Connection | None = None
+        """Who asked last, if it was given its turn before that."""
         self._judged = False
         """Whether this step may have begun what only one server may do."""
         self._waits_for_lease = False
@@ -235,9 +238,13 @@ class ServerProcess(Process):
             place = self._reserved(resumed)
             has_slot = place is not None and place.is_told and place.state == EXPECTED
             was_passed = isinstance(request, Wait) and self._was_passed(connection, request)
+            had_turn = place is not None and place.state == EXPECTED
+            self._taker = connection if had_turn else None
             effects = self.table.handle(connection.peer, request, now)
             self.world.counts["reclaims"] += self.table.counts.returned - returned
-            if isinstance(request, Resume):
+            if isinstance(request, InGroup):
+                connection.group = request.name
+            elif isinstance(request, Resume):
                 resumed = request.ticket
                 _, kept_until = self.kept.pop(request.ticket, (0, kept_until))
             elif isinstance(request, Acquire | Enqueue):
@@ -252,7 +259,7 @@ class ServerProcess(Process):
                     raise self.world.violation(f"{connection.client.name} has lost its place")
             elif isinstance(request, Wait):
                 self._note_return(connection, now, was_passed)
-            if not isinstance(request, Owner | Resume | Reserve | Turn | Pass):
+            if not isinstance(request, InGroup | Owner | Resume | Reserve | Turn | Pass):
                 # A slot that was set aside is not for who came back before it was used.
                 self._dispatch(effects, connection if has_slot else None)
 
@@ -273,6 +280,8 @@ class ServerProcess(Process):
     # What it does.
 
     def stepped(self, now: float) -> None:
+        if self.world.rules.groups:
+            self._judge_turns()
         effects, idle, transactions = self.node.output()
         self._dispatch(effects)
         for number in idle:
@@ -418,6 +427,7 @@ class ServerProcess(Process):
             number = self.world.places[place]
             self.world.counts["places resumed"] += 1
         connection.ticket = number
+        self.world.turns.groups[number] = connection.group
         if waiter is not None:
             self.world.log(self.name, "%s is number %d for %s",
                            connection.client.name, number, request.key)  # fmt: skip
@@ -460,16 +470,43 @@ class ServerProcess(Process):
         shard = get_shard_id(key.name, self.world.parameters.num_shards)
         group = self.table.groups.get(shard)
         entry = group.spaces[key.space].get(key.name) if group is not None else None
+        present = []
         for waiter in (entry.waiters or ()) if entry is not None else ():
             is_served = waiter.state in (EXPECTED, PASSED)
             if is_served or self.came.get(waiter, given) > given:
                 continue  # there is a slot for each, or nobody was there when it was given
-            ticket = self.tickets.get(waiter) or self.world.places.get(waiter.ticket, math.inf)
-            if ticket < connection.ticket:
+            ticket = self._number(waiter)
+            present.append(ticket)
+            if (
+                self.world.turns.are_of_one(ticket, connection.ticket)
+                and ticket < connection.ticket
+            ):
                 raise self.world.violation(
                     f"{self.name}: {connection.client.name}, number {connection.ticket}, was granted "
                     f"{key.name.decode()} before number {ticket}"
                 )
+
+        if connection is not self._taker:
+            self.world.turns.judge(key, connection.ticket, present)
+            self.world.turns.note(key, connection.ticket)
+
+    def _number(self, waiter: Waiter) -> float:
+        return self.tickets.get(waiter) or self.world.places.get(waiter.ticket, math.inf)
+
+    def _judge_turns(self) -> None:
+        """Look for whom slots were set aside, and who was let pass: that is a turn, too."""
+        turns = self.world.turns
+        for group in self.table.groups.values():
+            for entry in _entries(group):
+                waiters = list(entry.waiters or ())
+                key = Key(entry.space, entry.key, entry.limit)
+                now = [w for w in waiters if w.state in (EXPECTED, PASSED)]
+                present = [self._number(w) for w in waiters if w not in now]
+                for waiter in now:
+                    number = self._number(waiter)
+                    if number not in turns.missed and waiter.state == EXPECTED:
+                        turns.judge(key, number, present)
+                turns.set_aside(key, [self._number(waiter) for waiter in now])
 
     def _note_age(self, connection: Connection) -> None:
         """Somebody has asked: from now on those who are older get nothing."""

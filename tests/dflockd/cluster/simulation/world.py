@@ -39,6 +39,7 @@ from tests.dflockd.cluster.simulation.machines import (
 )
 from tests.dflockd.cluster.simulation.server import ServerProcess
 from tests.dflockd.cluster.simulation.store import Etcd
+from tests.dflockd.cluster.simulation.turns import Turns
 
 STOPS = (4.0, 15.0, 26.0)
 """When all servers are stopped, in schedules of nothing else, and how many shards there are then."""
@@ -119,6 +120,7 @@ class World:
             self.rates = {key: rng.choice(rates) for key in self.keys}
         self._begun: dict[Key, list[float]] = {}
         """When runs have begun, in order."""
+        self.turns = Turns(self)
         self.leave_timeout = 7.0
         if self.rules.stops:
             self.parameters = ClusterParameters(STOPS_SHARDS, serving_lease=2, max_lease=8)
