@@ -230,7 +230,7 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, object], match: str)
 
     given = {"lock_conflict": "supersede", **options}
     with contextlib.closing(Celery("refused", set_as_current=False)) as app:
-        refused = app.task(base=LockedTask, **given)(body)
+        refused = app.task(base=LockedTask, shared=False, **given)(body)
         check(refused, match)
 
 
@@ -241,7 +241,11 @@ def check(refused: Task, match: str) -> None:
 
 def test_a_function_that_gives_several_keys_is_refused_when_it_runs(cluster: Cluster) -> None:
     @jobs.app.task(
-        base=LockedTask, lock_key=lambda *_: ["a", "b"], lock_conflict="supersede", name="several"
+        base=LockedTask,
+        lock_key=lambda *_: ["a", "b"],
+        lock_conflict="supersede",
+        name="several",
+        shared=False,
     )
     def several() -> None: ...
 
