@@ -233,8 +233,10 @@ def fifo(story: Story) -> Iterator[Finding]:
     """
     queued: defaultdict[tuple[str, int], list[dict[What, Event]]] = defaultdict(list)
     for attempt in story.of("queued"):
-        place = attempt["queued"]
-        queued[place.key, story.epoch(place.at)].append(attempt)
+        place, begun = attempt["queued"], attempt.get("asked")
+        # That it has a place is noted after the answer: the connection may have broken in between.
+        if begun is None or story.epoch(begun.at) == story.epoch(place.at):
+            queued[place.key, story.epoch(place.at)].append(attempt)
     asked: defaultdict[tuple[str, int], list[tuple[int, dict[What, Event]]]] = defaultdict(list)
     first: dict[str, int] = {}
     for attempt in story.of("asked"):

@@ -32,6 +32,8 @@ class User:
     """One thread."""
 
     _numbers = itertools.count(1)
+    _process = os.urandom(2).hex()
+    """Beside the pid, which in a long run is given to a second client."""
 
     def __init__(self, options: argparse.Namespace, recorder: Recorder, number: int) -> None:
         self._options = options
@@ -132,7 +134,7 @@ class User:
         return DistributedLock(key, timeout, lease, self._servers, on_lost=on_lost), named
 
     def _who(self) -> str:
-        return f"client {os.getpid()}.{next(self._numbers)}"
+        return f"client {os.getpid()}-{self._process}.{next(self._numbers)}"
 
     def _lost(self, named: dict[str, Any]) -> Any:
         return lambda lock: self._recorder.note("lost", until=deadline(lock), **named)
