@@ -15,7 +15,7 @@ import pytest
 
 from examples.demo.stage import LockServer, Redis, StageError, Worker, redis_executable
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import Cluster, Waiter
+from tests.celery_dflock.processes import Cluster, Waiter
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from celery_dflock import LockedTask, SingletonTask, current_lock
 from examples.demo.stage import LockServer
-from tests.celery_dflock.cluster import waiters
+from tests.celery_dflock.processes import waiters
 
 contexts: list[str] = []
 """What is entered now, outermost first."""

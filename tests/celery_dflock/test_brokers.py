@@ -11,7 +11,7 @@ from celery import Celery
 
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import Cluster
+from tests.celery_dflock.processes import Cluster
 
 SENT = 3
 TASKS = (jobs.requeued, jobs.ticket_patient, jobs.parked)

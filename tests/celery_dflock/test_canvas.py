@@ -11,7 +11,7 @@ from celery.result import AsyncResult, GroupResult
 
 from celery_dflock import Skipped
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import Cluster, Event
+from tests.celery_dflock.processes import Cluster, Event
 
 RUNS = 100
 AT_A_TIME = 10

@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from celery_dflock.cli import dflock
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, KeepPlace
 from examples.demo.stage import ROOT, LockServer
-from tests.celery_dflock.cluster import Waiter
+from tests.celery_dflock.processes import Waiter
 from tests.dflockd.raw_server import RawClient, eventually
 from tests.dflockd.terminal import Terminal
 

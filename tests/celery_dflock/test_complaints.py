@@ -16,7 +16,7 @@ from celery_dflock import Skipped
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster, Waiter, waiters
+from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter, waiters
 from tests.dflockd.client_support import Proxy
 
 pytestmark = pytest.mark.usefixtures("workers")

@@ -23,7 +23,7 @@ from celery_dflock.worker.shutdown import shutdown
 from dflockd import admin
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer
-from tests.celery_dflock.cluster import PATIENCE, waiters
+from tests.celery_dflock.processes import PATIENCE, waiters
 
 Hold = Callable[..., AbstractAsyncContextManager[Any]]
 

@@ -30,7 +30,7 @@ from dflockd.sharding import stable_hash_shard
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Worker, wait_until
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster
+from tests.celery_dflock.processes import PATIENCE, Cluster
 
 LONG = jobs.LONG
 """Lease in seconds, where nothing may wait for its end."""

@@ -27,7 +27,7 @@ from celery_dflock.config import settings
 from celery_dflock.signals import lock_acquired, lock_released
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer
-from tests.celery_dflock.cluster import waiters
+from tests.celery_dflock.processes import waiters
 
 
 @pytest.fixture

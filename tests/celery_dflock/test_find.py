@@ -13,7 +13,7 @@ import pytest
 from celery_dflock import finding
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer
-from tests.celery_dflock.cluster import Waiter
+from tests.celery_dflock.processes import Waiter
 from tests.celery_dflock.test_cli import Run, run, semaphore, server  # noqa: F401 - fixtures
 from tests.dflockd.raw_server import eventually
 

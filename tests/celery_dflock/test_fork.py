@@ -26,7 +26,7 @@ from celery_dflock import (
 from celery_dflock.worker.interrupt import _as_class
 from examples.demo.stage import ROOT, LockServer, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster, Waiter, waiters
+from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter, waiters
 
 ERRORS = [LockError, LockKeyError, LockLostError, LockNotAcquiredError, LockUnavailableError]
 

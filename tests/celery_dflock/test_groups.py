@@ -11,7 +11,7 @@ from celery import Celery
 from celery_dflock import LockedTask, LockKeyError, dflock
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 from examples.demo.stage import LockServer
-from tests.celery_dflock.cluster import PATIENCE
+from tests.celery_dflock.processes import PATIENCE
 from tests.celery_dflock.test_eager import app, eager_in_threads, locked
 from tests.dflockd.raw_server import eventually
 

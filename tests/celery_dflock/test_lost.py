@@ -20,7 +20,7 @@ from celery_dflock.worker.interrupt import SIGNAL, Interruptible
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Worker, wait_until
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster, Waiter
+from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from celery_dflock.options import MAX_LIMIT
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster
+from tests.celery_dflock.processes import PATIENCE, Cluster
 
 
 @pytest.fixture

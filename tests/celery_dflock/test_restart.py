@@ -9,7 +9,7 @@ import pytest
 
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import Cluster
+from tests.celery_dflock.processes import Cluster
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from celery_dflock import LockLostError
 from dflockd.sharding import stable_hash_shard
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster, Event
+from tests.celery_dflock.processes import PATIENCE, Cluster, Event
 
 SERVERS = 3
 KEYS_EACH = 2

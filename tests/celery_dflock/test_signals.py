@@ -14,7 +14,7 @@ from celery_dflock.worker.shutdown import shutdown
 from dflockd import admin
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, wait_until
-from tests.celery_dflock.cluster import PATIENCE, Waiter, waiters
+from tests.celery_dflock.processes import PATIENCE, Waiter, waiters
 
 NAMES = (
     *("lock_waiting", "lock_acquired", "lock_released", "lock_lost", "lock_conflict"),

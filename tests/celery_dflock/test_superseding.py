@@ -15,7 +15,7 @@ from celery.result import AsyncResult, allow_join_result
 from celery_dflock import LockedTask, LockKeyError, Skipped, SupersededError
 from celery_dflock.outcome import header
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster, waiters
+from tests.celery_dflock.processes import PATIENCE, Cluster, waiters
 
 NEVER = "/nonexistent/gate"
 

@@ -24,7 +24,7 @@ from dflockd import admin
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Worker, wait_until
 from tests.celery_dflock import jobs, traced
-from tests.celery_dflock.cluster import PATIENCE, Cluster, waiters
+from tests.celery_dflock.processes import PATIENCE, Cluster, waiters
 
 OURS = ("lock wait", "lock hold")
 

@@ -14,7 +14,7 @@ from celery_dflock.beat.firing import Firing
 from dflockd import admin
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import Cluster
+from tests.celery_dflock.processes import Cluster
 
 
 @pytest.fixture(scope="module")

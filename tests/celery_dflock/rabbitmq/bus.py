@@ -13,7 +13,7 @@ from kombu import Connection, Exchange, Queue
 
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import Cluster
+from tests.celery_dflock.processes import Cluster
 from tests.rabbitmq import RabbitMQ
 
 EXCHANGE = {"classic": "direct", "quorum": "topic"}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests import rabbitmq as package
-from tests.celery_dflock.cluster import Cluster
+from tests.celery_dflock.processes import Cluster
 from tests.celery_dflock.rabbitmq.bus import Bus
 from tests.rabbitmq import RabbitMQ
 

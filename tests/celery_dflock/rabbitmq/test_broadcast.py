@@ -13,7 +13,7 @@ from celery.result import AsyncResult
 from kombu.common import Broadcast
 
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster
+from tests.celery_dflock.processes import PATIENCE, Cluster
 from tests.celery_dflock.rabbitmq.bus import Bus
 
 APP = "tests.celery_dflock.rabbitmq.broadcasting"

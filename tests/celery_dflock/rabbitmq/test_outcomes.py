@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from examples.demo.stage import LockServer
-from tests.celery_dflock.cluster import Cluster
-from tests.celery_dflock.outcomes.expected import check, find
-from tests.celery_dflock.outcomes.side import BROKERS, Side
-from tests.celery_dflock.outcomes.trials import OUTCOMES
+from tests.celery_dflock.outcome.table.expected import check, find
+from tests.celery_dflock.outcome.table.side import BROKERS, Side
+from tests.celery_dflock.outcome.table.trials import OUTCOMES
+from tests.celery_dflock.processes import Cluster
 from tests.celery_dflock.rabbitmq.bus import Bus
 from tests.rabbitmq import RabbitMQ
 

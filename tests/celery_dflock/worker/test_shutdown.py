@@ -22,7 +22,7 @@ from celery_dflock.worker.shutdown import LAST_MOMENT, Shutdown
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster, Waiter
+from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from examples.demo.stage import ROOT, LockServer, Redis, StageError, Worker, redis_executable
-from tests.celery_dflock import jobs, oldest
+from tests.celery_dflock import jobs
+from tests.celery_dflock.upgrade import oldest
 
 OLDEST = "5.4"
 REQUIREMENTS = [f"celery[redis]=={OLDEST}.0", "kombu<5.4"]
@@ -80,7 +81,7 @@ def test_scenarios(python: str, tmp_path: Path) -> None:
         with OldWorker(python, tmp_path, env) as worker:
             worker.wait_ready()
             run = subprocess.run(
-                [python, "-W", "error", "-m", "tests.celery_dflock.oldest", *scenarios],
+                [python, "-W", "error", "-m", "tests.celery_dflock.upgrade.oldest", *scenarios],
                 cwd=ROOT,
                 env={**os.environ, **env},
                 capture_output=True,

@@ -13,7 +13,7 @@ from celery_dflock.outcome.unavailable import LONGEST_PAUSE
 from dflockd.sharding import stable_hash_shard
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster
+from tests.celery_dflock.processes import PATIENCE, Cluster
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from celery.result import AsyncResult
 
 from examples.demo.stage import Redis, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import Cluster
+from tests.celery_dflock.processes import Cluster
 
 VISIBILITY = "3"
 """Seconds after which Redis delivers again what a worker has not acknowledged."""

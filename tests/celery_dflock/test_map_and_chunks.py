@@ -12,7 +12,7 @@ from celery.result import allow_join_result
 from celery_dflock import LockedTask, current_lock
 from examples.demo.stage import LockServer
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import Cluster
+from tests.celery_dflock.processes import Cluster
 
 ITEMS = [("a",), ("b",)]
 

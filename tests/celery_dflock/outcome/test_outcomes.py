@@ -16,7 +16,7 @@ from celery import states
 from celery.exceptions import TimeLimitExceeded
 
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster, Waiter
+from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter
 
 MakeWaiter = Callable[..., Waiter]
 

@@ -33,7 +33,7 @@ from dflockd import admin
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import ROOT, LockServer, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster, Waiter, waiters
+from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter, waiters
 
 pytestmark = pytest.mark.usefixtures("workers")
 

@@ -19,10 +19,11 @@ from celery.app.task import Context
 from celery_dflock.beat.firing import Firing
 from celery_dflock.outcome.header import Header
 from examples.demo.stage import Worker
-from tests.celery_dflock import mixed, releases
+from tests.celery_dflock import mixed
 from tests.celery_dflock.beat import scheduled
 from tests.celery_dflock.beat.fleet import APP, Fleet, assert_each_once
-from tests.celery_dflock.releases import PATIENCE, Release, Server, Stage
+from tests.celery_dflock.upgrade import releases
+from tests.celery_dflock.upgrade.releases import PATIENCE, Release, Server, Stage
 
 pytestmark = pytest.mark.timeout(releases.BUILD_BOUND + 60)
 

@@ -18,7 +18,7 @@ from celery.utils.nodenames import gethostname
 from dflockd.sharding import stable_hash_shard
 from examples.demo.stage import ROOT, LockServer, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster
+from tests.celery_dflock.processes import PATIENCE, Cluster
 from tests.pace import Pace
 
 Row = dict[str, Any]

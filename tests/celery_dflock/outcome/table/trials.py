@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from examples.demo.stage import StageError
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, waiters
-from tests.celery_dflock.outcomes.side import SOFT, Finding, Run, Side
+from tests.celery_dflock.outcome.table.side import SOFT, Finding, Run, Side
+from tests.celery_dflock.processes import PATIENCE, waiters
 
 HEARD = 4.0
 """Seconds after which solo has not heard that it is to end, and will not before its task ends."""

@@ -24,7 +24,7 @@ from celery_dflock.plan import Plan, plan
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster, Waiter
+from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter
 
 pytestmark = pytest.mark.usefixtures("workers")
 

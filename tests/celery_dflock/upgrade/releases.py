@@ -21,7 +21,7 @@ from celery.utils.nodenames import gethostname
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import ROOT, LockServer, Worker, wait_until
 from tests.celery_dflock import mixed
-from tests.celery_dflock.cluster import Waiter, waiters
+from tests.celery_dflock.processes import Waiter, waiters
 
 FIRST = "50a09f1"
 """What 0.1 was built from."""
@@ -116,7 +116,7 @@ def worker(directory: Path, release: Release, queues: str, **options: Any) -> Wo
     """A worker for `rolled`, not yet started."""
     env = {**options.pop("env"), **release.env}
     name = f"{release.name}-{queues.replace(',', '-')}"
-    app = "tests.celery_dflock.rolled"
+    app = "tests.celery_dflock.upgrade.rolled"
     return Worker(directory, *("-Q", queues), app=app, name=name, env=env, **options)
 
 
@@ -145,7 +145,7 @@ class Sender:
 @contextmanager
 def sender(release: Release, env: dict[str, str]) -> Iterator[Sender]:
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.celery_dflock.rolled"],
+        [sys.executable, "-m", "tests.celery_dflock.upgrade.rolled"],
         cwd=ROOT,
         env={**os.environ, **env, **release.env},
         stdin=subprocess.PIPE,

@@ -19,7 +19,7 @@ from celery.result import AsyncResult
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster, waiters
+from tests.celery_dflock.processes import PATIENCE, Cluster, waiters
 
 VISIBILITY = 0.5
 """Seconds after which Redis takes a worker for dead and delivers again; the tasks run longer."""

@@ -9,7 +9,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from celery_dflock import Skipped
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster
+from tests.celery_dflock.processes import PATIENCE, Cluster
 
 pytestmark = pytest.mark.usefixtures("workers")
 

@@ -22,7 +22,7 @@ from dflockd.client.pending import PendingAcquires
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Redis, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster
+from tests.celery_dflock.processes import PATIENCE, Cluster
 
 SLOTS = 2
 

@@ -16,10 +16,10 @@ import pytest
 from examples.demo.stage import ROOT, LockServer, Redis
 from tests.celery_dflock import jobs
 from tests.celery_dflock import outcomes as package
-from tests.celery_dflock.cluster import Cluster
-from tests.celery_dflock.outcomes.expected import find
-from tests.celery_dflock.outcomes.side import BROKERS, POOLS, Finding, Side
-from tests.celery_dflock.outcomes.trials import OUTCOMES
+from tests.celery_dflock.outcome.table.expected import find
+from tests.celery_dflock.outcome.table.side import BROKERS, POOLS, Finding, Side
+from tests.celery_dflock.outcome.table.trials import OUTCOMES
+from tests.celery_dflock.processes import Cluster
 from tests.celery_dflock.rabbitmq.bus import Bus
 from tests.rabbitmq import RabbitMQ
 

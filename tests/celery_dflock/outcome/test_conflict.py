@@ -15,7 +15,7 @@ from celery.result import AsyncResult, allow_join_result
 from celery_dflock import LockNotAcquiredError, Skipped
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster, Waiter
+from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter
 
 pytestmark = pytest.mark.usefixtures("workers")
 

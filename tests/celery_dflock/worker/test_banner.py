@@ -14,7 +14,7 @@ from celery_dflock.config import settings
 from celery_dflock.worker import banner
 from dflockd import __version__
 from examples.demo.stage import LockServer
-from tests.celery_dflock.cluster import Cluster
+from tests.celery_dflock.processes import Cluster
 from tests.dflockd.cluster.stage import free_port
 
 

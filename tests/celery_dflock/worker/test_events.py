@@ -18,7 +18,7 @@ from celery.utils.nodenames import gethostname
 from dflockd import admin
 from examples.demo.stage import Process, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster
+from tests.celery_dflock.processes import PATIENCE, Cluster
 
 Event = dict[str, Any]
 

@@ -18,7 +18,7 @@ from celery.utils.nodenames import gethostname
 
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster, Event, Waiter
+from tests.celery_dflock.processes import PATIENCE, Cluster, Event, Waiter
 from tests.celery_dflock.rabbitmq.bus import Bus
 
 POOLS = {"prefork": 2, "threads": 2, "solo": 1, "gevent": 20, "eventlet": 20, "eager": 1}

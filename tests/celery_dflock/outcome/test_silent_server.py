@@ -14,7 +14,7 @@ from celery import Celery
 from celery_dflock import LockUnavailableError, dflock
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster
+from tests.celery_dflock.processes import PATIENCE, Cluster
 from tests.pace import Pace
 
 TOO_LONG = 8.0

@@ -11,7 +11,7 @@ from celery import Task
 
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import Cluster, Event
+from tests.celery_dflock.processes import Cluster, Event
 
 pytestmark = pytest.mark.usefixtures("workers")
 

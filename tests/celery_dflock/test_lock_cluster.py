@@ -29,7 +29,7 @@ from dflockd.shards import get_shard_id
 from dflockd.sync_client import DistributedLock
 from dflockd.wire import Acquire, Enqueue, Recovering, Status, Wait
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster, Waiter
+from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter
 from tests.dflockd.cluster.stage import ClusterStage
 from tests.dflockd.scripted_server import ScriptedCluster
 from tests.dflockd.shards.etcd_process import Etcd
@@ -90,7 +90,7 @@ def test_where_the_servers_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a:1,cluster://b:1", {}, "dflock_servers: .* is a cluster: give it alone"),
         (
             "cluster://a:1",
-            {"dflock_sharding_strategy": "tests.celery_dflock.test_cluster.seeds"},
+            {"dflock_sharding_strategy": "tests.celery_dflock.test_lock_cluster.seeds"},
             "dflock_sharding_strategy is set with dflock_servers cluster://a:1: leave it out",
         ),
     ],

@@ -15,10 +15,10 @@ from celery.exceptions import TimeLimitExceeded
 from celery_dflock.worker.interrupt import Interruptible
 from examples.demo.stage import ROOT, LockServer
 from tests.celery_dflock import jobs
-from tests.celery_dflock.cluster import PATIENCE, Cluster
-from tests.celery_dflock.outcomes.expected import check, find
-from tests.celery_dflock.outcomes.side import ENDED, POOLS, Side
-from tests.celery_dflock.outcomes.trials import OUTCOMES
+from tests.celery_dflock.outcome.table.expected import check, find
+from tests.celery_dflock.outcome.table.side import ENDED, POOLS, Side
+from tests.celery_dflock.outcome.table.trials import OUTCOMES
+from tests.celery_dflock.processes import PATIENCE, Cluster
 
 GREEN = ("gevent", "eventlet")
 

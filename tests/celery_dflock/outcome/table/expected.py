@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from tests.celery_dflock.cluster import PATIENCE
-from tests.celery_dflock.outcomes.side import SETTLING, Finding, Side
-from tests.celery_dflock.outcomes.trials import OUTCOMES
+from tests.celery_dflock.outcome.table.side import SETTLING, Finding, Side
+from tests.celery_dflock.outcome.table.trials import OUTCOMES
+from tests.celery_dflock.processes import PATIENCE
 
 EXPECTED: dict[str, dict[str, str]] = {
     "success": {"": "SUCCESS"},
