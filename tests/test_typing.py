@@ -1,4 +1,4 @@
-"""What type checkers say of code that uses the plugin, as that of the README and the guides."""
+"""What type checkers say of code that uses the plugin, such as that of the README and the manual."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted(
         path
-        for kind in ("tutorial", "howto")
-        for path in (ROOT / "docs" / kind).glob("*.md")
+        for path in (ROOT / "docs").glob("**/*.md")
         if path.name != "django.md"  # Django comes without types
     ),
 ]
