@@ -6,19 +6,23 @@ collect_ignore = ["smoke"]
 
 LONGEST = (
     "test_testing.py",
-    "test_real_cluster.py",
+    "cluster/test_real_cluster.py",
     "test_published_clients.py",
-    "test_top.py",
-    "test_http_page.py",
+    "top/test_command.py",
+    "http/test_page.py",
     "test_shutdown.py",
     "test_pools.py",
     "test_consumer_wait.py",
-    "test_table_model.py",
+    "table/test_as_the_model.py",
 )
 """The files that take longest. Each goes to one process, in which the others then find less to do."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest, so that no process is left alone with one at the end."""
-    ranks = {name: rank for rank, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
+
+    def rank(item: pytest.Item) -> int:
+        path = f"/{item.path.as_posix()}"
+        return next((n for n, end in enumerate(LONGEST) if path.endswith(f"/{end}")), len(LONGEST))
+
+    items.sort(key=rank)

@@ -22,7 +22,7 @@ from dflockd.sync_client import DistributedLock, DistributedSemaphore, KeepPlace
 from examples.demo.stage import ROOT, LockServer
 from tests.celery_dflock.processes import Waiter
 from tests.dflockd.raw_server import RawClient, eventually
-from tests.dflockd.terminal import Terminal
+from tests.dflockd.top.terminal import Terminal
 
 BOUND = 30
 

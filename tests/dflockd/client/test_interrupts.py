@@ -23,6 +23,7 @@ import pytest
 from dflockd import client, errors, sync_client
 from dflockd.client import connection, process, reactor
 from dflockd.client.reactor import Reactor, Task
+from tests.dflockd.client.interruptions import Cancelled, Interrupted
 from tests.dflockd.client_support import (
     Calls,
     Proxy,
@@ -34,7 +35,6 @@ from tests.dflockd.client_support import (
     wait_renewed,
     waiters,
 )
-from tests.dflockd.interruptions import Cancelled, Interrupted
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually, granted
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

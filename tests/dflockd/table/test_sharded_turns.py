@@ -24,7 +24,7 @@ from dflockd.wire import (
     Wait,
     YourTurn,
 )
-from tests.dflockd.cluster.test_shard_table import (
+from tests.dflockd.table.test_sharded import (
     FOR_LONG,
     ask,
     assert_empty,

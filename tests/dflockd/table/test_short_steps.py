@@ -28,7 +28,7 @@ from dflockd.wire import (
     TimedOut,
     Wait,
 )
-from tests.dflockd.test_counts import agree, some_request
+from tests.dflockd.table.test_counts import agree, some_request
 
 LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
 MANY = 3 * STEP

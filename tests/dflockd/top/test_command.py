@@ -21,7 +21,7 @@ from tests.dflockd.client_support import make_certificate
 from tests.dflockd.cluster.stage import ClusterStage
 from tests.dflockd.raw_server import RawClient
 from tests.dflockd.shards.etcd_process import Etcd
-from tests.dflockd.terminal import ENTER, HIDE, LEAVE, SHOW, Terminal
+from tests.dflockd.top.terminal import ENTER, HIDE, LEAVE, SHOW, Terminal
 
 TOP = (sys.executable, "-m", "dflockd", "top", "--interval", "0.2")
 

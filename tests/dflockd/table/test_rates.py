@@ -47,7 +47,7 @@ from dflockd.wire import (
     Wait,
     YourTurn,
 )
-from tests.dflockd.naive_rates import LATE, NaiveRate, NaiveRates, Name
+from tests.dflockd.table.naive_rates import LATE, NaiveRate, NaiveRates, Name
 
 LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
 LEASE = 10

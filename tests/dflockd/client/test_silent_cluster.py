@@ -13,10 +13,10 @@ import pytest
 from dflockd import client as async_client
 from dflockd import errors, sync_client
 from dflockd.client.pending import PendingAcquires
+from tests.dflockd.client.silence import TOO_LONG, Waiter
 from tests.dflockd.cluster.stage import ClusterServer, ClusterStage
 from tests.dflockd.raw_server import PATIENCE, eventually
 from tests.dflockd.shards.etcd_process import Etcd
-from tests.dflockd.silence import TOO_LONG, Waiter
 from tests.pace import Pace
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

@@ -251,7 +251,7 @@ async def test_a_fault_of_the_server_is_told_by_its_place(
     (line,) = [record for record in caplog.records if "request failed" in record.getMessage()]
     assert line.levelname == "WARNING"
     assert "ValueError in " in line.getMessage()
-    assert "test_http_faults.py:" in line.getMessage()
+    assert "test_faults.py:" in line.getMessage()
     assert MARK not in caplog.text
     assert "Traceback" not in caplog.text
 

@@ -72,8 +72,8 @@ from dflockd.wire import (
     YourTurn,
     fence_from_token,
 )
-from tests.dflockd.naive_table import Hold, NaiveTable, Name, name_of
-from tests.dflockd.naive_table import Waiter as NaiveWaiter
+from tests.dflockd.table.naive_table import Hold, NaiveTable, Name, name_of
+from tests.dflockd.table.naive_table import Waiter as NaiveWaiter
 
 MOST_PEERS = 6
 FIRST_FENCE = 1000

@@ -32,7 +32,7 @@ from dflockd.wire import (
 )
 from dflockd.wire import reader as module
 from dflockd.wire.reader import ACQUIRE, AUTH, ENQUEUE, OTHER, OWNER, RELEASE, RENEW, REPORT, WAIT
-from tests.dflockd.test_wire_requests import BAD_NUMBERS, FRAMES, READ_ONLY, REFUSED, streams
+from tests.dflockd.wire.test_requests import BAD_NUMBERS, FRAMES, READ_ONLY, REFUSED, streams
 
 
 def said(reader: RequestReader, kind: int) -> object:
