@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
 from celery_dflock.identity import AgedOwner, Owner, is_unnamed_run, label_of
-from celery_dflock.locks import Locks, RatedLocks, describe, describe_holders
+from celery_dflock.locks import Locks, RatedLocks
+from celery_dflock.look import Look, describe, tell_waiting
 from celery_dflock.outcome.outage import outages
 from celery_dflock.outcome.requeue import reservation, short_reservation
 from celery_dflock.outcome.types import (
@@ -24,7 +25,6 @@ from celery_dflock.outcome.types import (
     Unavailable,
 )
 from celery_dflock.plan import Plan
-from celery_dflock.signals import lock_waiting
 from celery_dflock.worker.hand_off import HandOff
 from celery_dflock.worker.shutdown import shutdown
 from dflockd import errors
@@ -87,9 +87,9 @@ def _go_on(plan: Plan, handed: HandOff, locks: Locks) -> Refusal | None:
         case "turn":
             return _take_up(plan, handed, locks)
         case "timeout":
-            why = f"after {handed.waited:.0f} s (lock_timeout) in the consumer still held"
+            waited = f"after {handed.waited:.0f} s (lock_timeout) in the consumer"
             kept = _kept(handed.ticket, handed.pause)
-            return _timed_out(plan, locks, handed.key, why, kept)
+            return _timed_out(plan, locks, handed.key, waited, kept)
         case "unavailable":
             error = LockUnavailableError(handed.key, handed.error)
             return Unavailable(error, locks.server(handed.key))
@@ -136,15 +136,15 @@ def _wait(plan: Plan, locks: Locks) -> Refusal | None:
             why = "a task that waits for this one, in the same thread, holds it"
             return TimedOut(LockNotAcquiredError(each, why))
     # Waiting for a run without an owner, its redelivery would have the lock in the end.
-    if plan.is_redelivered and (holder := _unnamed_run(plan, locks.holders(key))) is not None:
+    if plan.is_redelivered and (holder := _unnamed_run(plan, locks.look(key))) is not None:
         return _redelivered(plan, f"held by {describe(holder)}")
     reserve = partial(reservation, plan.task, plan.header, plan.options, locks.timeout)
     refused = locks.acquire(ticket, reserve if plan.keeps_position else None)
     if refused is None:
         return None
     seconds, said = locks.timeout, locks.reservation
-    why = f"after {seconds} s (lock_timeout) still held" if seconds else "it is held"
-    return _timed_out(plan, locks, refused, why, _kept(locks.ticket, said and said.away_s))
+    waited = f"after {seconds} s (lock_timeout)" if seconds else ""
+    return _timed_out(plan, locks, refused, waited, _kept(locks.ticket, said and said.away_s))
 
 
 def _kept(ticket: str | None, pause: float | None) -> Kept | None:
@@ -152,14 +152,12 @@ def _kept(ticket: str | None, pause: float | None) -> Kept | None:
 
 
 def _timed_out(
-    plan: Plan, locks: Locks, key: str, why: str, kept: Kept | None
+    plan: Plan, locks: Locks, key: str, waited: str, kept: Kept | None
 ) -> TimedOut | Redelivered:
-    holders = locks.holders(key)
-    if (holder := _unnamed_run(plan, holders)) is not None:
+    look = locks.look(key)
+    if (holder := _unnamed_run(plan, look)) is not None:
         return _redelivered(plan, f"held by {describe(holder)}", key)
-    if locks.pace:
-        why = f"{why}, {locks.pace}"
-    return TimedOut(LockNotAcquiredError(key, why, describe_holders(holders)), kept)
+    return TimedOut(LockNotAcquiredError(key, look.refusal(waited), look.holder), kept)
 
 
 def _redelivered(plan: Plan, why: str, key: str | None = None) -> Redelivered:
@@ -171,15 +169,14 @@ def _superseded(key: str, by: str) -> Superseded:
     return Superseded(LockNotAcquiredError(key, f"superseded, the newest wins: {by}", by))
 
 
-def _unnamed_run(plan: Plan, holders: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def _unnamed_run(plan: Plan, look: Look) -> Mapping[str, Any] | None:
     """Return the holder that is a run of this message in a worker, or at a server, of 0.1."""
     name, task_id = plan.task.name, plan.request.id
-    return next((each for each in holders if is_unnamed_run(each, name, task_id)), None)
+    return next((each for each in look.holders if is_unnamed_run(each, name, task_id)), None)
 
 
-def _tell_waiting(plan: Plan, key: str, holder: Callable[[], str | None]) -> None:
+def _tell_waiting(plan: Plan, key: str, look: Callable[[], Look]) -> None:
     if logger.isEnabledFor(logging.INFO):
-        who = holder()
-        about = f", held by {who}" if who else ""
-        logger.info("task %s waits for lock %r%s", plan.name, key, about)
-    lock_waiting.send(sender=plan.task, request=plan.request, key=key, holder=holder)
+        why = look().reason(plan.group)
+        logger.info("task %s waits for lock %r%s", plan.name, key, f", {why}" if why else "")
+    tell_waiting(plan.task, plan.request, key, plan.group, look)

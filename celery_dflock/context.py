@@ -15,7 +15,8 @@ from celery_dflock.config import settings
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
 from celery_dflock.held import HeldLock, TaskLock
 from celery_dflock.identity import block_label_of, process_label
-from celery_dflock.locks import Locks, LocksBase, describe_holders, lost_error
+from celery_dflock.locks import Locks, LocksBase, lost_error
+from celery_dflock.look import Look
 from celery_dflock.options import MAX_LIMIT
 from dflockd import client, errors
 from dflockd.rates import RateLike
@@ -80,7 +81,7 @@ class dflock:
             started = time.monotonic()
             refused = self._acquire(locks) if is_enabled else None
             if refused is not None:
-                raise self._not_acquired(refused, locks.holder(refused))
+                raise self._not_acquired(refused, locks.look(refused))
             locks.waited = time.monotonic() - started if is_enabled else 0.0
             return TaskLock.of(locks)
         except BaseException:
@@ -106,7 +107,7 @@ class dflock:
             started = time.monotonic()
             refused = await locks.acquire() if is_enabled else None
             if refused is not None:
-                raise self._not_acquired(refused, await locks.holder())
+                raise self._not_acquired(refused, await locks.look())
             return AsyncLock(locks, time.monotonic() - started if is_enabled else 0.0)
         except BaseException:
             await self.__aexit__(None, None, None)
@@ -152,9 +153,9 @@ class dflock:
         except errors.AcquireCancelledError:
             raise LockNotAcquiredError(locks.keys[0], "the worker is shutting down") from None
 
-    def _not_acquired(self, key: str, holder: str | None) -> LockNotAcquiredError:
-        why = f"after {self.timeout} s still held" if self.timeout else "it is held"
-        return LockNotAcquiredError(key, why, holder)
+    def _not_acquired(self, key: str, look: Look) -> LockNotAcquiredError:
+        waited = f"after {self.timeout} s" if self.timeout else ""
+        return LockNotAcquiredError(key, look.refusal(waited), look.holder)
 
 
 class AsyncLock(HeldLock):
@@ -216,13 +217,13 @@ class AsyncLocks(LocksBase[client.DistributedLock]):
         except errors.LockLostError as exc:
             raise lost_error(lock) from exc
 
-    async def holder(self) -> str | None:
-        """Ask who holds it; ``None`` if nobody does, or if that cannot be learned."""
+    async def look(self) -> Look:
+        """Ask what the server knows of it."""
         [lock] = self._locks
         try:
-            return describe_holders((await lock.inspect())["holders"])
+            return Look.of(await lock.inspect())
         except errors.RemoteError:
-            return None
+            return Look()
 
 
 def _label() -> str:

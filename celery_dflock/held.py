@@ -30,6 +30,11 @@ class HeldLock:
         return self.keys[0]
 
     @property
+    def group(self) -> str | None:
+        """To which group this run belongs at it (``lock_group``); ``None`` if to none."""
+        return self._locks.group
+
+    @property
     def held(self) -> bool:
         """Whether the lock is certainly still held."""
         return self._locks.held

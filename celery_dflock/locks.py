@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from itertools import chain, repeat
@@ -12,11 +12,12 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from celery_dflock.config import Settings
 from celery_dflock.exceptions import LockLostError, LockUnavailableError
+from celery_dflock.look import Look
 from celery_dflock.worker.shutdown import shutdown
 from dflockd import errors
 from dflockd.client import newest
 from dflockd.client.lock import LockBase
-from dflockd.rates import RateLike, describe_rate
+from dflockd.rates import RateLike
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation
 
 MOMENT = 30
@@ -53,7 +54,7 @@ class LocksBase(Generic[L]):
         locks: of keys in their order, at least one; see `LockOptions.keys_of` and `maker`.
         timeout: seconds to wait for all of them together; ``None`` has no end.
         is_cluster: whether their servers are a cluster.
-        on_wait: called with the key, and a function that asks who holds it, before each wait.
+        on_wait: called with the key, and a function that asks what its server knows, before each wait.
 
     Attributes:
         timeout: as given.
@@ -67,7 +68,7 @@ class LocksBase(Generic[L]):
         locks: Sequence[L],
         timeout: float | None,
         is_cluster: bool = False,
-        on_wait: Callable[[str, Callable[[], str | None]], object] | None = None,
+        on_wait: Callable[[str, Callable[[], Look]], object] | None = None,
     ) -> None:
         self._locks = locks
         self.timeout = timeout
@@ -105,6 +106,11 @@ class LocksBase(Generic[L]):
     def keys(self) -> list[str]:
         """Of the locks, in their order."""
         return [lock.key for lock in self._locks]
+
+    @property
+    def group(self) -> str | None:
+        """To which group they belong; ``None`` if to none."""
+        return self._locks[0].group
 
     @property
     def held(self) -> bool:
@@ -145,9 +151,6 @@ class Locks(LocksBase[DistributedLock]):
 
     reservation: Reservation | None = None
     """How the position of the first key was to be kept, if it was waited for in vain."""
-
-    pace = ""
-    """What the server has said of the rate of the key that was not granted, if it has one."""
 
     waited = 0.0
     """Seconds that it took until all were granted."""
@@ -255,7 +258,7 @@ class Locks(LocksBase[DistributedLock]):
         if lock.enqueue(ticket) == "acquired":
             return True
         if self._on_wait is not None:
-            self._on_wait(lock.key, cache(lambda: describe_holder(lock)))
+            self._on_wait(lock.key, cache(partial(Look.at, lock)))
         reservation = self._reserve(reserve)
         if self._is_cluster:
             # In a cluster the lock looks for its server by itself, and has begun to before.
@@ -320,20 +323,9 @@ class Locks(LocksBase[DistributedLock]):
                 except errors.LockLostError as exc:
                     raise lost_error(lock) from exc
 
-    def holder(self, key: str) -> str | None:
-        """Ask who holds a key; ``None`` if nobody does, or if that cannot be learned."""
-        return describe_holders(self.holders(key))
-
-    def holders(self, key: str) -> Sequence[Mapping[str, Any]]:
-        """Ask what the server knows of those who hold a key; nothing if it cannot be asked."""
-        lock = next(lock for lock in self._locks if lock.key == key)
-        try:
-            report = lock.inspect()
-        except errors.RemoteError:
-            return ()
-        self.pace = describe_rate(report.get("rate"))
-        holders: Sequence[Mapping[str, Any]] = report["holders"]
-        return holders
+    def look(self, key: str) -> Look:
+        """Ask what the server knows of a key."""
+        return Look.at(next(lock for lock in self._locks if lock.key == key))
 
 
 class RatedLocks(Locks):
@@ -397,27 +389,3 @@ def try_once(
 
 def _left(timeout: float | None, started: float) -> float | None:
     return None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
-
-
-def describe_holder(lock: DistributedLock) -> str | None:
-    """Return who holds a lock and for how long, in a few words; ``None`` if it cannot be learned."""
-    try:
-        return describe_holders(lock.inspect()["holders"])
-    except errors.RemoteError:
-        return None
-
-
-def describe_holders(holders: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return who holds a lock and for how long, in a few words; ``None`` without holders.
-
-    Of several it names the one who holds it longest.
-    """
-    if not holders:
-        return None
-    others = f" and {len(holders) - 1} others" if len(holders) > 1 else ""
-    return describe(holders[0]) + others
-
-
-def describe(holder: Mapping[str, Any]) -> str:
-    """Return who a holder is that a server has named, and for how long, in a few words."""
-    return f"{holder['label'] or 'somebody'}, for {holder['held_s']:.0f} s"

@@ -28,13 +28,18 @@ class RunSignal(Signal):
         return len(self.receivers) > (0 if self.events_wanted[0] else self.for_events)
 
 
-lock_waiting = Signal(name="lock_waiting", providing_args={"request", "key", "holder"})
+lock_waiting = Signal(
+    name="lock_waiting", providing_args={"request", "key", "group", "holder", "reason"}
+)
 """A task did not get its lock at once and has a place in the queue of `key`.
 
-Sent for each key that is waited for; never with ``lock_timeout=0``. `holder` is a function without
-arguments, because the answer is a round trip to the lock server: it returns who holds the lock and
-for how long, as text, or ``None`` if nobody does any more. A receiver that takes longer than the
-lease can cost the task its grant.
+Sent for each key that is waited for; never with ``lock_timeout=0``. `group` is what ``lock_group``
+gives, or ``None``. `holder` and `reason` are functions without arguments, because the answer is a
+round trip to the lock server, which is made once. `holder` returns who holds the lock and for how
+long, as text, or ``None`` if nobody is in the way: nobody does any more, or ``lock_rate`` alone lets
+the task wait. `reason` returns all that is known of why it waits, as text: who holds the lock, when
+the rate lets the next one begin, and how many of its group hold the key. A receiver that takes
+longer than the lease can cost the task its grant.
 """
 
 lock_acquired = RunSignal(name="lock_acquired", providing_args={"request", "lock"})

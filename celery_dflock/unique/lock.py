@@ -10,7 +10,8 @@ from celery import Task
 from celery_dflock import keys
 from celery_dflock.config import Settings
 from celery_dflock.identity import process_label
-from celery_dflock.locks import MOMENT, describe
+from celery_dflock.locks import MOMENT
+from celery_dflock.look import describe
 from celery_dflock.options import MAX_LIMIT
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 

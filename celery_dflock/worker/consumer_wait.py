@@ -28,8 +28,7 @@ from kombu.common import ignore_errors
 
 from celery_dflock import bases
 from celery_dflock.config import settings
-from celery_dflock.locks import describe_holder
-from celery_dflock.signals import lock_waiting
+from celery_dflock.look import Look, tell_waiting
 from celery_dflock.task import LockedTask
 from celery_dflock.worker import hand_off, slots, unacknowledged
 from celery_dflock.worker.announcer import Announcer
@@ -225,8 +224,7 @@ class ConsumerWait:
         logger.info(
             "task %s[%s] waits for lock %r in the consumer", task.name, request.id, lock.key
         )
-        holder = cache(lambda: describe_holder(lock))
-        lock_waiting.send(sender=task, request=request, key=lock.key, holder=holder)
+        tell_waiting(task, request, lock.key, lock.group, cache(partial(Look.at, lock)))
 
     def _gives_way(self, waiter: Waiter) -> None:
         """It is a redelivery, and would be granted the lock once its own message has run."""

@@ -60,11 +60,18 @@ def look_whether_wanted(consumer: Consumer) -> None:
 
 @lock_waiting.connect
 def send_waiting(
-    sender: Task, request: Context, key: str, holder: Callable[[], str | None], **_: Any
+    sender: Task,
+    request: Context,
+    key: str,
+    group: str | None,
+    holder: Callable[[], str | None],
+    reason: Callable[[], str],
+    **_: Any,
 ) -> None:
     """A task has a place in the queue of a lock."""
     if _wanted[0]:
-        _send("lock-waiting", sender, request, key=key, holder=holder())
+        fields = {"key": key, "holder": holder(), "reason": reason(), **_in_group(group)}
+        _send("lock-waiting", sender, request, **fields)
 
 
 @lock_acquired.connect
@@ -91,7 +98,7 @@ def send_lost(sender: Task, request: Context, key: str, lock: Any, **_: Any) -> 
         threading.Thread(
             target=_send,
             args=("lock-lost", sender, request),
-            kwargs={"key": key, "fence": fence},
+            kwargs={"key": key, "fence": fence, **_in_group(None if lock is None else lock.group)},
             name="dflock-event",
             daemon=True,
         ).start()
@@ -144,8 +151,12 @@ lock_acquired.for_events = lock_released.for_events = 1
 
 
 def _of_lock(lock: Any) -> dict[str, Any]:
-    fields = {"key": lock.key, "fence": lock.fence}
+    fields = {"key": lock.key, "fence": lock.fence, **_in_group(lock.group)}
     return fields if len(lock.keys) == 1 else {**fields, "fences": lock.fences}
+
+
+def _in_group(group: str | None) -> dict[str, str]:
+    return {} if group is None else {"group": group}
 
 
 def _send(kind: str, task: Task, request: Context, **fields: Any) -> None:

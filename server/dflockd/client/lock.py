@@ -257,6 +257,12 @@ class LockBase:
         return self._session.server
 
     @property
+    def group(self) -> str | None:
+        """To which group this belongs, as given; ``None`` if to none."""
+        group = self._session.target.group
+        return None if group is None else group.name.decode()
+
+    @property
     def held(self) -> bool:
         """Whether the lock is certainly held: granted, within its lease, not in doubt, not released."""
         lease = self._session.lease

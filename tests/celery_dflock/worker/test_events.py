@@ -152,6 +152,23 @@ def test_a_task_that_waits(cluster: Cluster, monitor: Monitor, dump: Dump, key: 
     assert f"uuid={sent.id}" in line
 
 
+def test_a_task_that_waits_for_its_rate_in_a_group(
+    cluster: Cluster, monitor: Monitor, key: str
+) -> None:
+    options = {"lock_rate": [1, 3600], "lock_group": "blue", "lock_timeout": 1}
+    headers = {"dflock": {**options, "lock_conflict": "skip"}}
+    first = send(cluster, jobs.patient, key, headers=headers)
+    assert first.get(timeout=PATIENCE) == first.id
+    second = send(cluster, jobs.parked, key, headers=headers)
+    waiting = monitor.wait("lock-waiting", second)
+    conflict = monitor.wait("lock-conflict", second)
+    for event in (waiting, conflict):
+        assert (event["key"], event["holder"]) == (key, None)
+        assert "rate: next in 3" in event["reason"]
+    assert waiting["group"] == monitor.wait("lock-acquired", first)["group"] == "blue"
+    assert monitor.wait("lock-released", first)["group"] == "blue"
+
+
 def test_a_task_that_is_skipped(cluster: Cluster, monitor: Monitor, key: str) -> None:
     with cluster.lock(key):
         sent = send(cluster, jobs.skipped, key)

@@ -1,0 +1,97 @@
+"""What a lock server says of a lock that is not to be had: who holds it, and what its rate is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from celery import Task
+from celery.app.task import Context
+
+from celery_dflock.signals import lock_waiting
+from dflockd import errors
+from dflockd.rates import describe_rate
+from dflockd.sync_client import DistributedLock
+
+
+class Look(NamedTuple):
+    """What a server has said of a key; nothing if it could not be asked.
+
+    Attributes:
+        holders: who holds it.
+        limit: how many may; ``None`` without a bound.
+        rate: how many of its runs may begin, and when the next may; ``None`` at any time.
+    """
+
+    holders: Sequence[Mapping[str, Any]] = ()
+    limit: int | None = None
+    rate: Mapping[str, Any] | None = None
+
+    @classmethod
+    def at(cls, lock: DistributedLock) -> Look:
+        """Ask the server of a lock."""
+        try:
+            return cls.of(lock.inspect())
+        except errors.RemoteError:
+            return cls()
+
+    @classmethod
+    def of(cls, report: Mapping[str, Any]) -> Look:
+        """Return what a report of `inspect` says."""
+        return cls(report["holders"], report.get("limit"), report.get("rate"))
+
+    @property
+    def holder(self) -> str | None:
+        """Who is in the way and for how long, in a few words; ``None`` if nobody is.
+
+        Of several it names the one who has held the key for longest.
+        """
+        if not self.holders or self._waits_for_rate_alone:
+            return None
+        others = f" and {len(self.holders) - 1} others" if len(self.holders) > 1 else ""
+        return describe(self.holders[0]) + others
+
+    def reason(self, group: str | None) -> str:
+        """Return why somebody of that group waits, in a few words; empty if that is not known."""
+        held = [f"held by {self.holder}"] if self.holder else []
+        pace = [describe_rate(self.rate)] if self._is_paced else []
+        number = sum(each.get("group") == group for each in self.holders)
+        return ", ".join([*held, *pace, *([f"its group {group} has {number}"] if group else [])])
+
+    def refusal(self, waited: str = "") -> str:
+        """Return why somebody did not have it in the end, without the `holder`.
+
+        Args:
+            waited: such as "after 5 s (lock_timeout)"; empty for who tried once.
+        """
+        if self._waits_for_rate_alone:
+            return f"{waited}, {describe_rate(self.rate)}".removeprefix(", ")
+        held = f"{waited} still held" if waited else "it is held"
+        return f"{describe_rate(self.rate)}, and {held}" if self._is_paced else held
+
+    @property
+    def _is_paced(self) -> bool:
+        return self.rate is not None and not self.rate["free"]
+
+    @property
+    def _waits_for_rate_alone(self) -> bool:
+        return self._is_paced and (self.limit is None or len(self.holders) < self.limit)
+
+
+def describe(holder: Mapping[str, Any]) -> str:
+    """Return who a holder is that a server has named, and for how long, in a few words."""
+    return f"{holder['label'] or 'somebody'}, for {holder['held_s']:.0f} s"
+
+
+def tell_waiting(
+    task: Task, request: Context, key: str, group: str | None, look: Callable[[], Look]
+) -> None:
+    """Send the signal `lock_waiting`; `look` is called if a receiver wants to know more."""
+    lock_waiting.send(
+        sender=task,
+        request=request,
+        key=key,
+        group=group,
+        holder=lambda: look().holder,
+        reason=lambda: look().reason(group),
+    )
