@@ -126,8 +126,12 @@ class Claims:
         # not renew there any longer, and its lock could be granted there once more.
         opens_at = now + self._leases.silence
         recovers_until = now + self._leases.grace
+        # Until then holders may come back whose runs were granted elsewhere, and begin.
         self._table.open(
-            shard, fence, opens_at=opens_at, recovers_until=recovers_until, rates_since=opens_at
+            *(shard, fence),
+            opens_at=opens_at,
+            recovers_until=recovers_until,
+            rates_since=recovers_until,
         )
         if former.current and not self._open_heard(tenure, outcome.revision):
             self._unheard[shard] = tenure, outcome.revision

@@ -148,7 +148,7 @@ class HandOver:
         tenure.clean = recovers_until is None or now >= recovers_until
         snapshot = self._table.freeze(shard, now)
         tenure.snapshot = b""
-        if tenure.clean and any(snapshot):
+        if tenure.clean and not snapshot.is_empty:
             tenure.snapshot = snapshots.dump(snapshot, tenure.epoch, now)
             if len(tenure.snapshot) > MAX_SNAPSHOT:
                 logger.warning(

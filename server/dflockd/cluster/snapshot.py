@@ -13,7 +13,7 @@ from dflockd.wire import InGroup, Space
 
 _HOLD_OWNERS, _WAITER_OWNERS = "hold_owners", "place_owners"
 _HOLD_AGES, _WAITER_AGES, _NEWEST = "hold_ages", "place_ages", "newest"
-_RATES, _PENDING = "rates", "pending"
+_RATES, _RATES_SINCE, _PENDING = "rates", "rates_since", "pending"
 _HOLD_GROUPS, _WAITER_GROUPS = "hold_groups", "place_groups"
 
 
@@ -51,6 +51,8 @@ def dump(snapshot: Snapshot, epoch: int, now: float) -> bytes:
     # Of their own, for an older server takes the fields of the others by their position.
     if snapshot.rates:
         document[_RATES] = [_rate_ages(rate, now) for rate in snapshot.rates]
+    if snapshot.rates_since > -math.inf:
+        document[_RATES_SINCE] = now - snapshot.rates_since
     pending = [index for index, hold in enumerate(snapshot.holds) if hold.is_pending]
     if pending:
         document[_PENDING] = pending
@@ -95,6 +97,7 @@ def load(text: bytes, epoch: int, now: float) -> Snapshot:
         for index in document.get(_PENDING, ()):
             holds[index] = holds[index]._replace(is_pending=True)
         rates = [_rate(now, *fields) for fields in document.get(_RATES, ())]
+        rates_since = now - float(document.get(_RATES_SINCE, math.inf))
         for index, owner, attempt in document.get(_WAITER_OWNERS, ()):
             waiters[index] = waiters[index]._replace(owner=owner.encode(), attempt=int(attempt))
         for index, group in document.get(_HOLD_GROUPS, ()):
@@ -111,7 +114,7 @@ def load(text: bytes, epoch: int, now: float) -> Snapshot:
         )
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as exc:
         raise BadSnapshotError(str(exc)) from None
-    return Snapshot(holds, waiters, newest, rates)
+    return Snapshot(holds, waiters, newest, rates, rates_since)
 
 
 def _owners(records: Sequence[HoldRecord | WaiterRecord]) -> list[tuple[int, str, int]]:
@@ -175,9 +178,8 @@ def _waiter(
 
 def _rate_ages(rate: RateRecord, now: float) -> list[object]:
     """Return a rate with ages that are rounded down: a place is free late rather than early."""
-    since = None if rate.since == -math.inf else now - rate.since
     ages = [max(0.0, math.floor((now - time) * 1000 - 1e-6) / 1000) for time in rate.times]
-    return [rate.space, rate.key.decode(), rate.runs, rate.window, rate.number, since, ages]
+    return [rate.space, rate.key.decode(), rate.runs, rate.window, rate.number, ages]
 
 
 def _rate(
@@ -187,15 +189,10 @@ def _rate(
     runs: int,
     window: float,
     number: int,
-    since: float | None,
     ages: list[float],
 ) -> RateRecord:
     times = tuple(now - age for age in ages)
-    return RateRecord(
-        *(Space(space), key.encode(), int(runs), float(window), int(number)),
-        -math.inf if since is None else now - since,
-        times,
-    )
+    return RateRecord(Space(space), key.encode(), int(runs), float(window), int(number), times)
 
 
 def _reservation(now: float, due: float, hold: float, until: float) -> Reservation:

@@ -49,7 +49,7 @@ class StateDir:
         holds: what was held when it was last used.
         newest: who was the newest of each key then.
         rates: what had begun by then of keys that have a rate.
-        doubts_rates: whether more may have begun.
+        rates_since: what may have begun before that is not among them.
         recovery: seconds for which holders must be waited for before anything is granted.
 
     Args:
@@ -78,7 +78,6 @@ class StateDir:
         self._limits = limits
         self._recover = recover
         self._syncing: Syncing | None = None
-        self.doubts_rates = False
         try:
             self._disk.make()
             self._lock = self._locked()
@@ -100,8 +99,7 @@ class StateDir:
         table.remember(self.newest)
         if self.recovery:
             table.recover(now + self.recovery)
-        if self.doubts_rates:
-            table.doubt_rates(now)
+        table.doubt_rates(self.rates_since)
         assert table.changes is not None
         leases = [
             self._limits.default_lease,
@@ -122,6 +120,7 @@ class StateDir:
                 clean=False,
                 segments=[],
                 recovers_until=now + self.recovery,
+                rates_since=self.rates_since,
                 longest_lease=math.ceil(max(leases)),
                 fence=table.fence + RESERVED,
             )
@@ -202,12 +201,14 @@ class StateDir:
             self.recovery = max(0.0, state["recovers_until"] - last_now)
             self.holds = [_moved(hold, now - last_now) for hold in restored.holds]
             self.rates = [_moved_rate(rate, now - last_now) for rate in restored.rates]
+            self.rates_since = state["rates_since"] + now - last_now
         else:
             self.fence = max(restored.fence, state["fence"])
             self.recovery = float(state["longest_lease"])
             self.holds = [_doubted(hold, now) for hold in restored.holds]
             self.rates = [rate._replace(times=()) for rate in restored.rates]
-            self.doubts_rates = True
+            # Until then holders may come back whose runs were granted before, and begin.
+            self.rates_since = now + self.recovery
 
     def _journal(self, trust: Trust) -> Restored:
         """Return what the journal says that counts.
@@ -271,7 +272,7 @@ def _moved_rate(rate: RateRecord, by: float) -> RateRecord:
     """Return a rate whose window has not gone on meanwhile: nobody knows for how long that was."""
     if not by:
         return rate
-    return rate._replace(since=rate.since + by, times=tuple(each + by for each in rate.times))
+    return rate._replace(times=tuple(each + by for each in rate.times))
 
 
 def _doubted(hold: HoldRecord, now: float) -> HoldRecord:

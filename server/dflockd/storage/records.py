@@ -24,7 +24,7 @@ _EXTRA: Final = struct.Struct("<BH")
 _ATTEMPT: Final = struct.Struct("<I")
 _AGE: Final = struct.Struct("<Q")
 _NEWEST: Final = struct.Struct("<BQHH")
-_RATE: Final = struct.Struct("<BBQIddHH")
+_RATE: Final = struct.Struct("<BBQIdHH")
 _RATE_END: Final = struct.Struct("<BQ")
 
 _IS_END: Final = 1
@@ -102,8 +102,8 @@ def encode_end(fence: int, seed: int) -> bytes:
 
 def encode_rate(record: RateRecord, seed: int) -> bytes:
     """Return the record of some beginnings of a rate."""
-    space, key, runs, window, number, since, times = record
-    body = _RATE.pack(_IS_RATE, space, number, runs, window, since, len(key), len(times)) + key
+    space, key, runs, window, number, times = record
+    body = _RATE.pack(_IS_RATE, space, number, runs, window, len(key), len(times)) + key
     body += array("d", times).tobytes()
     return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
 
@@ -196,9 +196,9 @@ def _read(body: bytes) -> Record:
 
 
 def _read_rate(body: bytes) -> RateRecord:
-    _, space, number, runs, window, since, key_size, count = _RATE.unpack_from(body)
+    _, space, number, runs, window, key_size, count = _RATE.unpack_from(body)
     key_end = _RATE.size + key_size
     times = array("d")
     times.frombytes(body[key_end : key_end + count * times.itemsize])
     key = body[_RATE.size : key_end]
-    return RateRecord(space, key, runs, window, number, since, tuple(times))
+    return RateRecord(space, key, runs, window, number, tuple(times))

@@ -21,6 +21,9 @@ SECRET = 32
 IDENTITY = 16
 """Bytes of the identity."""
 
+LONG_AGO = -1e9
+"""A time of the machine's clock: no window that began then lasts until the machine is started."""
+
 NEW: dict[str, Any] = {
     "format": FORMAT,
     # What tells the segments of this directory from those of others, in hexadecimal.
@@ -38,6 +41,8 @@ NEW: dict[str, Any] = {
     "segments": [],
     # Until when holders that were forgotten are waited for.
     "recovers_until": 0.0,
+    # Runs of keys with a rate may have begun before that of which nothing is known.
+    "rates_since": LONG_AGO,
     # Seconds that no lease exceeds that may be out.
     "longest_lease": 0,
     # A fence beyond all that were given out, should the journal be lost.
@@ -85,6 +90,8 @@ def load(text: bytes) -> dict[str, Any]:
             state |= {"identity": new()["identity"], "segments": []}
             state["checksum"] = _checksum(state)
         checksum = state.pop("checksum")
+        is_intact = checksum == _checksum(state)
+        state.setdefault("rates_since", LONG_AGO)  # which was not there before rates were
         if state.keys() != NEW.keys():
             raise KeyError("fields")
         for name, default in NEW.items():
@@ -94,7 +101,7 @@ def load(text: bytes) -> dict[str, Any]:
             raise ValueError("secret")
         if len(bytes.fromhex(state["identity"])) != IDENTITY:
             raise ValueError("identity")
-        if checksum != _checksum(state):
+        if not is_intact:
             raise ValueError("checksum")
     except (ValueError, KeyError, TypeError) as exc:
         # Not what is wrong with it in detail: a part of the secret could be in that.

@@ -35,8 +35,6 @@ class RateRecord(NamedTuple):
     window: float
     number: int
     """Of the block: the later of one rate has the larger one."""
-    since: float
-    """See `Group.rates_since`."""
     times: tuple[float, ...]
     """When runs have begun, in order."""
 
@@ -59,8 +57,7 @@ class RateBlock:
         """Return what is worth keeping."""
         rate = self.rate
         times = tuple(self.times[self.first :])
-        since = rate.group.rates_since
-        return RateRecord(rate.space, rate.key, rate.runs, rate.window, self.number, since, times)
+        return RateRecord(rate.space, rate.key, rate.runs, rate.window, self.number, times)
 
 
 class Rate(Timed):
@@ -259,7 +256,6 @@ class Rates:
     def restore(self, group: Group, record: RateRecord, now: float) -> None:
         """Take in a block of a rate; those of one rate come in their order."""
         name = record.space, record.key
-        group.rates_since = max(group.rates_since, record.since)
         rate = group.rates.get(name)
         if rate is None:
             rate = self._add(group, name, record.runs, record.window, now)

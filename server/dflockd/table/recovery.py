@@ -34,9 +34,9 @@ class Recovery(Slots):
         for kept in latest(holds):
             self._restore(group, kept, kept.deadline - now, now)
 
-    def doubt_rates(self, now: float) -> None:
-        """Let nobody begin for one window who has a rate: others may have begun of late."""
-        self._group.rates_since = now
+    def doubt_rates(self, since: float) -> None:
+        """Let nobody begin for one window from then who has a rate: others may have begun before."""
+        self._group.rates_since = since
 
     def recover(self, until: float) -> None:
         """Grant nothing until then: holds may be missing, and those that are here be out of date.

@@ -85,6 +85,13 @@ class Snapshot(NamedTuple):
     """Of those with an age."""
     rates: Sequence[RateRecord] = ()
     """The blocks of one rate in their order."""
+    rates_since: float = -math.inf
+    """See `Group.rates_since`."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the next server can do without."""
+        return not any(self[:-1]) and self.rates_since == -math.inf
 
 
 class ShardTable(LockTable):
@@ -155,6 +162,7 @@ class ShardTable(LockTable):
         they are renewed.
         """
         group = self.groups[shard]
+        group.rates_since = max(group.rates_since, snapshot.rates_since)
         for rate in snapshot.rates:
             self.rates.restore(group, rate, now)
         for kept in latest(snapshot.holds):
@@ -188,7 +196,9 @@ class ShardTable(LockTable):
         group.frozen = True
         newest = [newest.kept() for newest in group.newest.values()]
         rates = [block for rate in group.rates.values() for block in rate.kept(now)]
-        snapshot = Snapshot([], [], newest, rates)
+        counts = now < group.rates_since + self.limits.max_rate_window
+        since = group.rates_since if counts else -math.inf
+        snapshot = Snapshot([], [], newest, rates, since)
         # Also those that others have passed, and which are in no queue.
         waiters = dict.fromkeys(group.reserved.values())
         for entry in _entries(group):

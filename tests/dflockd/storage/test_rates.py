@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from dflockd.storage import state_file
 from dflockd.storage.directory import StateDir
 from dflockd.table import Limits, LockTable, TokenIssuer
 from dflockd.wire import UNLIMITED, Acquire, Begun, Granted, Rate, Space, Status
@@ -39,6 +44,11 @@ class Run:
     def kill(self) -> None:
         os.close(self.state._lock)
 
+    def crash(self) -> None:
+        """Have the machine end."""
+        self.state._save(boot="another")
+        self.kill()
+
     def stop(self) -> None:
         self.state.close(self.now)
 
@@ -58,19 +68,48 @@ def test_a_killed_server_and_a_stopped_one_forget_no_beginning(tmp_path: Path) -
     assert run.free(b"k") == 39  # but for the one that has said nothing
 
 
-def test_after_a_crash_of_the_machine_a_window_is_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [Run.kill, Run.stop])
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_after_a_crash_of_the_machine_a_window_is_waited_for(
+    tmp_path: Path, end: Callable[[Run], None], is_asked: bool
+) -> None:
+    """Also by the next process, of keys for which nobody has asked meanwhile."""
     run = Run(tmp_path, 100.0)
     run.begin(b"k")
     run.state.journal.sync()
-    run.state._save(boot="another")
-    run.kill()
+    run.crash()
     after = Run(tmp_path, 10.0)
     after.now += after.state.recovery + 1
-    for key in (b"k", b"unknown"):
+    opens_at = 10.0 + after.state.recovery + 3600
+    for key in (b"k", b"unknown") if is_asked else ():
         assert after.begin(key) is Status.TIMEOUT
-    after.kill()
+    end(after)
     again = Run(tmp_path, 3000.0)
-    again.now += 5
-    assert again.begin(b"k") is Status.TIMEOUT
-    again.now = 10.0 + 3600 + 1
-    assert isinstance(again.begin(b"k"), Granted)
+    for key in (b"k", b"unknown", b"new"):
+        again.now = opens_at - 1
+        assert again.begin(key) is Status.TIMEOUT
+        again.now = opens_at + 1
+        assert isinstance(again.begin(key), Granted)
+
+
+def test_a_clock_that_begins_anew_shortens_no_window(tmp_path: Path) -> None:
+    run = Run(tmp_path, 5000.0)
+    run.crash()
+    after = Run(tmp_path, 50.0)
+    assert after.state.recovery
+    after.now += 100
+    after.stop()
+    after.state._save(boot="a third one")
+    last = Run(tmp_path, 7.0)
+    assert last.state.rates_since == 7.0 - 100 + after.state.recovery
+    last.stop()
+    assert Run(tmp_path, 8.0).state.rates_since == last.state.rates_since
+
+
+def test_a_directory_from_before_there_were_rates_waits_for_none(tmp_path: Path) -> None:
+    Run(tmp_path, 5.0).stop()
+    path = tmp_path / "state.json"
+    known = json.loads(path.read_bytes())
+    del known["checksum"], known["rates_since"]
+    path.write_bytes(state_file.dump(known))
+    assert isinstance(Run(tmp_path, 6.0).begin(b"k"), Granted)

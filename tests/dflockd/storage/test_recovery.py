@@ -22,7 +22,7 @@ import pytest
 
 from dflockd import errors
 from dflockd.client.process import close_idle_connections
-from dflockd.wire import fence_from_token
+from dflockd.wire import UNLIMITED, fence_from_token
 from tests.dflockd.client_support import Calls, Client, client_named, soon, stats, until
 from tests.dflockd.raw_server import PATIENCE, RawClient, ServerProcess, eventually, granted
 from tests.dflockd.storage.test_directory import rewrite
@@ -585,3 +585,24 @@ async def test_detached_holds_do_not_make_the_wait_after_a_crash_longer(
     # What reached the journal is there; nobody has to renew it.
     assert "q" in {lock["key"] for lock in stats(site.server)["locks"]}
     await running.release()
+
+
+@pytest.mark.parametrize("site", [("--default-lease-ttl", "1")], indirect=True)
+def test_a_rate_outlives_a_crash_of_the_machine_and_a_kill_after_it(site: Site) -> None:
+    """Nothing on the disk knows of the key: its only record was lost with the machine."""
+    asked = f"0 {UNLIMITED} 1 1/3600000"
+    was_synced = {path: path.read_bytes() for path in site.path.glob("journal-*")}
+    token = granted(site.connect().ask("sl", "k", asked))
+    assert site.connect().ask("sbegun", "k", f"{token} 1").startswith("ok")
+    site.kill()
+    for path, content in was_synced.items():
+        path.write_bytes(content)
+    site.change_boot()
+    site.start()
+    for _ in range(2):
+        # Locks are granted again, and nobody asks for a rate.
+        eventually(lambda: site.connect().ask("l", "other", "0 1").startswith("ok"))
+        site.restart()
+    eventually(lambda: site.connect().ask("sl", "k", f"0 {UNLIMITED} 1").startswith("ok"))
+    for key in ("k", "never-seen"):
+        assert site.connect().ask("sl", key, asked) == "timeout"
