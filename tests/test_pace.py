@@ -8,34 +8,58 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from tests.pace import Pace
 
-STOPPED = 1.0
+STOPPED = 0.5
+"""Seconds of each stop."""
+
+STOPS = 3
 
 PROGRAM = """
-import sys
+import os, signal, sys, threading, time
 from tests.pace import Pace
-with Pace() as pace:
-    print("began", flush=True)
-    sys.stdin.readline()
-    print(pace.wall, pace.seconds, flush=True)
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+class Between(threading.Event):
+    '''Is looked at between two sleeps, and stops the process then.'''
+    left = int(sys.argv[2])
+
+    def is_set(self):
+        if self.left:
+            self.left -= 1
+            stop()
+        return super().is_set()
+
+pace = Pace()
+if sys.argv[1] == "between two sleeps":
+    pace._over = Between()
+with pace:
+    for _ in range(int(sys.argv[2])):
+        if sys.argv[1] == "whenever":
+            stop()
+        time.sleep(0.05)
+print(pace.wall, pace.seconds, flush=True)
 """
 
 
-def test_what_others_took_does_not_count() -> None:
+@pytest.mark.parametrize("when", ["whenever", "between two sleeps"])
+def test_what_others_took_does_not_count(when: str) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROGRAM, when, str(STOPS)], stdout=subprocess.PIPE, text=True
     )
     with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "began\n"
-        os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(STOPPED)
-        os.kill(process.pid, signal.SIGCONT)
-        out, _ = process.communicate("\n")
+        for _ in range(STOPS):
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            time.sleep(STOPPED)
+            os.kill(process.pid, signal.SIGCONT)
+        out, _ = process.communicate()
     wall, seconds = map(float, out.split())
-    assert wall > STOPPED
-    assert wall - seconds > 0.9 * STOPPED
+    assert wall > STOPS * STOPPED
+    assert wall - seconds > 0.9 * STOPS * STOPPED
 
 
 def test_waiting_counts() -> None:
@@ -47,3 +71,11 @@ def test_waiting_counts() -> None:
             break
     assert pace.seconds > 0.09
     assert pace.seconds <= pace.wall
+
+
+def test_what_comes_after_the_end_does_not_count() -> None:
+    with Pace() as pace:
+        pass
+    shown = pace.wall, pace.seconds
+    time.sleep(0.05)
+    assert (pace.wall, pace.seconds) == shown
