@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -183,21 +184,43 @@ class Fleet:
 
         self.wait(probe, f"{number} firings")
 
+    def idled(self, since: float, until: float) -> float:
+        """For how many of these monotonic seconds a leader has slept because it meant to.
+
+        Nothing was due then, as it saw it. The rest of the time it was at work or was kept from it by
+        the machine, or nobody led.
+        """
+        seconds, end = 0.0, since
+        for event in sorted(self.events("idles"), key=itemgetter("at")):
+            begin = max(end, event["at"])
+            end = max(end, min(event["at"] + event["seconds"], until))
+            seconds += max(0.0, end - begin)
+        return seconds
+
+    def assert_none_missed(self, sent: Sequence[Event]) -> None:
+        """No leader slept while a firing was due that nobody had sent: their interval is a second.
+
+        One that the machine has kept from its work for longer sends the latest of them alone.
+        """
+        for one, other in pairwise(sent):
+            idle = self.idled(one["at"], other["at"])
+            assert idle < 1.5, f"{idle:.3f} s between {one} and {other}"
+
+    def assert_each_once(self, sent: Sequence[Event]) -> None:
+        """Every due time from the first to the last was sent, and once."""
+        dues = [datetime.fromisoformat(event["due"]).timestamp() for event in sent]
+        gaps = [after - before for before, after in pairwise(dues)]
+        assert gaps, "two firings at least"
+        assert all(gap > 0.5 and abs(gap - round(gap)) < 1e-3 for gap in gaps), gaps
+        assert len({event["id"] for event in sent}) == len(sent)
+        self.assert_none_missed(sent)
+
     def wait(self, probe: Callable[[], T | None], what: str, seconds: float = PATIENCE) -> T:
         def failure() -> str:
             logs = "\n\n".join(beat.with_log(beat.name) for beat in self.beats)
             return f"waited {seconds:g} s for {what}\n{logs}"
 
         return wait_until(probe, seconds, failure)
-
-
-def assert_each_once(sent: Sequence[Event], interval: float = 1.0) -> None:
-    """Every due time from the first to the last was sent, and once."""
-    dues = [datetime.fromisoformat(event["due"]).timestamp() for event in sent]
-    gaps = [after - before for before, after in pairwise(dues)]
-    assert gaps, "two firings at least"
-    assert all(abs(gap - interval) < 1e-3 for gap in gaps), gaps
-    assert len({event["id"] for event in sent}) == len(sent)
 
 
 def assert_never_early(sent: Sequence[Event]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
-from celery.beat import Scheduler
+from celery.beat import Scheduler, Service
 from celery.schedules import crontab
 from celery.signals import after_task_publish, beat_init, before_task_publish
 
@@ -125,5 +125,16 @@ def note_sent(headers: dict[str, Any], **_: Any) -> None:
 
 
 @beat_init.connect
-def note_started(**_: Any) -> None:
+def note_idling(sender: Service, **_: Any) -> None:
+    """Note for how long a leader means to sleep; what is longer than that, the machine took."""
     note("started")
+    scheduler = sender.scheduler
+    tick = scheduler.tick
+
+    def noted() -> float:
+        seconds: float = tick()
+        if seconds > 0 and scheduler._inner is not None and scheduler._lock.held:
+            note("idles", seconds=seconds)
+        return seconds
+
+    scheduler.tick = noted

@@ -26,7 +26,6 @@ from tests.celery_dflock.beat.fleet import (
     LEADS,
     Beat,
     Fleet,
-    assert_each_once,
     assert_never_early,
 )
 from tests.dflockd.client_support import Proxy
@@ -77,7 +76,7 @@ def test_one_of_three_sends(fleet: Fleet) -> None:
     fleet.wait_sent(3, start)
 
     sent = fleet.sent(start)
-    assert_each_once(sent)
+    fleet.assert_each_once(sent)
     assert_never_early(sent)
     assert {event["pid"] for event in sent} == {fleet.wait_leader().pid}
     assert sum(bool(beat.logged(LEADS)) for beat in fleet.beats) == 1
@@ -120,7 +119,7 @@ def test_another_one_goes_on(fleet: Fleet, end: Callable[[Beat], None]) -> None:
 
     fleet.wait_sent(1, by=new)
     fleet.wait_sent(2, start)  # the old one may have sent its last before this began
-    assert_each_once(fleet.sent(start))
+    fleet.assert_each_once(fleet.sent(start))
     fleet.wait(lambda: not old.running or None, "the end of the old leader")
     if end is terminate:
         assert "beat: hands over" in old.log_text()
@@ -153,7 +152,7 @@ def test_the_lock_server_is_restarted(fleet: Fleet, server: LockServer) -> None:
     server.start()
 
     fleet.wait_sent(2)
-    assert_each_once(fleet.sent(start))
+    fleet.assert_each_once(fleet.sent(start))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +204,7 @@ def test_a_minute(fleet: Fleet) -> None:
 
     sent = fleet.sent(start)
     assert len(sent) >= 60
-    assert_each_once(sent)
+    fleet.assert_each_once(sent)
     assert_never_early(sent)
     assert len(fleet.sent(start, "minute")) == 1
     assert len({event["pid"] for event in sent}) == 1
@@ -232,7 +231,7 @@ def test_ten_leaders_end(fleet: Fleet, end: Callable[[Beat], None]) -> None:
     # A crash between a message and the note of it doubles the message, under the same id.
     first_copies = list({event["id"]: event for event in reversed(sent)}.values())[::-1]
     first_copies.sort(key=lambda event: event["due"])
-    assert_each_once(first_copies)
+    fleet.assert_each_once(first_copies)
     assert len(sent) - len(first_copies) <= 3
     late = [e["wall"] - datetime.fromisoformat(e["due"]).timestamp() for e in first_copies]
     print(

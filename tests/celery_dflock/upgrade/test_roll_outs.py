@@ -21,7 +21,7 @@ from celery_dflock.outcome.header import Header
 from examples.demo.stage import Worker
 from tests.celery_dflock import mixed
 from tests.celery_dflock.beat import scheduled
-from tests.celery_dflock.beat.fleet import APP, Fleet, assert_each_once
+from tests.celery_dflock.beat.fleet import APP, Fleet
 from tests.celery_dflock.upgrade import releases
 from tests.celery_dflock.upgrade.releases import PATIENCE, Release, Server, Stage
 
@@ -205,7 +205,7 @@ def test_beats_take_over(
         die.touch()
         fleet.wait_leader(but=fleet.beats[1])
         fleet.wait_sent(2, by=leader)
-        assert_each_once(fleet.sent())
+        fleet.assert_each_once(fleet.sent())
         sent = {event["id"] for event in fleet.sent()}
 
         def all_run() -> bool | None:
