@@ -63,8 +63,7 @@ def workers(cluster: Cluster) -> Iterator[tuple[Worker, Worker]]:
             running.enter_context(cluster.worker(name, queues=f"celery,{name}"))
             for name in ("one", "two")
         )
-        one.wait_ready()
-        two.wait_ready()
+        cluster.wait_ready(one, two)
         yield one, two
 
 

@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 from celery import Task
 from celery.result import AsyncResult
+from celery.utils.nodenames import gethostname
 
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Worker, wait_until
@@ -68,6 +69,23 @@ class Cluster:
         self._workers.append(worker)
         return worker
 
+    def wait_ready(self, *workers: Worker) -> None:
+        """Wait until workers take tasks and hear what is said to them from remote.
+
+        They say that they are ready before the latter: with Redis they subscribe a moment later, and
+        what is said to them meanwhile is lost.
+        """
+        for worker in workers:
+            worker.wait_ready()
+        deaf = {node_of(worker) for worker in workers}
+
+        def probe() -> bool | None:
+            for answer in jobs.app.control.ping(sorted(deaf), timeout=1):
+                deaf.difference_update(answer)
+            return not deaf or None
+
+        self.wait(probe, f"an answer of {', '.join(sorted(deaf))}")
+
     def send(self, task: Task, key: str, *args: Any, **options: Any) -> AsyncResult:
         """Send a task; what is no option of the message is an argument."""
         names = ("then", "seconds", "gate")
@@ -121,6 +139,11 @@ class Cluster:
             return waiters(server or self.lock_server, key) is None or None
 
         self.wait(probe, f"lock {key} to be free")
+
+
+def node_of(worker: Worker) -> str:
+    """What remote control calls a worker."""
+    return f"{worker.name}@{gethostname()}"
 
 
 def waiters(server: LockServer, key: str) -> int | None:

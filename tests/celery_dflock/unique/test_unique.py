@@ -33,7 +33,7 @@ from dflockd import admin
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import ROOT, LockServer, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter, waiters
+from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter, node_of, waiters
 
 pytestmark = pytest.mark.usefixtures("workers")
 
@@ -273,10 +273,12 @@ def test_over_when_it_cannot_run(cluster: Cluster, key: str, task: Task) -> None
         wait_over(cluster, task, key)
 
 
-def test_revoked_before_it_ran(cluster: Cluster, parked: Parked, key: str) -> None:
+def test_revoked_before_it_ran(
+    cluster: Cluster, workers: tuple[Worker, Worker], parked: Parked, key: str
+) -> None:
     sent = cluster.send(jobs.until_executed, key, queue=parked.name)
-    names = [f"{name}@{os.uname().nodename}" for name in ("one", "two")]
-    jobs.app.control.revoke(sent.id, destination=names, reply=True, timeout=PATIENCE, limit=2)
+    nodes = [node_of(worker) for worker in workers]
+    jobs.app.control.revoke(sent.id, destination=nodes, reply=True, timeout=PATIENCE, limit=2)
     assert hold(cluster, jobs.until_executed, key)
     parked.deliver()
 

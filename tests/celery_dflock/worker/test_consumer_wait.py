@@ -22,7 +22,7 @@ from dflockd.client.pending import PendingAcquires
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Redis, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.processes import PATIENCE, Cluster
+from tests.celery_dflock.processes import PATIENCE, Cluster, node_of
 
 SLOTS = 2
 
@@ -36,7 +36,7 @@ def server(cluster: Cluster) -> Iterator[LockServer]:
 @pytest.fixture(scope="module")
 def worker(cluster: Cluster) -> Iterator[Worker]:
     with cluster.worker("parking") as worker:
-        worker.wait_ready()
+        cluster.wait_ready(worker)
         yield worker
 
 
@@ -69,8 +69,8 @@ def keep_busy(cluster: Cluster, worker: Worker, key: str, gate: Path) -> list[An
 
 
 def prefetch_count(worker: Worker) -> int:
-    node = f"{worker.name}@{os.uname().nodename}"
-    [stats] = jobs.app.control.inspect([node], timeout=PATIENCE, limit=1).stats().values()
+    inspect = jobs.app.control.inspect([node_of(worker)], timeout=PATIENCE, limit=1)
+    [stats] = inspect.stats().values()
     return int(stats["prefetch_count"])
 
 
@@ -105,9 +105,8 @@ def test_inspect_lists_them(cluster: Cluster, worker: Worker, key: str) -> None:
         for number in (1, 2):
             sent.append(cluster.send(jobs.parked, key, queue=worker.name))
             cluster.wait_waiters(key, number)
-        node = f"{worker.name}@{os.uname().nodename}"
         [rows] = jobs.app.control.broadcast(
-            "dflock", reply=True, destination=[node], timeout=PATIENCE, limit=1
+            "dflock", reply=True, destination=[node_of(worker)], timeout=PATIENCE, limit=1
         )
     [answer] = rows.values()
     ours = [row for row in answer if row.get("key") == key]

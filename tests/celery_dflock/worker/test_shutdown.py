@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +22,23 @@ from celery_dflock.worker.shutdown import LAST_MOMENT, Shutdown
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter
+from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter, node_of
+
+
+@contextlib.contextmanager
+def served_by(workers: Sequence[Worker], queue: str) -> Iterator[None]:
+    """For a while others have the tasks of a queue."""
+    said: dict[str, Any] = {
+        "destination": [node_of(worker) for worker in workers],
+        "reply": True,
+        "timeout": PATIENCE,
+        "limit": len(workers),
+    }
+    assert len(jobs.app.control.add_consumer(queue, **said)) == len(workers)
+    try:
+        yield
+    finally:
+        jobs.app.control.cancel_consumer(queue, **said)
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
@@ -50,11 +66,8 @@ def test_waiters_move_on(
         assert "the worker is shutting down" in worker.log_text()
     assert not cluster.events(what="start", key=key)
 
-    try:
-        jobs.app.control.add_consumer(leaving, reply=True)
+    with served_by(workers, leaving):
         assert [each.get(timeout=PATIENCE) for each in sent] == [each.id for each in sent]
-    finally:
-        jobs.app.control.cancel_consumer(leaving, reply=True)
     assert {event["worker"] for event in cluster.events(what="start", key=key)} <= {"one", "two"}
 
 
@@ -81,11 +94,8 @@ def test_it_is_no_conflict(
             cluster.wait_waiters(key, len(sent))
             worker.stop(PATIENCE)
             cluster.wait_waiters(key, 0)
-    jobs.app.control.add_consumer(worker.name, reply=True)
-    try:
+    with served_by(workers, worker.name):
         assert [each.get(timeout=PATIENCE) for each in sent] == [each.id for each in sent]
-    finally:
-        jobs.app.control.cancel_consumer(worker.name, reply=True)
     assert {event["attempt"] for event in cluster.events(what="requeued", key=key)} == {0}
     assert not cluster.events(what="skipped", key=key)
 
@@ -121,7 +131,7 @@ def _kill(how: signal.Signals) -> Ending:
 
 
 def _shut_down_from_remote(worker: Worker) -> None:
-    jobs.app.control.shutdown([f"{worker.name}@{os.uname().nodename}"])
+    jobs.app.control.shutdown([node_of(worker)])
 
 
 ENDINGS: dict[str, Ending] = {
