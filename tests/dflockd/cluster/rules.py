@@ -25,8 +25,9 @@ from dflockd.cluster.view import View
 from dflockd.shards import Delete, Get, Outcome, Put, Record, RevisionIs, ShardRecord
 from dflockd.shards.values import format_shard_value
 from dflockd.table import Effect, ShardTable, Snapshot
+from dflockd.table.rates import Rate as TableRate
 from dflockd.table.state import Entry, Group, Peer
-from dflockd.wire import Renew
+from dflockd.wire import Owner, Rate, Refusal, Renew, Status
 from tests.dflockd.cluster.simulation import Rules
 
 
@@ -372,6 +373,35 @@ class ForgetsRates(ShardTable):
         super().load(shard, snapshot._replace(rates=(), holds=holds), now)
 
 
+class LetsOneMoreBegin(ShardTable):
+    """Counts to one too many in each window."""
+
+    def _name_rate(self, entry: Entry, asked: Rate, now: float) -> TableRate | Status:
+        return super()._name_rate(entry, asked._replace(runs=asked.runs + 1), now)
+
+
+class DoesNotWaitForTheRelease(ShardTable):
+    """Takes the lock from who is older, and does not wait until they have let go."""
+
+    def _asked_with_age(
+        self,
+        entry: Entry,
+        peer: Peer,
+        owner: Owner,
+        ticket: bytes,
+        now: float,
+        effects: list[Effect],
+    ) -> Entry | Refusal:
+        found = super()._asked_with_age(entry, peer, owner, ticket, now, effects)
+        if isinstance(found, Entry):
+            for hold in list(found.holds.values()):
+                if hold.owner is not None and hold.owner.age < owner.age:
+                    self._free(hold, now, effects)
+            if not self._is_here(found):
+                return self._add(found.group, found.space, found.key, found.limit)
+        return found
+
+
 class ForgetsTurns(ShardTable):
     """Those who wait come here in the order in which they first came, and in no group."""
 
@@ -479,6 +509,8 @@ BROKEN: dict[str, Rules] = {
     "positions not kept": Rules(table=ForgetsPositions),
     "newest forgotten on a move": Rules(table=ForgetsTheNewest),
     "rates forgotten on a move": Rules(table=ForgetsRates),
+    "one more may begin": Rules(table=LetsOneMoreBegin),
+    "superseded without waiting for the release": Rules(table=DoesNotWaitForTheRelease),
     "groups forgotten on a move": Rules(table=ForgetsTurns),
     "silence taken for an answer": Rules(acquires=silence_for_an_answer),
     "cut off though nobody has answered": Rules(acquires=without_an_attempt),

@@ -100,7 +100,18 @@ FOUND_IN_STOPS = {
 FOUND_WITH_OPTIONS = {
     "groups forgotten on a move": ("groups", (0, 47, 75)),
     "newest forgotten on a move": ("ages", (9, 15, 16)),
-    "rates forgotten on a move": ("rates", (8, 31, 39)),
+    "rates forgotten on a move": ("rates", (8, 31, 42)),
+    "one more may begin": ("rates", (0, 1, 2)),
+    "superseded without waiting for the release": ("ages", (0, 1, 4)),
+}
+
+# The same, in schedules with all of that at once.
+FOUND_TOGETHER = {
+    "groups forgotten on a move": (30,),
+    "newest forgotten on a move": (6, 10),
+    "rates forgotten on a move": (3, 12),
+    "one more may begin": (0, 2),
+    "superseded without waiting for the release": (0, 4),
 }
 
 # The same, in schedules in which servers hang.
@@ -212,6 +223,16 @@ def test_schedules_in_which_groups_take_turns() -> None:
     assert counts["snapshots"] > 5
     assert counts["places resumed"] > 5
     assert counts["grants"] > 300
+
+
+TOGETHER = Rules(ages=True, groups=True, rates=True)
+
+
+def test_schedules_in_which_the_newest_of_groups_begins_at_some_rate() -> None:
+    counts = sum((World(seed, TOGETHER).run().counts for seed in range(20)), Counter())
+    assert counts["snapshots"] > 5
+    assert counts["superseded"] > 200
+    assert counts["begun"] > 200
 
 
 def test_schedules_with_chains_of_take_overs() -> None:
@@ -339,6 +360,16 @@ def test_what_a_task_asks_for_shows_that_a_rule_is_missing(name: str) -> None:
         World(seed, replace(Rules(), **{kind: True})).run()
         with pytest.raises(ViolationError):
             World(seed, replace(BROKEN[name], **{kind: True})).run()
+
+
+@pytest.mark.parametrize("name", FOUND_TOGETHER)
+def test_all_that_a_task_asks_for_shows_that_a_rule_is_missing(name: str) -> None:
+    if not can_be_broken(name):
+        pytest.skip("the table is compiled")
+    for seed in FOUND_TOGETHER[name]:
+        World(seed, TOGETHER).run()
+        with pytest.raises(ViolationError):
+            World(seed, replace(TOGETHER, table=BROKEN[name].table)).run()
 
 
 @pytest.mark.parametrize("name", FOUND_WITH_REPLACED_STORES)
