@@ -15,7 +15,6 @@ from celery_dflock.exceptions import LockLostError, LockUnavailableError
 from celery_dflock.look import Look
 from celery_dflock.worker.shutdown import shutdown
 from dflockd import errors
-from dflockd.client import newest
 from dflockd.client.lock import LockBase
 from dflockd.rates import RateLike
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation
@@ -299,7 +298,7 @@ class Locks(LocksBase[DistributedLock]):
 
     def listen(self, told: Callable[[str], object]) -> None:
         """Be told once, on the renewal thread, if somebody newer asks for the first key."""
-        newest.listen(self._locks[0], told)
+        self._locks[0].listen(told)
 
     def begin(self) -> None:
         """Take in that the task runs, now that it has all of them."""

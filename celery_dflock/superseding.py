@@ -18,7 +18,6 @@ from celery_dflock.outcome.types import Unavailable
 from celery_dflock.plan import Bound, Plan
 from celery_dflock.signals import task_superseded
 from dflockd import errors
-from dflockd.client import newest
 
 logger = logging.getLogger("celery_dflock")
 
@@ -46,7 +45,7 @@ def headers_with_age(
     except TypeError:
         return headers  # arguments that do not fit are Celery's to refuse
     try:
-        age = newest.draw_age(bound.make_lock(key))
+        age = bound.make_lock(key).draw_age()
     except errors.RemoteError as exc:
         why = "its age counts from its arrival in a worker"
         logger.warning("task %s[%s]: %s: %s", task.name, task_id, why, exc)
@@ -63,9 +62,9 @@ def prepare(plan: Plan) -> Unavailable | None:
     lock = plan.bound.make_lock(_only(plan.keys))
     try:
         if plan.age:
-            newest.prepare(lock)
+            lock.require_ages()
         else:
-            plan.age = newest.draw_age(lock)
+            plan.age = lock.draw_age()
             request = plan.request
             request.headers = header.with_age(request.headers, plan.age, request.id)
     except errors.RemoteError as exc:

@@ -23,6 +23,7 @@ from dflockd.client import clock, operations, process
 from dflockd.client.arguments import KeepPlace, Reservation
 from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
+from dflockd.client.newest import listen
 from dflockd.client.session import RELEASE_PATIENCE, Reply
 from dflockd.client.steps import Flow, Hear, Pause, Ready
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
@@ -218,6 +219,40 @@ class DistributedLock(LockBase):
         except BaseException:
             session.give_up(claim)
             raise
+
+    async def draw_age(self) -> int:
+        """Return a number that is larger than all that the server gave for this key before.
+
+        Raises:
+            UnsupportedError: the server is too old.
+            RemoteError: the server could not be asked.
+        """
+        return await _run(self._session.draw_age())
+
+    def listen(self, told: Callable[[str], object]) -> None:
+        """Be told once if somebody newer asks for this lock while it is held; nothing is awaited.
+
+        Args:
+            told: a plain function, called on this event loop with the label of who is newer.
+        """
+        loop = asyncio.get_running_loop()
+
+        def call(by: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(told, by)
+
+        listen(self._session.lease, call)
+
+    async def require_ages(self) -> None:
+        """Return if the server of the key knows ages; it is asked, unless it is known to.
+
+        For who was given an age by another process, before it asks for the lock.
+
+        Raises:
+            UnsupportedError: the server is too old: it would grant the lock to who is older, too.
+            RemoteError: the server could not be asked.
+        """
+        await _run(self._session.require_ages())
 
     async def inspect(self) -> dict[str, Any]:
         """Ask the server who holds the key and who waits for it.

@@ -7,7 +7,7 @@ import math
 import re
 import ssl
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from dflockd import errors
 from dflockd.wire import (
@@ -23,6 +23,9 @@ from dflockd.wire import (
     Reserve,
     key_problem,
 )
+
+OwnerLike: TypeAlias = "tuple[str, int] | tuple[str, int, int]"
+"""Who asks: a name, and the number of the attempt; and an age, where the newest wins."""
 
 _is_owner = re.compile(rf"[!-~]{{1,{MAX_OWNER}}}").fullmatch
 

@@ -18,6 +18,7 @@ from dflockd.client import clock, operations
 from dflockd.client.arguments import KeepPlace, Reservation
 from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
+from dflockd.client.newest import listen
 from dflockd.client.session import RELEASE_PATIENCE, Reply
 from dflockd.client.steps import Flow, Hear, Pause, Ready
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
@@ -266,6 +267,39 @@ class DistributedLock(LockBase):
         except BaseException:
             session.give_up(claim)
             raise
+
+    def draw_age(self) -> int:
+        """Return a number that is larger than all that the server gave for this key before.
+
+        It is for the ``owner`` of a lock of this key: see `listen`.
+
+        Raises:
+            UnsupportedError: the server is too old.
+            RemoteError: the server could not be asked.
+        """
+        return _run(self._session.draw_age())
+
+    def listen(self, told: Callable[[str], object]) -> None:
+        """Be told once if somebody newer asks for this lock while it is held.
+
+        Returns at once. It is for a lock whose ``owner`` has an age.
+
+        Args:
+            told: called with the label of who is newer, on the thread that renews all locks of the
+                process: it must not block.
+        """
+        listen(self._session.lease, told)
+
+    def require_ages(self) -> None:
+        """Return if the server of the key knows ages; it is asked, unless it is known to.
+
+        For who was given an age by another process, before it asks for the lock.
+
+        Raises:
+            UnsupportedError: the server is too old: it would grant the lock to who is older, too.
+            RemoteError: the server could not be asked.
+        """
+        _run(self._session.require_ages())
 
     def inspect(self) -> dict[str, Any]:
         """Ask the server who holds the key and who waits for it.

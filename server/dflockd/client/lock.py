@@ -12,7 +12,7 @@ from dflockd import errors
 from dflockd.address import DEFAULT_PORT, ServerLike, parse_servers
 from dflockd.client import arguments, clock, operations, process
 from dflockd.client import plan as plans
-from dflockd.client.arguments import Reservation
+from dflockd.client.arguments import OwnerLike, Reservation
 from dflockd.client.introduction import ANONYMOUS, NOBODY, Introduction, new
 from dflockd.client.lease import DOUBTFUL, HELD, Lease
 from dflockd.client.operations import Exchange, Progress, Target
@@ -51,7 +51,8 @@ class LockBase:
         owner: whose run this is: a name of up to 64 printable ASCII characters, and the number of the
             attempt. A server that has the same owner at this key with the same attempt or a later one
             answers at once, with an `OwnerConflictError`; a later attempt queues behind an earlier
-            one. Servers that do not know owners take no notice.
+            one. Servers that do not know owners take no notice. A third part, of a lock alone, is its
+            age: the newest wins; see `DistributedLock.listen`.
         group: to which group this belongs, as a key is written. The groups that wait for a key take
             turns; within one, and among all who name none, it is first come, first served. A server
             that does not know groups is refused with a `GroupsUnsupportedError`.
@@ -89,7 +90,7 @@ class LockBase:
         auth_token: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
         label: str = "",
-        owner: tuple[str, int] | None = None,
+        owner: OwnerLike | None = None,
         group: str | None = None,
         group_limit: int | None = None,
         on_lost: Callable[[Any], object] | None = None,
@@ -398,7 +399,7 @@ class Maker(Generic[L]):
         key: str,
         *,
         label: str = "",
-        owner: tuple[str, int] | None = None,
+        owner: OwnerLike | None = None,
         group: str | None = None,
         group_limit: int | None = None,
         on_lost: Callable[[L], object] | None = None,
@@ -420,7 +421,7 @@ class Maker(Generic[L]):
         return lock
 
 
-def _who(label: str, owner: tuple[str, int] | None, key: str) -> Introduction:
+def _who(label: str, owner: OwnerLike | None, key: str) -> Introduction:
     shown = b"" if label == "" else arguments.checked_label(label, key)
     run = NOBODY if owner is None else arguments.checked_owner(owner, key)
     return new(Introduction, (shown, run))
@@ -453,12 +454,18 @@ class SemaphoreBase(LockBase):
         auth_token: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
         label: str = "",
-        owner: tuple[str, int] | None = None,
+        owner: OwnerLike | None = None,
         group: str | None = None,
         group_limit: int | None = None,
         on_lost: Callable[[Any], object] | None = None,
         rate: RateLike | None = None,
     ) -> None:
+        if isinstance(owner, tuple) and len(owner) == 3:
+            raise errors.InvalidArgumentError(
+                f"owner is {owner!r} for semaphore {key!r}: give (name, attempt): "
+                "the newest wins at a lock alone",
+                key=key,
+            )
         self._limit = limit
         super().__init__(
             key,

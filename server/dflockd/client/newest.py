@@ -1,8 +1,4 @@
-"""The newest wins: who asks for a lock with an age, and hears from the server while it holds it.
-
-An age is the third part of a lock's ``owner``. A server that does not know ages would take no notice of
-who asks at all: call `prepare` before such a lock is asked for.
-"""
+"""The newest wins: who holds a lock with an age hears from the server that somebody newer wants it."""
 
 from __future__ import annotations
 
@@ -10,17 +6,13 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from dflockd import errors
-from dflockd.client import abilities, clock, operations
-from dflockd.client.blocking import DistributedLock, drive
-from dflockd.client.connection import carry_out
+from dflockd.client import clock, operations
 from dflockd.client.flows import Links, go_on, walk
 from dflockd.client.lease import Lease
 from dflockd.client.process import current
 from dflockd.client.routing import Ask
 from dflockd.client.steps import Flow, Link, Open, Talk
 from dflockd.wire import Superseded
-
-__all__ = ["draw_age", "listen", "prepare"]
 
 LOOK_EVERY = 5.0
 """Seconds between looks, while nothing is heard, at whether the lock is held still, and there."""
@@ -33,38 +25,13 @@ class _ElsewhereError(errors.RemoteError):
     """Nothing more is to be heard on this connection."""
 
 
-def draw_age(lock: DistributedLock) -> int:
-    """Return a number that is larger than all that were given out for the key of a lock before.
-
-    Raises:
-        UnsupportedError: the server is too old.
-        RemoteError: it cannot be asked.
-    """
-    return drive(carry_out(lock._session.draw_age()))
-
-
-def prepare(lock: DistributedLock) -> None:
-    """See to it that the server of a lock knows ages; ask it, unless it is known to.
-
-    Raises:
-        UnsupportedError: it does not.
-        RemoteError: it cannot be asked.
-    """
-    if abilities.knows(lock._session.asked_first, abilities.AGES) is not True:
-        draw_age(lock)
-
-
-def listen(lock: DistributedLock, told: Told) -> None:
-    """Be told once if a newer owner asks for a lock that is held with an age.
-
-    Returns at once. The thread that renews leases waits for it, on a connection of its own, for as
-    long as the lock is held.
+def listen(lease: Lease | None, told: Told) -> None:
+    """Have the thread that renews leases wait, while a lock is held, until somebody newer asks for it.
 
     Args:
-        lock: it.
+        lease: of the lock; nothing happens without one.
         told: called on that thread: it must not block.
     """
-    lease = lock._session.lease
     if lease is not None:
         process = current()
         process.reactor.run(_listen(lease, process.pool, told))

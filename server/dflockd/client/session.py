@@ -423,6 +423,17 @@ class Session(Asker):
         abilities.note(self.asked_first, abilities.AGES, knows=True)
         return age
 
+    def require_ages(self) -> Flow[None]:
+        """Ask the server whether it knows ages, unless it is known to.
+
+        One that does not would take no notice of who asks.
+
+        Raises:
+            UnsupportedError: it does not.
+        """
+        if abilities.knows(self.asked_first, abilities.AGES) is not True:
+            yield from self.draw_age()
+
     # Turns, for those who keep many waiters in order: only on one connection, and what goes wrong is
     # theirs to deal with.
 
@@ -432,9 +443,8 @@ class Session(Asker):
         Raises:
             UnsupportedError: the server does not know turns, and will not be asked for a while.
         """
-        has_age = self.target.introduction.owner.age > 0
-        if has_age and abilities.knows(self.asked_first, abilities.AGES) is not True:
-            yield from self.draw_age()
+        if self.target.introduction.owner.age:
+            yield from self.require_ages()
 
         def begin(target: Target, _: float | None) -> Operation[bytes | None]:
             is_known = abilities.knows(self.route.address, abilities.TURNS)

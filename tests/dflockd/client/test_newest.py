@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import queue
 import signal
@@ -10,8 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from dflockd import errors
-from dflockd.client.newest import draw_age, listen, prepare
-from dflockd.sync_client import DistributedLock
+from dflockd.client import DistributedLock as AsyncLock
+from dflockd.sync_client import DistributedLock, DistributedSemaphore
 from dflockd.wire import Acquire, DrawAge, Owner, Status
 from tests.dflockd.client_support import waiters
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
@@ -31,16 +32,16 @@ def lock_of(server: ServerProcess, key: str, age: int = 0, timeout: float = 0) -
 
 def test_ages_grow(server: ServerProcess, key: str) -> None:
     lock = lock_of(server, key)
-    ages = [draw_age(lock) for _ in range(3)]
+    ages = [lock.draw_age() for _ in range(3)]
     assert ages == sorted(set(ages))
 
 
 def test_who_holds_the_lock_hears_of_the_newest(server: ServerProcess, key: str) -> None:
     heard: queue.Queue[str] = queue.Queue()
     older, newer = lock_of(server, key, 1), lock_of(server, key, 2)
-    prepare(older)
+    older.require_ages()
     assert older.acquire()
-    listen(older, heard.put)
+    older.listen(heard.put)
     assert not newer.acquire()
     assert heard.get(timeout=PATIENCE) == "task-2"
     assert older.held
@@ -50,14 +51,61 @@ def test_who_holds_the_lock_hears_of_the_newest(server: ServerProcess, key: str)
         older.acquire()
     assert caught.value.by == "task-2"
     assert pickle.loads(pickle.dumps(caught.value)).by == "task-2"
-    listen(newer, heard.put)
+    newer.listen(heard.put)
     newer.release()
     assert heard.empty()
 
 
+async def test_asyncio_draws_and_hears_on_its_loop(server: ServerProcess, key: str) -> None:
+    at, loop = [("127.0.0.1", server.port)], asyncio.get_running_loop()
+    drawn = AsyncLock(key, servers=at)
+    first, second = await drawn.draw_age(), await drawn.draw_age()
+    assert first < second
+    heard: asyncio.Future[tuple[str, object]] = loop.create_future()
+    older = AsyncLock(key, 0, 30, at, owner=("older", 0, first))
+    newer = AsyncLock(key, 60, 30, at, label="the newer", owner=("newer", 0, second))
+    await older.require_ages()
+    older.listen(lambda by: heard.set_result(("", "not held yet")))
+    assert await older.acquire()
+    older.listen(lambda by: heard.set_result((by, asyncio.get_running_loop())))
+    waiting = asyncio.create_task(newer.acquire())
+    assert await asyncio.wait_for(heard, PATIENCE) == ("the newer", loop)
+    assert older.held
+    assert not waiting.done()
+    assert await older.release()
+    assert await asyncio.wait_for(waiting, PATIENCE)
+    with pytest.raises(errors.SupersededError):
+        await older.acquire()
+    await newer.release()
+
+
+def test_who_listens_on_a_loop_that_is_closed_is_told_nothing(
+    server: ServerProcess, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    at = [("127.0.0.1", server.port)]
+    older = AsyncLock(key, 0, 30, at, owner=("older", 0, 1))
+
+    async def hold() -> None:
+        assert await older.acquire()
+        older.listen(lambda _: pytest.fail("its loop is closed"))
+
+    asyncio.run(hold())
+    newer = lock_of(server, key, 2, 60)
+    heard: queue.Queue[str] = queue.Queue()
+    assert newer.enqueue() == "queued"
+    asyncio.run(older.release())
+    assert newer.wait()
+    newer.listen(heard.put)
+    # The same thread tells this one later than that one.
+    assert not lock_of(server, key, 3).acquire()
+    assert heard.get(timeout=PATIENCE) == "task-3"
+    assert newer.release()
+    assert caplog.records == []
+
+
 def test_who_waits_is_told(server: ServerProcess, key: str) -> None:
     holder, older, newer = (lock_of(server, key, age, 60) for age in (1, 2, 3))
-    prepare(holder)
+    holder.require_ages()
     assert holder.acquire()
     assert older.enqueue() == "queued"
     newer.acquire_timeout_s = 0
@@ -76,14 +124,14 @@ def test_it_hears_though_the_server_has_ended_meanwhile(
     first = start("--state-dir", state)
     heard: queue.Queue[str] = queue.Queue()
     older = lock_of(first, key, 1)
-    prepare(older)
+    older.require_ages()
     assert older.acquire()
-    listen(older, heard.put)
+    older.listen(heard.put)
     first.signal(signal.SIGKILL)
     first.wait()
     second = start("--state-dir", state, "--port", str(first.port))
     newer = lock_of(second, key, 2)
-    prepare(newer)
+    newer.require_ages()
     eventually(lambda: not newer.acquire())
     assert heard.get(timeout=PATIENCE) == "task-2"
     older.release()
@@ -93,7 +141,7 @@ def test_an_older_server_is_named_and_nothing_is_asked_of_it(scripted: ScriptedS
     scripted.script(DrawAge, Status.ERROR)
     lock = DistributedLock("k", 0, 30, [scripted.address], owner=("run", 0, 7))
     with pytest.raises(errors.UnsupportedError, match=r"'k' on .*too old.*upgrade it"):
-        prepare(lock)
+        lock.require_ages()
     assert scripted.asked(Owner, Acquire) == []
 
 
@@ -101,3 +149,8 @@ def test_an_older_server_is_named_and_nothing_is_asked_of_it(scripted: ScriptedS
 def test_what_is_no_age_is_refused(age: object) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="owner is"):
         DistributedLock("k", owner=("run", 0, age))  # type: ignore[arg-type]
+
+
+def test_no_semaphore_has_an_age() -> None:
+    with pytest.raises(errors.InvalidArgumentError, match=r"owner is .*'k'.*at a lock alone"):
+        DistributedSemaphore("k", 2, owner=("run", 0, 7))
