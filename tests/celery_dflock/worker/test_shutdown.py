@@ -41,17 +41,31 @@ def served_by(workers: Sequence[Worker], queue: str) -> Iterator[None]:
         jobs.app.control.cancel_consumer(queue, **said)
 
 
+WAITING: dict[str, dict[str, Any]] = {
+    "as usual": {},
+    "one attempt": {"lock_requeue": {**jobs.AT_ONCE, "max_attempts": 1}},
+    "no time": {"lock_requeue": {**jobs.AT_ONCE, "max_wait": 0.001}},
+    "skip": {"lock_conflict": "skip"},
+    "fail": {"lock_conflict": "fail"},
+}
+"""Options of those who wait: nobody asks them what becomes of a conflict, for it is none."""
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_waiters_move_on(
+def test_waiters_move_on_and_that_is_no_conflict(
     cluster: Cluster, workers: tuple[Worker, Worker], key: str, pool: str
 ) -> None:
+    """None of their attempts and of their time is used up."""
     leaving = f"leaving-{pool}"
-    with cluster.worker(leaving, pool=pool) as worker:
+    waiting = list(WAITING.values())[: 1 if pool == "solo" else None]
+    with cluster.worker(leaving, pool=pool, concurrency=len(waiting)) as worker:
         worker.wait_ready()
-        number = 1 if pool == "solo" else 2
         with cluster.lock(key):
-            sent = [cluster.send(jobs.patient, key, queue=leaving) for _ in range(number)]
-            cluster.wait_waiters(key, number)
+            sent = [
+                cluster.send(jobs.patient, key, queue=leaving, headers={"dflock": options})
+                for options in waiting
+            ]
+            cluster.wait_waiters(key, len(sent))
 
             asked_at = time.monotonic()
             worker.stop(PATIENCE)
@@ -69,33 +83,6 @@ def test_waiters_move_on(
     with served_by(workers, leaving):
         assert [each.get(timeout=PATIENCE) for each in sent] == [each.id for each in sent]
     assert {event["worker"] for event in cluster.events(what="start", key=key)} <= {"one", "two"}
-
-
-POLICIES = {
-    "one attempt": {"lock_requeue": {**jobs.AT_ONCE, "max_attempts": 1}},
-    "no time": {"lock_requeue": {**jobs.AT_ONCE, "max_wait": 0.001}},
-    "skip": {"lock_conflict": "skip"},
-    "fail": {"lock_conflict": "fail"},
-}
-
-
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_it_is_no_conflict(
-    cluster: Cluster, workers: tuple[Worker, Worker], key: str, pool: str
-) -> None:
-    """Nobody asks what becomes of one, and none of its attempts and time is used up."""
-    with cluster.worker(f"policies-{pool}", pool=pool, concurrency=len(POLICIES)) as worker:
-        worker.wait_ready()
-        with cluster.lock(key):
-            sent = [
-                cluster.send(jobs.patient, key, queue=worker.name, headers={"dflock": options})
-                for options in POLICIES.values()
-            ]
-            cluster.wait_waiters(key, len(sent))
-            worker.stop(PATIENCE)
-            cluster.wait_waiters(key, 0)
-    with served_by(workers, worker.name):
-        assert [each.get(timeout=PATIENCE) for each in sent] == [each.id for each in sent]
     assert {event["attempt"] for event in cluster.events(what="requeued", key=key)} == {0}
     assert not cluster.events(what="skipped", key=key)
 
@@ -152,20 +139,28 @@ POOLS = {
     "gevent": ["warm", "interrupt", "remote"],
 }
 
-QUICK = {("prefork", how) for how in ENDINGS} | {("threads", "remote"), ("solo", "warm")}
+QUICK = {
+    ("prefork", "warm", True),
+    ("prefork", "cold", False),
+    ("prefork", "cold", True),
+    ("prefork", "soft", False),
+    ("threads", "remote", False),
+}
+"""Each way to end that Celery goes of its own: SIGINT and SIGHUP are warm."""
 
 
 def _cases() -> Iterator[Any]:
     for pool, hows in POOLS.items():
         for how in hows:
             for late in (False, True):
-                is_quick = (pool, how) in QUICK and (not late or how in ("warm", "cold"))
-                marks = () if is_quick else pytest.mark.soak
+                marks = () if (pool, how, late) in QUICK else pytest.mark.soak
                 yield pytest.param(pool, how, late, marks=marks, id=f"{pool}-{how}{'-late' * late}")
 
 
 @pytest.mark.parametrize(("pool", "how", "late"), list(_cases()))
-def test_nobody_is_lost(cluster: Cluster, key: str, pool: str, how: str, late: bool) -> None:
+def test_nobody_is_lost(
+    cluster: Cluster, workers: tuple[Worker, Worker], key: str, pool: str, how: str, late: bool
+) -> None:
     """Those who wait in slots and in the consumer end elsewhere, each once, with their results.
 
     Also those whose messages are acknowledged late.
@@ -186,7 +181,7 @@ def test_nobody_is_lost(cluster: Cluster, key: str, pool: str, how: str, late: b
         # Celery restarts what the command `celery` has started, and this is `python -m celery`.
         cluster.wait(lambda: not worker.running or None, "the end of the worker")
         assert not cluster.events(what="start", key=key)
-        stack.enter_context(cluster.worker(f"{name}-next", queues=name))
+        stack.enter_context(served_by(workers, name))
         held.release()
         assert [each.get(timeout=PATIENCE) for each in sent] == [each.id for each in sent]
     starts = [event["id"] for event in cluster.events(what="start", key=key)]
