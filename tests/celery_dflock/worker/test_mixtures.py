@@ -23,11 +23,9 @@ SECONDS = 0.01
 """How long one task works."""
 EACH = 4
 """How many tasks of each kind there are in a mixture."""
-BUSY = 0.1
-"""What a task may take beside its work, on a busy machine."""
 POLL = 0.02
-ALLOWANCE = 5.0
-"""Pauses of those that are requeued or let others go first; far below what waiting can take."""
+BOUND = 60.0
+"""Seconds for one mixture on a busy machine; far below what those take that stand still."""
 
 Mixture = tuple[Task, ...]
 
@@ -46,13 +44,13 @@ FEW: list[Mixture] = [
 # A pool, its concurrency, how many workers, and the mixtures they are tried with.
 QUICK = [
     ("prefork", 1, 1, FEW),
-    ("prefork", 2, 1, PAIRS),
+    ("prefork", 2, 1, FEW),
     ("threads", 2, 1, FEW),
     ("gevent", 3, 1, FEW),
-    ("solo", 1, 1, FEW),
+    ("solo", 1, 1, FEW[:2]),
 ]
 THOROUGH = [
-    *(("prefork", n, 1, PAIRS) for n in (1, 3)),
+    *(("prefork", n, 1, PAIRS) for n in (1, 2, 3)),
     *((pool, n, 1, PAIRS) for pool in ("threads", "gevent") for n in (1, 2, 3)),
     *((pool, 2, 1, TRIPLES) for pool in ("prefork", "threads", "gevent")),
     ("solo", 1, 1, PAIRS + TRIPLES),
@@ -139,8 +137,7 @@ def tasks_of(mixture: Mixture) -> list[tuple[Task, list[str]]]:
 def run(mixture: Mixture, queue: str, record: Path) -> str:
     """Send the tasks of a mixture and wait for them; say how it stands still, if it does."""
     tasks = tasks_of(mixture)
-    bound = len(tasks) * (SECONDS + BUSY) + ALLOWANCE
-    deadline = time.monotonic() + bound
+    deadline = time.monotonic() + BOUND
     left = {
         task.apply_async((keys, SECONDS), queue=queue).id: f"{task.name}({', '.join(keys)})"
         for task, keys in tasks
@@ -152,7 +149,7 @@ def run(mixture: Mixture, queue: str, record: Path) -> str:
             return ""
         time.sleep(POLL)
     names = ", ".join(left.values())
-    return f"{len(left)} of {len(tasks)} did not end within {bound:.1f} s: {names}"
+    return f"{len(left)} of {len(tasks)} did not end within {BOUND:.0f} s: {names}"
 
 
 def test_the_history_is_judged() -> None:
