@@ -211,7 +211,7 @@ class Gap(NamedTuple):
 GAPS = (
     Gap(
         "gap-places",
-        "12 KB of attempts at a key with {:,} kept places",
+        "12 KB of attempts at a key with {:,} reserved positions",
         20_000,
         kept_places,
         ("--max-waiters", "5"),

@@ -98,7 +98,7 @@ def goals(figures: Figures) -> str:
             lines.append(
                 [name, ours, theirs, median, spread(ratio), wanted(topic, ratio), mark(ratio)]
             )
-    head = ["what", "ours", "beside", "ratio", "spread", "must / aim", ""]
+    head = ["what", "ours", "compared with", "ratio", "spread", "goal / aim", ""]
     return rows(head, lines)
 
 
@@ -170,7 +170,7 @@ def summary(figures: Figures) -> str:
         ]
     )
     return (
-        rows(["", "ours", "beside"], lines)
+        rows(["", "ours", "compared with"], lines)
         + f"\n{document['date'][:10]}, {machine['cores']} cores of {machine['processor']}, our server "
         f"{document['server']}.\n"
     )

@@ -6,8 +6,8 @@ longest round trip; the process with the 4,000 connections sleeps meanwhile and 
 later. The same program at the same server with nothing to do shows what of that is the machine's.
 
 One: the loads of `benchmarks.gaps`, each at a server that starts anew and has nothing else to do.
-The published server in Python knows neither semaphores nor `stats`, `ping` or kept places, and is
-in the first row alone.
+The published server in Python knows no semaphores, `stats`, `ping` or reserved positions, and is in
+the first row alone.
 """
 
 from __future__ import annotations
