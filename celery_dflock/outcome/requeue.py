@@ -123,6 +123,8 @@ def _dropped(request: Context) -> dict[str, Any]:
     said = {
         name: getattr(request, name, None) for name in ("argsrepr", "kwargsrepr", "compression")
     }
+    # Older Celery does, and only what the message says: the default of the class is no answer.
+    said["ignore_result"] = vars(request).get("ignore_result")
     properties = request.properties or {}
     said["delivery_mode"] = properties.get("delivery_mode")
     said["serializer"] = registry.type_to_name.get(properties.get("content_type"))
