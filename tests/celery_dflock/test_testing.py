@@ -417,3 +417,14 @@ def test_switched_off_says_so_once(caplog: pytest.LogCaptureFixture, key: str) -
     assert [record.message for record in caplog.records if "switched off" in record.message] == [
         "locking is switched off: locked tasks of app 'off' run without"
     ]
+
+
+def test_the_tests_of_the_manual_pass(user: pytest.Pytester) -> None:
+    snippets = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs/testing.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    tests = [each for each in snippets if "def test_" in each and "celery_worker" not in each]
+    # Each is a file of its own, as a reader would have it.
+    user.makepyfile(**{f"test_{number}": each for number, each in enumerate(tests)})
+    result = user.runpytest_subprocess(timeout=BOUND)
+    result.assert_outcomes(passed=sum(each.count("def test_") for each in tests))

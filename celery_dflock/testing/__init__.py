@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from celery_dflock.config import Settings
+    from celery_dflock.testing.calls import supersede, turn_order, use_up_rate
 
 __all__ = [
     "ConfigureApp",
@@ -38,6 +39,9 @@ __all__ = [
     "dflock_app",
     "dflock_off",
     "dflockd_server",
+    "supersede",
+    "turn_order",
+    "use_up_rate",
 ]
 
 START_TIMEOUT = 20.0
@@ -169,6 +173,15 @@ def dflock_off(monkeypatch: pytest.MonkeyPatch) -> None:
     from celery_dflock import config
 
     monkeypatch.setattr(config, "switched_off", True)
+
+
+def __getattr__(name: str) -> Any:
+    # What is done to calls needs Celery, which is not imported before a test wants it.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from celery_dflock.testing import calls
+
+    return getattr(calls, name)
 
 
 def assert_locked(key: str, app: Celery | None = None) -> None:
