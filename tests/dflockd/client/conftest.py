@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.dflockd.client_support import Face, face_named
+from tests.dflockd.raw_server import ServerProcess
 from tests.dflockd.scripted_server import ScriptedServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    """A server that the tests of a module share: they use different keys."""
+    server = ServerProcess()
+    yield server
+    server.end()
 
 
 @pytest.fixture(params=["sync", "asyncio"])
@@ -23,3 +33,9 @@ def scripted() -> Iterator[ScriptedServer]:
     server = ScriptedServer()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def options(server: ServerProcess) -> dict[str, Any]:
+    """The arguments of a lock at that server whose lease does not end meanwhile."""
+    return {"servers": [("127.0.0.1", server.port)], "lease_ttl_s": 600}

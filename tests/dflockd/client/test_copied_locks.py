@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,14 +22,6 @@ WAYS: list[Callable[[Any], object]] = [
     lambda lock: pickle.dumps(lock, protocol=0),
     lambda lock: copy.deepcopy({"lock": [lock]}),
 ]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    """Shared by the tests of this module, which use different keys."""
-    server = ServerProcess()
-    yield server
-    server.end()
 
 
 def make(face: Face, kind: str, key: str, server: ServerProcess) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -45,13 +45,6 @@ for line in sys.stdin:
     else:
         join(int(number))
 """
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    server = ServerProcess()
-    yield server
-    server.end()
 
 
 def test_nobody_is_lost(server: ServerProcess) -> None:

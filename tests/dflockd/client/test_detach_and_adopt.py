@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,13 +14,6 @@ from tests.dflockd.client_support import Client, is_free, renewed, soon, stats, 
 from tests.dflockd.raw_server import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    server = ServerProcess()
-    yield server
-    server.end()
 
 
 @pytest.fixture

@@ -26,14 +26,6 @@ LEASE = 600
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    """It frees the locks of a connection with its end."""
-    server = ServerProcess()
-    yield server
-    server.end()
-
-
-@pytest.fixture(scope="module")
 def patient_server() -> Iterator[ServerProcess]:
     """One that lets the locks of broken connections wait for a renewal."""
     server = ServerProcess("--orphan-ttl", "30")

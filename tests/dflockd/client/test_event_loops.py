@@ -37,13 +37,6 @@ SOON = 2.0
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    server = ServerProcess()
-    yield server
-    server.end()
-
-
 @pytest.fixture(params=["asyncio", "uvloop"])
 def new_loop(request: pytest.FixtureRequest) -> NewLoop:
     """Make an event loop of either kind."""

@@ -24,13 +24,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    server = ServerProcess()
-    yield server
-    server.end()
-
-
 @pytest.fixture
 def _refcounts_only() -> Iterator[None]:
     gc.collect()

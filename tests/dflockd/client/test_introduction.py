@@ -32,13 +32,6 @@ from tests.dflockd.scripted_server import Last, ScriptedServer
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    server = ServerProcess()
-    yield server
-    server.end()
-
-
 @pytest.fixture(params=["sync", "asyncio"])
 def client(request: pytest.FixtureRequest) -> Iterator[Client]:
     with client_named(request.param) as client:

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import logging
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,13 +16,6 @@ from tests.dflockd.client_support import Calls, Client, Script, is_free, soon, u
 from tests.dflockd.raw_server import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    server = ServerProcess()
-    yield server
-    server.end()
 
 
 QUICK: dict[str, Any] = {"lease_ttl_s": 600, "renew_ratio": 0.2 / 600}

@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,13 +20,6 @@ pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
 THREADS = 4
 ROUNDS = 150
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    server = ServerProcess()
-    yield server
-    server.end()
 
 
 class Inside:

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.dflockd.client_support import Script, is_free, stats
 from tests.dflockd.raw_server import ServerProcess, eventually
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    server = ServerProcess()
-    yield server
-    server.end()
-
 
 # asyncio is imported before: what it has is the system's own business.
 WITHOUT = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,13 +16,6 @@ from tests.dflockd.raw_server import ServerProcess, eventually
 from tests.dflockd.scripted_server import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    server = ServerProcess()
-    yield server
-    server.end()
 
 
 def at(server: Any) -> list[tuple[str, int]]:

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -22,13 +21,6 @@ SECONDS = 2
 
 LIMIT = 20
 """Seconds after which it hangs: no wait in it is longer than 5."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    server = ServerProcess()
-    yield server
-    server.end()
 
 
 def run(program: str, server: ServerProcess, *args: object, limit: float = LIMIT) -> str:

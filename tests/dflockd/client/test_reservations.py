@@ -23,14 +23,6 @@ pytestmark = pytest.mark.usefixtures("no_idle_connections")
 KEPT = Reservation(0, 30)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    """Shared by the tests of this module, which use different keys."""
-    server = ServerProcess()
-    yield server
-    server.end()
-
-
 @pytest.fixture
 def scripted() -> Iterator[ScriptedServer]:
     server = ScriptedServer()

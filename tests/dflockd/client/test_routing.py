@@ -1,4 +1,4 @@
-"""The map of a cluster, and the path to the server in charge: pure, with times that are made up."""
+"""The path to the server in charge: pure, with times that are made up."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflockd import errors
-from dflockd.address import Address, Seeds, parse_server, parse_servers
-from dflockd.client import routing
+from dflockd.address import Address
 from dflockd.client.operations import GRACE, ShardReport
 from dflockd.client.routing import (
     ASKED_AT_LEAST,
@@ -33,34 +32,18 @@ from dflockd.client.routing import (
     insist,
     pursue,
 )
-from dflockd.shards import get_shard_id
-
-NUM_SHARDS = 16
-A, B, C = (Address(name, 6388) for name in "abc")
-KEY = b"account:7"
-SHARD = get_shard_id(KEY, NUM_SHARDS)
-NOW = 1000.0
-
-
-def seeds(*addresses: Address) -> Seeds:
-    parsed = parse_servers("cluster://" + ",".join(map(str, addresses)))
-    assert isinstance(parsed, Seeds)
-    return parsed
-
-
-def report(owner: Address | None, epoch: int = 7, servers: tuple[Address, ...] = (A, B, C)) -> Any:
-    index = -1 if owner is None else servers.index(owner)
-    return ShardReport(servers, [index] * NUM_SHARDS, [epoch] * NUM_SHARDS)
-
-
-def known(owner: Address | None = A, epoch: int = 7, at: float = NOW - 100) -> ShardMap:
-    shards = ShardMap(seeds(A, B, C))
-    shards.update(report(owner, epoch), A, at)
-    return shards
-
-
-def moved(to: Address, epoch: int = 8) -> errors.MovedError:
-    return errors.MovedError("moved", shard=SHARD, epoch=epoch, to=str(to))
+from tests.dflockd.client.routing_support import (
+    KEY,
+    NOW,
+    SHARD,
+    A,
+    B,
+    C,
+    known,
+    moved,
+    report,
+    seeds,
+)
 
 
 def recovering(retry_s: float = 0.1) -> errors.RecoveringError:
@@ -68,146 +51,8 @@ def recovering(retry_s: float = 0.1) -> errors.RecoveringError:
 
 
 GONE = errors.UnreachableError("gone")
+
 DRAINING = errors.DrainingError("draining")
-
-
-# The map.
-
-
-def test_nothing_is_known_at_first() -> None:
-    shards = ShardMap(seeds(A, B))
-    assert shards.owner_of(KEY) is None
-    assert shards.servers == ()
-    assert shards.learn(moved(B)), "it is followed, and nothing is written down yet"
-    assert shards.owner_of(KEY) is None
-
-
-def test_epochs_decide() -> None:
-    shards = known(A, 7)
-    assert not shards.learn(moved(B, 6))
-    assert shards.owner_of(KEY) == A
-    assert shards.learn(moved(B, 7)), "the same epoch: it is about to change"
-    assert shards.owner_of(KEY) == B
-    assert shards.learn(moved(C, 9))
-    shards.update(report(A, 8), B, NOW)
-    assert shards.owner_of(KEY) == C, "who told that did not know the latest"
-    shards.update(report(B, 9), B, NOW)
-    assert shards.owner_of(KEY) == B
-
-
-def test_a_server_that_is_gone_is_forgotten_whatever_its_epoch() -> None:
-    shards = known(C, 9)
-    shards.update(report(A, 7, (A, B)), A, NOW)
-    assert shards.owner_of(KEY) == A
-    assert shards.servers == (A, B)
-
-
-def test_a_shard_without_a_server() -> None:
-    shards = known(None)
-    assert shards.owner_of(KEY) is None
-    assert shards.whom_to_ask(KEY) == A, "who told so"
-
-
-def test_another_cluster_with_other_shards() -> None:
-    shards = known(A, 9)
-    shards.update(ShardReport([B], [0] * 4, [1] * 4), B, NOW)
-    assert shards.owner_of(KEY) == B
-
-
-def test_a_server_that_says_the_same_knows_better_than_who_sent_us_away() -> None:
-    shards = known(A, 7)
-    same = shards.report
-    assert same is not None
-    assert shards.learn(moved(B, 7))
-    shards.update(same, C, NOW)
-    assert shards.owner_of(KEY) == A, "the shard was to move, and is not any more"
-    gone = Address("gone", 1)
-    assert shards.learn(moved(gone, 9))
-    shards.update(same, C, NOW)
-    assert shards.owner_of(KEY) == A, "who is not in the list is gone, whatever its epoch"
-    assert shards.learn(moved(B, 9))
-    shards.update(same, C, NOW)
-    assert shards.owner_of(KEY) == B
-    assert (shards.loaded_at, shards.report) == (NOW, same)
-
-
-class NaiveMap:
-    """What `ShardMap` is to know, written down without a thought for time and room."""
-
-    def __init__(self) -> None:
-        self.owners: list[Address | None] = []
-        self.epochs: list[int] = []
-
-    def learn(self, moved: errors.MovedError) -> bool:
-        if moved.shard < len(self.owners):
-            if moved.epoch < self.epochs[moved.shard]:
-                return False
-            self.owners[moved.shard] = parse_server(moved.to)
-            self.epochs[moved.shard] = moved.epoch
-        return True
-
-    def update(self, report: ShardReport) -> None:
-        owners = [report.servers[index] if index >= 0 else None for index in report.shards]
-        epochs = list(report.epochs)
-        if len(owners) == len(self.owners):
-            for shard, (owner, epoch) in enumerate(zip(self.owners, self.epochs, strict=True)):
-                if epoch > epochs[shard] and owner in report.servers:
-                    owners[shard], epochs[shard] = owner, epoch
-        self.owners, self.epochs = owners, epochs
-
-
-FEW = 3
-KEYS = [
-    next(k for k in map(b"%d".__mod__, range(99)) if get_shard_id(k, FEW) == s) for s in range(FEW)
-]
-
-some_reports = st.builds(
-    lambda servers, shards: ShardReport(
-        servers, [min(index, len(servers) - 1) for index, _ in shards], [e for _, e in shards]
-    ),
-    st.lists(st.sampled_from([A, B, C]), unique=True, max_size=3),
-    st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 4)), min_size=FEW, max_size=FEW),
-)
-some_moves = st.builds(
-    lambda shard, epoch, to: errors.MovedError("moved", shard=shard, epoch=epoch, to=str(to)),
-    *(st.integers(0, FEW), st.integers(0, 4), st.sampled_from([A, B, C])),
-)
-
-
-@given(st.lists(some_reports | some_moves | st.just("same"), max_size=20))
-def test_whatever_is_said_in_whatever_order(said: list[Any]) -> None:
-    shards, naive = ShardMap(seeds(A, B)), NaiveMap()
-    for each in said:
-        if isinstance(each, errors.MovedError):
-            assert shards.learn(each) is naive.learn(each)
-        else:
-            report = shards.report if each == "same" else each
-            if report is not None:
-                shards.update(report, A, NOW)
-                naive.update(report)
-        if naive.owners:
-            assert [shards.owner_of(key) for key in KEYS] == naive.owners
-
-
-def test_whom_to_ask_for_the_map() -> None:
-    shards = ShardMap(seeds(A, B))
-    assert set(shards.sources(set())) == {A, B}
-    assert {shards.sources(set())[0] for _ in range(50)} == {A, B}, "they are shuffled"
-    shards.update(report(B, 7, (B, C)), B, NOW)
-    for _ in range(20):
-        sources = shards.sources({C})
-        assert sources[0] == B
-        assert sources[1:] == [A, C], "seeds after servers, a suspect last"
-
-
-def test_one_map_for_one_way_to_reach_a_cluster() -> None:
-    one = routing.shard_map(seeds(A, B), b"secret", None)
-    assert routing.shard_map(seeds(A, B), b"secret", None) is one
-    assert routing.shard_map(seeds(A, B), None, None) is not one
-    assert routing.shard_map(seeds(A, C), b"secret", None) is not one
-
-
-# The path.
 
 
 class Walk:
@@ -234,6 +79,9 @@ class Walk:
 def walk(shards: ShardMap, timeout: float | None = 10, **options: Any) -> Walk:
     until = None if timeout is None else NOW + timeout
     return Walk(pursue(shards, KEY, until, NOW, **options))
+
+
+# The path.
 
 
 def test_the_owner_is_asked() -> None:
@@ -501,17 +349,21 @@ def test_insist_on_one_server() -> None:
     assert to.now == pytest.approx(NOW + 1)
 
 
-# Whatever comes.
-
 ADDRESSES = st.sampled_from([A, B, C, Address("d", 1)])
+
 REFUSALS = st.one_of(
     st.builds(moved, ADDRESSES, st.integers(5, 12)),
     st.builds(recovering, st.floats(0, 30)),
     st.just(DRAINING),
     st.just(GONE),
 )
+
 REPORTS = st.builds(report, st.sampled_from([A, B, C, None]), st.integers(5, 12))
+
 NO_REPORTS = st.sampled_from([GONE, DRAINING, recovering()])
+
+
+# Whatever comes.
 
 
 @settings(max_examples=100, deadline=None)
@@ -555,9 +407,6 @@ def test_whatever_comes(data: st.DataObject, timeout: float, loaded: bool, insis
     assert loads_after <= 8
 
 
-# A server that says nothing.
-
-
 def glances(shards: ShardMap, *outcomes: Any, is_waiting: bool = True) -> list[Any]:
     """Look at A, and return the steps; with an error, that comes last."""
     path, steps = glance(shards, KEY, A, is_waiting, NOW), []
@@ -576,6 +425,9 @@ def glances(shards: ShardMap, *outcomes: Any, is_waiting: bool = True) -> list[A
 
 
 SILENT = Outcome(NOW + 1, errors.UnreachableError("no answer in time"))
+
+
+# A server that says nothing.
 
 
 def test_one_that_is_alive_is_waited_for() -> None:

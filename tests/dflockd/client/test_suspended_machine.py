@@ -14,13 +14,6 @@ from tests.dflockd.raw_server import ServerProcess
 HOUR = 3600.0
 
 
-@pytest.fixture(scope="module")
-def server():
-    server = ServerProcess()
-    yield server
-    server.end()
-
-
 def test_what_is_held_over_it_and_what_is_taken_after(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.dflockd.http.http_site import Site, StartSite
 from tests.dflockd.raw_server import eventually
-from tests.dflockd.storage.test_directory import rewrite
+from tests.dflockd.storage.machine import rewrite
 
 
 def checks(site: Site) -> dict[str, tuple[bool, str]]:

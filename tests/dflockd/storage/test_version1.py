@@ -15,7 +15,7 @@ from dflockd.storage import version1
 from dflockd.storage.directory import StateDir, StateError
 from dflockd.wire import Granted, Recovering, Release, Renewed, Space, Status
 from tests.dflockd.raw_server import PATIENCE
-from tests.dflockd.storage.test_directory import Machine, Run
+from tests.dflockd.storage.machine import Machine, Run
 
 SAMPLES = Path(__file__).with_name("version1")
 

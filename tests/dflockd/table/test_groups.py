@@ -31,7 +31,7 @@ from dflockd.wire import (
     Wait,
     YourTurn,
 )
-from tests.dflockd.table.test_told_of_turns import calls
+from tests.dflockd.table.turns_support import calls
 
 LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
 

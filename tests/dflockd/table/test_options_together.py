@@ -25,8 +25,8 @@ from dflockd.wire import (
     Unbegun,
     YourTurn,
 )
+from tests.dflockd.table.rates_support import Site
 from tests.dflockd.table.test_groups import Stage
-from tests.dflockd.table.test_rates import Site
 
 LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
 WINDOW = 1.0

@@ -33,7 +33,7 @@ from dflockd.wire import (
     TimedOut,
     Wait,
 )
-from tests.dflockd.table.test_sharded import AWAY, FOR_LONG, hand_over, table_of
+from tests.dflockd.table.sharded_support import AWAY, FOR_LONG, hand_over, table_of
 
 LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
 ASK = [Acquire(LOCK, b"k", 1, 9, 30), Enqueue(LOCK, b"k", 1, 30)]

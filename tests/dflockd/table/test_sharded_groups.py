@@ -22,7 +22,7 @@ from dflockd.wire import (
     Wait,
     YourTurn,
 )
-from tests.dflockd.table.test_sharded import AWAY, FOR_LONG, ask, forget_all, table_of
+from tests.dflockd.table.sharded_support import AWAY, FOR_LONG, ask, forget_all, table_of
 
 SEMAPHORE = Space.SEMAPHORE
 

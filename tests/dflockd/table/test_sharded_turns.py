@@ -24,7 +24,7 @@ from dflockd.wire import (
     Wait,
     YourTurn,
 )
-from tests.dflockd.table.test_sharded import (
+from tests.dflockd.table.sharded_support import (
     FOR_LONG,
     ask,
     assert_empty,

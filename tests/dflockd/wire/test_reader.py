@@ -32,7 +32,9 @@ from dflockd.wire import (
 )
 from dflockd.wire import reader as module
 from dflockd.wire.reader import ACQUIRE, AUTH, ENQUEUE, OTHER, OWNER, RELEASE, RENEW, REPORT, WAIT
-from tests.dflockd.wire.test_requests import BAD_NUMBERS, FRAMES, READ_ONLY, REFUSED, streams
+from tests.dflockd.wire.frames import FRAMES
+from tests.dflockd.wire.test_any_requests import streams
+from tests.dflockd.wire.test_requests import BAD_NUMBERS, READ_ONLY, REFUSED
 
 
 def said(reader: RequestReader, kind: int) -> object:

@@ -1,0 +1,30 @@
+"""A cluster whose servers are scripted, and a client of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.dflockd.client.cluster.support import KEY
+from tests.dflockd.client_support import Client
+from tests.dflockd.scripted_server import (
+    ScriptedCluster,
+)
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest) -> Iterator[ScriptedCluster]:
+    """Two servers; the first has all shards. The parameter says which of them are old."""
+    cluster = ScriptedCluster(old=getattr(request, "param", ()))
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def make(client: Client, cluster: ScriptedCluster) -> Callable[..., Any]:
+    def make(key: str = KEY, **options: Any) -> Any:
+        return client.lock(key, servers=cluster.seeds, **{"acquire_timeout_s": 5, **options})
+
+    return make

@@ -1,0 +1,15 @@
+"""What the tests of clients in a cluster share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+KEY = "account:7"
+
+
+async def is_granted(lock: Any) -> bool:
+    """Acquire a lock, and give it back at once."""
+    granted: bool = await lock.acquire()
+    if granted:
+        assert await lock.release() is True
+    return granted

@@ -1,0 +1,137 @@
+"""Leases are renewed, and what comes of it where they are not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from dflockd import errors
+from dflockd.client.process import close_idle_connections
+from tests.dflockd.client_support import (
+    Calls,
+    Client,
+    Proxy,
+    client_named,
+    is_free,
+    left_of_lease,
+    renewed,
+    soon,
+    until,
+)
+from tests.dflockd.raw_server import ServerProcess
+
+pytestmark = pytest.mark.usefixtures("no_idle_connections")
+
+
+async def test_the_lease_is_renewed(server: ServerProcess, key: str) -> None:
+    """Both clients at once, with short leases and long ones, and a share of each before a renewal."""
+
+    async def hold(client: Client, lease: int, ratio: float) -> None:
+        lost, times = Calls(), 3
+        name = f"{key}-{client.name}-{lease}-{ratio}"
+        options = {"lease_ttl_s": lease, "renew_ratio": ratio, "on_lost": lost}
+        began = time.monotonic()
+        async with client.lock(name, server, **options) as lock:
+            assert lock.lease == lease
+            token = lock.token
+            await renewed(server, name, times)
+            assert lock.held
+            assert lock.token == token
+            # A share of the lease passes before each renewal, less up to a tenth of that share.
+            assert time.monotonic() - began > 0.9 * times * ratio * lease
+        assert not lost.locks
+        assert is_free(server, name)
+
+    with client_named("sync") as blocking, client_named("asyncio") as not_blocking:
+        await asyncio.gather(
+            *(
+                hold(client, *case)
+                for client in (blocking, not_blocking)
+                for case in ((600, 0.001), (60, 0.005), (60, 0.02), (8, 0.1))
+            )
+        )
+
+
+async def test_renew(client: Client, server: ServerProcess, key: str) -> None:
+    lock = client.lock(key, server, lease_ttl_s=10)
+    assert await lock.renew() is False
+    async with lock:
+        assert await lock.renew(100) is True
+        assert lock.lease == 100
+        assert 95 < left_of_lease(server, key) <= 100
+        assert await lock.renew() is True, "as granted last"
+        assert lock.lease == 100
+        for bad in (0, -1, 1.5, True, "5"):
+            with pytest.raises(errors.InvalidArgumentError):
+                await lock.renew(bad)
+        assert lock.held
+        assert lock.token
+    assert await lock.renew() is False
+    assert is_free(server, key)
+
+
+async def test_release_and_renew_while_a_renewal_is_under_way(
+    client: Client, server: ServerProcess, key: str
+) -> None:
+    """Its answer comes first, and is not taken for theirs."""
+    for call in ("release", "renew"):
+        proxy = Proxy(server.port)
+        try:
+            lock = client.lock(key, proxy, lease_ttl_s=20, renew_ratio=0.02)
+            await lock.acquire()
+            proxy.withhold_replies()
+            seen = [left_of_lease(server, key)]
+
+            def is_renewed(seen: list[float] = seen) -> bool:
+                seen.append(left_of_lease(server, key))
+                return seen[-1] > seen[-2]
+
+            await until(is_renewed)
+            calling = asyncio.ensure_future(getattr(lock, call)())
+            await asyncio.sleep(0.05)
+            assert not calling.done()
+            proxy.pass_on()
+            assert await soon(calling) is True
+            assert await lock.release() is (call == "renew")
+            assert is_free(server, key)
+        finally:
+            close_idle_connections()
+            proxy.close()
+
+
+async def test_a_lease_that_is_refused(client: Client, server: ServerProcess, key: str) -> None:
+    with pytest.raises(errors.RefusedError, match="lease"):
+        await client.lock(key, server, lease_ttl_s=10_000).acquire()
+    assert is_free(server, key)
+
+
+async def test_renewing_a_lock_that_is_gone(
+    client: Client, server: ServerProcess, key: str
+) -> None:
+    lost = Calls()
+    lock = client.lock(key, server, on_lost=lost)
+    await lock.acquire()
+    fence = lock.fence
+    assert server.connect().ask("r", key, lock.token) == "ok"
+    assert await lock.renew() is False
+    assert not lock.held
+    assert lock.fence == fence, "what a resource will refuse from now on"
+    await lost.first()
+    assert lock.state == "lost"
+    assert await lock.release() is False
+    assert lock.state == "free"
+    assert await lock.acquire() is True
+    assert lock.fence > fence
+    assert len(lost.locks) == 1
+    await lock.release()
+
+
+async def test_releasing_a_lock_that_is_gone(
+    client: Client, server: ServerProcess, key: str
+) -> None:
+    lock = client.lock(key, server)
+    await lock.acquire()
+    assert server.connect().ask("r", key, lock.token) == "ok"
+    assert await lock.release() is False

@@ -1,0 +1,326 @@
+"""Whatever a signal interrupts, at whatever moment, nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from dflockd import sync_client
+from dflockd.client import process
+from tests.dflockd.client.interruptions import Interrupted
+from tests.dflockd.client.scenes import (
+    BUSY,
+    Scene,
+    adopting,
+    check_after,
+    conflict,
+    connections,
+    functions_in,
+    in_vain,
+    leaving,
+    queue,
+    told,
+    waiting_in_vain,
+)
+from tests.dflockd.client_support import (
+    Calls,
+    is_free,
+    renewed,
+    soon,
+    until,
+)
+from tests.dflockd.raw_server import ServerProcess, eventually
+
+pytestmark = pytest.mark.usefixtures("no_idle_connections")
+
+INTERRUPTED = """
+import logging, random, signal, socket, sys, threading, time
+from dflockd.sync_client import DistributedLock
+
+port, rounds = int(sys.argv[1]), int(sys.argv[2])
+options = {"servers": [("127.0.0.1", port)], "acquire_timeout_s": 60, "lease_ttl_s": 600}
+logging.disable()  # a renewal that is interrupted says that the lock is lost
+print("seed", seed := random.randrange(1 << 32), flush=True)
+random.seed(seed)
+
+class Interrupt(BaseException):
+    pass
+
+armed = False
+
+def handle(*_):
+    global armed
+    if armed:
+        armed = False
+        raise Interrupt
+
+signal.signal(signal.SIGALRM, handle)
+
+def ignored(what):
+    # One that comes just where an object is deleted interrupts nothing.
+    if what.exc_type is not Interrupt:
+        sys.__unraisablehook__(what)
+
+sys.unraisablehook = ignored
+
+class Raw:
+    def __init__(self):
+        self.sock = socket.create_connection(("127.0.0.1", port), 60)
+        self.replies = self.sock.makefile()
+
+    def ask(self, command, argument, key="key"):
+        self.sock.sendall(f"{command}\\n{key}\\n{argument}\\n".encode())
+        return self.replies.readline().split()
+
+def block():
+    with DistributedLock("key", **options) as lock:
+        assert lock.held
+        time.sleep(random.choice((0, 0.0002)))
+
+def calls():
+    lock = DistributedLock("key", **options)
+    assert lock.acquire() is True
+    try:
+        assert lock.held
+    finally:
+        assert lock.release() is True
+        assert not lock.held
+
+def in_vain():
+    assert DistributedLock("busy", **options | {"acquire_timeout_s": 0}).acquire() is False
+
+def two_phases():
+    lock = DistributedLock("key", **options)
+    assert lock.enqueue() == "acquired"
+    try:
+        assert lock.renew() is True
+    finally:
+        lock.release()
+
+def contended():
+    with DistributedLock("key", **options) as lock:
+        assert lock.held
+
+def interrupt(function, longest):
+    global armed
+    try:
+        armed = True
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, longest))
+        function()
+        armed = False
+    except Interrupt:
+        return True
+    return False
+
+raw, rival = Raw(), Raw()
+raw.ask("l", "0 600", "busy")
+block()  # what is made once, is made
+functions = [block, calls, in_vain, two_phases, contended]
+interrupted = 0
+for n in range(rounds):
+    function = functions[n % len(functions)]
+    where = f"round {n}, {function.__name__}"
+    if function is contended:
+        token = rival.ask("l", 30)[1]
+        timer = threading.Timer(random.uniform(0, 0.001), rival.ask, ("r", token))
+        timer.start()
+        interrupted += interrupt(function, 0.0025)
+        timer.join()
+    else:
+        interrupted += interrupt(function, 0.001)
+    reply = raw.ask("l", 30)  # no lease ends so soon
+    assert reply[0] == "ok", f"{where}: leaked"
+    assert raw.ask("r", reply[1]) == ["ok"]
+    # The connections that are left have no answers waiting in them.
+    calls()
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(interrupted)
+"""
+
+
+def test_a_signal_at_any_moment(server: ServerProcess) -> None:
+    rounds = 1500
+    result = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(server.port), str(rounds)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stderr == ""
+    assert int(result.stdout.split()[-1]) > rounds / 5, "too few were hit"
+
+
+def block(scene: Scene) -> None:
+    with scene.lock:
+        pass
+
+
+def anew(scene: Scene) -> None:
+    """On a new connection to a server that has a name."""
+    process.close_idle_connections()
+    with scene.lock:
+        pass
+
+
+def calls(scene: Scene) -> None:
+    assert scene.lock.acquire() is True
+    assert scene.lock.release() is True
+
+
+def phases(scene: Scene) -> None:
+    assert scene.lock.enqueue() == "acquired"
+    assert scene.lock.wait() is True
+    assert scene.lock.release() is True
+
+
+def renewal_(scene: Scene) -> None:
+    assert scene.lock.acquire() is True
+    assert scene.lock.renew() is True
+    scene.lock.check()
+    assert scene.lock.release() is True
+
+
+def gone(scene: Scene) -> None:
+    assert scene.lock.acquire() is True
+    assert scene.rival.ask("r", scene.key, scene.lock.token) == "ok"
+    scene.is_taken = True
+    assert scene.lock.renew() is False
+    assert scene.lock.release() is False
+
+
+def regained(scene: Scene) -> None:
+    assert scene.lock.acquire() is True
+    assert scene.rival.ask("r", scene.key, scene.lock.token) == "ok"
+    scene.is_taken = True
+    assert scene.lock.renew() is False
+    scene.is_taken = False
+    assert scene.lock.acquire() is True
+    assert scene.lock.release() is True
+
+
+def detaching(scene: Scene) -> None:
+    assert scene.lock.acquire() is True
+    scene.detached = scene.lock.detach()
+    assert scene.detached is not None
+
+
+def broken(scene: Scene) -> None:
+    """Release where the connection has just broken."""
+    assert scene.lock.acquire() is True
+    scene.is_taken = True
+    scene.lock._session.lease.link._sock.shutdown(socket.SHUT_RDWR)
+    scene.lock.release()
+
+
+# The others run with the soak tests: each instruction takes some milliseconds.
+QUICK = {"block", "calls", "queue", "conflict", "detaching"}
+
+SCENES = {
+    each.__name__: each
+    for each in (
+        *(block, anew, calls, phases, queue, leaving, waiting_in_vain, in_vain, conflict),
+        *(renewal_, gone, regained, detaching, adopting, broken),
+    )
+}
+
+
+# A connection on which nothing stands may be left to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    "how",
+    [how if how in QUICK else pytest.param(how, marks=pytest.mark.soak) for how in SCENES],
+)
+def test_a_signal_at_every_instruction(
+    server: ServerProcess, options: dict[str, Any], key: str, how: str
+) -> None:
+    """The lock is free though the object and the traceback are still there."""
+    before = connections(server)
+    rival = server.connect()
+    lost = Calls()
+    if how == "anew":
+        options["servers"] = [("localhost", server.port)]
+    if how in ("in_vain", "waiting_in_vain"):
+        options |= {"acquire_timeout_s": 0}
+    if how == "conflict":
+        options |= {"owner": ("run", 0), "label": "me"}
+        assert rival.ask("owner", "_", "run 0") == "ok"
+    for number in itertools.count(1):
+        lost.locks.clear()
+        lock = sync_client.DistributedLock(key, on_lost=lost, **options)
+        scene = Scene(server, key, lock, rival)
+        if how in BUSY:
+            scene.hold()
+        with Interrupted(number) as interrupted:
+            exc = interrupted.call(lambda scene=scene: SCENES[how](scene))  # type: ignore[misc]
+        if exc is None:
+            # It has ended before; or what was interrupted is nobody's, a callback of a weak reference.
+            scene.unhold()
+            if scene.detached is not None:
+                assert rival.ask("r", key, scene.detached) == "ok"
+            if interrupted.count < number:
+                break
+            continue
+        state = lock.state
+        if how not in ("gone", "regained", "renewal_"):
+            assert not lost.locks
+        elif state == "lost" and "lose" not in functions_in(exc):
+            assert lost.locks == [lock], told(exc)
+        lock.acquire_timeout_s = 2
+        check_after(scene, exc)
+    assert number > 100
+    rival.close()
+    del lock, scene, exc
+    eventually(lambda: connections(server) <= before)
+
+
+STARTING = """
+import _thread, sys, threading, time
+from dflockd.sync_client import DistributedLock
+
+options = {"servers": [("127.0.0.1", int(sys.argv[1]))], "lease_ttl_s": 600, "renew_ratio": 0.001}
+start = _thread.start_new_thread
+
+def interrupted(*args):
+    _thread.start_new_thread = start
+    if sys.argv[2] == "after":
+        start(*args)
+    raise KeyboardInterrupt
+
+_thread.start_new_thread = interrupted
+lock = DistributedLock("starting-" + sys.argv[2], **options)
+try:
+    lock.acquire()
+except KeyboardInterrupt:
+    print(lock.held)
+with lock:
+    sys.stdin.readline()
+    print(lock.held, _thread._count())  # without the main thread
+"""
+
+
+async def test_a_signal_while_the_renewal_thread_starts(server: ServerProcess) -> None:
+    """The next lock starts it then, and there is still one."""
+
+    async def check(when: str) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", STARTING, str(server.port), when),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        await until(lambda: not is_free(server, f"starting-{when}"))
+        await renewed(server, f"starting-{when}")
+        out, err = await soon(process.communicate(b"\n"))
+        assert err == b""
+        assert out == b"False\nTrue 1\n"
+
+    await asyncio.gather(check("before"), check("after"))

@@ -1,0 +1,110 @@
+"""Tables with shards, and what moves one from one to the other."""
+
+from __future__ import annotations
+
+from dflockd.table import Effect, Limits, Peer, ShardTable, TokenIssuer
+from dflockd.wire import (
+    Acquire,
+    Granted,
+    MapReport,
+    Moved,
+    Refusal,
+    Reply,
+    Report,
+    Request,
+    Resume,
+    Space,
+    Status,
+)
+
+LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
+
+AWAY = Moved(1, 7, b"other:1")
+
+FOR_LONG = 1e9
+
+
+class Two:
+    """Keys that begin with ``1`` are in shard 1, all others in shard 0."""
+
+    def shard_of(self, key: bytes) -> int:
+        return int(key.startswith(b"1"))
+
+    def refer(self, shard: int) -> Refusal:
+        return AWAY
+
+    def report(self, now: float) -> MapReport:
+        return MapReport(b"%d" % now, Report(b"{}"), Report(b'{"zlib":""}'))
+
+
+def table_of(serving_lease: float = FOR_LONG, *shards: int, **limits: int) -> ShardTable:
+    table = ShardTable(Limits(**limits), TokenIssuer(b"secret", 0), Two())
+    table.serve_until(serving_lease, 0)
+    for shard in shards or (0, 1):
+        table.open(shard, 1 << 40)
+    return table
+
+
+def ask(table: ShardTable, peer: Peer, request: Request, now: float = 0) -> Reply | None:
+    replies = [reply for number, reply in table.handle(peer, request, now) if number == peer.id]
+    return replies[-1] if replies else None
+
+
+def take(table: ShardTable, peer: Peer, key: bytes, lease: int = 10, now: float = 0) -> bytes:
+    reply = ask(table, peer, Acquire(LOCK, key, 1, 0, lease), now)
+    assert isinstance(reply, Granted)
+    return reply.token
+
+
+def wait_for(table: ShardTable, key: bytes, *, timeout: int = 60, now: float = 0) -> Peer:
+    peer = table.connect()
+    assert ask(table, peer, Acquire(LOCK, key, 1, timeout, 10), now) is None
+    return peer
+
+
+def hand_over(old: ShardTable, new: ShardTable, shard: int, now: float = 0) -> list[Effect]:
+    snapshot = old.freeze(shard, now)
+    effects, _ = old.drop(shard, AWAY)
+    new.open(shard, 2 << 40)
+    new.load(shard, snapshot, now)
+    return effects
+
+
+def tickets_of(effects: list[Effect]) -> dict[int, bytes]:
+    found = {}
+    for number, reply in effects:
+        assert isinstance(reply, Moved)
+        found[number] = reply.ticket
+    return found
+
+
+def resume(
+    table: ShardTable, ticket: bytes, key: bytes, now: float = 0
+) -> tuple[Peer, list[Effect]]:
+    peer = table.connect()
+    assert ask(table, peer, Resume(ticket), now) is Status.OK
+    return peer, table.handle(peer, Acquire(LOCK, key, 1, 60, 10), now)
+
+
+def assert_empty(table: ShardTable) -> None:
+    assert len(table) == 0
+    assert not table._withheld
+    assert not any(group.reserved for group in table.each_group())
+    assert len(table.deadlines) == 0
+    assert all(not any(group.spaces) for group in table.groups.values())
+    for peer in table._peers.values():
+        assert (peer.holds, peer.enqueued, peer.waiting) == ({}, {}, None)
+
+
+def forget_all(table: ShardTable) -> None:
+    for peer in list(table._peers.values()):
+        table.disconnect(peer, 1e6, clean=True)
+    table.advance(2e6)
+    assert not table._peers
+    assert_empty(table)
+
+
+def queue_of(table: ShardTable) -> list[bytes | Peer]:
+    """Who is in the queue: the names of positions that nobody is at, and peers."""
+    waiters = table.groups[0].spaces[LOCK][b"a"].waiters or ()
+    return [waiter.ticket if waiter.reservation else waiter.peer for waiter in waiters]

@@ -1,0 +1,122 @@
+"""What is kept of the runs of a key that have begun: in a journal, and when a shard moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflockd.cluster import snapshot as snapshots
+from dflockd.table import (
+    Snapshot,
+)
+from dflockd.wire import (
+    Begun,
+    Granted,
+    Rate,
+    Status,
+)
+from tests.dflockd.table.rates_support import (
+    LEASE,
+    SEMAPHORE,
+    TWO,
+    Site,
+    kept_of,
+    move,
+    shard_table,
+)
+
+
+def test_a_killed_server_forgets_no_beginning(site: Site) -> None:
+    rate = Rate(2, 1000)
+    site.begin(rate)
+    _, pending = site.take(rate)
+    site.go_to(100.5)
+    holds, rates = kept_of(site.table)
+    after = Site()
+    after.now = 100.6
+    after.table.restore(holds, after.now, rates)
+    assert after.take(rate)[1] is Status.TIMEOUT
+    after.go_to(101.001)
+    _, reply = after.take(rate)
+    assert isinstance(reply, Granted)
+    # The one that may begin still may, and counts from then on.
+    mine = after.table.connect()
+    assert after.ask(mine, Begun(SEMAPHORE, b"k", pending.token, LEASE))
+    after.go_to(102.0)
+    assert after.take(rate)[1] is Status.TIMEOUT
+    after.go_to(102.002)
+    assert isinstance(after.take(rate)[1], Granted)
+
+
+def test_after_a_crash_of_the_machine_rates_wait_one_window(site: Site) -> None:
+    site.begin(Rate(5, 2000))
+    _, rates = kept_of(site.table)
+    after = Site()
+    after.now = 50.0
+    after.table.restore([], 50.0, [rate._replace(times=()) for rate in rates])
+    after.table.doubt_rates(50.0)
+    for key in (b"k", b"unknown"):
+        assert after.take(Rate(5, 2000), key=key)[1] is Status.TIMEOUT
+    waiter, _ = after.take(Rate(1, 2000), key=b"third", timeout=60)
+    assert isinstance(after.take(None, key=b"plain")[1], Granted)
+    after.go_to(52.001)
+    assert after.granted() == [waiter.id]
+
+
+def test_a_shard_takes_its_rates_along() -> None:
+    site = Site()
+    site.table = shard_table()
+    rate = Rate(2, 1000)
+    site.begin(rate)
+    _, pending = site.take(rate)
+    site.table, _ = move(site.table, 100.4, 700.4, 2)  # type: ignore[arg-type]
+    site.now = 700.4
+    assert site.take(rate)[1] is Status.TIMEOUT
+    site.go_to(701.002)  # ages are rounded down
+    _, reply = site.take(rate)
+    assert isinstance(reply, Granted)
+    site.ask(site.table.connect(), Begun(SEMAPHORE, b"k", pending.token, LEASE))
+    site.go_to(701.9)
+    assert site.take(rate)[1] is Status.TIMEOUT
+
+
+def test_a_shard_whose_server_was_lost_waits_one_window() -> None:
+    site = Site()
+    site.table = shard_table(opens_at=100.5, recovers_until=101.0, rates_since=101.0)
+    site.go_to(101.0)
+    assert isinstance(site.take(None)[1], Granted)
+    assert site.take(Rate(5, 1000), key=b"a")[1] is Status.TIMEOUT
+    site.go_to(102.001)
+    assert isinstance(site.take(Rate(5, 1000), key=b"a")[1], Granted)
+
+
+def test_an_older_server_loads_a_snapshot_with_rates_and_this_one_loads_one_without() -> None:
+    site = Site()
+    site.table = shard_table()
+    site.begin(TWO)
+    text = snapshots.dump(site.table.freeze(0, site.now), 1, site.now)
+    assert b'"rates":[[1,"k",2,1.0,1,[0.0]]]' in text
+    older = snapshots.dump(Snapshot([], []), 1, 0.0)
+    assert b"rates" not in older
+    assert snapshots.load(older, 1, 0.0) == Snapshot([], [], (), [])
+
+
+@pytest.mark.parametrize("ask", [True, False])
+def test_what_a_lost_server_may_have_let_begin_goes_with_the_shard(ask: bool) -> None:
+    """Also of keys of which nobody has heard since."""
+    site = Site()
+    site.table = shard_table(opens_at=100.5, recovers_until=101.0, rates_since=101.0)
+    site.go_to(101.1)
+    if ask:
+        assert site.take(Rate(5, 1000), key=b"a")[1] is Status.TIMEOUT
+    for epoch in (2, 3):
+        assert not site.table.freeze(0, site.now).is_empty  # type: ignore[attr-defined]
+        site.table, _ = move(site.table, site.now, site.now + 100, epoch)  # type: ignore[arg-type]
+        site.now += 100
+    for key in (b"a", b"b"):
+        assert site.take(Rate(5, 1000), key=key)[1] is Status.TIMEOUT
+    site.go_to(302.001)
+    for key in (b"a", b"b"):
+        assert isinstance(site.take(Rate(5, 1000), key=key)[1], Granted)
+    # Once no window can have begun before, there is nothing to say of it.
+    site.go_to(site.now + 86_401)
+    assert site.table.freeze(0, site.now).is_empty  # type: ignore[attr-defined]

@@ -1,0 +1,440 @@
+"""Positions in a queue that outlive a wait, and slots that are held for those who are away."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from dflockd.table import LockTable, Peer
+from dflockd.table.reservations import RESERVED_LATE
+from dflockd.wire import (
+    Acquire,
+    Enqueue,
+    Enqueued,
+    Granted,
+    Label,
+    Release,
+    Renew,
+    Request,
+    Reserve,
+    Resume,
+    Status,
+    TimedOut,
+    Wait,
+)
+from tests.dflockd.table.rules_support import (
+    LOCK,
+    SEMAPHORE,
+    answers,
+    inspected,
+    recovering,
+    reply_to,
+    table_of,
+    take,
+)
+
+
+def go_away(
+    table: LockTable, now: float = 0.0, *, away: int = 5000, hold: int = 2000, key: bytes = b"k"
+) -> bytes:
+    """Queue for a lock that is held, leave until `away` has passed; return the name of the position."""
+    peer = table.connect()
+    assert reply_to(table, peer, Enqueue(LOCK, key, 1, None), now) is Status.QUEUED
+    assert reply_to(table, peer, Reserve(away, hold), now) is Status.OK
+    kept = reply_to(table, peer, Wait(LOCK, key, 0), now)
+    assert isinstance(kept, TimedOut)
+    assert table.disconnect(peer, now, clean=True) == []
+    return kept.ticket
+
+
+def come_back(table: LockTable, ticket: bytes, now: float, key: bytes = b"k") -> object:
+    return come_back_as(table, table.connect(), ticket, now, key)
+
+
+def come_back_as(
+    table: LockTable, peer: Peer, ticket: bytes, now: float, key: bytes = b"k"
+) -> object:
+    assert reply_to(table, peer, Resume(ticket), now) is Status.OK
+    return reply_to(table, peer, Enqueue(LOCK, key, 1, None), now)
+
+
+def queue_up(table: LockTable, now: float = 0.0, timeout: int = 100) -> Peer:
+    peer = table.connect()
+    assert table.handle(peer, Acquire(LOCK, b"k", 1, timeout, None), now) == []
+    return peer
+
+
+def held_table(**limits: int) -> tuple[LockTable, Peer, Request]:
+    """Return a table with a lock that is held, its holder and the end of that."""
+    table = table_of(**limits)
+    holder = table.connect()
+    return table, holder, Release(LOCK, b"k", take(table, holder, b"k", 1000))
+
+
+def test_a_position_is_kept_when_the_wait_for_it_ends_later_too() -> None:
+    table, _, _ = held_table()
+    peer = table.connect()
+    reply_to(table, peer, Enqueue(LOCK, b"k", 1, None), 0.0)
+    reply_to(table, peer, Reserve(5000, 2000), 0.0)
+    assert table.handle(peer, Wait(LOCK, b"k", 3), 0.0) == []
+    [(number, kept)] = table.advance(3.0)
+    assert (number, type(kept)) == (peer.id, TimedOut)
+    assert peer.waiting is None
+    # Its connection has left the queue: it may join once more, and wait for that.
+    assert reply_to(table, peer, Enqueue(LOCK, b"k", 1, None), 3.0) is Status.QUEUED
+    assert [w["away"] for w in inspected(table, peer, b"k", 3.0)["waiters"]] == [True, False]
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_keep_is_for_the_next_wait_only(refused: bool) -> None:
+    table, _, _ = held_table()
+    peer = table.connect()
+    take(table, table.connect(), b"l")
+    for key in (b"k", b"l"):
+        reply_to(table, peer, Enqueue(LOCK, key, 1, None), 0.0)
+    reply_to(table, peer, Reserve(5000, 2000), 0.0)
+    first = reply_to(table, peer, Wait(LOCK, b"unknown" if refused else b"k", 0), 0.0)
+    assert first is Status.NOT_ENQUEUED if refused else isinstance(first, TimedOut)
+    assert reply_to(table, peer, Wait(LOCK, b"l", 0), 0.0) is Status.TIMEOUT
+
+
+def test_keep_changes_nothing_about_a_wait_that_is_granted() -> None:
+    table, holder, release = held_table()
+    peer = table.connect()
+    reply_to(table, peer, Enqueue(LOCK, b"k", 1, None), 0.0)
+    reply_to(table, peer, Reserve(5000, 2000), 0.0)
+    assert table.handle(peer, Wait(LOCK, b"k", 3), 0.0) == []
+    assert answers(table.handle(holder, release, 1.0)) == [(holder.id, Status), (peer.id, Granted)]
+    assert table.counts.kept == 0
+
+
+def test_a_position_is_not_kept_when_its_connection_ends() -> None:
+    table, holder, release = held_table()
+    peer = table.connect()
+    reply_to(table, peer, Enqueue(LOCK, b"k", 1, None), 0.0)
+    reply_to(table, peer, Reserve(5000, 2000), 0.0)
+    table.handle(peer, Wait(LOCK, b"k", 3), 0.0)
+    table.disconnect(peer, 1.0, clean=True)
+    reply_to(table, holder, release, 2.0)
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize(("away", "hold"), [(3_600_001, 0), (0, 3_600_001)])
+def test_nobody_is_expected_later_than_a_lease_can_last(away: int, hold: int) -> None:
+    table, _, _ = held_table()
+    assert reply_to(table, table.connect(), Reserve(away, hold), 0.0) is Status.ERROR
+    assert reply_to(table, table.connect(), Reserve(3_600_000, 3_600_000), 0.0) is Status.OK
+
+
+def test_a_slot_that_is_held_for_a_later_one_is_not_kept_from_who_came_before() -> None:
+    table = table_of()
+    peers = [table.connect() for _ in range(6)]
+    tokens = []
+    for peer in peers[:2]:
+        ((_, reply),) = table.handle(peer, Acquire(SEMAPHORE, b"k", 2, 0, 30), 0.0)
+        assert isinstance(reply, Granted)
+        tokens.append(reply.token)
+    tickets = []
+    for peer, away in zip(peers[2:4], (9000, 500), strict=True):
+        reply_to(table, peer, Enqueue(SEMAPHORE, b"k", 2, 30), 0.0)
+        reply_to(table, peer, Reserve(away, 3000), 0.0)
+        reply = reply_to(table, peer, Wait(SEMAPHORE, b"k", 0), 0.0)
+        assert isinstance(reply, TimedOut)
+        tickets.append(reply.ticket)
+    # The first is passed, for the second a slot is held; then the first comes back after all.
+    reply_to(table, peers[0], Release(SEMAPHORE, b"k", tokens[0]), 1.0)
+    reply_to(table, peers[4], Resume(tickets[0]), 1.0)
+    ((number, reply),) = table.handle(peers[4], Enqueue(SEMAPHORE, b"k", 2, 30), 1.0)
+    assert (number, type(reply)) == (peers[4].id, Enqueued)
+
+
+def test_whoever_comes_back_in_time_finds_a_slot() -> None:
+    table, holder, release = held_table()
+    ticket = go_away(table, away=5000, hold=2000)
+    behind = queue_up(table)
+    # 1.5 s before it is due, which is less than the 2 s for which a slot is held.
+    assert table.handle(holder, release, 3.5) == [(holder.id, Status.OK)]
+    assert table.advance(5.4) == []
+    assert isinstance(come_back(table, ticket, 5.4), Enqueued)
+    assert behind.waiting is not None
+
+
+def test_who_is_overdue_has_a_slot_held_as_well() -> None:
+    table, holder, release = held_table()
+    ticket = go_away(table, away=1000, hold=2000)
+    behind = queue_up(table)
+    assert table.handle(holder, release, 2.0) == [(holder.id, Status.OK)]
+    assert isinstance(come_back(table, ticket, 2.9), Enqueued)
+    assert behind.waiting is not None
+
+
+def test_a_slot_is_not_held_for_who_is_overdue_by_more_than_that() -> None:
+    table, holder, release = held_table()
+    ticket = go_away(table, away=1000, hold=2000)
+    behind = queue_up(table)
+    effects = table.handle(holder, release, 3.0)
+    assert answers(effects) == [(holder.id, Status), (behind.id, Granted)]
+    assert come_back(table, ticket, 4.0) is Status.QUEUED
+
+
+def test_not_all_positions_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dflockd.table.reservations.MAX_RESERVED", 1)
+    table, _, _ = held_table()
+    ticket = go_away(table)
+    for number in range(2):
+        peer = table.connect()
+        reply_to(table, peer, Enqueue(LOCK, b"k", 1, None))
+        reply_to(table, peer, Reserve(5000, 2000))
+        gone = reply_to(table, peer, Wait(LOCK, b"k", 0))
+        assert isinstance(gone, TimedOut) if number else gone is Status.TIMEOUT
+        assert come_back(table, ticket, 0.0) is Status.QUEUED
+
+
+def test_a_slot_is_held_once_and_for_so_long() -> None:
+    table, holder, release = held_table()
+    ticket = go_away(table, away=5000, hold=2000)
+    behind, last = queue_up(table), queue_up(table)
+    reply_to(table, holder, release, 4.0)
+    assert table.advance(6.99) == []
+    [(number, granted)] = table.advance(7.0)
+    assert number == behind.id
+    assert isinstance(granted, Granted)
+    # When the next slot is free it is held for nobody.
+    effects = table.handle(behind, Release(LOCK, b"k", granted.token), 8.0)
+    assert answers(effects)[1:] == [(last.id, Granted)]
+    assert come_back(table, ticket, 8.5) is Status.QUEUED
+
+
+@pytest.mark.parametrize(("away", "hold"), [(5000, 2000), (0, 0), (5000, 5000)])
+def test_a_slot_is_not_held_for_who_would_come_too_late(away: int, hold: int) -> None:
+    table, holder, release = held_table()
+    go_away(table, away=away, hold=hold)
+    behind = queue_up(table)
+    effects = table.handle(holder, release, 0.0)
+    assert answers(effects) == [(holder.id, Status), (behind.id, Granted)]
+
+
+def test_a_newcomer_may_have_what_is_not_held() -> None:
+    table, holder, release = held_table()
+    ticket = go_away(table, away=5000, hold=2000)
+    reply_to(table, holder, release, 0.0)
+    newcomer = table.connect()
+    granted = reply_to(table, newcomer, Acquire(LOCK, b"k", 1, 0, None), 1.0)
+    assert isinstance(granted, Granted)
+    assert come_back(table, ticket, 5.0) is Status.QUEUED
+
+
+def test_a_newcomer_may_not_have_what_is_held() -> None:
+    table, holder, release = held_table()
+    ticket = go_away(table, away=5000, hold=2000)
+    reply_to(table, holder, release, 4.0)
+    newcomer = table.connect()
+    assert reply_to(table, newcomer, Acquire(LOCK, b"k", 1, 0, None), 4.5) is Status.TIMEOUT
+    assert reply_to(table, newcomer, Enqueue(LOCK, b"k", 1, None), 4.5) is Status.QUEUED
+    assert isinstance(come_back(table, ticket, 5.0), Enqueued)
+
+
+def test_of_two_slots_one_is_held_and_the_other_is_free() -> None:
+    table = table_of()
+    one, two = table.connect(), table.connect()
+    take_two = Acquire(SEMAPHORE, b"s", 2, 0, 100)
+    tokens = []
+    for _ in range(2):
+        granted = reply_to(table, one, take_two, 0.0)
+        assert isinstance(granted, Granted)
+        tokens.append(granted.token)
+    reply_to(table, two, Enqueue(SEMAPHORE, b"s", 2, None), 0.0)
+    reply_to(table, two, Reserve(0, 5000), 0.0)
+    kept = reply_to(table, two, Wait(SEMAPHORE, b"s", 0), 0.0)
+    for token in tokens:
+        reply_to(table, one, Release(SEMAPHORE, b"s", token), 1.0)
+    assert isinstance(reply_to(table, one, take_two, 2.0), Granted)
+    assert reply_to(table, one, take_two, 2.0) is Status.TIMEOUT
+    assert isinstance(kept, TimedOut)
+    reply_to(table, two, Resume(kept.ticket), 2.0)
+    assert isinstance(reply_to(table, two, take_two, 2.0), Granted)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_whoever_was_passed_is_still_ahead_of_all_that_came_later(order: tuple[int, ...]) -> None:
+    table, holder, release = held_table()
+    tickets = [go_away(table, away=5000, hold=1000) for _ in range(3)]
+    behind, last = queue_up(table), queue_up(table)
+    [_, (number, granted)] = table.handle(holder, release, 1.0)
+    assert number == behind.id
+    assert isinstance(granted, Granted)
+    back = {ticket: table.connect() for ticket in tickets}
+    for ticket in (tickets[number] for number in order):
+        assert come_back_as(table, back[ticket], ticket, 2.0) is Status.QUEUED
+    waiters = [waiter["conn_id"] for waiter in inspected(table, last, b"k", 2.0)["waiters"]]
+    assert waiters == [*(back[ticket].id for ticket in tickets), last.id]
+
+
+def test_a_position_is_found_again_after_the_key_was_nobodys() -> None:
+    table, holder, release = held_table()
+    ticket = go_away(table, away=5000, hold=1000)
+    reply_to(table, holder, release, 1.0)
+    assert len(table) == 0
+    other = table.connect()
+    granted = reply_to(table, other, Acquire(LOCK, b"k", 1, 0, None), 2.0)
+    assert isinstance(granted, Granted)
+    late = queue_up(table, 3.0)
+    back = table.connect()
+    assert come_back_as(table, back, ticket, 4.0) is Status.QUEUED
+    assert table.handle(back, Wait(LOCK, b"k", 10), 4.0) == []
+    effects = table.handle(other, Release(LOCK, b"k", granted.token), 5.0)
+    assert answers(effects)[1:] == [(back.id, Granted)]
+    assert late.waiting is not None
+
+
+def test_a_position_is_taken_up_once() -> None:
+    table, _, _ = held_table()
+    ticket = go_away(table)
+    behind = queue_up(table)
+    first, second = table.connect(), table.connect()
+    for peer in (first, second):
+        assert come_back_as(table, peer, ticket, 1.0) is Status.QUEUED
+    order = [waiter["conn_id"] for waiter in inspected(table, first, b"k", 1.0)["waiters"]]
+    assert order == [first.id, behind.id, second.id]
+
+
+def test_a_position_is_for_its_key_alone() -> None:
+    table, _, _ = held_table()
+    ticket = go_away(table)
+    take(table, table.connect(), b"l")
+    for key in (b"l", b"free"):
+        came = come_back(table, ticket, 1.0, key)
+        assert came is Status.QUEUED if key == b"l" else isinstance(came, Enqueued)
+    semaphore = table.connect()
+    reply_to(table, semaphore, Resume(ticket), 1.0)
+    assert isinstance(reply_to(table, semaphore, Enqueue(SEMAPHORE, b"k", 1, None), 1.0), Enqueued)
+    assert [w["away"] for w in inspected(table, semaphore, b"k", 1.0)["waiters"]] == [True]
+
+
+@pytest.mark.parametrize("refused", [Acquire(LOCK, b"k", 1, 5, 9999), Enqueue(LOCK, b"k", 1, 9999)])
+def test_resume_is_for_the_next_request_only_and_a_refusal_spoils_nothing(
+    refused: Request,
+) -> None:
+    table, _, _ = held_table()
+    ticket = go_away(table)
+    behind, peer = queue_up(table), table.connect()
+    reply_to(table, peer, Resume(ticket), 1.0)
+    assert reply_to(table, peer, refused, 1.0) is Status.ERROR
+    reply_to(table, peer, Enqueue(LOCK, b"k", 1, None), 1.0)
+    back = table.connect()
+    come_back_as(table, back, ticket, 1.0)
+    order = [waiter["conn_id"] for waiter in inspected(table, peer, b"k", 1.0)["waiters"]]
+    assert order == [back.id, behind.id, peer.id]
+
+
+def test_a_full_queue_takes_back_whoever_was_in_it() -> None:
+    table, _, _ = held_table(max_waiters=2)
+    tickets = [go_away(table, away=5000, hold=0) for _ in range(3)]  # they do not fill it
+    for _ in range(2):
+        queue_up(table)
+    newcomer = table.connect()
+    assert reply_to(table, newcomer, Enqueue(LOCK, b"k", 1, None)) is Status.MAX_WAITERS
+    assert [come_back(table, ticket, 2.0) for ticket in tickets] == [Status.QUEUED] * 3
+
+
+@pytest.mark.parametrize("timeout", [0, 10])
+def test_a_position_is_taken_up_by_an_acquire_as_well(timeout: int) -> None:
+    table, holder, release = held_table()
+    tickets = [go_away(table, away=1000, hold=2000) for _ in range(2)]
+    queue_up(table)
+    peers = [table.connect(), table.connect()]
+    reply_to(table, peers[0], Resume(tickets[0]), 1.0)
+    assert table.handle(peers[0], Acquire(LOCK, b"k", 1, timeout, None), 1.0) == []
+    told = table.advance(1.0)
+    assert told == ([] if timeout else [(peers[0].id, Status.TIMEOUT)])
+    table.disconnect(peers[0], 1.0, clean=True)
+    reply_to(table, holder, release, 2.0)
+    reply_to(table, peers[1], Resume(tickets[1]), 2.0)
+    granted = reply_to(table, peers[1], Acquire(LOCK, b"k", 1, timeout, None), 2.0)
+    assert isinstance(granted, Granted)
+
+
+def test_a_position_that_was_taken_up_can_be_kept_again_under_its_name() -> None:
+    table, _, _ = held_table()
+    ticket = go_away(table)
+    peer = table.connect()
+    assert come_back_as(table, peer, ticket, 5.0) is Status.QUEUED
+    reply_to(table, peer, Reserve(1000, 1000), 5.0)
+    assert reply_to(table, peer, Wait(LOCK, b"k", 0), 5.0) == TimedOut(ticket)
+    assert come_back(table, ticket, 6.0) is Status.QUEUED
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_position_is_forgotten_some_time_after_somebody_was_expected(passed: bool) -> None:
+    table, holder, release = held_table()
+    ticket, other = go_away(table, away=5000, hold=0), go_away(table, away=5000, hold=0)
+    if passed:
+        reply_to(table, holder, release, 1.0)
+        take(table, holder, b"k", 1000)
+    until = 5.0 + RESERVED_LATE
+    back, newcomer = table.connect(), queue_up(table, until - 1)
+    assert come_back_as(table, back, ticket, until - 0.1) is Status.QUEUED
+    late = table.connect()
+    assert come_back_as(table, late, other, until) is Status.QUEUED
+    order = [waiter["conn_id"] for waiter in inspected(table, late, b"k", until)["waiters"]]
+    assert order == [back.id, newcomer.id, late.id]
+    assert (table.counts.kept, table.counts.forgotten) == (2, 1)
+
+
+def test_a_slot_is_held_no_longer_than_the_position_is_known() -> None:
+    table, holder, release = held_table()
+    go_away(table, away=0, hold=1000 * int(RESERVED_LATE))
+    behind = queue_up(table, timeout=1000)
+    reply_to(table, holder, release, RESERVED_LATE - 1)
+    assert answers(table.advance(RESERVED_LATE)) == [(behind.id, Granted)]
+    assert table.counts.forgotten == 1
+
+
+def test_nothing_is_left_of_positions_that_nobody_comes_back_to() -> None:
+    table, holder, release = held_table()
+    for hold in (0, 2000):
+        for away in (3000, 5000):
+            go_away(table, away=away, hold=hold)
+    reply_to(table, holder, release, 4.0)
+    table.disconnect(holder, 4.0, clean=True)
+    for now in (4.9, 6.9):  # a slot is held for one after another
+        table.advance(now)
+        assert len(table) == 1
+        table.advance(now + 0.1)
+    assert len(table) == 0
+    table.advance(5.0 + RESERVED_LATE)
+    assert not table._group.reserved
+    assert table.next_deadline() is None
+    assert (table.counts.waiting, table.counts.forgotten) == (0, 4)
+
+
+def test_a_kept_position_shows_who_had_it() -> None:
+    table, _, _ = held_table()
+    peer = table.connect()
+    table.handle(peer, Label(b"task 7"), 0.0)
+    reply_to(table, peer, Enqueue(LOCK, b"k", 1, None), 1.0)
+    reply_to(table, peer, Reserve(5000, 0), 1.0)
+    reply_to(table, peer, Wait(LOCK, b"k", 0), 2.0)
+    table.disconnect(peer, 2.0, clean=True)
+    other = table.connect()
+    [waiter] = inspected(table, other, b"k", 3.0)["waiters"]
+    assert waiter == {
+        "label": "task 7",
+        "owner": "",
+        "attempt": 0,
+        "group": "",
+        "conn_id": 0,
+        "waited_s": 2.0,
+        "away": True,
+        "told": False,
+    }
+
+
+def test_the_name_of_a_position_is_no_token() -> None:
+    # Who waits may not say after a crash that it was the holder.
+    before, _, _ = held_table()
+    ticket = go_away(before)
+    table, peer, _ = recovering()
+    assert reply_to(table, peer, Renew(LOCK, b"k", ticket, 30)) is Status.ERROR
+    assert reply_to(table, peer, Release(LOCK, b"k", ticket)) is Status.ERROR
