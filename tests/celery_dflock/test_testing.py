@@ -25,7 +25,8 @@ from tests.celery_dflock.test_eager import locked
 
 pytest_plugins = ["pytester"]
 
-BOUND = 60
+BOUND = 100
+"""Seconds for all tests of a user."""
 
 APP = """
 from celery import Celery
@@ -62,8 +63,9 @@ def user(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.P
     return pytester
 
 
-def run(user: pytest.Pytester, tests: str, **outcomes: int) -> str:
-    user.makepyfile(test_shop=tests)
+def run(user: pytest.Pytester, *tests: str, **outcomes: int) -> str:
+    """Run files of tests, in their order and in one process."""
+    user.makepyfile(**{f"test_shop_{number}": each for number, each in enumerate(tests)})
     result = user.runpytest_subprocess(timeout=BOUND)
     result.assert_outcomes(**outcomes)
     return result.stdout.str()
@@ -92,39 +94,88 @@ def test_public_names_are_there() -> None:
         _ = celery_dflock.LockedTasks
 
 
-def test_eager(user: pytest.Pytester) -> None:
-    run(
-        user,
-        """
-        import pytest
-        from dflockd import admin
-        from shop import app, sync, assert_locked, assert_not_locked
+EAGER = """
+import pytest
+from dflockd import admin
+from shop import app, sync, assert_locked, assert_not_locked
 
-        def test_of_the_apps_own_servers():
-            assert app.conf.get("dflock_servers") is None
+def test_of_the_apps_own_servers():
+    assert app.conf.get("dflock_servers") is None
 
-        def test_locked(dflock_app, dflockd_server):
-            assert dflock_app(app) is app
-            assert app.conf.dflock_servers == [dflockd_server.address]
-            assert sync.delay(7).get() == "account:7"
-            assert_not_locked("account:7", app)
-            assert 0 <= admin.ping(dflockd_server.address) < 5
+def test_locked(dflock_app, dflockd_server):
+    assert dflock_app(app) is app
+    assert app.conf.dflock_servers == [dflockd_server.address]
+    assert sync.delay(7).get() == "account:7"
+    assert_not_locked("account:7", app)
+    assert 0 <= admin.ping(dflockd_server.address) < 5
 
-        def test_undone():
-            assert app.conf.get("dflock_servers") is None
-            assert app.conf.get("dflock_enabled") is None
+def test_undone():
+    assert app.conf.get("dflock_servers") is None
+    assert app.conf.get("dflock_enabled") is None
 
-        def test_current_app_and_settings(dflock_app):
-            app.set_current()
-            dflock_app(dflock_key_prefix="test:")
-            assert sync.delay(8).get() == "test:account:8"
-            assert_not_locked("account:8")
+def test_current_app_and_settings(dflock_app):
+    app.set_current()
+    dflock_app(dflock_key_prefix="test:")
+    assert sync.delay(8).get() == "test:account:8"
+    assert_not_locked("account:8")
 
-        def test_undone_again():
-            assert app.conf.get("dflock_key_prefix") is None
-        """,
-        passed=5,
-    )
+def test_undone_again():
+    assert app.conf.get("dflock_key_prefix") is None
+"""
+
+OFF = """
+import pytest
+from celery_dflock import dflock
+from shop import app, sync, assert_locked, assert_not_locked
+
+@pytest.fixture(autouse=True)
+def no_locks(request):
+    if "on" not in request.node.name:
+        request.getfixturevalue("dflock_off")
+
+def test_fixture(no_locks):
+    assert sync.delay(7).get() is None
+    with dflock("account:7", app=app) as lock:
+        assert not lock.held and lock.fence is None
+        assert_not_locked("account:7", app)
+        with pytest.raises(AssertionError, match="'account:7' .* is switched off"):
+            assert_locked("account:7", app)
+
+def test_on_again(dflock_app):
+    dflock_app(app)
+    assert sync.delay(7).get() == "account:7"
+
+def test_one_app_by_setting(dflock_app):
+    dflock_app(app, dflock_enabled=False)
+    assert sync.delay(7).get() is None
+"""
+"""For one test, for a whole run, by the setting; there is no server to ask."""
+
+THE_FIXTURE_WINS = """
+import pytest
+from shop import app, sync
+
+@pytest.fixture(scope="module", autouse=True)
+def switched_off():
+    app.conf.dflock_enabled = False
+
+def test_off():
+    assert sync.delay(7).get() is None
+
+def test_on(dflock_app):
+    assert sync.delay(7).get() is None
+    dflock_app(app)
+    assert sync.delay(7).get() == "account:7"
+
+def test_off_again():
+    assert sync.delay(7).get() is None
+"""
+"""Over the setting of the app."""
+
+
+def test_eager_and_off(user: pytest.Pytester) -> None:
+    """One after the other in one process: what each has set is undone for the next."""
+    run(user, EAGER, OFF, THE_FIXTURE_WINS, passed=11)
 
 
 WORKER = """
@@ -153,17 +204,7 @@ def add_tasks(app):
 """
 
 
-def test_celerys_fixtures(user: pytest.Pytester) -> None:
-    user.makeconftest(
-        """
-        pytest_plugins = ["celery.contrib.pytest"]
-        import celery.contrib.testing.tasks
-        """
-    )
-    run(
-        user,
-        WORKER
-        + """
+CELERYS_FIXTURES = """
 @pytest.fixture(scope="session")
 def celery_config():
     return {"broker_url": "memory://", "result_backend": "cache+memory://", **FAST}
@@ -171,31 +212,23 @@ def celery_config():
 def test_with_a_worker(dflock_app, celery_app, celery_worker):
     sync, call = add_tasks(dflock_app(celery_app))
     celery_worker.reload()
-    assert sync.delay(7).get(timeout=10) == "account:7"
+    assert sync.delay(7).get(timeout=60) == "account:7"
     assert_not_locked("account:7", celery_app)
-    assert call.delay().get(timeout=10) == "called"
+    assert call.delay().get(timeout=60) == "called"
     with (
         dflock("vendor", limit=2, app=celery_app),
         dflock("vendor", limit=2, app=celery_app),
     ):
-        assert Skipped.of(call.delay().get(timeout=10)).key == "vendor"
+        assert Skipped.of(call.delay().get(timeout=60)).key == "vendor"
     assert_not_locked("vendor", celery_app)
 
 def test_without_locks(dflock_off, celery_app, celery_worker):
     sync, _ = add_tasks(celery_app)
     celery_worker.reload()
-    assert sync.delay(7).get(timeout=10) is None
-""",
-        passed=2,
-    )
+    assert sync.delay(7).get(timeout=60) is None
+"""
 
-
-def test_an_app_and_a_worker_of_the_users_own(user: pytest.Pytester) -> None:
-    """With a base class that has a __call__, as the default base of the app."""
-    run(
-        user,
-        WORKER
-        + """
+OWN_APP_AND_WORKER = """
 from celery import Celery, Task
 from celery.contrib.testing.worker import start_worker
 
@@ -241,74 +274,26 @@ def worker(dflock_app):
         yield
 
 def test_it(worker):
-    assert [r.get(timeout=10) for r in [sync.delay(n) for n in (1, 2, 1)]] == [
+    assert [r.get(timeout=60) for r in [sync.delay(n) for n in (1, 2, 1)]] == [
         "account:1", "account:2", "account:1"
     ]
     sent = stacked.delay()
-    assert sent.get(timeout=10) == [["stacked"], sent.id]
+    assert sent.get(timeout=60) == [["stacked"], sent.id]
     sent = polite.delay()
-    assert sent.get(timeout=10) == [sent.id, "politely"]
+    assert sent.get(timeout=60) == [sent.id, "politely"]
     assert_not_locked("stacked", app)
-""",
-        passed=1,
-    )
+"""
+"""With a base class that has a __call__, as the default base of the app."""
 
 
-def test_off(user: pytest.Pytester) -> None:
-    """For one test, for a whole run, by the setting; there is no server to ask."""
-    run(
-        user,
+def test_workers_of_celerys_fixtures_and_of_the_users_own(user: pytest.Pytester) -> None:
+    user.makeconftest(
         """
-        import pytest
-        from celery_dflock import dflock
-        from shop import app, sync, assert_locked, assert_not_locked
-
-        @pytest.fixture(autouse=True)
-        def no_locks(request):
-            if "on" not in request.node.name:
-                request.getfixturevalue("dflock_off")
-
-        def test_fixture(no_locks):
-            assert sync.delay(7).get() is None
-            with dflock("account:7", app=app) as lock:
-                assert not lock.held and lock.fence is None
-                assert_not_locked("account:7", app)
-                with pytest.raises(AssertionError, match="'account:7' .* is switched off"):
-                    assert_locked("account:7", app)
-
-        def test_on_again(dflock_app):
-            dflock_app(app)
-            assert sync.delay(7).get() == "account:7"
-
-        def test_one_app_by_setting(dflock_app):
-            dflock_app(app, dflock_enabled=False)
-            assert sync.delay(7).get() is None
-        """,
-        passed=3,
-    )
-
-
-def test_the_fixture_wins_over_the_setting(user: pytest.Pytester) -> None:
-    run(
-        user,
+        pytest_plugins = ["celery.contrib.pytest"]
+        import celery.contrib.testing.tasks
         """
-        from shop import app, sync
-
-        app.conf.dflock_enabled = False
-
-        def test_off():
-            assert sync.delay(7).get() is None
-
-        def test_on(dflock_app):
-            assert sync.delay(7).get() is None
-            dflock_app(app)
-            assert sync.delay(7).get() == "account:7"
-
-        def test_off_again():
-            assert sync.delay(7).get() is None
-        """,
-        passed=3,
     )
+    run(user, WORKER + CELERYS_FIXTURES, WORKER + OWN_APP_AND_WORKER, passed=3)
 
 
 def test_the_server_ends_with_the_run(user: pytest.Pytester) -> None:
