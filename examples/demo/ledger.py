@@ -1,6 +1,6 @@
 """Account balances in files, with no protection of their own.
 
-Whoever reads a balance, works, and writes back the sum overwrites what others wrote meanwhile.
+A task that reads a balance, works, and writes back the sum overwrites what others wrote meanwhile.
 """
 
 from __future__ import annotations

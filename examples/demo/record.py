@@ -34,7 +34,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Span:
-    """One run of one body. `end` is None while it runs, and for ever if it was killed."""
+    """One run of one body. `end` is None while it runs, and stays so if it was killed."""
 
     task: str
     key: str
