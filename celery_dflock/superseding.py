@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from celery import Task
@@ -65,7 +66,7 @@ def prepare(plan: Plan) -> Unavailable | None:
             lock.require_ages()
         else:
             plan.age = lock.draw_age()
-            request = plan.request
+            request, plan.header = plan.request, replace(plan.header, age=plan.age)
             request.headers = header.with_age(request.headers, plan.age, request.id)
     except errors.RemoteError as exc:
         return Unavailable(LockUnavailableError(lock.key, str(exc)), lock.server)

@@ -26,7 +26,7 @@ from celery_dflock.plan import Plan
 
 def apply(plan: Plan, it: Refusal) -> Any:
     """Do what follows; return the result of the task, or raise what tells Celery how it ends."""
-    if plan.header.redelivery and not isinstance(it, Redelivered):
+    if plan.header.redelivery and not isinstance(it, Redelivered | Superseded):
         redelivery.drop_if_ended(plan)
     match it:
         case TimedOut():
@@ -38,6 +38,8 @@ def apply(plan: Plan, it: Refusal) -> Any:
         case Redelivered():
             return redelivery.send_again(plan, it)
         case Superseded():
+            if plan.is_redelivered:  # its first delivery may have run, and was stopped
+                redelivery.look_for_result(plan)
             return superseded.skip_older(plan, it)
         case ShuttingDown():
             return shutting_down.send_elsewhere(plan, it)

@@ -35,7 +35,8 @@ def send_again(plan: Plan, it: Redelivered) -> NoReturn:
     """
     number = plan.header.redelivery + 1
     seconds = requeue.countdown(plan.task, requeue.pause(plan.options.requeue, number))
-    header = Header(plan.header.options, plan.header.unique, redelivery=number)
+    before = plan.header
+    header = Header(before.options, before.unique, redelivery=number, age=before.age)
     requeue.send_again(plan, seconds, header, it.error)
     logger.log(
         logging.WARNING if number == 1 else logging.INFO,
@@ -56,21 +57,34 @@ def drop_ended(plan: Plan) -> None:
         Ignore: it is; nothing is stored, so that the result stays as the sender knows it.
         RedeliveryRequeued: it is too early to say.
     """
-    if not plan.header.redelivery:
-        return
-    state = drop_if_ended(plan)
-    if plan.header.is_free:
+    if plan.header.redelivery:
+        state = look_for_result(plan)
         logger.warning(
             "task %s runs again: it was delivered twice, and no result (%s) says that the "
             "other run has ended",
             plan.name,
             state,
         )
-        return
+
+
+def look_for_result(plan: Plan) -> str:
+    """End this run of a redelivery if the task has its result, or look again in a moment.
+
+    Returns:
+        The state of the task, where there was no result the second time either.
+
+    Raises:
+        Ignore: it has its result; nothing is stored.
+        RedeliveryRequeued: it is too early to say.
+    """
+    state = drop_if_ended(plan)
+    if plan.header.is_free:
+        return state
     # The run may have ended this very moment: it gives its lock back, then stores its result.
     seconds = requeue.countdown(plan.task, RESULT_PAUSE)
     error = LockNotAcquiredError(plan.keys[0], "another run of this task has just ended")
-    requeue.send_again(plan, seconds, replace(plan.header, is_free=True), error)
+    number = plan.header.redelivery or 1
+    requeue.send_again(plan, seconds, replace(plan.header, redelivery=number, is_free=True), error)
     logger.info("task %s: its copy looks for a result once more", plan.name)
     raise RedeliveryRequeued
 

@@ -103,10 +103,12 @@ def test_who_does_not_get_the_lock_in_time_does_as_the_second_word_says(
 
 
 @pytest.mark.usefixtures("workers")
-def test_a_chord_does_not_hang(cluster: Cluster, key: str) -> None:
+@pytest.mark.parametrize("task", ["latest", "latest_parked", "latest_late"])
+def test_a_chord_does_not_hang(cluster: Cluster, key: str, task: str) -> None:
+    member = jobs.app.tasks[task]
     collect = jobs.collect.s(key=key)
     with cluster.lock(key):
-        header_ = group(jobs.latest.s(key=key) for _ in range(3))
+        header_ = group(member.s(key=key) for _ in range(3))
         sent = chord(header_)(collect)
     with allow_join_result():
         # One ran; those that were skipped are results as any, one that was stopped fails it.
@@ -118,7 +120,7 @@ def test_a_chord_does_not_hang(cluster: Cluster, key: str) -> None:
             how = "superseded by nobody"
     assert "superseded by" in how
 
-    first = chord([jobs.latest.s(key=key, gate=NEVER)])(collect)
+    first = chord([member.s(key=key, gate=NEVER)])(collect)
     cluster.wait(
         lambda: (
             [e for e in cluster.events(what="start", key=key) if e["kwargs"].get("gate")] or None
