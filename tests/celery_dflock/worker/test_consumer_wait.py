@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import queue
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
-from celery import Celery, Task, chain, chord
+from celery import Task, chain, chord
 from celery.result import AsyncResult
 
 from celery_dflock import Skipped
 from celery_dflock.acquire import TURN_TIMEOUT
 from celery_dflock.outcome.header import HEADER, RUN
-from dflockd.client.asking import ANSWER_PATIENCE
-from dflockd.client.pending import PendingAcquires
 from dflockd.sync_client import DistributedLock
-from examples.demo.stage import LockServer, Redis, Worker, wait_until
+from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster, node_of
-from tests.pace import Pace
-
-SLOTS = 2
-
-
-@pytest.fixture(scope="module")
-def server(cluster: Cluster) -> Iterator[LockServer]:
-    with LockServer(cluster.directory, name="parking-locks") as server:
-        yield server
+from tests.celery_dflock.worker.waiting import SLOTS, ids, keep_busy, started, turns, wait_started
 
 
 @pytest.fixture(scope="module")
@@ -40,34 +26,6 @@ def worker(cluster: Cluster) -> Iterator[Worker]:
     with cluster.worker("parking") as worker:
         cluster.wait_ready(worker)
         yield worker
-
-
-def ids(sent: list[AsyncResult]) -> list[str]:
-    return [each.id for each in sent]
-
-
-def turns(cluster: Cluster, key: str, sent: list[AsyncResult]) -> list[int]:
-    """In which order they ran: 0, 1, 2, ... is that in which they were sent."""
-    order = ids(sent)
-    return [order.index(each) for each in started(cluster, key)]
-
-
-def started(cluster: Cluster, key: str) -> list[str]:
-    return [event["id"] for event in cluster.events(what="start", key=key)]
-
-
-def wait_started(cluster: Cluster, key: str, number: int) -> None:
-    cluster.wait(lambda: len(started(cluster, key)) >= number or None, f"{number} tasks on {key}")
-
-
-def keep_busy(cluster: Cluster, worker: Worker, key: str, gate: Path) -> list[Any]:
-    """Have all slots of a worker taken until the gate is there."""
-    busy = [
-        cluster.send(jobs.plain, f"{key}-busy", gate=str(gate), queue=worker.name)
-        for _ in range(SLOTS)
-    ]
-    wait_started(cluster, f"{key}-busy", SLOTS)
-    return busy
 
 
 def prefetch_count(worker: Worker) -> int:
@@ -309,101 +267,6 @@ def assert_no_deadlock(cluster: Cluster, worker: Worker, key: str, tasks: list[T
     assert len(cluster.events(what="start", key=key)) == 16
 
 
-def test_a_worker_that_grows(cluster: Cluster, key: str, tmp_path: Path) -> None:
-    """A task that is due counts as work for the autoscaler, and has the first new process."""
-    gate = tmp_path / "gate"
-    with cluster.worker("growing", args=("--autoscale", "3,1")) as worker:
-        worker.wait_ready()
-        busy = cluster.send(jobs.plain, f"{key}-busy", gate=str(gate), queue=worker.name)
-        wait_started(cluster, f"{key}-busy", 1)
-        sent = [cluster.send(jobs.parked, key, queue=worker.name) for _ in range(3)]
-        assert [each.get(timeout=PATIENCE) for each in sent] == ids(sent)
-        gate.touch()
-        assert busy.get(timeout=PATIENCE) == busy.id
-    assert turns(cluster, key, sent) == [0, 1, 2]
-
-
-def test_processes_that_die_and_are_replaced(cluster: Cluster, key: str) -> None:
-    with cluster.worker("dying", args=("--max-tasks-per-child", "1")) as worker:
-        worker.wait_ready()
-        with cluster.lock(key):
-            sent = []
-            for number in range(1, 6):
-                then = "exit" if number == 3 else "return"
-                sent.append(cluster.send(jobs.parked, key, then=then, queue=worker.name))
-                cluster.wait_waiters(key, number)
-        for number, each in enumerate(sent, 1):
-            if number != 3:
-                assert each.get(timeout=PATIENCE) == each.id
-        wait_started(cluster, key, 5)
-        cluster.wait_free(key)
-    assert turns(cluster, key, sent) == list(range(5))
-
-
-def test_descriptors_used_up(cluster: Cluster, key: str) -> None:
-    """More wait than the worker may have files open: nobody is stuck or lost."""
-    number = 120
-    with cluster.worker("few-files", files=90) as worker:
-        worker.wait_ready()
-        with cluster.lock(key):
-            sent = [cluster.send(jobs.parked, key, queue=worker.name) for _ in range(number)]
-            cluster.wait(
-                lambda: worker.log_text().count(" received") >= 60 or None, "their arrival"
-            )
-            time.sleep(1)
-        for each in sent:
-            assert each.get(timeout=60) == each.id
-    assert sorted(started(cluster, key)) == sorted(ids(sent))
-
-
-def test_a_slow_receiver_costs_nobody_his_lock(cluster: Cluster, key: str) -> None:
-    """The thread that knows of the wait renews the locks of all tasks of the process."""
-    slow, env = 2.0, {jobs.SLOW: "2.0"}
-    with cluster.worker("slow-receiver", pool="threads", env=env) as worker:
-        worker.wait_ready()
-        other = f"{key}-short"
-        with cluster.lock(key):
-            sent = cluster.send(jobs.parked, key, queue=worker.name)
-            cluster.wait_waiters(key, 1)
-            short = cluster.send(jobs.short, other, seconds=slow + 0.5, queue=worker.name)
-            assert short.get(timeout=PATIENCE) == short.id
-        assert sent.get(timeout=PATIENCE) == sent.id
-    assert cluster.wait_event("end", short)["held"]
-    assert not cluster.events(what="lost", key=other)
-
-
-def test_who_asks_a_server_that_hangs_costs_nobody_his_lock(
-    lock_server: LockServer, key: str, tmp_path: Path
-) -> None:
-    """The thread that asks for a position renews the locks of all tasks of the process."""
-    told: queue.Queue[None] = queue.Queue()
-    kept = DistributedLock(key, 0, jobs.LONG, [lock_server.address], renew_ratio=0.2 / jobs.LONG)
-
-    def left() -> float:
-        [holder] = kept.inspect()["holders"]
-        return float(holder["lease_expires_in_s"])
-
-    with LockServer(tmp_path) as hanging, kept:
-        waiting = PendingAcquires()
-        os.kill(hanging.pid, signal.SIGSTOP)
-        waiting.join(
-            DistributedLock(key, None, 10, [hanging.address]),
-            PATIENCE,
-            told_ms=1000,
-            queued=lambda: None,
-            told=lambda: told.put(None),
-            ended=lambda _: None,
-        )
-        with Pace() as pace:
-            for _ in range(3):
-                before = left()
-                wait_until(lambda: left() > before or None, PATIENCE, lambda: "no renewal")  # noqa: B023
-        os.kill(hanging.pid, signal.SIGCONT)
-        assert pace.seconds < ANSWER_PATIENCE - 1, "it was renewed once the server was given up"
-        told.get(timeout=PATIENCE)
-        waiting.close()
-
-
 def test_eta_and_rate_limit_come_first(cluster: Cluster, worker: Worker, key: str) -> None:
     with cluster.lock(key):
         later = cluster.send(jobs.parked, key, queue=worker.name, countdown=1)
@@ -493,117 +356,6 @@ def test_an_app_can_ask_for_it_and_bound_it(cluster: Cluster, key: str) -> None:
             cluster.send(jobs.patient, key, queue=worker.name)
         cluster.wait_waiters(key, SLOTS + 3)
         assert prefetch_count(worker) == SLOTS + 3
-
-
-@pytest.mark.parametrize(
-    "how", [signal.SIGTERM, pytest.param(signal.SIGQUIT, marks=pytest.mark.soak), signal.SIGKILL]
-)
-def test_a_worker_that_ends(cluster: Cluster, key: str, how: signal.Signals) -> None:
-    """Its tasks go to another at once, in their order. After a kill Redis keeps them for a while.
-
-    One can come late: that which the worker was about to receive again, for it listens until its end.
-    """
-    queue = f"ending-{how.name}".lower()
-    held = cluster.lock(key)
-    with cluster.worker(queue) as worker, held:
-        worker.wait_ready()
-        sent = [cluster.send(jobs.parked, key, queue=queue) for _ in range(6)]
-        cluster.wait_waiters(key, 6)
-        os.kill(worker.pid, how)
-        cluster.wait_waiters(key, 0)
-        cluster.wait(lambda: not worker.running or None, "the end of the worker")
-        if how is signal.SIGKILL:
-            return
-        assert "6 tasks that waited in the consumer" in worker.log_text()
-        with cluster.worker(f"{queue}-next", queues=queue):
-            cluster.wait_waiters(key, 6)
-            assert not started(cluster, key)
-            held.release()
-            assert [each.get(timeout=PATIENCE) for each in sent] == ids(sent)
-    order = turns(cluster, key, sent)
-    assert sorted(order) == list(range(6))
-    assert any(order[:n] + order[n + 1 :] == sorted(order[:n] + order[n + 1 :]) for n in range(6))
-
-
-def test_a_broker_connection_that_breaks(cluster: Cluster, key: str, tmp_path: Path) -> None:
-    """The places are left, the messages come again, and each runs once."""
-    held = cluster.lock(key)
-    with Redis(tmp_path, name="frail") as frail, Celery(broker=frail.url) as sender:
-        env = {jobs.BROKER: frail.url}
-        with cluster.worker("cut-off", env=env) as worker, held:
-            worker.wait_ready()
-            sent = [
-                sender.send_task("parked", kwargs={"key": key}, queue="cut-off") for _ in range(4)
-            ]
-            cluster.wait_waiters(key, 4)
-            with redis.Redis(unix_socket_path=str(frail.socket)) as client:
-                client.client_kill_filter(_type="normal", skipme=True)
-            worker.wait_log("4 tasks that waited in the consumer")
-            cluster.wait_waiters(key, 4)
-            held.release()
-            wait_started(cluster, key, 4)
-            cluster.wait_free(key)
-    assert sorted(started(cluster, key)) == sorted(ids(sent))
-
-
-def test_a_worker_that_is_stopped_queues_again(cluster: Cluster, key: str) -> None:
-    """Its turn passes, and somebody else has the lock when it goes on."""
-    held, other = cluster.lock(key), cluster.lock(key, timeout=PATIENCE)
-    with cluster.worker("stopped") as worker, held:
-        worker.wait_ready()
-        sent = cluster.send(jobs.parked_lease, key, queue="stopped")
-        cluster.wait_waiters(key, 1)
-        os.kill(worker.pid, signal.SIGSTOP)
-        try:
-            held.release()
-            assert other.acquire()
-        finally:
-            os.kill(worker.pid, signal.SIGCONT)
-        cluster.wait_waiters(key, 1)
-        assert not started(cluster, key)
-        other.release()
-        assert sent.get(timeout=PATIENCE) == sent.id
-    assert started(cluster, key) == [sent.id]
-
-
-@pytest.mark.parametrize("away", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_a_lock_server_that_ends(
-    cluster: Cluster, server: LockServer, key: str, away: bool
-) -> None:
-    """Restarted, it is waited at again in the order of before. Else the tasks are sent again."""
-    held = cluster.lock(key, server)
-    name = f"restarting-{away}".lower()
-    with cluster.worker(name, servers=server.address) as worker, held:
-        worker.wait_ready()
-        sent = [cluster.send(jobs.parked, key, queue=name) for _ in range(5)]
-        cluster.wait_waiters(key, 5, server)
-        server.kill()
-        if away:
-            for each in sent:
-                cluster.wait_event("requeued", each)
-        server.start()
-        assert [each.get(timeout=PATIENCE) for each in sent] == ids(sent)
-    if not away:
-        assert turns(cluster, key, sent) == list(range(len(sent)))
-        assert not cluster.events(what="requeued", key=key)
-
-
-def test_a_copy_does_not_run_beside_its_message_or_after_it(cluster: Cluster, key: str) -> None:
-    """The message waits for longer than the broker waits for its acknowledgement."""
-    held = cluster.lock(key)
-    with (
-        cluster.worker("forgotten", env={jobs.VISIBILITY: "1"}) as worker,
-        held,
-    ):
-        worker.wait_ready()
-        sent = cluster.send(jobs.parked_late, key, queue="forgotten")
-        cluster.wait_waiters(key, 1)
-        worker.wait_log("was delivered again while it runs")
-        cluster.wait_waiters(key, 1)
-        held.release()
-        assert sent.get(timeout=PATIENCE) == sent.id
-        cluster.wait_event("deduplicated", sent)
-    assert started(cluster, key) == [sent.id]
 
 
 @pytest.mark.parametrize(
