@@ -46,11 +46,9 @@ def locks_of(plan: Plan, on_lost: Callable[[LockBase], object]) -> Locks:
     owner: Owner | AgedOwner = bound.owner_of(request)
     if plan.age:
         owner = (*owner, plan.age)
-    if plan.group is not None:
-        make = partial(make, group=plan.group, group_limit=plan.options.group_limit)
     locks = []
     for key in plan.keys:
-        locks.append(make(key, label=label, owner=owner, on_lost=on_lost))
+        locks.append(make(key, label=label, owner=owner, group=plan.group, on_lost=on_lost))
     make_all = Locks if bound.options.rate is None else RatedLocks
     return make_all(locks, plan.timeout, bound.is_cluster, partial(_tell_waiting, plan))
 

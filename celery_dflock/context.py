@@ -19,6 +19,7 @@ from celery_dflock.locks import Locks, LocksBase, lost_error
 from celery_dflock.look import Look
 from celery_dflock.options import MAX_LIMIT
 from dflockd import client, errors
+from dflockd.client import arguments
 from dflockd.rates import RateLike
 
 B = TypeVar("B", bound=LocksBase[Any])
@@ -137,13 +138,18 @@ class dflock:
         """Make the locks; whether the app wants any comes with them."""
         if self._locks is not None or self._async_locks is not None:
             raise RuntimeError(f"{self!r} is in use: make another one for this block")
+        if self._group is None:
+            arguments.checked_group(None, self._group_limit, self.key)
         app_settings = settings(self._app or current_app._get_current_object())
-        make = kind.maker(self._limit, self._ttl, app_settings, self._rate, begins=True)
+        make = kind.maker(
+            *(self._limit, self._ttl, app_settings, self._rate),
+            group_limit=self._group_limit,
+            begins=True,
+        )
         lock = make(
             keys.finish(keys.encode(self.key), app_settings.key_prefix),
             label=_label(),
             group=self._group,
-            group_limit=self._group_limit,
         )
         return kind([lock], self.timeout, app_settings.is_cluster), app_settings.enabled
 

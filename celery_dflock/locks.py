@@ -15,7 +15,7 @@ from celery_dflock.exceptions import LockLostError, LockUnavailableError
 from celery_dflock.look import Look
 from celery_dflock.worker.shutdown import shutdown
 from dflockd import errors
-from dflockd.client.lock import LockBase
+from dflockd.client.lock import LockBase, Maker
 from dflockd.rates import RateLike
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation
 
@@ -82,24 +82,27 @@ class LocksBase(Generic[L]):
         settings: Settings,
         rate: RateLike | None = None,
         *,
+        group_limit: int | None = None,
         begins: bool = False,
-    ) -> Callable[..., L]:
+    ) -> Maker[L]:
         """Return what makes the lock, or the semaphore, of a key: for tasks with that ``lock_limit``.
-
-        To be called with the key, the ``label``, and what else the client's locks take by name.
 
         Args:
             limit: holders of each key at once.
             ttl: lease in seconds.
             settings: of the app: where the servers are.
             rate: how many runs may begin in a while; ``None`` at any time.
+            group_limit: holders of each key that belong to one group; ``None`` is no limit.
             begins: whether a run begins with the grant, or is said to by `begin`.
         """
         lock_class = cls._lock_class if limit == 1 else cls._semaphore_class
-        make = lock_class.maker(limit, None, ttl, **settings.connection_options())
-        if rate is None:
-            return make
-        return lambda *args, **given: make(*args, **given).with_rate(rate, begins=begins)
+        return lock_class.maker(
+            *(limit, None, ttl),
+            rate=rate,
+            begins=begins,
+            group_limit=group_limit,
+            **settings.connection_options(),
+        )
 
     @property
     def keys(self) -> list[str]:

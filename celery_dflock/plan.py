@@ -59,7 +59,10 @@ class Bound:
         self.settings = read.settings
         self.is_locked = self.settings.enabled and not bases.is_of_celery(task)
         self.is_cluster = self.settings.is_cluster
-        self.make_lock = Locks.maker(options.limit, options.ttl, self.settings, options.rate)
+        self.make_lock = Locks.maker(
+            *(options.limit, options.ttl, self.settings, options.rate),
+            group_limit=options.group_limit,
+        )
         self.read = read
         self._queues = task.app.amqp.queues
         self._owner = runs_of(task.name, self.settings.key_prefix)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping
-from functools import partial
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from celery.app.task import Context
@@ -98,10 +97,8 @@ class Waiter:
         asks = bound.owner_of(Context(request.request_dict))
         label = label_of(task.name, request.id)
         owner = (*asks, age) if age else asks
-        make: Callable[..., DistributedLock] = bound.make_lock
-        if (group := options.group_of(task, tuple(request.args), request.kwargs)) is not None:
-            make = partial(make, group=group, group_limit=options.group_limit)
-        lock = make(names[0], label=label, owner=owner)
+        group = options.group_of(task, tuple(request.args), request.kwargs)
+        lock = bound.make_lock(names[0], label=label, owner=owner, group=group)
         return cls(request, lock, asks, options, len(names))
 
     @property

@@ -176,14 +176,23 @@ def checked_group(group: object, limit: object, key: str) -> InGroup | None:
             "use up to 256 bytes of UTF-8 without white space",
             key=key,
         )
+    check_group_limit(limit, key)
+    assert isinstance(group, str)
+    return InGroup(group.encode(), limit if isinstance(limit, int) else 0)
+
+
+def check_group_limit(limit: object, key: str) -> None:
+    """Refuse what is no number of holders of one group.
+
+    Raises:
+        InvalidArgumentError: it is none.
+    """
     if limit is not None and not _is_whole(limit, 1, MAX_LIMIT):
         raise errors.InvalidArgumentError(
             f"group_limit is {limit!r} for lock {key!r}: give a whole number from 1 to {MAX_LIMIT}, "
             "or None for no limit",
             key=key,
         )
-    assert isinstance(group, str)
-    return InGroup(group.encode(), limit if isinstance(limit, int) else 0)
 
 
 def check_tls(context: object) -> None:

@@ -6,7 +6,7 @@ import ssl
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Generic, Never, Self, TypeVar
+from typing import Any, Generic, Never, Self, TypedDict, TypeVar, Unpack
 
 from dflockd import errors
 from dflockd.address import DEFAULT_PORT, ServerLike, parse_servers
@@ -27,6 +27,18 @@ from dflockd.wire import UNLIMITED, Space
 L = TypeVar("L", bound="LockBase")
 
 DEFAULT_SERVERS: tuple[ServerLike, ...] = (("127.0.0.1", DEFAULT_PORT),)
+
+
+class Named(TypedDict, total=False):
+    """What locks take by name alone, but for a rate; see `LockBase`."""
+
+    auth_token: str | None
+    ssl_context: ssl.SSLContext | None
+    label: str
+    owner: OwnerLike | None
+    group: str | None
+    group_limit: int | None
+    on_lost: Callable[[Any], object] | None
 
 
 class LockBase:
@@ -140,11 +152,14 @@ class LockBase:
         renew_ratio: float = 0.5,
         auth_token: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
+        rate: RateLike | None = None,
+        begins: bool = True,
+        group_limit: int | None = None,
     ) -> Maker[Self]:
         """Return what makes locks that have all of this in common: it is checked here, and not again.
 
-        For programs that ask for many keys. For the arguments see the class; `limit` is for
-        semaphores.
+        For programs that ask for many keys. For the arguments see the class and, for `begins`,
+        `with_rate`; `limit` is for semaphores, and `group_limit` for the locks that name a group.
 
         Raises:
             InvalidArgumentError: an argument is out of its range.
@@ -164,6 +179,9 @@ class LockBase:
                 renew_ratio,
                 auth_token,
                 ssl_context,
+                None if rate is None else parse_rate(rate),
+                begins,
+                group_limit,
             ),
         )
 
@@ -401,7 +419,6 @@ class Maker(Generic[L]):
         label: str = "",
         owner: OwnerLike | None = None,
         group: str | None = None,
-        group_limit: int | None = None,
         on_lost: Callable[[L], object] | None = None,
     ) -> L:
         """Make a lock; for the arguments and what is raised see `LockBase`."""
@@ -414,10 +431,12 @@ class Maker(Generic[L]):
                 self._checked = function
         who = ANONYMOUS if label == "" and owner is None else _who(label, owner, key)
         target, route = sort.place(key, who)
-        if group is not None or group_limit is not None:
-            target = target._replace(group=arguments.checked_group(group, group_limit, key))
+        if group is not None:
+            target = target._replace(group=arguments.checked_group(group, sort.group_limit, key))
         lock = lock_class.__new__(lock_class)
         lock._begin(key, sort, target, route, on_lost)
+        if sort.rate is not None:
+            lock._session = RatedSession(lock._session, sort.rate, begins=sort.begins)
         return lock
 
 
@@ -501,7 +520,7 @@ class RateLimitBase(SemaphoreBase):
         servers: Sequence[ServerLike] | str = DEFAULT_SERVERS,
         sharding_strategy: ShardingStrategy = stable_hash_shard,
         renew_ratio: float = 0.5,
-        **others: Any,
+        **named: Unpack[Named],
     ) -> None:
         super().__init__(
             key,
@@ -512,5 +531,5 @@ class RateLimitBase(SemaphoreBase):
             sharding_strategy,
             renew_ratio,
             rate=rate,
-            **others,
+            **named,
         )

@@ -16,6 +16,7 @@ from dflockd.client import arguments
 from dflockd.client.introduction import ANONYMOUS, Introduction
 from dflockd.client.operations import Exchange, Target
 from dflockd.client.steps import Route
+from dflockd.rates import RunRate
 from dflockd.sharding import ShardingStrategy, server_index, stable_hash_shard
 from dflockd.wire import Space
 
@@ -39,6 +40,9 @@ class Sort:
         "_routes",
         "_space",
         "_strategy",
+        "begins",
+        "group_limit",
+        "rate",
         "renew_ratio",
         "seeds",
         "timeout",
@@ -56,17 +60,27 @@ class Sort:
         renew_ratio: float,
         auth_token: str | None,
         tls: ssl.SSLContext | None = None,
+        rate: RunRate | None = None,
+        begins: bool = True,
+        group_limit: int | None = None,
     ) -> None:
         if space is Space.SEMAPHORE:
             arguments.check_limit(limit, key)
         arguments.check_timeout(timeout, key)
         arguments.check_lease(lease, key)
         arguments.check_renew_ratio(renew_ratio, key)
+        arguments.check_group_limit(group_limit, key)
         secret = arguments.checked_secret(auth_token)
         self.seeds = servers if isinstance(servers, Seeds) else None
         """Some servers of the cluster; ``None`` without one."""
         self.timeout = timeout
         self.renew_ratio = renew_ratio
+        self.rate = rate
+        """How many runs may begin in a while; ``None`` at any time."""
+        self.begins = begins
+        """Whether a run begins with the grant."""
+        self.group_limit = group_limit
+        """How many of one group may hold a key, where a group is named."""
         if self.seeds is None:
             arguments.check_strategy(strategy, key)
         elif strategy is not stable_hash_shard:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from dflockd import client, errors, sync_client
 from dflockd.client import arguments
 from dflockd.client.lock import LockBase
-from dflockd.wire import key_problem
+from dflockd.client.rated import RatedSession
+from dflockd.wire import InGroup, Rate, key_problem
 
 keys: st.SearchStrategy[Any] = (
     st.text(st.sampled_from("abz09:{}~ \t\0\n\u00e9\u2028\udc80"), max_size=5)
@@ -130,3 +131,23 @@ def test_a_strategy_of_the_user_is_asked_and_checked_whatever_there_is_to_choose
     for make in (lock.maker(servers=servers, sharding_strategy=lambda *_: 7), None):
         with pytest.raises(errors.InvalidArgumentError, match="returned 7"):
             make("key") if make else lock("key", servers=servers, sharding_strategy=lambda *_: 7)
+
+
+def test_a_sort_has_a_rate_and_a_limit_of_groups() -> None:
+    for module in (sync_client, client):
+        kind = module.DistributedSemaphore
+        make = kind.maker(3, rate="10/m", begins=False, group_limit=2)
+        one_by_one = kind("key", 3, group="a", group_limit=2).with_rate("10/m", begins=False)
+        for lock in (make("key", group="a"), one_by_one):
+            session = lock._session
+            assert isinstance(session, RatedSession)
+            assert not session._begins
+            assert session.target.rate == Rate(10, 60_000)
+            assert session.target.group == InGroup(b"a", 2)
+        assert make("key")._session.target.group is None
+
+
+@pytest.mark.parametrize("given", [{"rate": "10/d"}, {"rate": 10}, {"group_limit": 0}])
+def test_what_a_sort_cannot_have_is_refused_before_a_lock_is_made(given: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match=f"{next(iter(given))} is "):
+        sync_client.DistributedLock.maker(**given)

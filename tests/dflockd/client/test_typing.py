@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from dflockd import client, sync_client
+from dflockd.client.lock import Named
 
 ROOT = Path(__file__).parents[3]
 
@@ -183,4 +184,6 @@ def test_the_arguments_can_be_looked_up(module: ModuleType) -> None:
     assert list(semaphore)[:2] == ["key", "limit"]
     del semaphore["limit"]
     assert semaphore == lock
+    by_name = [name for name, each in lock.items() if each.kind is each.KEYWORD_ONLY]
+    assert sorted([*Named.__annotations__, "rate"]) == sorted(by_name)
     assert not any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in lock.values())
