@@ -15,7 +15,7 @@ from dflockd import wire
 from dflockd.table import owners
 from dflockd.table.rates import Rate
 from dflockd.table.slots import Effect
-from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
+from dflockd.table.state import Ahead, Entry, Group, Hold, Peer, Waiter
 from dflockd.table.states import EXPECTED, GONE, GRANTED, PASSED, QUEUED, UNTOLD, WAITING
 from dflockd.table.superseding import Superseding
 from dflockd.wire import (
@@ -79,17 +79,14 @@ class Locking(Superseding):
                 return found
             entry = found
         owner = peer.owner
-        if owner is not None and owner.age:
-            answer = self._asked_with_age(entry, peer, owner, ticket, now, effects)
-            if not isinstance(answer, Entry):
-                return answer
-            entry = answer
         rate: Rate | None = None
-        if ahead is not None and ahead.rate is not None:
-            named = self._name_rate(entry, ahead.rate, now)
-            if not isinstance(named, Rate):
-                return named
-            rate = named
+        if ahead is not None or (owner is not None and owner.age):
+            heeded = self._heed(entry, peer, ahead, now, effects)
+            if not isinstance(heeded, Entry):
+                return heeded
+            entry = heeded
+            if ahead is not None and ahead.rate is not None:
+                rate = entry.queue().rate
         most = self._max_holds
         if ahead is not None and (waiter := self._resumed(entry, ticket)) is not None:
             if len(peer.holds) >= most or (limit > most and self._is_used_up(entry, waiter)):
@@ -172,18 +169,14 @@ class Locking(Superseding):
                 return found
             entry = found
         owner = peer.owner
-        if owner is not None and owner.age:
-            ticket = b"" if ahead is None else ahead.ticket
-            answer = self._asked_with_age(entry, peer, owner, ticket, now, effects)
-            if not isinstance(answer, Entry):
-                return answer
-            entry = answer
         rate: Rate | None = None
-        if ahead is not None and ahead.rate is not None:
-            named = self._name_rate(entry, ahead.rate, now)
-            if not isinstance(named, Rate):
-                return named
-            rate = named
+        if ahead is not None or (owner is not None and owner.age):
+            heeded = self._heed(entry, peer, ahead, now, effects)
+            if not isinstance(heeded, Entry):
+                return heeded
+            entry = heeded
+            if ahead is not None and ahead.rate is not None:
+                rate = entry.queue().rate
         waiter = None if ahead is None else self._resumed(entry, ahead.ticket)
         lost: Waiter | None = None
         if owner is not None and entry.owners is not None and waiter is None:
@@ -345,16 +338,36 @@ class Locking(Superseding):
                 return False  # a place is free, and they are about to be given it
         return queue.ahead < free
 
-    def _name_rate(self, entry: Entry, asked: wire.Rate, now: float) -> Rate | Status:
-        """Return the rate of an entry, which may be new, as it was asked last."""
+    def _heed(
+        self, entry: Entry, peer: Peer, ahead: Ahead | None, now: float, effects: list[Effect]
+    ) -> Entry | Refusal:
+        """Take in how old it is who asks for a slot, and at what rate such runs may begin.
+
+        Returns:
+            The entry, which may be new, or what to answer.
+        """
+        owner = peer.owner
+        if owner is not None and owner.age:
+            ticket = b"" if ahead is None else ahead.ticket
+            answer = self._asked_with_age(entry, peer, owner, ticket, now, effects)
+            if not isinstance(answer, Entry):
+                return answer
+            entry = answer
+        if ahead is not None and ahead.rate is not None:
+            refusal = self._name_rate(entry, ahead.rate, now)
+            if refusal is not None:
+                return refusal
+        return entry
+
+    def _name_rate(self, entry: Entry, asked: wire.Rate, now: float) -> Status | None:
+        """Let the rate of an entry, which may be new, be what was asked; or say why not."""
         refusal = self.rates.refusal(entry.group, (entry.space, entry.key), asked)
-        if refusal is not None:
-            if not (entry.holds or entry.waiters):
-                self._remove(entry)
-            return refusal
-        rate = self.rates.name(entry.group, (entry.space, entry.key), asked, now)
-        entry.queue().rate = rate
-        return rate
+        if refusal is None:
+            rate = self.rates.name(entry.group, (entry.space, entry.key), asked, now)
+            entry.queue().rate = rate
+        elif not (entry.holds or entry.waiters):
+            self._remove(entry)
+        return refusal
 
     def _has_room_for(
         self,

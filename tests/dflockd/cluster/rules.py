@@ -25,7 +25,6 @@ from dflockd.cluster.view import View
 from dflockd.shards import Delete, Get, Outcome, Put, Record, RevisionIs, ShardRecord
 from dflockd.shards.values import format_shard_value
 from dflockd.table import Effect, ShardTable, Snapshot
-from dflockd.table.rates import Rate as TableRate
 from dflockd.table.state import Entry, Group, Peer
 from dflockd.wire import Owner, Rate, Refusal, Renew, Status
 from tests.dflockd.cluster.simulation import Rules
@@ -376,7 +375,7 @@ class ForgetsRates(ShardTable):
 class LetsOneMoreBegin(ShardTable):
     """Counts to one too many in each window."""
 
-    def _name_rate(self, entry: Entry, asked: Rate, now: float) -> TableRate | Status:
+    def _name_rate(self, entry: Entry, asked: Rate, now: float) -> Status | None:
         return super()._name_rate(entry, asked._replace(runs=asked.runs + 1), now)
 
 
