@@ -1,11 +1,11 @@
 """dflockd: a small lock server with FIFO locks, leases and fences, and its clients.
 
-`dflockd.sync_client` and `dflockd.client` (asyncio) are for programs that lock, `dflockd.sharding` for
-those with several servers, ``python -m dflockd`` is the server.
+Programs take locks with `dflockd.sync_client` or `dflockd.client` (asyncio). `dflockd.sharding` spreads
+keys over several servers. ``python -m dflockd`` runs the server.
 
 Attributes:
-    compiled: whether the modules that a lock request goes through are compiled to machine code in this
-        installation; else they are Python.
+    compiled: whether the modules on the path of a lock request are compiled to machine code in this
+        installation.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -51,10 +51,10 @@ class Seeds(Servers):
 
 
 def parse_server(server: ServerLike) -> Address:
-    """Make an address of what people write.
+    """Turn a server as people write it into an address.
 
     Raises:
-        InvalidArgumentError: it cannot be one.
+        InvalidArgumentError: it is malformed.
     """
     if isinstance(server, str):
         if server.startswith(CLUSTER_PREFIX):
@@ -83,12 +83,12 @@ def parse_server(server: ServerLike) -> Address:
 
 
 def parse_servers(servers: Sequence[ServerLike] | str) -> Servers:
-    """Make addresses of a list of servers, in its order: the order decides where keys live.
+    """Turn a list of servers into addresses, in the same order: the order decides where keys live.
 
-    The text ``cluster://host:port,...`` gives `Seeds`; their order means nothing.
+    The text ``cluster://host:port,...`` gives `Seeds`, whose order does not matter.
 
     Raises:
-        InvalidArgumentError: the list is empty, names a server twice, or one of them is malformed.
+        InvalidArgumentError: the list is empty, names a server twice, or contains a malformed one.
     """
     if isinstance(servers, Servers):
         return servers
@@ -157,5 +157,5 @@ def _split(text: str) -> tuple[str, int]:
 
 def _bad(server: object) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"server {server!r} is none: write (host, port), 'host:port', '[::1]:port' or 'unix:/path'"
+        f"server {server!r} is malformed: write (host, port), 'host:port', '[::1]:port' or 'unix:/path'"
     )

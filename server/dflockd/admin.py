@@ -1,4 +1,4 @@
-"""What operators ask a server: what it holds, who holds a key, whether it answers."""
+"""Questions of operators to a server: what it holds, who holds a key, whether it answers."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def members(
     auth_token: str | None = None,
     ssl_context: ssl.SSLContext | None = None,
 ) -> list[str]:
-    """Return all servers, as ``host:port``: those of a list, or those that a cluster has now.
+    """Return all servers as ``host:port``: those of a list, or the present members of a cluster.
 
     Args:
         servers: a list, or the text ``"cluster://host:port,..."``.
-        auth_token: the servers' shared secret.
+        auth_token: the shared secret of the servers.
         ssl_context: for servers that speak TLS.
 
     Raises:
-        InvalidArgumentError: the servers or the token cannot be such.
+        InvalidArgumentError: the servers or the token are malformed.
         UnreachableError: no server of the cluster can be reached.
         RemoteError: one of them refused; the subclass says why.
     """
@@ -82,32 +82,32 @@ def members(
 def stats(
     server: ServerLike, auth_token: str | None = None, ssl_context: ssl.SSLContext | None = None
 ) -> dict[str, Any]:
-    """Ask what the server holds.
+    """Return what the server holds.
 
     Args:
         server: ``(host, port)``, ``"host:port"`` or ``"unix:/path"``.
-        auth_token: the server's shared secret.
+        auth_token: the shared secret of the server.
         ssl_context: for a server that speaks TLS.
 
     Returns:
         ``connections``, ``locks`` (each with ``key``, ``label``, ``held_s``, ``waiters`` and more)
         and ``semaphores`` (``key``, ``limit``, ``holders``, ``waiters``). A server lists some
-        thousands of keys and counts the others as ``omitted``.
+        thousands of keys and counts the rest as ``omitted``.
 
     Raises:
-        InvalidArgumentError: the server or the token cannot be one.
-        UnreachableError: nobody answered in time.
-        BadReplyError: who answered is no lock server.
-        RefusedError: it said no; the subclass says why.
+        InvalidArgumentError: the server or the token is malformed.
+        UnreachableError: no answer came in time.
+        BadReplyError: the answer is not that of a lock server.
+        RefusedError: the server refused; the subclass says why.
     """
     return _ask(_stats(str(parse_server(server))), server, auth_token, ssl_context)
 
 
 class Inquiry:
-    """Questions to one server over one connection, for those who ask again and again.
+    """Questions to one server over one connection, for programs that ask repeatedly.
 
-    Made without a word to the server; it connects when it is first asked, and again if that
-    connection breaks. Used by one thread at a time. For the arguments and errors see `stats`.
+    It connects when it is first asked, and again if that connection breaks. Use it in one thread at
+    a time. It takes the arguments of `stats` and raises the same errors.
     """
 
     def __init__(
@@ -121,25 +121,25 @@ class Inquiry:
         self._link: Link | None = None
 
     def stats(self) -> dict[str, Any]:
-        """Ask what the server holds; see `dflockd.admin.stats`."""
+        """Return what the server holds; see `dflockd.admin.stats`."""
         return self._ask(_stats(self.server))
 
     def inspect(self, key: str, *, semaphore: bool = False) -> dict[str, Any]:
-        """Ask who holds a key and who waits for it; see `DistributedLock.inspect`."""
+        """Return the holders and waiters of a key; see `DistributedLock.inspect`."""
         return self._ask(operations.inspect(_target(self.server, key, semaphore)))
 
     def find(self, text: str, *, waiters: bool = False, notes: bool = False) -> dict[str, Any]:
-        """Ask for keys, holders and waiters with a text in them; see `dflockd.admin.find`."""
+        """Search keys, holders and waiters; see `dflockd.admin.find`."""
         return self._ask(_find(self.server, text, waiters, notes))
 
     def shards(self, known: operations.ShardReport | None = None) -> operations.ShardReport:
         """Ask which server of its cluster has which shard.
 
         Returns:
-            `known` itself, if that is what it says.
+            `known` itself, if it is still true.
 
         Raises:
-            RefusedError: it is in no cluster.
+            RefusedError: the server is not in a cluster.
         """
         return self._ask(operations.shards(self.server, known))
 
@@ -158,21 +158,21 @@ class Inquiry:
 
 
 def printable(text: str) -> str:
-    r"""Return a key or a label as it can be shown in a terminal.
+    r"""Return a key or a label in a form that is safe to show in a terminal.
 
-    Both are text of anybody's choice. What would move the cursor, colour the rest of the screen or
-    turn the direction of writing is shown as an escape, such as ``\x1b``.
+    Both can contain anything. Characters that would move the cursor, colour the screen or change
+    the direction of writing become escapes such as ``\x1b``.
     """
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def is_note(key: str) -> bool:
-    """Whether a key is one that a program keeps notes under: nobody works while it is held."""
+    """Whether a program keeps notes under this key: no work runs while it is held."""
     return wire_notes.is_note(key.encode())
 
 
 def duration(seconds: float) -> str:
-    """Return a time in as few characters as it can be read in."""
+    """Return a time in a short readable form."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     if seconds < 6000:
@@ -183,9 +183,9 @@ def duration(seconds: float) -> str:
 def ping(
     server: ServerLike, auth_token: str | None = None, ssl_context: ssl.SSLContext | None = None
 ) -> float:
-    """Return the seconds that the server took to answer, on a connection made before.
+    """Return how many seconds the server took to answer, without the time to connect.
 
-    The arguments and errors are those of `stats`.
+    It takes the arguments of `stats` and raises the same errors.
     """
     return _ask(_ping(str(parse_server(server))), server, auth_token, ssl_context)
 
@@ -198,9 +198,9 @@ def inspect(
     *,
     semaphore: bool = False,
 ) -> dict[str, Any]:
-    """Ask who holds a key and who waits for it; see `DistributedLock.inspect`.
+    """Return the holders and waiters of a key; see `DistributedLock.inspect`.
 
-    The other arguments and the errors are those of `stats`.
+    It takes the other arguments of `stats` and raises the same errors.
     """
     target = _target(server, key, semaphore)
     return _ask(operations.inspect(target), server, auth_token, ssl_context)

@@ -177,7 +177,11 @@ async def _serve(settings: Settings) -> int:
         try:
             state.close(time.monotonic())
         except OSError as exc:
-            logger.error("--state-dir %s: not all is on the disk: %s", settings["state_dir"], exc)
+            logger.error(
+                "--state-dir %s: not everything was written to the disk: %s",
+                settings["state_dir"],
+                exc,
+            )
             return 1
     if not listens:
         return 1
@@ -220,7 +224,9 @@ async def _serve_shards(settings: Settings) -> int:
     timeout = settings["shutdown_timeout"] * LEAVE_SHARE or None
     has_left = await member.stop(timeout)
     if not (has_left or member.over.is_set()):
-        logger.warning("not every shard was handed over: their next servers wait for holders")
+        logger.warning(
+            "not every shard was handed over: their next servers wait for holders to renew"
+        )
     # Where shards are left nobody can renew or release here any more.
     await server.stop(None if has_left else 0)
     if http is not None:
@@ -264,7 +270,7 @@ async def _enter(
         if not is_known:
             told, said_at = type(obstacle), now
         level = logging.DEBUG if is_known else logging.WARNING
-        logger.log(level, "%s: trying again until it works", obstacle)
+        logger.log(level, "%s: retrying until it works", obstacle)
         await asyncio.sleep(AGREE_PAUSE * random.uniform(0.75, 1.25))
         try:
             obstacle = await _agree(member.node, store, settings)
@@ -423,7 +429,7 @@ async def _show(http: HttpServer, settings: Settings) -> bool:
 
 def _kept(state: StateDir | None) -> str:
     if state is None:
-        return "locks are in memory and end with this process (--state-dir keeps them)"
+        return "locks are in memory and end with this process (set --state-dir to keep them)"
     text = f"{len(state.holds)} locks restored"
     if state.recovery:
         text += (
@@ -449,7 +455,7 @@ def _on_signals(stopped: asyncio.Event) -> None:
     def stop(number: int) -> None:
         name = signal.Signals(number).name
         if stopped.is_set():
-            logger.warning("%s again: ending at once", name)
+            logger.warning("%s again: stopping at once", name)
             os._exit(128 + number)
         logger.info("%s: draining", name)
         stopped.set()

@@ -135,8 +135,8 @@ def _read_prefix(text: str) -> str:
     return text
 
 
-_PREFIX = Kind(f"the beginning of keys in etcd, such as {SERVERS_PREFIX}", _read_prefix)
-_CLUSTER = Kind("etcd://host:2379, more of them behind commas", _read_cluster)
+_PREFIX = Kind(f"a prefix of keys in etcd, such as {SERVERS_PREFIX}", _read_prefix)
+_CLUSTER = Kind("etcd://host:2379, several separated by commas", _read_cluster)
 _ADDRESS = Kind("host:port", _read_address)
 
 SETTINGS: tuple[Setting, ...] = (
@@ -154,7 +154,7 @@ SETTINGS: tuple[Setting, ...] = (
         "DFLOCKD_LEASE_SWEEP_INTERVAL_S",
         1,
         _SECONDS,
-        "Longest sleep of the expiry timer (seconds); leases end on time whatever it is",
+        "Longest sleep of the expiry timer (seconds); leases end on time in any case",
     ),
     Setting(
         "--gc-interval",
@@ -175,14 +175,14 @@ SETTINGS: tuple[Setting, ...] = (
         "DFLOCKD_MAX_LOCKS",
         1024,
         _COUNT,
-        "Maximum number of keys that are held or waited for at once",
+        "Maximum number of keys that are held or waited for",
     ),
     Setting(
         "--read-timeout",
         "DFLOCKD_READ_TIMEOUT_S",
         23,
         _SECONDS,
-        "Client read timeout inside a request (seconds); an idle client has all the time",
+        "Read timeout inside a request (seconds); an idle client never times out",
     ),
     Setting(
         "--auto-release-on-disconnect",
@@ -196,50 +196,50 @@ SETTINGS: tuple[Setting, ...] = (
         "DFLOCKD_MAX_WAITERS",
         0,
         _COUNT_OR_ANY,
-        "Maximum number of waiters of one key; 0 is no limit",
+        "Maximum number of waiters of one key; 0 for no limit",
     ),
     Setting(
         "--max-holds",
         "DFLOCKD_MAX_HOLDS",
         10_000,
         _COUNT_OR_ANY,
-        "Maximum number of locks of one connection, and of holders of one key; 0 is no limit",
+        "Maximum number of locks of one connection, and of holders of one key; 0 for no limit",
     ),
     Setting(
         "--max-rate-window",
         "DFLOCKD_MAX_RATE_WINDOW_S",
         86_400,
         _SECONDS,
-        "Maximum window of a rate, such as the minute of 10/m (seconds)",
+        "Longest window of a rate (seconds); that of 10/m is 60",
     ),
     Setting(
         "--max-rate-runs",
         "DFLOCKD_MAX_RATE_RUNS",
         1_000_000,
         _COUNT,
-        "Maximum number of runs that all rates together may allow in their windows: "
-        "each is remembered for one window",
+        "Maximum number of runs that all rates together may allow in their windows; "
+        "the server remembers each for one window",
     ),
     Setting(
         "--max-connections",
         "DFLOCKD_MAX_CONNECTIONS",
         0,
         _COUNT_OR_ANY,
-        "Maximum number of connections that are in; 0 is as many as the open files allow",
+        "Maximum number of client connections; 0 for as many as the open files allow",
     ),
     Setting(
         "--auth-timeout",
         "DFLOCKD_AUTH_TIMEOUT_S",
         10,
         _SECONDS,
-        "Time for a client to get through TLS and to send the auth token (seconds)",
+        "Time for a client to complete TLS and send the auth token (seconds)",
     ),
     Setting(
         "--write-timeout",
         "DFLOCKD_WRITE_TIMEOUT_S",
         5,
         _SECONDS_OR_NEVER,
-        "Drop a client that does not read its replies for so long (seconds); 0 never",
+        "Drop a client that does not read its replies for this long (seconds); 0 for never",
     ),
     Setting(
         "--shutdown-timeout",
@@ -260,14 +260,14 @@ SETTINGS: tuple[Setting, ...] = (
         "DFLOCKD_ORPHAN_TTL_S",
         0,
         _SECONDS_OR_NEVER,
-        "Keep the locks of a connection that was reset for so long, for a renewal (seconds)",
+        "How long the locks of a connection that was reset wait for a renewal (seconds)",
     ),
     Setting(
         "--orphan-ttl-covers",
         "DFLOCKD_ORPHAN_TTL_COVERS",
         "reset",
         _choice("reset", "all"),
-        "Whose locks --orphan-ttl keeps: of connections that were reset, or of all that end",
+        "Which locks --orphan-ttl keeps: those of connections that were reset, or of all that end",
     ),
     Setting("--tls-cert", "DFLOCKD_TLS_CERT", None, _FILE, "TLS certificate chain (PEM)"),
     Setting("--tls-key", "DFLOCKD_TLS_KEY", None, _FILE, "TLS private key (PEM)"),
@@ -276,14 +276,14 @@ SETTINGS: tuple[Setting, ...] = (
         "DFLOCKD_TLS_CLIENT_CA",
         None,
         _FILE,
-        "Demand client certificates signed by one of these authorities (PEM)",
+        "Require client certificates signed by one of these authorities (PEM)",
     ),
     Setting(
         "--auth-token",
         "DFLOCKD_AUTH_TOKEN",
         None,
         _text(f"one line of up to {MAX_SECRET} bytes"),
-        "Shared secret that clients must send; the process list shows it: prefer the file",
+        "Shared secret that clients must send; the process list shows it: prefer --auth-token-file",
         secret=True,
     ),
     Setting(
@@ -291,21 +291,21 @@ SETTINGS: tuple[Setting, ...] = (
         "DFLOCKD_AUTH_TOKEN_FILE",
         None,
         _FILE,
-        "File with the shared secret in its one line",
+        "File that contains the shared secret in one line",
     ),
     Setting(
         "--state-dir",
         "DFLOCKD_STATE_DIR",
         None,
         _text("the path of a directory"),
-        "Keep what is held in this directory, so that a restart loses no lock",
+        "Store the held locks in this directory, so that a restart loses none",
     ),
     Setting(
         "--state-recover",
         "DFLOCKD_STATE_RECOVER",
         False,
         _SWITCH,
-        "If the state directory is damaged, wait for clients to renew what they hold instead of "
+        "If the state directory is damaged, wait for clients to renew their locks instead of "
         "refusing to start",
     ),
     Setting(
@@ -313,65 +313,67 @@ SETTINGS: tuple[Setting, ...] = (
         "DFLOCKD_CLUSTER",
         None,
         _CLUSTER,
-        "Share the keys with other servers, over the etcd that all of them use",
+        "Form a cluster with the other servers that use this etcd",
     ),
     Setting(
         "--advertise",
         "DFLOCKD_ADVERTISE",
         None,
         _ADDRESS,
-        "Where clients of the cluster reach this server",
+        "Address at which clients of the cluster reach this server",
     ),
     Setting(
         "--advertise-check",
         "DFLOCKD_ADVERTISE_CHECK",
         "strict",
         _choice("strict", "warn", "off"),
-        "Whether the server looks if it is reached at --advertise: before it joins the cluster, and "
-        "now and then (strict); it joins anyway, and says so (warn); not at all (off)",
+        "Check that --advertise leads to this server, before it joins the cluster and from time to "
+        "time: join only if it does (strict), join anyway and log a warning (warn), do not check (off)",
     ),
     Setting(
         "--cluster-ca",
         "DFLOCKD_CLUSTER_CA",
         None,
         _FILE,
-        "Speak TLS with etcd, whose certificate one of these authorities has signed (PEM)",
+        "Speak TLS with etcd, whose certificate one of these authorities signed (PEM)",
     ),
     Setting(
         "--cluster-cert",
         "DFLOCKD_CLUSTER_CERT",
         None,
         _FILE,
-        "Certificate to show to etcd (PEM)",
+        "Client certificate for etcd (PEM)",
     ),
-    Setting("--cluster-key", "DFLOCKD_CLUSTER_KEY", None, _FILE, "Its private key (PEM)"),
+    Setting(
+        "--cluster-key", "DFLOCKD_CLUSTER_KEY", None, _FILE, "Private key of --cluster-cert (PEM)"
+    ),
     Setting(
         "--cluster-user",
         "DFLOCKD_CLUSTER_USER",
         None,
         _text("the name of a user"),
-        "As whom to ask etcd, where it has users",
+        "User name for an etcd with users",
     ),
     Setting(
         "--cluster-password-file",
         "DFLOCKD_CLUSTER_PASSWORD_FILE",
         None,
         _FILE,
-        "File with that user's password in its one line",
+        "File that contains the password of --cluster-user in one line",
     ),
     Setting(
         "--cluster-prefix",
         "DFLOCKD_CLUSTER_PREFIX",
         SERVERS_PREFIX,
         _PREFIX,
-        "What the keys of the cluster in etcd begin with",
+        "Prefix of the cluster's keys in etcd",
     ),
     Setting(
         "--cluster-serving-lease",
         "DFLOCKD_CLUSTER_SERVING_LEASE_S",
         SERVING_LEASE,
         _number(2, 3600),
-        "How long a server of a cluster goes on without etcd, before the others take over (seconds)",
+        "How long a server of a cluster continues without etcd before the others take over (seconds)",
         former=("--cluster-promise", "DFLOCKD_CLUSTER_PROMISE_S"),
     ),
     Setting(
@@ -379,50 +381,50 @@ SETTINGS: tuple[Setting, ...] = (
         "DFLOCKD_CLUSTER_MAX_LEASE_TTL_S",
         MAX_LEASE,
         _SECONDS,
-        "Longest lease of a lock in a cluster, detached ones aside (seconds): so long, and a serving "
-        "lease, nothing is granted in the shards of a server that has crashed",
+        "Longest lease of a lock in a cluster, except detached ones (seconds). After a crash the "
+        "shards of that server grant nothing for this time and one serving lease",
     ),
     Setting(
         "--cluster-rebalance",
         "DFLOCKD_CLUSTER_REBALANCE",
         False,
         _SWITCH,
-        "Move shards by itself until all servers have about equally many",
+        "Move shards automatically until all servers have about equally many",
     ),
     Setting(
         "--unix-socket",
         "DFLOCKD_UNIX_SOCKET",
         None,
         _text("the path of a socket"),
-        "Unix socket to listen on as well",
+        "Unix socket to listen on in addition",
     ),
     Setting(
         "--unix-socket-mode",
         "DFLOCKD_UNIX_SOCKET_MODE",
         None,
         _MODE,
-        "Permissions of the unix socket, that is who may connect; by default what the umask leaves",
+        "Permissions of the unix socket: who may connect; by default the umask decides",
     ),
     Setting(
         "--http-host",
         "DFLOCKD_HTTP_HOST",
         "127.0.0.1",
         _text("a host name or address"),
-        "Bind address of health, metrics and the live page",
+        "Bind address for health checks, metrics and the live page",
     ),
     Setting(
         "--http-port",
         "DFLOCKD_HTTP_PORT",
         None,
         _number(0, 65535),
-        "Port of health, metrics and the live page; without it there are none",
+        "Port for health checks, metrics and the live page; without it there are none",
     ),
     Setting(
         "--log-level",
         "DFLOCKD_LOG_LEVEL",
         "INFO",
         _choice("DEBUG", "INFO", "WARNING", "ERROR"),
-        "Least severe messages to log",
+        "Lowest severity to log",
     ),
 )
 
@@ -534,12 +536,12 @@ def load(arguments: Sequence[str], environ: Mapping[str, str], version: str) -> 
     secret = _secret(values)
     if secret is None and values["tls_client_ca"] is None and not _is_loopback(values["host"]):
         warnings.append(
-            f"anybody who reaches {values['host']} can take and release locks: "
+            f"anyone who can reach {values['host']} can take and release locks: "
             "set --auth-token-file, or --host 127.0.0.1"
         )
     if secret is None and values["http_port"] is not None and not _is_loopback(values["http_host"]):
         warnings.append(
-            f"anybody who reaches {values['http_host']} can see who holds what: "
+            f"anyone who can reach {values['http_host']} can see who holds which lock: "
             "set --auth-token-file, or --http-host 127.0.0.1"
         )
     tls = _tls(values)

@@ -1,17 +1,17 @@
-"""What can go wrong, as one tree.
+"""The errors of this package, as one tree.
 
 ::
 
     DflockdError
-    ├── LocalError               the caller's doing; nothing was sent
+    ├── LocalError               the call was wrong; nothing was sent
     │   ├── InvalidKeyError          (ValueError)
     │   ├── InvalidArgumentError     (ValueError)
     │   ├── AlreadyHeldError         (RuntimeError)
     │   └── NotEnqueuedError         (RuntimeError)
-    ├── RemoteError              the server's, or the network's
+    ├── RemoteError              the server or the network failed
     │   ├── UnreachableError         (ConnectionError) no connection, or it broke
-    │   ├── BadReplyError            no lock server is talking
-    │   └── RefusedError             it said no
+    │   ├── BadReplyError            the answer is not that of a lock server
+    │   └── RefusedError             the server refused
     │       ├── AuthRefusedError     (PermissionError)
     │       ├── MaxLocksError
     │       ├── MaxWaitersError
@@ -21,15 +21,16 @@
     │       ├── OwnerConflictError
     │       ├── SupersededError
     │       ├── UnsupportedError
+    │       ├── GroupsUnsupportedError
     │       ├── LeaseExpiredError
     │       ├── DrainingError
     │       ├── RecoveringError
     │       └── MovedError
-    ├── LockTimeoutError         (TimeoutError) ``with`` was not granted the lock in time
-    ├── LockLostError            ``check()``: the lock is not held, or not any more
+    ├── LockTimeoutError         (TimeoutError) ``with`` did not get the lock in time
+    ├── LockLostError            ``check()``: the lock is not held, or no longer held
     └── AcquireCancelledError    another thread called ``cancel()``
 
-Every error is one line that names the key and the server, has them as attributes, and survives
+Every error is one line that names the key and the server. It has both as attributes and survives
 pickling, so that it can cross processes.
 """
 
@@ -42,8 +43,8 @@ class DflockdError(Exception):
     """Root of the errors of this package.
 
     Attributes:
-        key: the lock concerned, where there is one.
-        server: the server concerned as ``host:port``, where there is one.
+        key: the key of the lock, or ``None``.
+        server: the server as ``host:port``, or ``None``.
     """
 
     def __init__(self, message: str, *, key: str | None = None, server: str | None = None) -> None:
@@ -63,23 +64,23 @@ def _restore(
 
 
 class LocalError(DflockdError):
-    """The call was wrong; nothing was sent and nothing has changed."""
+    """The call was wrong. Nothing was sent and nothing has changed."""
 
 
 class InvalidKeyError(LocalError, ValueError):
-    """The key cannot be sent: empty, too long, or with white space in it."""
+    """The key cannot be sent: it is empty, too long or contains white space."""
 
 
 class InvalidArgumentError(LocalError, ValueError):
-    """An argument is out of its range, or a sharding strategy returned no server's index."""
+    """An argument is out of range, or a sharding strategy did not return the index of a server."""
 
 
 class AlreadyHeldError(LocalError, RuntimeError):
-    """This lock object holds the lock, or waits for it, already. Locks are not re-entrant."""
+    """This lock object already holds the lock or waits for it. Locks are not re-entrant."""
 
 
 class NotEnqueuedError(LocalError, RuntimeError):
-    """``wait()`` without a place in the queue: call ``enqueue()`` first."""
+    """``wait()`` was called without a position in the queue: call ``enqueue()`` first."""
 
 
 class RemoteError(DflockdError):
@@ -87,35 +88,35 @@ class RemoteError(DflockdError):
 
 
 class UnreachableError(RemoteError, ConnectionError):
-    """No connection to the server, or it broke before the reply, or none came in time."""
+    """There is no connection to the server, it broke before the reply, or no reply came in time."""
 
 
 class BadReplyError(RemoteError):
-    """What came back is no reply of a lock server."""
+    """The answer is not that of a lock server."""
 
 
 class RefusedError(RemoteError):
-    """The server answered that it will not."""
+    """The server refused the request."""
 
 
 class AuthRefusedError(RefusedError, PermissionError):
-    """The server wants an auth token, or another one."""
+    """The server requires an auth token, or a different one."""
 
 
 class MaxLocksError(RefusedError):
-    """The server has as many keys as it may."""
+    """The server has reached its limit of keys (``--max-locks``)."""
 
 
 class MaxWaitersError(RefusedError):
-    """The key has as many waiters as it may."""
+    """The key has reached its limit of waiters (``--max-waiters``)."""
 
 
 class MaxHoldsError(RefusedError):
-    """This connection holds or waits for as much as it may, or the key has as many holders."""
+    """This connection or the holders of the key have reached ``--max-holds``."""
 
 
 class MaxRatesError(RefusedError):
-    """The rates that the server knows allow as many runs as it may have to remember."""
+    """All rates together have reached the runs that the server remembers (``--max-rate-runs``)."""
 
 
 class LimitMismatchError(RefusedError):
@@ -123,11 +124,11 @@ class LimitMismatchError(RefusedError):
 
 
 class OwnerConflictError(RefusedError):
-    """The owner of the connection holds the lock or waits for it already, with that attempt or a later.
+    """The same owner already holds the lock or waits for it, with this attempt or a later one.
 
     Attributes:
         state: ``"held"`` or ``"waiting"``.
-        attempt: the attempt that is there.
+        attempt: the number of that attempt.
     """
 
     def __init__(
@@ -139,10 +140,10 @@ class OwnerConflictError(RefusedError):
 
 
 class SupersededError(RefusedError):
-    """A newer owner has asked for the lock: the newest wins.
+    """A newer owner has asked for the lock, and the newest wins.
 
     Attributes:
-        by: who that is, as people see it; empty if that is not known.
+        by: the label of the newer owner; empty if it is not known.
     """
 
     def __init__(self, message: str, *, by: str = "", **about: str | None) -> None:
@@ -151,7 +152,7 @@ class SupersededError(RefusedError):
 
 
 class UnsupportedError(RefusedError):
-    """The server is too old for what was asked of it."""
+    """The server is too old for this request."""
 
 
 IN_ORDER = (OwnerConflictError, SupersededError)
@@ -159,11 +160,11 @@ IN_ORDER = (OwnerConflictError, SupersededError)
 
 
 class GroupsUnsupportedError(RefusedError):
-    """The server is too old to let groups take turns."""
+    """The server is too old for groups."""
 
 
 class LeaseExpiredError(RefusedError):
-    """The lease ended before the grant could be taken up."""
+    """The lease ended before the grant was taken up."""
 
 
 class DrainingError(RefusedError):
@@ -171,12 +172,12 @@ class DrainingError(RefusedError):
 
 
 class RecoveringError(RefusedError):
-    """Not now: the server gives holders that it may not know time to renew before it grants again.
+    """The server grants nothing yet: holders from before its restart get time to renew first.
 
-    Or the key is being handed from one server of a cluster to another.
+    Also raised while the key is handed over from one server of a cluster to another.
 
     Attributes:
-        retry_s: seconds after which it is worth asking the same server again.
+        retry_s: seconds after which to ask the same server again.
     """
 
     def __init__(self, message: str, *, retry_s: float = 0.0, **about: str | None) -> None:
@@ -188,10 +189,10 @@ class MovedError(RefusedError):
     """Another server of the cluster is in charge of the key.
 
     Attributes:
-        shard: the key's.
-        epoch: it grows each time that the shard gets another server.
+        shard: the shard of the key.
+        epoch: a number that grows each time the shard moves to another server.
         to: that server, as ``host:port``.
-        place: names the place in the queue that a waiter had, to be taken up there; or empty.
+        place: the ticket of the position that a waiter had, to be taken up there; or empty.
     """
 
     def __init__(
@@ -212,12 +213,12 @@ class MovedError(RefusedError):
 
 
 class LockTimeoutError(DflockdError, TimeoutError):
-    """The lock was not granted within the time given to ``with``."""
+    """``with`` did not get the lock within ``acquire_timeout_s``."""
 
 
 class LockLostError(DflockdError):
-    """The lock is not held: it was lost, or never granted, or this caller cannot wait for certainty."""
+    """The lock is lost or was never granted, or this thread cannot wait until it is certain."""
 
 
 class AcquireCancelledError(DflockdError):
-    """``cancel()`` was called while the lock was waited for."""
+    """``cancel()`` was called during the wait for the lock."""

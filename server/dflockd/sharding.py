@@ -15,17 +15,17 @@ ShardingStrategy: TypeAlias = Callable[[str, int], int]
 def stable_hash_shard(key: str, num_servers: int) -> int:
     """Return the CRC-32 of the key modulo the number of servers.
 
-    The same in every process and on every machine, and in every published dflockd client, unlike
-    Python's ``hash``.
+    Unlike Python's ``hash``, it is the same in every process, on every machine and in every published
+    dflockd client.
     """
     return zlib.crc32(key.encode("utf-8")) % num_servers
 
 
 def server_index(strategy: ShardingStrategy, key: str, num_servers: int) -> int:
-    """Ask `strategy` for the server of `key`, and check what it says.
+    """Ask `strategy` for the server of `key`, and check the answer.
 
     Raises:
-        InvalidArgumentError: not an index: a key must never end up on a server by accident.
+        InvalidArgumentError: it is not an index; a key must never reach a server by accident.
     """
     index = strategy(key, num_servers)
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < num_servers:

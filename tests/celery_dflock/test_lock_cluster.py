@@ -91,7 +91,7 @@ def test_where_the_servers_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "cluster://a:1",
             {"dflock_sharding_strategy": "tests.celery_dflock.test_lock_cluster.seeds"},
-            "dflock_sharding_strategy is set with dflock_servers cluster://a:1: leave it out",
+            "dflock_sharding_strategy is set with dflock_servers cluster://a:1: remove it",
         ),
     ],
 )

@@ -130,5 +130,5 @@ def test_an_older_server_cannot_find(answer: tuple[object, ...]) -> None:
     finally:
         scripted.stop()
     assert str(refused.value) == (
-        f"server {scripted}: the server is too old to look for a text: upgrade it"
+        f"server {scripted}: the server is too old for searches: upgrade it"
     )

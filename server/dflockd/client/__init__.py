@@ -1,4 +1,4 @@
-"""Locks for asyncio code. The same as in `dflockd.sync_client`, with ``await``."""
+"""Locks for asyncio code: the API of `dflockd.sync_client`, with ``await``."""
 
 from __future__ import annotations
 

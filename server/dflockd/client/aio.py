@@ -46,13 +46,13 @@ logger = logging.getLogger("dflockd.client")
 
 
 class DistributedLock(LockBase):
-    """A lock that one holder has at a time, first come, first served.
+    """A lock with one holder at a time, first come, first served.
 
-    Use it with ``async with``, or `acquire` and `release` it. While it is held a thread of this
-    process renews its lease, so that a busy event loop does not lose it. A cancelled `acquire` leaves
-    nothing behind: neither a position in the queue nor a lock. It is not re-entrant. One object is
-    for one owner at a time; others get an `AlreadyHeldError`. It may be released in another event
-    loop than that in which it was acquired.
+    Use ``async with``, or call `acquire` and `release`. A thread of this process renews the lease
+    while the lock is held, so that a busy event loop does not lose it. A cancelled `acquire` leaves
+    neither a position nor a lock behind. Locks are not re-entrant. Each object serves one owner at a
+    time; others get an `AlreadyHeldError`. You may release a lock in another event loop than the one
+    that acquired it.
 
     The methods are those of `dflockd.sync_client.DistributedLock`, which says more about each. For
     the arguments see `dflockd.client.lock.LockBase`.
@@ -61,12 +61,12 @@ class DistributedLock(LockBase):
     _may_have_async_callback = True
 
     async def acquire(self) -> bool:
-        """Wait up to `acquire_timeout_s` for the lock; ``False`` if somebody else holds it so long.
+        """Wait up to `acquire_timeout_s` for the lock. Return ``False`` if it is not granted in time.
 
         Raises:
-            AlreadyHeldError: this object holds the lock or waits for it, whoever called it.
-            UnreachableError: no server there, or it does not answer.
-            RefusedError: the server said no; the subclass says why.
+            AlreadyHeldError: this object already holds the lock or waits for it.
+            UnreachableError: there is no server, or it does not answer.
+            RefusedError: the server refused; the subclass says why.
         """
         session, timeout = self._session, self.acquire_timeout_s
         claim = object()
@@ -86,12 +86,12 @@ class DistributedLock(LockBase):
         """Take a position in the queue without waiting: ``"acquired"`` or ``"queued"``.
 
         Args:
-            ticket: what a `wait` with a `Reservation` has left.
+            ticket: the ticket of a position that a `wait` with a `Reservation` has left.
             place: the name of `ticket` before 0.2.
 
         Raises:
-            InvalidArgumentError: the ticket can be none.
-            RemoteError: as with `acquire`; `acquire_timeout_s` bounds this as well.
+            InvalidArgumentError: the ticket is malformed.
+            RemoteError: as for `acquire`; `acquire_timeout_s` bounds this call as well.
         """
         claim = object()
         try:
@@ -108,19 +108,19 @@ class DistributedLock(LockBase):
         *,
         keep: Reservation | None = None,
     ) -> bool:
-        """Wait up to `timeout_s` (default `acquire_timeout_s`) for the position of `enqueue`.
+        """Wait up to `timeout_s` (default `acquire_timeout_s`) for the grant of an enqueued position.
 
         Args:
             timeout_s: seconds; rounded up to whole ones with a reservation.
-            reservation: keep the position, under the `ticket` that this lock has then, if it is not
-                served in time.
+            reservation: keep the position if the wait returns ``False``. The lock then has a
+                `ticket` for `enqueue`.
             keep: the name of `reservation` before 0.2.
 
         Raises:
-            InvalidArgumentError: a time is no number of seconds from 0.
+            InvalidArgumentError: a time is not a number of seconds, 0 or more.
             NotEnqueuedError: there is no position.
-            LeaseExpiredError: the lock was granted and its lease has ended since.
-            RemoteError: as with `acquire`.
+            LeaseExpiredError: the lock was granted, but its lease has ended since.
+            RemoteError: as for `acquire`.
         """
         session = self._session
         claim = None, session.waiter
@@ -136,7 +136,7 @@ class DistributedLock(LockBase):
             raise
 
     async def check(self) -> None:
-        """Return if the lock is certainly held; in doubt, wait for its end.
+        """Return if the lock is certainly held. In doubt, wait until it is certain again.
 
         Raises:
             LockLostError: it is lost, or was never acquired.
@@ -144,22 +144,22 @@ class DistributedLock(LockBase):
         await _run(self._session.check())
 
     async def renew(self, lease_ttl_s: int | None = None) -> bool:
-        """Start the lease anew now, with `lease_ttl_s` (default: as granted); ``False`` if it is lost.
+        """Renew the lease now, for `lease_ttl_s` (default: as granted). Return ``False`` if it is lost.
 
         Raises:
-            InvalidArgumentError: the lease is no whole number of seconds from 1.
+            InvalidArgumentError: the lease is not a whole number of seconds, 1 or more.
             RemoteError: the server could not be asked; the lock ends with the connection.
         """
         return await _run(self._renewing(lease_ttl_s))
 
     async def detach(self, lease_ttl_s: int | None = None) -> str | None:
-        """Let the lock stay held for `lease_ttl_s` (default: as granted), and have it no more.
+        """Keep the lock held for `lease_ttl_s` (default: as granted) and let go of it here.
 
         Returns:
-            The token, for `adopt`, or ``None`` if it was not this object's any more.
+            The token, for `adopt`, or ``None`` if this object no longer had the lock.
 
         Raises:
-            InvalidArgumentError: the lease is no whole number of seconds from 1.
+            InvalidArgumentError: the lease is not a whole number of seconds, 1 or more.
             RemoteError: the server could not be asked; the lock ends with the connection.
         """
         session = self._session
@@ -173,11 +173,11 @@ class DistributedLock(LockBase):
             raise
 
     async def adopt(self, token: str) -> bool:
-        """Take over a lock that is held, by its token; ``False`` if it is held no more.
+        """Take over a lock that is held, by its token. Return ``False`` if it is no longer held.
 
         Raises:
             AlreadyHeldError: this object holds the lock or waits for it.
-            InvalidArgumentError: it is no token.
+            InvalidArgumentError: the token is malformed.
             RemoteError: the server could not be asked or refused.
         """
         claim = object()
@@ -188,9 +188,10 @@ class DistributedLock(LockBase):
             raise
 
     async def release(self) -> bool:
-        """Give the lock back, or the position; ``False`` if it was not held any more.
+        """Release the lock, or leave the queue. Return ``False`` if the lock was no longer held.
 
-        A failure to reach the server is logged, not raised, and tried again in the background.
+        If the server cannot be reached, this logs a warning, does not raise, and tries again in the
+        background.
         """
         session = self._session
         claim = session.lease, session.waiter
@@ -208,9 +209,9 @@ class DistributedLock(LockBase):
             raise
 
     async def give_back(self) -> bool:
-        """Give the lock back as `release` does, for a run that has not begun and never will.
+        """Release the lock for a run that never began, so that it takes no place of its rate.
 
-        So it takes no place of its rate. See `begin`.
+        See `begin`.
         """
         session = self._session
         claim = session.lease, session.waiter
@@ -255,26 +256,26 @@ class DistributedLock(LockBase):
         await _run(self._session.require_ages())
 
     async def inspect(self) -> dict[str, Any]:
-        """Ask the server who holds the key and who waits for it.
+        """Return the holders and waiters of the key.
 
         Raises:
-            RemoteError: the server could not be asked, or is too old to know.
+            RemoteError: the server could not be asked, or is too old to answer.
         """
         return await _run(self._inspecting())
 
     async def evict(self, fence: int) -> bool:
-        """End the hold with this fence without its token; ``False`` if it has ended already.
+        """End the hold with this fence, without its token. Return ``False`` if it has ended already.
 
         Raises:
-            RemoteError: the server could not be asked, or is too old to know.
+            RemoteError: the server could not be asked, or is too old for this.
         """
         return await _run(self._evicting(fence))
 
     async def __aenter__(self) -> Self:
-        """Acquire.
+        """Acquire the lock.
 
         Raises:
-            LockTimeoutError: not granted within `acquire_timeout_s`.
+            LockTimeoutError: it was not granted within `acquire_timeout_s`.
         """
         if not await self.acquire():
             raise self._timed_out()
@@ -286,7 +287,7 @@ class DistributedLock(LockBase):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Release."""
+        """Release the lock."""
         await self.release()
 
     @staticmethod
@@ -305,19 +306,19 @@ class DistributedLock(LockBase):
 
 
 class DistributedSemaphore(SemaphoreBase, DistributedLock):
-    """A lock that up to `limit` holders have at a time, first come, first served.
+    """A lock with up to `limit` holders at a time, first come, first served.
 
     For the other arguments see `dflockd.client.lock.LockBase`.
     """
 
 
 class RateLimit(RateLimitBase, DistributedSemaphore):
-    """Something of which so many runs may begin in a while, first come, first served.
+    """Limits how many runs may begin in a window of time, first come, first served.
 
         async with RateLimit("vendor-api", "10/m", servers=servers): ...
 
-    Over all processes, exactly, by the clock of the server: in no window of a minute, wherever it
-    begins, more than ten. Runs may be longer than that, and any number of them go on at once.
+    The limit is exact over all processes, by the clock of the server: no window of a minute, wherever
+    it begins, has more than ten. Runs may last longer than that, and any number of them may overlap.
 
     For the other arguments see `dflockd.client.lock.LockBase`.
     """

@@ -31,12 +31,12 @@ _is_owner = re.compile(rf"[!-~]{{1,{MAX_OWNER}}}").fullmatch
 
 
 class Reservation(NamedTuple):
-    """That a position in the queue is to be kept after a wait that ends without a grant.
+    """Keeps a position in the queue after a wait that ends without a grant.
 
-    Somebody takes it up later, here or in another process: `enqueue` with its ticket. It is ahead of
-    all who came later, whenever that is. If its turn comes before, others have theirs; but about the
-    time at which it is expected a slot is held for it. It is forgotten a minute after that time, and
-    when a server without a cluster ends.
+    `enqueue` with its ticket takes the position up later, in this process or another. Whenever that
+    is, it is ahead of all who came later. If its turn comes earlier, others go first, but around the
+    expected time a slot is held for it. It is forgotten a minute after that time, and when a server
+    without a cluster ends.
     """
 
     away_s: float
@@ -71,33 +71,33 @@ def check_key(key: object) -> None:
 
 
 def check_timeout(seconds: object, key: str, name: str = "acquire_timeout_s") -> None:
-    """Refuse a time to wait that is no number of seconds from 0.
+    """Refuse a time to wait that is not a number of seconds, 0 or more.
 
     Raises:
-        InvalidArgumentError: it is none.
+        InvalidArgumentError: it is not.
     """
     if seconds is None:
         return
     # The comparison is false for a NaN as well.
     if not _is_number(seconds) or not 0 <= seconds <= MAX_SECONDS:
         raise errors.InvalidArgumentError(
-            f"{name} is {seconds!r} for lock {key!r}: give seconds from 0, "
+            f"{name} is {seconds!r} for lock {key!r}: give seconds, 0 or more, "
             "or None to wait for ever",
             key=key,
         )
 
 
 def check_lease(seconds: object, key: str) -> None:
-    """Refuse a lease that is no whole number of seconds from 1.
+    """Refuse a lease that is not a whole number of seconds, 1 or more.
 
     Raises:
-        InvalidArgumentError: it is none.
+        InvalidArgumentError: it is not.
     """
     if seconds is None:
         return
     if not _is_whole(seconds, 1, MAX_SECONDS):
         raise errors.InvalidArgumentError(
-            f"lease_ttl_s is {seconds!r} for lock {key!r}: give whole seconds from 1, "
+            f"lease_ttl_s is {seconds!r} for lock {key!r}: give whole seconds, 1 or more, "
             "or None for the server's default",
             key=key,
         )
@@ -162,7 +162,8 @@ def checked_group(group: object, limit: object, key: str) -> InGroup | None:
     if group is None:
         if limit is not None:
             raise errors.InvalidArgumentError(
-                f"group_limit is {limit!r} for lock {key!r}, which has no group: give a group, too",
+                f"group_limit is {limit!r} for lock {key!r}, which has no group: "
+                "give a group too, or remove it",
                 key=key,
             )
         return None
@@ -226,7 +227,7 @@ def check_callback(on_lost: object, key: str, *, may_be_async: bool) -> None:
     if inspect.iscoroutinefunction(on_lost) or inspect.iscoroutinefunction(called):
         raise errors.InvalidArgumentError(
             f"on_lost of lock {key!r} is a coroutine function, which nobody would await: "
-            "give a plain one, or use dflockd.client",
+            "give a plain function, or use dflockd.client",
             key=key,
         )
 
@@ -246,7 +247,7 @@ def check_token(token: object, key: str) -> bytes:
     """Return a token as it is sent.
 
     Raises:
-        InvalidArgumentError: it can be none; the text does not show it.
+        InvalidArgumentError: it is malformed; the message does not show it.
     """
     return check_name(token, key, "token", "detach() returned")
 
@@ -260,7 +261,7 @@ def check_name(name: object, key: str, what: str, source: str) -> bytes:
     sent = name.encode("ascii", "replace") if isinstance(name, str) else b""
     if not sent.isalnum() or len(sent) > MAX_LINE:
         raise errors.InvalidArgumentError(
-            f"lock {key!r}: what was given as its {what} is none: give what {source}", key=key
+            f"lock {key!r}: the {what} is malformed: give the one that {source}", key=key
         )
     return sent
 
@@ -278,7 +279,7 @@ def reservation_request(reservation: object, key: str) -> Reserve:
     for name, seconds in zip(reservation._fields, reservation, strict=True):
         if not _is_number(seconds) or not 0 <= seconds <= MAX_SECONDS:
             raise errors.InvalidArgumentError(
-                f"{name} is {seconds!r} for lock {key!r}: give seconds from 0", key=key
+                f"{name} is {seconds!r} for lock {key!r}: give seconds, 0 or more", key=key
             )
     away, hold = (min(math.ceil(seconds * 1000), MAX_SECONDS) for seconds in reservation)
     return Reserve(away, hold)

@@ -44,29 +44,29 @@ logger = logging.getLogger("dflockd.client")
 
 
 class DistributedLock(LockBase):
-    """A lock that one holder has at a time, first come, first served.
+    """A lock with one holder at a time, first come, first served.
 
-    Use it with ``with``, or `acquire` and `release` it. While it is held a thread of this process
-    renews its lease, and the end of the process, however sudden, frees it at once. It is not
-    re-entrant. One object is for one owner at a time; others get an `AlreadyHeldError`. An exception
-    that a signal handler raises leaves neither a lock nor a position behind, but for one that comes
-    at the very first instruction of ``__exit__``: then the lock is held as long as its object lives.
+    Use ``with``, or call `acquire` and `release`. A thread of this process renews the lease while the
+    lock is held. If the process ends, however suddenly, the lock is free at once. Locks are not
+    re-entrant. Each object serves one owner at a time; others get an `AlreadyHeldError`. If a signal
+    handler raises, neither a lock nor a position is left behind, unless it raises at the very first
+    instruction of ``__exit__``: then the lock is held for as long as its object lives.
 
     For the arguments see `dflockd.client.lock.LockBase`.
     """
 
     def acquire(self) -> bool:
-        """Wait up to `acquire_timeout_s` for the lock; ``False`` if it was not granted in time.
+        """Wait up to `acquire_timeout_s` for the lock. Return ``False`` if it is not granted in time.
 
-        ``False`` comes from a server: somebody else holds the lock.
+        ``False`` always comes from a server: another holder has the lock.
 
         Raises:
-            AlreadyHeldError: this object holds the lock or waits for it, whoever called it.
-            UnreachableError: no server there, or the connection broke while waiting, or it has said
-                nothing for two seconds more than `acquire_timeout_s`; in a cluster, no server of it
-                can be reached, or the one in charge says nothing and is not replaced in time.
-            RefusedError: the server said no; the subclass says why. In a cluster a `MovedError`,
-                `RecoveringError` or `DrainingError` is followed until the time is over.
+            AlreadyHeldError: this object already holds the lock or waits for it.
+            UnreachableError: there is no server, the connection broke during the wait, or the server
+                sent nothing for two seconds more than `acquire_timeout_s`. In a cluster: no server
+                can be reached, or the one in charge is silent and was not replaced in time.
+            RefusedError: the server refused; the subclass says why. In a cluster the client follows
+                a `MovedError`, `RecoveringError` or `DrainingError` until the time is over.
             AcquireCancelledError: another thread called `cancel`.
         """
         claim = object()
@@ -90,17 +90,17 @@ class DistributedLock(LockBase):
         """Take a position in the queue without waiting.
 
         Args:
-            ticket: what a `wait` with a `Reservation` has left: the position is taken up again. If it
-                is there no more this is a new one, at the end of the queue.
+            ticket: the ticket of a position that a `wait` with a `Reservation` has left; it is taken
+                up again. If it is gone, this takes a new position at the end of the queue.
             place: the name of `ticket` before 0.2.
 
         Returns:
-            ``"acquired"`` if the lock was free, or held for this ticket, else ``"queued"``: then call
-            `wait`, before the lease of a grant that comes meanwhile ends.
+            ``"acquired"`` if the lock was free, or reserved for this ticket; otherwise ``"queued"``.
+            Then call `wait`, before the lease of a grant that comes in the meantime ends.
 
         Raises:
-            InvalidArgumentError: the ticket can be none.
-            RemoteError: as with `acquire`; `acquire_timeout_s` bounds this as well.
+            InvalidArgumentError: the ticket is malformed.
+            RemoteError: as for `acquire`; `acquire_timeout_s` bounds this call as well.
         """
         claim, ticket = object(), place if ticket is None else ticket
         try:
@@ -131,22 +131,21 @@ class DistributedLock(LockBase):
         *,
         keep: Reservation | None = None,
     ) -> bool:
-        """Wait up to `timeout_s` (default `acquire_timeout_s`) for the turn of the position.
+        """Wait up to `timeout_s` (default `acquire_timeout_s`) for the grant of an enqueued position.
 
-        ``False`` if it was not in time; the position is gone then, unless it is reserved.
+        Return ``False`` if it does not come in time. The position is then gone, unless reserved.
 
         Args:
             timeout_s: seconds; rounded up to whole ones with a reservation.
-            reservation: keep the position, under the `ticket` that this lock has then, for an
-                `enqueue` to take it up. If this wait ends in another way than ``False``, it is not
-                kept.
+            reservation: keep the position if the wait returns ``False``. The lock then has a
+                `ticket` for `enqueue`. If the wait ends in another way, nothing is kept.
             keep: the name of `reservation` before 0.2.
 
         Raises:
-            InvalidArgumentError: a time is no number of seconds from 0.
+            InvalidArgumentError: a time is not a number of seconds, 0 or more.
             NotEnqueuedError: there is no position.
-            LeaseExpiredError: the lock was granted and its lease has ended since.
-            RemoteError: as with `acquire`.
+            LeaseExpiredError: the lock was granted, but its lease has ended since.
+            RemoteError: as for `acquire`.
         """
         session = self._session
         claim = None, session.waiter
@@ -164,42 +163,42 @@ class DistributedLock(LockBase):
     def check(self) -> None:
         """Return if the lock is certainly held.
 
-        While its connection has broken that is in doubt: this waits until it is renewed, at most until
-        its lease ends.
+        After its connection has broken that is in doubt. This waits until the lock is renewed on
+        another connection, at most until its lease ends.
 
         Raises:
-            LockLostError: it is lost, or was never acquired. Also, without waiting, if it is in doubt
-                and this is called by `on_lost` of a lock, on the thread that could end the doubt.
+            LockLostError: the lock is lost, or was never acquired. Also, without waiting, if it is
+                in doubt and `on_lost` of some lock calls this: that thread cannot wait.
         """
         _run(self._session.check())
 
     def renew(self, lease_ttl_s: int | None = None) -> bool:
-        """Start the lease anew now, with `lease_ttl_s` (default: as granted); ``False`` if it is lost.
+        """Renew the lease now, for `lease_ttl_s` (default: as granted). Return ``False`` if it is lost.
 
-        The process does so all the time; this is for a stretch without it, such as a call that stops
-        all threads of the process for longer than the lease.
+        The process renews all the time. Call this before something that stops all its threads for
+        longer than the lease.
 
         Raises:
-            InvalidArgumentError: the lease is no whole number of seconds from 1.
-            RemoteError: the server could not be asked or refused, or said nothing for 10 s or until
-                the lease was over; the lock ends with the connection.
+            InvalidArgumentError: the lease is not a whole number of seconds, 1 or more.
+            RemoteError: the server could not be asked, refused, or sent nothing for 10 s or until
+                the lease was over. The lock ends with the connection.
         """
         return _run(self._renewing(lease_ttl_s))
 
     def detach(self, lease_ttl_s: int | None = None) -> str | None:
-        """Let the lock stay held for `lease_ttl_s` (default: as granted), and have it no more.
+        """Keep the lock held for `lease_ttl_s` (default: as granted) and let go of it here.
 
-        It outlives this object, this process and its connection. It ends with its lease, or when
-        somebody who was given the token has taken it over with `adopt` and releases it. Until here
-        it ends with this process, as ever. Who has adopted it already keeps it.
+        From then on it outlives this object, this process and its connection. It ends with its
+        lease, or when a process that has the token takes it over with `adopt` and releases it. If
+        somebody has adopted it already, they keep it.
 
         Returns:
-            The token, or ``None`` if it was not this object's any more: lost, or adopted.
+            The token, or ``None`` if this object no longer had the lock: it was lost or adopted.
 
         Raises:
-            InvalidArgumentError: the lease is no whole number of seconds from 1.
-            RemoteError: the server could not be asked or refused, or said nothing for 10 s or until
-                the lease was over; the lock ends with the connection.
+            InvalidArgumentError: the lease is not a whole number of seconds, 1 or more.
+            RemoteError: the server could not be asked, refused, or sent nothing for 10 s or until
+                the lease was over. The lock ends with the connection.
         """
         session = self._session
         claim = session.lease, session.waiter
@@ -212,16 +211,16 @@ class DistributedLock(LockBase):
             raise
 
     def adopt(self, token: str) -> bool:
-        """Take over a lock that is held, by its token; ``False`` if it is held no more.
+        """Take over a lock that is held, by its token. Return ``False`` if it is no longer held.
 
-        From now on it is this object's: renewed by this process, and free when it ends.
+        From then on this object has it: this process renews it, and it is free when the process ends.
 
         Args:
-            token: as `detach` returned it, or as another holder has it.
+            token: the token, from `detach` or from another holder.
 
         Raises:
             AlreadyHeldError: this object holds the lock or waits for it.
-            InvalidArgumentError: it is no token.
+            InvalidArgumentError: the token is malformed.
             RemoteError: the server could not be asked or refused.
         """
         claim = object()
@@ -232,14 +231,15 @@ class DistributedLock(LockBase):
             raise
 
     def release(self) -> bool:
-        """Give the lock back, or the position in the queue; ``False`` if it was not held any more.
+        """Release the lock, or leave the queue. Return ``False`` if the lock was no longer held.
 
-        Also ``False`` if its connection had just broken and it ended with the attempt to renew it
-        over another.
+        Also ``False`` if its connection had just broken and the attempt to renew it on another one
+        ended it.
 
-        A failure to reach the server is logged, not raised: an error here would hide that of the
-        code under the lock. The process tries again as long as the lease lasts, for a server that is
-        restarted may remember the lock; that goes for one that says nothing for a second, too.
+        If the server cannot be reached, this logs a warning and does not raise: an error here would
+        hide that of the code under the lock. The process keeps trying for the rest of the lease,
+        since a restarted server may remember the lock. The same holds for a server that is silent
+        for a second.
         """
         session = self._session
         claim = session.lease, session.waiter
@@ -256,9 +256,9 @@ class DistributedLock(LockBase):
             raise
 
     def give_back(self) -> bool:
-        """Give the lock back as `release` does, for a run that has not begun and never will.
+        """Release the lock for a run that never began, so that it takes no place of its rate.
 
-        So it takes no place of its rate. See `begin`.
+        See `begin`.
         """
         session = self._session
         claim = session.lease, session.waiter
@@ -302,41 +302,41 @@ class DistributedLock(LockBase):
         _run(self._session.require_ages())
 
     def inspect(self) -> dict[str, Any]:
-        """Ask the server who holds the key and who waits for it.
+        """Return the holders and waiters of the key.
 
         Returns:
             ``holders`` and ``waiters`` in order, each with its ``label`` and its ``held_s`` or
             ``waited_s`` in seconds, beside ``key`` and ``limit``.
 
         Raises:
-            RemoteError: the server could not be asked, or is too old to know.
+            RemoteError: the server could not be asked, or is too old to answer.
         """
         return _run(self._inspecting())
 
     def evict(self, fence: int) -> bool:
-        """End the hold with this fence without its token; ``False`` if it has ended already.
+        """End the hold with this fence, without its token. Return ``False`` if it has ended already.
 
-        Somebody else gets the lock at once, and the former holder goes on until its next renewal:
-        for those who know that it is stuck.
+        The next waiter gets the lock at once, and the former holder goes on until its next renewal.
+        Use this only if you know that the holder is stuck.
 
         Raises:
-            RemoteError: the server could not be asked, or is too old to know.
+            RemoteError: the server could not be asked, or is too old for this.
         """
         return _run(self._evicting(fence))
 
     def cancel(self) -> None:
         """Make an `acquire` or `wait` of this lock in another thread raise `AcquireCancelledError`.
 
-        Also one that is just about to begin; never undone. It takes no lock and may be called from a
-        signal handler.
+        It also applies to one that is about to begin, and cannot be undone. It takes no mutex, so
+        you may call it in a signal handler.
         """
         self._session.cancel()
 
     def __enter__(self) -> Self:
-        """Acquire.
+        """Acquire the lock.
 
         Raises:
-            LockTimeoutError: not granted within `acquire_timeout_s`.
+            LockTimeoutError: it was not granted within `acquire_timeout_s`.
         """
         claim = object()
         try:
@@ -354,7 +354,7 @@ class DistributedLock(LockBase):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Release."""
+        """Release the lock."""
         self.release()
 
     @staticmethod
@@ -374,19 +374,19 @@ class DistributedLock(LockBase):
 
 
 class DistributedSemaphore(SemaphoreBase, DistributedLock):
-    """A lock that up to `limit` holders have at a time, first come, first served.
+    """A lock with up to `limit` holders at a time, first come, first served.
 
     For the other arguments see `dflockd.client.lock.LockBase`.
     """
 
 
 class RateLimit(RateLimitBase, DistributedSemaphore):
-    """Something of which so many runs may begin in a while, first come, first served.
+    """Limits how many runs may begin in a window of time, first come, first served.
 
         with RateLimit("vendor-api", "10/m", servers=servers): ...
 
-    Over all processes, exactly, by the clock of the server: in no window of a minute, wherever it
-    begins, more than ten. Runs may be longer than that, and any number of them go on at once.
+    The limit is exact over all processes, by the clock of the server: no window of a minute, wherever
+    it begins, has more than ten. Runs may last longer than that, and any number of them may overlap.
 
     For the other arguments see `dflockd.client.lock.LockBase`.
     """

@@ -1,4 +1,4 @@
-"""What blocking and asyncio locks have in common: everything but waiting."""
+"""The common part of blocking and asyncio locks: everything but waiting."""
 
 from __future__ import annotations
 
@@ -42,48 +42,49 @@ class Named(TypedDict, total=False):
 
 
 class LockBase:
-    """Parameters, their checks, and the state that people ask for.
+    """The parameters, checks and state that all locks share.
 
     Args:
         key: the name of the lock; at most 256 bytes of UTF-8 without white space.
-        acquire_timeout_s: seconds to wait for the lock, fractions too; 0 tries once, ``None`` waits
-            for ever. A server that does not answer is given two seconds more.
-        lease_ttl_s: lease in whole seconds; ``None`` is the server's default (33 unless configured).
-        servers: the servers as ``(host, port)`` tuples, or ``"host:port"`` or ``"unix:/path"``. Or
-            the text ``"cluster://host:port,..."``, some servers of a cluster: each of them knows
-            where every key lives, and the lock follows it when it moves.
-        sharding_strategy: ``(key, number of servers) -> index``; where the key lives. Not with a
-            cluster.
-        renew_ratio: the lock is renewed once this share of its lease has passed.
-        auth_token: shared secret of the servers.
-        ssl_context: for servers that speak TLS. Give all locks the same one: connections are shared
-            among those that do.
-        label: what people see who ask the server who holds the lock; one line of up to 256 bytes,
-            longer ones are cut.
-        owner: whose run this is: a name of up to 64 printable ASCII characters, and the number of the
-            attempt. A server that has the same owner at this key with the same attempt or a later one
-            answers at once, with an `OwnerConflictError`; a later attempt queues behind an earlier
-            one. Servers that do not know owners take no notice. A third part, of a lock alone, is its
-            age: the newest wins; see `DistributedLock.listen`.
-        group: to which group this belongs, as a key is written. The groups that wait for a key take
-            turns; within one, and among all who name none, it is first come, first served. A server
-            that does not know groups is refused with a `GroupsUnsupportedError`.
-        group_limit: how many may hold the key at once who belong to the group; the latest one that is
-            given counts.
-        rate: how many runs may begin in a while, besides: ``"10/m"`` (``s``, ``m`` or ``h``), or
-            ``(10, 60)`` for ten in any window of 60 seconds. It is asked for with the lock, and the
-            latest to ask says what it is. A run begins when the lock is granted; see `with_rate`.
-        on_lost: called once with this lock if it is lost while held: the lease ended unrenewed, or
-            the server no longer knows it. Of a blocking lock it runs on the thread that renews all
-            locks of the process: it must not block. Of an asyncio lock it runs on the event loop,
-            and may be a coroutine function; if that loop is closed, on the thread.
+        acquire_timeout_s: seconds to wait for the lock, fractions allowed. 0 tries once, ``None``
+            waits for ever. A server that does not answer gets two more seconds.
+        lease_ttl_s: the lease in whole seconds; ``None`` for the server's default (33 unless
+            configured).
+        servers: the servers, as ``(host, port)``, ``"host:port"`` or ``"unix:/path"``. For a
+            cluster, the text ``"cluster://host:port,..."`` with some of its servers: each knows
+            where every key lives, and the lock follows its key when it moves.
+        sharding_strategy: a function ``(key, number of servers) -> index`` that says where a key
+            lives. Not with a cluster.
+        renew_ratio: the share of the lease after which the lock is renewed.
+        auth_token: the shared secret of the servers.
+        ssl_context: for servers that speak TLS. Give all locks the same object: only locks with
+            the same one share connections.
+        label: shown to people who ask who holds the lock. One line; cut after 256 bytes.
+        owner: the identity of this run: a name of up to 64 printable ASCII characters and the
+            number of the attempt. If the same owner holds the key or waits for it with the same or
+            a later attempt, the server answers at once, with an `OwnerConflictError`. A later
+            attempt queues behind an earlier one. Servers that do not know owners ignore it. A third
+            part, for locks alone, is an age: the newest wins; see `DistributedLock.listen`.
+        group: the group that this lock belongs to; the rules for keys apply. Groups that wait for
+            the same key take turns. Within a group the order is first come, first served; locks
+            without a group form one group. A server that does not know groups raises
+            `GroupsUnsupportedError`.
+        group_limit: how many of the group may hold the key at once. The latest request counts.
+        rate: how many runs may begin in a window of time: ``"10/m"`` (``s``, ``m`` or ``h``), or
+            ``(10, 60)`` for ten in any 60 seconds. The latest request for the key sets its rate. A
+            run begins when the lock is granted; see `with_rate`.
+        on_lost: a function, called once with this lock if it is lost while held: the lease ended
+            without a renewal, or the server no longer knows it. For a blocking lock it runs on the
+            thread that renews all locks of the process and must not block. For an asyncio lock it
+            runs on the event loop and may be a coroutine function; if that loop is closed, it runs
+            on the renewal thread.
 
     Attributes:
-        key: as given; the same goes for `acquire_timeout_s` and `lease_ttl_s`.
+        key: as given; so are `acquire_timeout_s` and `lease_ttl_s`.
 
     Raises:
         InvalidKeyError: the key cannot be sent.
-        InvalidArgumentError: another argument is out of its range.
+        InvalidArgumentError: another argument is out of range.
     """
 
     _space = Space.LOCK
@@ -156,13 +157,13 @@ class LockBase:
         begins: bool = True,
         group_limit: int | None = None,
     ) -> Maker[Self]:
-        """Return what makes locks that have all of this in common: it is checked here, and not again.
+        """Return a function that makes locks which share all these arguments; they are checked once.
 
-        For programs that ask for many keys. For the arguments see the class and, for `begins`,
-        `with_rate`; `limit` is for semaphores, and `group_limit` for the locks that name a group.
+        Made for programs that use many keys. For the arguments see the class and, for `begins`,
+        `with_rate`. `limit` is for semaphores, `group_limit` for locks with a group.
 
         Raises:
-            InvalidArgumentError: an argument is out of its range.
+            InvalidArgumentError: an argument is out of range.
         """
         if ssl_context is not None:
             arguments.check_tls(ssl_context)
@@ -222,15 +223,15 @@ class LockBase:
         )
 
     def with_rate(self, rate: RateLike, *, begins: bool = True) -> Self:
-        """Have so many runs begin in a while, at most, from the next `acquire` on; return this lock.
+        """Set how many runs may begin in a window, from the next `acquire` on; return this lock.
 
         Args:
-            rate: as that of the class.
-            begins: whether a run begins with the grant. If not, it does when `begin` is called, and
-                until then `give_back` frees the place as well, as if it had not been asked for.
+            rate: as for the class.
+            begins: whether a run begins with the grant. If not, it begins when you call `begin`, and
+                until then `give_back` frees its place too.
 
         Raises:
-            InvalidArgumentError: it is no rate.
+            InvalidArgumentError: the rate is malformed.
             AlreadyHeldError: this object holds the lock or waits for it.
         """
         if self.state != "free":
@@ -241,10 +242,10 @@ class LockBase:
         return self
 
     def begin(self) -> None:
-        """Say that the run begins for which a rate has let the lock be granted; see `with_rate`.
+        """Say that the run begins for which a rate granted the lock; see `with_rate`.
 
-        Its place is free one window after the server has heard of that. It does soon, or with the
-        release; nothing is waited for. Without a rate, or a second time, nothing happens.
+        Its place is free one window after the server has learned of it, which it does soon, or with
+        the release. This does not wait. Without a rate, or called again, it does nothing.
         """
         session = self._session
         if isinstance(session, RatedSession):
@@ -259,11 +260,11 @@ class LockBase:
 
     @property
     def state(self) -> str:
-        """What the lock object is doing.
+        """The state of this lock object, as a word.
 
-        ``"free"``; ``"asking"``, while somebody waits for it; ``"queued"``, after `enqueue`;
-        ``"held"``; ``"doubtful"``, while its connection has broken and another is sought: the server
-        may have freed the lock; ``"lost"``, until it is released or acquired again.
+        ``"free"``; ``"asking"`` during `acquire`; ``"queued"`` after `enqueue`; ``"held"``;
+        ``"doubtful"`` after its connection has broken and until it is renewed on another one, since
+        the server may have freed the lock; ``"lost"`` until it is released or acquired again.
         """
         return self._session.state
 
@@ -271,7 +272,7 @@ class LockBase:
     def server(self) -> str:
         """The server in charge of the key, as ``host:port``.
 
-        In a cluster it is as far as known, and before anybody was asked the cluster itself.
+        In a cluster, the server known last, or the cluster itself before the first request.
         """
         return self._session.server
 
@@ -289,13 +290,13 @@ class LockBase:
 
     @property
     def token(self) -> str | None:
-        """The token of the grant, or ``None`` while neither held nor in doubt."""
+        """The token of the grant, or ``None`` while the lock is neither held nor in doubt."""
         lease = self._own_lease()
         return None if lease is None else lease.token.decode()
 
     @property
     def lease(self) -> int:
-        """The lease that the server granted, in seconds; 0 while neither held nor in doubt."""
+        """The granted lease in seconds; 0 while the lock is neither held nor in doubt."""
         lease = self._own_lease()
         return 0 if lease is None else lease.lease
 
@@ -303,16 +304,16 @@ class LockBase:
     def fence(self) -> int | None:
         """A number that grows with every grant of the key; a resource refuses smaller ones.
 
-        It stays readable after a loss: it is then what the resource will refuse.
+        It stays readable after a loss: then it is the number that the resource will refuse.
         """
         lease = self._session.lease
         return None if lease is None else lease.fence
 
     @property
     def ticket(self) -> str | None:
-        """The ticket that a `wait` with a reservation has left: `enqueue` takes the position up again.
+        """The ticket of a position that `wait` has reserved; give it to `enqueue` to take it up again.
 
-        ``None`` if there is no such position, or the server is too old to know.
+        ``None`` if there is no such position, or the server is too old for reservations.
         """
         return self._session.ticket
 
@@ -450,14 +451,14 @@ class SemaphoreBase(LockBase):
     """A lock with several holders at once.
 
     Args:
-        limit: how many may hold it; every user of the key must name the same number.
+        limit: how many may hold it; all users of the key must give the same number.
     """
 
     _space = Space.SEMAPHORE
 
     @property
     def limit(self) -> int:
-        """How many may hold it, as given."""
+        """How many may hold it at once, as given."""
         return self._session.target.limit
 
     def __init__(
@@ -505,7 +506,7 @@ class SemaphoreBase(LockBase):
 
 
 class RateLimitBase(SemaphoreBase):
-    """A semaphore that a rate alone bounds.
+    """A semaphore that only a rate bounds.
 
     Args:
         rate: see `LockBase`.

@@ -384,7 +384,7 @@ def _belong(target: Target, group: InGroup) -> Operation[None]:
             raise refused(reply, target)
     raise errors.GroupsUnsupportedError(
         f"{_about(target)}: the server is too old to let groups take turns: "
-        f"upgrade it, or leave out the group {group.name.decode()!r}",
+        f"upgrade it, or remove the group {group.name.decode()!r}",
         key=target.name,
         server=target.server,
     )
@@ -512,7 +512,11 @@ def authenticate(secret: bytes, server: str) -> Operation[None]:
         return
     if status is Status.DRAINING:
         raise refused(status, target)
-    why = "wants no auth token" if status is Status.ERROR else "refused the auth token"
+    why = (
+        "takes no auth token: remove yours"
+        if status is Status.ERROR
+        else "refused the auth token: set the one that it was started with"
+    )
     raise errors.AuthRefusedError(f"server {server} {why}", server=server)
 
 
@@ -528,7 +532,7 @@ def inspect(target: Target) -> Operation[dict[str, Any]]:
         listed = report.get(part)
         if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
             raise errors.BadReplyError(
-                f"{_about(target)}: what it says has no list of {part}",
+                f"{_about(target)}: its answer has no list of {part}",
                 key=target.name,
                 server=target.server,
             )
@@ -541,7 +545,7 @@ def find(target: Target, text: bytes, *, waiters: bool, notes: bool) -> Operatio
     reply = _read(parse_report, answer, target)
     if reply is Status.ERROR:
         raise errors.UnsupportedError(
-            f"{_about(target)}: the server is too old to look for a text: upgrade it",
+            f"{_about(target)}: the server is too old for searches: upgrade it",
             server=target.server,
         )
     if not isinstance(reply, Report):
@@ -550,7 +554,7 @@ def find(target: Target, text: bytes, *, waiters: bool, notes: bool) -> Operatio
     found = report.get("found")
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise errors.BadReplyError(
-            f"{_about(target)}: what it says has no list of what was found", server=target.server
+            f"{_about(target)}: its answer has no list of what was found", server=target.server
         )
     return report
 
@@ -565,7 +569,7 @@ def read_report(reply: Report, target: Target) -> dict[str, Any]:
         report: dict[str, Any] = json.loads(reply.json)
     except (ValueError, RecursionError) as exc:
         raise errors.BadReplyError(
-            f"{_about(target)}: what it says cannot be read: {exc}",
+            f"{_about(target)}: its answer cannot be read: {exc}",
             key=target.name or None,
             server=target.server,
         ) from None
@@ -591,7 +595,7 @@ def draw_age(target: Target) -> Operation[int]:
     if reply is Status.ERROR:
         raise errors.UnsupportedError(
             f"{_about(target)}: the server is too old to tell which task is the newest: "
-            "upgrade it, or have no lock_conflict='supersede'",
+            "upgrade it, or use another lock_conflict than 'supersede'",
             key=target.name,
             server=target.server,
         )
@@ -642,8 +646,8 @@ def shards(server: str, known: ShardReport | None = None) -> Operation[ShardRepo
         return known
     if reply is Status.ERROR:
         raise errors.RefusedError(
-            f"server {server} is in no cluster: start it with --cluster, "
-            f"or give servers=['{server}'], a list, instead of a text",
+            f"server {server} is not in a cluster: start it with --cluster, "
+            f"or give a list, servers=['{server}']",
             server=server,
         )
     if not isinstance(reply, Report):
@@ -814,12 +818,18 @@ def _read(parse: Callable[[bytes], M], answer: Answer, target: Target) -> M:
 
 _REFUSALS: dict[Status, tuple[type[errors.RefusedError], str]] = {
     Status.ERROR: (errors.RefusedError, "the server refused the request (is the lease too long?)"),
-    Status.AUTH: (errors.AuthRefusedError, "the server wants an auth token: set auth_token"),
-    Status.MAX_LOCKS: (errors.MaxLocksError, "the server holds as many keys as its --max-locks"),
-    Status.MAX_WAITERS: (errors.MaxWaitersError, "as many wait for it as --max-waiters allows"),
-    Status.MAX_HOLDS: (errors.MaxHoldsError, "as much is held as --max-holds allows"),
-    Status.MAX_RATES: (errors.MaxRatesError, "all rates allow as much as --max-rate-runs"),
-    Status.RATE_WINDOW: (errors.RefusedError, "its rate has a window over --max-rate-window"),
+    Status.AUTH: (errors.AuthRefusedError, "the server requires an auth token: set auth_token"),
+    Status.MAX_LOCKS: (errors.MaxLocksError, "the server has reached its --max-locks keys"),
+    Status.MAX_WAITERS: (errors.MaxWaitersError, "the key has reached --max-waiters waiters"),
+    Status.MAX_HOLDS: (
+        errors.MaxHoldsError,
+        "--max-holds is reached, by this connection or by the key's holders",
+    ),
+    Status.MAX_RATES: (errors.MaxRatesError, "all rates together reach --max-rate-runs"),
+    Status.RATE_WINDOW: (
+        errors.RefusedError,
+        "the window of its rate is longer than --max-rate-window",
+    ),
     Status.LIMIT_MISMATCH: (errors.LimitMismatchError, "it is in use with another limit"),
     Status.LEASE_EXPIRED: (errors.LeaseExpiredError, "its lease ended before it was taken up"),
     Status.NOT_ENQUEUED: (errors.LeaseExpiredError, "its lease ended before it was taken up"),
@@ -859,8 +869,8 @@ def _not_granted(reply: object, target: Target) -> errors.RefusedError:
         )
     if reply is Status.ERROR and target.rate is not None:
         return errors.UnsupportedError(
-            f"{_about(target)}: the server is too old to know rates, or refuses the lease: "
-            "upgrade it, or leave the rate out",
+            f"{_about(target)}: the server is too old for rates, or refuses the lease: "
+            "upgrade it, or remove the rate",
             key=target.name,
             server=target.server,
         )
@@ -868,7 +878,7 @@ def _not_granted(reply: object, target: Target) -> errors.RefusedError:
         return refused(reply, target)
     state = reply.state.decode()
     return errors.OwnerConflictError(
-        f"{_about(target)}: attempt {reply.attempt} of the same owner is {state} there",
+        f"{_about(target)}: attempt {reply.attempt} of the same owner is {state} already",
         state=state,
         attempt=reply.attempt,
         key=target.name or None,
@@ -880,7 +890,7 @@ def unsupported(target: Target) -> errors.UnsupportedError:
     """Return the error for a server that does not know turns."""
     return errors.UnsupportedError(
         f"{_about(target)}: the server is too old to tell whose turn it is: "
-        "upgrade it, or wait for the lock where it is used",
+        "upgrade it, or wait for the lock in the slot",
         key=target.name,
         server=target.server,
     )
@@ -894,11 +904,11 @@ def _moved(reply: Moved, target: Target) -> errors.RefusedError:
         parse_server(to)
     except errors.InvalidArgumentError as exc:
         raise errors.BadReplyError(
-            f"{_about(target)}: it is said to be elsewhere: {exc}", server=target.server
+            f"{_about(target)}: it was redirected to a bad address: {exc}", server=target.server
         ) from None
     return errors.MovedError(
-        f"{_about(target)}: its shard {reply.shard} is at {to} now, "
-        "where clients go that have servers='cluster://...'",
+        f"{_about(target)}: its shard {reply.shard} is now on {to}: "
+        "give servers='cluster://...' to follow it",
         shard=reply.shard,
         epoch=reply.epoch,
         to=to,

@@ -462,7 +462,7 @@ def _call(function: Callable[[], Any]) -> Any:
     try:
         return function()
     except BaseException:
-        logger.exception("a pending acquire: %r failed", function)
+        logger.exception("%r of a pending acquire failed", function)
         return None
 
 
@@ -477,7 +477,7 @@ def _will_pass(pending: PendingAcquire, error: errors.RemoteError) -> bool:
 def _remote(pending: PendingAcquire, exc: Exception) -> errors.RemoteError:
     key, server = pending.lock.key, pending.lock.server
     return errors.UnreachableError(
-        f"lock {key!r} on {server}: it could not be waited for: {exc}", key=key, server=server
+        f"lock {key!r} on {server}: waiting for it failed: {exc}", key=key, server=server
     )
 
 

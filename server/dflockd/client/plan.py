@@ -85,7 +85,7 @@ class Sort:
             arguments.check_strategy(strategy, key)
         elif strategy is not stable_hash_shard:
             raise errors.InvalidArgumentError(
-                f"sharding_strategy is given with {servers}: leave it out, a cluster has its own"
+                f"sharding_strategy is given with {servers}: remove it, a cluster has its own"
             )
         self._space, self._limit, self._lease = space, limit, lease
         self._routes = [Route(server, secret, tls) for server in servers]

@@ -191,7 +191,7 @@ class Reactor:
             _thread.start_new_thread(self._run, ())
         except RuntimeError as exc:
             # The interpreter is ending: what is held ends with the process.
-            logger.warning("locks are not renewed: their thread cannot be started: %s", exc)
+            logger.warning("locks are not renewed: the renewal thread cannot be started: %s", exc)
 
     def _wake(self) -> None:
         if self._pipe is not None:
@@ -343,7 +343,7 @@ class Reactor:
             self._end(task)
         except Exception:
             self._end(task)
-            logger.exception("reactor: a task has failed")
+            logger.exception("reactor: a job failed")
         else:
             self._wait(task, wait)
 

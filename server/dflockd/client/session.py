@@ -525,7 +525,9 @@ class Session(Asker):
             if state != DOUBTFUL:
                 raise self._lost_error("is lost")
             if self._home().reactor.cannot_be_awaited():
-                raise self._lost_error("is in doubt, and only this thread can end that")
+                raise self._lost_error(
+                    "is in doubt, and this thread cannot wait until it is certain"
+                )
             assert lease.settled is not None
             yield Hear(lease.settled, lease.deadline)
 
@@ -647,7 +649,7 @@ class Session(Asker):
                 released, link = yield from self._give_back(lease, claim, link, give)
         except errors.RemoteError as exc:
             released = False
-            logger.warning("lock %r could not be released in order: %s", self._name, exc)
+            logger.warning("lock %r could not be released: %s", self._name, exc)
             if self.telling is not None:
                 self.telling.close()
             if isinstance(exc, PASSING):
@@ -776,7 +778,7 @@ class Session(Asker):
 
     def _not_enqueued(self) -> errors.NotEnqueuedError:
         return errors.NotEnqueuedError(
-            f"lock {self._name!r}: wait() needs a place in the queue: call enqueue() first",
+            f"lock {self._name!r}: wait() needs a position in the queue: call enqueue() first",
             key=self._name,
             server=self.target.server,
         )

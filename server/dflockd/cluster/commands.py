@@ -74,18 +74,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         return added
 
     status = add("status", _status, "Show the servers and how many shards each has")
-    status.add_argument("--json", action="store_true", help="as JSON, shards one by one")
-    rebalance = add("rebalance", _rebalance, "Give all servers equally many shards")
+    status.add_argument("--json", action="store_true", help="print JSON, one entry per shard")
+    rebalance = add("rebalance", _rebalance, "Spread the shards evenly over all servers")
     rebalance.add_argument(
         "--threshold",
         type=_share,
         default=0.0,
-        help="leave them alone if they differ by no more than this share of the mean (default 0)",
+        help="do nothing if the servers differ by no more than this share of the mean (default 0)",
     )
     for name, command, text in (
-        ("pin", _pin, "Keep shards where they are, whatever is balanced"),
-        ("unpin", _pin, "Let shards be moved again"),
-        ("move", _move, "Have shards served by another server"),
+        ("pin", _pin, "Pin shards to their servers, so that rebalancing leaves them there"),
+        ("unpin", _pin, "Unpin shards, so that rebalancing can move them"),
+        ("move", _move, "Move shards to another server"),
     ):
         added = add(name, command, text)
         added.set_defaults(name=name)
@@ -105,11 +105,11 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         "--cluster-prefix", metavar="TEXT", help="prefix of its keys [DFLOCKD_CLUSTER_PREFIX]"
     )
     for name, metavar, text in (
-        ("ca", "FILE", "authorities of etcd's certificate (PEM)"),
-        ("cert", "FILE", "certificate to show to etcd (PEM)"),
-        ("key", "FILE", "its private key (PEM)"),
-        ("user", "NAME", "as whom to ask etcd, where it has users"),
-        ("password-file", "FILE", "file with that user's password in its one line"),
+        ("ca", "FILE", "certificate authorities of etcd (PEM)"),
+        ("cert", "FILE", "client certificate for etcd (PEM)"),
+        ("key", "FILE", "private key of that certificate (PEM)"),
+        ("user", "NAME", "user name for an etcd with users"),
+        ("password-file", "FILE", "file that contains the user's password in one line"),
     ):
         variable = f"DFLOCKD_CLUSTER_{name.upper().replace('-', '_')}"
         parser.add_argument(f"--cluster-{name}", metavar=metavar, help=f"{text} [{variable}]")
@@ -275,7 +275,7 @@ def _shards(texts: Sequence[str]) -> list[int]:
             continue
         found = re.fullmatch("([0-9]+)(?:-([0-9]+))?", text)
         if found is None:
-            raise UsageError(f"shard {text!r} is none: write 7, 0-99 or key:NAME")
+            raise UsageError(f"shard {text!r} is malformed: write 7, 0-99 or key:NAME")
         # As text first: there is no end to the digits that can be written.
         if any(len(number.lstrip("0")) > len(str(NUM_SHARDS)) for number in found.groups("0")):
             raise UsageError(f"shard {text!r} does not exist: they are 0 to {NUM_SHARDS - 1}")

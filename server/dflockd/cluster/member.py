@@ -342,6 +342,6 @@ class Member:
         if not task.cancelled() and (exc := task.exception()) is not None:
             # Half of a server would keep its shards and not know what becomes of them. The others
             # know what to do about one that is dead.
-            logger.critical("ending: unexpected error", exc_info=exc)
+            logger.critical("stopping: unexpected error", exc_info=exc)
             logging.shutdown()
             os._exit(1)

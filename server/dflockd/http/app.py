@@ -298,15 +298,17 @@ class HttpServer:
     async def _release(self, request: web.Request) -> web.Response:
         if self._server.options.auth_secret is None:
             return _refused(
-                403, "a server without --auth-token-file lets nobody release the locks of others"
+                403, "set --auth-token-file: without it nobody may release the locks of others"
             )
         space, key = _named(request)
         try:
             fence = _number(request.query.get("fence", ""), 0, (1 << 64) - 1)
         except ValueError as exc:
-            return _refused(400, f"fence, of the holder to end: {exc}")
+            return _refused(400, f"fence: {exc}: give that of the holder")
         if self._server.evict(space, key, fence, request[WHO]) is not Status.OK:
-            return _refused(409, "not held with this fence, or not for this server to say now")
+            return _refused(
+                409, "not held with this fence, or this server cannot tell at the moment"
+            )
         return web.json_response({"released": str(fence)})
 
 
@@ -323,7 +325,7 @@ def _named(request: web.Request) -> tuple[Space, bytes]:
     space = view.SPACES.get(request.query.get("space", "lock"))
     if space is None or not key:
         raise web.HTTPBadRequest(
-            text='{"error": "a key is needed, and its space: lock or semaphore"}',
+            text='{"error": "give a key, and space=lock or space=semaphore"}',
             content_type="application/json",
         )
     return space, key.encode(errors="replace")

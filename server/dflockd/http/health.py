@@ -129,7 +129,7 @@ class ShardProbe:
         if missing:
             reason = (
                 f"{len(missing)} of its shards are not served, the first of them {missing[0]}: "
-                "etcd does not let it take them over, or is slow"
+                "etcd refuses to hand them over, or is slow"
             )
         return Check("shards_served", not missing, reason)
 
@@ -141,9 +141,9 @@ def _listening(server: Server) -> Check:
 
 def _not_draining(server: Server, cluster: Cluster | None) -> Check:
     if server.draining:
-        return Check("not_draining", False, "told to stop, it waits for holders")
+        return Check("not_draining", False, "shutting down, waiting for holders")
     if cluster is not None and cluster.leaving:
-        return Check("not_draining", False, "told to stop, it hands its shards over")
+        return Check("not_draining", False, "shutting down, handing its shards over")
     return Check("not_draining", True, "not draining")
 
 
@@ -155,8 +155,8 @@ def _not_recovering(server: Server, cluster: Cluster | None) -> Check:
     reason = "nothing to recover"
     if waits:
         reason = (
-            f"no grants for another {max(waits):.1f} s: locks may be held that were forgotten here, "
-            "and their holders can bring them back"
+            f"no grants for another {max(waits):.1f} s: holders that this server does not know get "
+            "time to renew"
         )
     # In a cluster it is ready all the same: holders have to reach it, to keep what they hold, and
     # nobody else can do anything for those who wait.
@@ -172,7 +172,7 @@ def _joined(cluster: Cluster) -> Check:
 def _found(door: Door) -> Check:
     # Readiness does not go by it: what waits for readiness may be what is in the way.
     if door.problem is None:
-        return Check("advertised", False, "not looked yet whether --advertise leads here", False)
+        return Check("advertised", False, "not checked yet whether --advertise leads here", False)
     reason = "a connection to --advertise leads here"
     if door.problem:
         reason = f"--advertise does not lead here: {door.problem}"
@@ -183,5 +183,5 @@ def _store_answers(cluster: Cluster) -> Check:
     ok = cluster.may_serve(time.monotonic())
     reason = "the store answers"
     if not ok:
-        reason = f"{cluster.trouble or 'no word from the store'}: no lock is granted or renewed"
+        reason = f"{cluster.trouble or 'no answer from the store'}: no lock is granted or renewed"
     return Check("store_answers", ok, reason)

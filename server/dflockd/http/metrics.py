@@ -97,7 +97,7 @@ class ServerCollector(Collector):
         loop = type(self._server.loop).__module__.partition(".")[0]
         yield InfoMetricFamily(
             "dflockd_build",
-            "What runs.",
+            "Version of the server and its runtime.",
             {
                 "version": __version__,
                 "compiled": str(compiled).lower(),
@@ -110,26 +110,30 @@ class ServerCollector(Collector):
         table = self._server.table
         yield _gauge("dflockd_keys", "Keys that are held or waited for.", len(table))
         yield _gauge(
-            "dflockd_keys_limit", "Keys that may be (--max-locks).", table.limits.max_locks
+            "dflockd_keys_limit", "Limit of these keys (--max-locks).", table.limits.max_locks
         )
-        yield _gauge("dflockd_holds", "Slots that are held.", table.counts.holding)
+        yield _gauge("dflockd_holds", "Slots that are taken.", table.counts.holding)
         yield _gauge("dflockd_waiters", "Positions in a queue.", table.counts.waiting)
         blocking = self._server.blocking
         yield _gauge(
             "dflockd_blocking_chain",
-            "Most waits in a row: a holder that waits itself is the second.",
+            "Longest chain of waits: 2 where a holder waits for another lock.",
             blocking.longest,
         )
-        yield _gauge("dflockd_blocking_circles", "Circles of holders that wait.", blocking.number)
+        yield _gauge(
+            "dflockd_blocking_circles",
+            "Deadlocks: circles of holders that wait for one another.",
+            blocking.number,
+        )
         yield _gauge(
             "dflockd_oldest_wait_seconds",
-            "How long whoever has waited longest has done so, as of the last look.",
+            "Longest current wait, as of the last look.",
             blocking.oldest(time.monotonic()),
         )
         ready, checks = look(self._probes)
         yield _gauge("dflockd_ready", "1 while locks are granted, as /readyz says.", int(ready))
         family = GaugeMetricFamily(
-            "dflockd_check", "1 while a condition of that holds.", labels=["check"]
+            "dflockd_check", "1 while this condition of /readyz holds.", labels=["check"]
         )
         for check in checks:
             family.add_metric([check.name], int(check.ok))
@@ -137,13 +141,13 @@ class ServerCollector(Collector):
 
     def _grants(self) -> Iterator[Metric]:
         counts = self._server.table.counts
-        yield _counter("dflockd_grants", "Slots that were given out.", counts.granted)
+        yield _counter("dflockd_grants", "Slots that were granted.", counts.granted)
         # Who did not have to wait is in no bucket of the table's: that is what it does most.
         waited = Histogram(counts.waited.bounds)
         waited.counts = counts.waited.counts.copy()
         waited.counts[0] += counts.granted - len(counts.waited)
         waited.sum = counts.waited.sum
-        yield _histogram("dflockd_wait_seconds", "From the request to the grant.", waited)
+        yield _histogram("dflockd_wait_seconds", "Time from the request to the grant.", waited)
         yield _counters(
             "dflockd_refusals",
             "Requests for a slot that were refused at once.",
@@ -163,11 +167,13 @@ class ServerCollector(Collector):
         )
         yield _counter(
             "dflockd_holders_superseded",
-            "Holders that were told that a newer one wants their lock.",
+            "Holders that were told that a newer task wants their lock.",
             counts.asked_to_stop,
         )
         yield _gauge(
-            "dflockd_newest", "Keys whose newest is remembered.", len(self._server.table.newest)
+            "dflockd_newest",
+            "Keys whose newest task is remembered.",
+            len(self._server.table.newest),
         )
         yield _counter(
             "dflockd_waits_kept",
@@ -177,20 +183,20 @@ class ServerCollector(Collector):
 
     def _rates(self) -> Iterator[Metric]:
         table = self._server.table
+        yield _gauge("dflockd_rates", "Keys with a rate.", table.rates.size)
         yield _gauge(
-            "dflockd_rates", "Keys whose runs may not begin at any time.", table.rates.size
-        )
-        yield _gauge(
-            "dflockd_rate_runs", "Runs that all rates allow in their windows.", table.rates.promised
+            "dflockd_rate_runs",
+            "Runs that all rates together allow in their windows.",
+            table.rates.promised,
         )
         yield _gauge(
             "dflockd_rate_runs_limit",
-            "Runs that they may allow (--max-rate-runs).",
+            "Limit of these runs (--max-rate-runs).",
             table.limits.max_rate_runs,
         )
         yield _counters(
             "dflockd_rate_places",
-            "Places of rates that were given out, by what became of them.",
+            "Granted places of rates, by whether a run has begun in them.",
             "reason",
             {"begun": table.counts.begun, "given_back": table.counts.unbegun},
         )
@@ -210,7 +216,7 @@ class ServerCollector(Collector):
                 "superseded": counts.superseded,
             },
         )
-        yield _histogram("dflockd_hold_seconds", "From the grant to the end.", counts.held)
+        yield _histogram("dflockd_hold_seconds", "Time from the grant to the end.", counts.held)
         yield _counter(
             "dflockd_holds_returned", "Holds taken over from another table.", counts.returned
         )
@@ -225,7 +231,7 @@ class ServerCollector(Collector):
         )
         yield _histogram(
             "dflockd_renewal_lease_used_ratio",
-            "Share of its lease that was over when a hold was renewed.",
+            "Share of the lease that had passed when a hold was renewed.",
             counts.renewed,
         )
 
@@ -233,7 +239,7 @@ class ServerCollector(Collector):
         server = self._server
         yield _gauge("dflockd_connections", "Clients that are connected.", len(server.sessions))
         yield _counter(
-            "dflockd_connections_refused", "Clients that were turned away.", server.turned_away
+            "dflockd_connections_refused", "Clients that were refused.", server.turned_away
         )
         yield _counter(
             "dflockd_auth_failures", "Clients without the right auth token.", server.unauthorized
@@ -242,29 +248,33 @@ class ServerCollector(Collector):
         if isinstance(tls, TlsContext):
             yield _gauge(
                 "dflockd_tls_certificate_expiry_timestamp_seconds",
-                "Until when the certificate of --tls-cert is good, in Unix time.",
+                "Time at which the certificate of --tls-cert expires, in Unix time.",
                 tls.current.expires_at,
             )
         yield _histogram(
             "dflockd_event_loop_lag_seconds",
-            "How late the event loop comes to what is due.",
+            "How late the event loop runs what is due.",
             self._lag.seen,
         )
 
     def _disk(self, journal: Journal) -> Iterator[Metric]:
         size = journal.segments * SEGMENT
         yield _gauge("dflockd_journal_bytes", "Bytes of the journal on disk.", size)
-        yield _gauge("dflockd_journal_live_bytes", "Bytes of it that count.", journal.live_size)
+        yield _gauge(
+            "dflockd_journal_live_bytes",
+            "Bytes of the journal that are still needed.",
+            journal.live_size,
+        )
         yield _gauge(
             "dflockd_state_free_bytes",
-            "Bytes that are free where the journal is; 0 if that cannot be learned.",
+            "Free bytes on the disk of the journal; 0 if unknown.",
             journal.free,
         )
         yield _gauge("dflockd_journal_segments", "Files of the journal.", journal.segments)
 
     def _shards(self, cluster: Cluster) -> Iterator[Metric]:
         family = GaugeMetricFamily(
-            "dflockd_shards", "Shards of this server, by what it does with them.", labels=["stage"]
+            "dflockd_shards", "Shards of this server, by stage.", labels=["stage"]
         )
         counts = cluster.counts()
         for stage in Stage:
@@ -272,14 +282,16 @@ class ServerCollector(Collector):
         yield family
         yield _gauge(
             "dflockd_shards_unserved",
-            "Shards that are to be this server's and that nobody serves.",
+            "Shards assigned to this server that no server serves.",
             len(cluster.unserved()),
         )
         total, in_use = cluster.store_size or (0, 0)
         yield _gauge(
-            "dflockd_store_bytes", "Bytes that the database of etcd takes; 0 before a look.", total
+            "dflockd_store_bytes", "Size of the database of etcd; 0 before the first look.", total
         )
-        yield _gauge("dflockd_store_used_bytes", "Bytes of it that hold something.", in_use)
+        yield _gauge(
+            "dflockd_store_used_bytes", "Bytes of the database of etcd that are in use.", in_use
+        )
         now = time.monotonic()
         recovering = sum(
             1
@@ -287,7 +299,9 @@ class ServerCollector(Collector):
             if group.recovers_until is not None and group.recovers_until > now
         )
         yield _gauge(
-            "dflockd_shards_recovering", "Shards that wait for the holders of before.", recovering
+            "dflockd_shards_recovering",
+            "Shards that wait for earlier holders to renew.",
+            recovering,
         )
 
 

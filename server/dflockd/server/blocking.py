@@ -76,7 +76,7 @@ class Blocking:
         self.circles = sorted(map(in_words, look.circles[:MOST_SAID]))
         for circle in self.circles:
             if circle not in before:
-                text = "a circle of waiters, which ends with a timeout or a lease alone: %s"
+                text = "deadlock, which only a timeout or the end of a lease resolves: %s"
                 logger.warning(text, circle)
         if self.circles:
             self._server.table.about["circles"] = self.circles

@@ -202,7 +202,7 @@ class Handling:
         end = threading.Timer(LAST_WORD, os._exit, (1,))
         end.daemon = True
         end.start()
-        logger.critical("ending: cannot write to the state directory: %s", str(exc) or repr(exc))
+        logger.critical("stopping: cannot write to the state directory: %s", str(exc) or repr(exc))
         logging.shutdown()
         os._exit(1)
 

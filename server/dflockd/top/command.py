@@ -45,15 +45,15 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="dflockd top",
-        description="Show who holds which key, for how long, and how many wait, until q or Ctrl-C.",
-        epilog="The auth token is that of the variable DFLOCKD_AUTH_TOKEN, or of the file.",
+        description="Show who holds which key, for how long, and how many wait. Press q to quit.",
+        epilog="The auth token comes from the variable DFLOCKD_AUTH_TOKEN or from the file.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "--server",
         metavar="HOST:PORT",
         action="append",
-        help=f"a lock server; once for each of several, or {CLUSTER_PREFIX}host:port,... for a "
+        help=f"a lock server; repeat it for several, or give {CLUSTER_PREFIX}host:port,... for a "
         f"cluster; default 127.0.0.1:{DEFAULT_PORT}",
     )
     parser.add_argument(
@@ -61,25 +61,25 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         type=_interval,
         default=2.0,
-        help="between two questions to a server; default 2",
+        help="seconds between two updates; default 2",
     )
     parser.add_argument(
-        "--sort", choices=[*SORTS], default="waiters", help="what comes first; default waiters"
+        "--sort", choices=[*SORTS], default="waiters", help="order of the keys; default waiters"
     )
     parser.add_argument(
-        "--all", action="store_true", help="also the keys that programs keep notes under"
+        "--all", action="store_true", help="include keys under which programs keep notes"
     )
     parser.add_argument(
         "--auth-token-file",
         metavar="FILE",
-        help="file with the shared secret in its one line [DFLOCKD_AUTH_TOKEN_FILE]",
+        help="file that contains the shared secret in one line [DFLOCKD_AUTH_TOKEN_FILE]",
     )
     parser.add_argument(
-        "--tls", action="store_true", help="speak TLS, with the authorities of this system"
+        "--tls", action="store_true", help="speak TLS; trust the authorities of this system"
     )
-    parser.add_argument("--tls-ca", metavar="FILE", help="with these authorities (PEM)")
-    parser.add_argument("--tls-cert", metavar="FILE", help="certificate to show (PEM)")
-    parser.add_argument("--tls-key", metavar="FILE", help="its private key (PEM)")
+    parser.add_argument("--tls-ca", metavar="FILE", help="trust these authorities instead (PEM)")
+    parser.add_argument("--tls-cert", metavar="FILE", help="client certificate (PEM)")
+    parser.add_argument("--tls-key", metavar="FILE", help="private key of --tls-cert (PEM)")
     return parser
 
 

@@ -182,7 +182,7 @@ def ask(inquiry: Inquiry, question: Callable[[], Question], depth: int = DEPTH) 
     except DflockdError as exc:
         return Report(inquiry.server, now, error=str(exc))
     except (KeyError, TypeError, ValueError) as exc:
-        error = f"lock server {inquiry.server}: what it says cannot be read: {exc!r}"
+        error = f"lock server {inquiry.server}: its answer cannot be read: {exc!r}"
         return Report(inquiry.server, now, error=error)
 
 

@@ -70,7 +70,7 @@ async def test_a_group_has_as_many_as_its_limit(
         ({"group": "\ud800"}, "half of a surrogate pair"),
         ({"group": "a", "group_limit": 0}, "group_limit is 0"),
         ({"group": "a", "group_limit": True}, "group_limit is True"),
-        ({"group_limit": 1}, "give a group, too"),
+        ({"group_limit": 1}, "give a group too"),
     ],
 )
 def test_what_is_no_group_is_refused_early(given: dict[str, object], text: str) -> None:
@@ -84,7 +84,7 @@ def test_a_server_that_knows_no_groups_is_not_asked_for_the_lock() -> None:
     try:
         server.script(InGroup, Status.ERROR)
         lock = sync_client.DistributedLock("k", servers=[str(server)], group="tenant:7")
-        with pytest.raises(errors.GroupsUnsupportedError, match="upgrade it, or leave out"):
+        with pytest.raises(errors.GroupsUnsupportedError, match="upgrade it, or remove the group"):
             lock.acquire()
         assert str(server) in str(lock)
         assert server.asked(Acquire) == []

@@ -422,7 +422,7 @@ def test_auth() -> None:
     assert Played(operations.authenticate(b"secret", "host:1"), at_once(b"ok")).result is None
     for line, cls, text in (
         (b"error_auth", errors.AuthRefusedError, "refused the auth token"),
-        (b"error", errors.AuthRefusedError, "wants no auth token"),
+        (b"error", errors.AuthRefusedError, "takes no auth token: remove yours"),
         (b"error_draining", errors.DrainingError, "server host:1"),
         (b"yes", errors.BadReplyError, "server host:1"),
     ):

@@ -63,7 +63,9 @@ async def test_auth(client: Client, start: Callable[..., ServerProcess]) -> None
 
 
 async def test_auth_where_none_is_wanted(client: Client, server: ServerProcess, key: str) -> None:
-    with pytest.raises(errors.AuthRefusedError, match="wants no auth token") as caught:
+    with pytest.raises(
+        errors.AuthRefusedError, match="takes no auth token: remove yours"
+    ) as caught:
         await client.lock(key, server, auth_token=SECRET).acquire()
     assert SECRET not in str(caught.value)
 

@@ -472,7 +472,7 @@ def test_a_circle_is_named(start_site: StartSite, open_page: OpenPage) -> None:
         else:
             client.lock(key)
     page = open_page(site)
-    expect(page.locator("#circles li")).to_contain_text("A circle of waiters")
+    expect(page.locator("#circles li")).to_contain_text("Deadlock, which only a timeout")
     expect(page.locator("#circles li")).to_contain_text("move[a] waits for two, held by move[b]")
 
 

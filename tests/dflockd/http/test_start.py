@@ -93,7 +93,8 @@ def test_an_open_address_without_a_token_is_warned_of(start_site: StartSite) -> 
     warnings = [line for line in site.server.log if "WARNING" in line]
     assert len(warnings) == 1
     assert (
-        "anybody who reaches 0.0.0.0 can see who holds what: set --auth-token-file" in warnings[0]
+        "anyone who can reach 0.0.0.0 can see who holds which lock: set --auth-token-file"
+        in warnings[0]
     )
 
 

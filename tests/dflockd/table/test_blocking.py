@@ -187,7 +187,7 @@ async def test_a_server_says_it_once(
         for _ in range(20):
             seen._go_on()
             seen.stop()
-    lines = [each.getMessage() for each in caplog.records if "circle" in each.getMessage()]
+    lines = [each.getMessage() for each in caplog.records if "deadlock" in each.getMessage()]
     assert len(lines) == 1
     assert caplog.records[-1].levelname == "WARNING"
     assert (seen.number, seen.longest) == (1, 2) or seen.number == 1
@@ -216,7 +216,7 @@ def test_in_the_log_the_stats_and_nowhere_broken(start_server: StartServer) -> N
         else:
             client.lock(key)
         clients.append(client)
-    eventually(lambda: any("a circle of waiters" in line for line in server.log))
+    eventually(lambda: any("deadlock, which only a timeout" in line for line in server.log))
     stats = json.loads(server.connect().ask("stats")[3:])
     assert len(stats["circles"]) == 1
     assert sorted((row["key"], row["waiters"]) for row in stats["locks"]) == [

@@ -271,7 +271,7 @@ def test_tls(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--server", "one:x"], "server 'one:x' is none"),
+        (["--server", "one:x"], "server 'one:x' is malformed"),
         (["--server", "cluster://a:1", "--server", "b:1"], "give it alone"),
         (["--interval", "0"], "'0' is not a number of seconds from 0.2 to 3600"),
         (["--sort", "colour"], "invalid choice: 'colour'"),

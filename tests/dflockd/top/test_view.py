@@ -295,5 +295,5 @@ def test_keys_of_the_keyboard() -> None:
 
 def test_a_circle_is_a_red_line() -> None:
     drawn = lines(report(row("one"), circles=["a waits for one, held by a"]), styled=True)
-    assert "a circle of waiters: a waits for one, held by a" in drawn[1]
+    assert "deadlock: a waits for one, held by a" in drawn[1]
     assert "\x1b[31m" in drawn[1]

@@ -171,7 +171,7 @@ function showStats(stats) {
   const circles = stats.blocking?.circles || [];
   $("circles").hidden = !circles.length;
   if (circles.length !== $("circles").children.length || circles.some((text, i) => $("circles").children[i].title !== text)) {
-    $("circles").replaceChildren(...circles.map((text) => make("li", { title: text }, `A circle of waiters, which ends with a timeout alone: ${visible(text)}`)));
+    $("circles").replaceChildren(...circles.map((text) => make("li", { title: text }, `Deadlock, which only a timeout or the end of a lease resolves: ${visible(text)}`)));
   }
   document.title = `${stats.holds} held, ${stats.waiters} waiting · dflockd`;
 
