@@ -1,6 +1,6 @@
-"""celery-dflock: one at a time, for Celery tasks.
+"""Distributed locks for Celery tasks.
 
-Everything public is here; see `LockedTask` for how to begin.
+Everything public can be imported from here. Start with `LockedTask`.
 """
 
 from importlib import import_module

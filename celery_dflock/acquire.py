@@ -104,7 +104,7 @@ def _take_up(plan: Plan, handed: HandOff, locks: Locks) -> Overtaken | None:
     said = short_reservation(plan.task, plan.options)
     seconds = _turn_timeout(plan)
     if handed.ticket is None or not locks.take_up(handed.ticket, seconds, lambda: said):
-        why = "its turn had come, and others went first before it had a slot"
+        why = "its turn came, but others went first before it had a slot"
         error = LockNotAcquiredError(handed.key, why)
         return Overtaken(error, _kept(locks.ticket, said.away_s))
     return None
@@ -131,7 +131,7 @@ def _wait(plan: Plan, locks: Locks) -> Refusal | None:
         return ShuttingDown(LockNotAcquiredError(key, "the worker is shutting down"), ticket)
     if (outer := locks.outer) is not None:
         for each in filter(outer.has_under, plan.keys):
-            why = "a task that waits for this one, in the same thread, holds it"
+            why = "it is held by a task in the same thread that waits for this one"
             return TimedOut(LockNotAcquiredError(each, why))
     # Waiting for a run without an owner, its redelivery would have the lock in the end.
     if plan.is_redelivered and (holder := _unnamed_run(plan, locks.look(key))) is not None:

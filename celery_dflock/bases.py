@@ -60,8 +60,8 @@ def _watch(task: type[Task], cls: type, locked: type[Task]) -> None:
     run = inspect.getattr_static(task, "run")
     body = run.__func__ if isinstance(run, staticmethod) else run
     why = (
-        f"task {task.name}: {cls.__name__}.__call__ came to the task past"
-        f" {locked.__name__}.__call__, so that it has no lock: {_remedy(cls, locked)}"
+        f"task {task.name}: {cls.__name__}.__call__ bypassed {locked.__name__}.__call__,"
+        f" so the task has no lock: {_remedy(cls, locked)}"
     )
 
     @functools.wraps(body)

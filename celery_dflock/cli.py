@@ -1,4 +1,4 @@
-"""``celery -A proj dflock ...``: look at the locks of an app, and help when one is stuck."""
+"""``celery -A proj dflock ...``: look at the locks of an app, and release one that is stuck."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery.exceptions import ImproperlyConfigured
 
 import celery_dflock.worker.inspect  # noqa: F401 - `celery inspect` shall know of its command
 from celery_dflock import finding
-from celery_dflock.config import Settings, settings
+from celery_dflock.config import UNREACHABLE_REMEDY, Settings, settings
 from dflockd import admin
 from dflockd.admin import printable
 from dflockd.errors import DflockdError, UnreachableError
@@ -22,24 +22,24 @@ from dflockd.sync_client import DistributedLock, DistributedSemaphore
 
 R = TypeVar("R")
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 with_notes = click.option(
-    "--all", "notes", is_flag=True, help="Also the notes that the plugin keeps of what has run."
+    "--all", "notes", is_flag=True, help="Include the notes that the plugin keeps of finished runs."
 )
 
 
 @click.group(name="dflock")
 def dflock() -> None:
-    """Look at the locks of this app's tasks."""
+    """Inspect and manage the locks of this app's tasks."""
 
 
 @dflock.command(cls=CeleryCommand)
 @as_json
 @click.pass_context
 def status(ctx: click.Context, as_json: bool) -> None:
-    """Say for each lock server whether it answers and how much it holds, and who leads beat.
+    """Show whether each lock server answers, what it holds, and which beat leads.
 
-    The exit status is 1 if one of them does not answer.
+    The exit status is 1 if a server does not answer.
     """
     from celery_dflock.beat.status import beat_status  # every celery command loads this module
 
@@ -94,8 +94,7 @@ def _status_line(row: dict[str, Any]) -> str:
     if "error" in row:
         return click.style(f"{row['server']}: {row['error']}", fg="red")
     circles = "".join(
-        click.style(f"\n  a circle of waiters: {printable(each)}", fg="red")
-        for each in row["circles"]
+        click.style(f"\n  deadlock: {printable(each)}", fg="red") for each in row["circles"]
     )
     return (
         f"{row['server']}: answers in {row['ping_ms']} ms, {row['connections']} connections, "
@@ -107,7 +106,7 @@ def _status_line(row: dict[str, Any]) -> str:
 @as_json
 @click.pass_context
 def ping(ctx: click.Context, as_json: bool) -> None:
-    """Say how long each lock server takes to answer; the exit status is 1 if one does not."""
+    """Show how long each lock server takes to answer. The exit status is 1 if one does not."""
     rows = _of_all_servers(_settings(ctx), _ping)
     if as_json:
         _print_json(rows)
@@ -130,16 +129,16 @@ def _ping(app_settings: Settings, server: str) -> dict[str, Any]:
     flag_value=2.0,
     type=click.FloatRange(0.2, 3600),
     metavar="[SECONDS]",
-    help="Show them until q or Ctrl-C, asking every 2 or so many seconds; needs the extra `top`.",
+    help="Refresh every SECONDS (default 2) until you press q or Ctrl-C; needs the extra `top`.",
 )
 @with_notes
 @click.pass_context
 def locks(ctx: click.Context, as_json: bool, watch: float | None, notes: bool) -> None:
-    """List the keys that are held: by whom, for how long, and how many wait."""
+    """List the held keys: the holder, for how long, and how many wait."""
     app_settings = _settings(ctx)
     if watch is not None:
         if as_json:
-            raise click.UsageError("--json and --watch: choose one of them")
+            raise click.UsageError("--json and --watch are both given: choose one")
         _watch(app_settings, watch, notes)
         return
     rows = [
@@ -184,7 +183,7 @@ def _held(app_settings: Settings, server: str) -> Iterator[dict[str, Any]]:
             waiting = semaphore["waiters"]
             yield {"server": server, "key": report["key"], **holder, "waiters": waiting}
     if stats.get("omitted"):
-        click.echo(f"{server} holds {stats['omitted']} more keys than it lists", err=True)
+        click.echo(f"{server} holds {stats['omitted']} more keys that are not listed", err=True)
 
 
 @dflock.command(cls=CeleryCommand)
@@ -192,7 +191,7 @@ def _held(app_settings: Settings, server: str) -> Iterator[dict[str, Any]]:
 @as_json
 @click.pass_context
 def waiters(ctx: click.Context, key: str | None, as_json: bool) -> None:
-    """List who waits, for KEY or for all keys, in the order in which they will get it."""
+    """List the waiters for KEY, or for all keys, in the order in which they will get the lock."""
     app_settings = _settings(ctx)
     reports = _of_key(app_settings, key) if key else _waited_for(app_settings)
     rows = [
@@ -229,10 +228,11 @@ def _waited_for(app_settings: Settings) -> Iterator[dict[str, Any]]:
 @with_notes
 @click.pass_context
 def find(ctx: click.Context, text: str, as_json: bool, notes: bool) -> None:
-    """Say where a task is: what it holds or waits for, behind whom, and for how long yet.
+    """Show what a task holds or waits for, who is ahead of it, and how long the wait may last.
 
-    TEXT is its id, or a part of an id, of a task's name, of a host or of a key. A holder that waits
-    itself is followed, on all servers. The exit status is 1 if nobody is found.
+    TEXT is a task id, or a part of a task id, task name, host or key. If the holder waits for
+    another lock, that wait is shown too, across all servers. The exit status is 1 if nothing is
+    found.
     """
     app_settings = _settings(ctx)
     servers = _servers(app_settings)
@@ -250,7 +250,7 @@ def find(ctx: click.Context, text: str, as_json: bool, notes: bool) -> None:
             for sentence, is_circle in finding.chain(row, look):
                 click.echo("  " + (click.style(sentence, fg="red") if is_circle else sentence))
     if not rows:
-        click.echo(f"nobody holds or waits for anything with {printable(text)!r} in it", err=True)
+        click.echo(f"no holder, waiter or key matches {printable(text)!r}", err=True)
     sys.exit(not rows)
 
 
@@ -260,25 +260,25 @@ def _found(app_settings: Settings, server: str, text: str, notes: bool) -> Itera
         yield {"server": server, **row}
     more = report["matched"] - len(report["found"])
     if more > 0:
-        click.echo(f"{server} knows {more} more: look for a longer text", err=True)
+        click.echo(f"{server} has {more} more matches: give a longer text", err=True)
 
 
 @dflock.command(cls=CeleryCommand)
 @click.argument("key")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @as_json
 @click.pass_context
 def release(ctx: click.Context, key: str, yes: bool, as_json: bool) -> None:
-    """End the holds of KEY, whoever has them; the next in the queue gets the lock at once.
+    """Release KEY, whoever holds it. The next waiter gets the lock at once.
 
-    Not a thing to do while the holder works: it goes on for up to half its lease before it learns
-    of it. The exit status is 1 if nobody held the key.
+    Do not use this while the holder still works: it goes on for up to half its lease before it
+    learns of the release. The exit status is 1 if nobody held the key.
     """
     app_settings, ended = _settings(ctx), []
     for report in _of_key(app_settings, key):
         for holder in report["holders"]:
             if not yes:
-                text = f"End the hold of {key} by {_name(holder)}, {holder['held_s']:.0f} s?"
+                text = f"Release {key}, held by {_name(holder)} for {holder['held_s']:.0f} s?"
                 click.confirm(text, abort=True, err=True)
             lock = _lock(app_settings, key, semaphore=report["semaphore"])
             if _in_words(partial(lock.evict, holder["fence"])):
@@ -287,16 +287,16 @@ def release(ctx: click.Context, key: str, yes: bool, as_json: bool) -> None:
         _print_json(ended)
     else:
         for row in ended:
-            click.echo(f"{key}: ended the hold by {_name(row)}")
+            click.echo(f"{key}: released, was held by {_name(row)}")
         if not ended:
-            click.echo(f"{key}: nobody holds it")
+            click.echo(f"{key}: not held")
     sys.exit(not ended)
 
 
 @dflock.command(cls=CeleryCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def serve(arguments: tuple[str, ...]) -> None:
-    """Run a lock server here: the same as the command dflockd, with its ARGUMENTS."""
+    """Run a lock server here. ARGUMENTS are those of the command dflockd."""
     from dflockd.cli import main
 
     sys.exit(main(list(arguments)))
@@ -342,12 +342,11 @@ def _ask(question: Callable[..., R], app_settings: Settings, server: str) -> R:
 
 
 def _in_words(question: Callable[[], R]) -> R:
-    """Ask, and let an error be one line of text."""
+    """Ask, and turn an error into one line of text."""
     try:
         return question()
     except UnreachableError as exc:
-        remedy = "start dflockd there, or correct dflock_servers"
-        raise click.ClickException(f"{exc} ({remedy})") from exc
+        raise click.ClickException(f"{exc} ({UNREACHABLE_REMEDY})") from exc
     except (DflockdError, ImproperlyConfigured) as exc:
         raise click.ClickException(str(exc)) from exc
 

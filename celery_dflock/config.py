@@ -53,6 +53,9 @@ OLD_NAMES = {"dflock_max_waiting": "dflock_max_parked"}
 VARIABLES = ("DFLOCK_SERVERS", "DFLOCK_AUTH_TOKEN", "DFLOCK_AUTH_TOKEN_FILE")
 """Variables of the environment that stand in for settings."""
 
+UNREACHABLE_REMEDY = "start dflockd there, or correct dflock_servers"
+"""What to do about a lock server that cannot be reached."""
+
 UNAVAILABLE = ("requeue", "fail", "run")
 """What becomes of a task when no lock server can be asked; see `Settings.unavailable`."""
 
@@ -86,25 +89,26 @@ class Settings:
     """The settings of one app, checked.
 
     Attributes:
-        servers: ``dflock_servers``, else the variable ``DFLOCK_SERVERS`` (comma-separated), else
-            one server on this host. A list, or text with commas; the same order everywhere. Or
-            some servers of a cluster: ``cluster://host:port,...``.
-        sharding_strategy: ``dflock_sharding_strategy``: a callable or its dotted name; not with a
+        servers: ``dflock_servers``, or the variable ``DFLOCK_SERVERS`` (comma-separated); by default
+            one server on this host. A list, or text with commas, in the same order everywhere. For
+            a cluster, some of its servers: ``cluster://host:port,...``.
+        sharding_strategy: ``dflock_sharding_strategy``: a callable or its dotted name. Not with a
             cluster.
-        auth_token: ``dflock_auth_token``, else the variable ``DFLOCK_AUTH_TOKEN``, else the one
-            line of the file that the variable ``DFLOCK_AUTH_TOKEN_FILE`` names.
-        ssl_context: made of ``dflock_use_ssl``: ``True`` for TLS with the authorities of this
-            system, or a dict of ``ca_certs``, ``certfile`` and ``keyfile``, paths as in Celery's
-            ``broker_use_ssl``. Host names are checked.
-        key_prefix: ``dflock_key_prefix``: in front of every key, to keep applications apart.
+        auth_token: ``dflock_auth_token``, or the variable ``DFLOCK_AUTH_TOKEN``, or the one line of
+            the file that the variable ``DFLOCK_AUTH_TOKEN_FILE`` names.
+        ssl_context: made from ``dflock_use_ssl``: ``True`` for TLS with the certificate authorities
+            of the system, or a dict of ``ca_certs``, ``certfile`` and ``keyfile``, paths as in
+            Celery's ``broker_use_ssl``. Host names are checked.
+        key_prefix: ``dflock_key_prefix``: put in front of every key, to keep applications apart.
         unavailable: ``dflock_unavailable``: ``requeue``, ``fail``, or ``run`` without a lock.
-        enabled: ``dflock_enabled``: ``False`` for tests that want no locks at all.
-        wait: ``dflock_wait``: where tasks wait for their locks that do not say so themselves:
-            ``slot``, in a process of the worker's pool, or ``consumer``; see docs/waiting.md.
-        max_waiting: ``dflock_max_waiting``: how many tasks that wait in the consumer of one worker
-            are made up for by a larger prefetch count. Each is a message in memory and a connection.
-        consumer_timeout: ``dflock_consumer_timeout``: RabbitMQ's own ``consumer_timeout``, in
-            seconds, if you have set another; 0 for none. What waits in the consumer is back before.
+        enabled: ``dflock_enabled``: ``False`` for tests that need no locks.
+        wait: ``dflock_wait``: where tasks without a ``lock_wait`` of their own wait: ``slot``, in a
+            process of the worker's pool, or ``consumer``; see docs/waiting.md.
+        max_waiting: ``dflock_max_waiting``: for how many tasks that wait in the consumer of one
+            worker the prefetch count is raised. Each takes memory for its message and a connection.
+        consumer_timeout: ``dflock_consumer_timeout``: the ``consumer_timeout`` of your RabbitMQ in
+            seconds, if you have changed it; 0 for none. A task that waits in the consumer is
+            requeued before it runs out.
     """
 
     servers: Servers
@@ -124,7 +128,7 @@ class Settings:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether the servers are a cluster, in which locks go from one to another."""
+        """Whether the servers are a cluster, in which keys move between servers."""
         return isinstance(self.servers, Seeds)
 
     def connection_options(self) -> dict[str, Any]:
@@ -147,7 +151,7 @@ def settings(app: Celery) -> Settings:
     """Return the settings of an app as they are now.
 
     Raises:
-        ImproperlyConfigured: a value is bad; the text is one line that names the setting.
+        ImproperlyConfigured: a value is bad; one line names the setting, the value and a remedy.
     """
     return read(app).settings
 
@@ -164,7 +168,7 @@ def read(app: Celery) -> Read:
     conf = app.conf.finalize()  # until it is asked for something it has read nothing
     found = _cache[app] = Read(conf)
     if not found.settings.enabled:
-        logger.warning("locking is switched off: locked tasks of app %r run without", app.main)
+        logger.warning("locking is switched off: tasks of app %r run without locks", app.main)
     return found
 
 
@@ -303,7 +307,7 @@ def _enabled(conf: Mapping[str, Any]) -> Any:
 def _max_waiting(conf: Mapping[str, Any]) -> int:
     name, value = _renamed(conf, "dflock_max_waiting", MAX_WAITING)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ImproperlyConfigured(f"{name} is {value!r}: give a whole number from 0")
+        raise ImproperlyConfigured(f"{name} is {value!r}: give a whole number, 0 or more")
     return value
 
 
@@ -311,7 +315,7 @@ def _consumer_timeout(conf: Mapping[str, Any]) -> float:
     value = _given(conf, "dflock_consumer_timeout", CONSUMER_TIMEOUT)
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
         raise ImproperlyConfigured(
-            f"dflock_consumer_timeout is {value!r}: give seconds, or 0 for no end"
+            f"dflock_consumer_timeout is {value!r}: give seconds, or 0 for no limit"
         )
     return value
 
@@ -324,7 +328,7 @@ def _renamed(conf: Mapping[str, Any], name: str, default: Any) -> tuple[str, Any
         return name, default if value is None else value
     if value is not None and value != old_value:
         raise ImproperlyConfigured(
-            f"{name} is {value!r} and {old}, its old name, is {old_value!r}: leave out {old}"
+            f"{name} is {value!r} and {old}, its old name, is {old_value!r}: remove {old}"
         )
     return old, old_value
 
@@ -356,12 +360,13 @@ def _checked(
         raise ImproperlyConfigured(f"dflock_sharding_strategy {strategy!r}: {exc}") from None
     if not callable(strategy):
         raise ImproperlyConfigured(
-            f"dflock_sharding_strategy is {strategy!r}: give (key, number of servers) -> index"
+            f"dflock_sharding_strategy is {strategy!r}: "
+            "give a function (key, number of servers) -> index"
         )
     if isinstance(addresses, Seeds) and strategy is not stable_hash_shard:
         raise ImproperlyConfigured(
             f"dflock_sharding_strategy is set with dflock_servers {addresses}: "
-            "leave it out, a cluster has its own"
+            "remove it, a cluster has its own"
         )
     if not isinstance(prefix, str) or not is_plain(prefix):
         raise ImproperlyConfigured(

@@ -1,4 +1,4 @@
-"""The locks of tasks for code that is none: a view, a shell, a script, a coroutine."""
+"""Locks for code that is not a task: a view, a shell, a script, a coroutine."""
 
 from __future__ import annotations
 
@@ -26,29 +26,31 @@ B = TypeVar("B", bound=LocksBase[Any])
 
 
 class dflock:
-    """Hold the lock that a task with this `lock_key` would hold, in a block of other code.
+    """Hold a lock while a block of code runs: the one that a task with this `lock_key` would hold.
 
         with dflock("account:7") as lock: ...
         async with dflock("account:7") as lock: ...
 
-    In the second form the event loop goes on while the lock is waited for, renewed and released,
-    and `lock.extend()` and `lock.check()` are to be awaited. One object is for one block at a time.
-    With ``dflock_enabled = False`` nobody is asked, and the lock is not `held`.
+    In the second form the event loop keeps running while the lock is waited for, renewed and
+    released; await ``lock.extend()`` and ``lock.check()`` there. Use each object for one block at a
+    time. With ``dflock_enabled = False`` no server is asked, and ``lock.held`` is ``False``.
 
     Args:
-        key: what a task's ``lock_key`` gives; the app's prefix is put in front.
-        timeout: seconds to wait, first come, first served; 0 tries once, ``None`` has no end.
-        ttl: lease in seconds; it is renewed as long as the block runs.
-        limit: as ``lock_limit`` of the tasks that share the key; with a `rate`, by default no limit.
-        group: as what ``lock_group`` of these tasks gives.
-        group_limit: as their ``lock_group_limit``.
-        rate: as ``lock_rate``: such a block counts as the run of a task.
-        app: whose settings to use; by default the current app.
+        key: the key, as a task's ``lock_key`` makes it; the app's prefix is put in front.
+        timeout: seconds to wait, first come, first served. 0 tries once, ``None`` waits without
+            end.
+        ttl: the lease, in seconds. It is renewed for as long as the block runs.
+        limit: the ``lock_limit`` of the tasks that share the key. With a `rate` the default is no
+            limit.
+        group: the group, as a task's ``lock_group`` makes it.
+        group_limit: the ``lock_group_limit`` of these tasks.
+        rate: the ``lock_rate`` of these tasks. The block counts as one run.
+        app: the app whose settings apply. Default: the current app.
 
     Raises:
-        LockNotAcquiredError: not granted in time, or this is a worker that is shutting down.
-        LockUnavailableError: no lock server could be asked.
-        RuntimeError: the object is in use already.
+        LockNotAcquiredError: the lock was not granted in time, or this worker is shutting down.
+        LockUnavailableError: no lock server answered.
+        RuntimeError: this object is in use already.
     """
 
     def __init__(
@@ -95,13 +97,13 @@ class dflock:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         locks, self._locks = self._locks, None
         if locks is not None:
             locks.release()
 
     async def __aenter__(self) -> AsyncLock:
-        """Wait for the lock; who is cancelled meanwhile leaves nothing behind."""
+        """Wait for the lock. If the wait is cancelled, nothing is left behind."""
         locks, is_enabled = self._make(AsyncLocks)
         self._async_locks = locks
         try:
@@ -120,7 +122,7 @@ class dflock:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         locks, self._async_locks = self._async_locks, None
         if locks is not None:
             await locks.release()
@@ -165,23 +167,24 @@ class dflock:
 
 
 class AsyncLock(HeldLock):
-    """What ``async with dflock(...)`` gives."""
+    """The lock in the block of ``async with dflock(...)``."""
 
     _locks: AsyncLocks
 
     async def extend(self, seconds: int | None = None) -> bool:
-        """Renew the lease now, for `seconds` (default: `ttl`); ``False`` if it is lost.
+        """Renew the lease now, for `seconds` (default: `ttl`). Return ``False`` if the lock is lost.
 
-        A thread does this all the time, also while the loop is busy. It is for what stops all threads
-        of the process longer than the lease: call it before. In doubt it waits, as `check` does.
+        A thread renews it all the time, even while the event loop is busy. Call this before
+        something that stops all threads of the process for longer than the lease. It waits while
+        the state is in doubt, as `check` does.
         """
         return await self._locks.renew(seconds)
 
     async def check(self) -> None:
-        """Return if the lock is certainly held; in doubt, once it is certain again.
+        """Return if the lock is certainly held. In doubt, wait until it is certain again.
 
         Raises:
-            LockLostError: it is lost.
+            LockLostError: the lock is lost.
         """
         await self._locks.check()
 

@@ -1,6 +1,6 @@
-"""What a task can fail with because of its lock.
+"""Errors with which a task can fail because of its lock.
 
-Each keeps what it says in ``args``, so that it survives pickling and JSON result backends alike.
+Each keeps its parts in ``args``, so that it survives pickling and JSON result backends.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ class LockError(Exception):
     """Root of the plugin's errors.
 
     Args:
-        key: the lock concerned.
+        key: the key of the lock.
         reason: what happened, in a few words.
     """
 
@@ -29,12 +29,14 @@ class LockError(Exception):
 
 
 class LockNotAcquiredError(LockError):
-    """The lock was not granted in time, and the task or the caller wants that to be a failure.
+    """The lock was not granted in time.
+
+    A task fails with it if ``lock_conflict`` is ``"fail"``; `dflock` raises it.
 
     Args:
-        key: the lock concerned.
+        key: the key of the lock.
         reason: what happened, in a few words.
-        holder: who held it then, as the holder describes itself, if that could be learned.
+        holder: the label of the holder, or ``None`` if it is not known.
     """
 
     _what = "was not acquired"
@@ -50,31 +52,31 @@ class LockNotAcquiredError(LockError):
 
 
 class DuplicateTaskError(LockNotAcquiredError):
-    """The task was not sent: one like it is on its way, and ``lock_duplicate`` is ``raise``.
+    """The task was not sent: another one like it is on its way and ``lock_duplicate`` is ``"raise"``.
 
     Args:
-        key: what makes the two alike.
+        key: the key that both have.
         reason: what happened, in a few words.
-        holder: the task that was first, and who sent or runs it.
+        holder: the first task, and the process that sent it or runs it.
     """
 
     _what = "is taken"
 
 
 class LockUnavailableError(LockError):
-    """No lock server could be asked, and ``dflock_unavailable`` says ``fail``."""
+    """No lock server answered, and ``dflock_unavailable`` is ``"fail"``."""
 
-    _what = "cannot be asked for"
+    _what = "is unavailable"
 
 
 class SupersededError(LockError, Ignore):
-    """A newer task has asked for the lock while this one ran, and the newest wins.
+    """A newer task wants the lock while this one runs, and the newest wins.
 
-    Raised in the task, at the points at which a lost lock is. Let it pass, after whatever has to be
-    tidied up: the task ends as ``REVOKED`` then. Celery does not retry it (``autoretry_for``).
+    It is raised in the task, where `LockLostError` would be. Clean up and let it pass: the task
+    then ends as ``REVOKED``. ``autoretry_for`` does not apply to it.
 
     Args:
-        key: the lock concerned.
+        key: the key of the lock.
         reason: what happened, in a few words.
         by: the newer task.
     """
@@ -88,10 +90,10 @@ class SupersededError(LockError, Ignore):
 
 
 class LockLostError(LockError):
-    """The lock was lost while the task ran: somebody else may hold it by now.
+    """The lock was lost while the task ran: another task may hold it by now.
 
-    It is never raised while that is in doubt. Where `dflockd.errors.LockLostError`, that of the
-    clients, has told of the loss, it is the cause of this one.
+    It is never raised while this is in doubt. If the client reported the loss, its
+    `dflockd.errors.LockLostError` is the cause.
     """
 
     _what = "was lost"

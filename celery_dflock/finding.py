@@ -31,7 +31,7 @@ def who(label: str) -> str:
     """Return whom a label names, as people say it."""
     found = _TASK.fullmatch(label)
     if found is None:
-        return printable(label) or "somebody without a label"
+        return printable(label) or "someone without a label"
     task, does, host, _ = found.groups()
     where = f" on {host}" if host else ""
     return printable(f"{task}{f' ({does})' if does else ''}{where}")
@@ -58,7 +58,7 @@ def in_words(row: Found) -> str:
     key, holder, waiting = printable(row["key"]), row["holder"], row["waiters"]
     queue = f"{waiting} {'waits' if waiting == 1 else 'wait'} for it" if waiting else "nobody waits"
     if holder is None:
-        return f"{key} is held by nobody; {queue}"
+        return f"{key} is not held; {queue}"
     slots = f", {row['holders']} of {row['limit']} slots taken" if row["limit"] != 1 else ""
     since, left = duration(holder["held_s"]), duration(max(0.0, holder["lease_expires_in_s"]))
     return (
@@ -74,9 +74,9 @@ def _waits(row: Found) -> str:
         f"for {duration(waiter['waited_s'])}"
     ]
     if waiter.get("away"):
-        said.append("it is requeued and will be back, its position is kept")
+        said.append("it is requeued and keeps its position")
     if waiter.get("told"):
-        said.append("it has been told of its turn")
+        said.append("it has been told that its turn has come")
     if holder is None:
         said.append("nobody holds it yet")
     else:
@@ -88,8 +88,8 @@ def _waits(row: Found) -> str:
 
 def _forecast(pace: float | None, position: int) -> str:
     if pace is None:
-        return "nobody behind this holder has had it yet, so there is no pace to go by"
-    return f"at the present pace about {duration(pace * position)}"
+        return "the lock has not changed hands yet, so there is no estimate"
+    return f"about {duration(pace * position)} at the current pace"
 
 
 def chain(row: Found, find: Find) -> Iterator[tuple[str, bool]]:
@@ -122,6 +122,6 @@ def _is(waiter: Mapping[str, Any], run: str) -> bool:
 
 def _circle(runs: Sequence[str]) -> str:
     if len(runs) == 1:
-        return f"a circle: {printable(runs[0])} waits for what it holds itself, for ever"
+        return f"deadlock: {printable(runs[0])} waits for what it holds itself, for ever"
     text = ", which waits for ".join(map(printable, [*runs, runs[0]])).replace(", which", "", 1)
-    return f"a circle, which ends with a timeout alone: {text}"
+    return f"deadlock, which only a timeout or the end of a lease resolves: {text}"

@@ -1,4 +1,4 @@
-"""Locks that are held, as the code under them sees them."""
+"""The locks that a task or a block holds, as its code sees them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from celery_dflock.locks import Locks, LocksBase
 
 
 class HeldLock:
-    """Locks that are held.
+    """One or more locks that are held.
 
     Attributes:
-        keys: what is locked, prefix included; nearly always one key.
-        fences: the fence of each of `keys`.
-        waited: seconds that it took until all were granted.
+        keys: the keys, prefix included; nearly always one.
+        fences: the fence of each key.
+        waited: seconds until all of them were granted.
     """
 
     def __init__(self, locks: LocksBase[Any], waited: float) -> None:
@@ -26,7 +26,7 @@ class HeldLock:
 
     @property
     def key(self) -> str:
-        """What is locked; the first in order where ``lock_key`` gives several."""
+        """The key. If ``lock_key`` names several, the first in sorted order."""
         return self.keys[0]
 
     @property
@@ -36,29 +36,30 @@ class HeldLock:
 
     @property
     def held(self) -> bool:
-        """Whether the lock is certainly still held."""
+        """Whether the lock is certainly held still."""
         return self._locks.held
 
     @property
     def state(self) -> str:
-        """``"held"``, ``"doubtful"``, ``"lost"``, or ``"free"`` after the task.
+        """``"held"``, ``"doubtful"``, ``"lost"``, or ``"free"`` once the task has ended.
 
-        It is doubtful while its connection has broken and the lock server is sought again: it may
-        have given the lock away. Of several keys it is the state of the one which is worst off.
+        The state is doubtful after the connection has broken and until the lock is renewed on
+        another one: the server may have given the lock away. With several keys this is the worst
+        state among them.
         """
         return self._locks.state
 
     @property
     def token(self) -> str | None:
-        """The token of the grant of `key`; ``None`` once it is lost."""
+        """The token of the grant of `key`, or ``None`` once it is lost."""
         return self._locks.tokens[self.key]
 
     @property
     def fence(self) -> int | None:
-        """A number that grows with every grant of `key`, for the resource to compare.
+        """A number that grows with every grant of `key`, for the resource that you write to.
 
-        Send it along with each write; a resource that remembers the largest and refuses smaller
-        ones is safe even from a task that does not know yet that its lock is lost.
+        Send it with each write. A resource that remembers the largest fence and refuses smaller
+        ones is safe even from a task that does not know yet that it has lost its lock.
         """
         return self.fences[self.key]
 
@@ -68,7 +69,7 @@ class HeldLock:
 
 
 class TaskLock(HeldLock):
-    """The lock of the task that is running; see `current_lock`."""
+    """The lock of the running task; see `current_lock`."""
 
     _locks: Locks
 
@@ -91,21 +92,22 @@ class TaskLock(HeldLock):
         return None if outer is None else TaskLock.of(outer)
 
     def extend(self, seconds: int | None = None) -> bool:
-        """Renew the lease now, for `seconds` (default: ``lock_ttl``); ``False`` if it is lost.
+        """Renew the lease now, for `seconds` (default: ``lock_ttl``). Return ``False`` if it is lost.
 
-        The renewal thread does this all the time. It is for what stops all threads of the process
-        longer than the lease: call it before. In doubt it waits, as `check` does.
+        A thread renews it all the time. Call this before something that stops all threads of the
+        process for longer than the lease. It waits while the state is in doubt, as `check` does.
         """
         return self._locks.renew(seconds)
 
     def check(self) -> None:
-        """Return if the lock is certainly held; in doubt, once it is certain again.
+        """Return if the lock is certainly held. In doubt, wait until it is certain again.
 
-        That takes no longer than what is left of the lease.
+        It waits no longer than the rest of the lease.
 
         Raises:
-            LockLostError: it is lost. Also, without waiting, if it is in doubt and this is called on
-                the renewal thread, where ``lock_lost`` and the signal `lock_lost` are.
+            LockLostError: the lock is lost. Also if the state is in doubt and you call this on the
+                renewal thread, where the function ``lock_lost`` and receivers of the signal
+                `lock_lost` run: that thread cannot wait.
         """
         self._locks.check()
 
@@ -135,7 +137,7 @@ def current_lock() -> TaskLock | None:
 def require_lock() -> TaskLock:
     """Return the lock of the locked task that this code runs in.
 
-    It is `current_lock` for code that makes no sense without a lock: it never returns ``None``.
+    Use it instead of `current_lock` in code that needs a lock: it never returns ``None``.
 
     Raises:
         RuntimeError: this code does not run in a locked task, or ``dflock_enabled`` is ``False``.

@@ -199,7 +199,7 @@ def default_key(task_name: str, arguments: Mapping[str, Any]) -> str:
         text = json.dumps(dict(arguments), sort_keys=True)
     except (TypeError, ValueError) as exc:
         raise LockKeyError(
-            task_name, f"its arguments make no JSON ({exc}): give the task a lock_key"
+            task_name, f"its arguments cannot be written as JSON ({exc}): set lock_key"
         ) from None
     return f"{encode(task_name)}:{_digest(text)}"
 

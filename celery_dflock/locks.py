@@ -358,9 +358,9 @@ def is_kept(lock: LockBase) -> bool:
 
 def lost_error(lock: LockBase) -> LockLostError:
     """Return what is to be raised where a lock would have to be held."""
-    why = "its lease ended or the server forgot it"
+    why = "its lease ended or the server no longer knows it"
     if lock.state == "doubtful":
-        why = "that is in doubt, and on this thread nobody can wait for the end of it"
+        why = "its state is in doubt, and this thread cannot wait until it is known"
     return LockLostError(lock.key, why)
 
 

@@ -65,13 +65,13 @@ class Loss(Interruptible):
         self._is_told = True
         plan, lost = self._plan, self._plan.options.lost
         locks = None if self._locks is None else self._locks()
-        error = LockLostError(lock.key, "its lease ended unrenewed or the server forgot it")
+        error = LockLostError(lock.key, "its lease ended or the server no longer knows it")
         interrupted = self.is_raised and self.interrupt(error)
         logger.error(
             "task %s: %s; the task %s",
             plan.name,
             error,
-            "is interrupted" if interrupted else "goes on unlocked",
+            "is interrupted" if interrupted else "continues without its lock",
         )
         held = None if locks is None else TaskLock.of(locks)
         lock_lost.send(sender=plan.task, request=plan.request, key=lock.key, lock=held)

@@ -73,7 +73,7 @@ LockKey: TypeAlias = str | Callable[..., Any] | Sequence[str | Callable[..., Any
 
 
 class RequeueOptions(TypedDict, total=False):
-    """What ``lock_requeue`` can say; times in seconds. See `LockedTask`."""
+    """What ``lock_requeue`` can contain; times in seconds. See `celery_dflock.options.Backoff`."""
 
     base: float
     cap: float
@@ -85,15 +85,15 @@ class RequeueOptions(TypedDict, total=False):
 class TaskOptions(TypedDict, total=False):
     """The options of a locked task, for type checkers and editors; see `LockedTask`.
 
-    For several tasks, or one::
+    Use it for several tasks, or for one::
 
         ACCOUNT = TaskOptions(lock_key="account:{account_id}", lock_conflict="skip")
 
         @app.task(base=LockedTask, **ACCOUNT)
         def sync_account(account_id: int) -> None: ...
 
-    Celery's own decorator takes any argument, so nothing checks what is written there. For one call:
-    ``headers={"dflock": TaskOptions(lock_timeout=60)}``.
+    Celery's own decorator accepts any argument, so a type checker cannot see a mistake there. For
+    one call: ``headers={"dflock": TaskOptions(lock_timeout=60)}``.
     """
 
     lock_key: LockKey
@@ -118,26 +118,26 @@ OPTIONS = tuple(TaskOptions.__annotations__)
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How a requeued task keeps its distance; times in seconds.
+    """The pauses of a requeued task; times in seconds.
 
-    The pause before the next attempt is random, up to `base` doubled with each attempt and at most
-    `cap`: "full jitter". (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter)
-    A message with a countdown is held unacknowledged by a worker, so `cap` must stay far below the
-    broker's visibility timeout.
+    A pause is random ("full jitter"): up to `base` seconds, doubled with each attempt, and at most
+    `cap`. (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter) A worker holds
+    a message with a countdown unacknowledged, so `cap` must stay far below the broker's visibility
+    timeout.
 
-    Its place in the queue of its lock is kept during the pause, if ``lock_conflict`` is the word
-    ``"requeue"`` and there is one key; see docs/waiting.md.
+    During the pause the task keeps its position in the queue of its lock, if ``lock_conflict`` is
+    the word ``"requeue"`` and there is one key; see docs/waiting.md.
     """
 
     base: float = 1.0
     cap: float = 30.0
     max_wait: float = 3600.0
-    """After so long since the first conflict the task fails instead; 0 never. Outages do not count."""
+    """Seconds since the first conflict after which the task fails; 0 never. Outages do not count."""
     max_attempts: int = 0
-    """After so many conflicts the task fails instead; 0 never."""
+    """Number of conflicts after which the task fails; 0 never."""
     hold: float | None = 0.0
-    """So long before and after the end of the pause the lock is kept free for the task, if its turn
-    has come; ``None`` keeps no place at all."""
+    """If the task's turn comes during the pause, the lock is reserved for it from so many seconds
+    before the end of the pause until as many after it. ``None`` keeps no position at all."""
 
     def pause(self, attempt: int, chance: float) -> float:
         """Return the seconds before attempt number `attempt` + 1; `chance` is from 0 to 1."""
@@ -179,10 +179,10 @@ class LockOptions:
 
     @classmethod
     def of(cls, task: type[Task]) -> LockOptions:
-        """Read the options from a task class.
+        """Read the options of a task class.
 
         Raises:
-            ImproperlyConfigured: an option is unknown or its value is bad; one line says which.
+            ImproperlyConfigured: an option is unknown or its value is bad; one line names it.
         """
         _refuse_unknown(task)
         signature = _signature(task)
@@ -190,12 +190,12 @@ class LockOptions:
 
     @classmethod
     def of_call(cls, task: type[Task], given: Mapping[str, Any], usual: LockOptions) -> LockOptions:
-        """Read the options of a call that names some itself, in its message header.
+        """Read the options of a call that sets some itself, in its message header.
 
         Args:
             task: the class of the task.
-            given: what the call names.
-            usual: those of calls that name none. The task's function is not looked into again.
+            given: the options that the call sets.
+            usual: those of calls that set none; the task's function is not examined again.
 
         Raises:
             ImproperlyConfigured: as for `of`.
@@ -281,7 +281,7 @@ class LockOptions:
             return None
         made = self._make(self.group, task, args, kwargs, "lock_group")
         if len(made) != 1:
-            raise LockKeyError(task.name, f"lock_group returned {made!r}, not one text")
+            raise LockKeyError(task.name, f"lock_group returned {made!r}, not a text")
         return finish(made[0])
 
     def _make(
@@ -306,7 +306,9 @@ class LockOptions:
             or not several
             or not all(isinstance(key, str) and key for key in several)
         ):
-            raise LockKeyError(task.name, f"{option} returned {made!r}, not a text or several")
+            raise LockKeyError(
+                task.name, f"{option} returned {made!r}, not a text or a list of texts"
+            )
         return [encode(key) for key in several]
 
 
@@ -328,7 +330,7 @@ class _Values:
         value = self[option]
         if not (isinstance(value, int) and _is_number(value) and 0 < value <= most):
             what = "whole seconds" if most == MAX_SECONDS else "a whole number"
-            raise self.bad(option, f"{what} from 1")
+            raise self.bad(option, f"{what}, 1 or more")
         return value
 
     def choice(self, option: str, known: tuple[str, ...]) -> Any:
@@ -360,11 +362,13 @@ def _conflict(
         known = ", ".join((*CONFLICT, SUPERSEDE))
         raise values.bad("lock_conflict", f"one of {known}, or ('{SUPERSEDE}', {then})")
     if values["lock_limit"] != 1:
-        raise values.bad("lock_limit", f"1 with lock_conflict '{SUPERSEDE}': of several, which?")
+        raise values.bad("lock_limit", f"1, since lock_conflict is '{SUPERSEDE}'")
     if sources is not None and len(sources) > 1:
-        raise values.bad("lock_key", f"one key with lock_conflict '{SUPERSEDE}'")
+        raise values.bad("lock_key", f"one key, since lock_conflict is '{SUPERSEDE}'")
     if values["lock_group"] is not None:
-        raise values.bad("lock_group", f"None with lock_conflict '{SUPERSEDE}': only one waits")
+        raise values.bad(
+            "lock_group", f"None, since lock_conflict is '{SUPERSEDE}' and only one waits"
+        )
     return words[1], True
 
 
@@ -389,7 +393,7 @@ def _timeout(values: _Values) -> float | None:
     if timeout is None or (_is_number(timeout) and 0 <= timeout <= MAX_SECONDS):
         seconds: float | None = timeout
         return seconds
-    raise values.bad("lock_timeout", "seconds from 0, or None for no end")
+    raise values.bad("lock_timeout", "seconds, 0 or more, or None to wait without end")
 
 
 def _signature(task: type[Task]) -> inspect.Signature:
@@ -415,7 +419,7 @@ def _keys(
         return None
     several = given if isinstance(given, list | tuple) else (given,)
     if not several:
-        raise values.bad("lock_key", "one key at least, or None for the name and the arguments")
+        raise values.bad("lock_key", "at least one key, or None for the task's name and arguments")
     return tuple(_key(values, signature, key) for key in several)
 
 
@@ -432,7 +436,7 @@ def _group_limit(values: _Values) -> int | None:
     if values["lock_group_limit"] is None:
         return None
     if values["lock_group"] is None:
-        raise values.bad("lock_group_limit", "a lock_group, too, or leave it out")
+        raise values.bad("lock_group_limit", "a lock_group too, or remove it")
     return values.whole("lock_group_limit", MAX_LIMIT)
 
 
@@ -450,7 +454,9 @@ def _key(
     if callable(key):
         function: KeyFunction = key
         return function
-    raise values.bad(option, "a template over the arguments or (task, args, kwargs) -> key")
+    raise values.bad(
+        option, "a template over the arguments or a function (task, args, kwargs) -> key"
+    )
 
 
 def _backoff(values: _Values) -> Backoff:
@@ -464,8 +470,8 @@ def _backoff(values: _Values) -> Backoff:
         if value is None and name == "hold":
             continue
         if not (_is_number(value) and 0 <= value <= MAX_SECONDS):
-            also = " or None" if name == "hold" else ""
-            raise values.bad("lock_requeue", f"a number from 0{also} for {name}")
+            also = ", or None" if name == "hold" else ""
+            raise values.bad("lock_requeue", f"a number, 0 or more{also}, for {name}")
     return Backoff(**given)
 
 

@@ -48,7 +48,7 @@ def headers_with_age(
     try:
         age = bound.make_lock(key).draw_age()
     except errors.RemoteError as exc:
-        why = "its age counts from its arrival in a worker"
+        why = "its age counts from when a worker receives it"
         logger.warning("task %s[%s]: %s: %s", task.name, task_id, why, exc)
         return headers
     return header.with_age(headers, age, task_id)
@@ -75,7 +75,7 @@ def prepare(plan: Plan) -> Unavailable | None:
 
 def _only(keys: Sequence[str]) -> str:
     if len(keys) > 1:
-        why = "lock_key gave several keys: with lock_conflict 'supersede' give one"
+        why = "lock_key gave several keys: give one, since lock_conflict is 'supersede'"
         raise LockKeyError(keys[0], why)
     return keys[0]
 

@@ -1,4 +1,4 @@
-"""Tasks that run while they hold a lock."""
+"""`LockedTask` and `SingletonTask`: tasks that run while they hold a lock."""
 
 from __future__ import annotations
 
@@ -34,66 +34,71 @@ from dflockd.rates import RateLike
 
 
 class LockedTask(each.OneByOne):
-    """A task that runs while it holds a lock, for ``@app.task(base=LockedTask, ...)``.
+    """A task that runs while it holds a lock: ``@app.task(base=LockedTask, ...)``.
 
-    The lock is taken in the worker just before the body runs and released when the body ends in any
-    way. While the body runs a thread renews the lease; if the process dies, the lock is free at
-    once. Calling the task like a function, ``task()``, takes no lock.
+    The worker takes the lock just before the body runs and releases it when the body ends, however
+    it ends. A thread renews the lease while the body runs. If the process dies, the lock is free
+    at once. A direct call, ``task()``, takes no lock.
 
-    A message that the broker delivers again while its task runs (``acks_late``, visibility timeout)
-    is no conflict: whatever ``lock_conflict`` says, the copy is requeued until the lock is free.
-    Then it is dropped if the id has its result by now, and else it runs; see docs/redelivery.md.
+    A broker may deliver a message again while its task runs (``acks_late``, visibility timeout).
+    Such a redelivery is not a conflict and ``lock_conflict`` does not apply to it. It is requeued
+    until the lock is free; then it is dropped if the task has a result, and runs otherwise. See
+    docs/redelivery.md.
 
-    Options, as decorator arguments, class attributes or ``task_annotations``:
+    Set the options as arguments of the decorator, as class attributes or in ``task_annotations``:
 
     Attributes:
-        lock_key: template over the arguments (``"account:{account_id}"``), or a function
-            ``(task, args, kwargs) -> key``, or a list of these: all are taken, in sorted order. By
-            default the task's name and all its arguments.
-        lock_limit: how many may hold the key at once; the same for all users of the key.
-        lock_group: as `lock_key`, one template or function: to which group a call belongs
-            (``"tenant:{tenant_id}"``). The groups that wait for a key take turns; within one, and
-            among all calls without, it is first come, first served.
-        lock_group_limit: how many of one group may hold the key at once; by default all.
+        lock_key: the key: a template over the arguments (``"account:{account_id}"``), a function
+            ``(task, args, kwargs) -> key``, or a list of these. The task takes all keys of a list,
+            in sorted order. Default: the name of the task and all its arguments.
+        lock_limit: how many runs may hold the key at once. All users of a key must give the same
+            number.
+        lock_group: the group of a call: a template or a function, as in `lock_key`
+            (``"tenant:{tenant_id}"``). Groups that wait for the same key take turns. Within a
+            group the order is first come, first served. Calls without a group form one group.
+        lock_group_limit: how many runs of one group may hold the key at once. Default: no limit.
         lock_rate: how many runs may begin in any window of a second, minute or hour, over all
-            workers: ``"10/m"``, or ``(10, 60)``. Without a `lock_limit` any number of them go on at
-            once. See docs/rates.md.
-        lock_ttl: lease in seconds. It bounds how long the lock outlives a worker that is cut off.
-        lock_timeout: seconds to wait for the lock in the worker, first come, first served; 0 tries
-            once, ``None`` has no end. Of a task that waits in the consumer, where the default is
-            1500, it bounds the time there. Rounded up to whole seconds there, and wherever the
-            place is kept (see `lock_requeue`). A server that does not answer is given two seconds
-            more; then `dflock_unavailable` decides.
-        lock_wait: where it waits: ``"slot"``, in a process of the worker's pool, which does nothing
-            else meanwhile; or ``"consumer"``, where hundreds can wait. By default the app's
-            ``dflock_wait``, that is in the slot. See docs/waiting.md.
-        lock_conflict: what happens if it is not granted in time: ``"requeue"`` sends the task again
-            with a pause, ``"skip"`` ends it with a `Skipped` result, ``"fail"`` with
-            `LockNotAcquiredError`. Or a function ``(task, error)`` that returns one of these words
-            or the result of the task, or raises. ``"supersede"``: the newest wins. The holder is
-            interrupted with `SupersededError`, those who wait are skipped if they are older, and
-            what is not granted in time even so is requeued; ``("supersede", "skip")`` and
-            ``("supersede", "fail")`` say else. See docs/supersede.md.
-        lock_requeue: the pauses of ``requeue``, during which the task keeps its place in the queue,
-            and for how long the lock is kept free if its turn comes meanwhile; a dict, see
-            `celery_dflock.options.Backoff`.
-        lock_lost: what happens if the lock is lost while the body runs: ``"raise"`` raises
-            `LockLostError` in it, ``"warn"`` logs. Or a function ``(task, lock)``, which runs on
-            the renewal thread and must not block. Nothing happens while that is in doubt.
-        lock_unique: whether the task is sent while another with its name and `lock_key` is on its
-            way. ``None`` sends it always. Else the other counts ``"until_executing"``: until it has
-            the lock and begins; or ``"until_executed"``: until it has ended, retries included; or
-            ``"until_expired"``: for `lock_unique_ttl`, whatever becomes of it. A call that somebody
-            counts on is always sent: in a chain, group or chord, with callbacks, or with an id of
-            the caller's choice. So is one that finds no lock server. See docs/unique.md.
-        lock_unique_ttl: seconds after which a task that has not begun does not count any more; it
+            workers: ``"10/m"``, or ``(10, 60)`` for 10 runs in 60 seconds. It does not limit how
+            many run at once; `lock_limit` does. See docs/rates.md.
+        lock_ttl: the lease, in seconds. If a worker is cut off from the lock server, its locks
+            are free after this time.
+        lock_timeout: how long the task waits for the lock, in seconds. ``0`` tries once, ``None``
+            waits without end. The default is 5 in a slot and 1500 in the consumer. Rounded up to
+            whole seconds in the consumer, and wherever the task keeps its position (see
+            `lock_requeue`). If a server does not answer within this time and two more seconds,
+            ``dflock_unavailable`` applies.
+        lock_wait: where the task waits: ``"slot"``, in a process of the worker's pool, which does
+            nothing else meanwhile, or ``"consumer"``, where hundreds can wait. Default: the setting
+            ``dflock_wait``, which is ``"slot"`` if you do not set it. See docs/waiting.md.
+        lock_conflict: what happens if the lock is not granted in time. ``"requeue"`` sends the task
+            again after a pause. ``"skip"`` ends it with a `Skipped` result. ``"fail"`` fails it with
+            `LockNotAcquiredError`. A function ``(task, error)`` returns one of these words or the
+            result of the task, or raises. ``"supersede"`` lets the newest task win: the holder is
+            interrupted with `SupersededError`, older waiters are skipped, and a task that still
+            gets no lock in time is requeued. Write ``("supersede", "skip")`` or
+            ``("supersede", "fail")`` to end it instead. See docs/supersede.md.
+        lock_requeue: the pauses of ``"requeue"``, a dict; see `celery_dflock.options.Backoff`. The
+            task keeps its position in the queue during a pause, and the lock stays reserved for a
+            while if its turn comes before it is back.
+        lock_lost: what happens if the lock is lost while the body runs. ``"raise"`` raises
+            `LockLostError` in the body, ``"warn"`` only logs an error. A function ``(task, lock)``
+            runs on the renewal thread and must not block. Nothing happens while it is in doubt
+            whether the lock is lost.
+        lock_unique: whether to send the task while another one with the same name and `lock_key`
+            is on its way. ``None`` always sends it. Otherwise the other one counts until it has the
+            lock and begins (``"until_executing"``), until it has ended, retries included
+            (``"until_executed"``), or for `lock_unique_ttl` seconds whatever happens to it
+            (``"until_expired"``). A call is always sent if its result matters to others (in a
+            chain, group or chord, with callbacks, or with a task id that you chose) or if no lock
+            server answers. See docs/unique.md.
+        lock_unique_ttl: seconds after which a task that has not begun no longer counts: its message
             may have been purged. At most the server's ``--max-lease-ttl``.
-        lock_duplicate: what becomes of the second one: ``"coalesce"`` returns the result of the
-            first, ``"raise"`` raises `DuplicateTaskError`, ``"skip"`` returns a result that is
-            ready and `Skipped`, and ``"replace"`` sends it and revokes the first, unless that runs;
-            not with ``until_expired``.
+        lock_duplicate: what happens to the second task. ``"coalesce"`` returns the result of the
+            first, ``"raise"`` raises `DuplicateTaskError`, ``"skip"`` returns a `Skipped` result
+            that is ready, and ``"replace"`` sends the second and revokes the first unless it runs.
+            ``"replace"`` cannot be combined with ``"until_expired"``.
 
-    One call can have options of its own, in its message header:
+    Options for a single call go into its message header:
     ``task.apply_async(args, headers={"dflock": {"lock_timeout": 60}})``.
     """
 
@@ -137,9 +142,9 @@ class LockedTask(each.OneByOne):
         shadow: str | None = None,
         **options: Any,
     ) -> AsyncResult:
-        """Send the task, unless ``lock_unique`` finds another like it on its way.
+        """Send the task, unless ``lock_unique`` finds another one like it on its way.
 
-        For the arguments see `celery.Task.apply_async`.
+        It takes the arguments of `celery.Task.apply_async`.
 
         Raises:
             DuplicateTaskError: there is one, and ``lock_duplicate`` is ``"raise"``.
@@ -230,10 +235,10 @@ class LockedTask(each.OneByOne):
 
 
 class SingletonTask(LockedTask):
-    """A task of which one runs at a time, whatever its arguments; an overlapping one is skipped.
+    """A task of which one run exists at a time, whatever its arguments; overlapping runs are skipped.
 
-    For jobs that are sent on a schedule: ``@app.task(base=SingletonTask)``. It is a `LockedTask`
-    with other defaults, and every option can be set.
+    Made for jobs on a schedule: ``@app.task(base=SingletonTask)``. It is a `LockedTask` with other
+    defaults, and you can set every option.
     """
 
     lock_key: ClassVar[LockKey] = staticmethod(lambda task, _args, _kwargs: task.name)

@@ -1,11 +1,11 @@
-"""Spans of OpenTelemetry for what a locked task waits for and holds; needs the extra ``otel``.
+"""OpenTelemetry spans for the wait for a lock and the time it is held; needs the extra ``otel``.
 
-Two for each run, both children of the span of the task, which OpenTelemetry's instrumentation of
-Celery makes: ``lock wait`` until the lock is granted or the task gives up, and ``lock hold`` from
-then until it is released, in which the spans of the task's own code are.
+Each run gets two spans below the span that OpenTelemetry's Celery instrumentation makes for the
+task. ``lock wait`` lasts until the lock is granted or the task gives up. ``lock hold`` lasts from the
+grant to the release and contains the spans of the task's own code.
 
-`DflockInstrumentor` is switched on as every instrumentation is: by ``opentelemetry-instrument``,
-which finds it, or by a line where tracing is set up. It listens to the signals of the plugin.
+Switch `DflockInstrumentor` on like any instrumentation: ``opentelemetry-instrument`` finds it, or add
+a line where you set up tracing. It listens to the signals of the plugin.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class _Hold(NamedTuple):
 class DflockInstrumentor(BaseInstrumentor):
     """Makes spans from ``instrument(tracer_provider=None)`` on, until ``uninstrument()``.
 
-    Its spans have ``messaging.message.id`` and ``celery.task_name``, as those of the
-    instrumentation of Celery, ``dflock.key``, and once there is one ``dflock.fence``, as text: it
-    has 64 bits. A wait also tells its ``dflock.outcome``: ``acquired``, ``conflict``, or
-    ``requeued`` if it was ended by something else, with ``dflock.reason``, and ``dflock.holder``
-    where that is known. The token of a lock is in none of them.
+    Each span has ``messaging.message.id`` and ``celery.task_name``, as those of the Celery
+    instrumentation have, ``dflock.key``, and after the grant ``dflock.fence``, as text because it
+    has 64 bits. A wait also has ``dflock.outcome``: ``acquired``, ``conflict``, or ``requeued`` if
+    something else ended it, with ``dflock.reason``, and ``dflock.holder`` if it is known. No span
+    contains the token of a lock.
     """
 
     _tracer: Tracer

@@ -1,4 +1,4 @@
-"""Singleton beat: run as many ``celery beat -S dflock`` as you like, exactly one sends."""
+"""Singleton beat: run several ``celery beat -S dflock``, and exactly one of them sends."""
 
 from celery_dflock.beat.scheduler import DflockScheduler
 

@@ -50,7 +50,7 @@ class Claims:
                 try_once(claim)
             self._token = claim.detach(CLAIM_TTL)
         except errors.RefusedError as exc:
-            logger.warning("beat: firing %s is sent unclaimed: %s", firing, exc)
+            logger.warning("beat: firing %s is sent without a claim: %s", firing, exc)
 
     def confirm(self) -> None:
         """Give up the claim: its firing has been sent, and is remembered as sent."""
@@ -62,7 +62,7 @@ class Claims:
             if claim.adopt(token):
                 claim.release()
         except errors.RemoteError as exc:
-            logger.warning("beat: a claim could not be given up, its firing may repeat: %s", exc)
+            logger.warning("beat: a claim could not be released, its firing may repeat: %s", exc)
 
     def left(self) -> Firing | None:
         """Return what is claimed: the firing that the last leader did not come to the end of.
@@ -77,7 +77,7 @@ class Claims:
                 firing = Firing(self._key, name, due)
                 if firing.id == found["id"]:
                     return firing
-            logger.warning("beat: whether %r has been sent is not known", holder["label"])
+            logger.warning("beat: cannot tell whether %r was sent", holder["label"])
         return None
 
     def clear(self) -> None:

@@ -23,14 +23,14 @@ class BeatSettings:
     """The settings of the beats of one app, checked.
 
     Attributes:
-        scheduler: ``dflock_beat_scheduler``: the class that keeps the schedule, or its dotted name,
-            or what ``celery beat -S`` would take.
-        lock_key: ``dflock_beat_lock_key``: who holds it sends; ``dflock_key_prefix`` in front. By
-            default ``celery-beat`` and the name of the app.
-        lock_ttl: ``dflock_beat_lock_ttl``: lease in seconds. It bounds how long nobody sends after
-            the leader was cut off.
-        store: ``dflock_beat_store``: URL of the Redis, or ``file:`` and a path, where the last runs
-            are shared; ``None`` finds one, ``False`` leaves it all to the scheduler.
+        scheduler: ``dflock_beat_scheduler``: the scheduler class that keeps the schedule, its dotted
+            name, or a name that ``celery beat -S`` accepts.
+        lock_key: ``dflock_beat_lock_key``: the key whose holder sends, with ``dflock_key_prefix`` in
+            front. Default: ``celery-beat`` and the name of the app.
+        lock_ttl: ``dflock_beat_lock_ttl``: the lease, in seconds. If the leader is cut off, no beat
+            sends for up to this time.
+        store: ``dflock_beat_store``: where the beats share the last runs: the URL of a Redis, or
+            ``file:`` and a path. ``None`` finds one, ``False`` leaves it to the scheduler.
     """
 
     scheduler: type[Scheduler]
@@ -50,21 +50,23 @@ class BeatSettings:
 
 
 def beat_settings(app: Celery) -> BeatSettings:
-    """Return the settings of an app as they are now.
+    """Return the beat settings of an app as they are now.
 
     Raises:
-        ImproperlyConfigured: a value is bad; the text is one line that names the setting.
+        ImproperlyConfigured: a value is bad; one line names the setting, the value and a remedy.
     """
     conf = app.conf
     if not settings(app).enabled:
         raise ImproperlyConfigured(
-            "dflock_enabled is False: without locks, start beat without -S dflock"
+            "dflock_enabled is False: start beat without -S dflock, or enable locks"
         )
     key = lock_key(app)
     ttl = conf.get("dflock_beat_lock_ttl")
     ttl = DEFAULT_LOCK_TTL if ttl is None else ttl
     if not isinstance(ttl, int) or isinstance(ttl, bool) or not 1 <= ttl <= MAX_SECONDS:
-        raise ImproperlyConfigured(f"dflock_beat_lock_ttl is {ttl!r}: give whole seconds from 1")
+        raise ImproperlyConfigured(
+            f"dflock_beat_lock_ttl is {ttl!r}: give whole seconds, 1 or more"
+        )
     return BeatSettings(
         _scheduler(conf.get("dflock_beat_scheduler") or DEFAULT_SCHEDULER),
         key,

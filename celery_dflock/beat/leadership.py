@@ -88,7 +88,7 @@ class Lead:
         except errors.RemoteError as exc:
             raise NotLeadingError(str(exc)) from exc
         if not leads:
-            raise NotLeadingError("the lock server does not know this leader any more")
+            raise NotLeadingError("the lock server no longer knows this leader")
 
     def check(self) -> None:
         """Look at the lease, without asking: the last thing before a message goes out.
@@ -124,7 +124,7 @@ class Lead:
                 self._unsaved = {}
             except Exception:
                 # Whatever it is: the message is out, and the next firing tries again.
-                logger.exception("beat: the last run of %r could not be shared", entry.name)
+                logger.exception("beat: the last run of %r could not be stored", entry.name)
         self._claims.confirm()
 
 

@@ -1,4 +1,4 @@
-"""The scheduler of ``celery beat -S dflock``: it leads another one, or stands by."""
+"""The scheduler of ``celery beat -S dflock``: it runs another scheduler, or stands by."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class DflockScheduler:
         inner, self._inner = self._inner, None
         try:
             if inner is not None:
-                logger.info("beat: hands over")
+                logger.info("beat: handing over")
                 inner.close()
         finally:
             self._lock.release()
@@ -152,18 +152,18 @@ class DflockScheduler:
     def _stand_by(self) -> float:
         try:
             if self._lock.enqueue() == "queued":
-                self._say(logging.INFO, f"stands by, {self._leader(since=False)} leads")
+                self._say(logging.INFO, f"standing by, {self._leader(since=False)} leads")
                 if not self._lock.wait():
                     return 0
             self._take_over()
         except NotLeadingError as exc:
             self._step_down(exc)
         except errors.RemoteError as exc:
-            self._say(logging.WARNING, f"stands by, nobody can lead: {exc}")
+            self._say(logging.WARNING, f"standing by, no beat can lead: {exc}")
             self._drop()
             return PAUSE
         except Exception as exc:
-            self._say(logging.ERROR, f"stands by, could not take over: {exc!r}", exc_info=True)
+            self._say(logging.ERROR, f"standing by, could not take over: {exc!r}", exc_info=True)
             self._drop()
             return PAUSE
         return 0
@@ -177,7 +177,7 @@ class DflockScheduler:
         if self._store is not None:
             restore(inner, self._store)
         self._say(
-            logging.INFO, f"leads since now, fence {self._lock.fence}, next due: {self._next_due()}"
+            logging.INFO, f"leading now, fence {self._lock.fence}, next due: {self._next_due()}"
         )
         self._finish(lead)
 
@@ -188,12 +188,12 @@ class DflockScheduler:
             return
         entry = self._entry(firing.entry)
         if entry is not None and lead.firing_of(entry) == firing:
-            logger.info("beat: firing %s was claimed and not confirmed, it is due again", firing)
+            logger.info("beat: firing %s was claimed but not confirmed, it is due again", firing)
             return
         if entry is None:
-            logger.warning("beat: firing %s was claimed, and its entry is gone: not sent", firing)
+            logger.warning("beat: firing %s was claimed, but its entry is gone: not sent", firing)
         elif not self._is_remembered(firing):
-            logger.info("beat: firing %s was claimed and not confirmed, it is sent again", firing)
+            logger.info("beat: firing %s was claimed but not confirmed, it is sent again", firing)
             self._inner.send(entry, firing)
         self._claims.clear()
 
@@ -221,10 +221,12 @@ class DflockScheduler:
     def _lead(self) -> float:
         try:
             if not self._inner.lead.still_leads():
-                self._say(logging.WARNING, "in doubt whether it leads: it sends nothing meanwhile")
+                self._say(
+                    logging.WARNING, "in doubt whether it still leads: sends nothing until it knows"
+                )
                 return DOUBT_PAUSE
             if self._said.startswith("in doubt"):
-                self._say(logging.INFO, f"leads on, fence {self._lock.fence}")
+                self._say(logging.INFO, f"still leading, fence {self._lock.fence}")
             seconds: float = self._inner.tick()
         except NotLeadingError as exc:
             self._step_down(exc)
@@ -232,7 +234,7 @@ class DflockScheduler:
         return min(seconds, self._settings.lock_ttl / 3)
 
     def _step_down(self, why: object) -> None:
-        self._say(logging.WARNING, f"leads no more: {why}")
+        self._say(logging.WARNING, f"no longer leading: {why}")
         self._drop()
 
     def _drop(self) -> None:

@@ -1,4 +1,4 @@
-"""Who leads the beats of an app, and what is due next, for those who are no beat."""
+"""Which beat of an app leads and what is due next, for programs that are not a beat."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NAMES = ("dflock_beat_scheduler", "dflock_beat_lock_key", "dflock_beat_lock_ttl"
 
 
 def beat_status(app: Celery) -> dict[str, Any] | None:
-    """Return who leads, for how many seconds, how many stand by, and the next due firing.
+    """Return which beat leads, for how many seconds, how many stand by, and the next due firing.
 
-    What is due next is known where the beats share the last runs in a store, and their scheduler can
-    be loaded here: that of django-celery-beat needs a Django that is set up. ``None`` for an app
-    that does not seem to have such beats, and if its lock server does not answer.
+    The next firing is known if the beats share the last runs in a store and their scheduler can be
+    loaded here; that of django-celery-beat needs a Django that is set up. Return ``None`` if the
+    app does not seem to have such beats, or if its lock server does not answer.
 
     Raises:
         ImproperlyConfigured: a setting is bad.
@@ -52,10 +52,10 @@ def beat_status(app: Celery) -> dict[str, Any] | None:
             **row,
             "next": None,
             "next_due": None,
-            "note": f"what is due next is not known: {exc}",
+            "note": f"cannot tell what is due next: {exc}",
         }
     except Exception as exc:  # whatever the store raises
-        return {**row, "error": f"what is due next cannot be learned: {exc}"}
+        return {**row, "error": f"cannot tell what is due next: {exc}"}
     return {**row, "next": name, "next_due": due.isoformat() if due else None}
 
 

@@ -146,7 +146,7 @@ class FileStore:
         """
         if self._is_makeshift:
             logger.warning(
-                "the last runs are kept in %s, where beats of other hosts do not find them: set "
+                "the last runs are kept in %s, which beats on other hosts cannot read: set "
                 "dflock_beat_store to the URL of a Redis",
                 self._path,
             )
@@ -158,7 +158,7 @@ class FileStore:
             self._runs = {name: datetime.fromisoformat(at) for name, at in json.loads(text).items()}
         except (ValueError, TypeError, AttributeError) as exc:
             raise ValueError(
-                f"dflock_beat_store: {self._path} holds no last runs ({exc}): remove it"
+                f"dflock_beat_store: {self._path} is not a file of last runs ({exc}): remove it"
             ) from None
         return dict(self._runs)
 

@@ -1,1 +1,1 @@
-"""For what some projects have and others have not: nothing here is imported by the rest."""
+"""Integrations that only some projects use. Nothing here is imported by the rest."""

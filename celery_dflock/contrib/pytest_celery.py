@@ -1,4 +1,4 @@
-"""The lock server as a container, for suites that are built on pytest-celery 1.x.
+"""The lock server as a container, for test suites built on pytest-celery 1.x.
 
     # the top-level conftest.py
     pytest_plugins = ["celery_dflock.contrib.pytest_celery"]
@@ -8,9 +8,9 @@
         transfer.delay(7)
         celery_dflockd.wait_until_locked("account:7")
 
-The server runs on the network of pytest-celery's containers, with its state directory on a volume,
-so that a restart loses no lock. Workers find it without more ado: ``DFLOCK_SERVERS`` is set in their
-environment. Each fixture can be overridden as those of pytest-celery can.
+The server runs in the network of pytest-celery's containers, with its state directory on a volume:
+a restart loses no lock. ``DFLOCK_SERVERS`` is set in the environment of the workers. You can
+override each fixture, as you can those of pytest-celery.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ class DflockdContainer(CeleryTestContainer):
 
     @property
     def ready_prompt(self) -> str:
-        """What its log says once it listens."""
+        """The text in its log once it listens."""
         return "listening on"
 
     @property
     def address(self) -> str:
-        """Where the other containers reach it: what belongs into ``DFLOCK_SERVERS``."""
+        """The address for other containers, and the value for ``DFLOCK_SERVERS``."""
         return f"{self.attrs['Config']['Hostname']}:6388"
 
     @property
     def host_address(self) -> str:
-        """Where the test itself reaches it. A restart may change it."""
+        """The address for the test itself. A restart may change it."""
         self._wait_port(PORT)
         host, port = self.get_addr(PORT)
         return f"{host}:{port}"
 
     @property
     def celeryconfig(self) -> dict[str, Any]:
-        """Both addresses, as the containers of brokers name theirs."""
+        """Both addresses, named as containers of brokers name theirs."""
         return {"url": self.address, "host_url": self.host_address}
 
 
@@ -74,19 +74,19 @@ class DflockdNode(CeleryTestNode):
     """The lock server, as a node beside the broker, the backend and the workers."""
 
     def holders(self, key: str) -> list[str]:
-        """Return who holds the lock: task, id, host and pid of each; empty if nobody does.
+        """Return the holders of the lock: task, id, host and pid of each. The list may be empty.
 
         Args:
-            key: with the prefix of the app, if it has one.
+            key: the key, with the prefix of the app if it has one.
         """
         report = admin.inspect(self.container.host_address, key)
         return [entry["label"] for entry in report["holders"]]
 
     def wait_until_locked(self, key: str, timeout: float = TIMEOUT) -> str:
-        """Return who holds the lock, once somebody does.
+        """Wait until the lock is held, and return its holders.
 
         Raises:
-            TimeoutError: nobody held it within `timeout` seconds.
+            TimeoutError: the lock was free for `timeout` seconds.
         """
         ends = time.monotonic() + timeout
         while not (holders := self.holders(key)):
@@ -106,13 +106,13 @@ def celery_dflockd(default_dflockd: DflockdContainer) -> Iterator[DflockdNode]:
 
 @pytest.fixture
 def default_dflockd_image() -> str:
-    """Name of the image; by default that of the installed version, as the compose file calls it."""
+    """The name of the image. Default: that of the installed version, as in the compose file."""
     return f"dflockd:{dflockd.__version__}"
 
 
 @pytest.fixture
 def default_dflockd_env() -> dict[str, str]:
-    """Settings of the server, as its environment variables."""
+    """The settings of the server, as environment variables."""
     return {"DFLOCKD_STATE_DIR": STATE}
 
 
@@ -134,5 +134,5 @@ default_dflockd = container(
 def default_worker_env(
     default_worker_env: dict[str, str], default_dflockd: DflockdContainer
 ) -> dict[str, str]:
-    """The environment of workers, with the address of the lock server."""
+    """The environment of the workers, with the address of the lock server."""
     return {**default_worker_env, "DFLOCK_SERVERS": default_dflockd.address}

@@ -66,9 +66,9 @@ def route_of(app: Celery, request: Context) -> dict[str, Any]:
 def _route_to_one(app: Celery, request: Context, queue: Queue) -> dict[str, Any]:
     if driver(app) in FANOUT_WITHOUT_QUEUES:
         raise ImproperlyConfigured(
-            f"task {request.task} came from {queue.exchange.name}, which is for all workers, and "
-            f"{driver(app)} cannot send it to one of them again: set lock_conflict to 'skip' or "
-            "'fail', or a longer lock_timeout"
+            f"task {request.task} came from {queue.exchange.name}, which sends to all workers, and "
+            f"{driver(app)} cannot send it back to one of them: set lock_conflict to 'skip' or "
+            "'fail', or raise lock_timeout"
         )
     alone = Queue(queue.name, Exchange(""), queue.name, no_declare=True)
     return {"queue": alone, "exchange": "", "routing_key": queue.name}

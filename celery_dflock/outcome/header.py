@@ -182,7 +182,7 @@ def _number(header: str, fields: Mapping[str, Any], name: str) -> float | None:
     value: float | None = fields.get(name)
     if value is None or (isinstance(value, int | float) and 0 <= value <= LARGEST):
         return value
-    raise _bad(header, name, value, "a number from 0")
+    raise _bad(header, name, value, "a number, 0 or more")
 
 
 def _ticket(fields: Mapping[str, Any]) -> str | None:

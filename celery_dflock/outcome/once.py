@@ -51,7 +51,7 @@ def once(plan: Plan) -> Iterator[None]:
     options = plan.settings.connection_options()
     mark = DistributedSemaphore(done, DONE_LIMIT, 0, MOMENT, label=label, **options)
     if _is_among(mark, run):
-        logger.info("task %s has been run, its copy is dropped", plan.name)
+        logger.info("task %s has run already, its copy is dropped", plan.name)
         tell_dropped(plan)
         raise Ignore
     try:
@@ -68,7 +68,7 @@ def _is_among(marks: DistributedSemaphore, run: str) -> bool:
     try:
         return any(holder["label"].split(" ")[0] == run for holder in marks.inspect()["holders"])
     except errors.RemoteError as exc:
-        logger.warning("whether a task has been run already cannot be learned: %s", exc)
+        logger.warning("cannot tell whether a task has run already: %s", exc)
         return False
 
 

@@ -62,7 +62,7 @@ class Outages:
         with self._alone():
             at, since, _, is_said, count = self._find(server)
             if not is_said:
-                logger.warning("lock server %s does not answer: %s", server, reason)
+                logger.warning("lock server %s is unavailable: %s", server, reason)
                 now = time.monotonic()
                 self._set(at, server, since or now, now, True, count)
 
@@ -73,11 +73,13 @@ class Outages:
             at, since, said_at, is_said, count = self._find(server)
             since, count = since or now, count + 1
             if not is_said and (not said_at or now - said_at >= QUIET):
-                text = "lock server %s is away, its tasks are requeued until it answers: %s"
+                text = "lock server %s is unavailable, its tasks are requeued until it answers: %s"
                 logger.warning(text, server, reason)
                 said_at, is_said = now, True
             elif is_said and now - said_at >= REMIND_AFTER:
-                text = "lock server %s is still away after %.0f s, tasks requeued since: %d: %s"
+                text = (
+                    "lock server %s is still unavailable after %.0f s, tasks requeued since: %d: %s"
+                )
                 logger.warning(text, server, now - since, count, reason)
                 said_at = now
             self._set(at, server, since, said_at, is_said, count)

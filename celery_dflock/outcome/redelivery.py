@@ -40,7 +40,7 @@ def send_again(plan: Plan, it: Redelivered) -> NoReturn:
     requeue.send_again(plan, seconds, header, it.error)
     logger.log(
         logging.WARNING if number == 1 else logging.INFO,
-        "task %s was delivered again while it runs; the copy is requeued for %.1f s: %s%s",
+        "task %s was delivered again while it runs; the redelivery is requeued for %.1f s: %s%s",
         plan.name,
         seconds,
         it.error,
@@ -60,8 +60,8 @@ def drop_ended(plan: Plan) -> None:
     if plan.header.redelivery:
         state = look_for_result(plan)
         logger.warning(
-            "task %s runs again: it was delivered twice, and no result (%s) says that the "
-            "other run has ended",
+            "task %s runs again: it was delivered twice, and its result (%s) does not say that "
+            "the other run has ended",
             plan.name,
             state,
         )
@@ -85,7 +85,7 @@ def look_for_result(plan: Plan) -> str:
     error = LockNotAcquiredError(plan.keys[0], "another run of this task has just ended")
     number = plan.header.redelivery or 1
     requeue.send_again(plan, seconds, replace(plan.header, redelivery=number, is_free=True), error)
-    logger.info("task %s: its copy looks for a result once more", plan.name)
+    logger.info("task %s: its redelivery looks for a result once more", plan.name)
     raise RedeliveryRequeued
 
 

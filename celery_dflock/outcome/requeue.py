@@ -167,7 +167,7 @@ def requeue(
     tell_requeued(plan, error, seconds, attempt)
     if plan.header.redelivery:
         said = plan.name, seconds, attempt, error
-        logger.info("task %s: its copy is requeued for %.1f s, attempt %d: %s", *said)
+        logger.info("task %s: its redelivery is requeued for %.1f s, attempt %d: %s", *said)
         raise RedeliveryRequeued
     why = f"requeued for {seconds:.1f} s, attempt {attempt}: {error}"
     raise Retry(why, exc=error, when=seconds)

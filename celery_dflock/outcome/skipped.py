@@ -15,9 +15,9 @@ logger = logging.getLogger("celery_dflock")
 class Skipped(dict[str, Any]):
     """The result of a task that was skipped because its lock was held.
 
-    A task that is skipped ends as ``SUCCESS`` with this value: nobody waits for ever, and a chord
-    goes on. It is a dict, so that every serialiser can store it and readers need not know the
-    plugin; `Skipped.of` recognises it again.
+    Such a task ends as ``SUCCESS`` with this value, so that nobody waits for ever and a chord goes
+    on. The value is a dict: every serializer can store it, and readers do not need the plugin.
+    `Skipped.of` turns it into a `Skipped` again.
     """
 
     MARK = "dflock"
@@ -39,30 +39,30 @@ class Skipped(dict[str, Any]):
 
     @property
     def key(self) -> str:
-        """The lock that was not free."""
+        """The key that was held."""
         return str(self["key"])
 
     @property
     def task_id(self) -> str | None:
-        """The task that was skipped."""
+        """The id of the task that was skipped."""
         task_id: str | None = self["task_id"]
         return task_id
 
     @property
     def holder(self) -> str | None:
-        """Who held the lock, as the holder describes itself, if that could be learned."""
+        """The label of the holder, or ``None`` if it is not known."""
         holder: str | None = self["holder"]
         return holder
 
     @property
     def superseded_by(self) -> str | None:
-        """Which newer task has come, with ``lock_conflict="supersede"``; else ``None``."""
+        """The newer task that won, with ``lock_conflict="supersede"``; otherwise ``None``."""
         by: str | None = self.get("superseded_by")
         return by
 
     @classmethod
     def of(cls, result: object) -> Skipped | None:
-        """Return `result` as `Skipped` if that is what a task returned, else ``None``."""
+        """Return `result` as a `Skipped` if it is the result of a skipped task, otherwise ``None``."""
         if isinstance(result, dict) and result.get(cls.MARK) == "skipped":
             by = result.get("superseded_by")
             return cls(result["key"], result["task_id"], result.get("holder"), by)

@@ -26,7 +26,7 @@ def decide(plan: Plan, it: Unavailable) -> Any:
         send_again_soon(plan, it)
     if verdict == "fail":
         raise it.error
-    logger.warning("task %s runs unlocked: %s", plan.name, it.error)
+    logger.warning("task %s runs without its lock: %s", plan.name, it.error)
     return plan.body()
 
 

@@ -1,7 +1,7 @@
-"""A pytest plugin: a real lock server for tests, and ways to look at it or to do without.
+"""A pytest plugin: a real lock server for tests, assertions on locks, and a way to switch them off.
 
-pytest loads it by itself where celery-dflock is installed. Nothing is started, and Celery is not
-imported, before a test asks for one of the fixtures.
+pytest loads it if celery-dflock is installed. It starts no server and imports no Celery until a
+test uses one of the fixtures.
 
     def test_transfer(dflock_app, celery_app, celery_worker):
         dflock_app(celery_app)
@@ -56,31 +56,31 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class DflockdServer:
-    """A lock server that listens on this machine."""
+    """A lock server on this machine."""
 
     host: str
     port: int
 
     @property
     def address(self) -> str:
-        """What belongs into ``dflock_servers`` or the variable ``DFLOCK_SERVERS``."""
+        """The value for ``dflock_servers`` or the variable ``DFLOCK_SERVERS``."""
         return f"{self.host}:{self.port}"
 
 
 class ConfigureApp(Protocol):
-    """What the fixture `dflock_app` gives."""
+    """What the fixture `dflock_app` returns."""
 
     def __call__(self, app: Celery | None = None, **settings: Any) -> Celery:
-        """Make `app` (default: the current app) use the server of the tests; return the app.
+        """Make `app` (default: the current app) use the server of the tests, and return the app.
 
-        Other settings, such as ``dflock_key_prefix="test:"``, can be given too. At the end of the
-        test they are all as they were.
+        You can give other settings too, such as ``dflock_key_prefix="test:"``. The end of the test
+        restores all of them.
         """
 
 
 @pytest.fixture(scope="session")
 def dflockd_server() -> Iterator[DflockdServer]:
-    """A lock server of this test run: a process of its own, on a free port of 127.0.0.1."""
+    """A lock server for this test run: a separate process on a free port of 127.0.0.1."""
     log: collections.deque[str] = collections.deque(maxlen=20)
     ports: queue.SimpleQueue[int | None] = queue.SimpleQueue()
     # Variables win over flags, and one that is meant for another server must not.
@@ -136,9 +136,9 @@ def dflockd_server() -> Iterator[DflockdServer]:
 def dflock_app(
     dflockd_server: DflockdServer, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ConfigureApp]:
-    """A function that makes an app use `dflockd_server`, up to the end of the test.
+    """A function that makes an app use `dflockd_server` until the end of the test.
 
-    It takes any app: that of Celery's fixture `celery_app`, or one of yours, with tasks that are
+    It accepts any app: the one of Celery's fixture `celery_app`, or one of yours whose tasks are
     registered already.
     """
     for variable in ("DFLOCK_AUTH_TOKEN", "DFLOCK_AUTH_TOKEN_FILE"):
@@ -165,10 +165,11 @@ def dflock_app(
 
 @pytest.fixture
 def dflock_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switch locking off in this process, for one test: no app needs a lock server.
+    """Switch locking off in this process for one test, so that no app needs a lock server.
 
-    Locked tasks run their bodies at once, and ``current_lock()`` is ``None`` in them. For a whole
-    run, let a fixture with ``autouse=True`` ask for this one, or set ``dflock_enabled = False``.
+    Locked tasks run their bodies at once, and ``current_lock()`` returns ``None`` in them. For a
+    whole test run, request this fixture in one with ``autouse=True``, or set
+    ``dflock_enabled = False``.
     """
     from celery_dflock import config
 
@@ -185,33 +186,33 @@ def __getattr__(name: str) -> Any:
 
 
 def assert_locked(key: str, app: Celery | None = None) -> None:
-    """Fail unless somebody holds the lock.
+    """Fail unless the lock is held.
 
     Args:
-        key: what a task's ``lock_key`` gives; the app's prefix is put in front.
-        app: whose settings to use; by default the current app.
+        key: the key, as a task's ``lock_key`` makes it; the app's prefix is put in front.
+        app: the app whose settings apply. Default: the current app.
     """
     __tracebackhide__ = True
     from dflockd import admin
 
     settings = _settings(app)
     if not settings.enabled:
-        _fail(f"lock {key!r} is held by nobody: locking is switched off")
+        _fail(f"lock {key!r} is not held: locking is switched off")
     lock = _Asked(key, settings)
     if not lock.holders:
         report = admin.stats(lock.server, **settings.credentials())
         held = sorted(entry["key"] for entry in report["locks"] + report["semaphores"])
         others = ", ".join(map(repr, held[:10])) + (", ..." if len(held) > 10 else "")
         _fail(
-            f"lock {lock.name!r} is held by nobody on {lock.server}; "
-            + (f"held there: {others}" if held else "no lock is held there")
+            f"lock {lock.name!r} is not held on {lock.server}; "
+            + (f"held there: {others}" if held else "that server holds no lock")
         )
 
 
 def assert_not_locked(key: str, app: Celery | None = None) -> None:
-    """Fail if somebody holds the lock; the message says who, and since when.
+    """Fail if the lock is held. The message names the holder and says for how long.
 
-    The arguments are those of `assert_locked`.
+    It takes the arguments of `assert_locked`.
     """
     __tracebackhide__ = True
     settings = _settings(app)

@@ -160,7 +160,7 @@ def _take(
         if _oust(lock, mark, task, first):
             handed_over.append((mark, options.unique_ttl))
     raise errors.LockTimeoutError(
-        f"lock {lock.key!r} on {lock.server} goes from one to another all the time",
+        f"lock {lock.key!r} on {lock.server} keeps changing hands",
         key=lock.key,
         server=lock.server,
     )

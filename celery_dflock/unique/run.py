@@ -200,7 +200,7 @@ def _to_be_freed() -> Queue[Carried]:
             try:
                 pending.get().free()
             except Exception:
-                logger.exception("the lock of a revoked task could not be freed")
+                logger.exception("the lock_unique lock of a revoked task could not be released")
 
     threading.Thread(target=free_all, name="dflock-revoked", daemon=True).start()
     return pending

@@ -34,4 +34,4 @@ class Announcer:
             try:
                 say()
             except Exception:
-                logger.exception("that somebody waits could not be said")
+                logger.exception("the signal lock_waiting could not be sent")

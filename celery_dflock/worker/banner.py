@@ -1,4 +1,4 @@
-"""What a worker says of its lock servers when it starts: a line for each, below Celery's banner."""
+"""The lock servers in the banner of a worker: a line for each, below Celery's own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from celery import Celery, signals
 from celery.exceptions import ImproperlyConfigured
 
-from celery_dflock.config import Settings, settings
+from celery_dflock.config import UNREACHABLE_REMEDY, Settings, settings
 from celery_dflock.outcome.outage import outages
 from celery_dflock.worker.at_once import at_once
 from dflockd import admin
-from dflockd.errors import DflockdError
+from dflockd.errors import DflockdError, UnreachableError
 
 PATIENCE = 2.0
 """Seconds that the start of a worker waits for its lock servers."""
@@ -22,7 +22,7 @@ PATIENCE = 2.0
 
 @signals.celeryd_after_setup.connect(dispatch_uid="celery_dflock.banner")
 def add_servers(instance: Any, **_: Any) -> None:
-    """Ask the lock servers how they are, and have the banner say it. Of those away the log does too."""
+    """Ask the lock servers how they are, and put it into the banner; log those that do not answer."""
     lines = list(_lines(instance.app))
     instance.extra_info = partial(_with, lines, instance.extra_info)
 
@@ -37,14 +37,14 @@ def _lines(app: Celery) -> list[str]:
     except ImproperlyConfigured as exc:
         return [f"  .> {exc}"]
     if not app_settings.enabled:
-        return ["  .> none is asked: dflock_enabled is False"]
+        return ["  .> not used: dflock_enabled is False"]
     found = ask_all(app_settings)
     for server, (is_there, text) in found.items():
         if not is_there:
             outages.begun(server, text)
     width = max(map(len, found))
     return [
-        f"  .> {server:{width}}  {text if is_there else f'does not answer: {text}'}"
+        f"  .> {server:{width}}  {text if is_there else f'unavailable: {text}'}"
         for server, (is_there, text) in found.items()
     ]
 
@@ -57,7 +57,7 @@ def ask_all(app_settings: Settings) -> dict[str, tuple[bool, str]]:
         members: list[str] = []
         at_once([partial(_find, app_settings, members)], deadline)
         names = members or names
-    late = f"nothing within {PATIENCE:g} s"
+    late = f"no answer within {PATIENCE:g} s"
     found = dict.fromkeys(names, (False, late))
     at_once([partial(_ask, app_settings, name, found) for name in names], deadline)
     return dict(found)
@@ -74,7 +74,9 @@ def _ask(app_settings: Settings, server: str, found: dict[str, tuple[bool, str]]
     try:
         stats = admin.stats(server, **app_settings.credentials())
     except DflockdError as exc:
-        found[server] = False, str(exc).removeprefix(f"lock server {server} ")
+        remedy = f" ({UNREACHABLE_REMEDY})" if isinstance(exc, UnreachableError) else ""
+        why = str(exc).removeprefix("lock ").removeprefix(f"server {server} ")
+        found[server] = False, f"{why.removeprefix(f'server {server}: ')}{remedy}"
         return
     found[server] = True, describe(stats)
 

@@ -113,7 +113,7 @@ class ConsumerWait:
             try:
                 self._wait(waiter)
             except Exception:
-                logger.exception("%r waits in its slot, for it cannot in the consumer", request)
+                logger.exception("%r waits in its slot: it could not wait in the consumer", request)
                 self._consumer.on_task_request(request)
 
     def start(self) -> None:
@@ -296,7 +296,7 @@ class ConsumerWait:
             try:
                 self._look_at(waiter)
             except Exception:  # of the result backend, for one: the next look may find it well
-                logger.exception("%r could not go on after its wait", waiter.request)
+                logger.exception("%r could not continue after its wait", waiter.request)
 
     def _look_at(self, waiter: Waiter) -> None:
         if waiter.is_in_pool:

@@ -172,4 +172,4 @@ def _send(kind: str, task: Task, request: Context, **fields: Any) -> None:
                 **fields,
             )
     except OperationalError as exc:
-        logger.warning("event %s of task %s[%s] is lost: %s", kind, task.name, request.id, exc)
+        logger.warning("event %s of task %s[%s] was not sent: %s", kind, task.name, request.id, exc)

@@ -77,7 +77,7 @@ def held_and_awaited(state: Any, **_: Any) -> list[Row]:
 
     [is_prepared] = at_once([prepare], deadline)
     if not is_prepared:
-        return [*rows, {"error": f"the tasks' lock_key took longer than {PATIENCE} s"}]
+        return [*rows, {"error": f"computing lock_key of the tasks took longer than {PATIENCE} s"}]
     answered = at_once([partial(_ask, each, rows) for each in questions.values()], deadline)
     late = [server for server, in_time in zip(questions, answered, strict=True) if not in_time]
     return [*rows, *({"server": server, "error": "no answer in time"} for server in late)]

@@ -86,8 +86,8 @@ class Prefetch:
         if self._is_static and self.most is not None:
             logger.warning(
                 "this broker cannot raise the prefetch count of a consumer (a quorum queue, or "
-                "RabbitMQ 4): of %d messages that are received ahead, %d may wait in the consumer "
-                "for their locks, and the others wait in their slots; for more set "
+                "RabbitMQ 4): of %d prefetched messages %d may wait for their locks in the "
+                "consumer, and others wait in their slots; for more raise "
                 "worker_prefetch_multiplier, which is %d",
                 self._celery,
                 self.most,

@@ -58,9 +58,9 @@ def warn(app: Celery, timeouts: Mapping[str, float | None]) -> None:
     names = sorted(name for name, seconds in timeouts.items() if seconds is None or seconds > most)
     if names:
         logger.warning(
-            "lock_timeout of %s is longer than RabbitMQ waits for an acknowledgement: who waits in "
-            "the consumer is sent again after %.0f s, and keeps its position; set lock_timeout to "
-            "less, or consumer_timeout of RabbitMQ and dflock_consumer_timeout to more",
+            "lock_timeout of %s is longer than RabbitMQ waits for an acknowledgement: in the "
+            "consumer it is requeued after %.0f s and keeps its position; lower lock_timeout, or "
+            "raise RabbitMQ's consumer_timeout and dflock_consumer_timeout",
             ", ".join(names),
             most,
         )
@@ -92,6 +92,8 @@ def _send_anew(consumer: Consumer, request: Any) -> bool:
     try:
         channel.basic_publish_confirm(again, "", queue.name, confirm_timeout=CONFIRM)
     except (*consumer.connection_errors, *consumer.channel_errors, MessageNacked, OSError) as exc:
-        logger.warning("%r is not sent anew, but given back once more: %r", request, exc)
+        logger.warning(
+            "%r could not be requeued and goes back to the broker once more: %r", request, exc
+        )
         return False
     return True

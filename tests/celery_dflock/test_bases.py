@@ -266,7 +266,7 @@ def test_a_body_does_not_run_past_the_lock(base: type[Task], bind: bool) -> None
     assert not ran
     name = base.__name__
     assert str(refused.value) == (
-        f"task added: {name}.__call__ came to the task past LockedTask.__call__, so that it has no "
+        f"task added: {name}.__call__ bypassed LockedTask.__call__, so the task has no "
         f"lock: put LockedTask first, class ...(LockedTask, {name}), or let {name} call "
         "super().__call__(*args, **kwargs)"
     )

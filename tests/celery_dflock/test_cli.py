@@ -103,7 +103,7 @@ def test_status_of_a_beat_whose_scheduler_cannot_be_loaded_here(
     monkeypatch.syspath_prepend(tmp_path)
     conf = {"beat_scheduler": "dflock", "dflock_beat_scheduler": "needs_setup:Scheduler"}
     why = (
-        "what is due next is not known: "
+        "cannot tell what is due next: "
         "dflock_beat_scheduler 'needs_setup:Scheduler': settings are not configured"
     )
 
@@ -232,7 +232,7 @@ def test_watch(server: LockServer) -> None:
 def test_watch_refuses(run: Run) -> None:
     both, never = run("locks", "--watch", "--json"), run("locks", "--watch", "0")
     assert (both.exit_code, never.exit_code) == (2, 2)
-    assert "--json and --watch: choose one of them" in both.stderr
+    assert "--json and --watch are both given: choose one" in both.stderr
     assert "0.2<=x<=3600" in never.stderr
 
 
@@ -247,12 +247,12 @@ def test_release_asks_and_lets_the_next_in(run: Run, server: LockServer) -> None
     try:
         declined = run("release", "stuck", answer="n\n")
         assert declined.exit_code == 1
-        assert "End the hold of stuck by the one that is stuck" in declined.stderr
+        assert "Release stuck, held by the one that is stuck" in declined.stderr
         assert holder.renew()
 
         done = run("release", "stuck", "--yes")
         assert done.exit_code == 0, done.stderr
-        assert done.stdout == "stuck: ended the hold by the one that is stuck\n"
+        assert done.stdout == "stuck: released, was held by the one that is stuck\n"
         assert not holder.renew()
     finally:
         holder.release()

@@ -43,7 +43,7 @@ def test_a_waiter_in_words(run: Run, contention: str) -> None:  # noqa: F811
     assert re.fullmatch(
         r"shop\.sync_account\[44-aaaa\] on w1 waits for account:7, third of 5, for \d+ s; "
         r"held by shop\.sync_account\[11-aaaa\] on w1 for \d+ s; "
-        r"nobody behind this holder has had it yet, so there is no pace to go by\n",
+        r"the lock has not changed hands yet, so there is no estimate\n",
         found.stdout,
     )
 
@@ -66,7 +66,7 @@ def test_by_name_host_and_key(run: Run, contention: str) -> None:  # noqa: F811
 def test_nobody(run: Run, server: LockServer) -> None:  # noqa: F811
     found = run("find", "no such task")
     assert (found.exit_code, found.stdout) == (1, "")
-    assert "nobody holds or waits for anything with 'no such task' in it" in found.stderr
+    assert "no holder, waiter or key matches 'no such task'" in found.stderr
 
 
 def test_for_programs(run: Run, contention: str) -> None:  # noqa: F811
@@ -120,7 +120,7 @@ def test_a_circle_over_two_servers_is_named(run: Run, tmp_path: Any, server: Loc
         servers = f"{server.address},{other.address}"
         lines = run("find", "task[a]", servers=servers).stdout.splitlines()
     assert lines[-1].strip() == (
-        "a circle, which ends with a timeout alone: "
+        "deadlock, which only a timeout or the end of a lease resolves: "
         "task[a] waits for task[b], which waits for task[a]"
     )
 
@@ -143,10 +143,10 @@ def row_of(**changes: Any) -> dict[str, Any]:
 def test_words() -> None:
     assert finding.in_words(row_of()) == (
         "t[1] on h waits for k, third of 5, for 12 s; held by t[2] on h2 for 40 s; "
-        "at the present pace about 30 s"
+        "about 30 s at the current pace"
     )
     away = {**row_of()["waiter"], "away": True}
-    assert "its position is kept" in finding.in_words(row_of(waiter=away))
+    assert "it is requeued and keeps its position" in finding.in_words(row_of(waiter=away))
     assert "nobody holds it yet" in finding.in_words(row_of(holder=None, holders=0))
     assert " and 2 more for 40 s" in finding.in_words(row_of(holders=3, limit=3))
     escape = {**row_of()["waiter"], "label": "t[\x1b[31m] h pid 1"}

@@ -89,6 +89,6 @@ def test_a_group_that_the_arguments_do_not_make(app: Celery, key: str) -> None:
     def several(key: str) -> None:
         raise AssertionError
 
-    with pytest.raises(LockKeyError, match=r"lock_group returned .*, not one text"):
+    with pytest.raises(LockKeyError, match=r"lock_group returned .*, not a text"):
         several.delay(key)
     assert LockedTask.lock_group is None

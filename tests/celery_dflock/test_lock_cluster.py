@@ -85,7 +85,7 @@ def test_where_the_servers_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("cluster://", {}, "dflock_servers: .* name one or more servers"),
         ("cluster://a:1,a:1", {}, "dflock_servers: .* names one server twice"),
-        ("cluster://a:x", {}, "dflock_servers: server 'a:x' is none"),
+        ("cluster://a:x", {}, "dflock_servers: server 'a:x' is malformed"),
         (["cluster://a:1"], {}, "dflock_servers: .* is a cluster: give it alone"),
         ("a:1,cluster://b:1", {}, "dflock_servers: .* is a cluster: give it alone"),
         (
@@ -242,7 +242,7 @@ def test_all_servers_are_looked_at(stage: ClusterStage, app: Celery) -> None:
             (key, server.address) for key, server in zip(keys, stage.servers, strict=True)
         }
         done = run(app, "release", keys[1], "--yes")
-        assert done.stdout == f"{keys[1]}: ended the hold by of {keys[1]}\n"
+        assert done.stdout == f"{keys[1]}: released, was held by of {keys[1]}\n"
         waiter.wait_granted()
     for lock in locks:
         lock.release()

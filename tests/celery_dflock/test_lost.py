@@ -83,7 +83,7 @@ def test_only_a_warning_if_wanted(
 
     restart(own_server)
     line = worker.wait_log(f"{sent.id}]: lock")
-    assert line.endswith("the task goes on unlocked\n")
+    assert line.endswith("the task continues without its lock\n")
     gate.touch()
 
     assert sent.get(timeout=PATIENCE) == sent.id

@@ -100,7 +100,7 @@ def test_options_of_a_call_stay_with_it_when_it_is_requeued(cluster: Cluster, ke
     ("given", "line"),
     [
         ({"lock_timeot": 0}, "the option lock_timeot: give one of .* (did you mean lock_timeout?)"),
-        ({"lock_ttl": "long"}, "lock_ttl is 'long': give whole seconds from 1"),
+        ({"lock_ttl": "long"}, "lock_ttl is 'long': give whole seconds, 1 or more"),
     ],
 )
 @pytest.mark.parametrize("by_name", [False, True], ids=["known here", "by name"])

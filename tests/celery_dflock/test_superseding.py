@@ -213,9 +213,9 @@ def arrive(cluster: Cluster, key: str, number: int) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"lock_limit": 2}, "lock_limit is 2: give 1 with lock_conflict 'supersede'"),
-        ({"lock_key": ["a:{x}", "b:{x}"]}, "lock_key is .*: give one key with"),
-        ({"lock_group": "of:{x}"}, "lock_group is 'of:{x}': give None with lock_conflict"),
+        ({"lock_limit": 2}, "lock_limit is 2: give 1, since lock_conflict is 'supersede'"),
+        ({"lock_key": ["a:{x}", "b:{x}"]}, "lock_key is .*: give one key, since lock_conflict is"),
+        ({"lock_group": "of:{x}"}, "lock_group is 'of:{x}': give None, since lock_conflict is"),
         (
             {"lock_conflict": ("supersede", "wait")},
             r"lock_conflict is .*, supersede, or \('supersede', 'requeue' or",

@@ -22,8 +22,8 @@ from tests.celery_dflock.beat import scheduled
 PATIENCE = 60.0
 KEY = "celery-beat:scheduled"
 APP = "tests.celery_dflock.beat.scheduled"
-LEADS = "beat: leads since now"
-STANDS_BY = "beat: stands by, "
+LEADS = "beat: leading now"
+STANDS_BY = "beat: standing by, "
 SENT = "beat: sent firing "
 
 T = TypeVar("T")

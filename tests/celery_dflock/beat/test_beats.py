@@ -122,7 +122,7 @@ def test_another_one_goes_on(fleet: Fleet, end: Callable[[Beat], None]) -> None:
     fleet.assert_each_once(fleet.sent(start))
     fleet.wait(lambda: not old.running or None, "the end of the old leader")
     if end is terminate:
-        assert "beat: hands over" in old.log_text()
+        assert "beat: handing over" in old.log_text()
     fleet.restart(old)
 
 
@@ -136,12 +136,12 @@ def test_a_leader_that_was_stopped_stands_by(fleet_of_short_leases: Fleet) -> No
         fleet.wait_sent(1, by=new)
     finally:
         os.kill(old.pid, signal.SIGCONT)
-    fleet.wait(lambda: "leads no more" in old.log_text() or None, "the old leader to notice")
+    fleet.wait(lambda: "no longer leading" in old.log_text() or None, "the old leader to notice")
     fleet.wait_sent(1, by=new)
 
     assert not [e for e in fleet.sent(stopped) if e["pid"] == old.pid]
     assert len({event["id"] for event in fleet.sent(start)}) == len(fleet.sent(start))
-    fleet.wait(lambda: old.log_text().count("stands by") or None, "it to stand by")
+    fleet.wait(lambda: old.log_text().count("standing by") or None, "it to stand by")
 
 
 def test_the_lock_server_is_restarted(fleet: Fleet, server: LockServer) -> None:
@@ -187,7 +187,7 @@ def test_the_leader_is_cut_off(home: Path, redis_url: str, server: LockServer, h
         new = fleet.wait_leader(but=old)
         fleet.wait_sent(1, by=new)
         proxy.pass_on()
-        fleet.wait(lambda: "leads no more" in old.log_text() or None, "it to notice")
+        fleet.wait(lambda: "no longer leading" in old.log_text() or None, "it to notice")
         fleet.wait_sent(1, by=new)
 
     sent = fleet.sent(start)

@@ -100,7 +100,7 @@ def test_a_firing_that_was_written_down_and_not_sent(fleet: Fleet, tmp_path: Pat
     new = fleet.wait_leader(but=old)
     fleet.wait_sent(2, by=new)
 
-    again = new.wait_log("was claimed and not confirmed, it is sent again")
+    again = new.wait_log("was claimed but not confirmed, it is sent again")
     first = next(event for event in fleet.sent(start) if event["pid"] == new.pid)
     assert first["id"] in again
     assert_none_missed(fleet, start, 0)
@@ -125,8 +125,8 @@ def test_a_firing_that_was_written_down_when_the_lease_ended(
         fleet.wait(lambda: fleet.leader() is None or None, "the end of its lease")
         os.kill(beat.pid, signal.SIGCONT)
 
-        beat.wait_log("leads no more")
-        again = beat.wait_log("was claimed and not confirmed, it is sent again")
+        beat.wait_log("no longer leading")
+        again = beat.wait_log("was claimed but not confirmed, it is sent again")
         fleet.wait_sent(2)
         sent = fleet.sent(start)
     stopped = fleet.events("stopped")[0]["wall"]
@@ -211,5 +211,5 @@ def test_a_workers_beat_is_asked_to_end_in_a_destructor(
         worker.wait_ready()
         (tmp_path / "end").touch()
         worker.wait_log("Exception ignored in: ")
-        worker.wait_log("beat: hands over")
+        worker.wait_log("beat: handing over")
         worker.stop()

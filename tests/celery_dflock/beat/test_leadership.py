@@ -303,13 +303,13 @@ def test_it_sends_nothing_in_doubt_and_leads_on(
         assert scheduler.tick() == 0
         assert sent == ["job"]
         assert scheduler._lock.fence == fence
-        assert any("leads on" in record.getMessage() for record in caplog.records)
+        assert any("still leading" in record.getMessage() for record in caplog.records)
         return
     # Somebody else leads by now: that is known at once, and not at the end of the lease.
     assert other.acquire()
     wait_until(lambda: scheduler._lock.state == "lost" or None, 20, lambda: f"{scheduler._lock!r}")
     assert scheduler.tick() == 0
-    assert any("leads no more" in record.getMessage() for record in caplog.records)
+    assert any("no longer leading" in record.getMessage() for record in caplog.records)
     assert scheduler.schedule == {}
     assert not sent
     other.release()
@@ -392,7 +392,7 @@ def test_a_schedule_that_cannot_be_set_up(
     assert scheduler.tick() > 0
     assert scheduler.tick() > 0
     [record] = [r for r in caplog.records if "could not take over" in r.getMessage()]
-    assert "holds no last runs" in record.getMessage()
+    assert "is not a file of last runs" in record.getMessage()
     assert not admin.inspect(lock_server.address, "unable")["holders"]
 
     (tmp_path / "runs").unlink()
@@ -407,6 +407,6 @@ def test_no_lock_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
     scheduler = DflockScheduler(proj, schedule_filename=str(tmp_path / "schedule"))
     assert scheduler.tick() > 0
     assert scheduler.tick() > 0
-    [record] = [r for r in caplog.records if "nobody can lead" in r.getMessage()]
+    [record] = [r for r in caplog.records if "no beat can lead" in r.getMessage()]
     assert gone.address in record.getMessage()
     scheduler.close()

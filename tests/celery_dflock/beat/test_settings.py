@@ -42,12 +42,12 @@ def app(**conf: Any) -> Celery:
         ("dflock_beat_scheduler", 5, "is 5: give the scheduler"),
         ("dflock_beat_lock_key", "my beat", "'my beat': give text without white space"),
         ("dflock_beat_lock_key", 5, "is 5: give text"),
-        ("dflock_beat_lock_ttl", 0, "is 0: give whole seconds from 1"),
-        ("dflock_beat_lock_ttl", 2.5, "is 2.5: give whole seconds from 1"),
-        ("dflock_beat_lock_ttl", True, "is True: give whole seconds from 1"),
+        ("dflock_beat_lock_ttl", 0, "is 0: give whole seconds, 1 or more"),
+        ("dflock_beat_lock_ttl", 2.5, "is 2.5: give whole seconds, 1 or more"),
+        ("dflock_beat_lock_ttl", True, "is True: give whole seconds, 1 or more"),
         ("dflock_beat_store", "mysql://u:very-secret@h/d", "begins with 'mysql': give redis"),
         ("dflock_beat_store", True, "begins with True: give redis"),
-        ("dflock_enabled", False, "is False: without locks, start beat without -S dflock"),
+        ("dflock_enabled", False, "is False: start beat without -S dflock, or enable locks"),
     ],
 )
 def test_bad_setting(setting: str, value: object, text: str) -> None:
@@ -117,7 +117,7 @@ def test_what_one_saves_another_loads(stores: Any) -> None:
 
 def test_a_file_that_is_something_else(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text('{"a": "yesterday"}')
-    with pytest.raises(ValueError, match=r"holds no last runs .* remove it"):
+    with pytest.raises(ValueError, match=r"is not a file of last runs .* remove it"):
         FileStore(str(tmp_path / "runs")).load()
 
 

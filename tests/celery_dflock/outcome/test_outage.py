@@ -45,7 +45,9 @@ def test_one_line_when_it_begins_and_one_when_it_ends(outages: Outages, said: li
     outages.over("one:1")
 
     begun, over = said
-    assert begun.startswith("lock server one:1 is away, its tasks are requeued until it answers: ")
+    assert begun.startswith(
+        "lock server one:1 is unavailable, its tasks are requeued until it answers: "
+    )
     assert begun.endswith("cannot be reached: Connection refused")
     assert over.startswith("lock server one:1 answers again after ")
     assert over.endswith("tasks requeued meanwhile: 500")
@@ -81,7 +83,7 @@ def test_a_long_one_is_said_again(
     outages.requeued("one:1", "why")
     monkeypatch.setattr(outage, "REMIND_AFTER", 0.0)
     outages.requeued("one:1", "why")
-    assert "lock server one:1 is still away after 0 s, tasks requeued since: 2: why" in said
+    assert "lock server one:1 is still unavailable after 0 s, tasks requeued since: 2: why" in said
 
 
 def test_a_server_that_is_away_at_the_start_is_said_once(outages: Outages, said: list[str]) -> None:
@@ -89,7 +91,7 @@ def test_a_server_that_is_away_at_the_start_is_said_once(outages: Outages, said:
     outages.requeued("one:1", "why")
     outages.over("one:1")
     assert [line.split(" after ")[0] for line in said] == [
-        "lock server one:1 does not answer: why",
+        "lock server one:1 is unavailable: why",
         "lock server one:1 answers again",
     ]
 

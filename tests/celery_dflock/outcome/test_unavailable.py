@@ -62,7 +62,7 @@ def test_requeued_until_the_server_is_there(
     lines = [line for line in worker.log_text().splitlines() if ": WARNING/" in line]
     about = [line for line in lines if address in line]
     assert len(about) == 2, "one when it begins and one when it ends, for both processes"
-    assert f"lock server {address} does not answer: cannot be reached: " in about[0]
+    assert f"lock server {address} is unavailable: cannot be reached: " in about[0]
     assert f"lock server {address} answers again after " in about[1]
     times = len(cluster.events(what="requeued", key=key))
     assert about[1].endswith(f"tasks requeued meanwhile: {times}")
@@ -164,5 +164,5 @@ def test_run_if_wanted(closed_port: int, caplog: pytest.LogCaptureFixture) -> No
     assert task.apply(task_id="its-id").get() is None
     (line,) = [record for record in caplog.records if record.name == "celery_dflock"]
     assert line.levelname == "WARNING"
-    assert "[its-id] runs unlocked" in line.getMessage()
+    assert "[its-id] runs without its lock" in line.getMessage()
     assert f"127.0.0.1:{closed_port}" in line.getMessage()

@@ -34,11 +34,13 @@ def test_the_banner_of_a_worker_has_a_line_for_each_server(cluster: Cluster) -> 
         rf"  \.> {there} +dflockd {re.escape(__version__)}, in memory, \d+ keys? held",
         lines[at + 1],
     )
-    refused = "does not answer: cannot be reached: Connection refused"
-    assert lines[at + 2].split() == [".>", away, *refused.split()]
+    refused = (
+        "cannot be reached: Connection refused (start dflockd there, or correct dflock_servers)"
+    )
+    assert lines[at + 2].split() == [".>", away, "unavailable:", *refused.split()]
     assert "[tasks]" in lines[at + 3 :], "what Celery says there is still said"
     [warned] = [line for line in lines if "WARNING" in line and away in line]
-    assert warned.endswith(f"lock server {away} {refused}")
+    assert warned.endswith(f"lock server {away} is unavailable: {refused}")
 
 
 def test_with_a_state_directory(tmp_path: Path) -> None:
@@ -63,7 +65,7 @@ def test_a_server_that_says_nothing_keeps_nobody(
     monkeypatch.setattr(banner, "PATIENCE", 0.5)
     with LockServer(tmp_path) as server:
         found = banner.ask_all(settings(app_of(silent, server.address)))
-    assert found[silent] == (False, "nothing within 0.5 s")
+    assert found[silent] == (False, "no answer within 0.5 s")
     assert found[server.address][0]
 
 
