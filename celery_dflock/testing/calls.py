@@ -134,7 +134,4 @@ class _Asked(NamedTuple):
         self, key: str = "", label: str = "", owner: tuple[str, int, int] | None = None
     ) -> DistributedLock:
         """Return the lock of a key, by default of the first one."""
-        limit = None if self.group is None else self.bound.options.group_limit
-        return self.bound.make_lock(
-            key or self.keys[0], label=label, owner=owner, group=self.group, group_limit=limit
-        )
+        return self.bound.make_lock(key or self.keys[0], label=label, owner=owner, group=self.group)
