@@ -196,8 +196,9 @@ class LockedTask(each.OneByOne):
         **options: Any,
     ) -> AsyncResult:
         task_id = task_id or uuid()
-        more = headers_with_age(self, bound, args, kwargs, headers, task_id)
-        return publish(task_id=task_id, headers=more, **options)
+        if task_id != self.request.id:  # else this run sends itself again, as old as it is
+            headers = headers_with_age(self, bound, args, kwargs, headers, task_id)
+        return publish(task_id=task_id, headers=headers, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body under the lock."""

@@ -420,7 +420,13 @@ class Session(Asker):
             UnsupportedError: it does not know ages.
         """
         age = yield from self.question(operations.draw_age)
-        abilities.note(self.asked_first, abilities.AGES, knows=True)
+        server = self.asked_first
+        if abilities.knows(server, abilities.EXTENSIONS) is False:
+            # It is another one than before. Nobody is introduced on the connections of then.
+            abilities.note(server, abilities.EXTENSIONS, knows=True)
+            self._home().pool.clear(self.route)
+        abilities.note(server, abilities.OWNERS, knows=True)
+        abilities.note(server, abilities.AGES, knows=True)
         return age
 
     def require_ages(self) -> Flow[None]:

@@ -111,6 +111,12 @@ class Server(LockServer):
         super().__init__(directory, *args, name=name)
         self._env.update(release.env)
 
+    def replace(self, release: Release) -> None:
+        """Have a server of another release in its place, at the same address."""
+        self.kill()
+        self._env.update(release.env)
+        self.start()
+
 
 def worker(directory: Path, release: Release, queues: str, **options: Any) -> Worker:
     """A worker for `rolled`, not yet started."""

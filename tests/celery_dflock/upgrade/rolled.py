@@ -60,6 +60,8 @@ patient = job("rolled.patient", lock_timeout=PATIENCE, lock_wait="slot")
 parked = job("rolled.parked", lock_timeout=PATIENCE, lock_wait="consumer")
 ticket = job("rolled.ticket", lock_timeout=0, lock_requeue={**AT_ONCE, "hold": 30})
 requeued = job("rolled.requeued", lock_timeout=0)
+NEWEST = "supersede" if hasattr(celery_dflock, "SupersededError") else "requeue"
+latest = job("rolled.latest", lock_timeout=PATIENCE, lock_conflict=NEWEST)
 late = job("rolled.late", lock_timeout=0, acks_late=True)
 late_parked = job("rolled.late_parked", lock_timeout=30, lock_wait="consumer", acks_late=True)
 executed = job("rolled.executed", lock_timeout=0, lock_unique="until_executed")

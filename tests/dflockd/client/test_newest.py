@@ -12,6 +12,7 @@ import pytest
 
 from dflockd import errors
 from dflockd.client import DistributedLock as AsyncLock
+from dflockd.client import abilities
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 from dflockd.wire import Acquire, DrawAge, Owner, Status
 from tests.dflockd.client_support import waiters
@@ -143,6 +144,21 @@ def test_an_older_server_is_named_and_nothing_is_asked_of_it(scripted: ScriptedS
     with pytest.raises(errors.UnsupportedError, match=r"'k' on .*too old.*upgrade it"):
         lock.require_ages()
     assert scripted.asked(Owner, Acquire) == []
+
+
+@pytest.mark.parametrize("what", [abilities.EXTENSIONS, abilities.OWNERS])
+def test_a_server_in_the_place_of_an_older_one_is_told_who_asks(
+    server: ServerProcess, key: str, what: str
+) -> None:
+    address = DistributedLock(key, servers=[("127.0.0.1", server.port)])._session.asked_first
+    abilities.forget_all()
+    abilities.note(address, what, knows=False)
+    lock = lock_of(server, key, 7)
+    lock.require_ages()
+    assert lock.acquire()
+    [holder] = lock.inspect()["holders"]
+    assert holder["age"] == 7
+    assert lock.release()
 
 
 @pytest.mark.parametrize("age", [0, -1, 2**64, 1.5, True, "1"])
