@@ -269,7 +269,7 @@ def _found(app_settings: Settings, server: str, text: str, notes: bool) -> Itera
 @as_json
 @click.pass_context
 def release(ctx: click.Context, key: str, yes: bool, as_json: bool) -> None:
-    """Release KEY, whoever holds it. The next waiter gets the lock at once.
+    """Release KEY in place of its holder. The next waiter gets the lock at once.
 
     Do not use this while the holder still works: it goes on for up to half its lease before it
     learns of the release. The exit status is 1 if nobody held the key.

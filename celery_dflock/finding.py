@@ -122,6 +122,6 @@ def _is(waiter: Mapping[str, Any], run: str) -> bool:
 
 def _circle(runs: Sequence[str]) -> str:
     if len(runs) == 1:
-        return f"deadlock: {printable(runs[0])} waits for what it holds itself, for ever"
+        return f"deadlock: {printable(runs[0])} waits for what it holds itself, forever"
     text = ", which waits for ".join(map(printable, [*runs, runs[0]])).replace(", which", "", 1)
     return f"deadlock, which only a timeout or the end of a lease resolves: {text}"

@@ -27,7 +27,7 @@ LEAST_PAUSE = 0.2
 """Seconds before the next attempt at least, unless ``lock_requeue`` has a lower ``cap``.
 
 This run stores ``RETRY`` after it has sent the task again. Where the next one has stored its result
-by then, that would take its place, and whoever waits for it would wait for ever.
+by then, that would take its place, and whoever waits for it would wait forever.
 """
 
 PUBLISH_PAUSE = 1.0

@@ -15,7 +15,7 @@ logger = logging.getLogger("celery_dflock")
 class Skipped(dict[str, Any]):
     """The result of a task that was skipped because its lock was held.
 
-    Such a task ends as ``SUCCESS`` with this value, so that nobody waits for ever and a chord goes
+    Such a task ends as ``SUCCESS`` with this value, so that nobody waits forever and a chord goes
     on. The value is a dict: every serializer can store it, and readers do not need the plugin.
     `Skipped.of` turns it into a `Skipped` again.
     """

@@ -246,7 +246,7 @@ SETTINGS: tuple[Setting, ...] = (
         "DFLOCKD_SHUTDOWN_TIMEOUT_S",
         8,
         _SECONDS_OR_NEVER,
-        "Time for holders to release after SIGTERM (seconds); 0 waits for ever",
+        "Time for holders to release after SIGTERM (seconds); 0 waits forever",
     ),
     Setting(
         "--max-lease-ttl",

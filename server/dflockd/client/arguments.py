@@ -82,7 +82,7 @@ def check_timeout(seconds: object, key: str, name: str = "acquire_timeout_s") ->
     if not _is_number(seconds) or not 0 <= seconds <= MAX_SECONDS:
         raise errors.InvalidArgumentError(
             f"{name} is {seconds!r} for lock {key!r}: give seconds, 0 or more, "
-            "or None to wait for ever",
+            "or None to wait forever",
             key=key,
         )
 

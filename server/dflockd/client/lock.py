@@ -47,7 +47,7 @@ class LockBase:
     Args:
         key: the name of the lock; at most 256 bytes of UTF-8 without white space.
         acquire_timeout_s: seconds to wait for the lock, fractions allowed. 0 tries once, ``None``
-            waits for ever. A server that does not answer gets two more seconds.
+            waits forever. A server that does not answer gets two more seconds.
         lease_ttl_s: the lease in whole seconds; ``None`` for the server's default (33 unless
             configured).
         servers: the servers, as ``(host, port)``, ``"host:port"`` or ``"unix:/path"``. For a

@@ -105,7 +105,7 @@ class Exchange(NamedTuple):
 
     request: bytes
     patience: float | None
-    """Seconds to wait for the reply; ``None`` waits for ever."""
+    """Seconds to wait for the reply; ``None`` waits forever."""
     timeout_is_reply: bool = False
     """Whether the end of patience counts as the reply ``timeout`` rather than as a fault: a server has
     said that the lock is somebody else's."""

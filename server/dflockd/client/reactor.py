@@ -4,7 +4,7 @@ It renews the locks that are held, rescues those whose connection breaks, releas
 released at once, and waits on behalf of the consumer: all of it flows, each a task here.
 
 Work is handed to it without any lock. A signal handler, a finaliser or the end of the interpreter may
-come at any instant, also while the same thread is just handing something over, and would wait for ever
+come at any instant, also while the same thread is just handing something over, and would wait forever
 for a lock that is held below it.
 """
 

@@ -50,7 +50,7 @@ LOOK_AGAIN = 1.0
 
 ASKED_AT_LEAST = 3
 """So many servers are asked for the map also when the time is over, if one after the other does not
-answer: else who tries once would ask the one that is gone for ever."""
+answer: else who tries once would ask the one that is gone forever."""
 
 SETTLED = 1.0
 """Seconds after which an answer has nothing to do with the refusals before it."""

@@ -73,7 +73,7 @@ class Backoff:
 
 
 class Backoffs:
-    """A `Backoff` for each kind of transactions: what is refused for ever holds up nothing else."""
+    """A `Backoff` for each kind of transactions: what is refused forever holds up nothing else."""
 
     def __init__(self, chance: Callable[[], float]) -> None:
         self._kinds = {kind: Backoff(chance) for kind in Kind}

@@ -92,7 +92,7 @@ class FrontDoor:
             self._complain("and will not find this server there")
 
     async def watch(self) -> None:
-        """Look now and then, for ever, and tell what changes."""
+        """Look now and then, forever, and tell what changes."""
         was_reached, failures = not self.problem, 0
         while True:
             await asyncio.sleep(EVERY * random.uniform(0.8, 1.2))

@@ -151,7 +151,7 @@ class Membership:
             # An earlier process's, until its lease ends; or somebody else advertises this address.
             if there.lease == NO_LEASE and not self._is_taken:
                 logger.error(
-                    "%s is no server's: it has no lease, so that it would stay for ever, and this "
+                    "%s is no server's: it has no lease, so that it would stay forever, and this "
                     "server cannot join; delete it: etcdctl del %s",
                     *(self.key, self.key),
                 )

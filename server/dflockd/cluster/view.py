@@ -96,7 +96,7 @@ class View:
         self._is_reported = False
         if name in self.roster.strangers:
             logger.warning(
-                "%s is no server's: it has no lease, so that it would stay for ever; "
+                "%s is no server's: it has no lease, so that it would stay forever; "
                 "delete it: etcdctl del %s",
                 *(key, key),
             )

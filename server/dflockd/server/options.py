@@ -20,9 +20,9 @@ class ServerOptions:
     read_timeout: int = 23
     """For the rest of a request, once its first byte is there."""
     write_timeout: int = 5
-    """For a peer that does not read its replies; 0 waits for ever."""
+    """For a peer that does not read its replies; 0 waits forever."""
     shutdown_timeout: int = 8
-    """For holders to release while draining; 0 waits for ever."""
+    """For holders to release while draining; 0 waits forever."""
     sweep_interval: int = 1
     """The expiry timer sleeps no longer than this."""
     max_connections: int = 0

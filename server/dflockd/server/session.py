@@ -395,7 +395,7 @@ class Session(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.close()
             if self._transport.get_write_buffer_size():
-                # It closes once all is sent: a peer that does not read could put that off for ever.
+                # It closes once all is sent: a peer that does not read could put that off forever.
                 self._watch_write()
 
     def _depart(self, *, clean: bool, silent: bool = False) -> None:

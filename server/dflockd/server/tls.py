@@ -28,7 +28,7 @@ class TlsContext(ssl.SSLContext):
         context.current = context
         context.sni_callback = _switch
         # Who resumes a session shows no certificate, and gets a new ticket: one that has expired would
-        # be good for ever. With TLS 1.2 there is one ticket for two hours.
+        # be good forever. With TLS 1.2 there is one ticket for two hours.
         context.num_tickets = 0
         return context
 

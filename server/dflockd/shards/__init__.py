@@ -1,6 +1,6 @@
 """Fixed shards: a cluster of servers that share keys by a mapping in etcd.
 
-Each key belongs to one of 8192 shards for ever (`get_shard_id`), and each shard to a node, which can
+Each key belongs to one of 8192 shards forever (`get_shard_id`), and each shard to a node, which can
 change: the mapping says to which (`ShardMapper`, `Cluster`). It is kept in a store that all share,
 etcd (`dflockd.shards.etcd.EtcdStore`) or one in memory (`MemoryStore`).
 """

@@ -1,4 +1,4 @@
-"""Which shard a key belongs to: the same number in every process, for ever."""
+"""Which shard a key belongs to: the same number in every process, forever."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Roster:
     """The nodes of a store, as far as they are known.
 
     A node is alive while its entry lives by a lease of the store: it ends when nobody renews it. An
-    entry without a lease was written by somebody else, by hand perhaps, and would stay for ever. Such
+    entry without a lease was written by somebody else, by hand perhaps, and would stay forever. Such
     a *stranger* neither leads nor gets shards. But its name is taken.
 
     Attributes:

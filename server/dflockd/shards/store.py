@@ -221,7 +221,7 @@ def check_ttl(ttl: int) -> None:
 
 
 async def follow(store: Store, prefix: str) -> AsyncGenerator[Loaded | list[Event], None]:
-    """Yield everything under `prefix`, then every change; for ever.
+    """Yield everything under `prefix`, then every change; forever.
 
     After any interruption comes another `Loaded`, which replaces all that was known: changes that
     were missed are in it. Close it (`contextlib.aclosing`) to end the watch at once.

@@ -16,7 +16,7 @@ class Limits:
     default_lease: int = 33
     """Lease of a request that names none."""
     max_lease: int = 3600
-    """Longest lease: a longer one is refused, for it could lock a key for ever."""
+    """Longest lease: a longer one is refused, for it could lock a key forever."""
     max_detached_lease: int = 3600
     """Longest lease of a hold that is detached."""
     max_locks: int = 1024

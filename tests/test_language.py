@@ -1,0 +1,137 @@
+"""The words of the manual: short sentences, and one word for one thing."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.demo.stage import ROOT
+
+LONGEST = 32
+"""Words of a sentence. Two short ones are read faster than a longer one."""
+
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "server/README.md")),
+    *sorted((ROOT / "docs").glob("**/*.md")),
+]
+
+SAY = {
+    r"what becomes? of": "what happens to",
+    r"whoever": "anyone who, or the client that",
+    r"there are none of": "say it the other way round",
+    r"that which|one that comes while": "name the thing",
+    r"for ever": "forever",
+    r"(is|are|was|were) to be": "should be, or must be",
+    r"go(es)? on to work": "still works",
+    r"hears? of|(is|are) told of by": "learns of, or is reported by",
+    r"tells? of": "reports",
+    r"as ever": "as usual",
+    r"in the clear": "unencrypted",
+    r"without an end": "endless",
+    r"to be had": "available",
+    r"is wanted": "say who needs it",
+    r"also (when|where) ": "even if",
+    r"(gives?|giving) (it|back the lock|the lock|its lock|a lock) back": "release",
+    r"kept places?|places? in the queue": "position, or reserved position",
+    r"patience": "timeout",
+    r"park(s|ed|ing)?": "wait in the consumer",
+    r"lock daemon|lock service process": "lock server",
+}
+"""What the manual does not say, and what it says instead."""
+
+API = (ROOT / "docs" / "reference" / "api.md").read_text()
+NAMED = re.findall(r"^\.\. auto(?:class|function|module):: (\S+)", API, re.MULTILINE)
+
+CODE = re.compile(
+    r"<!-- (begin: (?:\w+|\w+, .*?)) -->.*?<!-- end -->"  # made by a program that measures
+    r"|<!--.*?-->|^ *```.*?^ *```|^(?: {4}|\t).*?$",
+    re.DOTALL | re.MULTILINE,
+)
+QUOTED = re.compile(r'`[^`]*`|\]\([^)]*\)|"[^"]*"|<[^>]*>')
+ENDS = re.compile(r"(?<=[.?!:;])[\"”)*_]*\s+")
+
+
+def blocks(text: str) -> Iterator[str]:
+    """The paragraphs, entries of lists, headings and cells of tables; without code."""
+    block: list[str] = []
+    for line in [*CODE.sub("\n", text).splitlines(), ""]:
+        if block and (not line.strip() or re.match(r"\s*(?:[-*] |\d+\. |#|\|)", line)):
+            yield " ".join(block)
+            block = []
+        if line.startswith("|"):
+            yield from line.strip("|").split(" | ")
+        elif line.strip():
+            block.append(line.strip())
+
+
+def long_sentences(text: str) -> list[str]:
+    found = []
+    for block in blocks(text):
+        found += [
+            each for each in ENDS.split(QUOTED.sub("x", block)) if len(each.split()) > LONGEST
+        ]
+    return found
+
+
+def odd_words(text: str) -> list[str]:
+    plain = [QUOTED.sub("x", block) for block in blocks(text)]
+    return [
+        f"{match[0]!r} (say: {instead}) in: {block}"
+        for block in plain
+        for words, instead in SAY.items()
+        for match in re.finditer(rf"\b(?:{words})\b", block, re.IGNORECASE)
+    ]
+
+
+def docstrings(named: str) -> Iterator[str]:
+    """Those that the reference prints under this name."""
+    module, _, attribute = named.rpartition(".")
+    try:
+        found = importlib.import_module(named)
+        members = [found, *(getattr(found, each) for each in getattr(found, "__all__", dir(found)))]
+    except ModuleNotFoundError:
+        found = getattr(importlib.import_module(module), attribute)
+        members = [found, *(value for each, value in inspect.getmembers(found) if each[0] != "_")]
+    for member in members:
+        own = inspect.ismodule(member) or str(getattr(member, "__module__", "")).startswith(
+            ("celery_dflock", "dflockd")
+        )
+        if own and member.__doc__:
+            yield inspect.cleandoc(member.__doc__)
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_sentences_are_short(page: Path) -> None:
+    assert long_sentences(page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_words_are_those_of_the_manual(page: Path) -> None:
+    assert odd_words(page.read_text()) == []
+
+
+@pytest.mark.parametrize("named", NAMED)
+def test_words_of_the_reference_are_those_of_the_manual(named: str) -> None:
+    texts = list(docstrings(named))
+
+    assert texts
+    assert [found for text in texts for found in odd_words(text)] == []
+
+
+def test_the_checks_find_what_they_look_for() -> None:
+    words = "word " * LONGEST
+    text = f"Short. {words}{words}\n\n- Whoever waits\n  is told.\n\n| a | for ever |\n"
+    code = f"```text\n{words}{words} whoever\n```\n\n    whoever {words}\n\n`whoever` asks.\n"
+
+    assert len(long_sentences(text)) == 1
+    assert [found.split("'")[1] for found in odd_words(text)] == ["Whoever", "for ever"]
+    assert long_sentences(code) == odd_words(code) == []
