@@ -14,10 +14,10 @@ from celery.exceptions import ImproperlyConfigured
 
 import celery_dflock.worker.inspect  # noqa: F401 - `celery inspect` shall know of its command
 from celery_dflock import finding
-from celery_dflock.config import UNREACHABLE_REMEDY, Settings, settings
+from celery_dflock.config import Settings, settings, with_remedy
 from dflockd import admin
 from dflockd.admin import printable
-from dflockd.errors import DflockdError, UnreachableError
+from dflockd.errors import DflockdError
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 
 R = TypeVar("R")
@@ -345,9 +345,9 @@ def _in_words(question: Callable[[], R]) -> R:
     """Ask, and turn an error into one line of text."""
     try:
         return question()
-    except UnreachableError as exc:
-        raise click.ClickException(f"{exc} ({UNREACHABLE_REMEDY})") from exc
-    except (DflockdError, ImproperlyConfigured) as exc:
+    except DflockdError as exc:
+        raise click.ClickException(with_remedy(exc)) from exc
+    except ImproperlyConfigured as exc:
         raise click.ClickException(str(exc)) from exc
 
 

@@ -28,7 +28,12 @@ from celery.utils.imports import symbol_by_name
 
 from celery_dflock.keys import is_plain
 from dflockd.address import CLUSTER_PREFIX, Seeds, Servers, parse_servers
-from dflockd.errors import InvalidArgumentError
+from dflockd.errors import (
+    AuthRefusedError,
+    DflockdError,
+    InvalidArgumentError,
+    UnreachableError,
+)
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.sync_client import DistributedLock
 
@@ -52,9 +57,6 @@ OLD_NAMES = {"dflock_max_waiting": "dflock_max_parked"}
 
 VARIABLES = ("DFLOCK_SERVERS", "DFLOCK_AUTH_TOKEN", "DFLOCK_AUTH_TOKEN_FILE")
 """Variables of the environment that stand in for settings."""
-
-UNREACHABLE_REMEDY = "start dflockd there, or correct dflock_servers"
-"""What to do about a lock server that cannot be reached."""
 
 UNAVAILABLE = ("requeue", "fail", "run")
 """What becomes of a task when no lock server can be asked; see `Settings.unavailable`."""
@@ -145,6 +147,16 @@ class Settings:
 
 
 _cache: weakref.WeakKeyDictionary[Celery, Read] = weakref.WeakKeyDictionary()
+
+
+def with_remedy(error: DflockdError) -> str:
+    """Return an error of the clients as one line that says which setting to look at."""
+    match error:
+        case UnreachableError():
+            return f"{error} (start dflockd there, or correct dflock_servers)"
+        case AuthRefusedError():
+            return f"{error} (dflock_auth_token, or the variable DFLOCK_AUTH_TOKEN_FILE)"
+    return str(error)
 
 
 def settings(app: Celery) -> Settings:

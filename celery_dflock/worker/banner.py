@@ -10,11 +10,11 @@ from typing import Any
 from celery import Celery, signals
 from celery.exceptions import ImproperlyConfigured
 
-from celery_dflock.config import UNREACHABLE_REMEDY, Settings, settings
+from celery_dflock.config import Settings, settings, with_remedy
 from celery_dflock.outcome.outage import outages
 from celery_dflock.worker.at_once import at_once
 from dflockd import admin
-from dflockd.errors import DflockdError, UnreachableError
+from dflockd.errors import DflockdError
 
 PATIENCE = 2.0
 """Seconds that the start of a worker waits for its lock servers."""
@@ -74,9 +74,8 @@ def _ask(app_settings: Settings, server: str, found: dict[str, tuple[bool, str]]
     try:
         stats = admin.stats(server, **app_settings.credentials())
     except DflockdError as exc:
-        remedy = f" ({UNREACHABLE_REMEDY})" if isinstance(exc, UnreachableError) else ""
-        why = str(exc).removeprefix("lock ").removeprefix(f"server {server} ")
-        found[server] = False, f"{why.removeprefix(f'server {server}: ')}{remedy}"
+        why = with_remedy(exc).removeprefix("lock ").removeprefix(f"server {server}")
+        found[server] = False, why.removeprefix(":").lstrip()
         return
     found[server] = True, describe(stats)
 

@@ -52,6 +52,22 @@ def test_with_a_state_directory(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("token", "why"),
+    [
+        (None, "the server requires an auth token: set auth_token"),
+        ("wrong", "refused the auth token: set the one that it was started with"),
+    ],
+)
+def test_a_server_with_another_token(tmp_path: Path, token: str | None, why: str) -> None:
+    (tmp_path / "token").write_text("right\n")
+    with LockServer(tmp_path, "--auth-token-file", str(tmp_path / "token")) as server:
+        app_settings = settings(app_of(server.address, dflock_auth_token=token))
+        found = banner.ask_all(app_settings)
+    which = "(dflock_auth_token, or the variable DFLOCK_AUTH_TOKEN_FILE)"
+    assert found[server.address] == (False, f"{why} {which}")
+
+
 @pytest.fixture
 def silent() -> Iterator[str]:
     """Somebody who accepts and never says a word."""
