@@ -1,4 +1,4 @@
-"""Asking for the lock of a task: the lock, or why the task does not run now."""
+"""Asks for the locks of a task: they are granted, or there is a reason why it cannot run now."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ logger = logging.getLogger("celery_dflock")
 
 
 def locks_of(plan: Plan, on_lost: Callable[[LockBase], object]) -> Locks:
-    """Return the locks of a run, not taken yet."""
+    """Return the locks of a run, not yet acquired."""
     bound, request = plan.bound, plan.request
     make, label = bound.make_lock, label_of(plan.task.name, request.id)
     owner: Owner | AgedOwner = bound.owner_of(request)
@@ -54,7 +54,7 @@ def locks_of(plan: Plan, on_lost: Callable[[LockBase], object]) -> Locks:
 
 
 def acquire(plan: Plan, locks: Locks) -> Refusal | None:
-    """Wait for the locks of a run, as far as that has not been done in the consumer.
+    """Wait for the locks of a run, as far as the consumer has not done so.
 
     Returns:
         ``None`` once all are held.
@@ -80,7 +80,7 @@ def acquire(plan: Plan, locks: Locks) -> Refusal | None:
 
 
 def _go_on(plan: Plan, handed: HandOff, locks: Locks) -> Refusal | None:
-    """Do what follows from the wait in the consumer."""
+    """Continue after the wait in the consumer."""
     match handed.verdict:
         case "turn":
             return _take_up(plan, handed, locks)
@@ -100,7 +100,7 @@ def _go_on(plan: Plan, handed: HandOff, locks: Locks) -> Refusal | None:
 
 
 def _take_up(plan: Plan, handed: HandOff, locks: Locks) -> Overtaken | None:
-    """Go on in the position whose turn has come; a slot is set aside for it for a moment."""
+    """Take up the position whose turn has come; the server reserves a slot for it for a moment."""
     said = short_reservation(plan.task, plan.options)
     seconds = _turn_timeout(plan)
     if handed.ticket is None or not locks.take_up(handed.ticket, seconds, lambda: said):
@@ -111,11 +111,11 @@ def _take_up(plan: Plan, handed: HandOff, locks: Locks) -> Overtaken | None:
 
 
 def _turn_timeout(plan: Plan) -> float:
-    """Return how long a task waits in its slot after all, ahead of all that came later.
+    """Return how long a task still waits in its slot, ahead of all that came later.
 
-    Longer each time that others went first: else they always would, where their worker has a slot at
-    once and this one never has, and the tasks take longer than this waits. Never for longer than it
-    may wait in the consumer.
+    The time grows each time others went first. Otherwise they always would: if their worker has a
+    slot at once, this one never has, and the tasks take longer than this waits. It never exceeds
+    the rest of the time in the consumer.
     """
     seconds = float(TURN_TIMEOUT * 4 ** min(plan.header.overtaken, MOST_OVERTAKEN))
     most = plan.options.queue_timeout

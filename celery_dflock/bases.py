@@ -1,4 +1,4 @@
-"""How `LockedTask` goes together with other base classes of tasks."""
+"""How `LockedTask` works together with other base classes of tasks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _UNKNOWN = object()
 
 
 def check(task: type[Task], locked: type[Task]) -> None:
-    """Refuse a task whose lock would never be asked for, and watch over one of which it is not sure.
+    """Refuse a task that would never ask for its lock, and watch one for which that is uncertain.
 
-    A base class with a ``__call__`` of its own, such as Flask's ``ContextTask``, runs the body. In
-    front of `locked` it does so without the lock, unless it hands on to the next ``__call__``.
+    A base class with its own ``__call__``, such as Flask's ``ContextTask``, runs the body. If it is
+    in front of `locked`, it runs it without the lock, unless it calls the next ``__call__``.
 
     Raises:
         ImproperlyConfigured: one line that says how to order the bases.
@@ -43,7 +43,7 @@ def check(task: type[Task], locked: type[Task]) -> None:
 
 
 def is_of_celery(task: type[Task]) -> bool:
-    """Whether it is one of Celery's own tasks, which get the app's default base as well."""
+    """Whether it is one of Celery's own tasks, which also get the app's default base."""
     return task.__module__.startswith("celery.")
 
 
@@ -56,7 +56,7 @@ def _remedy(cls: type, locked: type[Task]) -> str:
 
 
 def _watch(task: type[Task], cls: type, locked: type[Task]) -> None:
-    """Let the body of a task raise if a worker comes to it past the lock."""
+    """Make the body of a task raise if a worker reaches it without the lock."""
     run = inspect.getattr_static(task, "run")
     body = run.__func__ if isinstance(run, staticmethod) else run
     why = (
@@ -76,7 +76,7 @@ def _watch(task: type[Task], cls: type, locked: type[Task]) -> None:
 
 
 def _way_past(call: Any, task: type[Task], locked: type[Task]) -> str | None:
-    """Return how a ``__call__`` runs the body without coming to `locked`, if that is certain."""
+    """Return how a ``__call__`` runs the body without reaching `locked`, if that is certain."""
     names, owners = set[str](), list[Any]()
     for code, space in _codes(inspect.unwrap(call), 0):
         names.update(code.co_names)
@@ -92,7 +92,7 @@ def _way_past(call: Any, task: type[Task], locked: type[Task]) -> str | None:
 
 
 def _called(code: CodeType, space: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield what each ``.__call__`` in a code is looked up in, or something unknown."""
+    """Yield the object of each ``.__call__`` in a code, or a marker if it is unknown."""
     path: list[str] = []
     for instruction in dis.get_instructions(code):
         name, value = instruction.opname, instruction.argval
@@ -114,7 +114,7 @@ def _found(path: list[str], space: Mapping[str, Any]) -> Any:
 
 
 def _codes(function: Any, depth: int) -> Iterator[tuple[CodeType, Mapping[str, Any]]]:
-    """Yield the codes of a function, its inner ones and those of its closure, and what they know."""
+    """Yield the codes of a function, its inner functions and its closure, with the names they know."""
     if not isinstance(function, FunctionType) or depth > 5:
         return
     known: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Who asks for a lock: the owner, for the lock server to compare, and the label, for people."""
+"""Who asks for a lock: the owner, which the lock server compares, and the label, which people read."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def runs_of(task_name: str, prefix: str) -> Callable[[str, int, str], Owner]:
 
 
 def label_of(task_name: str, task_id: str) -> str:
-    """Return what people see of a run of a task who ask the server who holds a lock."""
+    """Return the label of a run of a task, shown to people who ask who holds a lock."""
     return f"{task_name}[{task_id}] {_process or process_label()}"
 
 
 def block_label_of(task_name: str, task_id: str) -> str:
-    """Return what people see of a lock inside a task: the same run, and not the task's own lock."""
+    """Return the label of a lock inside a task: the same run, but not the task's own lock."""
     return f"{task_name}[{task_id}] {_BLOCK}{process_label()}"
 
 
@@ -48,7 +48,7 @@ _BLOCK = "dflock "
 
 
 def process_label() -> str:
-    """Return what tells this process from others: its host and pid."""
+    """Return the host and pid of this process."""
     global _process
     if _process is None:
         _process = f"{gethostname()} pid {os.getpid()}"

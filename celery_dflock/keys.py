@@ -1,7 +1,7 @@
-"""From a task's name and arguments to the name of its lock.
+"""Makes the key of a lock from a task's name and arguments.
 
-The same call gives the same key everywhere: in the publisher, in a worker and in eager mode. What
-comes from arguments is data: it can contain anything, and never more than the text of a key.
+The same call gives the same key in the publisher, in a worker and in eager mode. Arguments are data:
+they may contain anything, and become no more than text in the key.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _until(end: str, value: str) -> str:
 
 
 class Parameters:
-    """What a task can be called with."""
+    """The parameters of a task."""
 
     def __init__(self, signature: inspect.Signature) -> None:
         self.signature = signature
@@ -205,7 +205,7 @@ def default_key(task_name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def finish(key: str, prefix: str = "") -> str:
-    """Return the text that goes to the server: with the prefix, and short enough."""
+    """Return the key as it is sent: with the prefix, and short enough."""
     key = prefix + key
     if len(key) < _SHORTEST_CUT and key.isascii():
         return key  # nearly every one
@@ -217,20 +217,20 @@ def finish(key: str, prefix: str = "") -> str:
 
 
 def is_plain(text: str) -> bool:
-    """Whether a text can stand in a key as it is: no white space, no control characters."""
+    """Whether a text can be part of a key as it is: no white space, no control characters."""
     return encode(text) == text.replace("%", "%25")
 
 
 def join(keys: Iterable[str]) -> str:
-    """Return one text for several keys; no other keys make the same."""
+    """Return one text for several keys; other keys never give the same text."""
     # What could be mistaken for an encoded "&", or for what is made of that, is encoded as well.
     return "&".join(_MISTAKABLE.sub("%25", key).replace("&", "%26") for key in keys)
 
 
 def encode(text: str, also: str = "") -> str:
-    """Percent-encode white space, control characters and the percent sign, and those in `also`.
+    """Percent-encode white space, control characters, the percent sign and the characters in `also`.
 
-    Two texts that differ stay different.
+    Different texts stay different.
     """
     if text.isprintable() and " " not in text and "%" not in text and not also:
         return text

@@ -1,4 +1,4 @@
-"""The locks of one run: usually one, taken in order and given back together."""
+"""The locks of one run: usually one, acquired in order and released together."""
 
 from __future__ import annotations
 

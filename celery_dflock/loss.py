@@ -42,7 +42,7 @@ class Loss(Interruptible):
         self.has_begun = True
 
     def supersede(self, by: str) -> None:
-        """Interrupt the body, for the newest wins. Runs on the renewal thread."""
+        """Interrupt the body, since a newer task wins. Runs on the renewal thread."""
         plan = self._plan
         by = by or "a newer task"
         reason = f"{plan.name} is superseded by {by}"
@@ -56,9 +56,9 @@ class Loss(Interruptible):
         return self._superseded is not None and error.args == self._superseded.args
 
     def happened(self, lock: LockBase) -> None:
-        """Interrupt the body, or say that it goes on unlocked. Runs on the renewal thread.
+        """Interrupt the body, or log that it continues without its lock. Runs on the renewal thread.
 
-        Of several locks the first that is lost counts.
+        Of several locks, the first that is lost counts.
         """
         if self._is_told:
             return

@@ -1,4 +1,4 @@
-"""What a run of a task needs to know before it asks for its lock, found out once."""
+"""What a run of a task needs to know before it asks for its lock, worked out once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The firing under way, as the lock server knows it: claimed before it is sent, confirmed after."""
+"""The claim on a firing: taken on the lock server before it is sent, released after."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ logger = logging.getLogger("celery_dflock.beat")
 
 
 class Claims:
-    """The claims of the beats of one app: one at a time, since a beat sends one at a time.
+    """The claims of the beats of one app. There is one at a time, since a beat sends one at a time.
 
-    A claim is a hold that its connection's end does not release, so it tells the next leader what
-    the last one did not come to the end of. It is a semaphore under the name of the beats' lock:
-    names decide which server is in charge, and so it is the lock's.
+    A claim is a hold that outlives its connection, so it tells the next leader what the last one
+    did not finish. It is a semaphore with the key of the beats' lock, so that the same server is in
+    charge of both.
     """
 
     def __init__(self, key: str, settings: Settings) -> None:
@@ -53,7 +53,7 @@ class Claims:
             logger.warning("beat: firing %s is sent without a claim: %s", firing, exc)
 
     def confirm(self) -> None:
-        """Give up the claim: its firing has been sent, and is remembered as sent."""
+        """Release the claim: its firing has been sent, and the store remembers that."""
         token, self._token = self._token, None
         if token is None:
             return
@@ -65,7 +65,7 @@ class Claims:
             logger.warning("beat: a claim could not be released, its firing may repeat: %s", exc)
 
     def left(self) -> Firing | None:
-        """Return what is claimed: the firing that the last leader did not come to the end of.
+        """Return the claimed firing that the last leader did not finish, if any.
 
         Raises:
             RemoteError: the server could not be asked.
@@ -81,7 +81,7 @@ class Claims:
         return None
 
     def clear(self) -> None:
-        """End whatever claim there is.
+        """End any claim.
 
         Raises:
             RemoteError: the server could not be asked.

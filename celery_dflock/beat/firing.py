@@ -1,7 +1,7 @@
-"""Firings of singleton beat: what beat and the workers agree on.
+"""Firings of singleton beat, as beat and the workers know them.
 
-A firing is one entry of the schedule falling due once. Its task id follows from the entry and the
-due time, so that every beat that sends it gives it the same.
+A firing is one due time of one entry of the schedule. Its task id follows from the entry and the due
+time, so that every beat that sends it uses the same id.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ NAMESPACE = uuid.UUID("0d6b54c5-3d5d-5f1b-8c0b-64ad1c5f0f43")
 
 
 class Firing(NamedTuple):
-    """One entry of the schedule falling due once.
+    """One due time of one entry of the schedule.
 
     Attributes:
-        beat: the lock of the beats that may send it: it keeps applications apart.
+        beat: the key of the beats that may send it; it keeps applications apart.
         entry: the name of the entry.
         due: when it should be sent; UTC.
     """
@@ -39,7 +39,7 @@ class Firing(NamedTuple):
         return str(uuid.uuid5(NAMESPACE, name))
 
     def options(self, given: dict[str, Any], fence: int | None) -> dict[str, Any]:
-        """Return what to send it with: the options of its entry, its id and its header."""
+        """Return the options to send it with: those of its entry, its id and its header."""
         about = {"id": self.id, "entry": self.entry, "due": self.due.isoformat(), "fence": fence}
         headers = {**(given.get("headers") or {}), FIRING: about}
         return {"task_id": self.id, **given, "headers": headers}
@@ -50,10 +50,10 @@ class Firing(NamedTuple):
 
 
 def due_after(schedule: Any, last_run_at: datetime) -> datetime:
-    """Return when a schedule falls due next after it has run; UTC.
+    """Return when a schedule is due next after a run; UTC.
 
-    It depends on nothing else, so that every beat that knows the last run comes to the same. For a
-    schedule that cannot say, the last run itself stands for it.
+    It depends on nothing else, so that every beat that knows the last run gets the same time. For a
+    schedule that cannot tell, this is the time of the last run itself.
     """
     start: datetime = maybe_make_aware(last_run_at).astimezone(UTC)
     own_now = schedule.nowfun
@@ -69,9 +69,9 @@ def due_after(schedule: Any, last_run_at: datetime) -> datetime:
 
 
 def latest_due(schedule: Any, last_run_at: datetime, now: datetime) -> datetime:
-    """Return the last time up to now at which a schedule fell due; the next one, if none has passed.
+    """Return the last time up to now at which a schedule was due; the next one if none has passed.
 
-    Of several that were missed only this one is sent, as always with Celery.
+    If several were missed, only this one is sent, as always with Celery.
     """
     last: datetime = maybe_make_aware(last_run_at).astimezone(UTC)
     until: datetime = maybe_make_aware(now).astimezone(UTC)
@@ -96,7 +96,7 @@ def latest_due(schedule: Any, last_run_at: datetime, now: datetime) -> datetime:
 
 
 def counts_from_last_run(schedule: Any) -> bool:
-    """Whether a schedule is an interval: the next due time is always that much after the last run."""
+    """Whether a schedule is an interval: the next due time is a fixed time after the last run."""
     return (
         type(schedule) is interval and not schedule.relative and schedule.run_every > timedelta(0)
     )

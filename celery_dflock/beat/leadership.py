@@ -1,4 +1,4 @@
-"""What a scheduler does differently while it is led: it asks before it sends, and remembers after."""
+"""What changes in a scheduler that leads: it asks before it sends, and remembers afterwards."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ logger = logging.getLogger("celery_dflock.beat")
 
 
 class NotLeadingError(BaseException):
-    """The lock is lost. No `Exception`: schedulers log those and go on with the next entry."""
+    """The lock is lost. Not an `Exception`: schedulers log those and continue with the next entry."""
 
 
 class Lead:
-    """One term of leadership, from a grant to its loss or the end of the process.
+    """One term of leadership, from a grant until the lock is lost or the process ends.
 
     Args:
-        lock: held.
-        claims: of the same key.
-        store: for the last runs; ``None`` if the scheduler shares them itself.
+        lock: the lock, held.
+        claims: those of the same key.
+        store: where the last runs are kept; ``None`` if the scheduler shares them itself.
     """
 
     def __init__(self, lock: DistributedLock, claims: Claims, store: Store | None) -> None:
@@ -45,7 +45,7 @@ class Lead:
         return self._lock.held and not self.is_over
 
     def still_leads(self) -> bool:
-        """Return whether it may go on: ``False`` while that is in doubt.
+        """Return whether this beat still leads; ``False`` while that is in doubt.
 
         Raises:
             NotLeadingError: the lock is lost.
@@ -66,20 +66,20 @@ class Lead:
         return Firing(self._lock.key, entry.name, due)
 
     def keeps_times_of(self, entry: ScheduleEntry) -> bool:
-        """Whether an entry was last run when it was due, however late that was.
+        """Whether the last run of an entry is the time at which it was due, however late it was sent.
 
-        If it were when it was sent, as Celery has it, each delay would put off all that comes after.
+        With the time of sending, as Celery has it, each delay would put off all later runs.
         """
         return self.store is not None and counts_from_last_run(entry.schedule)
 
     def begin(self, firing: Firing) -> None:
         """Claim a firing, and ask the lock server whether this beat leads.
 
-        The lease alone would not do: a server that was restarted has forgotten it, and may have
-        granted the lock to another.
+        The lease alone is not enough: a restarted server has forgotten it and may have granted the
+        lock to another beat.
 
         Raises:
-            NotLeadingError: it does not, or nobody answers.
+            NotLeadingError: this beat does not lead, or no server answers.
         """
         self.check()
         try:
@@ -91,12 +91,12 @@ class Lead:
             raise NotLeadingError("the lock server no longer knows this leader")
 
     def check(self) -> None:
-        """Look at the lease, without asking: the last thing before a message goes out.
+        """Check the lease without asking the server, just before a message is sent.
 
-        In doubt, which is no time to send anything, this waits for the end of that.
+        In doubt this waits until it is certain again.
 
         Raises:
-            NotLeadingError: it has ended.
+            NotLeadingError: the lease has ended.
         """
         try:
             self._lock.check()
@@ -106,17 +106,17 @@ class Lead:
             raise NotLeadingError("its term has ended")
 
     def give_up(self, unsent: bool) -> None:
-        """End the term. The claim stays if its firing was reserved and not sent.
+        """End the term. The claim stays if its firing was reserved but not sent.
 
-        A scheduler may have put down by then that it has been, so that nobody would find it due: who
-        leads next, be it this beat, sends what is claimed.
+        A scheduler may already have recorded that firing as sent, so that no beat would find it due.
+        The next leader, this beat included, sends what is claimed.
         """
         self.is_over = True
         if not unsent:
             self._claims.confirm()
 
     def end(self, entry: ScheduleEntry) -> None:
-        """Remember that a firing has been sent; `entry` is as it is after it."""
+        """Remember that a firing has been sent; `entry` is its entry afterwards."""
         if self.store is not None:
             self._unsaved[entry.name] = entry.last_run_at
             try:
@@ -129,7 +129,7 @@ class Lead:
 
 
 class Led:
-    """Goes in front of a scheduler's class: `led` makes the one that is run."""
+    """Mixed into the class of a scheduler, in front of it; see `led`."""
 
     lead: Lead
     _under_way: tuple[Firing, ScheduleEntry] | None = None
@@ -140,7 +140,7 @@ class Led:
         schedule: Any
 
     def is_due(self, entry: ScheduleEntry) -> Any:
-        """As the scheduler says; but the time to the next is counted from the due time."""
+        """Ask the scheduler, but count the time to the next run from the due time."""
         is_due, seconds = super().is_due(entry)  # type: ignore[misc]
         if is_due and self.lead.keeps_times_of(entry):
             following = due_after(entry.schedule, self.lead.firing_of(entry).due)
@@ -148,7 +148,7 @@ class Led:
         return schedstate(is_due, seconds)
 
     def reserve(self, entry: ScheduleEntry) -> ScheduleEntry:
-        """Claim the firing, then let the scheduler put down that it has been."""
+        """Claim the firing, then let the scheduler record it."""
         firing = self.lead.firing_of(entry)
         self.lead.begin(firing)
         after = super().reserve(entry)  # type: ignore[misc]
@@ -160,7 +160,7 @@ class Led:
     def apply_async(
         self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **kwargs: Any
     ) -> Any:
-        """Send the firing under its own id, if this is still the leader."""
+        """Send the firing under its own id, if this beat still leads."""
         if advance:
             entry = self.reserve(entry)
         if self._under_way is None or self._under_way[0].entry != entry.name:
@@ -188,12 +188,12 @@ class Led:
         return super().apply_async(once, advance=False, **kwargs)  # type: ignore[misc]
 
     def sync(self) -> None:
-        """Write, while nobody else can be writing."""
+        """Write, while no other beat can be writing."""
         if self.lead.held:
             super().sync()  # type: ignore[misc]
 
     def forget(self) -> None:
-        """End without writing anything: somebody else leads."""
+        """End without writing anything: another beat leads."""
         self.lead.give_up(unsent=self._under_way is not None)
         shelf = getattr(self, "_store", None)
         if shelf is not None and getattr(shelf, "cache", None):
@@ -206,7 +206,7 @@ class Led:
 
 
 def restore(inner: Scheduler, store: Store) -> None:
-    """Give a scheduler that was just set up the last runs that the last leader knew of."""
+    """Give a new scheduler the last runs that the last leader stored."""
     runs, schedule = store.load(), inner.schedule
     for name, entry in schedule.items():
         entry.last_run_at = runs.get(name, entry.last_run_at)
@@ -216,5 +216,5 @@ def restore(inner: Scheduler, store: Store) -> None:
 
 
 def led(cls: type[Scheduler], lead: Lead) -> type[Any]:
-    """Return the class of a scheduler that is led."""
+    """Return the class of a scheduler with `Led` in front."""
     return type(cls.__name__, (Led, cls), {"lead": lead, "__module__": cls.__module__})

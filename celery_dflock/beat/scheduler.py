@@ -83,13 +83,13 @@ class DflockScheduler:
 
     @property
     def max_interval(self) -> float:
-        """Seconds that it sleeps at most; a leader sleeps less, see `tick`."""
+        """The longest sleep in seconds; a leader may sleep less, see `tick`."""
         seconds: float = self._idle.max_interval
         return seconds
 
     @property
     def schedule(self) -> Any:
-        """The entries by name; nothing while it stands by."""
+        """The entries by name; empty while this beat stands by."""
         return {} if self._inner is None else self._inner.schedule
 
     @property
@@ -113,7 +113,7 @@ class DflockScheduler:
             return self._lead()
 
     def should_sync(self) -> bool:
-        """Whether the scheduler wants to write what it has not written yet."""
+        """Whether the scheduler has something to write."""
         return self._inner is not None and bool(self._inner.should_sync())
 
     def _do_sync(self) -> None:
@@ -121,7 +121,7 @@ class DflockScheduler:
             self._inner._do_sync()
 
     def close(self) -> None:
-        """Write what there is to write, and let the next one lead."""
+        """Write what is left to write, and let the next beat lead."""
         self._is_closing = True
         if self._is_busy:
             # In the signal handler. It goes on with a SystemExit, and Celery closes once more after
@@ -182,7 +182,7 @@ class DflockScheduler:
         self._finish(lead)
 
     def _finish(self, lead: Lead) -> None:
-        """Send what the last leader claimed and did not confirm."""
+        """Send what the last leader claimed but did not confirm."""
         firing = self._claims.left()
         if firing is None:
             return
@@ -198,9 +198,9 @@ class DflockScheduler:
         self._claims.clear()
 
     def _is_remembered(self, firing: Firing) -> bool:
-        """Whether the store knows that it was sent.
+        """Whether the store knows that the firing was sent.
 
-        The entry does not: a scheduler of its own may have put down that it has been before that.
+        The entry does not tell: its scheduler may have recorded it before it was sent.
         """
         last = None if self._store is None else self._store.load().get(firing.entry)
         return last is not None and maybe_make_aware(last) >= firing.due
@@ -238,7 +238,7 @@ class DflockScheduler:
         self._drop()
 
     def _drop(self) -> None:
-        """Let go of everything, without writing anything."""
+        """Let go of the lock and the scheduler without writing anything."""
         inner, self._inner = self._inner, None
         try:
             if inner is not None:
@@ -278,10 +278,10 @@ class DflockScheduler:
 
 @signals.beat_embedded_init.connect(dispatch_uid="celery_dflock.beat")
 def _end_in_order(sender: Service, **_: Any) -> None:
-    """Let the beat of a worker end as ``celery beat`` does.
+    """Make the beat inside a worker end as ``celery beat`` does.
 
-    Its own handler of SIGTERM does no more than raise SystemExit. Where that is ignored, which is in
-    destructors such as that of `AsyncResult`, the beat would go on, and its worker wait for its end.
+    Its own handler of SIGTERM only raises SystemExit. If that is ignored, as in destructors such as
+    that of `AsyncResult`, the beat would continue and its worker wait for it to end.
     """
     if not isinstance(sender.scheduler, DflockScheduler):
         return

@@ -1,4 +1,4 @@
-"""Where the beats of an app share when each entry of the schedule has last run."""
+"""Where the beats of an app share the last run of each entry of the schedule."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ Runs: TypeAlias = dict[str, datetime]
 
 
 class Store(Protocol):
-    """The last runs. The leader writes them, whoever comes after it reads them."""
+    """The last runs. The leader writes them, and the next leader reads them."""
 
     def load(self) -> Runs:
         """Return them all."""
 
     def save(self, runs: Mapping[str, datetime]) -> None:
-        """Remember these; others stay as they are."""
+        """Store these; others stay as they are."""
 
     def forget(self, names: set[str]) -> None:
-        """Forget these: they are not in the schedule any more."""
+        """Delete these: they are no longer in the schedule."""
 
     def close(self) -> None:
         """Close the connection, for good."""
 
 
 def store_for(app: Celery, settings: BeatSettings, schedule_filename: str | None) -> Store | None:
-    """Return the store of an app, or ``None`` where its scheduler shares the last runs itself.
+    """Return the store of an app, or ``None`` if its scheduler shares the last runs itself.
 
-    That of the setting, else the broker's Redis, else the result backend's, else a file beside the
-    scheduler's own.
+    The first that exists: the one of the setting, the broker's Redis, the result backend's Redis, a
+    file beside the scheduler's own.
     """
     if not settings.needs_store:
         return None
@@ -77,8 +77,8 @@ class RedisStore:
     """A hash in Redis.
 
     Args:
-        source: a broker connection or a result backend: whoever can reach the Redis.
-        key: of the hash.
+        source: a broker connection or a result backend that can reach the Redis.
+        key: the key of the hash.
     """
 
     def __init__(self, source: Connection | RedisBackend, key: str) -> None:
@@ -125,8 +125,8 @@ class FileStore:
     """A file, for the beats of one host.
 
     Args:
-        path: of the file; its folder must be there.
-        is_makeshift: whether nobody has asked for a file, and should know of it.
+        path: the file; its folder must exist.
+        is_makeshift: whether no setting asked for a file, so that a warning is logged.
     """
 
     def __init__(self, path: str, is_makeshift: bool = False) -> None:

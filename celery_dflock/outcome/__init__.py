@@ -1,1 +1,1 @@
-"""What becomes of a task that does not run, or not now."""
+"""What happens to a task that does not run, or not now."""

@@ -1,4 +1,4 @@
-"""What becomes of a task that has no lock."""
+"""What happens to a task that does not get its lock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from celery_dflock.plan import Plan
 
 
 def apply(plan: Plan, it: Refusal) -> Any:
-    """Do what follows; return the result of the task, or raise what tells Celery how it ends."""
+    """Carry out the outcome: return the result of the task, or raise what tells Celery how it ends."""
     if plan.header.redelivery and not isinstance(it, Redelivered | Superseded):
         redelivery.drop_if_ended(plan)
     match it:

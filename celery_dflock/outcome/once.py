@@ -1,4 +1,4 @@
-"""What has been run is not run again: the second copy of a firing, or of a redelivered task."""
+"""A task that has run does not run again: the second copy of a firing, or a redelivery."""
 
 from __future__ import annotations
 

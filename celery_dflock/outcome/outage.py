@@ -1,7 +1,7 @@
-"""Lock servers that are away: one line in the log when that begins, and one when it is over.
+"""Lock servers that are unavailable: one line in the log when that begins and one when it ends.
 
-A worker has many processes and thousands of tasks, and all meet the same outage. What is known of it
-is in memory that the processes of one worker share, so that one of them says it for all.
+A worker has many processes and thousands of tasks, and an outage hits all of them. What is known of it
+is in memory that the processes of one worker share, so that one of them logs it for all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger("celery_dflock")
 
 
 class Outages:
-    """The servers that could not be asked the last time, for all processes of one worker."""
+    """The servers that did not answer the last time, for all processes of one worker."""
 
     def __init__(self) -> None:
         self.known = mmap.mmap(-1, 1 + MOST * _SLOT.size)
@@ -48,7 +48,7 @@ class Outages:
         """Of a file without a name that keeps the processes apart."""
 
     def prepare(self, **_: Any) -> None:
-        """Get ready for processes that are forked later: a worker begins."""
+        """Prepare for processes that are forked later: a worker starts."""
         if self._descriptor < 0:
             with tempfile.TemporaryFile() as file:
                 self._descriptor = os.dup(file.fileno())
@@ -58,7 +58,7 @@ class Outages:
         self._mutex = threading.Lock()
 
     def begun(self, server: str, reason: str) -> None:
-        """A server does not answer, and no task has met that yet."""
+        """A server is unavailable, and no task has met that yet."""
         with self._alone():
             at, since, _, is_said, count = self._find(server)
             if not is_said:

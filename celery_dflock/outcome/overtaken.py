@@ -1,4 +1,4 @@
-"""The turn of a task had come in the consumer, and has passed: it goes back to wait."""
+"""A task whose turn in the consumer has passed before it had a slot: it waits again."""
 
 from __future__ import annotations
 

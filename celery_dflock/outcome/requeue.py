@@ -1,4 +1,4 @@
-"""A task that does not run now is sent again, to run a while later."""
+"""Sends a task that cannot run now again, to run later."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ logger = logging.getLogger("celery_dflock")
 
 
 class RedeliveryRequeued(Ignore):
-    """A redelivery was sent again. It is not the end of the task, whose other run goes on."""
+    """A redelivery was sent again. The task has not ended: its other run continues."""
 
 
 def countdown(task: Task, seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""The worker is shutting down: a task that has no lock yet is for another worker."""
+"""The worker is shutting down: a task without its lock goes to another worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task that is older than another which has asked for its lock: the newest wins."""
+"""A task that is older than another one that has asked for its lock: the newest wins."""
 
 from __future__ import annotations
 

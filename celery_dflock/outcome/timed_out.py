@@ -1,4 +1,4 @@
-"""A conflict: the lock was not free in time, and ``lock_conflict`` says what becomes of the task."""
+"""A conflict: the lock was not free in time, and ``lock_conflict`` decides what happens."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ logger = logging.getLogger("celery_dflock")
 
 
 def decide(plan: Plan, it: TimedOut) -> Any:
-    """Do as ``lock_conflict`` says; return the result of the task.
+    """Do what ``lock_conflict`` says, and return the result of the task.
 
-    It has no say about a redelivery: what it says would be stored under the id of the other run.
+    It does not apply to a redelivery: the result would be stored under the id of the other run.
     """
     if plan.header.redelivery:
         wait_again(plan, it)

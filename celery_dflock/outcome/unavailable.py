@@ -1,4 +1,4 @@
-"""No lock server can be asked: ``dflock_unavailable`` says what becomes of the task."""
+"""No lock server answers: ``dflock_unavailable`` decides what happens to the task."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ logger = logging.getLogger("celery_dflock")
 
 
 def decide(plan: Plan, it: Unavailable) -> Any:
-    """Do as ``dflock_unavailable`` says; return the result of the task.
+    """Do what ``dflock_unavailable`` says, and return the result of the task.
 
-    A redelivery does not fail: that would be stored under the id of the other run.
+    A redelivery never fails: the failure would be stored under the id of the other run.
     """
     verdict = plan.settings.unavailable
     if verdict == "requeue" or (verdict == "fail" and plan.header.redelivery):
@@ -31,10 +31,10 @@ def decide(plan: Plan, it: Unavailable) -> Any:
 
 
 def send_again_soon(plan: Plan, it: Unavailable) -> NoReturn:
-    """Send the task again, however often: an outage is no conflict, and uses nothing up.
+    """Send the task again, however often: an outage is not a conflict and does not count.
 
     Raises:
-        Retry: which tells Celery that the task goes on elsewhere.
+        Retry: which tells Celery that the task continues elsewhere.
     """
     number = plan.header.outage + 1
     longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(number - 1, 32))

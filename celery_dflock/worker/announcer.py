@@ -1,4 +1,4 @@
-"""Says of tasks that they wait."""
+"""Announces that tasks wait."""
 
 from __future__ import annotations
 
