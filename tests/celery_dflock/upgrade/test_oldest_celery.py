@@ -17,12 +17,10 @@ import pytest
 from examples.demo.stage import ROOT, LockServer, Redis, StageError, Worker, redis_executable
 from tests.celery_dflock import jobs
 from tests.celery_dflock.upgrade import oldest
+from tests.environments import NotToBeHadError, environment
 
 OLDEST = "5.4"
 REQUIREMENTS = [f"celery[redis]=={OLDEST}.0", "kombu<5.4"]
-PLACE = (
-    ROOT / ".venv" / "oldest" / f"celery-{OLDEST}.0-py{sys.version_info[0]}{sys.version_info[1]}"
-)
 INSTALL_BOUND = 110
 
 
@@ -34,23 +32,11 @@ def test_it_is_the_oldest() -> None:
 @pytest.fixture(scope="module")
 def python() -> str:
     """The Python of an environment with that Celery; made once."""
-    python, done = PLACE / "bin" / "python", PLACE / "installed"
-    if not done.exists():
-        make = [sys.executable, "-m", "venv", "--clear", str(PLACE)]
-        subprocess.run(make, check=True, timeout=INSTALL_BOUND)
-        pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        install = [*pip, "--retries", "1", *REQUIREMENTS]
-        try:
-            run = subprocess.run(
-                install, capture_output=True, text=True, timeout=INSTALL_BOUND, check=False
-            )
-        except subprocess.TimeoutExpired:
-            pytest.skip(f"{REQUIREMENTS[0]} cannot be installed: it took too long")
-        if run.returncode:
-            why = (run.stderr.strip().splitlines() or ["?"])[-1]
-            pytest.skip(f"{REQUIREMENTS[0]} cannot be installed: {why}")
-        done.touch()
-    return str(python)
+    name = "celery-{}-alone-py{}{}".format(OLDEST, *sys.version_info)
+    try:
+        return str(environment(name, REQUIREMENTS, bound=INSTALL_BOUND))
+    except NotToBeHadError as error:
+        pytest.skip(str(error))
 
 
 class OldWorker(Worker):
