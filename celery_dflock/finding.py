@@ -82,8 +82,24 @@ def _waits(row: Found) -> str:
     else:
         others = f" and {row['holders'] - 1} more" if row["holders"] > 1 else ""
         said.append(f"held by {who(holder['label'])}{others} for {duration(holder['held_s'])}")
-    said.append(_forecast(row["pace_s"], position))
+    rate = row.get("rate")
+    if rate and not rate["free"]:
+        said += _rate_forecast(row, rate["next_s"], row["rate_wait_s"])
+    else:
+        said.append(_forecast(row["pace_s"], position))
     return "; ".join(said)
+
+
+def _rate_forecast(row: Found, next_s: float | None, own_s: float | None) -> Iterator[str]:
+    """Yield when a rate lets the next begin, and this one; by the pace as well if no slot is free."""
+    if next_s is None:
+        yield "the rate lets the next begin one window after a run that has its lock begins"
+        return
+    yield f"the rate lets the next begin in {duration(next_s)}"
+    if own_s is not None:
+        is_full = row["holders"] >= row["limit"]
+        by_pace = row["pace_s"] * row["position"] if is_full and row["pace_s"] else 0.0
+        yield f"about {duration(max(own_s, by_pace))}"
 
 
 def _forecast(pace: float | None, position: int) -> str:

@@ -153,6 +153,24 @@ def test_words() -> None:
     assert "\x1b" not in finding.in_words(row_of(waiter=escape, key="k\x1b"))
 
 
+def test_a_rate_in_words() -> None:
+    rate = {"runs": 2, "window_s": 8.0, "free": 0, "pending": 0, "next_s": 4.0}
+    more = {"limit": 9, "holders": 0, "holder": None, "waiters": 3, "rate": rate}
+    row = row_of(**more, rate_wait_s=12.0)
+    assert finding.in_words(row).endswith(
+        "third of 3, for 12 s; nobody holds it yet; the rate lets the next begin in 4 s; about 12 s"
+    )
+    assert finding.in_words({**row, "limit": 1, "holders": 1}).endswith("; about 30 s")
+    # Who has a place has not begun, so that nobody knows when it will be free.
+    unknown = {**row, "rate": {**rate, "next_s": None, "pending": 2}, "rate_wait_s": None}
+    assert finding.in_words(unknown).endswith("one window after a run that has its lock begins")
+    pending = {**row, "rate": {**rate, "pending": 1}, "rate_wait_s": None}
+    assert finding.in_words(pending).endswith("the rate lets the next begin in 4 s")
+    # With free places it is slots that are waited for.
+    free = {**row, "rate": {**rate, "free": 1}}
+    assert finding.in_words(free).endswith("about 30 s at the current pace")
+
+
 def test_who_waits_for_itself_is_a_circle_but_its_retry_is_not() -> None:
     own = row_of(holder={**row_of()["holder"], "label": "t[1] h pid 9"})
     [(said, is_circle)] = finding.chain(own, lambda _: [])

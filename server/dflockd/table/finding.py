@@ -189,8 +189,11 @@ def told(match: Match, now: float) -> dict[str, object]:
         "position": match.position,
         "pace_s": report.pace(entry, now),
     }
+    rate = entry.waiters.rate if entry.waiters is not None else None
+    said["rate"] = report.rate(rate, now)
     if isinstance(item, Waiter):
         said["waiter"] = report.waiter(item, now)
+        said["rate_wait_s"] = report.rate_wait(rate, match.position, now)
     elif item is not None:
         said["holder"] = report.holder(item, now)
     return said

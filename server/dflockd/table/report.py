@@ -175,6 +175,18 @@ def rate(known: Rate | None, now: float) -> dict[str, object] | None:
     }
 
 
+def rate_wait(known: Rate | None, position: int, now: float) -> float | None:
+    """Return in how many seconds a rate lets a position begin, if all before it begin at once.
+
+    ``None`` while that depends on when a run begins that may, and without a rate.
+    """
+    if known is None:
+        return None
+    rounds, more = divmod(position - 1, known.runs)
+    at = known.next(now, more)
+    return None if at is None else round(max(0.0, at - now) + rounds * known.window, 3)
+
+
 def lease(hold: Hold) -> object:
     """Return how long a hold was last set to run, in seconds: nearly always a whole number.
 

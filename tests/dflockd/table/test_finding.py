@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dflockd.table import Limits, LockTable, TokenIssuer
 from dflockd.table.finding import MOST_FOUND, Search
-from dflockd.wire import Acquire, Enqueue, Find, Label, Release, Space, Wait
+from dflockd.wire import Acquire, Begun, Enqueue, Find, Label, Rate, Release, Space, Wait
 from dflockd.wire.notes import is_note
 
 LOCK = Space.LOCK
@@ -144,6 +144,30 @@ def test_the_pace_is_that_of_the_last_grants(stage: Stage) -> None:
         tokens.append(granted.token)  # type: ignore[union-attr]
     assert stage.find("task[4]", now=31)["found"][0]["pace_s"] == 10
     assert stage.find("task[4]", now=130)["found"][0]["pace_s"] == 100, "the next is overdue"
+
+
+def test_when_a_rate_lets_each_of_them_begin(stage: Stage) -> None:
+    """Two in ten seconds: one has begun at 3, one at 5, and five wait."""
+    rate = Rate(2, 10_000)
+    for number, now in enumerate((3.0, 5.0, 6.0, 6.0, 6.0, 6.0, 6.0)):
+        peer = stage.table.connect()
+        stage.table.handle(peer, Label(b"run %d" % number), now)
+        asked = Acquire(Space.SEMAPHORE, b"k", 9, 3600, 3000, rate)
+        for _, reply in stage.table.handle(peer, asked, now):
+            stage.table.handle(peer, Begun(Space.SEMAPHORE, b"k", reply.token, None), now)  # type: ignore[union-attr]
+    rows = stage.find("run", 7.0, waiters=True)["found"]
+    assert [row["rate_wait_s"] for row in rows] == [6, 8, 16, 18, 26]
+    assert {row["rate"]["next_s"] for row in rows} == {6}
+    [row] = stage.find("run 0", 7.0)["found"]
+    assert row["rate"]["free"] == 0
+    assert "rate_wait_s" not in row
+    # One that has its lock and has not begun makes that uncertain from its place on.
+    stage.table.advance(13.1)
+    rows = stage.find("run", 13.1, waiters=True)["found"]
+    assert [row["rate_wait_s"] for row in rows] == [1.9, None, 11.9, None]
+    assert stage.find("k", 13.1)["found"][0]["rate"]["pending"] == 1
+    stage.ask("without", "other")
+    assert stage.find("without", 13.1)["found"][0]["rate"] is None
 
 
 def test_what_ends_while_it_is_looked_for(stage: Stage) -> None:
