@@ -28,13 +28,7 @@ from typing import Final
 
 from dflockd.storage.disk import Disk, Mapped
 from dflockd.storage.reading import ALL_NAMES, name_of, names_of
-from dflockd.storage.records import (
-    encode_end,
-    encode_hold,
-    encode_newest,
-    encode_rate,
-    encode_rate_end,
-)
+from dflockd.storage.records import Name, encode_end, encode_hold, encode_newest, encode_rate
 from dflockd.storage.segment import (
     END,
     FIRST,
@@ -98,9 +92,8 @@ class Journal:
         self._disk = disk
         self._identity = identity
         self._generation = generation
-        self._live: OrderedDict[int, tuple[Change, int, int]] = OrderedDict()
-        """By fence or age: what it is, and number of the segment and size of its latest record.
-        Beginnings of a rate are here by their number below 0."""
+        self._live: OrderedDict[Name, tuple[Change, int, int]] = OrderedDict()
+        """What it is, and number of the segment and size of its latest record."""
         self._live_bytes = 0
         self._oldest = 1
         """The first segment that has something live in it."""
@@ -261,59 +254,46 @@ class Journal:
         return [[number, end] for number, end in self._ends.items() if number >= self._first]
 
     def _change(self, what: Newest | RateBlock) -> None:
-        if not isinstance(what, Newest):
-            self._record_rate(what)
-        elif what.ended:
-            self._end(what.age)
-        else:
-            self._put_newest(what)
-
-    def _put_newest(self, newest: Newest) -> None:
+        """Record the newest of a key or some beginnings of a rate, or that they are of no more use."""
+        name: Name = what.key if isinstance(what, Newest) else -what.number
+        if what.ended:
+            # Unless the next newest of the key has taken its place.
+            if name in self._live and self._live[name][0] is what:
+                self._end(name)
+            return
         if self._position > SEGMENT - LONGEST:
             self._turn()
-        self._write(newest.age, newest, encode_newest(newest.kept(), self._seed))
+        if isinstance(what, Newest):
+            record = encode_newest(what.kept(), self._seed)
+        else:
+            record = encode_rate(what.kept(), self._seed)
+        self._write(name, what, record)
 
     def _put(self, hold: Hold) -> None:
         if self._position > SEGMENT - LONGEST:
             self._turn()
         self._write(hold.fence, hold, encode_hold(hold.fields(), self._seed))
 
-    def _write(self, number: int, what: Change, record: bytes) -> None:
+    def _write(self, name: Name, what: Change, record: bytes) -> None:
         start, size = self._position, len(record)
         self._position = end = start + size
         self._data[start:end] = record
         live = self._live
-        old = live.pop(number, None)
+        old = live.pop(name, None)
         if old is not None:
             self._live_bytes -= old[2]
-        live[number] = (what, self._number, size)
+        live[name] = (what, self._number, size)
         self._live_bytes += size
 
-    def _record_rate(self, block: RateBlock) -> None:
-        """Record some beginnings of a rate, or their end unless nothing was recorded of them."""
-        name = -block.number
-        if block.ended and name not in self._live:
-            return
-        if self._position > SEGMENT - LONGEST:
-            self._turn()
-        if not block.ended:
-            self._write(name, block, encode_rate(block.kept(), self._seed))
-            return
-        self._live_bytes -= self._live.pop(name)[2]
-        record = encode_rate_end(block.number, self._seed)
-        start = self._position
-        self._position = end = start + len(record)
-        self._data[start:end] = record
-
-    def _end(self, fence: int) -> None:
-        """Record the end of a hold, unless nothing was recorded of it."""
-        old = self._live.pop(fence, None)
+    def _end(self, name: Name) -> None:
+        """Record that something has ended, unless nothing was recorded of it."""
+        old = self._live.pop(name, None)
         if old is None:
             return
         self._live_bytes -= old[2]
         if self._position > SEGMENT - LONGEST:
             self._turn()
-        record = encode_end(fence, self._seed)
+        record = encode_end(name, self._seed)
         start = self._position
         self._position = end = start + len(record)
         self._data[start:end] = record

@@ -205,7 +205,7 @@ def restored(segments: Iterable[tuple[int, list[Record]]]) -> Restored:
         segments: of each in turn the last fence that was given out before it, and its records.
     """
     holds: dict[int, HoldRecord] = {}
-    newest: dict[int, NewestRecord] = {}
+    newest: dict[bytes, NewestRecord] = {}
     rates: dict[int, RateRecord] = {}
     highest = 0
     for fence, records in segments:
@@ -213,13 +213,15 @@ def restored(segments: Iterable[tuple[int, list[Record]]]) -> Restored:
         for record in records:
             if isinstance(record, int):
                 holds.pop(record, None)
-                newest.pop(record, None)
                 rates.pop(-record, None)
+            elif isinstance(record, bytes):
+                newest.pop(record, None)
             elif isinstance(record, RateRecord):
                 rates[record.number] = record
             elif isinstance(record, NewestRecord):
                 highest = max(highest, record.age)
-                newest[record.age] = record
+                newest.pop(record.key, None)  # whose key was asked for last comes last
+                newest[record.key] = record
             else:
                 highest = max(highest, record.fence)
                 holds[record.fence] = record

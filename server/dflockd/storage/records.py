@@ -26,12 +26,14 @@ _AGE: Final = struct.Struct("<Q")
 _NEWEST: Final = struct.Struct("<BQHH")
 _RATE: Final = struct.Struct("<BBQIdHH")
 _RATE_END: Final = struct.Struct("<BQ")
+_NEWEST_END: Final = struct.Struct("<BH")
 
 _IS_END: Final = 1
 _IS_HOLD: Final = 2
 _IS_NEWEST: Final = 3
 _IS_RATE: Final = 4
 _IS_RATE_END: Final = 5
+_IS_NEWEST_END: Final = 6
 _DETACHED: Final = 1
 """A flag of a hold."""
 
@@ -51,7 +53,11 @@ MUST_BE_KNOWN = 128
 """Tags from here on change what a hold is: a reader that does not know them must not go on."""
 
 
-Record: TypeAlias = HoldRecord | NewestRecord | RateRecord | int
+Name: TypeAlias = int | bytes
+"""What a record is about: the fence of a hold, the key of a newest, or the number of some beginnings of
+a rate, below 0. An age is no name: it comes from outside, and may be that of another key."""
+
+Record: TypeAlias = HoldRecord | NewestRecord | RateRecord | Name
 """See `decode`."""
 
 
@@ -88,15 +94,20 @@ def encode_hold(record: HoldFields, seed: int) -> bytes:
 
 
 def encode_newest(record: NewestRecord, seed: int) -> bytes:
-    """Return the record of the newest of a key. It has ended as a hold with that fence would have."""
+    """Return the record of the newest of a key."""
     key, age, label = record
     body = _NEWEST.pack(_IS_NEWEST, age, len(key), len(label)) + key + label
     return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
 
 
-def encode_end(fence: int, seed: int) -> bytes:
-    """Return the record of a hold that has ended."""
-    body = _END.pack(_IS_END, fence)
+def encode_end(name: Name, seed: int) -> bytes:
+    """Return the record that something has ended, or is of no more use."""
+    if isinstance(name, bytes):
+        body = _NEWEST_END.pack(_IS_NEWEST_END, len(name)) + name
+    elif name < 0:
+        body = _RATE_END.pack(_IS_RATE_END, -name)
+    else:
+        body = _END.pack(_IS_END, name)
     return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
 
 
@@ -105,12 +116,6 @@ def encode_rate(record: RateRecord, seed: int) -> bytes:
     space, key, runs, window, number, times = record
     body = _RATE.pack(_IS_RATE, space, number, runs, window, len(key), len(times)) + key
     body += array("d", times).tobytes()
-    return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
-
-
-def encode_rate_end(number: int, seed: int) -> bytes:
-    """Return the record of a `RateRecord` that is of no more use."""
-    body = _RATE_END.pack(_IS_RATE_END, number)
     return _CHECKED.pack(zlib.crc32(body, seed), len(body)) + body
 
 
@@ -124,8 +129,8 @@ def decode(data: bytes, start: int, end: int, seed: int) -> tuple[list[Record], 
         seed: as they were written with.
 
     Returns:
-        The records, an `int` being the fence of a hold that has ended, or the age of a newest that is
-        it no more; and the position behind the last one, which is `end` if all of them are whole.
+        The records, a `Name` being that of something that has ended; and the position behind the last
+        one, which is `end` if all of them are whole.
 
     Raises:
         UnknownRecordError: one is of a later version.
@@ -154,6 +159,8 @@ def _read(body: bytes) -> Record:
         return _read_rate(body)
     if kind == _IS_RATE_END:
         return -int(_RATE_END.unpack_from(body)[1])
+    if kind == _IS_NEWEST_END:
+        return body[_NEWEST_END.size : _NEWEST_END.size + _NEWEST_END.unpack_from(body)[1]]
     if kind != _IS_HOLD:
         raise UnknownRecordError(f"a record of type {kind}")
     (_, space, fence, limit, lease, deadline, since, flags, key_size, label_size) = (

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 from dflockd import wire
 from dflockd.table import owners
+from dflockd.table.newest import OLDEST
 from dflockd.table.rates import Rate
 from dflockd.table.slots import Effect
 from dflockd.table.state import Ahead, Entry, Group, Hold, Peer, Waiter
@@ -84,7 +85,7 @@ class Locking(Superseding):
             heeded = self._heed(entry, peer, ahead, now, effects)
             if not isinstance(heeded, Entry):
                 return heeded
-            entry = heeded
+            entry, owner = heeded, peer.owner
             if ahead is not None and ahead.rate is not None:
                 rate = entry.queue().rate
         most = self._max_holds
@@ -174,7 +175,7 @@ class Locking(Superseding):
             heeded = self._heed(entry, peer, ahead, now, effects)
             if not isinstance(heeded, Entry):
                 return heeded
-            entry = heeded
+            entry, owner = heeded, peer.owner
             if ahead is not None and ahead.rate is not None:
                 rate = entry.queue().rate
         waiter = None if ahead is None else self._resumed(entry, ahead.ticket)
@@ -415,7 +416,12 @@ class Locking(Superseding):
         """Have somebody with an age ask for a lock; see `_contend`.
 
         That the same attempt of it is there already is said first: that one has an end of its own.
+        An age that was not given out here counts as `OLDEST`. It may be another server's, from before
+        the list of servers changed, or nobody's; if it counted as it is, it could be the newest for
+        good. It wins over nobody that way, and nobody is kept from the lock by it.
         """
+        if owner.age > entry.group.issuer.fence:
+            owner = peer.owner = owner._replace(age=OLDEST)
         resumed = self._resumed(entry, ticket) if ticket else None
         if resumed is None and entry.owners is not None:
             there = self._there(entry, owner)

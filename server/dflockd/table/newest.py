@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 if TYPE_CHECKING:
     from dflockd.table.state import Group
 
+OLDEST: Final = 1
+"""The age of who brings one that was not given out here: nobody knows what it is newer than."""
+
 MOST_KEYS: Final = 100_000
 """Keys whose newest is remembered. Beyond them it is forgotten of the one asked for longest ago."""
 

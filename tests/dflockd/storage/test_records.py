@@ -53,13 +53,16 @@ newest = st.builds(
     st.integers(0, MAX_FENCE),
     st.binary(max_size=MAX_LINE),
 )
-records = st.lists(holds | newest | st.integers(0, MAX_FENCE), max_size=5)
+names = st.integers(-MAX_FENCE, MAX_FENCE) | st.binary(min_size=1, max_size=MAX_LINE)
+records = st.lists(holds | newest | names, max_size=5)
 
 
 def encoded(record: Record, seed: int = SEED) -> bytes:
     if isinstance(record, NewestRecord):
         return encode_newest(record, seed)
-    return encode_end(record, seed) if isinstance(record, int) else encode_hold(record, seed)
+    if isinstance(record, int | bytes):
+        return encode_end(record, seed)
+    return encode_hold(record, seed)
 
 
 def decoded(data: bytes, end: int | None = None) -> tuple[list[Record], int]:

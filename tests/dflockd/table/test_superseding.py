@@ -237,6 +237,25 @@ def test_a_reservation_of_somebody_older_is_gone_when_it_comes_back(table: LockT
     assert [type(reply) for _, reply in heard()] == [Granted]
 
 
+def test_an_age_that_was_not_given_out_is_the_oldest(table: LockTable) -> None:
+    """It is another server's, or nobody's: it keeps nobody from the lock, now or later."""
+    stranger, token = take(table, 1 << 63)
+    listener = table.connect()
+    assert ask(table, listener, Listen(b"k", token)) is None
+    drawn = ask(table, stranger, DrawAge(b"k"))
+    assert isinstance(drawn, Aged)
+    wait(table, drawn.age)
+    assert heard() == [(listener.id, Superseded(drawn.age, b"task-%d" % drawn.age))]
+    # Also one that waits, and one that comes again.
+    asks_again = run(table, (1 << 64) - 1)
+    reply = ask(table, asks_again, Acquire(LOCK, b"k", 1, 60, 30))
+    assert reply == Superseded(drawn.age, b"task-%d" % drawn.age)
+    assert table._group.newest[b"k"].age == drawn.age
+    last = ask(table, stranger, DrawAge(b"k"))
+    assert isinstance(last, Aged)
+    assert drawn.age < last.age < drawn.age + 10
+
+
 def test_a_semaphore_has_no_newest(table: LockTable) -> None:
     for request in (Acquire(SEMAPHORE, b"k", 1, 0, 30), Enqueue(SEMAPHORE, b"k", 2, 30)):
         assert ask(table, run(table, 1), request) is Status.ERROR
