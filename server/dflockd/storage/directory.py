@@ -80,11 +80,11 @@ class StateDir:
         self._syncing: Syncing | None = None
         try:
             self._disk.make()
-            self._lock = self._locked()
+            self._locks = self._locked()
             try:
                 self._read(now)
             except BaseException:
-                os.close(self._lock)
+                self.let_go()
                 raise
         except OSError as exc:
             raise self._unusable(exc) from exc
@@ -160,20 +160,42 @@ class StateDir:
             self._syncing.stop()
         segments = self.journal.close()
         self._save(clean=True, stopped=now, segments=segments)
-        os.close(self._lock)
+        self.let_go()
 
-    def _locked(self) -> int:
-        file = os.open(self._path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
+    def let_go(self) -> None:
+        """Let another process have the directory, as the end of this one does."""
+        for file in self._locks:
             os.close(file)
-            if exc.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-            raise StateError(
-                f"--state-dir {str(self._path)!r} is in use by another dflockd: give each its own"
-            ) from None
-        return file
+
+    def _locked(self) -> list[int]:
+        """Return the open files that keep every other process out.
+
+        The directory itself is locked, for anybody may delete a file in it and let the next server in;
+        and the file ``lock``, because 0.1.0 locks nothing else, and where a file system locks no
+        directories.
+        """
+        locks: list[int] = []
+        try:
+            for path, flags in (
+                (self._path, os.O_RDONLY | os.O_DIRECTORY),
+                (self._path / "lock", os.O_RDWR | os.O_CREAT),
+            ):
+                locks.append(os.open(path, flags | os.O_CLOEXEC, 0o600))
+                try:
+                    fcntl.flock(locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as exc:
+                    if exc.errno in (errno.EAGAIN, errno.EACCES):
+                        raise StateError(
+                            f"--state-dir {str(self._path)!r} is in use by another dflockd: "
+                            "give each its own"
+                        ) from None
+                    if path != self._path:
+                        raise
+        except BaseException:
+            for file in locks:
+                os.close(file)
+            raise
+        return locks
 
     def _read(self, now: float) -> None:
         self._state = state = self._load()

@@ -95,8 +95,13 @@ class Disk:
             data, position = data[written:], position + written
 
     def sync(self, file: int) -> None:
-        """Return once all that was written to a file is on the disk, also through its memory."""
+        """Return once all that was written to a file is on the disk, also through its memory.
+
+        A file that somebody has deleted is on no disk: the next process would not find it.
+        """
         _sync(file)
+        if not os.fstat(file).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "a file was deleted while it was in use")
 
     def sync_names(self) -> None:
         """Return once it is on the disk which files there are."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,7 +159,7 @@ class Life:
 
     def kill(self) -> None:
         assert self.state is not None
-        os.close(self.state._lock)
+        self.state.let_go()
         self.state = None
 
     def reboot(self) -> None:
@@ -182,7 +181,7 @@ def judge(path: Path, files: dict[str, bytes], told: Told, *, same_boot: bool) -
         state = StateDir(str(path), now, LIMITS, disk=lambda path: Left(path, files))
     except StateError as exc:
         return f"refused: {exc}"
-    os.close(state._lock)
+    state.let_go()
     table = LockTable(LIMITS, TokenIssuer(state.secret, state.fence), kept=False)
     # The clock of another process counts from its own time: what matters is what is in force.
     table.restore(

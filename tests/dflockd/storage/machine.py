@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ class Machine:
 
     def kill(self) -> None:
         if self.running is not None:
-            os.close(self.running.state._lock)
+            self.running.state.let_go()
             self.running = None
 
     @property
@@ -68,7 +67,7 @@ class Run:
         try:
             self.state.start(self.table, machine.now)
         except BaseException:
-            os.close(self.state._lock)
+            self.state.let_go()
             raise
         self.peer: Peer = self.table.connect()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import random
 import stat
 
 import pytest
@@ -47,7 +49,7 @@ def test_a_killed_process_loses_nothing(machine: Machine) -> None:
 
 @pytest.mark.parametrize("end", ["kill", "stop", "crash"])
 def test_the_newest_of_each_key_is_remembered(machine: Machine, end: str) -> None:
-    run = machine.start()
+    run = machine.start(wall_clock=100)
 
     def asks(age: int, key: bytes = b"k") -> Reply:
         owner = Owner(b"run-%d" % age, 0, b"here", b"task-%d" % age, age)
@@ -72,6 +74,34 @@ def test_the_newest_of_each_key_is_remembered(machine: Machine, end: str) -> Non
     assert isinstance(asks(8), Granted)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_an_age_is_mixed_up_with_nothing_else(machine: Machine, seed: int) -> None:
+    """It comes from outside, and may be a fence, or that of several keys."""
+    dice = random.Random(seed)
+    run = machine.start(wall_clock=1)
+    held: dict[bytes, bytes] = {}
+    newest: dict[bytes, int] = {}
+    for _ in range(60):
+        key = b"key-%d" % dice.randrange(6)
+        if key in held and dice.random() < 0.6:
+            run.release(key, held.pop(key))
+            continue
+        age = dice.randrange(1, run.table.fence + 1)
+        assert (
+            run.ask(Owner(b"run-%d" % age, 0, b"here-%d" % dice.randrange(9), b"", age))
+            is Status.OK
+        )
+        reply = run.attempt(key)
+        if isinstance(reply, Granted):
+            held[key] = reply.token
+        newest[key] = max(newest.get(key, 0), age)
+        if dice.random() < 0.1:
+            machine.kill()
+            run = machine.start()
+            assert set(run.left()) == set(held)
+            assert {record.key: record.age for record in run.state.newest} == newest
+
+
 def test_fences_grow_though_the_wall_clock_steps_back(machine: Machine) -> None:
     last = 0
     for wall_clock in (10**9, 10**6, 10**3):
@@ -88,6 +118,26 @@ def test_one_process_at_a_time(machine: Machine) -> None:
     with pytest.raises(StateError, match="in use by another dflockd"):
         StateDir(str(machine.path), machine.now, LIMITS)
     machine.kill()
+    machine.start()
+
+
+def test_whoever_deletes_its_files_lets_no_other_process_in(machine: Machine) -> None:
+    run = machine.start()
+    (machine.path / "lock").unlink()
+    with pytest.raises(StateError, match="in use by another dflockd"):
+        StateDir(str(machine.path), machine.now, LIMITS)
+    run.lock(b"k")
+    machine.kill()
+    assert machine.start().attempt(b"k") is Status.TIMEOUT
+
+
+def test_a_process_of_0_1_0_keeps_others_out(machine: Machine) -> None:
+    """It locks the file alone."""
+    machine.path.mkdir()
+    with (machine.path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(StateError, match="in use by another dflockd"):
+            StateDir(str(machine.path), machine.now, LIMITS)
     machine.start()
 
 

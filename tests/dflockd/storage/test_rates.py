@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,7 +41,7 @@ class Run:
         return HOUR.runs if rate is None else rate.free(self.now)
 
     def kill(self) -> None:
-        os.close(self.state._lock)
+        self.state.let_go()
 
     def crash(self) -> None:
         """Have the machine end."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 import subprocess
 import sys
@@ -346,4 +345,4 @@ def test_a_disk_without_room(tmp_path: Path, room: int) -> None:
     # And once there is room, all is well.
     state = StateDir(str(path), 5.0, LIMITS)
     state.start(LockTable(LIMITS, TokenIssuer(state.secret, 1), kept=True), 5.0)
-    os.close(state._lock)
+    state.let_go()

@@ -72,6 +72,15 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         bench.thread.stop()
 
 
+def test_a_journal_that_was_deleted_is_no_journal(make: Callable[[float], Bench]) -> None:
+    bench = make(0.01)
+    for name in bench.disk.names("journal-*"):
+        (bench.disk.path / name).unlink()
+    bench.record()
+    assert bench.failed.wait(PATIENCE)
+    assert "deleted while it was in use" in str(bench.failures[0])
+
+
 def test_every_record_is_followed_by_a_sync(make: Callable[[float], Bench]) -> None:
     bench = make(0.01)
     for _ in range(20):
