@@ -16,7 +16,8 @@ LONGEST = 32
 """Words of a sentence. Two short ones are read faster than a longer one."""
 
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "server/README.md")),
+    *sorted(ROOT.glob("*.md")),
+    ROOT / "server" / "README.md",
     *sorted((ROOT / "docs").glob("**/*.md")),
 ]
 
