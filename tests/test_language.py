@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,6 +119,14 @@ def test_sentences_are_short(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_words_are_those_of_the_manual(page: Path) -> None:
     assert odd_words(page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_nothing_is_said_twice(page: Path) -> None:
+    """A merge that takes both sides of a page leaves the same text there twice."""
+    long = [block.strip() for block in blocks(page.read_text()) if len(block.split()) > 12]
+
+    assert [block for block, number in Counter(long).items() if number > 1] == []
 
 
 @pytest.mark.parametrize("named", NAMED)
