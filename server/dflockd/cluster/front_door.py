@@ -129,7 +129,7 @@ class FrontDoor:
         mode = "warn" if self._strict else "off"
         logger.error(
             "--advertise %s does not lead here: %s. Clients are sent there, %s. Correct --advertise; "
-            "or set --advertise-check %s if clients reach it, and only this machine does not",
+            "or set --advertise-check %s if clients reach it and only this machine does not",
             *(self._address, self.problem, consequence, mode),
         )
 

@@ -64,8 +64,7 @@ async def agree(store: Store, prefix: str, parameters: ClusterParameters) -> byt
         return founded
     if keys.library in outcome.records:
         raise StoreError(
-            f"{keys.library} is there, so that nodes of the library have this prefix: "
-            "choose another one"
+            f"{keys.library} exists, so nodes of the library use this prefix: choose another one"
         )
     kept = {key: record.value for key, record in outcome.records.items()}
     if secret not in kept:

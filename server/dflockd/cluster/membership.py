@@ -151,14 +151,14 @@ class Membership:
             # An earlier process's, until its lease ends; or somebody else advertises this address.
             if there.lease == NO_LEASE and not self._is_taken:
                 logger.error(
-                    "%s is no server's: it has no lease, so that it would stay forever, and this "
-                    "server cannot join; delete it: etcdctl del %s",
+                    "%s was not written by a server: it has no lease and would stay forever, and "
+                    "this server cannot join; delete it: etcdctl del %s",
                     *(self.key, self.key),
                 )
             elif not self._is_taken:
                 logger.warning(
-                    "another server is known as %s: waiting for it to be gone, up to %d s "
-                    "if it has ended; no two servers may --advertise one address",
+                    "another server advertises %s: waiting until it is gone, up to %d s if it has "
+                    "ended; give each server an --advertise address of its own",
                     *(self._address, self._parameters.serving_lease),
                 )
             self._is_taken = True

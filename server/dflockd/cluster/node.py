@@ -223,8 +223,8 @@ class Node:
             queue.clear()
         self.trouble = f"etcd was wiped, or restored from a backup: {reason}"
         logger.error(
-            "%s: no lock is granted or renewed any more; this server ends in %d s, when no lock from "
-            "before can be left: start no other one before that",
+            "%s: no lock is granted or renewed any more; this server stops in %d s, when no earlier "
+            "lock can be left: do not start another one before that",
             *(self.trouble, wait),
         )
 
@@ -367,7 +367,7 @@ class Node:
         shard, so a look at the record after that decides.
         """
         logger.warning(
-            "%s was taken for dead: its %d shards are looked at before they are served again",
+            "%s was declared dead: its %d shards are checked before it serves them again",
             *(self.address, len(self._tenures)),
         )
         self._tenures.suspend()

@@ -96,7 +96,7 @@ class View:
         self._is_reported = False
         if name in self.roster.strangers:
             logger.warning(
-                "%s is no server's: it has no lease, so that it would stay forever; "
+                "%s was not written by a server: it has no lease and would stay forever; "
                 "delete it: etcdctl del %s",
                 *(key, key),
             )
@@ -109,7 +109,7 @@ class View:
             parsed, epoch = _parse(record.value) if record is not None else (ShardRecord(), 0)
         except BadShardValueError as exc:
             if not is_late:
-                logger.error("%s is left alone: %s", self.key(SHARDS, shard), exc)
+                logger.error("%s is ignored: %s", self.key(SHARDS, shard), exc)
                 self.unreadable.add(shard)
             parsed, epoch = ShardRecord(), self.epochs[shard]
         else:

@@ -104,7 +104,7 @@ async def _alone_at(path: Path) -> AsyncIterator[None]:
                 await asyncio.sleep(0.02)
         yield
     except TimeoutError:
-        raise SocketPathError(f"somebody else holds {name}") from None
+        raise SocketPathError(f"another process holds {name}") from None
     finally:
         os.close(lock)
 

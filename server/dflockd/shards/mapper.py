@@ -91,7 +91,7 @@ class ShardMapper:
         for key, record in loaded.records.items():
             shard_id = self._shard_of(key)
             if shard_id is None:
-                logger.warning("%s is no shard: there are %d", key, self._empty.num_shards)
+                logger.warning("%s is not a shard: there are %d", key, self._empty.num_shards)
                 continue
             try:
                 records[shard_id] = parse_shard_value(record.value)

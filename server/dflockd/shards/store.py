@@ -245,7 +245,7 @@ async def follow(store: Store, prefix: str) -> AsyncGenerator[Loaded | list[Even
             failures += 1
             # Once: what is away for long is told of by whoever needs it.
             level = logging.DEBUG if failures > 1 else logging.WARNING
-            logger.log(level, "cannot follow %s, loading it again: %s", prefix, exc)
+            logger.log(level, "cannot watch %s, loading it again: %s", prefix, exc)
             await asyncio.sleep(pause * random.uniform(0.75, 1.25))
 
 
@@ -299,7 +299,7 @@ class Registration:
             return False
         if self._unless in made.records:
             raise StoreError(
-                f"{self._unless} is there, so that lock servers have this prefix: choose another one"
+                f"{self._unless} exists, so lock servers use this prefix: choose another one"
             )
         # It may be there from an attempt whose answer was lost.
         there = made.records.get(self.key)

@@ -213,7 +213,7 @@ class StateDir:
                     f"{state['longest_lease']} s for clients to renew what they hold; or empty the "
                     "directory if nothing is held any more"
                 ) from None
-            logger.warning("--state-recover: going on though %s", exc)
+            logger.warning("--state-recover: continuing although %s", exc)
             trust = Trust.NONE
             restored = self._journal(trust)
         self.newest = restored.newest

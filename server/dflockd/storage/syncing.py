@@ -59,7 +59,5 @@ class Syncing:
                 return
             took = time.monotonic() - began
             if took > SLOW:
-                text = (
-                    "the disk took %.1f s to sync the journal: a power cut could have cost as much"
-                )
+                text = "the disk took %.1f s to sync the journal: a power cut loses as much"
                 logger.warning(text, took)

@@ -138,7 +138,7 @@ async def test_whoever_holds_the_lock_is_not_waited_for_for_ever(
     monkeypatch.setattr("dflockd.server.unix.OTHERS_START", 0.1)
     lock = os.open(tmp_path / "s.lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    with pytest.raises(SocketPathError, match=r"somebody else holds .*s\.lock"):
+    with pytest.raises(SocketPathError, match=r"another process holds .*s\.lock"):
         await UnixSocket.bind(str(tmp_path / "s"), None)
     os.close(lock)
 

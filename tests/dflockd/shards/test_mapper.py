@@ -279,7 +279,7 @@ async def test_keys_that_are_no_shards_are_passed_over_with_a_warning(store, pre
     await store.txn([], [Put(f"{prefix}/shard/{name}", b"bad") for name in names])
     with caplog.at_level(logging.WARNING, "dflockd.shards"):
         assert (await mapper.load_shard_mapping()).counts() == {"node1": 2, "node2": 1, "node3": 1}
-    assert caplog.text.count("is no shard: there are 4") == len(names)
+    assert caplog.text.count("is not a shard: there are 4") == len(names)
 
 
 async def test_a_value_that_cannot_be_read_names_its_key(store, mapper, prefix):

@@ -43,7 +43,7 @@ def test_what_ends_in_a_slash_is_the_same() -> None:
 async def test_a_node_does_not_join_where_lock_servers_are(store: Store, prefix: str) -> None:
     await agree(store, prefix, PARAMETERS)
     one = Cluster(store, "node1", prefix=prefix)
-    with pytest.raises(StoreError, match=f"{prefix}/meta is there, so that lock servers have"):
+    with pytest.raises(StoreError, match=f"{prefix}/meta exists, so lock servers use"):
         await one.registration.register()
     assert await one.get_nodes() == []
 
@@ -52,7 +52,7 @@ async def test_lock_servers_do_not_begin_where_nodes_are(store: Store, prefix: s
     one = Cluster(store, "node1", prefix=prefix)
     assert await one.registration.register()
     await one.registration.end()
-    with pytest.raises(StoreError, match=f"{prefix}/library is there, so that nodes of the"):
+    with pytest.raises(StoreError, match=f"{prefix}/library exists, so nodes of the"):
         await agree(store, prefix, PARAMETERS)
     assert f"{prefix}/meta" not in (await store.get_prefix(prefix)).records
     # The others are not in the way of each other, and of one that comes back.

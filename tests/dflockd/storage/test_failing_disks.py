@@ -54,7 +54,7 @@ def test_a_damaged_journal_and_the_way_out(site: Site) -> None:
     finally:
         refused.end()
     site.start("--state-recover")
-    assert f"going on though {path}: damaged at byte 128" in "\n".join(site.server.log)
+    assert f"continuing although {path}: damaged at byte 128" in "\n".join(site.server.log)
     raw = site.connect()
     assert raw.ask("n", "k", f"{token} 1") == "ok 1"
     eventually(lambda: not raw.ask("l", "x", 0).startswith("error_recovering"))
