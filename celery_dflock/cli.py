@@ -18,9 +18,13 @@ from celery_dflock.config import Settings, settings, with_remedy
 from dflockd import admin
 from dflockd.admin import printable
 from dflockd.errors import DflockdError
+from dflockd.rates import describe_rate
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
 
 R = TypeVar("R")
+
+SELDOM = ("group", "superseded_by", "rate")
+"""What a server says of few locks, and an older one of none."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 with_notes = click.option(
@@ -175,13 +179,14 @@ def _held(app_settings: Settings, server: str) -> Iterator[dict[str, Any]]:
     stats = _ask(admin.stats, app_settings, server)
     for lock in stats["locks"]:
         fields = ("key", "label", "held_s", "lease_expires_in_s", "waiters")
-        seldom = {field: lock[field] for field in ("group", "superseded_by") if lock.get(field)}
+        seldom = {field: lock[field] for field in SELDOM if lock.get(field)}
         yield {"server": server, **{field: lock[field] for field in fields}, **seldom}
     for semaphore in stats["semaphores"]:
         report = _inspect(app_settings, semaphore["key"], semaphore=True)
         for holder in report["holders"]:
             waiting = semaphore["waiters"]
-            yield {"server": server, "key": report["key"], **holder, "waiters": waiting}
+            row = {"server": server, "key": report["key"], **holder, **_rate(report)}
+            yield {**row, "waiters": waiting}
     if stats.get("omitted"):
         click.echo(f"{server} holds {stats['omitted']} more keys that are not listed", err=True)
 
@@ -195,7 +200,7 @@ def waiters(ctx: click.Context, key: str | None, as_json: bool) -> None:
     app_settings = _settings(ctx)
     reports = _of_key(app_settings, key) if key else _waited_for(app_settings)
     rows = [
-        {"key": report["key"], "place": place, **waiter}
+        {"key": report["key"], "place": place, **waiter, **_rate(report)}
         for report in reports
         for place, waiter in enumerate(report["waiters"], 1)
     ]
@@ -328,9 +333,14 @@ def _name(row: dict[str, Any]) -> str:
 
 
 def _more(row: dict[str, Any]) -> str:
-    group, newer = row.get("group"), row.get("superseded_by")  # older servers do not say
+    group, newer = row.get("group"), row.get("superseded_by")
     more = f", group {printable(group)}" if group else ""
-    return more + (f", superseded by {printable(newer)}" if newer else "")
+    more += f", superseded by {printable(newer)}" if newer else ""
+    return more + (f", {describe_rate(row['rate'])}" if row.get("rate") else "")
+
+
+def _rate(report: dict[str, Any]) -> dict[str, Any]:
+    return {"rate": report["rate"]} if report.get("rate") else {}
 
 
 def _settings(ctx: click.Context) -> Settings:

@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from celery_dflock.options import MAX_LIMIT
 from dflockd.admin import duration, printable
+from dflockd.rates import keeps_waiting
 
 Found = Mapping[str, Any]
 """A row of `dflockd.admin.find`, with the ``server`` that said it."""
@@ -60,6 +62,11 @@ def in_words(row: Found) -> str:
     if holder is None:
         return f"{key} is not held; {queue}"
     slots = f", {row['holders']} of {row['limit']} slots taken" if row["limit"] != 1 else ""
+    if row["limit"] == MAX_LIMIT:
+        slots = f", {row['holders']} hold it"
+    group, newer = holder.get("group"), holder.get("superseded_by")  # older servers do not say
+    slots += f", in group {printable(group)}" if group else ""
+    slots += f", superseded by {who(newer)}" if newer else ""
     since, left = duration(holder["held_s"]), duration(max(0.0, holder["lease_expires_in_s"]))
     return (
         f"{who(holder['label'])} holds {key} for {since}{slots}; its lease ends in {left}; {queue}"
@@ -73,17 +80,19 @@ def _waits(row: Found) -> str:
         f"{who(waiter['label'])} waits for {printable(row['key'])}, {place}, "
         f"for {duration(waiter['waited_s'])}"
     ]
+    if waiter.get("group"):
+        said.append(f"in group {printable(waiter['group'])}")
     if waiter.get("away"):
         said.append("it is requeued and keeps its position")
     if waiter.get("told"):
         said.append("it has been told that its turn has come")
+    rate = row.get("rate")  # older servers do not say
     if holder is None:
         said.append("nobody holds it yet")
-    else:
+    elif row["holders"] >= row["limit"] or not keeps_waiting(rate):
         others = f" and {row['holders'] - 1} more" if row["holders"] > 1 else ""
         said.append(f"held by {who(holder['label'])}{others} for {duration(holder['held_s'])}")
-    rate = row.get("rate")
-    if rate and not rate["free"]:
+    if rate and keeps_waiting(rate):
         said += _rate_forecast(row, rate["next_s"], row["rate_wait_s"])
     else:
         said.append(_forecast(row["pace_s"], position))

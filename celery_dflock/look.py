@@ -10,7 +10,7 @@ from celery.app.task import Context
 
 from celery_dflock.signals import lock_waiting
 from dflockd import errors
-from dflockd.rates import describe_rate
+from dflockd.rates import describe_rate, keeps_waiting
 from dflockd.sync_client import DistributedLock
 
 
@@ -71,7 +71,7 @@ class Look(NamedTuple):
 
     @property
     def _is_paced(self) -> bool:
-        return self.rate is not None and not self.rate["free"]
+        return keeps_waiting(self.rate)
 
     @property
     def _waits_for_rate_alone(self) -> bool:

@@ -57,6 +57,11 @@ def parse_rate(rate: object) -> RunRate:
     )
 
 
+def keeps_waiting(report: Mapping[str, Any] | None) -> bool:
+    """Whether a server says of the rate of a key that no run may begin now."""
+    return bool(report) and not report["free"]  # type: ignore[index]
+
+
 def describe_rate(report: Mapping[str, Any] | None) -> str:
     """Return what a server says of the rate of a key in a few words; nothing if it has none."""
     if not report:

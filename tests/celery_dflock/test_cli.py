@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
 from celery_dflock.cli import dflock
-from dflockd.sync_client import DistributedLock, DistributedSemaphore, KeepPlace
+from dflockd.sync_client import DistributedLock, DistributedSemaphore, KeepPlace, RateLimit
 from examples.demo.stage import ROOT, LockServer
 from tests.celery_dflock.processes import Waiter
 from tests.dflockd.raw_server import RawClient, eventually
@@ -191,6 +192,23 @@ def test_groups_and_who_is_superseded(run: Run, server: LockServer) -> None:
         held = run("locks").stdout
         assert held.startswith("k  run 1, group tenant:1, superseded by run 2  held ")
         assert run("waiters").stdout.startswith("k  1. run 2, group tenant:2  for ")
+
+
+@pytest.mark.parametrize("has_limit", [True, False])
+def test_rates(run: Run, server: LockServer, has_limit: bool) -> None:
+    def lock(label: str) -> DistributedLock:
+        given: dict[str, Any] = {"servers": [server.address], "label": label}
+        if has_limit:
+            return DistributedLock("k", None, rate="1/h", **given)
+        return RateLimit("k", "1/h", None, **given)
+
+    with lock("first"), Waiter(lock("second")):
+        eventually(lambda: "second, rate: next in" in run("waiters", "k").stdout)
+        assert re.match(r"k  1\. second, rate: next in 3\d+ s  for", run("waiters").stdout)
+        assert re.match(r"k  first, rate: next in 3\d+ s  held", run("locks").stdout)
+        waits = run("find", "second").stdout
+        assert re.search(r"the only one, for \d s; .*the rate lets the next begin in ", waits)
+        assert ("held by first" in waits) is has_limit
 
 
 def test_locks_and_waiters(run: Run, server: LockServer) -> None:

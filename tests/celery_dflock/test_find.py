@@ -171,6 +171,25 @@ def test_a_rate_in_words() -> None:
     assert finding.in_words(free).endswith("about 30 s at the current pace")
 
 
+def test_words_of_rates_groups_and_the_newest() -> None:
+    rate = {"runs": 10, "window_s": 60, "free": 0, "next_s": 4.2}
+    unlimited = {"limit": 1 << 20, "holders": 3}
+    paced = {"rate": rate, "rate_wait_s": None}
+    # Who holds it is in nobody's way where the rate alone is.
+    assert "for 12 s; the rate lets the next begin in 4 s" in finding.in_words(
+        row_of(**paced, **unlimited)
+    )
+    assert "; held by t[2] on h2 for 40 s; the rate lets" in finding.in_words(row_of(**paced))
+    grouped = {**row_of()["waiter"], "group": "tenant:\x1b7"}
+    assert r"12 s; in group tenant:\x1b7; held by" in finding.in_words(row_of(waiter=grouped))
+    held = {**row_of()["holder"], "group": "tenant:7", "superseded_by": "t[3] h3 pid 1"}
+    assert finding.in_words(row_of(waiter=None, holder=held, waiters=0)) == (
+        "t[2] on h2 holds k for 40 s, in group tenant:7, superseded by t[3] on h3; "
+        "its lease ends in 20 s; nobody waits"
+    )
+    assert "for 40 s, 3 hold it; its" in finding.in_words(row_of(waiter=None, **unlimited))
+
+
 def test_who_waits_for_itself_is_a_circle_but_its_retry_is_not() -> None:
     own = row_of(holder={**row_of()["holder"], "label": "t[1] h pid 9"})
     [(said, is_circle)] = finding.chain(own, lambda _: [])

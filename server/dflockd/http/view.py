@@ -150,7 +150,7 @@ def _row(listed: Listed, now: float) -> Json:
         "key": entry.key.decode(),
         "space": Space(entry.space).name.lower(),
         "limit": report.limit(entry),
-        "rate": report.rate(entry.waiters.rate, now) if entry.waiters is not None else None,
+        "rate": report.rate_of(entry, now),
         "holders": len(entry.holds),
         "waiters": len(entry.waiters or ()),
         "told": len(entry.waiters.told) if entry.waiters is not None else 0,

@@ -86,6 +86,7 @@ def _lock(entry: Entry, now: float) -> dict[str, object]:
         "waiters": len(entry.waiters or ()),
         **({} if hold is None else newer(hold)),
         **({"group": hold.group.decode()} if hold is not None and hold.group else {}),
+        **({"rate": known} if (known := rate_of(entry, now)) is not None else {}),
     }
 
 
@@ -185,6 +186,11 @@ def rate_wait(known: Rate | None, position: int, now: float) -> float | None:
     rounds, more = divmod(position - 1, known.runs)
     at = known.next(now, more)
     return None if at is None else round(max(0.0, at - now) + rounds * known.window, 3)
+
+
+def rate_of(entry: Entry, now: float) -> dict[str, object] | None:
+    """Return the same of a key that is held or waited for."""
+    return None if entry.waiters is None else rate(entry.waiters.rate, now)
 
 
 def lease(hold: Hold) -> object:

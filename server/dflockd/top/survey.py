@@ -16,7 +16,7 @@ from dflockd.address import Seeds, Servers
 from dflockd.admin import Inquiry, is_note
 from dflockd.client.operations import ShardReport
 from dflockd.errors import DflockdError, MovedError, RecoveringError
-from dflockd.rates import describe_rate
+from dflockd.rates import describe_rate, keeps_waiting
 
 DEPTH = 100
 """Keys of each server that are looked at closely: more than fit a screen."""
@@ -72,6 +72,7 @@ class Waiting:
         holder: who has held the key longest, with `held_s`; empty while nobody does.
         pace_s: from a grant of the key to the next, of late; ``None`` before the first.
         group: to which group who waits belongs, if to one.
+        rate: when the next run may begin, in a few words, where nobody may now.
     """
 
     server: str
@@ -84,6 +85,7 @@ class Waiting:
     held_s: float = 0.0
     pace_s: float | None = None
     group: str = ""
+    rate: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,7 @@ def _waiting(server: str, found: Mapping[str, Any]) -> Waiting:
         holder["held_s"],
         found["pace_s"],
         waiter.get("group", ""),
+        describe_rate(rate) if keeps_waiting(rate := found.get("rate")) else "",
     )
 
 

@@ -153,7 +153,7 @@ def _waiters(
             yet,
         ]
         if has_holder:
-            cells.append(Text(short(row.holder, most) or "nobody yet"))
+            cells.append(Text(row.rate or short(row.holder, most) or "nobody yet"))
         table.add_row(*cells, *([Text(row.server)] if shows_server else []))
     return table, len(rows)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -122,6 +123,20 @@ def test_groups(cluster: Cluster, gate: Path, key: str) -> None:
     rows = {row["state"]: row for row in ask()}
     assert rows["holds"]["group"] == "tenant:0"
     assert (rows["waits"]["group"], rows["waits"]["place"]) == ("tenant:1", 1)
+    gate.touch()
+    for each in sent:
+        each.get(timeout=PATIENCE)
+
+
+def test_rates(cluster: Cluster, gate: Path, key: str) -> None:
+    key = key_on(0, key)
+    headers = {"dflock": {"lock_rate": [1, 1], "lock_limit": 2}}
+    given: dict[str, Any] = {"gate": str(gate), "queue": "inspected", "headers": headers}
+    sent = [cluster.send(jobs.patient, key, **given) for _ in range(2)]
+    cluster.wait_event("start", sent[0])
+    rows = ask()
+    assert rows
+    assert all(re.match("next in |1 of 1 free|next when", row["rate"]) for row in rows)
     gate.touch()
     for each in sent:
         each.get(timeout=PATIENCE)

@@ -85,6 +85,16 @@ def test_the_groups_of_holders_and_waiters() -> None:
     assert "sync web-3, group tenant:7 " in lines(report(waiting=[waits]), look=look)[2]
 
 
+def test_who_waits_for_its_rate() -> None:
+    waits = Waiting(
+        "one:1", "vendor", 2, 3, "sync web-3", 5.0, "a holder", rate="rate: next in 4 s"
+    )
+    look = Look(list(SORTS), "waiters", view=WAITERS)
+    drawn = lines(report(waiting=[waits]), look=look, width=140)[2]
+    assert "rate: next in 4 s" in drawn
+    assert "a holder" not in drawn
+
+
 def test_time_goes_on_between_two_answers() -> None:
     [drawn] = [line for line in lines(report(row("key")), later=12.0) if line.startswith("key")]
     assert "17 s" in drawn
