@@ -130,4 +130,4 @@ def test_a_slow_disk_is_in_the_log(
         bench.record()
         assert bench.is_synced()
         bench.thread.stop()
-    assert "s to sync the journal: a power cut could have cost as much" in caplog.text
+    assert "s to sync the journal: a power cut loses as much" in caplog.text
