@@ -132,7 +132,9 @@ def test_conflict_with_an_outer_task_fails_fast(app: Celery, key: str, conflict:
     def outer(key: str) -> None:
         between.delay(f"{key}:between", key).get()
 
-    with pytest.raises(LockNotAcquiredError, match="in the same thread, holds it") as failure:
+    with pytest.raises(
+        LockNotAcquiredError, match="held by a task in the same thread that waits for this one"
+    ) as failure:
         outer.delay(key)
     assert failure.value.key == key
 

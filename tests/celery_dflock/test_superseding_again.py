@@ -178,4 +178,4 @@ def test_an_eager_task_of_the_same_key_fails_at_once(cluster: Cluster, key: str)
     task = jobs.app.task(base=LockedTask, shared=False, **options)(outer)
     assert task.apply(throw=True).get() == "ran on"
     [error] = seen
-    assert "in the same thread, holds it" in str(error)
+    assert "held by a task in the same thread that waits for this one" in str(error)

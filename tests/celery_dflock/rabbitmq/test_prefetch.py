@@ -37,7 +37,7 @@ def test_as_many_wait_as_a_quorum_queue_lets_the_worker_receive_ahead(
     cluster, room = bus.cluster, 2 * (multiplier - 1)
     with bus.running("one", worker_prefetch_multiplier=multiplier) as worker:
         line = worker.wait_log("cannot raise the prefetch count")
-        assert f"of {2 * multiplier} messages that are received ahead, {room} may wait" in line
+        assert f"of {2 * multiplier} prefetched messages {room} may wait" in line
         with cluster.lock(key):
             waiting = [bus.send(jobs.parked, key) for _ in range(12)]
             cluster.wait_waiters(key, room + 2)

@@ -55,4 +55,4 @@ def test_tasks_that_may_wait_longer_are_named(caplog: pytest.LogCaptureFixture) 
 
     [line] = caplog.messages
     assert line.startswith("lock_timeout of endless, long is longer than RabbitMQ waits")
-    assert "sent again after 1620 s" in line
+    assert "it is requeued after 1620 s" in line

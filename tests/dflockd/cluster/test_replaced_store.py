@@ -76,7 +76,7 @@ def test_nothing_is_granted_any_more_and_the_servers_end_when_no_lock_can_be_lef
 
     for server in cluster.servers:
         assert " ERROR " in server.wait_log(NOTICED)
-        assert f"this server ends in {int(GRACE)} s" in server.wait_log(NOTICED)
+        assert f"this server stops in {int(GRACE)} s" in server.wait_log(NOTICED)
     assert client.ask("n", key, token).startswith("error_recovering")
     assert client.ask("l", "another", f"0 {LEASE}").startswith(("error_recovering", "error_moved"))
     document = readiness(first)
