@@ -33,6 +33,7 @@ QUICK = {
     ("hard", "gevent"),
     ("lost-computing", "solo"),
     *(("lost-waiting", pool) for pool in GREEN),
+    *(("superseded-computing", pool) for pool in ("threads", "eager")),
 }
 
 GEVENT_AT_LEAST = ["gevent", pytest.param("eventlet", marks=pytest.mark.soak)]

@@ -15,7 +15,7 @@ import pytest
 
 from examples.demo.stage import ROOT, LockServer, Redis
 from tests.celery_dflock import jobs
-from tests.celery_dflock import outcomes as package
+from tests.celery_dflock.outcome import table as package
 from tests.celery_dflock.outcome.table.expected import find
 from tests.celery_dflock.outcome.table.side import BROKERS, POOLS, Finding, Side
 from tests.celery_dflock.outcome.table.trials import OUTCOMES

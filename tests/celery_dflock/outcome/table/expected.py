@@ -73,11 +73,18 @@ EXPECTED: dict[str, dict[str, str]] = {
         "gevent": "not interrupted, SUCCESS",
         "eventlet": "not interrupted, SUCCESS",
     },
+    "superseded-waiting": {"": "REVOKED", "eager": "IGNORED"},
+    "superseded-computing": {
+        "": "REVOKED",
+        "gevent": "not interrupted, SUCCESS",
+        "eventlet": "not interrupted, SUCCESS",
+        "eager": "IGNORED",
+    },
 }
 """What becomes of the task, as a pattern; "" is for the pools that are not named."""
 
 WITHOUT_WORKER = {"success", "exception", "retry", "autoretry", "ignore", "reject", "exit"}
-WITHOUT_WORKER |= {"lost-waiting", "lost-computing"}
+WITHOUT_WORKER |= {"lost-waiting", "lost-computing", "superseded-waiting", "superseded-computing"}
 
 
 def expected(outcome: str, pool: str) -> str:

@@ -16,6 +16,7 @@ from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.result import AsyncResult
 from celery.utils.nodenames import gethostname
 
+from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster, Event, Waiter
@@ -99,7 +100,15 @@ class Side:
             options["queue"] = self.name
         else:
             options |= {"queue": self._bus.queue, "connection": self._bus.connection}
-        return jobs.app.tasks[task].apply_async((), kwargs, **options)
+        with self.sending():
+            return jobs.app.tasks[task].apply_async((), kwargs, **options)
+
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[None]:
+        """Have this process ask the lock server of this side."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("DFLOCK_SERVERS", self.server.address)
+            yield
 
     @property
     def pid(self) -> int:
@@ -157,6 +166,12 @@ class Side:
             self.cluster.wait_waiters(run.key, 1, self.server)
             yield run
 
+    def newer(self, key: str) -> DistributedLock:
+        """The lock of who is newer than all who have asked for it."""
+        where = [self.server.address]
+        age = DistributedLock(key, servers=where).draw_age()
+        return DistributedLock(key, 0, jobs.LONG, where, owner=(f"newer-{age}", 0, age))
+
     @contextlib.contextmanager
     def waiting(self) -> Iterator[Run]:
         """A task that waits for its lock."""
@@ -195,8 +210,7 @@ class Run:
             self.id = self.sent.id
 
     def _apply(self, task: str, kwargs: dict[str, Any]) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("DFLOCK_SERVERS", self.side.server.address)
+        with self.side.sending():
             outcome = jobs.app.tasks[task].apply((), kwargs, task_id=self.id)
         self._state, self._result = outcome.state, outcome.result
 

@@ -250,6 +250,25 @@ def lost(**body: Any) -> Trial:
     return trial
 
 
+# A newer task comes, and the newest wins.
+
+
+def superseded(**body: Any) -> Trial:
+    def trial(side: Side) -> Finding:
+        with side.running("latest", **body, gated=False) as run:
+            newer = side.newer(run.key)
+            asked_at = time.monotonic()
+            assert newer.enqueue() == "queued"
+            seconds = run.freed(asked_at)
+            newer.release()
+            fate, end = run.fate(), run.ended()
+            if end is not None and end["error"] is None:
+                return Finding(f"not interrupted, {fate}")
+            return Finding(fate, seconds)
+
+    return trial
+
+
 class Outcome(NamedTuple):
     name: str
     trial: Trial
@@ -298,4 +317,8 @@ OUTCOMES: dict[str, Outcome] = {
     "exit": Outcome("`os._exit` in the task", exits),
     "lost-waiting": Outcome("lock lost, in `time.sleep`", lost(seconds=4)),
     "lost-computing": Outcome("lock lost, in a loop that never waits", lost(then="spin")),
+    "superseded-waiting": Outcome("superseded, in `time.sleep`", superseded(seconds=4)),
+    "superseded-computing": Outcome(
+        "superseded, in a loop that never waits", superseded(then="spin")
+    ),
 }
