@@ -107,9 +107,26 @@ def comparable(found: list[Any]) -> list[Any]:
     return [found[0], fields, *found[2:]]
 
 
-@hypothesis.settings(deadline=None)
-@given(options, options, settings_of_app, st.lists(settings_of_app, max_size=2), messages)
-def test_what_was_known_is_what_would_be_found(
+cases = st.tuples(
+    options, options, settings_of_app, st.lists(settings_of_app, max_size=2), messages
+)
+
+
+@hypothesis.settings(deadline=None, max_examples=25)
+@given(cases)
+def test_what_was_known_is_what_would_be_found(case: Any) -> None:
+    assert_known_is_found(*case)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@hypothesis.settings(deadline=None, max_examples=500)
+@given(cases)
+def test_what_was_known_is_what_would_be_found_whatever_is_set(case: Any) -> None:
+    assert_known_is_found(*case)
+
+
+def assert_known_is_found(
     bound_with: dict[str, Any],
     call: dict[str, Any],
     before: dict[str, Any],
@@ -208,11 +225,18 @@ def test_a_child_has_a_label_of_its_own() -> None:
     assert its == mine.replace(str(os.getpid()), str(pid))
 
 
+@pytest.fixture(scope="module")
+def of_a_shop() -> Any:
+    return a_task(an_app(dflock_key_prefix="shop:"), lock_key="{a}")
+
+
 @hypothesis.settings(deadline=None)
-@given(messages, st.text(st.characters(exclude_categories=[]), min_size=1))
-def test_an_owner_is_the_same_in_all_versions(message: dict[str, Any], task_id: str) -> None:
+@given(message=messages, task_id=st.text(st.characters(exclude_categories=[]), min_size=1))
+def test_an_owner_is_the_same_in_all_versions(
+    of_a_shop: Any, message: dict[str, Any], task_id: str
+) -> None:
     """Workers of other versions compare it: it is a digest of what they make it of as well."""
-    task = a_task(an_app(dflock_key_prefix="shop:"), lock_key="{a}")
+    task = of_a_shop
     request = Context({**message, "id": task_id})
     audience = delivery.audience(task.app.amqp.queues, request)
     text = "\0".join(("shop:", task.name, task_id, audience)).encode("utf-8", "surrogatepass")

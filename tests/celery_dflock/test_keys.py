@@ -260,9 +260,23 @@ def arguments(*values: str) -> dict[str, str]:
     return {f"v{number}": value for number, value in enumerate(values)}
 
 
-@settings(max_examples=1000)
-@given(templates(), st.lists(contained, min_size=4, max_size=4), st.data())
-def test_other_values_make_another_key(
+cases = st.tuples(templates(), st.lists(contained, min_size=4, max_size=4), st.data())
+
+
+@settings(max_examples=150)
+@given(cases)
+def test_other_values_make_another_key(case: Any) -> None:
+    assert_another_key(*case)
+
+
+@pytest.mark.soak
+@settings(max_examples=3000)
+@given(cases)
+def test_other_values_make_another_key_however_they_are_cut(case: Any) -> None:
+    assert_another_key(*case)
+
+
+def assert_another_key(
     template: tuple[str, list[str]], values: list[str], data: st.DataObject
 ) -> None:
     text, fields = template
