@@ -90,6 +90,11 @@ def odd_words(text: str) -> list[str]:
     ]
 
 
+def repeated(text: str) -> list[str]:
+    long = [block.strip() for block in blocks(text) if len(block.split()) > 12]
+    return [block for block, number in Counter(long).items() if number > 1]
+
+
 def docstrings(named: str) -> Iterator[str]:
     """Those that the reference prints under this name."""
     module, _, attribute = named.rpartition(".")
@@ -124,9 +129,7 @@ def test_words_are_those_of_the_manual(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_nothing_is_said_twice(page: Path) -> None:
     """A merge that takes both sides of a page leaves the same text there twice."""
-    long = [block.strip() for block in blocks(page.read_text()) if len(block.split()) > 12]
-
-    assert [block for block, number in Counter(long).items() if number > 1] == []
+    assert repeated(page.read_text()) == []
 
 
 @pytest.mark.parametrize("named", NAMED)
@@ -145,3 +148,4 @@ def test_the_checks_find_what_they_look_for() -> None:
     assert len(long_sentences(text)) == 1
     assert [found.split("'")[1] for found in odd_words(text)] == ["Whoever", "for ever"]
     assert long_sentences(code) == odd_words(code) == []
+    assert len(repeated(f"{text}\n{text}")) == 1
