@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import socket
@@ -18,7 +19,7 @@ from dflockd.shards import get_shard_id
 from examples.demo.stage import LockServer, Redis, StageError, Worker, redis_executable
 from tests.dflockd.cluster.stage import ClusterStage, free_port
 from tests.dflockd.http.http_site import SECRET, Site, StartSite
-from tests.dflockd.raw_server import PATIENCE, RawClient, ServerProcess, eventually
+from tests.dflockd.raw_server import PATIENCE, RawClient, ServerProcess, eventually, granted
 from tests.dflockd.shards.etcd_process import Etcd
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: no browser test")
@@ -53,8 +54,20 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def open_page(browser: Browser) -> Iterator[OpenPage]:
-    """Open the page of a site; what the browser complains of fails the test."""
+def beneath() -> Iterator[contextlib.ExitStack]:
+    """What serves a page, and ends after it: else the page complains that nobody answers."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def open_page(
+    browser: Browser, beneath: contextlib.ExitStack, start_site: StartSite
+) -> Iterator[OpenPage]:
+    """Open the page of a site; what the browser complains of fails the test.
+
+    It ends before whatever `beneath` and `start_site` have started.
+    """
     contexts, complaints = [], []
 
     def open_(where: Site | str, **options: object) -> Page:
@@ -83,6 +96,14 @@ def labelled(site: Site, label: str) -> RawClient:
     client = site.server.connect()
     client.ask("label", "_", label)
     return client
+
+
+def lock_many(site: Site, name: str, number: int) -> None:
+    """Take so many locks on one connection."""
+    client = site.server.connect()
+    client.send("".join(f"l\n{name}:{n:04}\n0 300\n" for n in range(number)).encode())
+    for _ in range(number):
+        granted(client.line())
 
 
 def row_of(page: Page, key: str) -> Locator:
@@ -224,9 +245,7 @@ def test_many_keys_search_order_and_the_keyboard(
     start_site: StartSite, open_page: OpenPage
 ) -> None:
     site = start_site("--max-locks", "2000")
-    client = site.server.connect()
-    for number in range(1000):
-        client.lock(f"many:{number:03}", "0 300")
+    lock_many(site, "many", 1000)
     page = open_page(site)
     expect(page.locator("#count")).to_have_text("100 of 1,000 keys")
     expect(page.locator("tr.key")).to_have_count(100)
@@ -234,7 +253,7 @@ def test_many_keys_search_order_and_the_keyboard(
     expect(page.locator("tr.key")).to_have_count(200)
 
     page.keyboard.press("/")
-    page.keyboard.type("MANY:99")
+    page.keyboard.type("MANY:099")
     expect(page.locator("#count")).to_have_text("10 keys")
     expect(page.locator("tr.key")).to_have_count(10)
     assert "search=MANY" in page.url
@@ -253,7 +272,7 @@ def test_many_keys_search_order_and_the_keyboard(
     )
     page.locator("#search").fill("")
     page.locator("#sort").select_option("key")
-    expect(page.locator("tr.key code").first).to_have_text("many:000")
+    expect(page.locator("tr.key code").first).to_have_text("many:0000")
     page.reload()
     expect(page.locator("#sort")).to_have_value("key")
 
@@ -313,47 +332,49 @@ def test_the_page_says_when_the_server_is_gone_and_goes_on_when_it_is_back(
     complaints.clear()
 
 
-def test_a_cluster_and_a_key_whose_shard_moves_away(open_page: OpenPage, tmp_path: Path) -> None:
+def test_a_cluster_and_a_key_whose_shard_moves_away(
+    open_page: OpenPage, beneath: contextlib.ExitStack, tmp_path: Path
+) -> None:
     flags = ("--http-port", "0", "--default-lease-ttl", "30")
-    with (
-        Etcd(tmp_path) as etcd,
-        ClusterStage(tmp_path, etcd, *flags, number=2, serving_lease=2, max_lease=30) as cluster,
-    ):
-        apart(cluster.wait_settled)
-        one, two = cluster.servers
-        key = apart(cluster.key_at, one)
-        cluster.connect(one).lock(key)
-        url = one.wait_log("live page: ").rpartition("live page: ")[2].strip()
-        page = open_page(url)
-        expect(page.locator("#shards-text")).to_contain_text("8,192 on 2 servers")
-        expect(page.locator("#owners li")).to_have_count(2)
-        expect(page.locator("#owners li", has_text="this server")).to_contain_text(one.address)
-        row_of(page, key).locator(".toggle").click()
-        expect(page.locator("tr.detail ul li")).to_have_count(1)
+    etcd = beneath.enter_context(Etcd(tmp_path))
+    cluster = beneath.enter_context(
+        ClusterStage(tmp_path, etcd, *flags, number=2, serving_lease=2, max_lease=30)
+    )
+    apart(cluster.wait_settled)
+    one, two = cluster.servers
+    key = apart(cluster.key_at, one)
+    cluster.connect(one).lock(key)
+    url = one.wait_log("live page: ").rpartition("live page: ")[2].strip()
+    page = open_page(url)
+    expect(page.locator("#shards-text")).to_contain_text("8,192 on 2 servers")
+    expect(page.locator("#owners li")).to_have_count(2)
+    expect(page.locator("#owners li", has_text="this server")).to_contain_text(one.address)
+    row_of(page, key).locator(".toggle").click()
+    expect(page.locator("tr.detail ul li")).to_have_count(1)
 
-        apart(cluster.move, [get_shard_id(key)], two)
+    apart(cluster.move, [get_shard_id(key)], two)
 
-        expect(row_of(page, key)).to_have_count(0)
-        expect(page.locator("#notice")).to_be_hidden()
-        complaints = open_page.complaints  # type: ignore[attr-defined]
-        assert all("404" in complaint for complaint in complaints)
-        complaints.clear()
+    expect(row_of(page, key)).to_have_count(0)
+    expect(page.locator("#notice")).to_be_hidden()
+    complaints = open_page.complaints  # type: ignore[attr-defined]
+    assert all("404" in complaint for complaint in complaints)
+    complaints.clear()
 
 
 def test_a_server_that_does_not_find_itself_is_ready_and_says_so(
-    open_page: OpenPage, tmp_path: Path
+    open_page: OpenPage, beneath: contextlib.ExitStack, tmp_path: Path
 ) -> None:
-    with Etcd(tmp_path) as etcd:
-        cluster = ClusterStage(tmp_path, etcd, number=0, serving_lease=2, max_lease=3)
-        flags = ["--http-port", "0", "--default-lease-ttl", "3", "--advertise-check", "warn"]
-        advertised = f"127.0.0.1:{free_port()}"
-        flags += ["--advertise", advertised]
-        with LockServer(tmp_path, *cluster.arguments(), *flags) as server:
-            server.wait_log(f"{advertised} is in the cluster")
-            page = open_page(server.wait_log("live page: ").rpartition("live page: ")[2].strip())
-            expect(page.locator("#state[data-state=ready]")).to_contain_text(
-                "granting locks; advertised: --advertise does not lead here: the connection is refused"
-            )
+    etcd = beneath.enter_context(Etcd(tmp_path))
+    cluster = ClusterStage(tmp_path, etcd, number=0, serving_lease=2, max_lease=3)
+    flags = ["--http-port", "0", "--default-lease-ttl", "3", "--advertise-check", "warn"]
+    advertised = f"127.0.0.1:{free_port()}"
+    flags += ["--advertise", advertised]
+    server = beneath.enter_context(LockServer(tmp_path, *cluster.arguments(), *flags))
+    server.wait_log(f"{advertised} is in the cluster")
+    page = open_page(server.wait_log("live page: ").rpartition("live page: ")[2].strip())
+    expect(page.locator("#state[data-state=ready]")).to_contain_text(
+        "granting locks; advertised: --advertise does not lead here: the connection is refused"
+    )
 
 
 def test_a_waiter_is_found_by_its_id(site: Site, open_page: OpenPage) -> None:
@@ -428,9 +449,7 @@ def test_a_release_says_who_it_ends_and_who_is_next(closed_site: Site, open_page
 
 def test_pages_beyond_what_one_answer_has(start_site: StartSite, open_page: OpenPage) -> None:
     site = start_site("--max-locks", "2000", "--max-holds", "2000")
-    client = site.server.connect()
-    for number in range(1200):
-        client.lock(f"page:{number:04}", "0 300")
+    lock_many(site, "page", 1200)
     page = open_page(site)
     page.locator("#sort").select_option("key")
     expect(page.locator("#count")).to_have_text("100 of 1,200 keys")
@@ -496,15 +515,14 @@ def test_what_to_do_first_and_the_keys(start_site: StartSite, open_page: OpenPag
     expect(page.locator("#keyboard")).to_be_hidden()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
 def test_axe_finds_nothing(closed_site: Site, open_page: OpenPage, scheme: str, width: int) -> None:
     """Each state of the page: empty, keys and queues, one opened, dialogs, no answer to a search."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe-core").Axe()
 
     def clean(what: str) -> None:
-        # Rows that have just come or changed are of another colour for a moment.
-        page.wait_for_timeout(1600)
+        # Rows that have just come, changed or gone are of another colour for a moment.
+        expect(page.locator("tr.key:is(.new, .changed, .gone)")).to_have_count(0)
         found = axe.run(
             page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21aa", "best-practice"]}
         )
