@@ -96,26 +96,36 @@ def fifo():
     assert order == list(range(6)), order
 
 
-def renewal():
-    """A lease of 2 s, held longer while another tries to get in: by both clients at once.
+def lease_left(key):
+    report = json.loads(raw("stats\n_\n_\n")[3:])
+    return next(entry["lease_expires_in_s"] for entry in report["locks"] if entry["key"] == key)
 
-    The old clients renew every second, and trip over a renewal that meets their release: hence the
-    half second.
+
+def renewal():
+    """Leases are renewed long before their end, by both clients at once: the server says so.
+
+    The old clients trip over a renewal that meets their release: it follows right after one.
     """
+    renewed_soon = {"lease_ttl_s": 30, "renew_ratio": 0.05, **PLAIN}
+
+    def wait_renewed(key):
+        left, deadline = lease_left(key), time.monotonic() + 30
+        while (now := lease_left(key)) <= left:
+            assert time.monotonic() < deadline, f"{key} is not renewed"
+            left = now
+            time.sleep(0.01)
 
     def blocking():
-        with Lock("renewal", acquire_timeout_s=5, lease_ttl_s=2, **PLAIN) as held:
-            assert held.lease == 2
-            assert Lock("renewal", acquire_timeout_s=2, **PLAIN).acquire() is False
-            time.sleep(0.5)
+        with Lock("renewal", acquire_timeout_s=5, **renewed_soon) as held:
+            assert held.lease == 30
+            wait_renewed("renewal")
             assert Lock("renewal", acquire_timeout_s=0, **PLAIN).acquire() is False
             assert held.token
 
     async def main():
         other = asyncio.create_task(asyncio.to_thread(blocking))
-        async with AsyncLock("async", acquire_timeout_s=5, lease_ttl_s=2, **PLAIN) as held:
-            assert await AsyncLock("async", acquire_timeout_s=2, **PLAIN).acquire() is False
-            await asyncio.sleep(0.5)
+        async with AsyncLock("async", acquire_timeout_s=5, **renewed_soon) as held:
+            await asyncio.to_thread(wait_renewed, "async")
             assert await AsyncLock("async", acquire_timeout_s=0, **PLAIN).acquire() is False
             assert held.token
         await other

@@ -91,12 +91,16 @@ def play(python, scenarios, **config):
     assert run.stdout.splitlines()[-1] == f"passed: {len(scenarios)}"
 
 
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("servers")
+    with stage.LockServer(directory) as one, stage.LockServer(directory, name="two") as two:
+        yield [(server.host, server.port) for server in (one, two)]
+
+
 @pytest.mark.parametrize("package", PUBLISHED)
-def test_published_client(package, interpreter, tmp_path):
-    python = environment(interpreter, package)
-    with stage.LockServer(tmp_path) as one, stage.LockServer(tmp_path, name="two") as two:
-        servers = [(server.host, server.port) for server in (one, two)]
-        play(python, PUBLISHED[package], servers=servers)
+def test_published_client(package, interpreter, servers):
+    play(environment(interpreter, package), PUBLISHED[package], servers=servers)
 
 
 @pytest.mark.parametrize("package", ["dflockd-client==1.9.0", "dflockd-client==2.1.1"])
