@@ -13,6 +13,7 @@ LONGEST = (
     "test_shutdown.py",
     "test_pools.py",
     "test_consumer_wait.py",
+    "cluster/test_simulation.py",
     "table/test_as_the_model.py",
 )
 """The files that take longest. Each goes to one process, in which the others then find less to do."""

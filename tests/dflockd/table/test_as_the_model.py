@@ -970,7 +970,7 @@ def test_table_does_what_the_model_does(transitions: set[tuple[int, int]] | None
     run_state_machine_as_test(
         TableMachine,
         settings=settings(
-            max_examples=600,
+            max_examples=120,
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
