@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,3 +40,21 @@ def scripted() -> Iterator[ScriptedServer]:
 def options(server: ServerProcess) -> dict[str, Any]:
     """The arguments of a lock at that server whose lease does not end meanwhile."""
     return {"servers": [("127.0.0.1", server.port)], "lease_ttl_s": 600}
+
+
+@pytest.fixture(scope="module")
+def _frozen() -> Iterator[None]:
+    """Have the garbage collector look at nothing that is here already: there is much of it."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def _refcounts_only(_frozen: None) -> Iterator[None]:
+    """What nobody refers to is ended at once, or not at all."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

@@ -18,9 +18,9 @@ TOO_LONG = 8.0
 """Seconds beyond those that were given; it was ten, and is two."""
 
 
-def more(value: object) -> Any:
+def more(*values: object) -> Any:
     """Another case of what is tested anyway: each takes its seconds."""
-    return pytest.param(value, marks=pytest.mark.soak)
+    return pytest.param(*values, marks=pytest.mark.soak)
 
 
 async def is_not_answered(acquiring: Any, timeout: float) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,14 +21,6 @@ pytestmark = [
     # A connection on which nothing stands may be left to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
 ]
-
-
-@pytest.fixture
-def _refcounts_only() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,14 +18,6 @@ from tests.dflockd.client_support import (
 from tests.dflockd.raw_server import ServerProcess, eventually
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
-
-
-@pytest.fixture
-def _refcounts_only() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")

@@ -30,6 +30,15 @@ from tests.pace import Pace
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
 
+EACH_WITH_ONE_OF = [
+    ("sync", "uvloop"),
+    ("asyncio", "asyncio"),
+    more("sync", "asyncio"),
+    more("asyncio", "uvloop"),
+]
+"""Each client with a server on one of the two loops; all of them in the soak."""
+
+
 def keep_busy(seconds: float) -> None:
     """Have the event loop do nothing else."""
     time.sleep(seconds)
@@ -110,7 +119,7 @@ async def test_a_renewal_that_is_asked_for_ends_with_the_lease(
 
 
 @pytest.mark.parametrize("seconds", [4, more(1.5), more(2.5), more(6)])
-@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize(("client", "loop"), EACH_WITH_ONE_OF, indirect=["client"])
 async def test_locks_outlive_a_pause_of_their_server(
     client: Client, start: Callable[..., ServerProcess], seconds: float, loop: str
 ) -> None:
@@ -120,12 +129,12 @@ async def test_locks_outlive_a_pause_of_their_server(
     the other.
     """
     server, lost = start(uvloop=loop == "uvloop"), Calls()
-    locks = [client.lock(f"{KEY}-{n}", server, lease_ttl_s=8, on_lost=lost) for n in range(10)]
+    options = {"lease_ttl_s": 8, "renew_ratio": 0.1, "on_lost": lost}
+    locks = [client.lock(f"{KEY}-{n}", server, **options) for n in range(10)]
     for lock in locks:
         assert await lock.acquire() is True
     before = [lock._session.lease.deadline for lock in locks]
-    await asyncio.sleep(3)  # the renewals are due in half a second, or one
-    server.suspend()
+    server.suspend()  # the renewals are due in half a second, or one
     await asyncio.sleep(seconds)
     server.signal(signal.SIGCONT)
 
@@ -142,7 +151,7 @@ async def test_locks_outlive_a_pause_of_their_server(
         assert await lock.release() is True
 
 
-@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize(("client", "loop"), EACH_WITH_ONE_OF, indirect=["client"])
 async def test_a_renewal_that_is_asked_for_outlives_a_pause(
     client: Client, start: Callable[..., ServerProcess], loop: str
 ) -> None:
