@@ -38,10 +38,10 @@ async def test_a_request_that_trickles_in_is_refused(monkeypatch: pytest.MonkeyP
 async def test_the_next_request_of_a_connection_has_as_much_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gate, "HEAD_TIMEOUT", 1.0)
     async with site_here() as here:
         peer = await here.connect()
         assert await peer.ask() == 200
+        monkeypatch.setattr(gate, "HEAD_TIMEOUT", 0.1)
         peer.writer.write(GET[:9])
         assert await peer.status() == 408
 
@@ -63,11 +63,13 @@ async def test_an_idle_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_an_idle_connection_is_kept_for_longer_than_a_head_may_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gate, "HEAD_TIMEOUT", 1.0)
     async with site_here() as here:
         peer = await here.connect()
+        inside = here.http._house._by_protocol
+        await until(lambda: any(each._timer for each in inside.values()))
+        monkeypatch.setattr(gate, "HEAD_TIMEOUT", 0.1)
         assert await peer.ask() == 200
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(0.5)  # so long nobody says anything, and it is kept
         assert await peer.ask() == 200
 
 

@@ -71,9 +71,10 @@ def test_a_lease_drains_and_is_filled_by_a_renewal(
     server: LockServer, client: Callable[[str], RawClient]
 ) -> None:
     holder = client("me")
-    token = holder.lock("draining", "0 12")
     # What has drained is grey, or nothing where there are no colours.
     with Terminal(top("--server", server.address), env={"NO_COLOR": "1"}) as terminal:
+        terminal.wait_line("1 of 1 servers answer")
+        token = holder.lock("draining", "0 12")
         full = terminal.wait_line("draining", "━").count("━")
         terminal.wait(lambda lines: bars(lines, "draining") < full - 2 or None, "shorter bar")
         assert holder.ask("n", "draining", f"{token} 30").startswith("ok ")
