@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from math import inf
-from typing import TypeAlias
+from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
@@ -68,27 +68,27 @@ def draw(
     asked = {report.server: report.asked_at for report in reports}
     shows_server = len(reports) > 1 and width >= MIN_SERVER_WIDTH
     make = _waiters if look.view == WAITERS else _keys
-    table, lines = make(reports, look, room, asked, now, width, shows_server)
+    table, lines = make(reports, look, _Frame(room, asked, now, width, shows_server))
     below = _below(reports, look, room, lines, hint)
     return Group(*above, table, _line(below, "reverse" if look.is_typing else "dim"))
 
 
-Asked: TypeAlias = Mapping[str, float]
+class _Frame(NamedTuple):
+    """What there is to draw on, and the times at which each server was asked."""
+
+    room: int
+    asked: Mapping[str, float]
+    now: float
+    width: int
+    shows_server: bool
 
 
 def _table() -> Table:
     return Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style="bold")
 
 
-def _keys(
-    reports: Sequence[Report],
-    look: Look,
-    room: int,
-    asked: Asked,
-    now: float,
-    width: int,
-    shows_server: bool,
-) -> tuple[Table, int]:
+def _keys(reports: Sequence[Report], look: Look, frame: _Frame) -> tuple[Table, int]:
+    room, asked, now, width, shows_server = frame
     rows = sorted(chain(*(report.rows for report in reports)), key=SORTS[look.sort])
     look.keep_within(len(rows), room)
     table, has_bar, has_oldest = _table(), width >= MIN_BAR_WIDTH, width >= MIN_LONGEST_WIDTH
@@ -114,15 +114,8 @@ def _keys(
     return table, len(rows)
 
 
-def _waiters(
-    reports: Sequence[Report],
-    look: Look,
-    room: int,
-    asked: Asked,
-    now: float,
-    width: int,
-    shows_server: bool,
-) -> tuple[Table, int]:
+def _waiters(reports: Sequence[Report], look: Look, frame: _Frame) -> tuple[Table, int]:
+    room, asked, now, width, shows_server = frame
     rows = sorted(
         chain(*(report.waiting for report in reports)),
         key=lambda row: (asked[row.server] - row.waited_s, row.key, row.position),
