@@ -144,6 +144,7 @@ BAD_NUMBERS = [
     b"ten",
     "٣".encode(),
     "²".encode(),
+    b"00000000033",
     b"%d" % (MAX_SECONDS + 1),
     b"9" * 120,
 ]

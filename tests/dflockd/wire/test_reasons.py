@@ -1,0 +1,92 @@
+"""What is wrong is said: the words that people find in a log or an error."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dflockd.wire import (
+    MAX_LINE,
+    MAX_SECRET,
+    FrameTooLongError,
+    Malformed,
+    ReplyReader,
+    Report,
+    RequestReader,
+    decode_map,
+    parse_done,
+)
+from dflockd.wire.maps import BadMapError
+from dflockd.wire.replies import UnexpectedReplyError
+from tests.dflockd.wire.frames import read
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (b"lock\nk\n0\n", "unknown command"),
+        (b"l\nk\nsoon\n", "number missing, malformed or out of range"),
+        (b"label\n_\n\x07\n", "a label is printable UTF-8"),
+        (b"l\nk k\n0\n", "key contains white space or NUL"),
+        (b"l\n\xff\n0\n", "key is not UTF-8"),
+        (b"owner\n_\nme 0 here old\n", "an age is a number that the server has given out"),
+    ],
+)
+def test_a_request_that_is_none_says_why(frame: bytes, reason: str) -> None:
+    assert read(frame) == ([Malformed(reason)], False)
+
+
+@pytest.mark.parametrize(("number", "limit"), [(1, MAX_LINE), (2, MAX_LINE), (3, MAX_LINE)])
+def test_a_line_that_is_too_long_is_named(number: int, limit: int) -> None:
+    lines = [b"l", b"k", b"0"]
+    lines[number - 1] = b"x" * (limit + 1)
+    for ends in (b"\n", b""):
+        reader = RequestReader()
+        reader.receive(b"\n".join(lines[:number]) + ends)
+        with pytest.raises(FrameTooLongError) as raised:
+            reader.check_unfinished()
+        assert str(raised.value) == f"line {number} of a request is over {limit} bytes"
+
+
+def test_the_limit_of_a_secret_is_named() -> None:
+    reader = RequestReader()
+    reader.receive(b"auth\n_\n" + b"s" * (MAX_SECRET + 1))
+    with pytest.raises(
+        FrameTooLongError, match=f"^line 3 of a request is over {MAX_SECRET} bytes$"
+    ):
+        reader.check_unfinished()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"[]", "no JSON object"),
+        (b"{", "Expecting property name"),
+        (json.dumps({"zlib": "AAAA"}).encode(), "Error -3 while decompressing"),
+        (json.dumps({"zlib": ""}).encode(), "it is cut off, or over"),
+    ],
+)
+def test_a_map_that_is_none_says_why(text: bytes, reason: str) -> None:
+    with pytest.raises(BadMapError, match=reason):
+        decode_map(Report(text))
+
+
+def test_a_reply_that_nobody_asked_for_says_why() -> None:
+    with pytest.raises(UnexpectedReplyError, match=r"^more in reply than one line$"):
+        ReplyReader().receive(b"ok\nok\n")
+    with pytest.raises(UnexpectedReplyError, match=r"^unexpected reply b'okay'$"):
+        parse_done(b"okay")
+    with pytest.raises(UnexpectedReplyError, match=r"^unexpected number of milliseconds b'soon'$"):
+        parse_done(b"error_recovering soon")
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_that_a_reply_ahead_was_a_refusal_is_known(end: bytes) -> None:
+    reader = ReplyReader()
+    reader.ahead = 1
+    assert reader.receive(b"error" + end) is None
+    assert reader.refused
+    reader.ahead = 1
+    assert reader.receive(b"ok" + end) is None
+    assert not reader.refused
