@@ -1,6 +1,11 @@
 """The containers have a suite of their own: `make smoke`."""
 
 import pytest
+from hypothesis import settings
+
+# No example is judged by the clock of a busy machine.
+settings.register_profile("celery_dflock", settings(), deadline=None)
+settings.load_profile("celery_dflock")
 
 collect_ignore = ["smoke"]
 

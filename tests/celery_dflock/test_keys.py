@@ -22,10 +22,6 @@ from dflockd.sync_client import DistributedLock
 
 app = Celery("keys", set_as_current=False)
 
-# A busy machine is no failure.
-settings.register_profile("celery_dflock", settings.get_profile("default"), deadline=None)
-settings.load_profile("celery_dflock")
-
 texts = st.text(st.characters(exclude_categories=[]))  # surrogates too
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

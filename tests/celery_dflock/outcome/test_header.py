@@ -125,7 +125,7 @@ def nonsense() -> Any:
 NONSENSE = dict(nonsense())
 
 
-@pytest.mark.parametrize("headers", NONSENSE.values(), ids=NONSENSE)
+@pytest.mark.parametrize("headers", list(NONSENSE.values()), ids=list(NONSENSE))
 def test_nonsense_is_refused_in_one_line_that_names_the_header(headers: dict[str, Any]) -> None:
     with pytest.raises(
         ImproperlyConfigured, match=r"^the message header dflock(_run)? .*\Z"
