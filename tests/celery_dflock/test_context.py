@@ -20,8 +20,8 @@ from celery_dflock import (
     dflock,
 )
 from celery_dflock.worker.shutdown import shutdown
-from dflockd import admin
-from dflockd.sync_client import DistributedLock
+from dflockd import admin, errors
+from dflockd.sync_client import DistributedLock, DistributedSemaphore
 from examples.demo.stage import LockServer
 from tests.celery_dflock.processes import PATIENCE, waiters
 
@@ -170,6 +170,44 @@ async def test_limit(hold: Hold, key: str) -> None:
         with pytest.raises(LockNotAcquiredError):
             async with hold(key, 0, limit=2):
                 pass
+
+
+async def test_group(hold: Hold, lock_server: LockServer, key: str) -> None:
+    given: dict[str, Any] = {"limit": 2, "group": "tenant 7", "group_limit": 1}
+    async with hold(key, **given) as lock:
+        assert lock.group == "tenant%207"
+        semaphore = DistributedSemaphore(key, 2, servers=[lock_server.address])
+        assert [each["group"] for each in semaphore.inspect()["holders"]] == ["tenant%207"]
+        with pytest.raises(LockNotAcquiredError):
+            async with hold(key, 0, **given):
+                pass
+        async with hold(key, 0, limit=2, group="another") as other:
+            assert other.held
+
+
+async def test_a_group_that_cannot_be_meant(hold: Hold, key: str) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match=r"group_limit is 1.*give a group"):
+        async with hold(key, group_limit=1):
+            pass
+
+
+async def test_a_newer_task_waits_for_it(
+    app: Celery, hold: Hold, lock_server: LockServer, key: str
+) -> None:
+    """Nobody stops a block: where the newest wins it takes no part."""
+    app.conf.update(task_always_eager=True, task_eager_propagates=True)
+    options = {"base": LockedTask, "lock_key": "{key}", "lock_conflict": "supersede"}
+
+    @app.task(shared=False, lock_timeout=PATIENCE, **options)
+    def latest(key: str) -> str:
+        return "ran"
+
+    async with hold(key) as lock:
+        running = asyncio.create_task(asyncio.to_thread(latest.delay, key))
+        await until(lambda: waiters(lock_server, key) == 1)
+        await checked(lock)
+        assert not running.done()
+    assert (await running).get() == "ran"
 
 
 async def test_error_in_the_block(hold: Hold, lock_server: LockServer, key: str) -> None:
