@@ -1,9 +1,9 @@
 """Write what is derived from code into the docs: ``python docs/generate.py [--check]``.
 
-The settings of the server come from `dflockd.config`, the commands from `celery_dflock.cli`, and whose
-repository it is from pyproject.toml. Links of a README become absolute, for a package index shows it
-far from the files that it names. With ``--check`` nothing is written, and the exit status is 1 if a
-file is out of date.
+The settings of the server come from `dflockd.config`, the commands from `celery_dflock.cli`, the tests
+of what is promised from tests/promises.toml, and whose repository it is from pyproject.toml. Links of a
+README become absolute, for a package index shows it far from the files that it names. With ``--check``
+nothing is written, and the exit status is 1 if a file is out of date.
 """
 
 import re
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import promises
 
 from celery_dflock.cli import dflock
 from dflockd.config import SETTINGS
@@ -20,6 +21,7 @@ from dflockd.config import SETTINGS
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGURATION = ROOT / "docs" / "configuration.md"
 COMMANDS = ROOT / "docs" / "reference" / "commands.md"
+PROMISES = ROOT / "docs" / "reference" / "promises.md"
 READMES = (ROOT / "README.md", ROOT / "server" / "README.md")
 MARKED = re.compile(r"(<!-- begin: .*? -->\n).*?(<!-- end -->)", re.DOTALL)
 LINKING = (
@@ -87,7 +89,7 @@ def with_owner(text: str) -> str:
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Each file with something derived in it, and what should be in the file."""
-    made = {CONFIGURATION: settings_table, COMMANDS: commands}
+    made = {CONFIGURATION: settings_table, COMMANDS: commands, PROMISES: promises.page}
     for path in sorted({path for pattern in LINKING for path in ROOT.glob(pattern)}):
         text = with_owner(path.read_text())
         if path in READMES:
