@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from dflockd.cli import main
 from dflockd.cluster import commands
 from dflockd.cluster.parameters import ClusterParameters
 from dflockd.shards import (
@@ -240,44 +241,59 @@ async def test_pinned_shards_stay_unless_they_are_moved_by_name(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "error"),
+    ("arguments", "error"),
     [
-        (["move", "1", "--to", "10.0.0.9:1"], 1, "node '10.0.0.9:1' is not alive: 10.0.0.1:6388, "),
-        (["move", "1", "--to", ""], 1, "node '' is not alive: "),
-        (["pin", "99-0"], 2, "shard '99-0' is an empty range: write 0-99"),
-        (["pin", "0-99999999999"], 2, "shard '0-99999999999' does not exist: they are 0 to 8191"),
-        (["pin", "9" * 5000], 2, "does not exist: they are 0 to 8191"),
-        (["unpin", "8192-3"], 2, "shard '8192-3' does not exist"),
-        (["pin", "key:"], 2, "shard 'key:': the key is empty, so that no lock has it"),
-        (["pin", "key:a b"], 2, "shard 'key:a b': the key contains white space or NUL"),
-        (["pin", "key:\udcff"], 2, "the key is not UTF-8, so that no lock has it"),
-        (["pin", "key:" + "k" * 300], 2, "the key has 300 bytes, 256 are allowed"),
-        (["pin", "\u0663"], 2, "is malformed: write 7, 0-99 or key:NAME"),
-        (["pin", "\u00b2"], 2, "is malformed: write 7, 0-99 or key:NAME"),
-        (["pin", "0", "1", "x"], 2, "shard 'x' is malformed"),
-        (["pin"], 2, "the following arguments are required: SHARD"),
-        (["rebalance", "--threshold", "nan"], 2, "'nan' is not a share of the mean, such as 0.2"),
-        (["rebalance", "--threshold=-1"], 2, "'-1' is not a share of the mean"),
-        (["rebalance", "--threshold", "x"], 2, "'x' is not a share of the mean"),
-        (["status", "x"], 2, "unrecognized arguments: x"),
-        (["status", "--clust", "x"], 2, "unrecognized arguments: --clust x"),
-        (["move", "1"], 2, "the following arguments are required: --to"),
-        (["pin", "8192"], 2, "shard '8192' does not exist: they are 0 to 8191"),
-        (["pin", "x"], 2, "shard 'x' is malformed: write 7, 0-99 or key:NAME"),
-        (["pin", "9-"], 2, "shard '9-' is malformed"),
-        (["frobnicate"], 2, "invalid choice: 'frobnicate'"),
-        ([], 2, "the following arguments are required: COMMAND"),
+        (["pin", "99-0"], "shard '99-0' is an empty range: write 0-99"),
+        (["pin", "0-99999999999"], "shard '0-99999999999' does not exist: they are 0 to 8191"),
+        (["pin", "9" * 5000], "does not exist: they are 0 to 8191"),
+        (["unpin", "8192-3"], "shard '8192-3' does not exist"),
+        (["pin", "key:"], "shard 'key:': the key is empty, so that no lock has it"),
+        (["pin", "key:a b"], "shard 'key:a b': the key contains white space or NUL"),
+        (["pin", "key:\udcff"], "the key is not UTF-8, so that no lock has it"),
+        (["pin", "key:" + "k" * 300], "the key has 300 bytes, 256 are allowed"),
+        (["pin", "\u0663"], "is malformed: write 7, 0-99 or key:NAME"),
+        (["pin", "\u00b2"], "is malformed: write 7, 0-99 or key:NAME"),
+        (["pin", "0", "1", "x"], "shard 'x' is malformed"),
+        (["pin"], "the following arguments are required: SHARD"),
+        (["rebalance", "--threshold", "nan"], "'nan' is not a share of the mean, such as 0.2"),
+        (["rebalance", "--threshold=-1"], "'-1' is not a share of the mean"),
+        (["rebalance", "--threshold", "x"], "'x' is not a share of the mean"),
+        (["status", "x"], "unrecognized arguments: x"),
+        (["status", "--clust", "x"], "unrecognized arguments: --clust x"),
+        (["move", "1"], "the following arguments are required: --to"),
+        (["pin", "8192"], "shard '8192' does not exist: they are 0 to 8191"),
+        (["pin", "x"], "shard 'x' is malformed: write 7, 0-99 or key:NAME"),
+        (["pin", "9-"], "shard '9-' is malformed"),
+        (["frobnicate"], "invalid choice: 'frobnicate'"),
+        ([], "the following arguments are required: COMMAND"),
     ],
 )
-async def test_what_is_refused_changes_nothing(
-    etcd: Etcd, servers: Servers, arguments: list[str], status: int, error: str
+def test_what_is_not_understood_is_refused_before_anybody_is_asked(
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    error: str,
 ) -> None:
-    before = await servers.mapping()
-    done = await command(etcd, servers, *arguments)
-    assert (done.returncode, done.stdout) == (status, "")
-    [line] = done.stderr.splitlines()
+    monkeypatch.setenv("DFLOCKD_CLUSTER", "etcd://127.0.0.1:1")  # nobody is there
+    assert main(["cluster", *arguments]) == 2
+    output, errors = capfd.readouterr()
+    assert output == ""
+    [line] = errors.splitlines()
     assert line.startswith("dflockd cluster: ")
     assert error in line
+
+
+async def test_a_shard_goes_to_nobody_who_is_not_alive(etcd: Etcd, servers: Servers) -> None:
+    before = await servers.mapping()
+    for node, error in (
+        ("10.0.0.9:1", "node '10.0.0.9:1' is not alive: 10.0.0.1:6388, "),
+        ("", "node '' is not alive: "),
+    ):
+        done = await command(etcd, servers, "move", "1", "--to", node)
+        assert (done.returncode, done.stdout) == (1, "")
+        [line] = done.stderr.splitlines()
+        assert line.startswith("dflockd cluster: ")
+        assert error in line
     assert await servers.mapping() == before
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import dflockd
+from dflockd.cli import main
 from dflockd.config import (
     PREFIX,
     SETTINGS,
@@ -162,15 +163,31 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_a_bad_setting_ends_with_one_line(
-    arguments: list[str], environ: dict[str, str], words: list[str]
+    arguments: list[str],
+    environ: dict[str, str],
+    words: list[str],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ended = run(*arguments, **environ)
-    assert ended.returncode == 2
-    assert ended.stdout == ""
-    assert ended.stderr.count("\n") == 1
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert main(arguments) == 2
+    output, errors = capfd.readouterr()
+    assert output == ""
+    assert errors.count("\n") == 1
+    assert errors.startswith("dflockd: ")
+    assert "s3cret" not in errors
+    assert all(word in errors for word in words), errors
+
+
+def test_a_bad_setting_ends_the_process() -> None:
+    ended = run("--port", "abc")
+    assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("dflockd: ")
-    assert "s3cret" not in ended.stderr
-    assert all(word in ended.stderr for word in words), ended.stderr
+    assert "--port" in ended.stderr
+    assert ended.stderr.count("\n") == 1
 
 
 def test_help_lists_every_setting() -> None:
