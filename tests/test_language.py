@@ -1,7 +1,8 @@
-"""The words of the manual: short sentences, and one word for one thing."""
+"""The words of the manual and of messages: short sentences, and one word for one thing."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -36,7 +37,6 @@ SAY = {
     r"in the clear": "unencrypted",
     r"without an end": "endless",
     r"to be had": "available",
-    r"is wanted": "say who needs it",
     r"also (when|where) ": "even if",
     r"(gives?|giving) (it|back the lock|the lock|its lock|a lock) back": "release",
     r"kept places?|places? in the queue": "position, or reserved position",
@@ -105,11 +105,28 @@ def docstrings(named: str) -> Iterator[str]:
         found = getattr(importlib.import_module(module), attribute)
         members = [found, *(value for each, value in inspect.getmembers(found) if each[0] != "_")]
     for member in members:
-        own = inspect.ismodule(member) or str(getattr(member, "__module__", "")).startswith(
-            ("celery_dflock", "dflockd")
-        )
+        where = getattr(member, "__name__" if inspect.ismodule(member) else "__module__", "")
+        own = str(where).startswith(("celery_dflock", "dflockd"))
         if own and member.__doc__:
             yield inspect.cleandoc(member.__doc__)
+
+
+def messages(source: str) -> str:
+    """The texts in this code that are no docstrings, as paragraphs."""
+    tree = ast.parse(source)
+    described = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    texts = [
+        node.value.strip()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and id(node) not in described
+    ]
+    return "\n\n".join(texts)
 
 
 def name(page: Path) -> str:
@@ -137,7 +154,17 @@ def test_words_of_the_reference_are_those_of_the_manual(named: str) -> None:
     texts = list(docstrings(named))
 
     assert texts
-    assert [found for text in texts for found in odd_words(text)] == []
+    assert [found for text in texts for found in odd_words(text) + long_sentences(text)] == []
+
+
+def test_words_of_messages_are_those_of_the_manual() -> None:
+    """What is raised, logged and printed; comments and docstrings are for those who read code."""
+    folders = (ROOT / "celery_dflock", ROOT / "server" / "dflockd")
+    paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    found = [(name(path), odd) for path in paths for odd in odd_words(messages(path.read_text()))]
+
+    assert len(paths) > 100
+    assert found == []
 
 
 def test_the_checks_find_what_they_look_for() -> None:
@@ -149,3 +176,5 @@ def test_the_checks_find_what_they_look_for() -> None:
     assert [found.split("'")[1] for found in odd_words(text)] == ["Whoever", "for ever"]
     assert long_sentences(code) == odd_words(code) == []
     assert len(repeated(f"{text}\n{text}")) == 1
+    source = 'def f():\n    """Whoever."""\n    raise ValueError(f"{1} waits for ever")'
+    assert [found.split("'")[1] for found in odd_words(messages(source))] == ["for ever"]

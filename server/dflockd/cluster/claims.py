@@ -184,7 +184,7 @@ class Claims:
             return snapshots.load(record.value, former.epoch, now)
         if former.kept is not None and former.kept == former.epoch:
             raise snapshots.BadSnapshotError(
-                "it was deleted: whoever holds locks of this shard has to renew them"
+                "it was deleted: the holders of locks in this shard must renew them"
             )
         return None
 

@@ -259,7 +259,7 @@ async def _moved(cluster: Cluster, moved: int, started: float) -> None:
             return
         await asyncio.sleep(POLL)
     raise CommandError(
-        f"{left} shards are not yet where they are to be, after {MOVE_TIMEOUT:g} s: "
+        f"{left} shards are not yet where they should be, after {MOVE_TIMEOUT:g} s: "
         "see dflockd cluster status"
     )
 
