@@ -59,7 +59,7 @@ VARIABLES = ("DFLOCK_SERVERS", "DFLOCK_AUTH_TOKEN", "DFLOCK_AUTH_TOKEN_FILE")
 """Variables of the environment that stand in for settings."""
 
 UNAVAILABLE = ("requeue", "fail", "run")
-"""What becomes of a task when no lock server can be asked; see `Settings.unavailable`."""
+"""What happens to a task when no lock server answers; see `Settings.unavailable`."""
 
 SSL_FILES = ("ca_certs", "certfile", "keyfile")
 """What ``dflock_use_ssl`` can name."""

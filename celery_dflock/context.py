@@ -205,7 +205,7 @@ class AsyncLocks(LocksBase[client.DistributedLock]):
             raise LockUnavailableError(lock.key, str(exc)) from exc
 
     async def release(self) -> None:
-        """Give it back; nothing happens if it is not held."""
+        """Release it; nothing happens if it is not held."""
         [lock] = self._locks
         await lock.release()
 

@@ -81,7 +81,7 @@ class SupersededError(LockError, Ignore):
         by: the newer task.
     """
 
-    _what = "is wanted by a newer task"
+    _what = "is needed by a newer task"
 
     def __init__(self, key: str, reason: str, by: str = "") -> None:
         super().__init__(key, reason)

@@ -67,7 +67,7 @@ os.register_at_fork(after_in_child=_forget_process)
 
 
 def is_unnamed_run(entry: Mapping[str, Any], task_name: str, task_id: str) -> bool:
-    """Whether a holder that a server tells of is a run of this message without an owner.
+    """Whether a holder that a server reports is a run of this message without an owner.
 
     So are the runs of workers of 0.1, and all where the server is that old. To go with 0.1.
     """

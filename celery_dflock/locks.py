@@ -39,7 +39,7 @@ _WORST_FIRST = ("lost", "free", "asking", "queued", "doubtful", "held")
 """The states of a lock."""
 
 ReserveFunction: TypeAlias = Callable[[], Reservation | None]
-"""Says how a position is to be kept, once there is something to wait for."""
+"""Returns the reservation for a position, once there is something to wait for."""
 AskFunction: TypeAlias = Callable[[DistributedLock, str | None, ReserveFunction | None], bool]
 """Asks for a lock, with the ticket of a position and what may keep it."""
 
@@ -152,7 +152,7 @@ class Locks(LocksBase[DistributedLock]):
     """How many keys were held before the others are waited for: none or the first."""
 
     reservation: Reservation | None = None
-    """How the position of the first key was to be kept, if it was waited for in vain."""
+    """The reservation for the position of the first key, if the wait for it timed out."""
 
     waited = 0.0
     """Seconds that it took until all were granted."""
@@ -357,7 +357,7 @@ def is_kept(lock: LockBase) -> bool:
 
 
 def lost_error(lock: LockBase) -> LockLostError:
-    """Return what is to be raised where a lock would have to be held."""
+    """Return the error for code that needs a lock which is not held."""
     why = "its lease ended or the server no longer knows it"
     if lock.state == "doubtful":
         why = "its state is in doubt, and this thread cannot wait until it is known"

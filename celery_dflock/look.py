@@ -1,4 +1,4 @@
-"""What a lock server says of a lock that is not to be had: who holds it, and what its rate is."""
+"""What a lock server says of a lock that is not free: who holds it, and what its rate is."""
 
 from __future__ import annotations
 

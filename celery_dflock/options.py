@@ -352,7 +352,7 @@ class _Values:
 def _conflict(
     values: _Values, sources: tuple[KeyTemplate | KeyFunction, ...] | None
 ) -> tuple[str | ConflictFunction, bool]:
-    """Return what becomes of a task that has no lock in time, and whether the newest wins."""
+    """Return what happens to a task that gets no lock in time, and whether the newest wins."""
     given = values["lock_conflict"]
     if given != SUPERSEDE and not isinstance(given, list | tuple):
         return values.choice("lock_conflict", (*CONFLICT, SUPERSEDE)), False

@@ -24,7 +24,7 @@ logger = logging.getLogger("celery_dflock")
 
 
 def run_locked(plan: Plan) -> Any:
-    """Ask for the lock of a task, run its body if it is granted, and give the lock back."""
+    """Ask for the lock of a task, run its body if it is granted, and release the lock."""
     refusal = superseding.prepare(plan) if plan.options.supersedes else None
     loss = Loss(plan)
     locks = locks_of(plan, loss.happened)

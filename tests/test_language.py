@@ -129,6 +129,17 @@ def messages(source: str) -> str:
     return "\n\n".join(texts)
 
 
+def docstrings_of(source: str) -> str:
+    """The docstrings in this code, those behind constants too, as paragraphs."""
+    return "\n\n".join(
+        inspect.cleandoc(node.value.value)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
 def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
@@ -158,13 +169,27 @@ def test_words_of_the_reference_are_those_of_the_manual(named: str) -> None:
 
 
 def test_words_of_messages_are_those_of_the_manual() -> None:
-    """What is raised, logged and printed; comments and docstrings are for those who read code."""
+    """What is raised, logged and printed."""
     folders = (ROOT / "celery_dflock", ROOT / "server" / "dflockd")
     paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
     found = [(name(path), odd) for path in paths for odd in odd_words(messages(path.read_text()))]
 
     assert len(paths) > 100
     assert found == []
+
+
+def test_words_of_the_plugin_are_those_of_the_manual() -> None:
+    paths = sorted((ROOT / "celery_dflock").rglob("*.py"))
+    texts = [(path, docstrings_of(path.read_text())) for path in paths]
+
+    assert [(name(path), odd) for path, text in texts for odd in odd_words(text)] == []
+
+
+def test_docstrings_are_found() -> None:
+    source = '"""Of whoever."""\nX = 1\n"""What becomes of X."""\nlog("for ever")\n'
+
+    assert docstrings_of(source) == "Of whoever.\n\nWhat becomes of X."
+    assert len(odd_words(docstrings_of(source))) == 2
 
 
 def test_the_checks_find_what_they_look_for() -> None:

@@ -26,8 +26,8 @@ from dflockd.sync_client import Reservation
 LEAST_PAUSE = 0.2
 """Seconds before the next attempt at least, unless ``lock_requeue`` has a lower ``cap``.
 
-This run stores ``RETRY`` after it has sent the task again. Where the next one has stored its result
-by then, that would take its place, and whoever waits for it would wait forever.
+This run stores ``RETRY`` after it has sent the task again. If the next run has stored its result by
+then, ``RETRY`` would overwrite it, and a caller that waits for the result would wait forever.
 """
 
 PUBLISH_PAUSE = 1.0

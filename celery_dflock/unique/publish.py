@@ -1,11 +1,12 @@
 """At most one on its way: what ``lock_unique`` does where a task is sent.
 
-The sender takes a lock of its own kind, sends the task, and detaches the lock: it stays held without
-anybody, for ``lock_unique_ttl`` at most, and whoever sends the same meanwhile finds it. Its token
-travels with the task. The worker adopts the lock by it, so that it ends with the run, or with the
-worker. A sender that dies before its task is sent leaves nothing: the lock is still its own then.
+The sender takes a lock of a special kind, sends the task and detaches the lock. The lock then stays
+held without a connection, for ``lock_unique_ttl`` at most, and anyone who sends the same task finds it.
+Its token travels with the task. With it the worker adopts the lock, which then ends with the run or
+with the worker. A sender that dies before its task is sent leaves nothing behind: the lock is still
+its own.
 
-It decides what is sent. Who runs is up to the other lock, that of `LockedTask`.
+This lock decides what is sent. The other one, that of `LockedTask`, decides what runs.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Carried:
             self._check_replaced()
 
     def end(self, exc: BaseException | None, options: LockOptions) -> None:
-        """Give the lock back, or send it along with what goes on elsewhere."""
+        """Release the lock, or pass it on if the task continues elsewhere."""
         if self._has_begun and self._until == "until_executing":
             return
         if isinstance(exc, RedeliveryRequeued) and not is_kept(self._lock):
@@ -92,7 +92,7 @@ class Carried:
             self._unmark()  # replaced while it ran already: no worker comes to it again
 
     def free(self) -> None:
-        """Give the lock back: the task will never run."""
+        """Release the lock: the task will never run."""
         if self._adopt():
             self._lock.release()
 

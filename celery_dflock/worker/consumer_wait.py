@@ -1,16 +1,15 @@
-"""Tasks that wait for their locks in the consumer of a worker, and take up no process of its pool.
+"""Tasks that wait for their locks in the consumer of a worker and occupy no process of its pool.
 
-The message stays where it is, unacknowledged, as one with an ETA does, and the prefetch count is
-raised by one, so that the worker goes on to receive others. The client has a pending acquire for it.
+The message stays unacknowledged, as one with an ETA does, and the prefetch count is raised by one, so
+that the worker keeps receiving others. The client has a pending acquire for the task.
 
-Nothing is ever granted here. When the turn of a task has come the worker is told, and gives the task
-to the pool with the ticket of its position; the process that runs it shows the ticket and is the
-first to hold the lock. So whoever holds a lock has a process to use it, and nobody who has one waits
-for somebody who has none.
+Nothing is granted here. When the turn of a task comes, the worker is told and gives the task to the
+pool with the ticket of its position. The process that runs the task shows the ticket and is the first
+to hold the lock. So each holder of a lock has a process to use it, and no holder waits for a process.
 
-Whatever comes of it otherwise is decided there as well, where the task has its context: the process
-is told that the turn did not come in time, that no server could be asked, or that another delivery
-of the message is there already.
+All other outcomes are decided in that process too, where the task has its context: it is told that
+the turn did not come in time, that no server answered, or that another delivery of the message is
+already there.
 """
 
 from __future__ import annotations
@@ -50,7 +49,8 @@ TOLD_MS = 1000
 NEXT_SLOT = 0.05
 """Seconds for which a key may be idle for a task that has the next slot, while none is free yet.
 
-That of its predecessor may be about to be: a task gives its lock back before its process is free.
+The slot of its predecessor may be about to become free: a task releases its lock before its process
+is free.
 """
 
 TAKEN_UP = 0.1
@@ -71,7 +71,7 @@ class ConsumerWait:
         self._pending = PendingAcquires()
         self._turns: Turns[Waiter] = Turns()
         self._mutex = threading.Lock()
-        """Of the turns and of what becomes of a waiter; where there is no event loop."""
+        """Guards the turns and the outcomes of waiters where there is no event loop."""
         self._waiters: dict[Waiter, None] = {}
         """In the order of their arrival: those who wait, and those on their way through the pool."""
         self._runs: dict[Hashable, Waiter] = {}
@@ -331,7 +331,7 @@ class ConsumerWait:
             raise
 
     def _listen(self, waiter: Waiter) -> None:
-        """Hear what becomes of a request: of its own methods, for its class is the app's choice."""
+        """Watch what happens to a request, through its own methods: the app chooses its class."""
         request, post = waiter.request, self._inbox.post
         on_accepted, on_success, on_failure = (
             request.on_accepted,

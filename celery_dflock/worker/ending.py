@@ -35,7 +35,7 @@ class Step(bootsteps.StartStopStep):
 
 
 def _end_softly(worker: Any, wait: Callable[[], object]) -> None:
-    """Begin before a soft shutdown waits, and before a cold one kills whoever it finds.
+    """Begin before a soft shutdown waits, and before a cold one kills what it finds.
 
     This runs in a signal handler, in the thread of the event loop: the messages of those who wait in
     the consumer go back when that goes on, but nobody else has to wait for them until then.

@@ -68,7 +68,7 @@ def send_waiting(
     reason: Callable[[], str],
     **_: Any,
 ) -> None:
-    """A task has a place in the queue of a lock."""
+    """A task has a position in the queue of a lock."""
     if _wanted[0]:
         fields = {"key": key, "holder": holder(), "reason": reason(), **_in_group(group)}
         _send("lock-waiting", sender, request, **fields)

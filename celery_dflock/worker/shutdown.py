@@ -115,7 +115,7 @@ class Shutdown:
             self._marks[self._mark] = value
 
     def _sees_ends(self) -> None:
-        """Hear of the end of each task from now on; in the thread of one that has been told."""
+        """Notice the end of each task from now on; in the thread of one that has been told."""
         signals.task_postrun.connect(self._moved_on, weak=False)
 
     def _listen(self) -> None:
