@@ -259,8 +259,8 @@ class LockOptions:
     def only_key(self) -> Callable[[tuple[Any, ...], dict[str, Any]], str] | None:
         """Return what makes the key of a call, without the app's prefix, where that is one argument.
 
-        That is ``"account:{account_id}"``, as nearly all are. What it raises says nothing: `keys_of`
-        raises what is to be raised.
+        That is ``"account:{account_id}"``, as nearly all are. If it raises, call `keys_of`,
+        which raises the proper error.
         """
         if self.keys is None or len(self.keys) != 1:
             return None

@@ -33,8 +33,8 @@ def headers_with_age(
 ) -> Mapping[str, Any] | None:
     """Return the headers of a message that is about to be sent, with a number of its own.
 
-    They stay as they are if they have one, for that is a retry; and if no number is to be had now: it
-    is drawn where the task arrives.
+    They stay unchanged if they have one, since that is a retry, and if no number can be drawn now:
+    then it is drawn where the task arrives.
 
     Raises:
         LockKeyError: the arguments make no key, or several.

@@ -45,7 +45,7 @@ def label_of(task: Task, task_id: str, does: str = "") -> str:
 def mark_of(task_id: str, app_settings: Settings, label: str) -> DistributedSemaphore:
     """What says to the worker that comes to a task that it was replaced, while somebody holds it.
 
-    Several may set out to replace one task. Each has a slot, and gives it back if another was first.
+    Several may set out to replace one task. Each has a slot, and releases it if another was first.
     """
     key = keys.finish(f"replaced:{task_id or 'unknown'}", app_settings.key_prefix)
     options = app_settings.connection_options()

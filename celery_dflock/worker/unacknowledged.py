@@ -70,8 +70,8 @@ def give_back(consumer: Consumer, request: Any) -> None:
     """Return a message to its queue, for this task has not begun.
 
     RabbitMQ counts how often it delivers a message of a quorum queue, and throws it away after a
-    number of times (``x-delivery-limit``; 20 by default in RabbitMQ 4). One that was given back
-    before is sent anew instead, which is the end of that count and of its place in the queue.
+    number of times (``x-delivery-limit``; 20 by default in RabbitMQ 4). If this message went back
+    before, it is sent anew instead: that resets the count, and moves it to the end of the queue.
     """
     message = request.message
     if (message.headers or {}).get("x-delivery-count") and _send_anew(consumer, request):
