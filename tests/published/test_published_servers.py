@@ -14,7 +14,13 @@ import pytest
 from tests.dflockd.client_support import Calls, client_named, soon
 from tests.published.test_published_clients import BOUND, environment, interpreters
 
-PACKAGES = ["dflockd==0.4.1", "dflockd==0.5.0"]
+PAIRS = [
+    ("dflockd==0.4.1", "sync"),
+    ("dflockd==0.5.0", "asyncio"),
+    pytest.param(("dflockd==0.4.1", "asyncio"), marks=pytest.mark.soak),
+    pytest.param(("dflockd==0.5.0", "sync"), marks=pytest.mark.soak),
+]
+"""A package with its server, and which of our clients meets it."""
 
 
 class PublishedServer:
@@ -69,12 +75,17 @@ class PublishedServer:
         self.process.stderr.close()
 
 
-@pytest.fixture(scope="module", params=PACKAGES)
-def program(request):
+@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
+def pair(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def program(pair):
     for path in interpreters():
         check = [path, "-c", "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 12))"]
         if subprocess.run(check, capture_output=True, timeout=BOUND, check=False).returncode == 0:
-            return str(Path(environment(path, request.param)).with_name("dflockd"))
+            return str(Path(environment(path, pair[0])).with_name("dflockd"))
     pytest.skip("the published server needs Python 3.12 or 3.13: none found")
 
 
@@ -91,9 +102,9 @@ def published(program):
         yield start
 
 
-@pytest.fixture(params=["sync", "asyncio"])
-def client(request):
-    with client_named(request.param) as client:
+@pytest.fixture
+def client(pair):
+    with client_named(pair[1]) as client:
         yield client
 
 

@@ -57,7 +57,7 @@ def restore(etcd: Etcd) -> None:
     etcd.restore(etcd.data.with_suffix(".copy"))
 
 
-@pytest.mark.parametrize("replace", [wipe, restore])
+@pytest.mark.parametrize("replace", [wipe, pytest.param(restore, marks=pytest.mark.soak)])
 def test_nothing_is_granted_any_more_and_the_servers_end_when_no_lock_can_be_left(
     cluster: ClusterStage, etcd: Etcd, replace: Callable[[Etcd], None]
 ) -> None:
@@ -91,7 +91,8 @@ def test_nothing_is_granted_any_more_and_the_servers_end_when_no_lock_can_be_lef
     second.wait_joined()
     if replace is wipe:  # else it finds that its shards were served
         second.wait_log("etcd was wiped, or restored from a backup, says ")
-    assert time.monotonic() < replaced + GRACE, "the machine is too slow for this"
+    if time.monotonic() >= replaced + GRACE:
+        pytest.skip("the machine is too slow to start a server too soon")
 
     ended = wait_until(lambda: _ended(first), 2 * PATIENCE, first.log_text)
     assert ended == 1

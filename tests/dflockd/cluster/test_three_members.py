@@ -65,10 +65,15 @@ class Lives:
     ("how", "index"),
     [
         ("silent", 0),
-        ("killed", 1),
         *(
             pytest.param(how, index, marks=pytest.mark.soak)
-            for how, index in (("silent", 1), ("silent", 2), ("killed", 0), ("killed", 2))
+            for how, index in (
+                ("silent", 1),
+                ("silent", 2),
+                ("killed", 0),
+                ("killed", 1),
+                ("killed", 2),
+            )
         ),
     ],
 )
