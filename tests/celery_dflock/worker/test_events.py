@@ -194,6 +194,34 @@ def test_a_task_that_is_requeued(cluster: Cluster, monitor: Monitor, key: str) -
     assert set(monitor.states[sent.id]) <= {"PENDING", "RECEIVED", "STARTED", "RETRY", "SUCCESS"}
 
 
+def test_tasks_that_are_superseded(cluster: Cluster, monitor: Monitor, key: str) -> None:
+    runs = send(cluster, jobs.latest, key, gate="/nonexistent/gate")
+    monitor.wait("lock-acquired", runs)
+    newest = send(cluster, jobs.latest, key)
+    stopped = monitor.wait("lock-superseded", runs)
+    revoked = monitor.wait("task-revoked", runs)
+    assert newest.get(timeout=PATIENCE) == newest.id
+    assert (stopped["key"], stopped["was_running"]) == (key, True)
+    assert newest.id in stopped["by"]
+    assert revoked["terminated"] is True
+    assert monitor.states[runs.id][-1] == "REVOKED"
+    assert monitor.kinds(runs) == ["lock-acquired", "lock-released", "lock-superseded"]
+
+
+def test_one_that_waits_is_superseded(cluster: Cluster, monitor: Monitor, key: str) -> None:
+    with cluster.lock(key):
+        waits = send(cluster, jobs.latest, key)
+        monitor.wait("lock-waiting", waits)
+        newest = send(cluster, jobs.latest_parked, key)
+        event = monitor.wait("lock-superseded", waits)
+        skipped = monitor.wait("lock-skipped", waits)
+    assert newest.get(timeout=PATIENCE) == newest.id
+    assert (event["key"], event["was_running"]) == (key, False)
+    assert newest.id in event["by"]
+    assert skipped["holder"] == event["by"]
+    assert monitor.kinds(waits) == ["lock-waiting", "lock-superseded", "lock-skipped"]
+
+
 def test_a_lock_that_is_lost(cluster: Cluster, monitor: Monitor, tmp_path: Path, key: str) -> None:
     gate = tmp_path / "gate"
     sent = send(cluster, jobs.warned, key, gate=str(gate))
