@@ -121,6 +121,11 @@ class ServerCollector(Collector):
             blocking.longest,
         )
         yield _gauge(
+            "dflockd_waiting_groups",
+            "Groups that somebody waits in, of keys where groups take turns, as of the last look.",
+            blocking.groups,
+        )
+        yield _gauge(
             "dflockd_blocking_circles",
             "Deadlocks: circles of holders that wait for one another.",
             blocking.number,

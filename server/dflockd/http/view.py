@@ -34,7 +34,7 @@ Rank: TypeAlias = tuple[Any, ...]
 
 SORTS: dict[str, Callable[[Entry], Rank]] = {
     "waiters": lambda entry: (-len(entry.waiters or ()), _since(entry), entry.key, entry.space),
-    "wait": lambda entry: (_front(entry), entry.key, entry.space),
+    "wait": lambda entry: (_waited_since(entry), entry.key, entry.space),
     "age": lambda entry: (_since(entry), entry.key, entry.space),
     "key": lambda entry: (entry.key, entry.space),
 }
@@ -145,7 +145,7 @@ async def _listed(things: Iterator[Json], pace: Pace) -> str:
 def _row(listed: Listed, now: float) -> Json:
     entry, match = listed.entry, listed.match
     hold = _first(entry)
-    waiter = next(iter(entry.waiters or ()), None)
+    waiter = _longest(entry)
     return {
         "key": entry.key.decode(),
         "space": Space(entry.space).name.lower(),
@@ -216,9 +216,14 @@ def _first(entry: Entry) -> Hold | None:
     return next(iter(entry.holds.values()), None)
 
 
-def _front(entry: Entry) -> float:
-    """Return since when somebody waits who is first in the queue."""
-    waiter = next(iter(entry.waiters or ()), None)
+def _longest(entry: Entry) -> Waiter | None:
+    """Return who has waited longest, wherever in the queue that is."""
+    return entry.waiters.oldest() if entry.waiters is not None else None
+
+
+def _waited_since(entry: Entry) -> float:
+    """Return since when somebody waits who has waited longest."""
+    waiter = _longest(entry)
     return waiter.since if waiter is not None else math.inf
 
 

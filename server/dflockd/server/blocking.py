@@ -33,6 +33,7 @@ class Blocking:
         longest: most waits in a row: a holder that waits itself is the second.
         circles: each in words; logged when they are first seen.
         number: how many circles there are.
+        groups: in how many somebody waits, of the keys where groups take turns.
     """
 
     def __init__(self, server: Handling) -> None:
@@ -42,6 +43,7 @@ class Blocking:
         self.longest = 0
         self.circles: list[str] = []
         self.number = 0
+        self.groups = 0
         self._since = math.inf
 
     def oldest(self, now: float) -> float:
@@ -72,7 +74,7 @@ class Blocking:
     def _take(self, look: Look) -> None:
         before = set(self.circles)
         self.longest, self.number = look.longest, len(look.circles)
-        self._since = look.since
+        self._since, self.groups = look.since, look.groups
         self.circles = sorted(map(in_words, look.circles[:MOST_SAID]))
         for circle in self.circles:
             if circle not in before:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple, final
 
+from dflockd.table.grouped import GroupedQueue
 from dflockd.table.state import Entry, Group, Hold, Waiter
 from dflockd.table.states import GONE, UNTOLD
 
@@ -52,6 +53,7 @@ class Look:
     Attributes:
         longest: most waits in a row: 1 where nobody who is waited for waits, 0 where nobody waits.
         since: when whoever has waited longest began; infinity where nobody waits.
+        groups: in how many somebody waits, of the keys where groups take turns.
         circles: of links, each verified to be there when the look ended.
     """
 
@@ -68,6 +70,7 @@ class Look:
         """Those of them who wait."""
         self.longest = 0
         self.since = math.inf
+        self.groups = 0
         self.circles: list[list[Link]] = []
 
     def step(self) -> bool:
@@ -88,10 +91,14 @@ class Look:
         return False
 
     def _look_at(self, entry: Entry) -> None:
-        if not entry.waiters:
+        queue = entry.waiters
+        oldest = None if queue is None else queue.oldest()
+        if queue is None or oldest is None:
             return
         self.longest = 1
-        self.since = min(self.since, next(iter(entry.waiters)).since)
+        self.since = min(self.since, oldest.since)
+        if isinstance(queue, GroupedQueue):
+            self.groups += queue.groups
         self._contended.append(entry)
         for hold in itertools.islice(entry.holds.values(), STEP):
             run = run_of(hold)

@@ -25,6 +25,10 @@ def _number(waiter: Waiter) -> int:
     return waiter.number
 
 
+def _since(waiter: Waiter) -> float:
+    return waiter.since
+
+
 class Lane:
     """The waiters of one group, and how many slots it has; it exists while there is either."""
 
@@ -103,6 +107,17 @@ class GroupedQueue(Queue):
         resting = [lane for lane in self._lanes.values() if lane.waiting and not lane.ready]
         last = merge(*resting, key=_number)
         return itertools.chain(others, _rounds(self._ring), last)
+
+    def oldest(self) -> Waiter | None:
+        """Return who has waited longest: the first of a group, which may be none of the next."""
+        lines: list[Iterable[Waiter]] = [self.expected, self.told, self.passed]
+        lines += self._lanes.values()
+        return min((waiter for line in lines for waiter in _first(line)), key=_since, default=None)
+
+    @property
+    def groups(self) -> int:
+        """In how many groups somebody waits."""
+        return sum(1 for lane in self._lanes.values() if lane.waiting)
 
     @property
     def ahead(self) -> int:
@@ -242,6 +257,10 @@ class GroupedQueue(Queue):
 
 def _name(group: InGroup | None) -> bytes:
     return b"" if group is None else group.name
+
+
+def _first(line: Iterable[Waiter]) -> list[Waiter]:
+    return list(itertools.islice(line, 1))
 
 
 def _rounds(lines: Iterable[Iterable[Waiter]]) -> Iterator[Waiter]:

@@ -91,6 +91,10 @@ class Queue:
         others = [each for each in (self.returned, self.expected, self.told, self.passed) if each]
         return itertools.chain(merge(*others, key=_number), self.line)
 
+    def oldest(self) -> Waiter | None:
+        """Return who has waited longest: the first, for nobody overtakes."""
+        return next(iter(self), None)
+
     @property
     def ahead(self) -> int:
         """How many go before a newcomer."""

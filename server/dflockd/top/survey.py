@@ -234,6 +234,11 @@ def _listed(server: str, stats: Mapping[str, Any]) -> Iterator[Row]:
         yield Row(server, each["key"], each["limit"], each["holders"], each["waiters"])
 
 
+def _longest(report: Mapping[str, Any]) -> float:
+    """Return for how long who has waited longest has done so: where groups take turns not the first."""
+    return max((waiter["waited_s"] for waiter in report["waiters"]), default=0.0)
+
+
 def _looked_at(inquiry: Inquiry, row: Row) -> Row | None:
     """Return the row with its oldest holder; ``None`` if the key is free, or not here, by now."""
     try:
@@ -245,7 +250,7 @@ def _looked_at(inquiry: Inquiry, row: Row) -> Row | None:
     if not holders:
         # While grants are withheld from those who wait, or somebody was told of the turn.
         free = replace(row, holders=0, waiters=waiters, label="", held_s=0.0, rate=pace)
-        return replace(free, oldest_s=report["waiters"][0]["waited_s"]) if waiters else None
+        return replace(free, oldest_s=_longest(report)) if waiters else None
     oldest = max(holders, key=lambda holder: holder["held_s"])
     return replace(
         row,
@@ -260,7 +265,7 @@ def _looked_at(inquiry: Inquiry, row: Row) -> Row | None:
         rate=pace,
         newer=oldest.get("superseded_by", ""),
         group=oldest.get("group", ""),
-        oldest_s=report["waiters"][0]["waited_s"] if waiters else 0.0,
+        oldest_s=_longest(report),
     )
 
 

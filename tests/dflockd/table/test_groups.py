@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from dflockd.table import Effect, Limits, LockTable, Peer, TokenIssuer
+from dflockd.table.blocking import Look
 from dflockd.wire import (
     Acquire,
     Enqueue,
@@ -140,6 +141,29 @@ def test_the_one_task_of_a_tenant_waits_for_a_round_at_most(limit: int) -> None:
     assert "one-0" in stage.order[before:]
     shares = Counter(name.partition("-")[0] for name in stage.drain()[:150])
     assert shares["middle"] in (75, 76)
+
+
+def test_who_has_waited_longest_may_be_none_of_the_next() -> None:
+    stage = Stage(2)
+    for now, (name, limit) in enumerate(
+        [("a-1", 1), ("a-2", 1), ("b-1", 0), ("b-2", 0), ("c-1", 0), ("-1", 0)]
+    ):
+        stage.now = now
+        stage.come(name, limit)
+    waited = [waiter["waited_s"] for waiter in stage.report()["waiters"]]
+    assert waited == [2, 1, 0, 4], "the one whose group has all that it may is the last"
+    look = Look(stage.table.each_group())
+    while not look.step():
+        pass
+    assert look.since == 1
+    assert look.groups == 4
+    stage.end("a-1")
+    stage.end("b-1")
+    look = Look(stage.table.each_group())
+    while not look.step():
+        pass
+    assert (look.since, look.groups) == (1, 2)
+    assert stage.drain()
 
 
 def test_who_names_no_group_is_in_one_with_all_others_who_do_not(lock: Stage) -> None:
