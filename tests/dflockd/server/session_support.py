@@ -20,6 +20,7 @@ class FullTransport(asyncio.Transport):
         self.written = b""
         self.closing = False
         self.is_reading = True
+        self.closed = asyncio.Event()
         self.aborted = asyncio.Event()
 
     def begin(self, session: Session) -> None:
@@ -46,6 +47,7 @@ class FullTransport(asyncio.Transport):
 
     def close(self) -> None:
         self.closing = True
+        self.closed.set()
 
     def abort(self) -> None:
         self.closing = True
@@ -53,10 +55,10 @@ class FullTransport(asyncio.Transport):
         self.session.connection_lost(None)
 
 
-def make_server(**options: Any) -> Server:
+def make_server(limits: Limits | None = None, **options: Any) -> Server:
     """Return a server that has sessions without listening."""
     server = Server(
-        LockTable(Limits(), TokenIssuer(b"secret", 0)),
+        LockTable(limits or Limits(), TokenIssuer(b"secret", 0)),
         ServerOptions(host="127.0.0.1", port=0, write_timeout=1, **options),
     )
     prepare(server)

@@ -8,6 +8,7 @@ import errno
 import pytest
 
 from dflockd.server import Server
+from dflockd.server.session import Session
 from dflockd.table import Limits, LockTable, TokenIssuer
 from dflockd.wire import Release, Space
 from dflockd.wire.tokens import MAX_FENCE
@@ -136,4 +137,46 @@ async def test_one_request_waits_while_a_reply_is_owed(server: Server) -> None:
     ping, first, second = transport.written.splitlines()
     assert (ping, first[:3], second[:3]) == (b"ok", b"ok ", b"ok ")
     holder.abort()
+    transport.abort()
+
+
+async def test_what_an_aborted_connection_held_waits_for_its_owner() -> None:
+    """As after a reset: nobody has said that it is done with it."""
+    for ends, left in ((Session.abort, 1), (Session.eof_received, 0)):
+        server = make_server(Limits(orphan_ttl=600))
+        transport = connect(server)
+        transport.session.data_received(b"l\nk\n0\n")
+        ends(transport.session)
+        assert len(server.table) == left
+        if not transport.aborted.is_set():
+            transport.abort()
+
+
+async def test_who_does_not_know_a_long_secret_may_send_twice_its_length(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = make_server(auth_secret=b"s" * 2000)
+    for count in (1, 2):
+        transport = connect(server)
+        transport.session.data_received(b"auth\n_\n" + b"x" * 3000)
+        assert transport.written == b""
+        transport.session.data_received(b"x" * 1000)
+        assert transport.written == b"error_auth\n"
+        assert server.unauthorized == count
+        transport.session.data_received(b"x" * 1000)
+        assert server.unauthorized == count, "what comes then is not looked at"
+        transport.abort()
+    assert caplog.messages.count("connection 1: wrong or missing auth token") == 1
+
+
+async def test_a_request_that_does_not_end_in_time_ends_its_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = make_server(read_timeout=0.01)
+    transport = connect(server)
+    transport.session.data_received(b"l\nk\n")
+    async with asyncio.timeout(60):
+        await transport.closed.wait()
+    assert transport.written == b"error\n"
+    assert caplog.messages == ["connection 1: read timeout inside a request"]
     transport.abort()
