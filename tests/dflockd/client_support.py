@@ -249,6 +249,8 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._pairs: list[_Pair] = []
+        self._changing = threading.Lock()
+        """Of what there is, and of whether more may come: a connection could be made meanwhile."""
         self._threads: list[threading.Thread] = []
         self._requests_pass = threading.Event()
         self._replies_pass = threading.Event()
@@ -260,7 +262,8 @@ class Proxy:
 
     def cut(self, *, reset: bool) -> None:
         """End all connections on both sides: with a reset, or in an orderly way."""
-        pairs, self._pairs = self._pairs, []
+        with self._changing:
+            pairs, self._pairs = self._pairs, []
         for pair in pairs:
             pair.cut = True
             for sock in (pair.near, pair.far):
@@ -299,7 +302,8 @@ class Proxy:
         self._replies_pass.set()
 
     def close(self) -> None:
-        self._closed = True
+        with self._changing:
+            self._closed = True
         self.pass_on()
         for event in self._swallowed:
             event.set()
@@ -331,7 +335,12 @@ class Proxy:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.accepted += 1
             pair = _Pair(near, far)
-            self._pairs.append(pair)
+            with self._changing:
+                if self._closed:
+                    near.close()
+                    far.close()
+                    return
+                self._pairs.append(pair)
             self._start(self._pump, pair, near, far, self._requests_pass)
             self._start(self._pump, pair, far, near, self._replies_pass)
 
