@@ -103,12 +103,14 @@ def test_copies_of_one_that_was_stopped(
 
 
 @pytest.mark.usefixtures("workers")
+@pytest.mark.parametrize("wait", ["slot", pytest.param("consumer", marks=pytest.mark.soak)])
 def test_the_newest_is_killed_and_an_older_one_comes_back(
-    cluster: Cluster, impatient: Worker, key: str, tmp_path: Path
+    cluster: Cluster, impatient: Worker, key: str, tmp_path: Path, wait: str
 ) -> None:
     gate = tmp_path / "gate"
     older, message = put_aside(cluster, key, jobs.latest_late)
-    newest = cluster.send(jobs.latest_late, key, gate=str(gate), queue=impatient.name)
+    given = {"queue": impatient.name, "headers": {"dflock": {"lock_wait": wait}}}
+    newest = cluster.send(jobs.latest_late, key, gate=str(gate), **given)
     cluster.wait_event("start", newest)
     impatient.kill()
     cluster.wait_free(key)
