@@ -380,7 +380,7 @@ async def _run(flow: Flow[R]) -> R:
 
 
 async def drive(waits: Waits[R]) -> R:
-    """Wait, on the running event loop, for whatever is to be waited for."""
+    """Carry out a flow on the running event loop: wait for all that it yields."""
     loop = asyncio.get_running_loop()
     try:
         wait = next(waits)

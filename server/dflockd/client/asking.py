@@ -29,16 +29,16 @@ class Reactor(Protocol):
         """Renew it until it ends."""
 
     def report(self, lease: Lease) -> None:
-        """Renew it when its beginning is to be reported."""
+        """Renew it when its beginning must be reported."""
 
     def forget(self, lease: Lease) -> None:
         """Its owner has ended it."""
 
     def release_later(self, lease: Lease) -> None:
-        """Give it back once its server can be reached."""
+        """Release it once its server can be reached."""
 
     def take_back(self, lease: Lease) -> None:
-        """Free what was to be handed on, unless somebody has adopted it."""
+        """Free a hold that should have been handed on, unless somebody has adopted it."""
 
     def cannot_be_awaited(self) -> bool:
         """Whether the caller would wait for itself, or for a thread that stands still by now."""

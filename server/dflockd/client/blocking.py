@@ -413,7 +413,7 @@ def _run(flow: Flow[R]) -> R:
 
 
 def drive(waits: Waits[R]) -> R:
-    """Wait, in this thread, for whatever is to be waited for."""
+    """Carry out a flow in this thread: wait for all that it yields."""
     try:
         wait = next(waits)
         while True:

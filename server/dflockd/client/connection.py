@@ -38,7 +38,7 @@ UNACKED_TIMEOUT = 10.0
 """Seconds after which data that the other side's kernel has not acknowledged breaks a connection."""
 
 LEAST_PATIENCE = 0.5
-"""Seconds for any answer, also when the time is over: it may be that this process was stopped."""
+"""Seconds for any answer, even if the time is over: this process may have been stopped."""
 
 FULL_BACKLOG_PAUSE = 0.02
 """Seconds between attempts at a unix socket that has too many of them."""
@@ -225,7 +225,7 @@ class Connection:
         return line
 
     def interrupt(self) -> None:
-        """Make whoever waits for a reply on it fail at once. From any thread."""
+        """Make a wait for a reply on it fail at once. From any thread."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 

@@ -52,7 +52,7 @@ def introduced(target: Target, link: Link) -> Target:
 
 
 def opening_on(link: Link, says: Introduction) -> Opening | None:
-    """Return what is to be said of who asks on a connection; ``None`` if it knows nothing of that."""
+    """Return the introduction that a connection needs; ``None`` if its server knows none."""
     said = link.introduction
     if said == says:
         return NOTHING

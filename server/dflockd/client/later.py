@@ -61,7 +61,7 @@ class Turn:
 
 
 def release_later(lease: Lease, links: Probing) -> Flow[None]:
-    """Give a lock back once its server can be reached again, unless its lease ends before."""
+    """Release a lock once its server can be reached again, unless its lease ends before."""
 
     def releasing(link: Link, target: Target) -> Flow[None]:
         yield from talk(link, release(target, lease.token))
@@ -70,7 +70,7 @@ def release_later(lease: Lease, links: Probing) -> Flow[None]:
 
 
 def take_back(lease: Lease, links: Probing) -> Flow[None]:
-    """Free what was to be handed on, unless somebody has adopted it.
+    """Free a hold that should have been handed on, unless somebody has adopted it.
 
     Whoever was to hand it on does not know whether it is, and nobody has been told its token.
     """

@@ -60,7 +60,7 @@ class Lease:
     begun: bool | None = None
     """Whether its run has begun, of a lock with a rate."""
     report_at = math.inf
-    """When its server is to be told that; never once it has been."""
+    """When to report that to its server; never once that is done."""
     shards: ShardMap | None = None
     _on_lost: Callable[[], object] | None = None
     _owner: object = None
@@ -196,7 +196,7 @@ class Lease:
         self.renew_at = min(self.deadline - self.lease * (1 - share), self.report_at)
 
     def begin(self, report_at: float) -> None:
-        """Take in that its run begins, which its server is to be told then, with a renewal."""
+        """Note that its run begins. A renewal will report that to its server."""
         self.report_at = report_at
         self.renew_at = min(self.renew_at, report_at)
         self.begun = True

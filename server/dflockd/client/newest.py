@@ -22,7 +22,7 @@ Told: TypeAlias = Callable[[str], object]
 
 
 class _ElsewhereError(errors.RemoteError):
-    """Nothing more is to be heard on this connection."""
+    """Nothing more will be heard on this connection."""
 
 
 def listen(lease: Lease | None, told: Told) -> None:

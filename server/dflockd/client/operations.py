@@ -130,11 +130,11 @@ class Progress:
     """How far a waiter has come: it goes with it from one server of a cluster to the next."""
 
     place: bytes = b""
-    """The place in the queue that the last server has named."""
+    """The ticket that the last server has named."""
     granted: Granted | None = None
     """A grant that was not confirmed yet when the lock's shard moved."""
     keep: Reserve | None = None
-    """How the place is to be kept if the wait ends without a grant..."""
+    """The reservation of the position if the wait ends without a grant..."""
     kept: bytes = b""
     """... and its name once it is."""
     may_move: bool = True
@@ -245,7 +245,7 @@ def to_acquire(target: Target, timeout: float | None) -> Exchange:
 
 
 def enqueue(target: Target) -> Operation[Grant | None]:
-    """Take a place in the queue; return the grant if a slot was free."""
+    """Take a position in the queue; return the grant if a slot was free."""
     grant = (yield from _confirmed_elsewhere(target)) if target.progress is not None else None
     if grant is not None:
         return grant
@@ -698,7 +698,7 @@ def raised(answer: R | Detour) -> R:
 
 
 def with_ahead(exchange: Exchange, target: Target) -> Exchange:
-    """Return the same with what is to be said before it, which an older server answers ``error``.
+    """Return the same with an introduction before it, which an older server answers with ``error``.
 
     In one piece, so that it costs no round trip.
     """
@@ -711,7 +711,7 @@ def with_ahead(exchange: Exchange, target: Target) -> Exchange:
 
 
 def behind(opening: Opening, exchange: Exchange) -> Exchange:
-    """Return the same with what is to be said before it, of who asks for one."""
+    """Return the same with an introduction of a client that asks for a slot before it."""
     ahead, has_owner = opening
     request, patience, is_reply, others, waits, had_owner = exchange
     request = b"".join((*ahead, request))

@@ -4,7 +4,7 @@
 that hundreds can wait in a process. Nothing is granted to them: who cannot use a lock yet must not keep
 others from it. They are told of their turn, and whoever uses the lock takes it up by a ticket.
 
-Each has a connection of its own, as ever: the end of the process gives up all of them.
+Each has a connection of its own, as usual: the end of the process gives up all of them.
 """
 
 from __future__ import annotations
@@ -350,7 +350,7 @@ class PendingAcquire:
 
     @property
     def server(self) -> Address:
-        """Who is to be asked."""
+        """The server to ask."""
         return self.lock._session.asked_first
 
     # What those who were told have to say; each returns at once, in any thread.

@@ -46,7 +46,7 @@ LOOK_ON = 10
 """So many looks go on after the last lock has come: as long as they do, the next one wakes nobody."""
 
 EARLY = 0.25
-"""Leases that are to be renewed within so many seconds are watched at once."""
+"""Leases that are due for renewal within so many seconds are watched at once."""
 
 FORGOTTEN = 8
 """Leases that have ended for which it is not woken."""
@@ -124,7 +124,7 @@ class Reactor:
                 self._wake_or_start()
 
     def report(self, lease: Lease) -> None:
-        """Come back to a lease when its beginning is to be reported, if it lasts until then."""
+        """Come back to a lease when its beginning must be reported, if it lasts until then."""
         self._tell(lease.report_at, lease)
 
     def forget(self, lease: Lease) -> None:
@@ -140,11 +140,11 @@ class Reactor:
                 self._wake()
 
     def release_later(self, lease: Lease) -> None:
-        """Give a lock back once its server can be reached again, unless its lease ends before."""
+        """Release a lock once its server can be reached again, unless its lease ends before."""
         self.run(release_later(lease, self._pool))
 
     def take_back(self, lease: Lease) -> None:
-        """Free what was to be handed on, unless somebody has adopted it."""
+        """Free a hold that should have been handed on, unless somebody has adopted it."""
         self.run(take_back(lease, self._pool))
 
     def run(self, flow: Flow[Any]) -> Task:

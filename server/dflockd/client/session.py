@@ -408,7 +408,7 @@ class Session(Asker):
 
     @property
     def asked_first(self) -> Address:
-        """The server that is to be asked, as far as known."""
+        """The server to ask, as far as known."""
         if self.shards is None:
             return self.route.address
         return self.shards.whom_to_ask(self.target.key)
@@ -614,7 +614,7 @@ class Session(Asker):
         reply: Reply = None,
         give: Give = operations.release,
     ) -> Flow[bool]:
-        """Give the lock back, or the position; ``False`` if it was not held any more.
+        """Release the lock, or the position; ``False`` if it was no longer held.
 
         Args:
             claim: of the caller.

@@ -1,4 +1,4 @@
-"""What a flow of the client asks of whoever drives it.
+"""What a flow of the client asks of its driver.
 
 A flow is a generator that decides and never waits: it yields one of these and is resumed with what
 came of it, or with a `RemoteError`. What takes no time it does itself: it closes a connection, gives
@@ -91,7 +91,7 @@ class Link(Protocol):
         """Return the reply if it is there; raises OSError or UnexpectedReplyError."""
 
     def interrupt(self) -> None:
-        """Make whoever waits for a reply on it fail at once."""
+        """Make a wait for a reply on it fail at once."""
 
     def close(self) -> None:
         """Close it. A server lets go of what was held on it."""
@@ -174,7 +174,7 @@ class Signal:
         self._listeners: list[Callable[[], object]] = []
 
     def fire(self) -> None:
-        """Call whoever listens, here and now; none of them may wait."""
+        """Call all listeners at once; none of them may wait."""
         self.fired = True
         while self._listeners:
             try:

@@ -143,7 +143,7 @@ class Claims:
                 del self._unheard[shard]
 
     def _open_heard(self, tenure: Tenure, revision: int) -> bool:
-        """Return whether nothing more is to be found out about a shard."""
+        """Return whether there is nothing more to find out about a shard."""
         if not self._tenures.has(tenure):
             return True
         former = tenure.former.current

@@ -1,4 +1,4 @@
-"""The command ``dflockd cluster``: look at the shards of a cluster, and say where they are to be."""
+"""The command ``dflockd cluster``: shows the shards of a cluster, and moves them."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ async def _pin(cluster: Cluster, parsed: argparse.Namespace) -> None:
 
 
 async def _moved(cluster: Cluster, moved: int, started: float) -> None:
-    """Wait until every shard is where it is to be."""
+    """Wait until every shard is where it should be."""
     while time.monotonic() < started + MOVE_TIMEOUT:
         nodes = set(await cluster.get_nodes())
         mapping = await cluster.mapper.load_shard_mapping()

@@ -84,7 +84,7 @@ class Leader:
         return min(times, default=None)
 
     def due(self, now: float) -> Transaction | None:
-        """Return what is to be written now, if there is anything."""
+        """Return what to write now, if anything."""
         if not self.leads:
             # Whoever does has looked, and whoever is to must wait for others to show themselves.
             self._look_at = None

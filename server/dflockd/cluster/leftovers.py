@@ -29,7 +29,7 @@ class Leftovers:
         return self._due_at if self._revisions and not self._calling else None
 
     def due(self, now: float) -> Transaction | None:
-        """Return what is to be sent now, if there is anything."""
+        """Return what to send now, if anything."""
         if self._calling or not self._revisions or now < self._due_at:
             return None
         self._calling = True

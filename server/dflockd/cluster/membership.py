@@ -80,7 +80,7 @@ class Membership:
         self._cluster = ValueIs(self._cluster.key, secret)
 
     def hurry(self, now: float) -> None:
-        """Try again now what was to be tried later: something has changed."""
+        """Retry now what was scheduled for later: something has changed."""
         if not self._beating and (self._backoff.failing or self._waits.failing):
             self._next_beat = min(self._next_beat, now)
 

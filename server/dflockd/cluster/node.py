@@ -62,11 +62,11 @@ logger = logging.getLogger("dflockd.cluster")
 
 
 class Output(NamedTuple):
-    """What is to be done after a step, in this order."""
+    """What to do after a step, in this order."""
 
     effects: list[Effect]
     idle: set[int]
-    """Peers whose connections are to be closed: all that they hold is elsewhere now."""
+    """Peers whose connections must be closed: all that they hold is elsewhere now."""
     transactions: list[Transaction]
 
 
@@ -262,7 +262,7 @@ class Node:
     # What goes out.
 
     def output(self) -> Output:
-        """Return what is to be done since this was last asked for."""
+        """Return what to do since the last call."""
         output = Output(self._tenures.effects, self._tenures.idle, self._transactions)
         self._tenures.effects, self._tenures.idle, self._transactions = [], set(), []
         return output
@@ -310,7 +310,7 @@ class Node:
         return self._tenures.counts()
 
     def unserved(self) -> dict[int, int]:
-        """Return the shards that are to be this server's and that nobody serves.
+        """Return the shards assigned to this server that no server serves.
 
         While a shard is under way from a server that lives, that one serves it until it hands it over.
 
@@ -429,7 +429,7 @@ class Node:
         self.handover.look()
 
     def _look_at(self, shard: int, now: float) -> None:
-        """Find out what is to be done about a shard."""
+        """Find out what to do about a shard."""
         self.handover.seen(shard)
         for queue in self._queues:
             queue.pop(shard, None)

@@ -32,7 +32,7 @@ class Kind(Enum):
 
 @dataclass(eq=False)
 class Transaction:
-    """A transaction that is to be sent once. How it ended is told to the node in any case."""
+    """A transaction that must be sent once. How it ended is told to the node in any case."""
 
     kind: Kind
     made: float

@@ -32,7 +32,7 @@ MAX_ROWS = 500
 """Keys of one answer; more are had one after the other."""
 
 MAX_OFFSET = 10_000
-"""Keys that can be passed over: whoever looks for one beyond has a search."""
+"""Keys that can be skipped: for one beyond there is the search."""
 
 MAX_SEARCHES = 8
 """Searches that wait for the one that is under way. More are told to come back."""

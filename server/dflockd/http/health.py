@@ -60,7 +60,7 @@ class Cluster(Protocol):
         """Return how many shards it has in which stage."""
 
     def unserved(self) -> Mapping[int, int]:
-        """Return the shards that are to be its own and that nobody serves, and their revisions."""
+        """Return the shards assigned to it that no server serves, and their revisions."""
 
     def report(self, now: float) -> MapReport:
         """Return which server has which shard."""
@@ -75,7 +75,7 @@ class Door(Protocol):
 
 
 def probes_of(server: Server, cluster: Cluster | None, door: Door | None = None) -> list[Probe]:
-    """Return what is to be looked at."""
+    """Return what to look at."""
     probes: list[Probe] = [
         lambda: _listening(server),
         lambda: _not_draining(server, cluster),

@@ -304,7 +304,7 @@ class Session(asyncio.Protocol):
         return encode_reply(reply), type(request) is Identify and reply is not Status.AUTH
 
     def _served(self, taken: int) -> None:
-        """Do what is to be done after so many requests in one go."""
+        """Do what must follow so many requests in one go."""
         if self._server.draining:
             self.drain()
             self._server.end_idle_soon()

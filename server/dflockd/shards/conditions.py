@@ -13,7 +13,7 @@ from dflockd.shards.values import ShardRecord
 
 
 class Condition(Enum):
-    """What becomes of a request for a key of the shard."""
+    """What happens to a request for a key of the shard."""
 
     SERVED = "served"
     RECOVERING = "recovering"

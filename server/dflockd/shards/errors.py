@@ -68,7 +68,7 @@ class StoreDeniedError(StoreError):
 
 
 class StoreFullError(StoreError):
-    """The store has no room for what was to be written: the database of etcd is as big as it may be."""
+    """The store is full: the database of etcd has reached its quota."""
 
 
 class StoreUnreachableError(StoreError, ConnectionError):

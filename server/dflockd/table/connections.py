@@ -1,4 +1,4 @@
-"""The connections of a table: what stands on them, and what becomes of it when they end."""
+"""The connections of a table: what stands on them, and what happens to it when they end."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Connections(Recovery):
         clean: bool,
         silent: bool,
     ) -> None:
-        """Say what becomes of a hold whose peer has ended."""
+        """Decide what happens to a hold whose peer has ended."""
         limits = self.limits
         # What nobody was told, nobody holds, whatever was to become of it.
         if hold.told and hold is not peer.granted:

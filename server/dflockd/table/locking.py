@@ -1,4 +1,4 @@
-"""The requests for a slot: to take one, to wait for it, to keep it and to give it back.
+"""The requests for a slot: to take one, to wait for it, to keep it and to release it.
 
 Each is a method with plain arguments, which says what to answer: a `Hold` stands for what its holder
 is told of it. `dflockd.table.LockTable` makes the same of messages.

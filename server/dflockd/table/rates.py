@@ -221,7 +221,7 @@ class Rates:
             self._deadlines.reset(rate, at - now + LATE, now)
 
     def look_again(self, rate: Rate, now: float, *, is_used: bool) -> bool:
-        """Say whether a rate that is due is to be dropped; if not, it falls due again.
+        """Say whether a rate that is due can be dropped; if not, it falls due again.
 
         Args:
             rate: it, whose deadline is not set any more.

@@ -24,7 +24,7 @@ from dflockd.table.states import GONE, LISTENING, RESERVED, UNTOLD, WAITING
 from dflockd.wire import Granted, InGroup, Recovering, Refusal, Reply, Status, TimedOut, YourTurn
 
 Effect: TypeAlias = tuple[int, Reply]
-"""What is to be done after a step: send this reply to the peer with that number."""
+"""What to do after a step: send this reply to the peer with that number."""
 
 Job: TypeAlias = Callable[[float, list[Effect]], bool]
 """Does a part of something at that time, and says whether that was the last."""

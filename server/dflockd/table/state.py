@@ -313,7 +313,7 @@ class Waiter(Timed):
         self.ticket = b""
         """What its position can be taken up with, once it has got one."""
         self.reserve: Reserve | None = None
-        """How its position is to be kept if the wait for it ends."""
+        """The reservation of its position if the wait for it ends."""
         self.reservation: Reservation | None = None
         """What is done for it while nobody is there."""
         self.turn: float | None = None

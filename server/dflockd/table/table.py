@@ -1,4 +1,4 @@
-"""The table itself: what becomes of each request, of time, and of the ends of connections."""
+"""The table itself: what happens to each request, with time, and at the end of a connection."""
 
 from __future__ import annotations
 

@@ -352,7 +352,7 @@ class Survey:
                 self._asked[server] = _Repeated(work, self._interval, inquiry.close)
 
     def _find(self) -> Shards:
-        """Ask which servers there are; whoever of them answers first knows."""
+        """Ask which servers there are; the first that answers knows."""
         error = ""
         for server in dict.fromkeys([*self._asked, *self._seeds]):
             inquiry = self._inquiry(server)

@@ -20,7 +20,7 @@ from dflockd.wire.messages import (
 )
 
 ANY: Final = b"_"
-"""Stands where nothing is to be said."""
+"""Stands for nothing."""
 
 
 class MalformedError(Exception):

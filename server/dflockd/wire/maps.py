@@ -36,7 +36,7 @@ class MapReport(NamedTuple):
     packed: Report
 
     def answer(self, request: Shards) -> Report | Status:
-        """Return what is to be answered."""
+        """Return the answer."""
         if request.version == self.version:
             return Status.OK
         return self.packed if request.packed else self.plain
