@@ -23,6 +23,7 @@ from celery_dflock.outcome.types import (
     Superseded,
     TimedOut,
     Unavailable,
+    refused_with,
 )
 from celery_dflock.plan import Plan
 from celery_dflock.worker.hand_off import HandOff
@@ -64,7 +65,7 @@ def acquire(plan: Plan, locks: Locks) -> Refusal | None:
         refusal = None if plan.hand_off is None else _go_on(plan, plan.hand_off, locks)
         refusal = refusal or _wait(plan, locks)
     except LockUnavailableError as error:
-        return Unavailable(error, locks.server(error.key))
+        return Unavailable(error, locks.server(error.key), refused_with(error.__cause__))
     except errors.OwnerConflictError as exc:
         return _redelivered(plan, str(exc), exc.key)
     except errors.SupersededError as exc:
@@ -90,7 +91,7 @@ def _go_on(plan: Plan, handed: HandOff, locks: Locks) -> Refusal | None:
             return _timed_out(plan, locks, handed.key, waited, kept)
         case "unavailable":
             error = LockUnavailableError(handed.key, handed.error)
-            return Unavailable(error, locks.server(handed.key))
+            return Unavailable(error, locks.server(handed.key), handed.refused)
         case "redelivered":
             return _redelivered(plan, handed.error)
         case "superseded":

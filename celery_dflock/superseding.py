@@ -15,7 +15,7 @@ from celery import Task
 
 from celery_dflock.exceptions import LockKeyError, LockUnavailableError, SupersededError
 from celery_dflock.outcome import header
-from celery_dflock.outcome.types import Unavailable
+from celery_dflock.outcome.types import Unavailable, refused_with
 from celery_dflock.plan import Bound, Plan
 from celery_dflock.signals import task_superseded
 from dflockd import errors
@@ -69,7 +69,8 @@ def prepare(plan: Plan) -> Unavailable | None:
             request, plan.header = plan.request, replace(plan.header, age=plan.age)
             request.headers = header.with_age(request.headers, plan.age, request.id)
     except errors.RemoteError as exc:
-        return Unavailable(LockUnavailableError(lock.key, str(exc)), lock.server)
+        error = LockUnavailableError(lock.key, str(exc))
+        return Unavailable(error, lock.server, refused_with(exc))
     return None
 
 

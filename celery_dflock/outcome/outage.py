@@ -14,7 +14,7 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
@@ -59,41 +59,55 @@ class Outages:
 
     def begun(self, server: str, reason: str) -> None:
         """A server is unavailable, and no task has met that yet."""
-        with self._alone():
+        with self._alone() as say:
             at, since, _, is_said, count = self._find(server)
             if not is_said:
-                logger.warning("lock server %s is unavailable: %s", server, reason)
+                say("lock server %s is unavailable: %s", server, reason)
                 now = time.monotonic()
                 self._set(at, server, since or now, now, True, count)
 
     def requeued(self, server: str, reason: str) -> None:
         """A task was sent again because a server could not be asked."""
-        with self._alone():
+        with self._alone() as say:
             now = time.monotonic()
             at, since, said_at, is_said, count = self._find(server)
             since, count = since or now, count + 1
             if not is_said and (not said_at or now - said_at >= QUIET):
                 text = "lock server %s is unavailable, its tasks are requeued until it answers: %s"
-                logger.warning(text, server, reason)
+                say(text, server, reason)
                 said_at, is_said = now, True
             elif is_said and now - said_at >= REMIND_AFTER:
                 text = (
                     "lock server %s is still unavailable after %.0f s, tasks requeued since: %d: %s"
                 )
-                logger.warning(text, server, now - since, count, reason)
+                say(text, server, now - since, count, reason)
                 said_at = now
             self._set(at, server, since, said_at, is_said, count)
+
+    def refused(self, server: str, kind: str, reason: str) -> None:
+        """A server that is there has said no to a task, which was sent again.
+
+        It is no outage, for others have their locks. Each kind of error is said once a minute.
+        """
+        name = f"{server} {kind}"
+        with self._alone() as say:
+            now = time.monotonic()
+            at, _, said_at, _, _ = self._find(name)
+            if not said_at or now - said_at >= REMIND_AFTER:
+                text = "lock server %s refuses a lock, its task is requeued until it is granted: %s"
+                say(text, server, reason)
+                self._set(at, name, 0.0, now, False, 0)
 
     def over(self, server: str) -> None:
         """A server has answered."""
         if not self._find(server)[1]:
             return
-        with self._alone():
+        with self._alone() as say:
             now = time.monotonic()
             at, since, said_at, is_said, count = self._find(server)
             if is_said:
                 text = "lock server %s answers again after %.0f s, tasks requeued meanwhile: %d"
-                logger.warning(text, server, now - since, count)
+                say(text, server, now - since, count)
                 said_at = now
             self._set(at, server, 0.0, said_at, False, 0)
 
@@ -119,16 +133,23 @@ class Outages:
         self.known[0] = any(_SLOT.unpack_from(self.known, slot)[1] for slot in slots)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other threads out, and other processes: one that is killed keeps nobody out."""
+    def _alone(self) -> Iterator[Callable[..., None]]:
+        """Keep other threads out, and other processes: one that is killed keeps nobody out.
+
+        What is to be said is said behind it: a log that blocks must not keep the others from their
+        tasks.
+        """
+        lines: list[tuple[Any, ...]] = []
         with self._mutex:
             if self._descriptor >= 0:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
             try:
-                yield
+                yield lambda *line: lines.append(line)
             finally:
                 if self._descriptor >= 0:
                     fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+        for text, *about in lines:
+            logger.warning(text, *about)
 
 
 def _digest(server: str) -> bytes:

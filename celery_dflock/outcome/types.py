@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
+from dflockd import errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +72,27 @@ class ShuttingDown:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """No lock server could be asked.
+    """No lock server could be asked, or the one that was asked grants nothing of the kind.
 
     Attributes:
         error: says why.
         server: which.
+        refused: what kind of error it answered, if it did; see `refused_with`.
     """
 
     error: LockUnavailableError
     server: str
+    refused: str = ""
+
+
+def refused_with(error: BaseException | None) -> str:
+    """Return the kind of an error of a server that is there and says no; empty if it is away.
+
+    One that says no to this request answers others, so its ``no`` begins no outage.
+    """
+    if isinstance(error, errors.RefusedError) and not isinstance(error, errors.PASSING):
+        return type(error).__name__
+    return ""
 
 
 Refusal: TypeAlias = TimedOut | Overtaken | Redelivered | Superseded | ShuttingDown | Unavailable

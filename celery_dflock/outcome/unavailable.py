@@ -1,4 +1,4 @@
-"""No lock server answers: ``dflock_unavailable`` decides what happens to the task."""
+"""No lock server answers, or it says no: ``dflock_unavailable`` decides what happens to the task."""
 
 from __future__ import annotations
 
@@ -40,5 +40,9 @@ def send_again_soon(plan: Plan, it: Unavailable) -> NoReturn:
     longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(number - 1, 32))
     seconds = requeue.countdown(plan.task, round(longest * (1 + requeue.chance.random()) / 2, 3))
     header = requeue.without_counting(plan, plan.header.ticket, outage=number)
-    outages.requeued(it.server, it.error.reason.removeprefix(f"lock server {it.server} "))
+    reason = it.error.reason.removeprefix(f"lock server {it.server} ")
+    if it.refused:
+        outages.refused(it.server, it.refused, reason)
+    else:
+        outages.requeued(it.server, reason)
     requeue.requeue(plan, seconds, header, it.error, number)

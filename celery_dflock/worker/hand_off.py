@@ -35,6 +35,7 @@ class HandOff:
         pause: for how long it was kept, in seconds.
         error: what the server said, at ``unavailable`` and ``redelivered``; who is newer, at
             ``superseded``.
+        refused: the kind of that error, at ``unavailable``; see `Unavailable.refused`.
     """
 
     key: str
@@ -43,6 +44,7 @@ class HandOff:
     ticket: str | None = None
     pause: float | None = None
     error: str = ""
+    refused: str = ""
 
     def put(self, request_dict: MutableMapping[str, Any]) -> None:
         """Lay it into a request that goes to the pool, as plain types: it is sent to a process."""

@@ -12,6 +12,7 @@ from celery_dflock.identity import Owner, is_unnamed_run, label_of
 from celery_dflock.options import LockOptions
 from celery_dflock.outcome.header import Header, age_of, is_silent, options_of_call
 from celery_dflock.outcome.requeue import reservation, short_reservation
+from celery_dflock.outcome.types import refused_with
 from celery_dflock.plan import Bound, keeps_position
 from celery_dflock.worker import unacknowledged
 from celery_dflock.worker.hand_off import HandOff
@@ -160,7 +161,8 @@ class Waiter:
             return HandOff(key, waited, "superseded", error=error.by)
         if isinstance(error, errors.UnsupportedError):
             return HandOff(key, waited, "slot")
-        return HandOff(key, waited, "unavailable", error=str(error))
+        said = refused_with(error)
+        return HandOff(key, waited, "unavailable", error=str(error), refused=said)
 
     @property
     def _waited(self) -> float:

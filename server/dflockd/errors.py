@@ -212,6 +212,10 @@ class MovedError(RefusedError):
         self.place = place
 
 
+PASSING = (LeaseExpiredError, DrainingError, RecoveringError, MovedError)
+"""What a server says while it starts or ends, or a key moves: the same request is granted later."""
+
+
 class LockTimeoutError(DflockdError, TimeoutError):
     """``with`` did not get the lock within ``acquire_timeout_s``."""
 

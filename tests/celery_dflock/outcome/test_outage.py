@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 
 import pytest
 
 from celery_dflock.outcome import outage
 from celery_dflock.outcome.outage import MOST, Outages
+from tests.dflockd.raw_server import PATIENCE
 
 
 @pytest.fixture
@@ -52,6 +54,42 @@ def test_one_line_when_it_begins_and_one_when_it_ends(outages: Outages, said: li
     assert over.startswith("lock server one:1 answers again after ")
     assert over.endswith("tasks requeued meanwhile: 500")
     assert not outages.known[0]
+
+
+def test_what_a_server_refuses_is_no_outage(outages: Outages, said: list[str]) -> None:
+    """It answers: others have their locks, and it is not said to be back."""
+    for _ in range(500):
+        outages.refused("one:1", "MaxRatesError", "has no room")
+        outages.over("one:1")
+    outages.refused("one:1", "RefusedError", "no")
+    assert not outages.known[0]
+    assert said == [
+        f"lock server one:1 refuses a lock, its task is requeued until it is granted: {why}"
+        for why in ("has no room", "no")
+    ]
+
+
+def test_a_log_that_blocks_keeps_nobody_waiting(outages: Outages) -> None:
+    blocks, go_on = threading.Event(), threading.Event()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "one:1" in record.getMessage():
+                blocks.set()
+                go_on.wait(PATIENCE)
+
+    handler = Handler()
+    logging.getLogger("celery_dflock").addHandler(handler)
+    thread = threading.Thread(target=outages.requeued, args=("one:1", "why"))
+    try:
+        thread.start()
+        assert blocks.wait(PATIENCE)
+        outages.requeued("one:1", "why")  # which says nothing itself
+        assert thread.is_alive()
+    finally:
+        go_on.set()
+        thread.join()
+        logging.getLogger("celery_dflock").removeHandler(handler)
 
 
 def test_servers_are_told_apart(outages: Outages, said: list[str]) -> None:

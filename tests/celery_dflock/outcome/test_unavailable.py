@@ -11,6 +11,7 @@ from celery import Celery
 from celery_dflock import LockedTask, LockUnavailableError, current_lock
 from celery_dflock.outcome.unavailable import LONGEST_PAUSE
 from dflockd.sharding import stable_hash_shard
+from dflockd.sync_client import DistributedSemaphore
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster
@@ -67,6 +68,25 @@ def test_requeued_until_the_server_is_there(
     times = len(cluster.events(what="requeued", key=key))
     assert about[1].endswith(f"tasks requeued meanwhile: {times}")
     assert "Traceback" not in worker.log_text()
+
+
+@pytest.mark.parametrize("task", [jobs.by_twos, jobs.parked_by_twos], ids=["slot", "consumer"])
+def test_a_server_that_refuses_is_not_away(
+    cluster: Cluster, worker: Worker, key: str, task: LockedTask
+) -> None:
+    """It is asked again and again, and the log says what it said: nobody looks for an outage."""
+    key = key_on(0, key)
+    server = (cluster.lock_server.host, cluster.lock_server.port)
+    with DistributedSemaphore(key, 3, servers=[server]):
+        sent = cluster.send(task, key, queue=worker.name)
+        cluster.wait_event("requeued", sent, 2)
+    assert sent.get(timeout=PATIENCE) == sent.id
+    said = f"lock server {cluster.lock_server.address} "
+    about = [
+        line for line in worker.log_text().splitlines() if ": WARNING/" in line and said in line
+    ]
+    assert about
+    assert all(f"{said}refuses a lock, its task is requeued until it is" in line for line in about)
 
 
 def test_an_outage_uses_nothing_up(
