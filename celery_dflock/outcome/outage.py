@@ -136,7 +136,7 @@ class Outages:
     def _alone(self) -> Iterator[Callable[..., None]]:
         """Keep other threads out, and other processes: one that is killed keeps nobody out.
 
-        What is to be said is said behind it: a log that blocks must not keep the others from their
+        Its lines are logged once others may come in: a log that blocks must not keep them from their
         tasks.
         """
         lines: list[tuple[Any, ...]] = []
