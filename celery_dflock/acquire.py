@@ -86,7 +86,7 @@ def _go_on(plan: Plan, handed: HandOff, locks: Locks) -> Refusal | None:
         case "turn":
             return _take_up(plan, handed, locks)
         case "timeout":
-            waited = f"after {handed.waited:.0f} s (lock_timeout) in the consumer"
+            waited = f"waited {handed.waited:.0f} s in the consumer (lock_timeout)"
             kept = _kept(handed.ticket, handed.pause)
             return _timed_out(plan, locks, handed.key, waited, kept)
         case "unavailable":
@@ -142,7 +142,7 @@ def _wait(plan: Plan, locks: Locks) -> Refusal | None:
     if refused is None:
         return None
     seconds, said = locks.timeout, locks.reservation
-    waited = f"after {seconds} s (lock_timeout)" if seconds else ""
+    waited = f"waited {seconds} s (lock_timeout)" if seconds else ""
     return _timed_out(plan, locks, refused, waited, _kept(locks.ticket, said and said.away_s))
 
 

@@ -162,7 +162,7 @@ class dflock:
             raise LockNotAcquiredError(locks.keys[0], "the worker is shutting down") from None
 
     def _not_acquired(self, key: str, look: Look) -> LockNotAcquiredError:
-        waited = f"after {self.timeout} s" if self.timeout else ""
+        waited = f"waited {self.timeout} s" if self.timeout else ""
         return LockNotAcquiredError(key, look.refusal(waited), look.holder)
 
 

@@ -62,12 +62,11 @@ class Look(NamedTuple):
         """Return why somebody did not have it in the end, without the `holder`.
 
         Args:
-            waited: such as "after 5 s (lock_timeout)"; empty for who tried once.
+            waited: such as "waited 5 s (lock_timeout)"; empty after a single try.
         """
-        if self._waits_for_rate_alone:
-            return f"{waited}, {describe_rate(self.rate)}".removeprefix(", ")
-        held = f"{waited} still held" if waited else "it is held"
-        return f"{describe_rate(self.rate)}, and {held}" if self._is_paced else held
+        pace = [describe_rate(self.rate)] if self._is_paced else []
+        held = [] if self._waits_for_rate_alone else ["still held" if waited else "it is held"]
+        return ", ".join([*([waited] if waited else []), *pace, *held])
 
     @property
     def _is_paced(self) -> bool:

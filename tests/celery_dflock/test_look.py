@@ -29,44 +29,44 @@ def rate(free: int, next_s: float | None = 4.0) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("look", "by", "reason", "refusal"),
     [
-        (Look(), None, "", "after 5 s still held"),
-        (Look([holder("a")], 1), "a, for 3 s", "held by a, for 3 s", "after 5 s still held"),
+        (Look(), None, "", "waited 5 s, still held"),
+        (Look([holder("a")], 1), "a, for 3 s", "held by a, for 3 s", "waited 5 s, still held"),
         (
             Look([holder("a"), holder("")], 2),
             "a, for 3 s and 1 others",
             "held by a, for 3 s and 1 others",
-            "after 5 s still held",
+            "waited 5 s, still held",
         ),
         # The rate alone: with any number of holders, or with a slot that is free.
-        (Look([holder("a")], None, rate(0)), None, "rate: next in 4 s", "after 5 s, {}"),
-        (Look([holder("a")], 2, rate(0)), None, "rate: next in 4 s", "after 5 s, {}"),
-        (Look([], None, rate(0, None)), None, "rate: next when one begins", "after 5 s, {}"),
+        (Look([holder("a")], None, rate(0)), None, "rate: next in 4 s", "waited 5 s, {}"),
+        (Look([holder("a")], 2, rate(0)), None, "rate: next in 4 s", "waited 5 s, {}"),
+        (Look([], None, rate(0, None)), None, "rate: next when one begins", "waited 5 s, {}"),
         # Both.
         (
             Look([holder("a")], 1, rate(0)),
             "a, for 3 s",
             "held by a, for 3 s, rate: next in 4 s",
-            "rate: next in 4 s, and after 5 s still held",
+            "waited 5 s, rate: next in 4 s, still held",
         ),
         # The holder, for there are places.
         (
             Look([holder("a")], 1, rate(2)),
             "a, for 3 s",
             "held by a, for 3 s",
-            "after 5 s still held",
+            "waited 5 s, still held",
         ),
     ],
 )
 def test_what_is_said(look: Look, by: str | None, reason: str, refusal: str) -> None:
     assert look.holder == by
     assert look.reason(None) == reason
-    assert look.refusal("after 5 s") == refusal.format(reason)
+    assert look.refusal("waited 5 s") == refusal.format(reason)
 
 
 def test_who_has_tried_once() -> None:
     assert Look([holder("a")], 1).refusal() == "it is held"
     assert Look([], None, rate(0)).refusal() == "rate: next in 4 s"
-    assert Look([holder("a")], 1, rate(0)).refusal() == "rate: next in 4 s, and it is held"
+    assert Look([holder("a")], 1, rate(0)).refusal() == "rate: next in 4 s, it is held"
 
 
 def test_how_many_of_the_group_there_are() -> None:
@@ -96,7 +96,7 @@ def test_a_task_waits_for_its_rate(
     assert reason.startswith("rate: next in 3")
     assert f"waits for lock {key!r}, rate: next in 3" in caplog.text
     assert str(caught.value).startswith(
-        f"lock {key!r} was not acquired: after 0.1 s (lock_timeout), rate: next in 3"
+        f"lock {key!r} was not acquired: waited 0.1 s (lock_timeout), rate: next in 3"
     )
 
 
@@ -138,5 +138,5 @@ def test_a_block_says_that_its_rate_has_no_place(app: Celery, key: str, is_async
             pass
 
     enter()
-    with pytest.raises(LockNotAcquiredError, match=r"after 0.1 s, rate: next in 3\d+ s$"):
+    with pytest.raises(LockNotAcquiredError, match=r"waited 0.1 s, rate: next in 3\d+ s$"):
         asyncio.run(enter_async()) if is_async else enter()
