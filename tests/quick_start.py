@@ -57,6 +57,21 @@ class Typed(Process):
         pass
 
 
+def completed(
+    command: Sequence[str], directory: Path, env: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, as somebody who is in this directory."""
+    return subprocess.run(
+        command,
+        cwd=directory,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+        check=False,
+    )
+
+
 def environment(programs: Path) -> dict[str, str]:
     """What a terminal has in which the environment of these programs is active."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("DFLOCK", "CELERY", "PYTHON"))}
@@ -75,15 +90,7 @@ def run(directory: Path, programs: Path, broker: str, backend: str) -> str:
         tasks = tasks.replace('backend="redis://127.0.0.1:6379/0"', f"backend={backend!r}")
         (directory / "tasks.py").write_text(tasks)
         with Typed(directory, "worker", steps.worker, env):
-            done = subprocess.run(
-                shlex.split(steps.send),
-                cwd=directory,
-                env=env,
-                capture_output=True,
-                text=True,
-                timeout=BOUND,
-                check=False,
-            )
+            done = completed(shlex.split(steps.send), directory, env)
     if done.returncode:
         raise StageError(done.stderr)
     return done.stdout

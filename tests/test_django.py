@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,11 +12,10 @@ from celery import Celery
 
 from celery_dflock import dflock
 from examples.demo.stage import ROOT, LockServer, Redis, StageError, redis_executable
-from tests.quick_start import Typed
+from tests.quick_start import Typed, completed
 
 PAGE = ROOT / "docs" / "howto" / "django.md"
 FILE = re.compile(r"^`([\w/.]+\.py)`.*?^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-BOUND = 60
 
 VIEWS = """
 from celery.result import AsyncResult
@@ -60,14 +58,7 @@ def test_the_project_of_the_page(directory: Path) -> None:
             # Another program has account 8, with the prefix of the project in front.
             dflock("shop:account:8", app=outside),
         ):
-            done = subprocess.run(
-                [sys.executable, "-W", "error", "manage.py", "shell", "-v", "0", "-c", VIEWS],
-                cwd=directory,
-                env=env,
-                capture_output=True,
-                text=True,
-                timeout=BOUND,
-                check=False,
-            )
+            shell = (sys.executable, "-W", "error", "manage.py", "shell", "-v", "0", "-c", VIEWS)
+            done = completed(shell, directory, env)
 
     assert done.stdout.splitlines() == ["202 account 7 is synced", "200", "409"], done.stderr
