@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,6 +17,9 @@ from dflockd.table.deadlines import SPAN_STEP
 from dflockd.table.queue import LEAST_TURN
 from dflockd.table.reservations import RESERVED_LATE
 from dflockd.wire import InGroup
+
+LATE = 0.001
+"""Seconds by which a place of a rate may be given later than it is free."""
 
 Owner = tuple[bytes, int, bytes, int]
 """Identity, attempt, instance and age."""
@@ -79,6 +82,28 @@ class Hold:
     group: bytes = b""
     is_doubted: bool = False
     """Whether it was restored in a recovery and nobody has renewed it since."""
+
+
+@dataclass(eq=False)
+class PlacesOfRate:
+    """How many runs of a key may begin in a window, and when those of late have begun."""
+
+    runs: int
+    window: float
+    pending: list[Hold] = field(default_factory=list)
+    """Who may begin at any time."""
+    begun: list[float] = field(default_factory=list)
+
+    def free(self, now: float) -> int:
+        counted = [time for time in self.begun if time + self.window > now]
+        return self.runs - len(self.pending) - len(counted)
+
+    def begin(self, hold: Hold, now: float) -> None:
+        if hold in self.pending:
+            self.pending.remove(hold)
+            self.begun.append(now)
+            for first, last in zip(self.begun, self.begun[self.runs :], strict=False):
+                assert last - first >= self.window, (first, last)
 
 
 @dataclass(eq=False)
@@ -178,6 +203,8 @@ class NaiveTable:
         """The keys and tokens of what has ended since the recovery began."""
         self.newest: dict[bytes, int] = {}
         """The largest age with which each lock was asked for."""
+        self.rates: dict[Name, PlacesOfRate] = {}
+        """Of keys all of whose users name them."""
         self.first = 0
         """Where the answer to the request goes that is handled: before those that it has brought."""
         self._clock = 0
@@ -212,12 +239,27 @@ class NaiveTable:
     def connect(self, peer: int) -> None:
         self.peers[peer] = Peer()
 
-    def advance(self) -> None:
+    def advance(self, places: Iterable[tuple[float, float, Name]] = ()) -> None:
+        """Let happen what is due.
+
+        Args:
+            places: when places may be free again of rates, each with how long before that was said.
+        """
+        for at, span, name in places:
+            self._expire((at, span))
+            if name in self.keys:
+                before = self.grants
+                self._serve(name)
+                self.seen["a place that is free again"] += self.grants > before
+        self._expire()
+
+    def _expire(self, before: tuple[float, float] = (math.inf, 0.0)) -> None:
         while True:
             due = [
                 (x.deadline, x.span, x.since, x)
                 for x in self.timed()
                 if x.deadline is not None and x.deadline <= self.now
+                if (x.deadline, x.span) < before
             ]
             if not due:
                 return
@@ -242,6 +284,8 @@ class NaiveTable:
             for waiter in list(key.queue):
                 if waiter.peer == number and not waiter.is_told:
                     key.queue.remove(waiter)
+        # Who has waited for a place may have been the last one there.
+        self.keys = {name: key for name, key in self.keys.items() if key.holds or key.queue}
         for waiter in peer.enqueued:
             waiter.peer = 0
         self.advance()
@@ -254,7 +298,7 @@ class NaiveTable:
         owned = [hold for hold in self.holds() if hold.peer == number]
         for hold in sorted(owned, key=lambda hold: hold.owned_since):
             if hold.token is None or (hold is peer.granted and not told):
-                self._end(hold)  # nobody was told, so nobody holds it
+                self._end(hold, has_begun=False)  # nobody was told, so nobody holds it
             elif self.keeps_holds or not self.limits.auto_release or peer.detaches or silent:
                 hold.peer = None
             elif self.limits.orphan_ttl == 0 or (clean and not self.limits.orphan_all):
@@ -280,7 +324,7 @@ class NaiveTable:
         for peer in self.peers.values():
             for waiter in list(peer.enqueued):
                 if waiter.hold and waiter.hold.token is None:
-                    self._end(waiter.hold)
+                    self._end(waiter.hold, has_begun=False)
 
     def crash(self, kept: list[HoldRecord], recovers_until: float) -> None:
         """Go on with nothing but some of the holds whose tokens are known to somebody."""
@@ -301,6 +345,8 @@ class NaiveTable:
             hold.is_doubted = recovers_until > self.now
             until = max(record.deadline, recovers_until if hold.is_doubted else 0)
             self._set(hold, _rounded(until - self.now))
+        for rate in self.rates.values():  # what nobody was told of has not begun
+            rate.pending = [hold for hold in rate.pending if hold in self.holds()]
 
     def acquire(self, peer: int, name: Name, limit: int, timeout: int, lease: int | None) -> None:
         self.first = len(self.answers)
@@ -343,6 +389,9 @@ class NaiveTable:
             self._reply(peer, "error_max_waiters")
         elif timeout == 0:
             self._reply(peer, "timeout")
+            if not key.holds and not key.queue:
+                self.seen["a try that finds no place"] += 1
+                del self.keys[name]
         else:
             waiter = Waiter(name, peer, span, two_phase=False, number=self._arrival())
             waiter.owner, waiter.group = self.peers[peer].owner, group
@@ -480,6 +529,19 @@ class NaiveTable:
             self._answer(peer, "ok")
             self._end(hold)
 
+    def begun(self, peer: int, name: Name, token: bytes, lease: int | None) -> None:
+        self.renew(peer, name, token, lease)
+        hold = self._by_token(name, token)
+        if hold is not None and self._lease(lease) <= self.limits.max_lease and name in self.rates:
+            self.rates[name].begin(hold, self.now)
+
+    def unbegun(self, peer: int, name: Name, token: bytes) -> None:
+        hold = self._by_token(name, token)
+        if hold is not None and name in self.rates and hold in self.rates[name].pending:
+            self.rates[name].pending.remove(hold)
+            self.seen["a place that is given back"] += 1
+        self.release(peer, name, token)
+
     def confirm(self, peer: int, name: Name, token: bytes, lease: int | None) -> None:
         self.renew(peer, name, token, lease, brings_back=False)
 
@@ -565,7 +627,7 @@ class NaiveTable:
             return f"superseded {newest}"
         if age == newest or name not in self.keys:
             return None
-        for waiter in list(self.keys[name].queue):
+        for waiter in list(self.keys[name].order()):
             if waiter.owner and 0 < waiter.owner[3] < age and waiter is not kept:
                 self.seen["told and older" if waiter.is_told else "older waiter"] += 1
                 if waiter.peer and self.peers[waiter.peer].waiting is waiter:
@@ -583,7 +645,9 @@ class NaiveTable:
         if waiter in self.away:
             self.away.remove(waiter)
             if not in_line:
-                self.keys.setdefault(waiter.name, Key(1)).queue.append(waiter)
+                key = self.keys.setdefault(waiter.name, Key(1))
+                self._note_group(key, waiter.group)
+                key.queue.append(waiter)
         number, peer = waiter.peer, self.peers.get(waiter.peer, Peer())
         self.keys[waiter.name].queue.remove(waiter)
         if peer.waiting is waiter:
@@ -771,6 +835,9 @@ class NaiveTable:
         self._note_group(self.keys[name], group)
         hold.group = name_of(group)
         self.keys[name].holds.append(hold)
+        if name in self.rates:
+            assert self.rates[name].free(self.now) > 0
+            self.rates[name].pending.append(hold)
         return hold
 
     def _leave(self, waiter: Waiter) -> None:
@@ -785,9 +852,16 @@ class NaiveTable:
         if not key.holds and not key.queue:
             del self.keys[waiter.name]
 
-    def _end(self, hold: Hold) -> None:
+    def _end(self, hold: Hold, *, has_begun: bool = True) -> None:
+        """A hold ends; for all that is known its run may have begun until now."""
         key = self.keys[hold.name]
         key.holds.remove(hold)
+        if hold.name in self.rates:
+            rate = self.rates[hold.name]
+            if has_begun and hold.token:
+                rate.begin(hold, self.now)
+            elif hold in rate.pending:
+                rate.pending.remove(hold)
         if hold.token:
             self.ended.add((hold.name, hold.token))
         if hold.name[0] == 0:
@@ -803,7 +877,7 @@ class NaiveTable:
             self._serve_groups(name, key)
             return
         told = [waiter for waiter in key.queue if waiter.is_told]
-        free = min(key.limit, self._most) - len(key.holds) - self._aside(key)
+        free = self._open(name, key, min(key.limit, self._most)) - self._aside(key)
         for waiter in list(key.queue):
             if free <= 0:
                 break
@@ -827,7 +901,8 @@ class NaiveTable:
     def _go_on_with(self, waiter: Waiter, has_slot: bool) -> None:
         """Serve who is back, and had a slot for nobody else."""
         key = self.keys[waiter.name]
-        if has_slot and len(key.holds) + self._aside(key) < min(key.limit, self._most):
+        most = min(key.limit, self._most)
+        if has_slot and self._open(waiter.name, key, most) > self._aside(key):
             self.seen["back before who waits"] += waiter is not key.queue[0]
             if waiter.turn is not None:
                 self._tell(waiter, waiter.turn)
@@ -854,8 +929,8 @@ class NaiveTable:
         """Give turn after turn to the group that has waited for one longest."""
         while True:
             self._look_at_groups(key)
-            slots = len(key.holds) + sum(waiter.has_slot for waiter in key.queue)
-            if slots >= min(key.limit, self._most) or not key.turns:
+            aside = sum(waiter.has_slot for waiter in key.queue)
+            if self._open(name, key, min(key.limit, self._most)) <= aside or not key.turns:
                 break
             group = min(key.turns, key=key.turns.__getitem__)
             waiter = next(each for each in key.of_group(group) if each.wants)
@@ -912,8 +987,26 @@ class NaiveTable:
             if key.taken(group.name) > before:
                 self.seen["served by a new limit"] += 1
         if key is None:
-            return True
-        return self._free_slots(key) > 0 and key.has_room(name_of(group))
+            return name not in self.rates or self.rates[name].free(self.now) > 0
+        if name in self.rates and any(
+            each.wants for each in key.queue if self._may_have(key, each)
+        ):
+            return False  # a place may be free, and is about to be theirs
+        aside = sum(waiter.has_slot for waiter in key.queue)
+        return self._open(name, key, key.limit) > aside and key.has_room(name_of(group))
+
+    @staticmethod
+    def _may_have(key: Key, waiter: Waiter) -> bool:
+        return not key.is_grouped or key.has_room(name_of(waiter.group))
+
+    def _open(self, name: Name, key: Key, most: float) -> float:
+        """Slots that nobody has, so far as there are places for them: of those some are held."""
+        slots = most - len(key.holds)
+        if name not in self.rates:
+            return slots
+        places = self.rates[name].free(self.now)
+        self.seen["slots, and no place"] += places <= 0 < slots and bool(key.queue)
+        return min(slots, places)
 
     # Waiters who are told of their turn.
 
@@ -956,10 +1049,6 @@ class NaiveTable:
     def _arrival(self) -> int:
         self.arrivals += 1
         return self.arrivals
-
-    def _free_slots(self, key: Key) -> int:
-        """Slots that a newcomer may have."""
-        return key.limit - len(key.holds) - sum(waiter.has_slot for waiter in key.queue)
 
     def _end_wait(self, waiter: Waiter) -> None:
         number, peer = waiter.peer, self.peers[waiter.peer]

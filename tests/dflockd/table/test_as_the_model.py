@@ -34,11 +34,13 @@ from dflockd.table import (
 from dflockd.table import (
     Hold as TableHold,
 )
+from dflockd.table.rates import RateBlock, RateRecord
 from dflockd.table.states import EXPECTED, TRANSITIONS
 from dflockd.wire import (
     Acquire,
     Aged,
     Barrier,
+    Begun,
     Confirm,
     Detach,
     DrawAge,
@@ -53,6 +55,7 @@ from dflockd.wire import (
     OwnerConflict,
     Pass,
     Ping,
+    Rate,
     Recovering,
     Release,
     Renew,
@@ -68,11 +71,12 @@ from dflockd.wire import (
     Superseded,
     TimedOut,
     Turn,
+    Unbegun,
     Wait,
     YourTurn,
     fence_from_token,
 )
-from tests.dflockd.table.naive_table import Hold, NaiveTable, Name, name_of
+from tests.dflockd.table.naive_table import LATE, Hold, NaiveTable, Name, PlacesOfRate, name_of
 from tests.dflockd.table.naive_table import Waiter as NaiveWaiter
 
 MOST_PEERS = 6
@@ -147,6 +151,8 @@ class TableMachine(RuleBasedStateMachine):
         self.seen: list[tuple[Name, bytes]] = []  # every token that a client has been told
         self.fences: dict[int, int] = {}  # number of the grant -> fence
         self.tickets: list[tuple[Name, bytes]] = []  # every position that a client may come back to
+        self.rates: dict[Name, Rate] = {}  # of keys all of whose users name them
+        self.kept_rates: dict[int, RateRecord] = {}
         for _ in range(4):
             self.connect()
 
@@ -173,7 +179,11 @@ class TableMachine(RuleBasedStateMachine):
         """Do with the changes what a journal does."""
         assert self.table.changes is not None
         for hold in self.table.changes:
-            if not isinstance(hold, TableHold):
+            if isinstance(hold, RateBlock):
+                self.kept_rates.pop(hold.number, None)
+                if not hold.ended:
+                    self.kept_rates[hold.number] = hold.kept()
+            elif not isinstance(hold, TableHold):
                 if not hold.ended:
                     self.kept_newest[hold.key] = hold.kept()
             elif hold.ended:
@@ -241,7 +251,8 @@ class TableMachine(RuleBasedStateMachine):
     @rule(choice=numbers, name=names, odd=numbers, timeout=timeouts, lease=leases)
     def acquire(self, choice: int, name: Name, odd: int, timeout: int, lease: int | None) -> None:
         limit = limit_of(name, odd % 8 == 1)
-        request = Acquire(Space(name[0]), name[1], limit, timeout, lease)
+        rate = self.rates.get(name)
+        request = Acquire(Space(name[0]), name[1], limit, timeout, lease, rate)
         self.ask(choice, request, "acquire", name, limit, timeout, lease)
 
     @rule(choice=numbers, owner=owners)
@@ -313,7 +324,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(choice=numbers, name=names, odd=numbers, lease=leases)
     def enqueue(self, choice: int, name: Name, odd: int, lease: int | None) -> None:
         limit = limit_of(name, odd % 8 == 1)
-        request = Enqueue(Space(name[0]), name[1], limit, lease)
+        request = Enqueue(Space(name[0]), name[1], limit, lease, self.rates.get(name))
         self.ask(choice, request, "enqueue", name, limit, lease)
 
     @rule(choice=numbers, name=names, timeout=timeouts)
@@ -508,7 +519,9 @@ class TableMachine(RuleBasedStateMachine):
             for number, record in enumerate(self.kept_newest.values())
             if not odds % 8 or not lost >> number & 1
         ]
-        self.table.restore(holds, self.model.now)
+        rates = [self.kept_rates[number] for number in sorted(self.kept_rates)]
+        self.kept_rates.clear()
+        self.table.restore(holds, self.model.now, rates)
         self.table.remember(newest)
         self.kept_newest.clear()
         if until > self.model.now:
@@ -559,14 +572,33 @@ class TableMachine(RuleBasedStateMachine):
                 self.advance()
 
     def advance(self) -> None:
-        self.model.advance()
-        self.compare(self.table.advance(self.model.now))
+        now, rates = self.model.now, self.table._group.rates.values()
+        due = [(r.deadline, r.span, (r.space, r.key)) for r in rates if r.deadline <= now]
+        self.model.advance(sorted(due))
+        self.compare(self.table.advance(now))
+
+    def pass_time(self, seconds: float) -> None:
+        """From deadline to deadline, as the timer of the server does: so places are given."""
+        until = self.model.now + seconds
+        while (due := self.table.next_deadline()) is not None and due <= until:
+            self.model.now = max(self.model.now, due)
+            self.advance()
+        self.model.now = until
+
+    def begin_or_not(self, which: int, *, begun: bool) -> None:
+        name, token = self.live_token(which)
+        if begun:
+            request: Request = Begun(Space(name[0]), name[1], token, None)
+            self.ask(which, request, "begun", name, token, None)
+        else:
+            self.ask(which, Unbegun(Space(name[0]), name[1], token), "unbegun", name, token)
 
     # What always holds.
 
     @invariant()
     def next_deadline_is_the_earliest(self) -> None:
-        assert self.table.next_deadline() == min(self.model.deadlines(), default=None)
+        if not self.rates:
+            assert self.table.next_deadline() == min(self.model.deadlines(), default=None)
 
     @invariant()
     def never_more_holders_than_the_limit_and_no_lost_waiter(self) -> None:
@@ -583,9 +615,14 @@ class TableMachine(RuleBasedStateMachine):
                 and (waiter.state == EXPECTED or key.has_room(name_of(waiter.group)))
             ]
             free = min(entry.limit, self.limits.max_holds or entry.limit) - len(entry.holds)
+            rate = self.model.rates.get((entry.space, entry.key))
+            if rate is not None:
+                free = min(free, rate.free(self.model.now))
             told = [waiter for waiter in entry.waiters or () if waiter.is_told]
             free -= sum(waiter.state == EXPECTED for waiter in told)
             assert free >= 0 or (self.crashed and not is_lock)
+            if rate is not None:
+                free = min(free, rate.free(self.model.now - LATE))
             assert all(waiter.state == EXPECTED for waiter in waiters[: max(0, free)])
             assert not waiters or entry.limit > 0
 
@@ -653,7 +690,7 @@ class TableMachine(RuleBasedStateMachine):
             assert (peer.waiting is None) == (twin.waiting is None and twin.listening is None)
             assert set(peer.enqueued) == {waiter.name for waiter in twin.enqueued}
             assert len(peer.holds) == sum(hold.peer == number for hold in model.holds())
-        assert len(table.deadlines) == len(model.deadlines())
+        assert len(table.deadlines) - table.rates.size == len(model.deadlines())
         self.reserved_are_the_same()
 
     def reserved_are_the_same(self) -> None:
@@ -790,7 +827,7 @@ def kind_of(reply: object) -> str:
     return kinds[type(reply)]
 
 
-def come_and_go(seed: int, *, in_groups: bool = False) -> TableMachine:
+def come_and_go(seed: int, *, in_groups: bool = False, rated: bool = False) -> TableMachine:
     """A few peers about two keys, with many positions that are kept: chance alone makes few."""
     dice = random.Random(seed)
     machine = TableMachine()
@@ -799,6 +836,11 @@ def come_and_go(seed: int, *, in_groups: bool = False) -> TableMachine:
     if in_groups and seed % 3:
         keys = [(1, b"b")]
     times = dice.choice([[0, 1000, 2500], [0], [2500, 5000]]), dice.choice([[0, 500], [1000, 3000]])
+    for number_of_key, name in enumerate(keys if rated else ()):
+        runs, window = dice.choice([(1, 751), (2, 2003), (3, 1502), (5, 5003)])
+        window += 7 * number_of_key  # places of two keys are not free at the same instant
+        machine.rates[name] = Rate(runs, window)
+        machine.model.rates[name] = PlacesOfRate(runs, window / 1000)
 
     def number() -> int:
         return dice.randrange(1000)
@@ -847,7 +889,10 @@ def come_and_go(seed: int, *, in_groups: bool = False) -> TableMachine:
             machine.want_turn(choice, 1000)
             machine.enqueue(choice, name, 0, None)
         for _ in range(2):
-            machine.time_passes_to_a_deadline(number(), True)
+            if rated:
+                machine.pass_time(0.75)
+            else:
+                machine.time_passes_to_a_deadline(number(), True)
 
     def newer() -> None:
         """Runs with ages, some of which go away and come back, or are told."""
@@ -871,7 +916,7 @@ def come_and_go(seed: int, *, in_groups: bool = False) -> TableMachine:
         machine.come_back(choice, 1, 3, None, dice.random() < 0.5)
 
     def crash() -> None:
-        machine.crash(4 * dice.randrange(2), 0, 0)
+        machine.crash(0 if rated else 4 * dice.randrange(2), 0, 0)
 
     def ask() -> None:
         choice = number()
@@ -892,9 +937,19 @@ def come_and_go(seed: int, *, in_groups: bool = False) -> TableMachine:
         lambda: machine.release(number(), number()): 5,
         lambda: machine.let_pass(number(), number()): 1,
         lambda: machine.disconnect(number(), ENDS[0]): 0.8,
-        lambda: machine.time_passes(dice.choice([1, 1, 2, 4]), dice.random() < 0.5): 4,
-        lambda: machine.time_passes_to_a_deadline(number(), dice.random() < 0.5): 2,
     }
+    if rated:
+        moves |= {
+            lambda: machine.pass_time(dice.choice([0.25, 0.25, 0.5, 1.0])): 6,
+            lambda: machine.begin_or_not(number(), begun=dice.random() < 0.7): 4,
+            lambda: machine.disconnect(number(), dice.choice(ENDS)): 0.8,
+            lambda: machine.acquire(number(), dice.choice(keys), 0, 0, None): 2,
+        }
+    else:
+        moves |= {
+            lambda: machine.time_passes(dice.choice([1, 1, 2, 4]), dice.random() < 0.5): 4,
+            lambda: machine.time_passes_to_a_deadline(number(), dice.random() < 0.5): 2,
+        }
 
     for move in dice.choices(list(moves), list(moves.values()), k=150):
         if len(machine.peers) < MOST_PEERS:
@@ -935,6 +990,27 @@ def test_groups_take_turns_as_in_the_model(seeds: range) -> None:
     for what in OF_GROUPS:
         assert seen[what] > 2, seen
 
+
+@pytest.mark.parametrize(
+    "seeds", [range(30), pytest.param(range(30, 10_000), marks=pytest.mark.soak)], ids=len
+)
+@pytest.mark.timeout(900)
+def test_rates_turns_groups_and_ages_are_at_one_key_as_in_the_model(seeds: range) -> None:
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        machine = come_and_go(seed, in_groups=True, rated=True)
+        seen.update(machine.model.seen)
+        machine.teardown()
+    for what in (*OF_RATES, *OF_GROUPS[:2], "told", "older", "listened", "back", "held"):
+        assert seen[what] > 0, seen
+
+
+OF_RATES = (
+    "a place that is free again",
+    "a place that is given back",
+    "a try that finds no place",
+    "slots, and no place",
+)
 
 OF_GROUPS = (
     "turns of several groups",
