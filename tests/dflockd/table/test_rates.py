@@ -198,6 +198,22 @@ def test_a_turn_is_told_when_there_is_a_place(site: Site) -> None:
     assert [told for told, _ in site.told] == [other.id]
 
 
+def test_who_was_told_waits_for_a_place_if_the_rate_has_become_less(site: Site) -> None:
+    one = Rate(1, 1000)
+    site.begin(TWO)
+    waiter, child = site.table.connect(), site.table.connect()
+    site.ask(waiter, Turn(5000))
+    told = site.ask(waiter, Enqueue(SEMAPHORE, b"k", UNLIMITED, LEASE, TWO))
+    assert isinstance(told, YourTurn)
+    assert site.take(one)[1] is Status.TIMEOUT
+    site.ask(child, Resume(told.ticket))
+    assert site.ask(child, Acquire(SEMAPHORE, b"k", UNLIMITED, 60, LEASE, one)) is None
+    site.go_to(100.999)
+    assert site.granted() == []
+    site.go_to(101.001)
+    assert site.granted() == [child.id]
+
+
 def test_a_position_is_kept_and_has_the_place_when_it_comes_back(site: Site) -> None:
     rate = Rate(1, 1000)
     site.begin(rate)
