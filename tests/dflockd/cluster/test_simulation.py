@@ -438,10 +438,10 @@ def test_thousands_of_schedules_with_chains() -> None:
     "special",
     sorted(SPECIAL.keys() - {"take-overs come in chains", "the store is replaced", "servers hang"}),
 )
-def test_a_thousand_schedules_in_which(special: str) -> None:
+def test_hundreds_of_schedules_in_which(special: str) -> None:
     rules, _, least = SPECIAL[special]
-    counts = soak(partial(run_by, rules), 5_000_000, SOAK // 10)
-    assert not [name for name, share in least.items() if counts[name] < share * SOAK // 10]
+    counts = soak(partial(run_by, rules), 5_000_000, SOAK // 20)
+    assert not [name for name, share in least.items() if counts[name] < share * SOAK // 20]
 
 
 @pytest.mark.soak
