@@ -157,8 +157,9 @@ class Rates:
         """Return what to answer to who asks for such a rate of a key, if it may not be."""
         if asked.window > self._limits.max_rate_window * 1000:
             return Status.RATE_WINDOW
-        most = self._limits.max_rate_runs
-        if name not in group.rates and self.promised + asked.runs > most:
+        known = group.rates.get(name)
+        more = asked.runs if known is None else asked.runs - known.runs
+        if more > 0 and self.promised + more > self._limits.max_rate_runs:
             self._counts.full += 1
             return Status.MAX_RATES
         return None

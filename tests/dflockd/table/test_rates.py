@@ -150,9 +150,10 @@ def test_what_is_asked_for_has_bounds_and_changes_nothing_if_refused() -> None:
     site.ask(peer, Release(SEMAPHORE, b"k", token))
     assert len(site.table) == 0  # it does not count among the keys
     assert site.take(Rate(5, 60_000), key=b"other")[1] is Status.MAX_RATES
-    assert isinstance(site.take(Rate(12, 60_000))[1], Granted)  # known ones are not refused
+    assert site.take(Rate(11, 60_000))[1] is Status.MAX_RATES  # nor may a known one take all room
+    assert isinstance(site.take(Rate(10, 60_000))[1], Granted)
     assert site.take(Rate(5, 60_000), limit=3)[1] is Status.LIMIT_MISMATCH
-    assert site.table._group.rates[SEMAPHORE, b"k"].runs == 12
+    assert site.table._group.rates[SEMAPHORE, b"k"].runs == 10
 
 
 def test_nothing_is_left_of_a_rate_one_window_after_its_last_run(site: Site) -> None:
