@@ -27,8 +27,12 @@ from dflockd.storage.syncing import Syncing
 from dflockd.table import HoldRecord, Limits, LockTable
 from dflockd.table.rates import RateRecord
 
-RESERVED = 1 << 48
-"""Fences that no process gives out in all its life; after a crash the next one starts beyond them."""
+RESERVED = 1 << 42
+"""Fences that no process gives out in all its life; after a crash the next one starts beyond them.
+
+A process that gave out 100,000 a second would need a year for them. And fences begin with the clock, in
+nanoseconds: so many are an hour and a quarter, after which a directory that was emptied is beyond them.
+"""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CLOCK_OFFSETS = Path("/proc/self/timens_offsets")
