@@ -362,4 +362,5 @@ def _in_words(question: Callable[[], R]) -> R:
 
 
 def _print_json(value: object) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False, indent=2))
+    # What is no ASCII is escaped: some of it would move the cursor or turn the text of a terminal.
+    click.echo(json.dumps(value, indent=2))

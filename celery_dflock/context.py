@@ -69,7 +69,8 @@ class dflock:
         self.timeout = timeout
         self._ttl = ttl
         self._limit = (1 if rate is None else MAX_LIMIT) if limit is None else limit
-        self._group = None if group is None else keys.finish(keys.encode(group), "")
+        # What is no text is refused where all of it is checked.
+        self._group = keys.finish(keys.encode(group), "") if isinstance(group, str) else group
         self._group_limit = group_limit
         self._rate = rate
         self._app = app

@@ -673,8 +673,10 @@ def _one_line(flag: str, path: str) -> str:
     """
     try:
         text = Path(path).read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
-    except (OSError, UnicodeDecodeError) as exc:
+    except OSError as exc:
         raise SettingError(f"{flag}: {path!r} cannot be read: {exc}") from None
+    except UnicodeDecodeError:  # which would show a part of it
+        raise SettingError(f"{flag}: {path!r} is not UTF-8 text") from None
     if not text or "\n" in text or "\0" in text:
         raise SettingError(f"{flag}: {path!r} must hold one line that is not empty")
     return text

@@ -189,6 +189,10 @@ async def test_a_group_that_cannot_be_meant(hold: Hold, key: str) -> None:
     with pytest.raises(errors.InvalidArgumentError, match=r"group_limit is 1.*give a group"):
         async with hold(key, group_limit=1):
             pass
+    no_text: Any = 7
+    with pytest.raises(errors.InvalidArgumentError, match=r"group '7' .* is no text"):
+        async with hold(key, limit=2, group=no_text):
+            pass
 
 
 async def test_a_newer_task_waits_for_it(

@@ -167,6 +167,8 @@ class LockBase:
         """
         if ssl_context is not None:
             arguments.check_tls(ssl_context)
+        if cls._space is Space.LOCK and limit != 1:
+            raise errors.InvalidArgumentError(f"limit is {limit!r} for a lock: use a semaphore")
         return Maker(
             cls,
             plans.Sort(
@@ -531,6 +533,6 @@ class RateLimitBase(SemaphoreBase):
             servers,
             sharding_strategy,
             renew_ratio,
-            rate=rate,
+            rate=parse_rate(rate),
             **named,
         )

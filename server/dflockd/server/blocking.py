@@ -79,7 +79,7 @@ class Blocking:
         for circle in self.circles:
             if circle not in before:
                 text = "deadlock, which only a timeout or the end of a lease resolves: %s"
-                logger.warning(text, circle)
+                logger.warning(text, ascii(circle)[1:-1])  # keys can contain anything
         if self.circles:
             self._server.table.about["circles"] = self.circles
         else:

@@ -128,7 +128,21 @@ def test_a_run_whose_connection_ends_counts(server: ServerProcess, key: str, thr
 
 @pytest.mark.parametrize(
     "rate",
-    ["", "10", "10/d", "0/m", "-1/s", "1.5/s", "10/m ", (0, 60), (10,), (10, 0), (True, 60), 5],
+    [
+        "",
+        "10",
+        "10/d",
+        "0/m",
+        "-1/s",
+        "1.5/s",
+        "10/m ",
+        (0, 60),
+        (10,),
+        (10, 0),
+        (True, 60),
+        5,
+        None,
+    ],
 )
 def test_a_rate_that_is_none_is_refused_at_once(rate: Any) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="give a text such as '10/m'"):

@@ -89,6 +89,13 @@ def seen(make: Any) -> Any:
 
 
 @pytest.mark.parametrize("module", [sync_client, client])
+def test_a_lock_has_no_limit(module: Any) -> None:
+    for limit in (0, 2, None):
+        with pytest.raises(errors.InvalidArgumentError, match="use a semaphore"):
+            module.DistributedLock.maker(limit)
+
+
+@pytest.mark.parametrize("module", [sync_client, client])
 @given(limit=st.sampled_from([None, 1, 3, 0, True]), key=keys, common=common, own=its_own)
 def test_a_lock_of_a_sort_is_the_lock_of_its_arguments(
     module: Any, limit: int | None, key: Any, common: dict[str, Any], own: dict[str, Any]

@@ -49,6 +49,10 @@ def test_secret_sources(files: Path, tmp_path: Path) -> None:
             settings("--auth-token-file", str(path))
     with pytest.raises(SettingError, match="cannot be read"):
         settings("--auth-token-file", str(tmp_path / "absent"))
+    (tmp_path / "bytes").write_bytes(b"open \xe9sesame")
+    with pytest.raises(SettingError, match="is not UTF-8 text") as failure:
+        settings("--auth-token-file", str(tmp_path / "bytes"))
+    assert "e9" not in str(failure.value), "no part of it is shown"
 
 
 def test_secrets_are_shown_nowhere(files: Path) -> None:

@@ -204,10 +204,10 @@ def test_in_the_log_the_stats_and_nowhere_broken(start_server: StartServer) -> N
     server = start_server()
     clients = []
     for run, key, waits in (
-        ("a", "one", False),
+        ("a", "one\x1b[31m", False),
         ("b", "two", False),
         ("a", "two", True),
-        ("b", "one", True),
+        ("b", "one\x1b[31m", True),
     ):
         client = server.connect()
         client.ask("label", "_", f"task[{run}] host pid 1")
@@ -217,10 +217,11 @@ def test_in_the_log_the_stats_and_nowhere_broken(start_server: StartServer) -> N
             client.lock(key)
         clients.append(client)
     eventually(lambda: any("deadlock, which only a timeout" in line for line in server.log))
+    assert r"waits for one\x1b[31m, held by" in " ".join(server.log), "it colours no terminal"
     stats = json.loads(server.connect().ask("stats")[3:])
     assert len(stats["circles"]) == 1
     assert sorted((row["key"], row["waiters"]) for row in stats["locks"]) == [
-        ("one", 1),
+        ("one\x1b[31m", 1),
         ("two", 1),
     ], "nobody has been sent away"
     assert watching.INTERVAL <= 5
