@@ -19,6 +19,7 @@ from dflockd.sync_client import DistributedLock, DistributedSemaphore
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster
+from tests.pace import Pace
 
 
 @pytest.fixture
@@ -175,6 +176,7 @@ def test_thousands_over_four_workers(
         ]
         for worker in workers:
             worker.wait_ready()
+        pace = running.enter_context(Pace())
         for number in range(2400):
             cluster.send(jobs.parked, f"{key}:{number % 3}", headers=headers, queue=key)
 
@@ -191,11 +193,16 @@ def test_thousands_over_four_workers(
         else:
             cluster.wait(lambda: len(starts()) == 2400 or None, "all", 200)
         found = starts()
+        served = pace.seconds / pace.wall
     check_windows(found, 20, 1.0)
     shares = []
     for number in range(3):
         times = sorted(e["at"] for e in found if e["key"] == f"{key}:{number}")
         shares.append((len(times) - 20) / 20 / (times[-1] - times[0]))
     with capsys.disabled():
-        print(f"\n{len(found)} runs, share of what is allowed: {[round(s, 3) for s in shares]}")
-    assert faults or min(shares) >= 0.8  # above 0.95 where processors are free
+        print(
+            f"\n{len(found)} runs, share of what is allowed: {[round(s, 3) for s in shares]}, "
+            f"and of the time in which this process was served: {served:.2f}"
+        )
+    # Above 0.95 where processors are free; what the machine had no time for does not count.
+    assert faults or min(shares) >= 0.9 * served
