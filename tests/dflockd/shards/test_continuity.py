@@ -43,3 +43,19 @@ def test_from_then_on_nothing_is_asked_and_nothing_believed() -> None:
         continuity.answered(asked, 10, name="etcd")
     continuity.begin_anew()
     continuity.answered(continuity.asks(), 1, name="etcd")
+
+
+def test_begun_anew_another_cluster_is_the_one() -> None:
+    continuity = Continuity()
+    continuity.answered(continuity.asks(), 7, name="etcd", cluster=0xA)
+    continuity.begin_anew()
+    continuity.answered(continuity.asks(), 3, name="etcd", cluster=0xB)
+    assert continuity.revision == 3
+
+
+def test_an_answer_without_a_cluster_says_nothing_of_it() -> None:
+    continuity = Continuity()
+    continuity.answered(continuity.asks(), 7, name="etcd")
+    continuity.answered(continuity.asks(), 8, name="etcd", cluster=0xA)
+    continuity.answered(continuity.asks(), 9, name="etcd")
+    assert continuity.revision == 9
