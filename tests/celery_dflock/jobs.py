@@ -21,6 +21,7 @@ from celery_dflock import (
     current_lock,
 )
 from celery_dflock.signals import (
+    lock_acquired,
     lock_lost,
     lock_waiting,
     task_deduplicated,
@@ -139,6 +140,7 @@ def body(
         key=key,
         fence=lock.fence if lock else None,
         waited=lock.waited if lock else None,
+        acquired=getattr(request, "acquired_at", None),
         args=list(request.args),
         kwargs=request.kwargs,
         retries=request.retries,
@@ -401,6 +403,12 @@ def note_asked(task: Task, kwargs: Mapping[str, Any], **_: Any) -> None:
     """A process has taken the task up; a locked task asks for its lock now."""
     if task.app.main == app.main:
         note("asked", task, key=kwargs.get("key"))
+
+
+@lock_acquired.connect
+def remember_acquired(request: Any, **_: Any) -> None:
+    """For the note of the start, which may come much later on a busy machine."""
+    request.acquired_at = time.monotonic()
 
 
 @task_requeued.connect
