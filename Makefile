@@ -23,7 +23,7 @@ PURE := tests/dflockd/wire tests/dflockd/table --ignore=tests/dflockd/table/test
 	tests/test_complaints.py tests/test_release.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-compiled compiled compiler lint types soak chaos smoke matrix bench docs release-check format clean
+.PHONY: help demo test check test-compiled compiled compiler lint types soak chaos smoke mutants matrix bench docs release-check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +60,10 @@ chaos: $(STAMP) ## run real processes under faults, and judge the history (ARGS=
 
 smoke: $(STAMP) ## build the images and run the containers; needs Docker (ARGS='-k beat')
 	@$(BIN)/python -m tests.smoke $(ARGS)
+
+mutants: $(STAMP) ## change the pure rooms in small ways, and see whether a test notices (ARGS='--help')
+	@$(BIN)/python -m pip install $(QUIETLY) -r requirements-mutants.txt
+	@nice -n 19 $(BIN)/python -m tests.mutants $(ARGS)
 
 matrix: $(STAMP) ## run a few tests under each Python, Celery, kombu and redis-py there is (ARGS='--help')
 	@$(BIN)/python -m tests.matrix $(ARGS)
