@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import threading
 import traceback
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dflockd import errors, sync_client
+from dflockd import client, errors, sync_client
 from dflockd.client import connection, process
 from tests.dflockd.client_support import (
     is_free,
@@ -94,10 +95,13 @@ def told(exc: BaseException) -> str:
     return "".join(traceback.format_exception(exc))
 
 
+CLIENT = str(Path(client.__file__).parent)
+
+
 def functions_in(exc: BaseException) -> list[str]:
     """Return which of the client's functions were interrupted."""
     frames = [frame.f_code for frame, _ in traceback.walk_tb(exc.__traceback__)]
-    return [code.co_name for code in frames if "dflockd/client" in code.co_filename]
+    return [code.co_name for code in frames if code.co_filename.startswith(CLIENT)]
 
 
 NOT_BEGUN = (
