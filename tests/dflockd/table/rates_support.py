@@ -44,7 +44,7 @@ class Site:
     def __init__(self, **limits: Any) -> None:
         self.now = 100.0
         limits = {"max_locks": 100, "orphan_ttl": 0} | limits
-        self.table = LockTable(Limits(**limits), TokenIssuer(b"secret", 0), kept=True)
+        self.table = LockTable(Limits(**limits), TokenIssuer(b"secret", 100), kept=True)
         self.told: list[Effect] = []
 
     def ask(self, peer: Peer, request: Request) -> Any:
