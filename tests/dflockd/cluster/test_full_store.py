@@ -88,7 +88,7 @@ class Early(ClusterServer):
     """A server that is started while etcd is full."""
 
     def _after_start(self) -> None:
-        self.wait_log("trying again")
+        self.wait_log("retrying until it works")
 
 
 def test_a_server_that_starts_meanwhile_waits(

@@ -458,7 +458,7 @@ class Early(ClusterServer):
     """A server that is started before its etcd."""
 
     def _after_start(self) -> None:
-        self.wait_log("trying again")
+        self.wait_log("retrying until it works")
 
 
 def test_a_server_waits_for_etcd_and_grants_nothing_once_that_is_gone(tmp_path: Path) -> None:
