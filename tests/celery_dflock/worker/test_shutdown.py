@@ -163,7 +163,8 @@ def test_nobody_is_lost(
 ) -> None:
     """Those who wait in slots and in the consumer end elsewhere, each once, with their results.
 
-    Also those whose messages are acknowledged late.
+    Also those whose messages are acknowledged late; of these Celery promises that each runs at least
+    once.
     """
     in_consumer = jobs.parked_late if late else jobs.parked
     in_slot = jobs.late_patient if late else jobs.patient
@@ -185,6 +186,9 @@ def test_nobody_is_lost(
         held.release()
         assert [each.get(timeout=PATIENCE) for each in sent] == [each.id for each in sent]
     starts = [event["id"] for event in cluster.events(what="start", key=key)]
+    if how == "cold" and late:
+        # Sent again, and not acknowledged yet when the worker was cut off: the broker has both.
+        starts = sorted(set(starts))
     assert sorted(starts) == sorted(each.id for each in sent)
 
 
