@@ -64,5 +64,5 @@ def test_redis_says_that_it_cannot_send_it_to_one_worker_alone(cluster: Cluster,
             return sent
 
         sent = cluster.wait(answered, "an answer")
-        with pytest.raises(ImproperlyConfigured, match="redis cannot send it to one of them"):
+        with pytest.raises(ImproperlyConfigured, match="redis cannot send it back to one of them"):
             sent.get(timeout=PATIENCE)
