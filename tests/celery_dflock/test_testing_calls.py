@@ -18,6 +18,7 @@ from celery_dflock.testing import (
     turn_order,
     use_up_rate,
 )
+from tests.celery_dflock.processes import PATIENCE
 
 
 @pytest.fixture
@@ -103,28 +104,33 @@ def test_nobody_who_could_be_superseded(app: Celery) -> None:
 
 
 def test_who_does_not_let_go_is_told(app: Celery) -> None:
+    runs, found = threading.Event(), []
+
     def body(x: int) -> str:
         try:
-            time.sleep(60)
+            runs.set()
+            until = time.monotonic() + PATIENCE
+            while time.monotonic() < until:
+                time.sleep(0.01)  # in one long sleep it could not be interrupted
         except SupersededError:
             with pytest.raises(AssertionError, match=r"k:7' is still held after 0.1 s"):
                 supersede(render.s(x), timeout_s=0.1)
-        return "went on"
+            return "went on"
+        return "was not interrupted"
 
     def interrupt() -> None:
-        while not found:
-            try:
-                supersede(render.s(7), timeout_s=0)
-            except AssertionError as error:
-                if "still held" in str(error):
-                    found.append(error)
+        runs.wait(PATIENCE)
+        with pytest.raises(AssertionError, match="still held after 0 s") as refused:
+            supersede(render.s(7), timeout_s=0)
+        found.append(refused.value)
 
-    found: list[AssertionError] = []
     render = task(app, body, lock_conflict="supersede")
     other = threading.Thread(target=interrupt)
     other.start()
-    assert render.apply((7,)).get() == "went on"
-    other.join(60)
+    try:
+        assert render.apply((7,)).get() == "went on"
+    finally:
+        other.join(PATIENCE)
     assert found
 
 
