@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from importlib import import_module
 from types import FrameType, TracebackType
@@ -15,6 +16,9 @@ from typing import Any, Self, TypeAlias
 
 SIGNAL = getattr(signal, "SIGURG", None)
 """Wakes the main thread. Celery uses it for nothing, and by default the system ignores it."""
+
+LONGEST_BIRTH = 0.1
+"""Seconds for a thread to run after it was started."""
 
 RunSoon: TypeAlias = Callable[[Callable[[], object]], object]
 """Has a function called by the hub of a thread's greenlets."""
@@ -41,6 +45,9 @@ class Interruptible:
     _error: BaseException | None = None
     _outer: Interruptible | None = None
     _run_soon: RunSoon | None = None
+    _class: type[BaseException] | None = None
+    """What the interpreter raises."""
+    _has_arrived = False
     _mutex: threading.Lock | None = None
     """Where the interpreter interrupts: between the look at `_open` and that it must not end."""
 
@@ -71,10 +78,15 @@ class Interruptible:
         """End the stretch; an interruption that has not arrived yet never does."""
         global _innermost
         if self._mutex is not None:
-            with self._mutex:
-                self._open = False
-            if self._error is not None:
-                _raise_in_thread(self._ident, None)
+            try:
+                with self._mutex:
+                    self._open = False
+                if self._class is not None and not self._has_arrived:
+                    self._let_arrive()
+            except BaseException as late:
+                if type(late) is not self._class:
+                    raise
+            self._open = False
             return
         self._open = False
         if self._run_soon is None:
@@ -100,10 +112,30 @@ class Interruptible:
         with mutex:
             if not self._open:
                 return False
-            self._error = error
+            _await_births()
             # The interpreter takes a class and makes the instance itself.
-            _raise_in_thread(self._ident, _as_class(error))
+            self._class = _as_class(error, self._arrives)
+            _raise_in_thread(self._ident, self._class)
             return True
+
+    def _arrives(self, error: type[BaseException]) -> None:
+        """Note that an error has arrived, or hand it on if it came to a thread that had not run yet."""
+        if threading.get_ident() == self._ident:
+            self._has_arrived = True
+        elif self._mutex is not None:
+            with self._mutex:
+                if self._open:
+                    _raise_in_thread(self._ident, error)
+
+    def _let_arrive(self) -> None:
+        """Have what is on its way to this thread raised here.
+
+        It could be taken back, but the interpreter would go on to look for it at each step, in every
+        thread; and in CPython 3.11 a function that is traced or profiled would never begin.
+        """
+        until = time.monotonic() + LONGEST_BIRTH
+        while time.monotonic() < until:
+            pass
 
     def _throw(self) -> None:
         """Raise the error in the greenlet, which waits: this runs in the hub."""
@@ -147,10 +179,13 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _as_class(error: BaseException) -> type[BaseException]:
+def _as_class(
+    error: BaseException, arrives: Callable[[type[BaseException]], object]
+) -> type[BaseException]:
     args = error.args
 
     def make(self: BaseException, *_: object) -> None:
+        arrives(type(self))
         type(error).__init__(self, *args)
 
     fields = {
@@ -163,9 +198,40 @@ def _as_class(error: BaseException) -> type[BaseException]:
     return type(type(error).__name__, (type(error),), fields)
 
 
-def _raise_in_thread(ident: int, error: type[BaseException] | None) -> None:
-    target = ctypes.py_object(error) if error is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), target)
+def _await_births() -> None:
+    """Let every thread that was started run; for a moment, for some that C has made never do.
+
+    Before Python 3.12 a thread has the id of the one that started it until it runs, and the
+    interpreter raises in the first thread that it finds with an id: the newest.
+    """
+    if sys.version_info >= (3, 12):
+        return
+    until = time.monotonic() + LONGEST_BIRTH
+    while _count_threads() > len(sys._current_frames()) and time.monotonic() < until:
+        time.sleep(0.001)
+
+
+def _count_threads() -> int:
+    """Return how many threads the interpreter knows, also those that have not run yet."""
+    count, thread = 0, _first_thread(_interpreter())
+    while thread:
+        count, thread = count + 1, _next_thread(thread)
+    return count
+
+
+def _function(name: str, *takes: Any) -> Callable[..., int | None]:
+    found = getattr(ctypes.pythonapi, name)
+    found.argtypes, found.restype = takes, ctypes.c_void_p
+    return found  # type: ignore[no-any-return]
+
+
+_interpreter = _function("PyInterpreterState_Get")
+_first_thread = _function("PyInterpreterState_ThreadHead", ctypes.c_void_p)
+_next_thread = _function("PyThreadState_Next", ctypes.c_void_p)
+
+
+def _raise_in_thread(ident: int, error: type[BaseException]) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(error))
 
 
 def _hub() -> RunSoon | None:
