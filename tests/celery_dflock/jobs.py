@@ -248,7 +248,7 @@ END: dict[str, Callable[[Task], Any]] = {
 def job(name: str, base: type[Task] = LockedTask, **options: Any) -> Task:
     if issubclass(base, LockedTask) and base is not SingletonTask:
         options = {"lock_key": "{key}", "lock_ttl": LONG, "lock_requeue": AT_ONCE, **options}
-    return app.task(bind=True, base=base, name=name, **options)(body)
+    return app.task(bind=True, shared=False, base=base, name=name, **options)(body)
 
 
 plain = job("plain", base=Task)
@@ -304,8 +304,8 @@ def _checked(self: Task, key: str, gate: str) -> str:
 
 
 CHECKED = {"bind": True, "base": LockedTask, "lock_key": "{key}"}
-checked = app.task(name="checked", **CHECKED)(_checked)
-checked_alone = app.task(name="checked_alone", lock_lost="warn", **CHECKED)(_checked)
+checked = app.task(shared=False, name="checked", **CHECKED)(_checked)
+checked_alone = app.task(shared=False, name="checked_alone", lock_lost="warn", **CHECKED)(_checked)
 
 
 two_keys = job("two_keys", lock_key=["{key}:b", "{key}:a"], lock_timeout=LONG)
@@ -392,7 +392,7 @@ told = job(
 )
 
 
-@app.task(name="collect", bind=True)
+@app.task(name="collect", shared=False, bind=True)
 def collect(self: Task, results: list[Any], key: str) -> list[Any]:
     note("collected", self, key=key, results=results)
     return results

@@ -43,7 +43,9 @@ def test_errors_survive_pickling(cls: type[LockError]) -> None:
 
 
 def test_an_error_raised_in_another_thread_survives_pickling() -> None:
-    made = _as_class(LockLostError("its-key", "why"))()
+    arrived: list[type[BaseException]] = []
+    made = _as_class(LockLostError("its-key", "why"), arrived.append)()
+    assert arrived == [type(made)]
     assert isinstance(made, LockLostError)
     assert type(pickle.loads(pickle.dumps(made))) is LockLostError
     assert str(made) == str(LockLostError("its-key", "why"))

@@ -41,12 +41,12 @@ def note_that_it_waits(**_: object) -> None:
     Path(os.environ[SPANS]).with_suffix(".waiting").touch()
 
 
-@app.task(base=LockedTask, lock_key="{key}", ignore_result=True)
+@app.task(shared=False, base=LockedTask, lock_key="{key}", ignore_result=True)
 def in_slot(key: str) -> None:
     with trace.get_tracer("tests").start_as_current_span("own code"):
         pass
 
 
-@app.task(base=LockedTask, lock_key="{key}", lock_wait="consumer", ignore_result=True)
+@app.task(shared=False, base=LockedTask, lock_key="{key}", lock_wait="consumer", ignore_result=True)
 def in_consumer(key: str) -> None:
     pass

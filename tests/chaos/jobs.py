@@ -71,6 +71,7 @@ waits_in_consumer = os.environ.get(WAIT) == "consumer"
 
 
 @app.task(
+    shared=False,
     bind=True,
     base=LockedTask,
     name="work",

@@ -39,7 +39,7 @@ class Shop:
         # All apps of a process share what is in memory.
         self.app.conf.task_default_queue = uuid()
 
-    def task(self, function: Callable[..., Any] = give_back, **options: Any) -> Any:
+    def locked_task(self, function: Callable[..., Any] = give_back, **options: Any) -> Any:
         """A decorator, as that of the app: a task that is locked and sent once."""
         options = {"base": LockedTask, "lock_unique": "until_executed", "shared": False, **options}
         return self.app.task(lazy=False, **options)(function)

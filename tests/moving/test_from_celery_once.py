@@ -16,12 +16,12 @@ def add(a: int, b: int) -> int:
 
 
 def test_without_arguments_the_name_is_the_key(shop: Shop) -> None:
-    one, other = shop.task(name="one"), shop.task(name="other")
+    one, other = shop.locked_task(name="one"), shop.locked_task(name="other")
     assert one.delay().id == one.delay().id != other.delay().id
 
 
 def test_an_argument_is_the_same_by_name_and_by_position(shop: Shop) -> None:
-    task = shop.task(add, name="add")
+    task = shop.locked_task(add, name="add")
     first = task.delay(1, 2)
     assert task.delay(1, b=2).id == task.delay(b=2, a=1).id == first.id
     assert task.delay(2, 1).id != first.id
@@ -31,12 +31,12 @@ def test_a_bound_task_does_not_count_itself(shop: Shop) -> None:
     def bound(self: Any, a: int, b: int) -> int:
         return a + b
 
-    task = shop.task(bound, name="bound", bind=True)
+    task = shop.locked_task(bound, name="bound", bind=True)
     assert task.delay(1, 2).id == task.delay(a=1, b=2).id
 
 
 def test_only_the_keys_that_are_named_count(shop: Shop) -> None:
-    task = shop.task(add, name="selected", lock_key="{a}")
+    task = shop.locked_task(add, name="selected", lock_key="{a}")
     assert task.delay(1, 2).id == task.delay(1, 3).id != task.delay(2, 2).id
 
 
@@ -50,7 +50,7 @@ def test_a_task_that_retries_by_itself_has_the_same_key(shop: Shop) -> None:
         return a + b
 
     options = {"autoretry_for": (ValueError,), "default_retry_delay": 0}
-    task = shop.task(flaky, name="flaky", lock_key="{a}", **options)
+    task = shop.locked_task(flaky, name="flaky", lock_key="{a}", **options)
     first = task.delay(1, 2)
     assert shop.work() == 3
     assert first.get() == 3
@@ -65,7 +65,7 @@ def test_a_retry_with_other_arguments_is_not_in_its_own_way(shop: Shop) -> None:
             raise self.retry(kwargs={"a": 1}, countdown=0)
         return a
 
-    task = shop.task(again, name="again", bind=True, lock_key="again")
+    task = shop.locked_task(again, name="again", bind=True, lock_key="again")
     first = task.delay()
     assert shop.work() == 2
     assert first.get() == 1
@@ -80,7 +80,7 @@ def test_the_next_one_can_be_sent_before_or_after_the_run(shop: Shop, until: str
     def body(self: Any) -> None:
         seen.append(self.delay().id)
 
-    task = shop.task(body, name="body", bind=True, lock_unique=until, lock_timeout=0)
+    task = shop.locked_task(body, name="body", bind=True, lock_unique=until, lock_timeout=0)
     first = task.delay()
     assert shop.work(most=1) == 1
     assert (seen[0] == first.id) is (until == "until_executed")
@@ -88,7 +88,7 @@ def test_the_next_one_can_be_sent_before_or_after_the_run(shop: Shop, until: str
 
 
 def test_a_duplicate_can_be_an_error(shop: Shop) -> None:
-    task = shop.task(add, name="refusing", lock_duplicate="raise")
+    task = shop.locked_task(add, name="refusing", lock_duplicate="raise")
     first = task.delay(1, 2)
     with pytest.raises(DuplicateTaskError) as raised:
         task.delay(1, 2)
@@ -97,7 +97,7 @@ def test_a_duplicate_can_be_an_error(shop: Shop) -> None:
 
 def test_a_duplicate_can_be_let_go_for_one_call(shop: Shop) -> None:
     """`graceful`: nothing is raised, and the result says what has become of it."""
-    task = shop.task(add, name="graceful", lock_duplicate="raise")
+    task = shop.locked_task(add, name="graceful", lock_duplicate="raise")
     first = task.delay(1, 2)
     second = task.apply_async((1, 2), headers={"dflock": {"lock_duplicate": "skip"}})
     assert second.ready()
@@ -108,7 +108,7 @@ def test_a_duplicate_can_be_let_go_for_one_call(shop: Shop) -> None:
 
 
 def test_the_time_for_which_it_counts_can_be_set_for_one_call(shop: Shop) -> None:
-    task = shop.task(add, name="timed", lock_unique_ttl=60)
+    task = shop.locked_task(add, name="timed", lock_unique_ttl=60)
     task.delay(1, 2)
     task.apply_async((3, 4), headers={"dflock": {"lock_unique_ttl": 120}})
     short, long = sorted(lock["lease_expires_in_s"] for lock in shop.on_its_way(task))
@@ -117,7 +117,7 @@ def test_the_time_for_which_it_counts_can_be_set_for_one_call(shop: Shop) -> Non
 
 def test_in_eager_mode_every_call_runs(shop: Shop) -> None:
     shop.app.conf.task_always_eager = True
-    task = shop.task(add, name="eager")
+    task = shop.locked_task(add, name="eager")
     assert task.delay(1, 2).get() == task.delay(1, 2).get() == 3
 
 
@@ -130,6 +130,6 @@ def test_it_is_also_locked_while_it_runs(shop: Shop) -> None:
         (holder,) = admin.inspect(shop.address, lock.key)["holders"]
         inside.append((lock.held, holder["fence"] == lock.fence))
 
-    shop.task(body, name="locked").delay(1)
+    shop.locked_task(body, name="locked").delay(1)
     assert shop.work() == 1
     assert inside == [(True, True)]

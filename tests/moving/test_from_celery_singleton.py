@@ -26,20 +26,20 @@ def work_on(a: int, b: int, c: int = 3, d: int = 4) -> None: ...
 
 
 def test_ten_calls_with_the_same_arguments_are_one_task(shop: Shop) -> None:
-    task = shop.task(name="same")
+    task = shop.locked_task(name="same")
     assert len({task.delay(1, 2, 3).id for _ in range(10)}) == 1
     assert shop.queued() == 1
 
 
 def test_calls_with_different_arguments_are_different_tasks(shop: Shop) -> None:
-    task = shop.task(name="different")
+    task = shop.locked_task(name="different")
     assert len({task.delay(number, number + 1).id for number in range(5)}) == 5
     assert shop.queued() == 5
 
 
 @pytest.mark.parametrize("body", [give_back, fails], ids=["success", "error"])
 def test_once_it_has_ended_another_can_be_sent(shop: Shop, body: Any) -> None:
-    task = shop.task(body, name="ended")
+    task = shop.locked_task(body, name="ended")
     first = task.delay(1)
     assert shop.work() == 1
     assert first.state == ("FAILURE" if body is fails else "SUCCESS")
@@ -49,14 +49,14 @@ def test_once_it_has_ended_another_can_be_sent(shop: Shop, body: Any) -> None:
 
 
 def test_whose_place_it_is_can_be_learned(shop: Shop) -> None:
-    task = shop.task(name="whose")
+    task = shop.locked_task(name="whose")
     first = task.delay(1)
     (lock,) = shop.on_its_way(task)
     assert first.id in lock["label"]
 
 
 def test_what_could_not_be_sent_is_an_error_and_leaves_nothing_behind(shop: Shop) -> None:
-    task = shop.task(name="unsent", lock_key="unsent")
+    task = shop.locked_task(name="unsent", lock_key="unsent")
     with pytest.raises(EncodeError):
         task.delay(object())
     assert shop.on_its_way(task) == []
@@ -65,7 +65,7 @@ def test_what_could_not_be_sent_is_an_error_and_leaves_nothing_behind(shop: Shop
 
 
 def test_a_duplicate_can_be_an_error_that_names_the_first(shop: Shop) -> None:
-    task = shop.task(name="raising", lock_duplicate="raise")
+    task = shop.locked_task(name="raising", lock_duplicate="raise")
     first = task.delay(1)
     with pytest.raises(DuplicateTaskError) as raised:
         task.delay(1)
@@ -75,7 +75,7 @@ def test_a_duplicate_can_be_an_error_that_names_the_first(shop: Shop) -> None:
 
 def test_all_tasks_of_an_app_can_be_told_to_raise(shop: Shop) -> None:
     shop.app.conf.task_annotations = {"*": {"lock_duplicate": "raise"}}
-    task = shop.task(name="annotated")
+    task = shop.locked_task(name="annotated")
     task.delay(1)
     with pytest.raises(DuplicateTaskError):
         task.delay(1)
@@ -93,7 +93,7 @@ def test_all_tasks_of_an_app_can_be_told_to_raise(shop: Shop) -> None:
 def test_only_some_arguments_count(
     shop: Shop, key: str, call: Any, alike: Any, unlike: Any | None
 ) -> None:
-    task = shop.task(work_on, name=f"some:{key}", lock_key=key)
+    task = shop.locked_task(work_on, name=f"some:{key}", lock_key=key)
     first = task.apply_async(*call)
     assert task.apply_async(*alike).id == first.id
     if unlike is not None:
@@ -102,18 +102,18 @@ def test_only_some_arguments_count(
 
 def test_an_argument_that_does_not_exist_cannot_count(shop: Shop) -> None:
     with pytest.raises(ImproperlyConfigured, match=r"\{e\} names no argument of the task"):
-        shop.task(work_on, name="unknown", lock_key="{e}")
+        shop.locked_task(work_on, name="unknown", lock_key="{e}")
 
 
 def test_the_time_for_which_it_counts_can_be_set(shop: Shop) -> None:
-    task = shop.task(name="expiring", lock_unique_ttl=60)
+    task = shop.locked_task(name="expiring", lock_unique_ttl=60)
     task.delay(1)
     (lock,) = shop.on_its_way(task)
     assert 0 < lock["lease_expires_in_s"] <= 60
 
 
 def test_all_of_them_can_be_cleared(shop: Shop) -> None:
-    task = shop.task(name="cleared")
+    task = shop.locked_task(name="cleared")
     first = [task.delay(number).id for number in range(5)]
     locks = shop.on_its_way(task)
     assert len(locks) == 5
@@ -126,18 +126,18 @@ def test_all_of_them_can_be_cleared(shop: Shop) -> None:
 
 def test_arguments_need_not_be_plain(shop: Shop) -> None:
     """And need no encoder: what can be sent has a key."""
-    task = shop.task(name="identified")
+    task = shop.locked_task(name="identified")
     one, two = uuid.uuid4(), uuid.uuid4()
     assert task.delay(one).id == task.delay(one).id != task.delay(two).id
 
 
 def test_a_template_takes_an_argument_and_its_text_for_the_same(shop: Shop) -> None:
-    task = shop.task(work_on, name="marshalled", lock_key="{a}")
+    task = shop.locked_task(work_on, name="marshalled", lock_key="{a}")
     one = uuid.uuid4()
     assert task.delay(one, 2).id == task.delay(str(one), 2).id
 
 
 def test_what_has_no_text_of_its_own_is_refused(shop: Shop) -> None:
-    task = shop.task(name="opaque")
+    task = shop.locked_task(name="opaque")
     with pytest.raises(LockKeyError):
         task.delay(object())

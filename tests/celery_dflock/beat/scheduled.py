@@ -64,12 +64,14 @@ def note(what: str, **more: Any) -> None:
         os.close(file)
 
 
-@app.task(base=SingletonTask, name="second", lock_timeout=5, lock_requeue={"base": 0.05})
+@app.task(
+    shared=False, base=SingletonTask, name="second", lock_timeout=5, lock_requeue={"base": 0.05}
+)
 def second() -> None:
     note("run", id=second.request.id)
 
 
-@app.task(base=LockedTask, name="minute")
+@app.task(shared=False, base=LockedTask, name="minute")
 def minute() -> None:
     note("run", id=minute.request.id)
 

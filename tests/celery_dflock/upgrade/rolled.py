@@ -68,7 +68,7 @@ executed = job("rolled.executed", lock_timeout=0, lock_unique="until_executed")
 executing = job("rolled.executing", lock_timeout=0, lock_unique="until_executing")
 
 
-@app.task(name="rolled.collect")
+@app.task(name="rolled.collect", shared=False)
 def collect(results: list[str]) -> list[str]:
     return sorted(results)
 

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
+from celery_dflock.worker import interrupt
 from celery_dflock.worker.interrupt import Interruptible
 from tests.celery_dflock.processes import PATIENCE
 
@@ -18,38 +20,54 @@ class StoppedError(Exception):
     """The thread was interrupted."""
 
 
-def interrupted(inside: threading.Event, stretch: Interruptible, work: object) -> list[str]:
-    """Interrupt a thread that works; return how often it noticed."""
+@pytest.fixture
+def newborn_threads_wait() -> Iterator[None]:
+    """A thread that is started runs only once the one that started it waits for something."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(PATIENCE)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("newborn_threads_wait")
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_it_arrives_though_the_thread_has_started_others(
+    is_waited_for: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until they run they have its id, before Python 3.12: so they are let run, to their end.
+
+    One that does not come to run in time gets the error, and hands it on.
+    """
+    if not is_waited_for:
+        monkeypatch.setattr(interrupt, "LONGEST_BIRTH", 0)
     noticed: list[str] = []
+    born: list[int] = []
+    stillborn: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda each: stillborn.append(each.exc_type))
 
     def run() -> None:
+        stretch = Interruptible()
         try:
             with stretch:
-                inside.set()
+                for _ in range(3):
+                    _thread.start_new_thread(lambda: born.append(1), ())
+                assert stretch.interrupt(StoppedError("by a test"))
                 until = time.monotonic() + PATIENCE
                 while time.monotonic() < until:
-                    if work is not None:
-                        _thread.start_new_thread(work, ())  # type: ignore[arg-type]
+                    time.sleep(0.001)
         except StoppedError as error:
             noticed.append(str(error))
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert inside.wait(PATIENCE)
-    assert stretch.interrupt(StoppedError("by a test"))
-    thread.join(PATIENCE)
-    return noticed
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_it_arrives_though_the_thread_starts_others() -> None:
-    """Until they run they have its id, before Python 3.12."""
-
-    def nothing() -> None:
-        pass
-
-    for _ in range(20):
-        assert interrupted(threading.Event(), Interruptible(), nothing) == ["by a test"]
+    thread.join()
+    assert noticed == ["by a test"]
+    until = time.monotonic() + PATIENCE
+    while len(born) + len(stillborn) < 3 and time.monotonic() < until:
+        time.sleep(0.001)
+    assert len(born) == 3 if is_waited_for else born or stillborn
 
 
 TRACED = """

@@ -19,7 +19,14 @@ app.conf.broker_connection_retry_on_startup = True
 app.conf.worker_cancel_long_running_tasks_on_connection_loss = False
 
 
-@app.task(base=LockedTask, name="shop.sync", lock_key="{key}", lock_ttl=2, lock_timeout=60)
+@app.task(
+    base=LockedTask,
+    name="shop.sync",
+    shared=False,
+    lock_key="{key}",
+    lock_ttl=2,
+    lock_timeout=60,
+)
 def sync(key: str, gate: str) -> None:
     while not Path(gate).exists():
         time.sleep(0.01)
