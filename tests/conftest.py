@@ -3,11 +3,16 @@
 import pytest
 from hypothesis import settings
 
+from examples.demo.stage import Process
+from tests import forkserver
+
 # No example is judged by the clock of a busy machine.
 settings.register_profile("celery_dflock", settings(), deadline=None)
 settings.load_profile("celery_dflock")
 
 collect_ignore = ["smoke"]
+
+Process.launch = staticmethod(forkserver.start)
 
 LONGEST = (
     "test_testing.py",

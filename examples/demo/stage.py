@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 WAIT = 60.0
 POLL = 0.01
@@ -63,6 +63,8 @@ class Process:
     """What comes before the command: a program that runs it in another way."""
     where = ROOT
     """The directory that it runs in."""
+    launch: Callable[..., Any] = subprocess.Popen
+    """What starts the command."""
 
     def __init__(
         self, directory: str | Path, name: str, env: Mapping[str, str] | None = None
@@ -94,7 +96,7 @@ class Process:
             raise StageError(f"{self.name} is running already")
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
-            self._popen = subprocess.Popen(
+            self._popen = self.launch(
                 [*self.prefix, *self._command()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -169,16 +169,21 @@ class _Limited(Worker):
 
 
 class Waiter:
-    """A thread that waits for a lock, to measure when it is granted; then it holds the lock."""
+    """A thread that waits for a lock, to measure when it is granted; then it holds the lock.
+
+    Once it is entered it has its position in the queue, or the lock.
+    """
 
     def __init__(self, lock: DistributedLock) -> None:
         self.lock = lock
         self.granted_at = 0.0
+        self._is_granted = False
         self._error: BaseException | None = None
         lock.acquire_timeout_s = None
         self._thread = threading.Thread(target=self._wait, daemon=True)
 
     def __enter__(self) -> Self:
+        self._is_granted = self.lock.enqueue() == "acquired"
         self._thread.start()
         return self
 
@@ -206,7 +211,8 @@ class Waiter:
 
     def _wait(self) -> None:
         try:
-            self.lock.acquire()
+            if not self._is_granted:
+                self.lock.wait()
             self.granted_at = time.monotonic()
         except BaseException as exc:
             self._error = exc

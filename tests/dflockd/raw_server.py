@@ -13,13 +13,12 @@ import threading
 import time
 from collections.abc import Callable
 
+import psutil
+
+from tests import forkserver
+
 PATIENCE = 30.0
 """Seconds that a test waits for something that should come at once."""
-
-# Without uvloop the server runs on plain asyncio: hiding the module is all it takes.
-WITHOUT_UVLOOP = (
-    "import sys; sys.modules['uvloop'] = None; from dflockd.cli import main; sys.exit(main())"
-)
 
 
 class RawClient:
@@ -85,11 +84,11 @@ class ServerProcess:
         env: dict[str, str] | None = None,
         open_files: int | None = None,
     ) -> None:
-        start = ["-m", "dflockd"] if uvloop else ["-c", WITHOUT_UVLOOP]
+        module = "dflockd" if uvloop else "tests.dflockd.without_uvloop"
         limited = ["sh", "-c", f'ulimit -n {open_files} && exec "$@"', "sh"] if open_files else []
         clean = {k: v for k, v in os.environ.items() if not k.startswith("DFLOCKD_")}
-        self.process = subprocess.Popen(
-            [*limited, sys.executable, *start, "--host", "127.0.0.1", "--port", "0", *flags],
+        self.process = forkserver.start(
+            [*limited, sys.executable, "-m", module, "--host", "127.0.0.1", "--port", "0", *flags],
             stderr=subprocess.PIPE,
             text=True,
             env={**clean, **(env or {})},
@@ -157,7 +156,8 @@ class ServerProcess:
     def suspend(self) -> None:
         """Stop it where it is, and return once it has stopped; SIGCONT lets it go on."""
         self.signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+        process = psutil.Process(self.process.pid)
+        eventually(lambda: process.status() == psutil.STATUS_STOPPED)
 
     def wait(self) -> int:
         """Return the exit status of a server that ends by itself."""
