@@ -263,13 +263,6 @@ def test_a_cluster_that_is_down() -> None:
 # Workers.
 
 
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Path]:
-    gate = tmp_path / "gate"
-    yield gate
-    gate.touch()
-
-
 def inspected(worker: str) -> list[tuple[str, str, str]]:
     """What ``celery inspect dflock`` says: key, task id and state."""
     node = f"{worker}@{gethostname()}"
