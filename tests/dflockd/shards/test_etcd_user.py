@@ -52,7 +52,9 @@ async def test_all_calls_are_made_as_the_user(etcd: Etcd) -> None:
         outcome = await store.txn([RevisionIs(put.key, 0)], [put])
         assert outcome.succeeded
         assert list((await store.get_prefix("/dflockd/all-calls/")).records) == [put.key]
-        async with contextlib.aclosing(store.watch("/dflockd/all-calls/", outcome.revision)) as changes:
+        async with contextlib.aclosing(
+            store.watch("/dflockd/all-calls/", outcome.revision)
+        ) as changes:
             assert [event.key for event in await anext(changes)] == [put.key]
         await store.keep_alive(lease.id)
         assert await store.size() is not None
