@@ -25,7 +25,7 @@ from typing import Any, Final, TypeAlias
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client import abilities, clock, flows, forks, operations
+from dflockd.client import abilities, clock, flows, forks, operations, outage
 from dflockd.client.asking import ANSWER_PATIENCE, Asker, Begin, Home
 from dflockd.client.flows import introduced, opening_on
 from dflockd.client.introduction import NOTHING
@@ -655,7 +655,8 @@ class Session(Asker):
                 released, link = yield from self._give_back(lease, claim, link, give)
         except errors.RemoteError as exc:
             released = False
-            logger.warning("lock %r could not be released: %s", self._name, exc)
+            level = outage.level(self.server)
+            logger.log(level, "lock %r could not be released: %s", self._name, exc)
             if self.telling is not None:
                 self.telling.close()
             if isinstance(exc, PASSING):
