@@ -32,6 +32,13 @@ from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
+CLIENTS = (
+    "celery",
+    "celery.backends.redis",
+    "kombu.transport.redis",
+    "celery_dflock",
+    "dflockd.sync_client",
+)
 PRELOADED = {
     "dflockd": ("dflockd.cli", "uvloop"),
     "tests.dflockd.without_uvloop": ("dflockd.cli",),
@@ -41,13 +48,14 @@ PRELOADED = {
         "celery.apps.worker",
         "celery.worker.consumer",
         "celery.concurrency.prefork",
-        "celery.backends.redis",
-        "kombu.transport.redis",
-        "celery_dflock",
-        "dflockd.sync_client",
+        *CLIENTS,
     ),
+    "tests.celery_dflock.upgrade.rolled": CLIENTS,
 }
 """What the programs import first, by the module that is run."""
+
+OTHER_CODE = ("PYTHONPATH", "PYTHONSAFEPATH")
+"""What says where imports come from: there is a fork server for each."""
 
 GREEN = ("gevent", "eventlet")
 """Pools that patch the standard library before anything imports it."""
@@ -102,12 +110,20 @@ def _module(command: Sequence[str], env: Mapping[str, str]) -> str | None:
         return None
     if _for_python(env) != _for_python(os.environ):
         return None
+    if "PYTHONSAFEPATH" in env and str(ROOT) not in env.get("PYTHONPATH", "").split(os.pathsep):
+        return None
     return command[2]
 
 
 def _for_python(env: Mapping[str, str]) -> dict[str, str]:
-    """Return what an interpreter looks at when it starts."""
-    return {name: value for name, value in env.items() if name.startswith(("PYTHON", "COV"))}
+    """Return what an interpreter looks at when it starts, but for where imports come from."""
+    looked_at = (name for name in env if name.startswith(("PYTHON", "COV")))
+    return {name: env[name] for name in looked_at if name not in OTHER_CODE}
+
+
+def _code(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return where imports come from."""
+    return tuple((name, env[name]) for name in OTHER_CODE if name in env)
 
 
 class Forked:
@@ -119,26 +135,30 @@ class Forked:
         self.args = ["python", "-m", *what["arguments"]]
         self.returncode: int | None = None
         self._mutex = threading.Lock()
-        read: dict[int, IO[Any]] = {}
+        ends: dict[int, IO[Any]] = {}
         with contextlib.ExitStack() as theirs:
             given = []
             for number, file in enumerate(files):
                 if file is None:
                     given.append(number)
                     continue
-                if file == subprocess.PIPE:
+                if file == subprocess.PIPE and number == 0:
+                    end, ours = os.pipe()
+                    ends[number] = os.fdopen(ours, "w" if text else "wb")
+                elif file == subprocess.PIPE:
                     ours, end = os.pipe()
-                    read[number] = os.fdopen(ours, "r" if text else "rb")
+                    ends[number] = os.fdopen(ours, "r" if text else "rb")
                 elif file == subprocess.DEVNULL:
                     end = os.open(os.devnull, os.O_RDWR)
                 else:
                     end = os.dup(file if isinstance(file, int) else file.fileno())
                 theirs.callback(os.close, end)
                 given.append(end)
-            self.stdout, self.stderr = read.get(1), read.get(2)
+            self.stdin, self.stdout, self.stderr = map(ends.get, range(REDIRECTED))
             self._line, far = socket.socketpair()
             theirs.callback(far.close)
-            socket.send_fds(_server(PRELOADED[what["module"]]), [b"+"], [far.fileno(), *given])
+            server = _server(PRELOADED[what["module"]], _code(what["environment"]))
+            socket.send_fds(server, [b"+"], [far.fileno(), *given])
         self._line.sendall(json.dumps(what).encode() + b"\n")
         self._said = b""
         self.pid = int(self._next(LONGEST_START))
@@ -193,13 +213,14 @@ class Forked:
 
 
 @functools.cache
-def _server(modules: Sequence[str]) -> socket.socket:
-    """Return the line to the process that has these modules; it ends with the line."""
+def _server(modules: Sequence[str], code: tuple[tuple[str, str], ...]) -> socket.socket:
+    """Return the line to the process that has these modules from there; it ends with the line."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.forkserver", str(theirs.fileno()), *modules],
             cwd=ROOT,
+            env={**{k: v for k, v in os.environ.items() if k not in OTHER_CODE}, **dict(code)},
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             start_new_session=True,
@@ -270,7 +291,8 @@ def become(what: Mapping[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(what["environment"])
     os.chdir(what["directory"])
-    sys.path[0] = what["directory"]
+    if not sys.flags.safe_path:
+        sys.path[0] = what["directory"]
     sys.argv[1:] = what["arguments"][1:]
     gc.unfreeze()
     gc.enable()

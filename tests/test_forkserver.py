@@ -45,8 +45,15 @@ def said(process: Any) -> dict[str, Any]:
     return found
 
 
-def test_it_finds_what_a_new_process_finds(probe: list[str], tmp_path: Path) -> None:
-    env = {**os.environ, "SEEN": "ä"}
+ELSEWHERE = {"PYTHONSAFEPATH": "1", "PYTHONPATH": f"HERE{os.pathsep}{forkserver.ROOT}"}
+
+
+@pytest.mark.parametrize("path", [{}, ELSEWHERE], ids=["path of ours", "path of its own"])
+def test_it_finds_what_a_new_process_finds(
+    probe: list[str], tmp_path: Path, path: dict[str, str]
+) -> None:
+    path = {name: value.replace("HERE", str(tmp_path)) for name, value in path.items()}
+    env = {**os.environ, "SEEN": "ä", **path}
     how: dict[str, Any] = {"cwd": tmp_path, "env": env, "stdin": subprocess.DEVNULL}
     for is_leader in (False, True):
         new = subprocess.Popen(
@@ -82,6 +89,16 @@ def test_it_ends_as_a_new_process_ends(
     assert texts[0] == texts[1]
 
 
+def test_it_can_be_talked_to(probe: list[str], tmp_path: Path) -> None:
+    (tmp_path / "probe.py").write_text("print(input() + '!')\n")
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = forkserver.start(probe, cwd=tmp_path, **pipes)
+    with process.stdin, process.stdout:
+        print("hello", file=process.stdin, flush=True)
+        assert process.stdout.read() == "hello!\n"
+    assert process.wait(60) == 0
+
+
 def test_it_is_waited_for_no_longer_than_that(probe: list[str], tmp_path: Path) -> None:
     (tmp_path / "probe.py").write_text("import signal; signal.pause()\n")
     process = forkserver.start(probe, cwd=tmp_path)
@@ -100,6 +117,7 @@ def test_it_is_waited_for_no_longer_than_that(probe: list[str], tmp_path: Path) 
         ([sys.executable, "-X", "dev", "-m", "dflockd", "--version"], {}),
         ([sys.executable, "-m", "celery", "--pool", "gevent", "--version"], {}),
         ([sys.executable, "-m", "dflockd", "--version"], {"PYTHONWARNINGS": "error"}),
+        ([sys.executable, "-m", "dflockd", "--version"], {"PYTHONSAFEPATH": "1"}),
     ],
 )
 def test_what_it_cannot_give_is_started_anew(command: list[str], env: dict[str, str]) -> None:
