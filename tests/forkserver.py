@@ -51,6 +51,7 @@ PRELOADED = {
         *CLIENTS,
     ),
     "tests.celery_dflock.upgrade.rolled": CLIENTS,
+    "tests.snippet": CLIENTS,
 }
 """What the programs import first, by the module that is run."""
 
