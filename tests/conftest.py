@@ -55,5 +55,6 @@ class OneBroker(LoadFileScheduling):
         return "rabbitmq" if "/rabbitmq/" in nodeid else super()._split_scope(nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneBroker:
     return OneBroker(config, log)
