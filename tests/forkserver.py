@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,9 +40,13 @@ CLIENTS = (
     "celery_dflock",
     "dflockd.sync_client",
 )
+
+SERVER = ("dflockd.cli", "dflockd.http", "dflockd.storage")
+"""Not what speaks to etcd: gRPC begins threads when it is imported, which no child would have."""
+
 PRELOADED = {
-    "dflockd": ("dflockd.cli", "uvloop"),
-    "tests.dflockd.without_uvloop": ("dflockd.cli",),
+    "dflockd": (*SERVER, "uvloop", "dflockd.top.command"),
+    "tests.dflockd.without_uvloop": SERVER,
     "celery": (
         "celery.bin.celery",
         "celery.bin.worker",
@@ -101,6 +106,39 @@ def start(
         "is_leader": start_new_session,
     }
     return Forked(what, (stdin, stdout, stderr), text)
+
+
+def run(
+    command: Sequence[str],
+    *,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program as `subprocess.run` does that returns what is printed, unless it goes elsewhere."""
+    process = start(
+        command,
+        stdin=stdin,
+        stdout=subprocess.PIPE if stdout is None else stdout,
+        stderr=subprocess.PIPE if stderr is None else stderr,
+        text=True,
+        env=env,
+    )
+    with ThreadPoolExecutor(2) as pool:
+        files = (process.stdout, process.stderr)
+        read = [pool.submit(file.read) if file is not None else None for file in files]
+        try:
+            process.wait(timeout)
+        except BaseException:
+            process.kill()
+            raise
+        said = [text.result() if text is not None else None for text in read]
+    for file in files:
+        if file is not None:
+            file.close()
+    return subprocess.CompletedProcess(command, process.wait(), *said)
 
 
 def _module(command: Sequence[str], env: Mapping[str, str]) -> str | None:
@@ -262,6 +300,8 @@ def serve(control: socket.socket) -> dict[str, Any]:
         if not pid:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            # Ignored where the tests run in the background.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             for number, file in enumerate(files[1:]):
                 os.dup2(file, number)
             for each in (control, line, *children.values()):
@@ -303,6 +343,8 @@ def become(what: Mapping[str, Any]) -> None:
 if __name__ == "__main__":
     gc.disable()
     for name in sys.argv[2:]:
-        importlib.import_module(name)
+        # An older release does not have all of it, nor an environment without the extras.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     gc.freeze()
     become(serve(socket.socket(fileno=int(sys.argv[1]))))

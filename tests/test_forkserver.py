@@ -99,6 +99,18 @@ def test_it_can_be_talked_to(probe: list[str], tmp_path: Path) -> None:
     assert process.wait(60) == 0
 
 
+def test_it_is_run_as_a_new_process_is(
+    probe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "probe.py").write_text("import sys; print(sys.argv[1:]); sys.exit('ä')\n")
+    monkeypatch.chdir(tmp_path)
+    new = subprocess.run(probe, capture_output=True, text=True, check=False)
+    forked = forkserver.run(probe, timeout=60)
+    assert (new.returncode, new.stderr) == (1, "ä\n")
+    for each in ("returncode", "stdout", "stderr"):
+        assert getattr(forked, each) == getattr(new, each)
+
+
 def test_it_is_waited_for_no_longer_than_that(probe: list[str], tmp_path: Path) -> None:
     (tmp_path / "probe.py").write_text("import signal; signal.pause()\n")
     process = forkserver.start(probe, cwd=tmp_path)
@@ -157,6 +169,9 @@ def test_servers_are_forked() -> None:
     server = ServerProcess()
     try:
         assert isinstance(server.process, Forked)
+        asked = psutil.Process(server.process.pid).parent()
+        assert asked is not None
+        assert asked.num_threads() == 1, "a child would not have the others"
         assert server.connect().lock("k")
         server.suspend()
         server.signal(signal.SIGCONT)

@@ -22,6 +22,7 @@ from dflockd.config import (
 )
 from dflockd.shards.tls import EtcdTls
 from dflockd.shards.user import EtcdUser
+from tests import forkserver
 from tests.dflockd.config.support import settings
 
 # Settings against each other.
@@ -175,14 +176,11 @@ def test_unknown_variables_are_warned_about() -> None:
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
-    return subprocess.run(
+    return forkserver.run(
         [sys.executable, "-m", "dflockd", *arguments],
         env={**clean, **environ},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
+        timeout=60,
     )
 
 
