@@ -26,8 +26,8 @@ class Claims:
     """Takes shards over, and opens each once nobody else can serve it.
 
     Attributes:
-        queue: shards that are to be claimed, first come, first served.
-        unconfirmed: those that are to be confirmed.
+        queue: shards to claim, first come, first served.
+        unconfirmed: those to confirm.
         leftovers: what was handed over and has been taken in.
     """
 
