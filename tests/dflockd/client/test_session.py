@@ -24,12 +24,19 @@ from dflockd.client.session import TRANSITIONS, Session
 from tests.dflockd.client.owners import play
 from tests.dflockd.client.stage import BrokenRuleError, Stage, some_weather
 
-SEEDS = 120
+RARE = {
+    "a position that is left is not looked after": 33,
+    "nobody notices that a position is forgotten": 37,
+    "a shorter lease begins once it is confirmed": 146,
+}
+"""Planted faults that few worlds show, and the first world that does."""
+
+QUICK = {*range(50), *RARE.values()}
 """Worlds in the quick run; the soak has many times as many."""
 
 SOAK = range(10_000, 14_000)
 
-PLANT_SEEDS = 200
+PLANT_SEEDS = 400
 """Worlds in which a planted fault has to be found."""
 
 
@@ -61,7 +68,7 @@ def world(seed: int) -> set[tuple[str, str]]:
 
 def test_in_no_world_a_rule_is_broken() -> None:
     seen: set[tuple[str, str]] = set()
-    for seed in range(SEEDS):
+    for seed in QUICK:
         seen |= world(seed)
     assert seen >= TRANSITIONS, f"not seen: {TRANSITIONS - seen}"
 
@@ -360,7 +367,8 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     rule, patch = PLANTED[name]
     patch(monkeypatch)
     found: list[str] = []
-    for seed in range(PLANT_SEEDS):
+    # A world is its seed: what has shown the fault shows it again, until the code changes.
+    for seed in (RARE.get(name, 0), *range(PLANT_SEEDS)):
         with contextlib.suppress(Exception):
             try:
                 world(seed)
