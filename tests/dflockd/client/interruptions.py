@@ -8,11 +8,12 @@ import dis
 import signal
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from dflockd import sync_client
 
@@ -38,16 +39,54 @@ _trip.argtypes = [ctypes.py_object]
 _trip.restype = None
 
 
+class Point(NamedTuple):
+    """An instruction that is reached, and for which time."""
+
+    code: CodeType
+    offset: int
+    time: int
+
+
+class Reached:
+    """The points that a call comes to in the client, and in what the client calls.
+
+    Each instruction is traced, which takes a hundred times as long as the call: once, to know what to
+    interrupt.
+    """
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self._times: Counter[tuple[CodeType, int]] = Counter()
+
+    def call(self, function: Callable[[], object]) -> None:
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            function()
+        finally:
+            sys.settrace(before)
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not _is_of_client(frame):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and frame.f_lasti in _points_of(frame.f_code):
+            self._times[frame.f_code, frame.f_lasti] += 1
+            time = self._times[frame.f_code, frame.f_lasti]
+            self.points.append(Point(frame.f_code, frame.f_lasti, time))
+        return self._trace
+
+
 class Interrupted:
-    """Make calls, and have a signal come in one before the given instruction of what they call.
+    """Make a call, and have a signal come before the given instruction of what it calls.
 
     Its handler runs, and raises, where the interpreter sees to signals next, as in real life.
     """
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.count = 0
-        self._points: dict[CodeType, frozenset[int]] = {}
+    def __init__(self, point: Point) -> None:
+        self.has_come = False
+        self._point = point
+        self._times = 0
         self._handler: Any = None
 
     def __enter__(self) -> Self:
@@ -64,8 +103,7 @@ class Interrupted:
 
     def call(self, function: Callable[[], object]) -> Interrupt | None:
         """Return what has interrupted it, or ``None`` if it has ended before."""
-        # Coverage traces as well.
-        before = sys.gettrace()
+        before = sys.gettrace()  # coverage traces as well
         sys.settrace(self._trace)
         try:
             function()
@@ -82,28 +120,35 @@ class Interrupted:
         raise Interrupt
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(CLIENT):
-            # What the client calls, and not what the test does meanwhile.
-            caller = frame.f_back
-            if caller is None or caller.f_trace is None:
-                return None
+        """Look into the one function that has the instruction."""
+        if frame.f_code is not self._point.code or not _is_of_client(frame):
+            return None
         frame.f_trace_opcodes = True
-        if event == "opcode" and frame.f_lasti in self._points_of(frame.f_code):
-            self.count += 1
-            if self.count == self.number:
+        if event == "opcode" and frame.f_lasti == self._point.offset:
+            self._times += 1
+            if self._times == self._point.time:
+                self.has_come = True
                 sys.settrace(None)
                 # As the last thing, with no instruction of Python between it and the client's.
                 mark = _Mark()
                 self._reference = weakref.ref(mark, _trip)
         return self._trace
 
-    def _points_of(self, code: CodeType) -> frozenset[int]:
-        points = self._points.get(code)
-        if points is None:
-            points = self._points[code] = frozenset(
-                each.offset for each in dis.get_instructions(code) if each.opname.startswith(BEFORE)
-            )
-        return points
+
+def _is_of_client(frame: FrameType | None) -> bool:
+    """Whether it is the client's, or called by the client, and is not what the test does meanwhile."""
+    while frame is not None and frame.f_code.co_filename != __file__:
+        if frame.f_code.co_filename.startswith(CLIENT):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@cache
+def _points_of(code: CodeType) -> frozenset[int]:
+    return frozenset(
+        each.offset for each in dis.get_instructions(code) if each.opname.startswith(BEFORE)
+    )
 
 
 class Cancelled:

@@ -26,8 +26,12 @@ class Scene:
     The methods that begin with ``do_`` do it; each is the same with either client.
     """
 
-    def __init__(self, server: ServerProcess, key: str, lock: Any, rival: Any) -> None:
+    def __init__(
+        self, server: ServerProcess, key: str, lock: Any, rival: Any, owner: str = ""
+    ) -> None:
         self.server = server
+        self.owner = owner
+        """As whom the rival holds it, and nothing else: what it asks for later is nobody's conflict."""
         self.key = key
         self.lock = lock
         self.rival = rival
@@ -39,7 +43,11 @@ class Scene:
 
     def hold(self) -> None:
         """Let the rival have the lock."""
+        if self.owner:
+            assert self.rival.ask("owner", "_", self.owner) == "ok"
         self.token = self.rival.lock(self.key, "0 600")
+        if self.owner:
+            assert self.rival.ask("owner", "_", "rival 0") == "ok"
 
     def unhold(self) -> None:
         token, self.token = self.token, None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import socket
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 
 from dflockd import sync_client
 from dflockd.client import process
-from tests.dflockd.client.interruptions import Interrupted
+from tests.dflockd.client.interruptions import Interrupted, Reached
 from tests.dflockd.client.scenes import (
     BUSY,
     Scene,
@@ -252,33 +251,48 @@ def test_a_signal_at_every_instruction(
         options |= {"acquire_timeout_s": 0}
     if how == "conflict":
         options |= {"owner": ("run", 0), "label": "me"}
-        assert rival.ask("owner", "_", "run 0") == "ok"
-    for number in itertools.count(1):
+
+    def new_scene() -> Scene:
         lost.locks.clear()
         lock = sync_client.DistributedLock(key, on_lost=lost, **options)
-        scene = Scene(server, key, lock, rival)
+        scene = Scene(server, key, lock, rival, "run 0" if how == "conflict" else "")
         if how in BUSY:
             scene.hold()
-        with Interrupted(number) as interrupted:
+        return scene
+
+    def clear_up(scene: Scene) -> None:
+        scene.unhold()
+        if scene.detached is not None:
+            assert rival.ask("r", key, scene.detached) == "ok"
+
+    for _ in range(2):  # after the first time, what is made once is there
+        scene, reached = new_scene(), Reached()
+        reached.call(lambda scene=scene: SCENES[how](scene))  # type: ignore[misc]
+        clear_up(scene)
+        with sync_client.DistributedLock(key, servers=options["servers"]):
+            pass  # an idle connection is there, as after each of the others
+    came = 0
+    for point in reached.points:
+        scene = new_scene()
+        with Interrupted(point) as interrupted:
             exc = interrupted.call(lambda scene=scene: SCENES[how](scene))  # type: ignore[misc]
+        came += interrupted.has_come
         if exc is None:
             # It has ended before; or what was interrupted is nobody's, a callback of a weak reference.
-            scene.unhold()
-            if scene.detached is not None:
-                assert rival.ask("r", key, scene.detached) == "ok"
-            if interrupted.count < number:
-                break
+            clear_up(scene)
             continue
-        state = lock.state
+        lock, state = scene.lock, scene.lock.state
         if how not in ("gone", "regained", "renewal_"):
             assert not lost.locks
         elif state == "lost" and "lose" not in functions_in(exc):
             assert lost.locks == [lock], told(exc)
         lock.acquire_timeout_s = 2
         check_after(scene, exc)
-    assert number > 100
+    assert came > 100
+    # Not each call goes exactly the same way: one waits where another finds its answer.
+    assert came > 0.6 * len(reached.points)
     rival.close()
-    del lock, scene, exc
+    del lock, scene, exc, new_scene, clear_up
     eventually(lambda: connections(server) <= before)
 
 
