@@ -86,8 +86,7 @@ class Leader:
     def due(self, now: float) -> Transaction | None:
         """Return what to write now, if anything."""
         if not self.leads:
-            # A server that serves it has looked. One that should serve it waits for others to show
-            # up.
+            # Whoever does has looked, and whoever is to must wait for others to show themselves.
             self._look_at = None
             self._targets.clear()
             return None

@@ -196,7 +196,7 @@ class Handling:
     def cannot_write(self, exc: Exception) -> NoReturn:
         """End the process, for its journal cannot be written. May be called in any thread.
 
-        A client that got a grant now would believe in a lock that the next process does not know.
+        Whoever was told of a grant now would believe in a lock that the next process knows not of.
         """
         # The log may be a pipe that nobody reads any more.
         end = threading.Timer(LAST_WORD, os._exit, (1,))

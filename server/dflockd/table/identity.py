@@ -1,4 +1,4 @@
-"""How one process is told apart from others that could answer instead."""
+"""How one process is told from all others that could answer in its place."""
 
 from __future__ import annotations
 

@@ -18,11 +18,6 @@ TOO_LONG = 8.0
 """Seconds beyond those that were given; it was ten, and is two."""
 
 
-def more(*values: object) -> Any:
-    """Another case of what is tested anyway: each takes its seconds."""
-    return pytest.param(*values, marks=pytest.mark.soak)
-
-
 async def is_not_answered(acquiring: Any, timeout: float) -> None:
     """Check that an attempt ends in time, as one of which nobody has said anything."""
     with Pace() as pace, pytest.raises(errors.UnreachableError, match="no answer in time"):

@@ -23,6 +23,7 @@ from dflockd.wire import Detach, Enqueue, Evict, Status, Wait
 from tests.dflockd.client_support import Face
 from tests.dflockd.raw_server import PATIENCE
 from tests.dflockd.scripted_server import ScriptedServer, renewed
+from tests.effort import examples, more
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -161,25 +162,25 @@ def test_what_is_secret_is_not_shown(face: Face) -> None:
         assert "sesame" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "make",
-    ["set(NAMES)", "frozenset(NAMES)", "dict.fromkeys(set(NAMES))"],
-    ids=["set", "frozenset", "dict"],
-)
-def test_servers_in_no_order_are_not_spread_at_random(face: Face, make: str) -> None:
+NO_ORDER = ("set(NAMES)", "frozenset(NAMES)", "dict.fromkeys(set(NAMES))")
+
+
+@pytest.mark.parametrize("hash_seeds", [4, more(20)])
+def test_servers_in_no_order_are_not_spread_at_random(hash_seeds: int) -> None:
     """The order decides where a key lives: two processes must not have two orders."""
     program = f"""
-import sys
-from {face.module.__name__} import DistributedLock
+from dflockd import client, sync_client
 from dflockd.errors import InvalidArgumentError
 NAMES = [f"lock-{{n}}:6388" for n in range(8)]
-try:
-    print(DistributedLock("key", servers={make}).server)
-except InvalidArgumentError:
-    print("refused")
+for servers in ({", ".join(NO_ORDER)}):
+    for face in (client, sync_client):
+        try:
+            print(face.DistributedLock("key", servers=servers).server)
+        except InvalidArgumentError:
+            print("refused")
 """
     answers = set()
-    for seed in range(4):
+    for seed in range(hash_seeds):
         run = subprocess.run(
             [sys.executable, "-c", program],
             env={"PYTHONHASHSEED": str(seed), "PYTHONPATH": ":".join(sys.path)},
@@ -188,7 +189,8 @@ except InvalidArgumentError:
             timeout=PATIENCE,
             check=True,
         )
-        answers.add(run.stdout.strip())
+        assert len(run.stdout.split()) == 2 * len(NO_ORDER)
+        answers.add(run.stdout)
     assert len(answers) == 1, f"each process has another server in charge: {answers}"
 
 
@@ -254,18 +256,20 @@ LIKELY = {
 }
 
 many = settings(
-    max_examples=100,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 
+@examples
 @pytest.mark.parametrize("name", LIKELY)
-def test_any_argument_is_refused_or_works(face: Face, scripted: ScriptedServer, name: str) -> None:
+def test_any_argument_is_refused_or_works(
+    face: Face, scripted: ScriptedServer, name: str, examples: int
+) -> None:
     kind = "semaphore" if name == "limit" else "lock"
     servers = [("127.0.0.1", scripted.port)]
 
-    @many
+    @settings(many, max_examples=examples)
     @given(value=LIKELY[name])
     def check(value: Any) -> None:
         try:
@@ -297,9 +301,10 @@ WHILE_HELD = ("renew", "detach")
 WHILE_QUEUED = ("wait", "wait-keep")
 
 
+@examples
 @pytest.mark.parametrize("name", METHODS)
 def test_any_argument_of_a_method_is_refused_or_works(
-    face: Face, scripted: ScriptedServer, name: str
+    face: Face, scripted: ScriptedServer, name: str, examples: int
 ) -> None:
     """And where it is refused, nothing has changed."""
     scripted.script(Enqueue, Status.QUEUED)
@@ -311,7 +316,7 @@ def test_any_argument_of_a_method_is_refused_or_works(
     )
     likely = GARBAGE | NUMBERS | (keep if name == "wait-keep" else st.text("0aZ", max_size=40))
 
-    @many
+    @settings(many, max_examples=examples)
     @given(value=likely)
     def check(value: Any) -> None:
         lock = face.module.DistributedLock("key", servers=[("127.0.0.1", scripted.port)])

@@ -37,6 +37,7 @@ from dflockd.wire import (
 )
 from tests.dflockd.client_support import Calls, Client, Face, until
 from tests.dflockd.scripted_server import Last, ScriptedServer, grant, renewed
+from tests.effort import examples
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -88,7 +89,6 @@ REPLIES = st.one_of(
 ).map(lambda reply: reply if b"\n" in reply else Last(reply))
 
 many = settings(
-    max_examples=100,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -125,8 +125,9 @@ METHODS: dict[str, tuple[type, Callable[[Any], Any], tuple[Any, ...]]] = {
 HELD = ("renew", "detach", "release")
 
 
+@examples
 @pytest.mark.parametrize("name", METHODS)
-def test_any_bytes(face: Face, scripted: ScriptedServer, name: str) -> None:
+def test_any_bytes(face: Face, scripted: ScriptedServer, name: str, examples: int) -> None:
     kind, call, meanings = METHODS[name]
 
     def make() -> Any:
@@ -138,7 +139,7 @@ def test_any_bytes(face: Face, scripted: ScriptedServer, name: str) -> None:
             "key", 0, 30, servers=servers, auth_token=secret, label=label
         )
 
-    @many
+    @settings(many, max_examples=examples)
     @given(reply=REPLIES)
     def check(reply: bytes) -> None:
         for each in (Acquire, Confirm, Enqueue, Wait, Renew, Detach, Release, Evict, Inspect):

@@ -14,10 +14,11 @@ from dflockd.client import operations
 from dflockd.client.pending import PendingAcquires
 from dflockd.shards import get_shard_id
 from dflockd.wire import Acquire, Enqueue, Ping, Recovering, Release, Shards, Status, Wait
-from tests.dflockd.client.silence import KEY, TOO_LONG, Waiter, is_not_answered, more
+from tests.dflockd.client.silence import KEY, TOO_LONG, Waiter, is_not_answered
 from tests.dflockd.client_support import Client, soon, until
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
 from tests.dflockd.scripted_server import NUM_SHARDS, ScriptedCluster, Silence
+from tests.effort import more
 from tests.pace import Pace
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

@@ -22,9 +22,10 @@ from dflockd.address import Address
 from dflockd.client import aio, asking, blocking, clock, flows, operations
 from dflockd.client.connection import carry_out
 from dflockd.client.steps import Flow, Open, Route
-from tests.dflockd.client.silence import KEY, TOO_LONG, is_not_answered, more
+from tests.dflockd.client.silence import KEY, TOO_LONG, is_not_answered
 from tests.dflockd.client_support import Calls, Client, soon, until
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
+from tests.effort import more
 from tests.pace import Pace
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

@@ -1,0 +1,16 @@
+"""How much a test tries: a little in every run, much in the soak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def more(*values: object) -> Any:
+    """Another case of what is tested anyway: each takes its seconds."""
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
+examples = pytest.mark.parametrize("examples", [pytest.param(30, id="few"), more(1000)])
+"""How many examples a property is tried with, where each of them takes milliseconds."""
