@@ -21,6 +21,7 @@ from dflockd.cluster.parameters import MAX_LEASE, SERVING_LEASE, ClusterParamete
 from dflockd.server import ServerOptions, TlsContext
 from dflockd.server.tls import not_after
 from dflockd.shards.keys import SERVERS_PREFIX, Keys
+from dflockd.shards.liveness import is_name
 from dflockd.shards.tls import EtcdTls
 from dflockd.shards.user import EtcdUser
 from dflockd.table import Limits
@@ -118,12 +119,14 @@ def _read_cluster(text: str) -> tuple[str, ...]:
     endpoints = tuple(rest.rstrip("/").split(","))
     if not found or scheme != "etcd" or any(not re.fullmatch(r"[^\s/@]+", e) for e in endpoints):
         raise ValueError
+    for endpoint in endpoints:
+        parse_server(endpoint)
     return endpoints
 
 
 def _read_address(text: str) -> str:
     address = parse_server(text)
-    if address.unix_path is not None:
+    if address.unix_path is not None or not is_name(str(address)):
         raise ValueError
     return str(address)
 
@@ -719,9 +722,12 @@ def _value(setting: Setting, flags: argparse.Namespace, environ: Mapping[str, st
     try:
         return setting.kind.read(given)
     except ValueError:
-        shown = "its value" if setting.secret else repr(given)
+        # A password can stand before an @.
+        shown = "its value" if setting.secret or "@" in given else repr(given)
         hint = ""
-        if not given:
+        if setting.kind is _CLUSTER and "@" in given:
+            hint = "; set --cluster-user and --cluster-password-file instead"
+        elif not given:
             hint = "; unset it for the default"
         elif source == setting.variable and given.startswith("tcp://"):
             hint = "; Kubernetes sets it for a service named dflockd: enableServiceLinks: false"

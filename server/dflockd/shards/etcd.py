@@ -96,7 +96,10 @@ class EtcdStore:
             )
         if not timeout > 0:
             raise InvalidArgumentError(f"timeout is {timeout!r}: give seconds, more than 0")
-        self.endpoints = tuple(e if ":" in e else f"{e}:{DEFAULT_PORT}" for e in endpoints)
+        # The colons of an address of IPv6 stand in brackets.
+        self.endpoints = tuple(
+            e if ":" in e.rpartition("]")[2] else f"{e}:{DEFAULT_PORT}" for e in endpoints
+        )
         self._timeout = timeout
         self._tls = tls
         self._members: list[Endpoint] = []

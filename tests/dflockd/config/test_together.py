@@ -212,14 +212,27 @@ CLUSTER = {"DFLOCKD_CLUSTER": "etcd://e:2379", "DFLOCKD_ADVERTISE": "h:1"}
 
 @pytest.mark.parametrize(
     "url",
-    ["e:2379", "redis://e", "etcd://", "etcd://e,,f", "etcd://u:p@e", "etcd://e f", "etcd:/e"],
+    [
+        *("e:2379", "redis://e", "etcd:/e"),
+        *(f"etcd://{text}" for text in ("", "e,,f", "u:p@e", "e f", "e:0", "e:99999", "e:x", "e:")),
+        *("etcd://::1", "etcd://[::1"),
+    ],
 )
 def test_where_the_cluster_is_must_be_an_etcd(url: str) -> None:
     with pytest.raises(SettingError, match=r"DFLOCKD_CLUSTER: .*etcd://host:2379"):
         settings(**CLUSTER | {"DFLOCKD_CLUSTER": url})
 
 
-@pytest.mark.parametrize("address", ["h:0", "unix:/s", "h:x", "a b:1", ":1"])
+def test_a_password_in_the_place_of_an_etcd_is_not_shown() -> None:
+    with pytest.raises(
+        SettingError, match="set --cluster-user and --cluster-password-file"
+    ) as info:
+        settings(**CLUSTER | {"DFLOCKD_CLUSTER": "etcd://somebody:hunter2@e:2379"})
+    assert "hunter2" not in str(info.value)
+
+
+# The last two could not stand in the record of a shard.
+@pytest.mark.parametrize("address", ["h:0", "unix:/s", "h:x", "a b:1", ":1", "a,b:1", "f=pinned:1"])
 def test_an_address_that_nobody_could_reach_is_refused(address: str) -> None:
     with pytest.raises(SettingError, match=r"DFLOCKD_ADVERTISE: .* is not host:port"):
         settings(**CLUSTER | {"DFLOCKD_ADVERTISE": address})

@@ -330,7 +330,8 @@ async def test_a_timeout_that_cannot_be(timeout):
 
 
 async def test_an_endpoint_without_a_port_has_the_usual_one():
-    assert EtcdStore(["a", "b:1"]).endpoints == ("a:2379", "b:1")
+    store = EtcdStore(["a", "b:1", "[::1]", "[::1]:1"])
+    assert store.endpoints == ("a:2379", "b:1", "[::1]:2379", "[::1]:1")
 
 
 # around it
