@@ -22,6 +22,9 @@ PURE := tests/dflockd/wire tests/dflockd/table --ignore=tests/dflockd/table/test
 	beat/test_firing.py beat/test_settings.py) \
 	tests/test_complaints.py tests/test_release.py
 
+# Containers often set it. Each of some 2,000 processes would compile every module again: half of the CPU.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test check test-compiled compiled compiler lint types soak chaos smoke mutants matrix bench docs release-check format clean
 

@@ -100,9 +100,11 @@ def _status_line(row: dict[str, Any]) -> str:
     circles = "".join(
         click.style(f"\n  deadlock: {printable(each)}", fg="red") for each in row["circles"]
     )
+    numbers = ((row["connections"], "connection"), (row["keys"], "key"), (row["waiters"], "waiter"))
+    connections, keys, waiters = (f"{n} {word}{'' if n == 1 else 's'}" for n, word in numbers)
     return (
-        f"{row['server']}: answers in {row['ping_ms']} ms, {row['connections']} connections, "
-        f"{row['keys']} keys held, {row['waiters']} waiters{circles}"
+        f"{row['server']}: answers in {row['ping_ms']} ms, {connections}, {keys} held, "
+        f"{waiters}{circles}"
     )
 
 

@@ -16,7 +16,6 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
 from operator import call
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -34,6 +33,7 @@ from dflockd.errors import (
     InvalidArgumentError,
     UnreachableError,
 )
+from dflockd.files import read_secret, refuse_irregular
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.sync_client import DistributedLock
 
@@ -296,18 +296,9 @@ def _token_of_environment() -> str | None:
             "DFLOCK_AUTH_TOKEN and DFLOCK_AUTH_TOKEN_FILE are both set: set one of them"
         )
     try:
-        text = Path(path).read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
-    except (OSError, UnicodeDecodeError) as exc:
-        # Of text that cannot be decoded the error would show a part.
-        why = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
-        raise ImproperlyConfigured(
-            f"DFLOCK_AUTH_TOKEN_FILE: {path!r} cannot be read: {why}"
-        ) from None
-    if not text or "\n" in text or "\0" in text:
-        raise ImproperlyConfigured(
-            f"DFLOCK_AUTH_TOKEN_FILE: {path!r} must hold one line that is not empty"
-        )
-    return text
+        return read_secret(path)
+    except ValueError as exc:
+        raise ImproperlyConfigured(f"DFLOCK_AUTH_TOKEN_FILE: {path!r} {exc}") from None
 
 
 def _enabled(conf: Mapping[str, Any]) -> Any:
@@ -429,6 +420,7 @@ def _ssl_context(use_ssl: Any) -> ssl.SSLContext | None:
             f"dflock_use_ssl is {use_ssl!r}: give True or a dict of {', '.join(SSL_FILES)}"
         )
     try:
+        refuse_irregular(*files.values())
         context = ssl.create_default_context(cafile=files.get("ca_certs"))
         if files.get("certfile"):
             # With a password, if a wrong one: without, OpenSSL would ask for it at the terminal.

@@ -161,7 +161,7 @@ class Locks(LocksBase[DistributedLock]):
     """Those of the task that called this one in the same thread, if any."""
 
     shown: Callable[[], Any] = staticmethod(lambda: None)
-    """What the task and those who are told of it see, while anybody has it; see `TaskLock.of`."""
+    """What the task, and callbacks about it, see while anybody has it; see `TaskLock.of`."""
 
     def has_under(self, key: str) -> bool:
         """Whether one of them, or of those that their task was called under, is held, or may be."""
@@ -256,7 +256,7 @@ class Locks(LocksBase[DistributedLock]):
     ) -> bool:
         begun = time.monotonic()
         # One round trip where the lock is free, as above. Where it is not, the position is there
-        # first: nobody overtakes while others are told of the wait.
+        # first: nobody overtakes while the wait is reported.
         if lock.enqueue(ticket) == "acquired":
             return True
         if self._on_wait is not None:
@@ -295,7 +295,7 @@ class Locks(LocksBase[DistributedLock]):
         if len(self._locks) == 1:  # nearly always
             self._locks[0].release()
             return
-        with ExitStack() as stack:  # it comes to the last even if one is interrupted
+        with ExitStack() as stack:  # the last one too, even if one is interrupted
             for lock in self._locks:
                 stack.callback(lock.release)
 
@@ -336,13 +336,13 @@ class RatedLocks(Locks):
     _has_begun = False
 
     def begin(self) -> None:
-        """Take in that the task runs: its places are taken from now on, for one window."""
+        """Note that the task runs: its slots of the rate are used from now on, for one window."""
         self._has_begun = True
         for lock in self._locks:
             lock.begin()
 
     def release(self) -> None:
-        """Give back what is held, and the places too if the task has not run."""
+        """Release what is held, and the slots of the rate too if the task has not run."""
         if self._has_begun:
             super().release()
             return

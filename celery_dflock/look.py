@@ -48,8 +48,9 @@ class Look(NamedTuple):
         """
         if not self.holders or self._waits_for_rate_alone:
             return None
-        others = f" and {len(self.holders) - 1} others" if len(self.holders) > 1 else ""
-        return describe(self.holders[0]) + others
+        others = len(self.holders) - 1
+        and_others = f" and {others} other{'s' if others > 1 else ''}" if others else ""
+        return describe(self.holders[0]) + and_others
 
     def reason(self, group: str | None) -> str:
         """Return why somebody of that group waits, in a few words; empty if that is not known."""

@@ -19,8 +19,8 @@ logger = logging.getLogger("celery_dflock")
 class Loss(Interruptible):
     """The code that one run has under its lock, which the loss of that interrupts.
 
-    It knows nothing of the locks but by a weak reference, for they know it: so they are gone with
-    their last user. All that a task leaves in a cycle stays until the collector comes.
+    It has only a weak reference to the locks, because they refer to it: so they are freed with
+    their last user. Anything in a cycle would stay until the garbage collector runs.
 
     Attributes:
         is_raised: whether the code is interrupted.

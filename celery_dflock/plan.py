@@ -91,11 +91,11 @@ class Plan:
     Attributes:
         task: the task.
         request: its message; not `task.request`, which is another one on other threads.
-        body: what is to run under the lock, with its arguments.
+        body: what runs under the lock, with its arguments.
         bound: what is the same for other runs with these options.
         options: of this call.
         settings: of the app.
-        keys: what is to be locked, complete and in order; nearly always one key.
+        keys: all keys to lock, in order; nearly always one.
         header: what the message says of earlier attempts.
         is_redelivered: whether the broker says that it delivered this before, or an earlier attempt
             found out.
@@ -162,7 +162,7 @@ class Plan:
 def keeps_position(options: LockOptions, keys: int) -> bool:
     """Whether a position is kept for a task with so many keys while it is requeued.
 
-    Who decides with a function, once the wait is over, may decide for something else.
+    A function decides only after the wait, and may choose something else.
     """
     return options.conflict == "requeue" and options.requeue.hold is not None and keys == 1
 

@@ -76,6 +76,7 @@ def _run_body(plan: Plan, locks: Locks, loss: Loss, brought: Carried | None) -> 
                 locks.begin()
             return plan.body()
     finally:
+        loss.is_open = False
         running.reset(token)
 
 

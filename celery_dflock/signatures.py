@@ -34,10 +34,10 @@ def signature(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def refuse_hidden(function: Callable[..., Any], names: Iterable[str]) -> None:
-    """Refuse names of arguments that a wrapper takes as ``*args`` and does not hand on as they are.
+    """Refuse names of arguments that a wrapper takes as ``*args`` and does not pass on unchanged.
 
     Raises:
-        ValueError: what the caller gives for one of them cannot be told; the text says what to do.
+        ValueError: the value of one of them cannot be determined; the text says what to do.
     """
     last = outermost(function)
     own = inspect.signature(last, follow_wrapped=False).parameters.values()

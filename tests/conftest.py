@@ -1,7 +1,10 @@
 """The containers have a suite of their own: `make smoke`."""
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from examples.demo.stage import Process
 from tests import forkserver
@@ -15,6 +18,7 @@ collect_ignore = ["smoke"]
 Process.launch = staticmethod(forkserver.start)
 
 LONGEST = (
+    "rabbitmq/",
     "test_testing.py",
     "cluster/test_real_cluster.py",
     "test_published_clients.py",
@@ -39,6 +43,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def rank(item: pytest.Item) -> int:
         path = f"/{item.path.as_posix()}"
-        return next((n for n, end in enumerate(LONGEST) if path.endswith(f"/{end}")), len(LONGEST))
+        return next((n for n, end in enumerate(LONGEST) if f"/{end}" in path), len(LONGEST))
 
     items.sort(key=rank)
+
+
+class OneBroker(LoadFileScheduling):
+    """Each file goes to one process, and all that need RabbitMQ to the same: it takes long to start."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "rabbitmq" if "/rabbitmq/" in nodeid else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneBroker:
+    return OneBroker(config, log)

@@ -27,27 +27,41 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
+CLIENTS = (
+    "celery",
+    "celery.backends.redis",
+    "kombu.transport.redis",
+    "celery_dflock",
+    "dflockd.sync_client",
+)
+
+SERVER = ("dflockd.cli", "dflockd.http", "dflockd.storage")
+"""Not what speaks to etcd: gRPC begins threads when it is imported, which no child would have."""
+
 PRELOADED = {
-    "dflockd": ("dflockd.cli", "uvloop"),
-    "tests.dflockd.without_uvloop": ("dflockd.cli",),
+    "dflockd": (*SERVER, "uvloop", "dflockd.top.command"),
+    "tests.dflockd.without_uvloop": SERVER,
     "celery": (
         "celery.bin.celery",
         "celery.bin.worker",
         "celery.apps.worker",
         "celery.worker.consumer",
         "celery.concurrency.prefork",
-        "celery.backends.redis",
-        "kombu.transport.redis",
-        "celery_dflock",
-        "dflockd.sync_client",
+        *CLIENTS,
     ),
+    "tests.celery_dflock.upgrade.rolled": CLIENTS,
+    "tests.snippet": CLIENTS,
 }
 """What the programs import first, by the module that is run."""
+
+OTHER_CODE = ("PYTHONPATH", "PYTHONSAFEPATH")
+"""What says where imports come from: there is a fork server for each."""
 
 GREEN = ("gevent", "eventlet")
 """Pools that patch the standard library before anything imports it."""
@@ -94,6 +108,39 @@ def start(
     return Forked(what, (stdin, stdout, stderr), text)
 
 
+def run(
+    command: Sequence[str],
+    *,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program as `subprocess.run` does that returns what is printed, unless it goes elsewhere."""
+    process = start(
+        command,
+        stdin=stdin,
+        stdout=subprocess.PIPE if stdout is None else stdout,
+        stderr=subprocess.PIPE if stderr is None else stderr,
+        text=True,
+        env=env,
+    )
+    with ThreadPoolExecutor(2) as pool:
+        files = (process.stdout, process.stderr)
+        read = [pool.submit(file.read) if file is not None else None for file in files]
+        try:
+            process.wait(timeout)
+        except BaseException:
+            process.kill()
+            raise
+        said = [text.result() if text is not None else None for text in read]
+    for file in files:
+        if file is not None:
+            file.close()
+    return subprocess.CompletedProcess(command, process.wait(), *said)
+
+
 def _module(command: Sequence[str], env: Mapping[str, str]) -> str | None:
     """Return what is run, if a process can be forked for it."""
     if list(command[:2]) != [sys.executable, "-m"] or command[2] not in PRELOADED:
@@ -102,12 +149,20 @@ def _module(command: Sequence[str], env: Mapping[str, str]) -> str | None:
         return None
     if _for_python(env) != _for_python(os.environ):
         return None
+    if "PYTHONSAFEPATH" in env and str(ROOT) not in env.get("PYTHONPATH", "").split(os.pathsep):
+        return None
     return command[2]
 
 
 def _for_python(env: Mapping[str, str]) -> dict[str, str]:
-    """Return what an interpreter looks at when it starts."""
-    return {name: value for name, value in env.items() if name.startswith(("PYTHON", "COV"))}
+    """Return what an interpreter looks at when it starts, but for where imports come from."""
+    looked_at = (name for name in env if name.startswith(("PYTHON", "COV")))
+    return {name: env[name] for name in looked_at if name not in OTHER_CODE}
+
+
+def _code(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return where imports come from."""
+    return tuple((name, env[name]) for name in OTHER_CODE if name in env)
 
 
 class Forked:
@@ -119,26 +174,30 @@ class Forked:
         self.args = ["python", "-m", *what["arguments"]]
         self.returncode: int | None = None
         self._mutex = threading.Lock()
-        read: dict[int, IO[Any]] = {}
+        ends: dict[int, IO[Any]] = {}
         with contextlib.ExitStack() as theirs:
             given = []
             for number, file in enumerate(files):
                 if file is None:
                     given.append(number)
                     continue
-                if file == subprocess.PIPE:
+                if file == subprocess.PIPE and number == 0:
+                    end, ours = os.pipe()
+                    ends[number] = os.fdopen(ours, "w" if text else "wb")
+                elif file == subprocess.PIPE:
                     ours, end = os.pipe()
-                    read[number] = os.fdopen(ours, "r" if text else "rb")
+                    ends[number] = os.fdopen(ours, "r" if text else "rb")
                 elif file == subprocess.DEVNULL:
                     end = os.open(os.devnull, os.O_RDWR)
                 else:
                     end = os.dup(file if isinstance(file, int) else file.fileno())
                 theirs.callback(os.close, end)
                 given.append(end)
-            self.stdout, self.stderr = read.get(1), read.get(2)
+            self.stdin, self.stdout, self.stderr = map(ends.get, range(REDIRECTED))
             self._line, far = socket.socketpair()
             theirs.callback(far.close)
-            socket.send_fds(_server(PRELOADED[what["module"]]), [b"+"], [far.fileno(), *given])
+            server = _server(PRELOADED[what["module"]], _code(what["environment"]))
+            socket.send_fds(server, [b"+"], [far.fileno(), *given])
         self._line.sendall(json.dumps(what).encode() + b"\n")
         self._said = b""
         self.pid = int(self._next(LONGEST_START))
@@ -193,13 +252,14 @@ class Forked:
 
 
 @functools.cache
-def _server(modules: Sequence[str]) -> socket.socket:
-    """Return the line to the process that has these modules; it ends with the line."""
+def _server(modules: Sequence[str], code: tuple[tuple[str, str], ...]) -> socket.socket:
+    """Return the line to the process that has these modules from there; it ends with the line."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.forkserver", str(theirs.fileno()), *modules],
             cwd=ROOT,
+            env={**{k: v for k, v in os.environ.items() if k not in OTHER_CODE}, **dict(code)},
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             start_new_session=True,
@@ -240,6 +300,8 @@ def serve(control: socket.socket) -> dict[str, Any]:
         if not pid:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            # Ignored where the tests run in the background.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             for number, file in enumerate(files[1:]):
                 os.dup2(file, number)
             for each in (control, line, *children.values()):
@@ -270,7 +332,8 @@ def become(what: Mapping[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(what["environment"])
     os.chdir(what["directory"])
-    sys.path[0] = what["directory"]
+    if not sys.flags.safe_path:
+        sys.path[0] = what["directory"]
     sys.argv[1:] = what["arguments"][1:]
     gc.unfreeze()
     gc.enable()
@@ -280,6 +343,8 @@ def become(what: Mapping[str, Any]) -> None:
 if __name__ == "__main__":
     gc.disable()
     for name in sys.argv[2:]:
-        importlib.import_module(name)
+        # An older release does not have all of it, nor an environment without the extras.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     gc.freeze()
     become(serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from examples.demo import stage
-from tests import quick_start
+from tests import forkserver, quick_start
 
 BOUND = 60
 PAGES = [stage.ROOT / "README.md", *sorted((stage.ROOT / "docs").glob("**/*.md"))]
@@ -23,8 +23,8 @@ def snippets():
     for page in PAGES:
         for number, text in enumerate(SNIPPET.findall(page.read_text()), 1):
             name = page.relative_to(stage.ROOT).with_suffix("").as_posix()
-            # What needs a broker has a test of its own, and so has the Django project.
-            if "__main__" not in text and name != "docs/howto/django":
+            # What needs a broker has a test of its own, and so have the projects of web frameworks.
+            if "__main__" not in text and name not in ("docs/howto/django", "docs/howto/flask"):
                 yield pytest.param(text, id=f"{name}-{number}")
 
 
@@ -40,14 +40,20 @@ def lock_server(directory):
 
 
 def run(script: Path, server: stage.LockServer):
-    return subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        env={**os.environ, "DFLOCK_SERVERS": server.address},
-        capture_output=True,
-        text=True,
-        timeout=BOUND,
-        check=False,
-    )
+    """Return the status with which it ends, and what it says then."""
+    said = script.with_name("said")
+    with said.open("wb") as file:
+        process = forkserver.start(
+            [sys.executable, "-m", "tests.snippet", str(script)],
+            cwd=stage.ROOT,
+            env={**os.environ, "DFLOCK_SERVERS": server.address},
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+        )
+    try:
+        return process.wait(BOUND), said.read_text()
+    finally:
+        process.kill()
 
 
 @pytest.mark.parametrize("text", list(snippets()))
@@ -59,9 +65,19 @@ def test_snippet_runs(text, tmp_path, lock_server):
     script = tmp_path / "snippet.py"
     script.write_text(text)
 
-    done = run(script, lock_server)
+    status, said = run(script, lock_server)
 
-    assert done.returncode == 0, done.stderr
+    assert status == 0, said
+
+
+def test_a_warning_in_a_snippet_is_an_error(tmp_path, lock_server):
+    script = tmp_path / "snippet.py"
+    script.write_text("import warnings\nwarnings.warn('it is old', DeprecationWarning)\n")
+
+    status, said = run(script, lock_server)
+
+    assert status == 1
+    assert "DeprecationWarning: it is old" in said
 
 
 def test_the_quick_start_does_what_it_says(tmp_path):

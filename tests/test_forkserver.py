@@ -45,8 +45,15 @@ def said(process: Any) -> dict[str, Any]:
     return found
 
 
-def test_it_finds_what_a_new_process_finds(probe: list[str], tmp_path: Path) -> None:
-    env = {**os.environ, "SEEN": "ä"}
+ELSEWHERE = {"PYTHONSAFEPATH": "1", "PYTHONPATH": f"HERE{os.pathsep}{forkserver.ROOT}"}
+
+
+@pytest.mark.parametrize("path", [{}, ELSEWHERE], ids=["path of ours", "path of its own"])
+def test_it_finds_what_a_new_process_finds(
+    probe: list[str], tmp_path: Path, path: dict[str, str]
+) -> None:
+    path = {name: value.replace("HERE", str(tmp_path)) for name, value in path.items()}
+    env = {**os.environ, "SEEN": "ä", **path}
     how: dict[str, Any] = {"cwd": tmp_path, "env": env, "stdin": subprocess.DEVNULL}
     for is_leader in (False, True):
         new = subprocess.Popen(
@@ -82,6 +89,28 @@ def test_it_ends_as_a_new_process_ends(
     assert texts[0] == texts[1]
 
 
+def test_it_can_be_talked_to(probe: list[str], tmp_path: Path) -> None:
+    (tmp_path / "probe.py").write_text("print(input() + '!')\n")
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = forkserver.start(probe, cwd=tmp_path, **pipes)
+    with process.stdin, process.stdout:
+        print("hello", file=process.stdin, flush=True)
+        assert process.stdout.read() == "hello!\n"
+    assert process.wait(60) == 0
+
+
+def test_it_is_run_as_a_new_process_is(
+    probe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "probe.py").write_text("import sys; print(sys.argv[1:]); sys.exit('ä')\n")
+    monkeypatch.chdir(tmp_path)
+    new = subprocess.run(probe, capture_output=True, text=True, check=False)
+    forked = forkserver.run(probe, timeout=60)
+    assert (new.returncode, new.stderr) == (1, "ä\n")
+    for each in ("returncode", "stdout", "stderr"):
+        assert getattr(forked, each) == getattr(new, each)
+
+
 def test_it_is_waited_for_no_longer_than_that(probe: list[str], tmp_path: Path) -> None:
     (tmp_path / "probe.py").write_text("import signal; signal.pause()\n")
     process = forkserver.start(probe, cwd=tmp_path)
@@ -100,6 +129,7 @@ def test_it_is_waited_for_no_longer_than_that(probe: list[str], tmp_path: Path) 
         ([sys.executable, "-X", "dev", "-m", "dflockd", "--version"], {}),
         ([sys.executable, "-m", "celery", "--pool", "gevent", "--version"], {}),
         ([sys.executable, "-m", "dflockd", "--version"], {"PYTHONWARNINGS": "error"}),
+        ([sys.executable, "-m", "dflockd", "--version"], {"PYTHONSAFEPATH": "1"}),
     ],
 )
 def test_what_it_cannot_give_is_started_anew(command: list[str], env: dict[str, str]) -> None:
@@ -139,6 +169,9 @@ def test_servers_are_forked() -> None:
     server = ServerProcess()
     try:
         assert isinstance(server.process, Forked)
+        asked = psutil.Process(server.process.pid).parent()
+        assert asked is not None
+        assert asked.num_threads() == 1, "a child would not have the others"
         assert server.connect().lock("k")
         server.suspend()
         server.signal(signal.SIGCONT)

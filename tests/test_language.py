@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import io
 import re
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +48,15 @@ SAY = {
 }
 """What the manual does not say, and what it says instead."""
 
+SAY_IN_CODE = SAY | {
+    r"(is|are|was|were|been|be) told of": "gets, learns, or is reported",
+    r"hand(ed|s|ing)? on": "pass on, or hand over",
+    r"nobody (else )?is there": "it is away, or gone",
+    r"sent away": "refused",
+    r"(?<=[.;] )who [^?:]{3,}": "say who it is: a waiter that, a client that",
+}
+"""The same for docstrings and comments of the product's code."""
+
 API = (ROOT / "docs" / "reference" / "api.md").read_text()
 NAMED = re.findall(r"^\.\. auto(?:class|function|module):: (\S+)", API, re.MULTILINE)
 
@@ -80,12 +91,12 @@ def long_sentences(text: str) -> list[str]:
     return found
 
 
-def odd_words(text: str) -> list[str]:
+def odd_words(text: str, say: dict[str, str] = SAY) -> list[str]:
     plain = [QUOTED.sub("x", block) for block in blocks(text)]
     return [
         f"{match[0]!r} (say: {instead}) in: {block}"
         for block in plain
-        for words, instead in SAY.items()
+        for words, instead in say.items()
         for match in re.finditer(rf"\b(?:{words})\b", block, re.IGNORECASE)
     ]
 
@@ -140,6 +151,23 @@ def docstrings_of(source: str) -> str:
     )
 
 
+def comments_of(source: str) -> str:
+    """The comments in this code as paragraphs: lines of their own that follow each other are one."""
+    found: list[str] = []
+    last = -1
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        row, text = token.start[0], token.string.lstrip("#: ").rstrip()
+        is_alone = token.line.lstrip().startswith("#")
+        if is_alone and row == last + 1:
+            found[-1] += f" {text}"
+        else:
+            found.append(text)
+        last = row if is_alone else -1
+    return "\n\n".join(found)
+
+
 def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
@@ -178,11 +206,21 @@ def test_words_of_messages_are_those_of_the_manual() -> None:
     assert found == []
 
 
-def test_words_of_the_plugin_are_those_of_the_manual() -> None:
-    paths = sorted((ROOT / "celery_dflock").rglob("*.py"))
-    texts = [(path, docstrings_of(path.read_text())) for path in paths]
+@pytest.mark.parametrize("folder", ["celery_dflock", "server/dflockd"])
+def test_docstrings_and_comments_are_plain(folder: str) -> None:
+    """Those of private functions too: somebody reads them for the first time."""
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    found = []
+    for path in paths:
+        source = path.read_text()
+        described, commented = docstrings_of(source), comments_of(source)
+        odd = odd_words(described, SAY_IN_CODE) + odd_words(commented, SAY_IN_CODE)
+        found += [
+            (name(path), each) for each in odd + long_sentences(f"{described}\n\n{commented}")
+        ]
 
-    assert [(name(path), odd) for path, text in texts for odd in odd_words(text)] == []
+    assert len(paths) > 50
+    assert found == []
 
 
 def test_docstrings_are_found() -> None:
@@ -190,6 +228,20 @@ def test_docstrings_are_found() -> None:
 
     assert docstrings_of(source) == "Of whoever.\n\nWhat becomes of X."
     assert len(odd_words(docstrings_of(source))) == 2
+
+
+def test_comments_are_found() -> None:
+    source = (
+        "# It is told\n# of a turn.\nX = 1  # Who waits.\nY = 2  # It waits; who asks gets it.\n"
+    )
+
+    assert (
+        comments_of(source) == "It is told of a turn.\n\nWho waits.\n\nIt waits; who asks gets it."
+    )
+    assert [odd.split("'")[1] for odd in odd_words(comments_of(source), SAY_IN_CODE)] == [
+        "is told of",
+        "who asks gets it",
+    ]
 
 
 def test_the_checks_find_what_they_look_for() -> None:

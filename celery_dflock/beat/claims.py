@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
@@ -64,19 +66,19 @@ class Claims:
         except errors.RemoteError as exc:
             logger.warning("beat: a claim could not be released, its firing may repeat: %s", exc)
 
-    def left(self) -> Firing | None:
+    def left(self, names: Iterable[str]) -> Firing | None:
         """Return the claimed firing that the last leader did not finish, if any.
+
+        Args:
+            names: of the entries that there are.
 
         Raises:
             RemoteError: the server could not be asked.
         """
         for holder in self._holders():
-            found = _LABEL.fullmatch(holder["label"])
-            if found is not None:
-                due, name = datetime.fromisoformat(found["due"]), unquote(found["entry"])
-                firing = Firing(self._key, name, due)
-                if firing.id == found["id"]:
-                    return firing
+            firing = self._firing_of(holder["label"], names)
+            if firing is not None:
+                return firing
             logger.warning("beat: cannot tell whether %r was sent", holder["label"])
         return None
 
@@ -89,6 +91,19 @@ class Claims:
         claim = self._claim("")
         for holder in self._holders():
             claim.evict(holder["fence"])
+
+    def _firing_of(self, label: str, names: Iterable[str]) -> Firing | None:
+        found = _LABEL.fullmatch(label)
+        if found is None:
+            return None
+        with suppress(ValueError):  # no time
+            due = datetime.fromisoformat(found["due"])
+            # A long name was cut to fit into the label: it is one of those that there are.
+            for name in (unquote(found["entry"]), *names):
+                firing = Firing(self._key, name, due)
+                if firing.id == found["id"]:
+                    return firing
+        return None
 
     def _holders(self) -> list[dict[str, Any]]:
         holders: list[dict[str, Any]] = self._claim("").inspect()["holders"]

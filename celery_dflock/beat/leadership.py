@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from celery.beat import ScheduleEntry, Scheduler
@@ -15,6 +16,9 @@ from celery_dflock.beat.store import Runs, Store
 from celery_dflock.locks import is_kept
 from dflockd import errors
 from dflockd.sync_client import DistributedLock
+
+MOST_AHEAD = timedelta(minutes=5)
+"""A stored last run that is later than that after now comes from a clock that was wrong."""
 
 logger = logging.getLogger("celery_dflock.beat")
 
@@ -209,10 +213,24 @@ def restore(inner: Scheduler, store: Store) -> None:
     """Give a new scheduler the last runs that the last leader stored."""
     runs, schedule = store.load(), inner.schedule
     for name, entry in schedule.items():
-        entry.last_run_at = runs.get(name, entry.last_run_at)
+        entry.last_run_at = _credible(entry, runs.get(name, entry.last_run_at))
     store.forget(runs.keys() - schedule.keys())
     # With those that are new: the next leader must not count from its own start again.
     store.save({name: entry.last_run_at for name, entry in schedule.items()})
+
+
+def _credible(entry: ScheduleEntry, last_run_at: datetime | None) -> datetime | None:
+    """Return the last run of an entry, or now if it lies in the future: nothing was due until then."""
+    now: datetime = entry.default_now()
+    if last_run_at is None or maybe_make_aware(last_run_at) - maybe_make_aware(now) <= MOST_AHEAD:
+        return last_run_at
+    logger.warning(
+        "beat: the last run of %r is said to be at %s, which is to come: a clock was wrong, and the "
+        "entry counts from now",
+        entry.name,
+        last_run_at.isoformat(" ", "seconds"),
+    )
+    return now
 
 
 def led(cls: type[Scheduler], lead: Lead) -> type[Any]:

@@ -183,7 +183,7 @@ class DflockScheduler:
 
     def _finish(self, lead: Lead) -> None:
         """Send what the last leader claimed but did not confirm."""
-        firing = self._claims.left()
+        firing = self._claims.left(self._inner.schedule)
         if firing is None:
             return
         entry = self._entry(firing.entry)

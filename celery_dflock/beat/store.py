@@ -91,9 +91,18 @@ class RedisStore:
         return f"{maybe_sanitize_url(self._source.as_uri())} {self._key}"
 
     def load(self) -> Runs:
-        """Return them all."""
+        """Return them all.
+
+        Raises:
+            ValueError: the hash is something else.
+        """
         found = self._client().hgetall(self._key)
-        return {_text(name): datetime.fromisoformat(_text(at)) for name, at in found.items()}
+        try:
+            return {_text(name): datetime.fromisoformat(_text(at)) for name, at in found.items()}
+        except ValueError as exc:
+            raise ValueError(
+                f"dflock_beat_store: {self} is not a hash of last runs ({exc}): delete it"
+            ) from None
 
     def save(self, runs: Mapping[str, datetime]) -> None:
         """Remember these; others stay as they are."""

@@ -1,8 +1,8 @@
 """What the message headers of a task say, written and read in one place.
 
-The header ``dflock`` is a dict: a call's own options, the counters of a requeued task, and what keeps
-others like it from being sent. Workers of 0.1 read and write it too; they take a name in it that they
-do not know for an option, and refuse it. So what is counted since is in a header of its own.
+The header ``dflock`` is a dict: the options of a call, the counters of a requeued task, and the
+mark of `lock_unique`. Workers of 0.1 read and write it too. They take an unknown name in it for an
+option, and refuse it. So newer counters have a header of their own.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ RUN = "dflock_run"
 """The message header of the counters that 0.1 does not know: a dict."""
 
 UNIQUE = "unique"
-"""The place in the header for the lock that keeps others like this task from being sent."""
+"""The name in the header for the lock of `lock_unique`."""
 
 UNIQUE_FIELDS = ("key", "token", "until")
 
 AGE, AGE_OF = "age", "of"
-"""The places there for the number by which the newest wins, and for the id of the task whose it is."""
+"""The names there for the age by which the newest wins, and for the id of the task that has it."""
 
 FIRING = "dflock_firing"
 """The message header of a firing: a dict of its ``id``, ``entry`` and ``due`` and the ``fence``."""
@@ -142,7 +142,7 @@ class Header:
 def age_of(headers: Mapping[str, Any] | None, task_id: str) -> int:
     """Return the number by which the newest wins that a message carries; 0 without one.
 
-    Only if it is this task's: it is handed on to others where a task copies its headers.
+    Only if it is this task's: a task that copies its headers passes it to others.
     """
     fields = (headers or {}).get(RUN)
     if not isinstance(fields, Mapping) or fields.get(AGE_OF) != task_id:
@@ -215,8 +215,8 @@ def options_of_call(request: Context) -> Mapping[str, Any]:
 def unique_of(request: Context) -> dict[str, str] | None:
     """Return what `celery_dflock.unique` has sent along: ``key``, ``token``, ``until`` and ``id``.
 
-    Only if it is this task's, for headers are handed on to other tasks. A sender of 0.1 that had just
-    lost the lock sent no token.
+    Only if it is this task's, because tasks can pass their headers to others. A sender of 0.1 that
+    had just lost the lock sent no token.
     """
     ours = (request.headers or {}).get(HEADER)
     ours = ours.get(UNIQUE) if isinstance(ours, dict) else None

@@ -80,7 +80,7 @@ def look_for_result(plan: Plan) -> str:
     state = drop_if_ended(plan)
     if plan.header.is_free:
         return state
-    # The run may have ended this very moment: it gives its lock back, then stores its result.
+    # The run may have ended at this moment: it releases its lock, then stores its result.
     seconds = requeue.countdown(plan.task, RESULT_PAUSE)
     error = LockNotAcquiredError(plan.keys[0], "another run of this task has just ended")
     number = plan.header.redelivery or 1

@@ -105,7 +105,7 @@ def turn_order(*calls: Signature) -> list[Signature]:
     with ExitStack() as held:
         locks = [each.lock(label=str(number)) for number, each in enumerate(asked)]
         for lock, call in zip(locks, calls, strict=True):
-            # What has not begun takes no place of its rate.
+            # A run that has not begun uses up none of its rate.
             held.callback(lock.give_back)
             if lock.enqueue() == "acquired":
                 order.append(call)

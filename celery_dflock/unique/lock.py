@@ -43,7 +43,7 @@ def label_of(task: Task, task_id: str, does: str = "") -> str:
 
 
 def mark_of(task_id: str, app_settings: Settings, label: str) -> DistributedSemaphore:
-    """What says to the worker that comes to a task that it was replaced, while somebody holds it.
+    """The mark that tells the worker which receives a task that it was replaced, while it is held.
 
     Several may set out to replace one task. Each has a slot, and releases it if another was first.
     """

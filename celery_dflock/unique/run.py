@@ -89,7 +89,7 @@ class Carried:
             if held:
                 self._detach(options.unique_ttl)
         elif not (held and self._lock.release()) and options.duplicate == "replace":
-            self._unmark()  # replaced while it ran already: no worker comes to it again
+            self._unmark()  # replaced while it ran already: no worker receives it again
 
     def free(self) -> None:
         """Release the lock: the task will never run."""

@@ -12,6 +12,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from celery_dflock.config import Settings, settings, with_remedy
 from celery_dflock.outcome.outage import outages
+from celery_dflock.worker import spelling
 from celery_dflock.worker.at_once import at_once
 from dflockd import admin
 from dflockd.errors import DflockdError
@@ -23,6 +24,7 @@ PATIENCE = 2.0
 @signals.celeryd_after_setup.connect(dispatch_uid="celery_dflock.banner")
 def add_servers(instance: Any, **_: Any) -> None:
     """Ask the lock servers how they are, and put it into the banner; log those that do not answer."""
+    spelling.warn(instance.app)
     lines = list(_lines(instance.app))
     instance.extra_info = partial(_with, lines, instance.extra_info)
 

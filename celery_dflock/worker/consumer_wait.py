@@ -134,8 +134,8 @@ class ConsumerWait:
         """Give up all positions: the worker ends, or has lost its broker, and these messages with it.
 
         A broker that is there gets them back at once and in their order, before the tasks that run
-        here have ended; one that comes back delivers again what nobody has acknowledged. Who has a
-        process keeps its position: that process may be about to take it up.
+        here have ended; one that comes back delivers again what nobody has acknowledged. A task
+        that has a process keeps its position: that process may be about to take it up.
         """
         if self._timer is not None:
             self._consumer.timer.cancel(self._timer)
@@ -186,12 +186,12 @@ class ConsumerWait:
             self._prefetch.warn()
             unacknowledged.warn(app, timeouts)
 
-    # What becomes of a waiter.
+    # What happens to a waiter.
 
     def _waits_already(self, waiter: Waiter) -> bool:
         """Whether another delivery of its message does.
 
-        Who is in the pool may have sent this one, before that is known here: the server compares.
+        A task in the pool may have sent this one before that is known here: the server compares.
         """
         there = self._runs.get(waiter.run)
         return there is not None and not there.is_in_pool
@@ -211,7 +211,7 @@ class ConsumerWait:
             )
             self._waiters[waiter] = None
             self._runs[waiter.run] = waiter
-        # Who is reserved counts as work: for the autoscaler, and where prefetching is disabled.
+        # A reserved task counts as work: for the autoscaler, and where prefetching is disabled.
         state.reserved_requests.discard(request)
         self._prefetch.raise_for(request)
 
@@ -278,7 +278,7 @@ class ConsumerWait:
                 each.pending.come_back()
 
     def _drop(self, waiter: Waiter) -> None:
-        """It is over, whatever has become of it."""
+        """It is over, however it ended."""
         with self._mutex:
             if waiter.is_over:
                 return
@@ -358,7 +358,7 @@ class ConsumerWait:
 
 
 class Step(bootsteps.StartStopStep):
-    """The place of `ConsumerWait` in the life of a consumer: it ends before the messages do."""
+    """Ends `ConsumerWait` with its consumer, before the messages are given back."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 

@@ -4,9 +4,8 @@ They go out where Celery sends the events of tasks: with ``-E``, ``worker_send_t
 after ``celery control enable_events``. Nobody there knows the token.
 
 Their types are ``lock-...`` and not ``task-lock-...``: `celery.events.state.State`, and Flower with
-it, takes whatever follows ``task-`` for the state of the task, and a task that is ``STARTED`` would
-be shown as ``LOCK-ACQUIRED`` from then on, one in ``RETRY`` as ``LOCK-RELEASED`` for good. Types of
-a group that they do not know they count and leave alone.
+it, takes the text behind ``task-`` for the state of the task. A ``STARTED`` task would be shown as
+``LOCK-ACQUIRED``. Types of an unknown group are only counted.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ RunSignal.events_wanted = _wanted
 def look_whether_wanted(consumer: Consumer) -> None:
     """Note whether the worker sends task events now. Called in its main process, for each task.
 
-    The only place that knows: neither ``-E`` nor ``enable_events`` changes a setting.
+    Nothing else knows: neither ``-E`` nor ``enable_events`` changes a setting.
     """
     dispatcher = consumer.event_dispatcher
     _wanted[0] = bool(

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from celery.app.task import Context
 
 HANDED = "dflock_handed"
-"""The place in a request for what the consumer of this worker hands to the process that runs it."""
+"""The name in a request for what this worker's consumer passes to the process that runs it."""
 
 Verdict: TypeAlias = Literal["turn", "timeout", "unavailable", "redelivered", "superseded", "slot"]
 """What came of the wait.
@@ -62,9 +62,9 @@ class HandOff:
 def prepare(request: Any) -> None:
     """Make a request ready for the process that runs it, whether or not it waits here.
 
-    What a message brings along in the place of a hand-off is taken away: only this worker's consumer
-    is believed. And Celery forgets how the arguments are written, with Redis for one; where the task
-    is sent again they must be written so, or what is no JSON is changed, or cannot be sent at all.
+    A hand-off that a message brings along is removed: only this worker's consumer is believed.
+    Celery also forgets the serializer of the arguments, with Redis for example. If the task is sent
+    again with another one, arguments that are not JSON change, or cannot be sent at all.
     """
     request_dict = request.request_dict
     request_dict.pop(HANDED, None)

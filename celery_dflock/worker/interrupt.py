@@ -20,6 +20,9 @@ SIGNAL = getattr(signal, "SIGURG", None)
 LONGEST_BIRTH = 0.1
 """Seconds for a thread to run after it was started."""
 
+_STRETCH = "_dflock_stretch"
+"""Where a class that the interpreter raises says for whom."""
+
 RunSoon: TypeAlias = Callable[[Callable[[], object]], object]
 """Has a function called by the hub of a thread's greenlets."""
 
@@ -39,17 +42,22 @@ class Interruptible:
     interpreter does it, once they run Python code again: a blocking call ends first. Under gevent
     and eventlet the hub does it, out of whatever the greenlet waits for: one that never waits is
     not interrupted, and nobody could try.
+
+    Attributes:
+        is_open: whether the stretch has begun and not ended. An interruption that arrives as the
+            stretch ends keeps `__exit__` from beginning: say ``False`` here after the ``with``.
     """
 
-    _open = False
+    is_open = False
     _error: BaseException | None = None
     _outer: Interruptible | None = None
     _run_soon: RunSoon | None = None
     _class: type[BaseException] | None = None
-    """What the interpreter raises."""
+    """What the interpreter raises: the latest."""
     _has_arrived = False
+    """Whether that has been raised."""
     _mutex: threading.Lock | None = None
-    """Where the interpreter interrupts: between the look at `_open` and that it must not end."""
+    """Where the interpreter interrupts: between the look at `is_open` and that it must not end."""
 
     def __enter__(self) -> Self:
         """Begin the stretch."""
@@ -64,9 +72,11 @@ class Interruptible:
         else:
             if not _is_handled and SIGNAL is not None:
                 _handle_signal(SIGNAL)
+            while _innermost is not None and not _innermost.is_open:
+                _innermost = _innermost._outer  # its end was kept from beginning
             self._outer = _innermost
             _innermost = self
-        self._open = True
+        self.is_open = True
         return self
 
     def __exit__(
@@ -78,23 +88,30 @@ class Interruptible:
         """End the stretch; an interruption that has not arrived yet never does."""
         global _innermost
         if self._mutex is not None:
-            try:
-                with self._mutex:
-                    self._open = False
-                if self._class is not None and not self._has_arrived:
-                    self._let_arrive()
-            except BaseException as late:
-                if type(late) is not self._class:
-                    raise
-            self._open = False
+            # Two can be late: that the lock is lost, and that a newer task needs it.
+            while not self._is_ended(self._mutex):
+                pass
             return
-        self._open = False
+        self.is_open = False
         if self._run_soon is None:
             _innermost = self._outer
 
+    def _is_ended(self, mutex: threading.Lock) -> bool:
+        """End the stretch in a thread that is not the main one; ``False`` if that was interrupted."""
+        try:
+            with mutex:
+                self.is_open = False
+            if self._class is not None and not self._has_arrived:
+                self._let_arrive()
+        except BaseException as late:
+            if vars(type(late)).get(_STRETCH) is not self:
+                raise
+            return False
+        return True
+
     def interrupt(self, error: BaseException) -> bool:
         """Raise `error` in the stretch, from another thread; ``False`` where that cannot be done."""
-        if not self._open:
+        if not self.is_open:
             return False
         if self._mutex is not None:
             return self._interrupt_thread(self._mutex, error)
@@ -110,21 +127,21 @@ class Interruptible:
 
     def _interrupt_thread(self, mutex: threading.Lock, error: BaseException) -> bool:
         with mutex:
-            if not self._open:
+            if not self.is_open:
                 return False
             _await_births()
             # The interpreter takes a class and makes the instance itself.
-            self._class = _as_class(error, self._arrives)
+            self._class, self._has_arrived = _as_class(error, self, self._arrives), False
             _raise_in_thread(self._ident, self._class)
             return True
 
     def _arrives(self, error: type[BaseException]) -> None:
         """Note that an error has arrived, or hand it on if it came to a thread that had not run yet."""
         if threading.get_ident() == self._ident:
-            self._has_arrived = True
+            self._has_arrived = self._has_arrived or error is self._class
         elif self._mutex is not None:
             with self._mutex:
-                if self._open:
+                if self.is_open:
                     _raise_in_thread(self._ident, error)
 
     def _let_arrive(self) -> None:
@@ -140,13 +157,13 @@ class Interruptible:
     def _throw(self) -> None:
         """Raise the error in the greenlet, which waits: this runs in the hub."""
         error, self._error = self._error, None
-        if self._open and error is not None:
+        if self.is_open and error is not None:
             self._greenlet.throw(error)
 
     def raise_pending(self) -> None:
         """Raise the error if the stretch is still open. Runs in its thread."""
         error, self._error = self._error, None
-        if self._open and error is not None:
+        if self.is_open and error is not None:
             raise error
         if self._outer is not None:
             self._outer.raise_pending()
@@ -180,7 +197,9 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _as_class(
-    error: BaseException, arrives: Callable[[type[BaseException]], object]
+    error: BaseException,
+    stretch: Interruptible,
+    arrives: Callable[[type[BaseException]], object],
 ) -> type[BaseException]:
     args = error.args
 
@@ -194,6 +213,7 @@ def _as_class(
         # Result backends name the class by these, and readers look it up.
         "__module__": type(error).__module__,
         "__qualname__": type(error).__qualname__,
+        _STRETCH: stretch,
     }
     return type(type(error).__name__, (type(error),), fields)
 

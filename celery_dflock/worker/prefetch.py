@@ -1,10 +1,10 @@
 """What waiting in the consumer does to the prefetch count.
 
-Celery receives so many messages ahead, and one that waits for its lock counts among them. For each
-that waits the broker is asked for one more, so that the worker goes on to receive others.
+Celery prefetches a number of messages, and one that waits for its lock counts among them. For each
+that waits, the worker asks the broker for one more, so that it still receives others.
 
-Two numbers meet in what the broker is told: Celery's own, which it sets anew after a reconnect, and
-ours. They are kept apart and added up where they are told.
+The prefetch count is the sum of two numbers: Celery's own, which it sets anew after a reconnect,
+and ours. They are stored apart, and added when they are sent.
 """
 
 from __future__ import annotations
@@ -108,14 +108,14 @@ class Prefetch:
         self._told = self._sum()
         channel = self._consumer.task_consumer.channel
         if hasattr(channel, "send_method"):
-            # Celery's way waits for the answer, and may be given messages meanwhile; then the event
-            # loop sleeps before it tells of those. The answer says nothing: nobody waits for it here.
+            # Celery waits for the answer and may receive messages meanwhile, which its event loop
+            # would notice only later. The answer says nothing, so this does not wait for it.
             channel.send_method(spec.Basic.Qos, "lBb", (0, self._told, True))
         else:
             self._tell(prefetch_count=self._told)
 
     def _add_ours(self, prefetch_count: int) -> None:
-        """Celery tells the broker its count: in the place of its `QoS.callback`."""
+        """Celery tells the broker its count: replaces its `QoS.callback`."""
         self._celery = prefetch_count
         self._told = prefetch_count if self._is_static else self._sum()
         self._tell(prefetch_count=self._told)

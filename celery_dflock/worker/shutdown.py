@@ -131,7 +131,7 @@ class Shutdown:
         self.begin()
 
     def _moved_on(self, **_: Any) -> None:
-        """A task has ended, whatever has become of it: its message is sent, its state is stored."""
+        """A task has ended, however: its message is sent, its state is stored."""
         self._told.discard(threading.get_ident())
         self._set_mark(0)
 

@@ -1,4 +1,4 @@
-"""What a worker does with the message of a locked task, from its arrival to its place in the pool."""
+"""What a worker does with the message of a locked task, from its arrival to the pool."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Who of those whose turn has come goes to the pool, and who lets others go first: plain bookkeeping.
+"""Which due tasks go to the pool, and which let others go first: plain bookkeeping.
 
-A worker with few processes and many tasks that wait for one key must not be told of all of them: each
-would set a slot of the key aside, and none could use it. So at most as many of a key are on their way
-to a process as may hold it at once. The others are *due*: they let others go first, ask nothing, and
-are called back one by one, in the order in which their turns came, as those before them are settled.
-Each is told once and called back once, however many there are.
+A worker may have few processes and many tasks that wait for one key. It must not get all their
+turns at once: each would set a slot of the key aside, and none could use it. So at most as many of
+a key are on their way to a process as may hold it at once. The others are *due*: they let others go
+first, ask nothing, and are called back one by one, in the order in which their turns came, as those
+before them are settled. Each gets its turn once and is called back once, however many there are.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Waiter:
 
     @property
     def run(self) -> Hashable:
-        """Who waits for what: the same for another delivery of the message."""
+        """Which task waits for which key: the same for another delivery of the message."""
         return self.owner, self.line
 
     @property

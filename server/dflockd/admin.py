@@ -219,15 +219,15 @@ def find(
 
     Args:
         server: see `stats`.
-        text: part of a key, or of a task's name or id, or of a host; empty for everybody. Upper and
-            lower case of ASCII letters are the same.
+        text: part of a key, of a task's name or id, or of a host; empty for all. Upper and lower
+            case of ASCII letters are the same.
         auth_token: see `stats`.
         ssl_context: see `stats`.
-        waiters: nobody but waiters.
+        waiters: only waiters.
         notes: also keys that are notes of a program, see `is_note`.
 
     Returns:
-        ``matched``, how many there are, and ``found``: of up to 200, who has waited longest first,
+        ``matched``, how many there are, and ``found``: of up to 200, the longest wait first,
         ``key``, ``space``, ``limit``, ``holders`` and ``waiters`` (numbers), ``holder`` and
         ``waiter`` (who; or ``None``), ``position`` of the waiter from 1, ``pace_s`` (seconds from a
         grant of the key to the next, of late; or ``None``).

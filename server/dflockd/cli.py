@@ -90,7 +90,7 @@ def _command(arguments: Sequence[str]) -> int:
         print(f"dflockd cluster: {exc}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # Whoever reads it has seen enough: `| grep -q`, `| head`. The interpreter must not try again.
+        # The reader has seen enough: `| grep -q`, `| head`. The interpreter must not try again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         # What was written stays: shards that are on their way go on.

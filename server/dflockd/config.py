@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from dflockd.address import parse_server
 from dflockd.cluster.parameters import MAX_LEASE, SERVING_LEASE, ClusterParameters
+from dflockd.files import read_secret, refuse_irregular
 from dflockd.server import ServerOptions, TlsContext
 from dflockd.server.tls import not_after
 from dflockd.shards.keys import SERVERS_PREFIX, Keys
@@ -646,6 +647,7 @@ def read_etcd_tls(values: Mapping[str, Any] | Settings) -> EtcdTls | None:
     contents: list[Any] = []
     for name, path in zip(names, paths, strict=True):
         try:
+            refuse_irregular(path)
             contents.append(Path(path).read_bytes() if path is not None else None)
         except OSError as exc:
             flag = "--" + name.replace("_", "-")
@@ -675,14 +677,9 @@ def _one_line(flag: str, path: str) -> str:
         SettingError: there is none, or it cannot be read.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
-    except OSError as exc:
-        raise SettingError(f"{flag}: {path!r} cannot be read: {exc}") from None
-    except UnicodeDecodeError:  # which would show a part of it
-        raise SettingError(f"{flag}: {path!r} is not UTF-8 text") from None
-    if not text or "\n" in text or "\0" in text:
-        raise SettingError(f"{flag}: {path!r} must hold one line that is not empty")
-    return text
+        return read_secret(path)
+    except ValueError as exc:
+        raise SettingError(f"{flag}: {path!r} {exc}") from None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -796,6 +793,7 @@ def _tls(values: Mapping[str, Any]) -> TlsContext | None:
         raise SettingError(f"{missing} is not set: TLS needs --tls-cert and --tls-key")
     context = TlsContext.new()
     try:
+        refuse_irregular(cert, key)
         # With a password, if a wrong one: without, OpenSSL would ask for it at the terminal.
         context.load_cert_chain(cert, key, password="")
     except (OSError, ssl.SSLError) as exc:
@@ -803,6 +801,7 @@ def _tls(values: Mapping[str, Any]) -> TlsContext | None:
     context.expires_at = not_after(cert)
     if client_ca is not None:
         try:
+            refuse_irregular(client_ca)
             context.load_verify_locations(client_ca)
         except (OSError, ssl.SSLError) as exc:
             raise SettingError(f"--tls-client-ca: {client_ca!r} does not load: {exc}") from None

@@ -192,7 +192,7 @@ class MovedError(RefusedError):
         shard: the shard of the key.
         epoch: a number that grows each time the shard moves to another server.
         to: that server, as ``host:port``.
-        place: the ticket of the position that a waiter had, to be taken up there; or empty.
+        place: the ticket of the position that a waiter had, to resume there; or empty.
     """
 
     def __init__(

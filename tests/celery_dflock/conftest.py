@@ -16,6 +16,7 @@ import pytest
 from examples.demo.stage import LockServer, Redis, StageError, Worker, redis_executable
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import Cluster, Waiter
+from tests.celery_dflock.record import RECORD
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +45,7 @@ def cluster(directory: Path, redis_url: str, lock_server: LockServer) -> Iterato
     """What the tests send tasks with and ask about them; itself without workers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(jobs.BROKER, redis_url)
-        patch.setenv(jobs.RECORD, str(directory / "record.jsonl"))
+        patch.setenv(RECORD, str(directory / "record.jsonl"))
         patch.setenv("DFLOCK_SERVERS", lock_server.address)
         jobs.configure({jobs.BROKER: redis_url})
         yield Cluster(directory, lock_server)
@@ -74,6 +75,25 @@ _keys = itertools.count()
 def key(request: pytest.FixtureRequest) -> str:
     """A lock that no other test uses."""
     return f"{request.node.originalname}:{next(_keys)}"
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Path]:
+    """A file that lets tasks go on. It is there in the end however the test ends.
+
+    A task that goes on waiting has a process of a worker that the tests after this one share.
+    """
+    path = tmp_path / "gate"
+    yield path
+    path.touch()
+
+
+@pytest.fixture
+def never(tmp_path: Path) -> Iterator[str]:
+    """The gate of a task that the test wants to be interrupted."""
+    path = tmp_path / "never"
+    yield str(path)
+    path.touch()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The tasks of the tests, as a module that workers import, and the record of what they did."""
+"""The tasks of the tests, as a module that workers import."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from celery_dflock.signals import (
     task_skipped,
     task_superseded,
 )
+from tests.celery_dflock.record import note
 
 # The environment variables that tell a worker where everything is; also DFLOCK_SERVERS.
 BROKER = "JOBS_BROKER_URL"
@@ -36,7 +37,6 @@ RESULTS = "JOBS_RESULT_BACKEND"
 """Where results go, if that is not the broker."""
 MORE = "JOBS_SETTINGS"
 """More settings of the app, as JSON."""
-RECORD = "JOBS_RECORD"
 WAIT = "JOBS_WAIT"
 MAX_PARKED = "JOBS_MAX_PARKED"
 SLOW = "JOBS_SLOW"
@@ -50,6 +50,9 @@ AT_ONCE = {"base": 0.05, "cap": 0.05}
 
 SHORT = 3
 """Seconds of a lease whose end, or whose renewals, a test waits for."""
+
+ASIDE = "nobody-yet"
+"""A queue that no worker serves: what is in it arrives when the test wants it to."""
 
 LONG = 600
 """Seconds of what no test waits for: leases, timeouts, and bodies that do not end by themselves."""
@@ -86,38 +89,6 @@ def configure(env: Mapping[str, str]) -> None:
 
 
 configure(os.environ)
-
-
-# The record: a line of JSON for each thing that happened, in the order of its being written.
-
-
-def note(what: str, task: Task, **more: Any) -> None:
-    """Add a line about the calling process, now; one write, so that lines never mix."""
-    request = task.request
-    event = {
-        "what": what,
-        "at": time.monotonic(),
-        "id": request.id,
-        "task": task.name,
-        "worker": (request.hostname or "").partition("@")[0],
-        "pid": os.getpid(),
-        **more,
-    }
-    file = os.open(os.environ[RECORD], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(file, (json.dumps(event, default=str) + "\n").encode())
-    finally:
-        os.close(file)
-
-
-def recorded(path: str | Path, **wanted: Any) -> list[dict[str, Any]]:
-    """The events so far that have these fields."""
-    try:
-        lines = Path(path).read_text().splitlines(keepends=True)
-    except FileNotFoundError:
-        return []
-    events = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [e for e in events if all(e.get(name) == value for name, value in wanted.items())]
 
 
 # The tasks: one body, under locks with different options.
@@ -230,6 +201,9 @@ END: dict[str, Callable[[Task], Any]] = {
     "retry once": lambda self: self.request.retries or _raise(self.retry(countdown=0)),
     "retry slowly": _retry_then_clean_up,
     "retry later": lambda self: self.request.retries or _raise(self.retry(countdown=0.5)),
+    "retry aside": lambda self: (
+        self.request.retries or _raise(self.retry(countdown=0, queue=ASIDE))
+    ),
     "end in doubt": _end_in_doubt,
     "retry in doubt": _retry_in_doubt,
     "send again": _send_again,

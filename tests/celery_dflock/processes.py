@@ -19,6 +19,7 @@ from celery.utils.nodenames import gethostname
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Worker, wait_until
 from tests.celery_dflock import jobs
+from tests.celery_dflock.record import Event, Record
 
 PATIENCE = 60.0
 """Seconds that a test waits for something that should come soon, on a busy machine too.
@@ -28,8 +29,6 @@ What comes within them has not waited for the end of a lease, a timeout or a bod
 
 T = TypeVar("T")
 
-Event = dict[str, Any]
-
 
 class Cluster:
     """The broker, the lock server and the record of what tasks did."""
@@ -37,7 +36,7 @@ class Cluster:
     def __init__(self, directory: Path, lock_server: LockServer) -> None:
         self.directory = directory
         self.lock_server = lock_server
-        self.record = directory / "record.jsonl"
+        self._record = Record(directory / "record.jsonl")
         self._workers: list[Worker] = []
 
     def worker(
@@ -93,7 +92,7 @@ class Cluster:
         return task.apply_async(args, {"key": key, **kwargs}, **options)
 
     def events(self, **wanted: Any) -> list[Event]:
-        return jobs.recorded(self.record, **wanted)
+        return self._record.events(**wanted)
 
     def wait_event(self, what: str, sent: AsyncResult, nth: int = 1) -> Event:
         """The `nth` event of this kind of a task."""

@@ -114,9 +114,8 @@ def send_checked(cluster: Cluster, task: Any, key: str, queue: str, gate: Path, 
 @remembers
 @pytest.mark.parametrize("worker", ["prefork", "threads", "gevent", "eventlet"], indirect=True)
 def test_a_restart_goes_unnoticed(
-    cluster: Cluster, server: LockServer, worker: Worker, key: str, tmp_path: Path
+    cluster: Cluster, server: LockServer, worker: Worker, key: str, gate: Path
 ) -> None:
-    gate = tmp_path / "gate"
     sent = send_checked(cluster, jobs.checked, key, worker.name, gate, LONG)
     start = cluster.wait_event("start", sent)
     server.kill()

@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -23,7 +25,7 @@ from celery_dflock import (
     LockUnavailableError,
     Skipped,
 )
-from celery_dflock.worker.interrupt import _as_class
+from celery_dflock.worker.interrupt import Interruptible
 from examples.demo.stage import ROOT, LockServer, Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter, waiters
@@ -43,12 +45,25 @@ def test_errors_survive_pickling(cls: type[LockError]) -> None:
 
 
 def test_an_error_raised_in_another_thread_survives_pickling() -> None:
-    arrived: list[type[BaseException]] = []
-    made = _as_class(LockLostError("its-key", "why"), arrived.append)()
-    assert arrived == [type(made)]
-    assert isinstance(made, LockLostError)
-    assert type(pickle.loads(pickle.dumps(made))) is LockLostError
-    assert str(made) == str(LockLostError("its-key", "why"))
+    made: list[LockLostError] = []
+    stretch, runs = Interruptible(), threading.Event()
+
+    def run() -> None:
+        try:
+            with stretch:
+                runs.set()
+                while True:
+                    time.sleep(0.001)
+        except LockLostError as error:
+            made.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert runs.wait(PATIENCE)
+    assert stretch.interrupt(LockLostError("its-key", "why"))
+    thread.join(PATIENCE)
+    assert type(pickle.loads(pickle.dumps(made[0]))) is LockLostError
+    assert str(made[0]) == str(LockLostError("its-key", "why"))
 
 
 def test_skipped_survives_pickling_and_json() -> None:

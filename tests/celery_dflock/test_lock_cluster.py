@@ -204,12 +204,12 @@ def test_claims_of_beats(stage: ClusterStage, app: Celery) -> None:
         firing = Firing(key, f"entry {number}", due)
         claims.take(firing)
         stage.move([get_shard_id(key)], server)
-        assert claims.left() == firing
+        assert claims.left([]) == firing
         if number:
             claims.confirm()
         else:
             claims.clear()
-        assert claims.left() is None
+        assert claims.left([]) is None
 
 
 # Commands.
@@ -261,13 +261,6 @@ def test_a_cluster_that_is_down() -> None:
 
 
 # Workers.
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Path]:
-    gate = tmp_path / "gate"
-    yield gate
-    gate.touch()
 
 
 def inspected(worker: str) -> list[tuple[str, str, str]]:

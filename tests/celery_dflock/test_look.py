@@ -33,8 +33,14 @@ def rate(free: int, next_s: float | None = 4.0) -> dict[str, Any]:
         (Look([holder("a")], 1), "a, for 3 s", "held by a, for 3 s", "waited 5 s, still held"),
         (
             Look([holder("a"), holder("")], 2),
-            "a, for 3 s and 1 others",
-            "held by a, for 3 s and 1 others",
+            "a, for 3 s and 1 other",
+            "held by a, for 3 s and 1 other",
+            "waited 5 s, still held",
+        ),
+        (
+            Look([holder("a"), holder(""), holder("")], 3),
+            "a, for 3 s and 2 others",
+            "held by a, for 3 s and 2 others",
             "waited 5 s, still held",
         ),
         # The rate alone: with any number of holders, or with a slot that is free.
@@ -112,7 +118,7 @@ def test_a_task_of_a_group_waits(app: Celery, on_waiting: Waits, key: str) -> No
     [(reason, group)] = told
     assert group == "blue"
     assert reason.startswith("held by ")
-    assert reason.endswith(" s and 1 others, its group blue has 1")
+    assert reason.endswith(" s and 1 other, its group blue has 1")
 
 
 def test_a_task_knows_its_group(app: Celery, key: str) -> None:

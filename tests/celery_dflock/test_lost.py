@@ -46,14 +46,13 @@ def restart(server: LockServer) -> None:
 
 
 def test_server_forgot_it(
-    cluster: Cluster, own_server: LockServer, worker: Worker, tmp_path: Path, key: str
+    cluster: Cluster, own_server: LockServer, worker: Worker, never: str, key: str
 ) -> None:
     # In the main thread a blocking call is interrupted; other threads have to run Python code.
     if "prefork" in worker.name:
         sent = cluster.send(jobs.patient, key, seconds=jobs.LONG, queue=worker.name)
     else:
-        gate = str(tmp_path / "never")
-        sent = cluster.send(jobs.patient, key, gate=gate, queue=worker.name)
+        sent = cluster.send(jobs.patient, key, gate=never, queue=worker.name)
     cluster.wait_event("start", sent)
 
     restart(own_server)
@@ -75,9 +74,8 @@ def test_server_forgot_it(
 
 
 def test_only_a_warning_if_wanted(
-    cluster: Cluster, own_server: LockServer, worker: Worker, tmp_path: Path, key: str
+    cluster: Cluster, own_server: LockServer, worker: Worker, gate: Path, key: str
 ) -> None:
-    gate = tmp_path / "gate"
     sent = cluster.send(jobs.warned, key, gate=str(gate), queue=worker.name)
     cluster.wait_event("start", sent)
 

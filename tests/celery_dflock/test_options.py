@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
 
 from celery_dflock import LockedTask, LockKeyError
-from celery_dflock.config import settings
+from celery_dflock.config import SSL_FILES, settings
 from celery_dflock.options import Backoff
 
 
@@ -348,7 +349,7 @@ def test_the_name_of_the_token_file_is_looked_at_again(
         (b"\n", "must hold one line that is not empty"),
         (b"open\nsesame\n", "must hold one line that is not empty"),
         (b"open\0sesame", "must hold one line that is not empty"),
-        (b"sesame\xff", "cannot be read: it is not UTF-8"),
+        (b"sesame\xff", "is not UTF-8 text"),
     ],
 )
 def test_a_bad_token_file(content: bytes | None, text: str, token_file: Path) -> None:
@@ -359,6 +360,28 @@ def test_a_bad_token_file(content: bytes | None, text: str, token_file: Path) ->
         settings(Celery("file", set_as_current=False))
 
     assert str(refused.value) == f"DFLOCK_AUTH_TOKEN_FILE: {str(token_file)!r} {text}"
+
+
+def test_a_token_file_that_is_a_pipe(token_file: Path) -> None:
+    """Reading it would wait for somebody who writes into it."""
+    os.mkfifo(token_file)
+
+    with pytest.raises(ImproperlyConfigured) as refused:
+        settings(Celery("file", set_as_current=False))
+
+    assert str(refused.value) == (
+        f"DFLOCK_AUTH_TOKEN_FILE: {str(token_file)!r} cannot be read: Not a regular file"
+    )
+
+
+@pytest.mark.parametrize("name", SSL_FILES)
+def test_a_certificate_that_is_a_pipe(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    app = Celery("ssl", set_as_current=False)
+    app.conf.dflock_use_ssl = {"certfile": __file__, name: str(tmp_path / "pipe")}
+
+    with pytest.raises(ImproperlyConfigured, match=r"^dflock_use_ssl .*Not a regular file"):
+        settings(app)
 
 
 def test_the_token_is_said_once(token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,10 +32,9 @@ def test_neither_holder_nor_waiters_notice(
     server: LockServer,
     worker: Worker,
     key: str,
-    tmp_path: Path,
+    gate: Path,
     end: Callable[[LockServer], None],
 ) -> None:
-    gate = tmp_path / "gate"
     holder = cluster.send(jobs.patient, key, gate=str(gate), queue=worker.name)
     held = cluster.wait_event("start", holder)
     waiters = [cluster.send(jobs.patient, key, queue=worker.name) for _ in range(2)]
@@ -60,9 +59,8 @@ def test_neither_holder_nor_waiters_notice(
 
 
 def test_waiters_do_not_wait_for_a_server_for_ever(
-    cluster: Cluster, server: LockServer, worker: Worker, key: str, tmp_path: Path
+    cluster: Cluster, server: LockServer, worker: Worker, key: str, gate: Path
 ) -> None:
-    gate = tmp_path / "gate"
     holder = cluster.send(jobs.patient, key, gate=str(gate), queue=worker.name)
     cluster.wait_event("start", holder)
     waiter = cluster.send(jobs.patient, key, queue=worker.name)

@@ -65,8 +65,7 @@ def started_of(cluster: Cluster, key: str) -> list[str]:
     return [event["id"] for event in cluster.events(what="start", key=key)]
 
 
-def test_singleton_whatever_the_arguments(cluster: Cluster, key: str, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+def test_singleton_whatever_the_arguments(cluster: Cluster, key: str, gate: Path) -> None:
     first = cluster.send(jobs.singleton, key, gate=str(gate))
     cluster.wait_event("start", first)
     second = cluster.send(jobs.singleton, f"{key}:other")
@@ -123,8 +122,7 @@ def test_bad_options_of_a_call_are_refused(
     assert not cluster.events(what="start", key=key)
 
 
-def test_who_holds_it(cluster: Cluster, key: str, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+def test_who_holds_it(cluster: Cluster, key: str, gate: Path) -> None:
     holder = cluster.send(jobs.patient, key, gate=str(gate))
     start = cluster.wait_event("start", holder)
     waiting = cluster.send(jobs.patient, key)

@@ -53,13 +53,19 @@ def two_workers(cluster: Cluster, servers: list[LockServer]) -> Iterator[list[Wo
         yield both
 
 
-pytestmark = pytest.mark.usefixtures("two_workers")
+@pytest.fixture(autouse=True)
+def all_run(two_workers: list[Worker], servers: list[LockServer]) -> None:
+    """Whatever became of the test before."""
+    for server in servers:
+        if not server.running:
+            server.start()
 
 
 class Stream:
     """Tasks on some keys of each server, sent in no order."""
 
     def __init__(self, cluster: Cluster, name: str, task: Task, number: int, seed: int = 5) -> None:
+        """Send the first of them."""
         names = (f"{name}:{count}" for count in itertools.count())
         by_server: list[list[str]] = [[] for _ in range(SERVERS)]
         while any(len(keys) < KEYS_EACH for keys in by_server):
@@ -69,12 +75,23 @@ class Stream:
                 keys.append(key)
         self.keys = by_server
         self._cluster = cluster
+        self._task = task
+        self._dice = random.Random(seed)
         every = list(itertools.chain(*by_server))
-        calls = every * (number // len(every))
-        random.Random(seed).shuffle(calls)
         self.sent: dict[str, list[AsyncResult]] = {key: [] for key in every}
+        self.send(number)
+
+    def send(self, number: int) -> list[AsyncResult]:
+        """Send so many more; those that one of the faulty server's locks is for."""
+        calls = list(self.sent) * (number // len(self.sent))
+        self._dice.shuffle(calls)
+        faulty = []
         for key in calls:
-            self.sent[key].append(cluster.send(task, key, seconds=WORK, queue="faults"))
+            sent = self._cluster.send(self._task, key, seconds=WORK, queue="faults")
+            self.sent[key].append(sent)
+            if key in self.keys[FAULTY]:
+                faulty.append(sent)
+        return faulty
 
     @property
     def healthy(self) -> list[str]:
@@ -82,6 +99,15 @@ class Stream:
 
     def results(self) -> list[AsyncResult]:
         return [result for results in self.sent.values() for result in results]
+
+    def who_asks(self) -> list[str] | None:
+        """Which tasks have asked the faulty server and have no lock yet."""
+        asked, begun = (
+            {event["id"] for event in self._cluster.events(what=what)}
+            for what in ("asked", "start")
+        )
+        of_faulty = (result.id for key in self.keys[FAULTY] for result in self.sent[key])
+        return [each for each in of_faulty if each in asked - begun] or None
 
     def starts(self) -> list[Event]:
         """In the order of time."""
@@ -97,7 +123,7 @@ class Stream:
         def probe() -> bool | None:
             return len(self.ended()) >= number or None
 
-        self._cluster.wait(probe, f"{number} tasks to have ended", 30)
+        self._cluster.wait(probe, f"{number} tasks to have ended")
 
     def wait_all_of(self, keys: list[str]) -> None:
         number = sum(len(self.sent[key]) for key in keys)
@@ -105,9 +131,9 @@ class Stream:
         def probe() -> bool | None:
             return sum(event["key"] in keys for event in self.ended()) >= number or None
 
-        self._cluster.wait(probe, f"all {number} tasks of {keys} to have ended", 30)
+        self._cluster.wait(probe, f"all {number} tasks of {keys} to have ended")
 
-    def assert_nothing_is_lost(self, seconds: float = 30) -> None:
+    def assert_nothing_is_lost(self, seconds: float = PATIENCE) -> None:
         for result in self.results():
             assert result.get(timeout=seconds) == result.id
         done = [event["id"] for event in self.ended() if event["error"] is None]
@@ -145,21 +171,15 @@ def stopped(server: LockServer) -> Iterator[None]:
 
 
 def test_one_of_three_is_down(cluster: Cluster, servers: list[LockServer], key: str) -> None:
-    stream = Stream(cluster, key, jobs.patient, 96)
+    stream = Stream(cluster, key, jobs.patient, 48)
     stream.wait_ended(12)
 
     servers[FAULTY].kill()
-    left = len(stream.ended())
-    assert left < 96
+    waiting = stream.send(48)
     stream.wait_all_of(stream.healthy)
-    waiting = [
-        result
-        for faulty in stream.keys[FAULTY]
-        for result in stream.sent[faulty]
-        if not cluster.events(what="start", id=result.id)
-    ]
-    assert waiting, "the others went on meanwhile"
-    cluster.wait_event("requeued", waiting[-1])
+    for each in waiting:
+        cluster.wait_event("requeued", each)
+    assert not any(cluster.events(what="start", id=each.id) for each in waiting)
     servers[FAULTY].start()
 
     stream.assert_nothing_is_lost()
@@ -167,21 +187,23 @@ def test_one_of_three_is_down(cluster: Cluster, servers: list[LockServer], key: 
 
 
 def test_one_of_three_is_slow(cluster: Cluster, servers: list[LockServer], key: str) -> None:
-    stream = Stream(cluster, key, jobs.patient, 60)
+    stream = Stream(cluster, key, jobs.patient, 30)
     stream.wait_ended(8)
 
     with stopped(servers[FAULTY]):
+        stream.send(30)
+        cluster.wait(stream.who_asks, "somebody who asks it")
         time.sleep(3)
+        assert stream.who_asks()
 
     stream.assert_nothing_is_lost()
     assert not stream.overlaps()
 
 
 def test_all_three_are_restarted(
-    cluster: Cluster, servers: list[LockServer], tmp_path: Path, key: str
+    cluster: Cluster, servers: list[LockServer], gate: Path, key: str
 ) -> None:
     """Without a state directory they forget their locks; who holds one learns of it at once."""
-    gate = tmp_path / "gate"
     long = cluster.send(jobs.stubborn, f"{key}:long", gate=str(gate), queue="faults")
     cluster.wait_event("start", long)
     stream = Stream(cluster, key, jobs.stubborn, 60)

@@ -17,8 +17,6 @@ from celery_dflock.outcome import header
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster, waiters
 
-NEVER = "/nonexistent/gate"
-
 
 def ended(cluster: Cluster, sent: AsyncResult) -> str:
     """The state in which a task has ended."""
@@ -34,8 +32,10 @@ def assert_revoked(cluster: Cluster, sent: AsyncResult, by: AsyncResult) -> None
 
 
 @pytest.mark.usefixtures("workers")
-def test_the_newest_interrupts_who_runs_and_has_the_lock_then(cluster: Cluster, key: str) -> None:
-    older = cluster.send(jobs.latest, key, gate=NEVER)
+def test_the_newest_interrupts_who_runs_and_has_the_lock_then(
+    cluster: Cluster, key: str, never: str
+) -> None:
+    older = cluster.send(jobs.latest, key, gate=never)
     cluster.wait_event("start", older)
     newer = cluster.send(jobs.latest, key)
     assert newer.get(timeout=PATIENCE) == newer.id
@@ -68,12 +68,14 @@ def test_who_waits_and_is_older_is_skipped(cluster: Cluster, key: str, task: Loc
 
 
 @pytest.mark.usefixtures("workers")
-def test_an_older_one_that_comes_later_never_stops_the_newest(cluster: Cluster, key: str) -> None:
+def test_an_older_one_that_comes_later_never_stops_the_newest(
+    cluster: Cluster, key: str, never: str
+) -> None:
     # Drawn as it would be by a message that takes long to arrive.
-    first = cluster.send(jobs.latest, key, queue="nobody-yet")
-    newest = cluster.send(jobs.latest, key, gate=NEVER, queue="one")
+    first = cluster.send(jobs.latest, key, queue=jobs.ASIDE)
+    newest = cluster.send(jobs.latest, key, gate=never, queue="one")
     cluster.wait_event("start", newest)
-    message = jobs.app.backend.client.lpop("nobody-yet")
+    message = jobs.app.backend.client.lpop(jobs.ASIDE)
     assert message is not None
     jobs.app.backend.client.lpush("two", message)
     assert Skipped.of(first.get(timeout=PATIENCE)) is not None
@@ -84,8 +86,10 @@ def test_an_older_one_that_comes_later_never_stops_the_newest(cluster: Cluster, 
 
 
 @pytest.mark.usefixtures("workers")
-def test_a_message_without_a_number_gets_one_where_it_arrives(cluster: Cluster, key: str) -> None:
-    older = jobs.app.send_task("latest", (), {"key": key, "gate": NEVER}, queue="one")
+def test_a_message_without_a_number_gets_one_where_it_arrives(
+    cluster: Cluster, key: str, never: str
+) -> None:
+    older = jobs.app.send_task("latest", (), {"key": key, "gate": never}, queue="one")
     cluster.wait_event("start", older)
     newer = jobs.app.send_task("latest_parked", (), {"key": key}, queue="two")
     assert newer.get(timeout=PATIENCE) == newer.id
@@ -104,7 +108,7 @@ def test_who_does_not_get_the_lock_in_time_does_as_the_second_word_says(
 
 @pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize("task", ["latest", "latest_parked", "latest_late"])
-def test_a_chord_does_not_hang(cluster: Cluster, key: str, task: str) -> None:
+def test_a_chord_does_not_hang(cluster: Cluster, key: str, task: str, never: str) -> None:
     member = jobs.app.tasks[task]
     collect = jobs.collect.s(key=key)
     with cluster.lock(key):
@@ -120,7 +124,7 @@ def test_a_chord_does_not_hang(cluster: Cluster, key: str, task: str) -> None:
             how = "superseded by nobody"
     assert "superseded by" in how
 
-    first = chord([member.s(key=key, gate=NEVER)])(collect)
+    first = chord([member.s(key=key, gate=never)])(collect)
     cluster.wait(
         lambda: (
             [e for e in cluster.events(what="start", key=key) if e["kwargs"].get("gate")] or None
@@ -144,13 +148,15 @@ def test_a_chord_does_not_hang(cluster: Cluster, key: str, task: str) -> None:
         pytest.param("eventlet", marks=pytest.mark.soak),
     ],
 )
-def test_every_pool_interrupts_as_for_a_lost_lock(cluster: Cluster, key: str, pool: str) -> None:
+def test_every_pool_interrupts_as_for_a_lost_lock(
+    cluster: Cluster, key: str, pool: str, never: str
+) -> None:
     with contextlib.ExitStack() as running:
         for name in ("older", "newer"):
             worker = cluster.worker(f"{name}-{pool}", pool=pool)
             running.enter_context(worker)
             worker.wait_ready()
-        older = cluster.send(jobs.latest, key, gate=NEVER, queue=f"older-{pool}")
+        older = cluster.send(jobs.latest, key, gate=never, queue=f"older-{pool}")
         cluster.wait_event("start", older)
         newer = cluster.send(jobs.latest, key, queue=f"newer-{pool}")
         assert newer.get(timeout=PATIENCE) == newer.id
@@ -158,23 +164,30 @@ def test_every_pool_interrupts_as_for_a_lost_lock(cluster: Cluster, key: str, po
 
 
 @pytest.mark.usefixtures("workers")
-def test_of_many_arrivals_the_last_runs_and_each_other_ends(cluster: Cluster, key: str) -> None:
-    arrive(cluster, key, 120)
+def test_of_many_arrivals_the_last_runs_and_each_other_ends(
+    cluster: Cluster, key: str, never: str
+) -> None:
+    arrive(cluster, key, never, 120)
 
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("workers")
 def test_of_a_thousand_arrivals_the_last_runs_and_each_other_ends(
-    cluster: Cluster, key: str
+    cluster: Cluster, key: str, never: str
 ) -> None:
-    arrive(cluster, key, 1000)
+    arrive(cluster, key, never, 1000)
 
 
-def arrive(cluster: Cluster, key: str, number: int) -> None:
+def arrive(cluster: Cluster, key: str, never: str, number: int) -> None:
     """Send so many, at random, and judge what became of them by the record of the workers."""
     dice = random.Random(number)
-    sent = []
-    for _ in range(number):
+    # Two who wait and one who runs when the next one comes, however fast the workers are.
+    with cluster.lock(key):
+        sent = [cluster.send(jobs.latest, key, queue=queue) for queue in ("one", "two")]
+        assert ended(cluster, sent[0]) == states.SUCCESS
+    sent.append(cluster.send(jobs.latest, key, gate=never))
+    cluster.wait_event("start", sent[-1])
+    while len(sent) < number:
         task = dice.choice([jobs.latest, jobs.latest, jobs.latest_parked, jobs.latest_late])
         queue = dice.choice(["celery", "one", "two"])
         sent.append(cluster.send(task, key, seconds=dice.uniform(0, 0.05), queue=queue))

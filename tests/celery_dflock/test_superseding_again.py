@@ -17,7 +17,7 @@ from celery_dflock.plan import plan
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster
-from tests.celery_dflock.test_superseding import NEVER, assert_revoked, ended
+from tests.celery_dflock.test_superseding import assert_revoked, ended
 
 REDELIVERED = {"delivery_info": {"redelivered": True}}
 """As a broker says it."""
@@ -39,10 +39,13 @@ def wait_skipped(cluster: Cluster, sent: AsyncResult) -> None:
 
 def put_aside(cluster: Cluster, key: str, task: Task = jobs.latest) -> tuple[AsyncResult, Any]:
     """Send a task that no worker gets; return its message with it."""
-    sent = cluster.send(task, key, queue="nobody-yet")
-    message = jobs.app.backend.client.lpop("nobody-yet")
-    assert message is not None
-    return sent, message
+    sent = cluster.send(task, key, queue=jobs.ASIDE)
+    return sent, taken_aside(cluster)
+
+
+def taken_aside(cluster: Cluster) -> Any:
+    """The message that no worker gets."""
+    return cluster.wait(lambda: jobs.app.backend.client.lpop(jobs.ASIDE), "a message put aside")
 
 
 @pytest.mark.usefixtures("workers")
@@ -72,12 +75,12 @@ def test_the_number_of_its_arrival_goes_along_when_it_is_sent_again(
 
 
 @pytest.mark.usefixtures("workers")
-def test_a_retry_is_as_old_as_its_first_attempt(cluster: Cluster, key: str, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    older = cluster.send(jobs.latest, key, then="retry later")
-    cluster.wait_event("end", older)
+def test_a_retry_is_as_old_as_its_first_attempt(cluster: Cluster, key: str, gate: Path) -> None:
+    older = cluster.send(jobs.latest, key, then="retry aside")
+    message = taken_aside(cluster)
     newest = cluster.send(jobs.latest, key, gate=str(gate))
     cluster.wait_event("start", newest)
+    jobs.app.backend.client.lpush("celery", message)
     assert ended(cluster, older) == states.SUCCESS
     assert Skipped.of(older.result) is not None
     gate.touch()
@@ -85,10 +88,9 @@ def test_a_retry_is_as_old_as_its_first_attempt(cluster: Cluster, key: str, tmp_
 
 
 def test_copies_of_one_that_was_stopped(
-    cluster: Cluster, impatient: Worker, key: str, tmp_path: Path
+    cluster: Cluster, impatient: Worker, key: str, gate: Path, never: str
 ) -> None:
-    gate = tmp_path / "gate"
-    older = cluster.send(jobs.latest_late, key, gate=NEVER, queue=impatient.name)
+    older = cluster.send(jobs.latest_late, key, gate=never, queue=impatient.name)
     cluster.wait_event("start", older)
     cluster.wait_event("requeued", older, 2)
     newest = cluster.send(jobs.latest_parked, key, gate=str(gate), queue=impatient.name)
@@ -105,9 +107,8 @@ def test_copies_of_one_that_was_stopped(
 @pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize("wait", ["slot", pytest.param("consumer", marks=pytest.mark.soak)])
 def test_the_newest_is_killed_and_an_older_one_comes_back(
-    cluster: Cluster, impatient: Worker, key: str, tmp_path: Path, wait: str
+    cluster: Cluster, impatient: Worker, key: str, gate: Path, wait: str
 ) -> None:
-    gate = tmp_path / "gate"
     older, message = put_aside(cluster, key, jobs.latest_late)
     given = {"queue": impatient.name, "headers": {"dflock": {"lock_wait": wait}}}
     newest = cluster.send(jobs.latest_late, key, gate=str(gate), **given)
@@ -124,10 +125,9 @@ def test_the_newest_is_killed_and_an_older_one_comes_back(
 
 @pytest.mark.usefixtures("workers")
 def test_an_older_one_is_killed_while_the_newest_waits(
-    cluster: Cluster, impatient: Worker, key: str, tmp_path: Path
+    cluster: Cluster, impatient: Worker, key: str, gate: Path, never: str
 ) -> None:
-    gate = tmp_path / "gate"
-    older = cluster.send(jobs.latest_late, key, gate=NEVER, queue=impatient.name)
+    older = cluster.send(jobs.latest_late, key, gate=never, queue=impatient.name)
     cluster.wait_event("start", older)
     impatient.kill()
     newest = cluster.send(jobs.latest, key, gate=str(gate), queue="one")
@@ -144,11 +144,11 @@ def test_an_older_one_is_killed_while_the_newest_waits(
 @pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize("stored", [True, False])
 def test_a_copy_that_comes_later_leaves_the_result_as_it_is(
-    cluster: Cluster, key: str, stored: bool
+    cluster: Cluster, key: str, stored: bool, never: str
 ) -> None:
     age = cluster.lock(key).draw_age()
     same = {"task_id": f"older:{key}", "headers": header.with_age({}, age, f"older:{key}")}
-    older = cluster.send(jobs.latest, key, gate=NEVER, ignore_result=not stored, **same)
+    older = cluster.send(jobs.latest, key, gate=never, ignore_result=not stored, **same)
     cluster.wait_event("start", older)
     newest = cluster.send(jobs.latest, key)
     assert newest.get(timeout=PATIENCE) == newest.id

@@ -287,10 +287,19 @@ def test_it(worker):
 
 
 def test_workers_of_celerys_fixtures_and_of_the_users_own(user: pytest.Pytester) -> None:
+    # Celery's worker looks every two seconds whether it is to end, and twice.
     user.makeconftest(
         """
         pytest_plugins = ["celery.contrib.pytest"]
         import celery.contrib.testing.tasks
+        from kombu import Connection
+
+        drain = Connection.drain_events
+
+        def drain_shortly(self, timeout=None, **options):
+            return drain(self, timeout=min(timeout or 0.05, 0.05), **options)
+
+        Connection.drain_events = drain_shortly
         """
     )
     run(user, WORKER + CELERYS_FIXTURES, WORKER + OWN_APP_AND_WORKER, passed=3)

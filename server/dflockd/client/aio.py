@@ -209,7 +209,7 @@ class DistributedLock(LockBase):
             raise
 
     async def give_back(self) -> bool:
-        """Release the lock for a run that never began, so that it takes no place of its rate.
+        """Release the lock for a run that never began, so that it uses up nothing of its rate.
 
         See `begin`.
         """
@@ -402,7 +402,7 @@ async def _ready(
     loop: asyncio.AbstractEventLoop, link: Connection, writes: bool, left: float
 ) -> bool:
     if link.closed:
-        return True  # whoever reads from it learns that
+        return True  # the next read from it fails
     number = link.fileno()
     ready: asyncio.Future[bool] = loop.create_future()
     watch, unwatch = (

@@ -38,7 +38,7 @@ class Reactor(Protocol):
         """Release it once its server can be reached."""
 
     def take_back(self, lease: Lease) -> None:
-        """Free a hold that should have been handed on, unless somebody has adopted it."""
+        """Free a hold that was meant for another process, unless that has adopted it."""
 
     def cannot_be_awaited(self) -> bool:
         """Whether the caller would wait for itself, or for a thread that stands still by now."""

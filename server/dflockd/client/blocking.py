@@ -256,7 +256,7 @@ class DistributedLock(LockBase):
             raise
 
     def give_back(self) -> bool:
-        """Release the lock for a run that never began, so that it takes no place of its rate.
+        """Release the lock for a run that never began, so that it uses up nothing of its rate.
 
         See `begin`.
         """
@@ -435,7 +435,7 @@ def drive(waits: Waits[R]) -> R:
 
 def _ready(link: Connection, writes: bool, left: float) -> bool:
     if link.closed:
-        return True  # whoever reads from it learns that
+        return True  # the next read from it fails
     # What waits is looked up at the time of the call: gevent and eventlet replace it.
     make_poll = getattr(select, "poll", None)
     seconds = None if left > LONGEST_POLL else max(0.0, left)

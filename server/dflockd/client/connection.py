@@ -83,7 +83,7 @@ Forks of other threads wait: the child would have a socket that it does not know
 
 
 class Connection:
-    """One connection. Who is interrupted between a request and its reply must `close` it.
+    """One connection. If you are interrupted between a request and its reply, `close` it.
 
     The next reply would be taken for the wrong one, and closing is what tells the server to let go.
     """

@@ -1,7 +1,7 @@
-"""What is done for those who have gone: locks that could not be released are released later.
+"""Background work: locks that could not be released are released later.
 
-Flows of the reactor. And the turns that all its flows take at a server that is gone, so that thousands
-of them do not try it all the time.
+Flows of the reactor. They take turns at a server that is gone, so that thousands of them do not try
+it all the time.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def release_later(lease: Lease, links: Probing) -> Flow[None]:
 
 
 def take_back(lease: Lease, links: Probing) -> Flow[None]:
-    """Free a hold that should have been handed on, unless somebody has adopted it.
+    """Free a hold that was meant for another process, unless that has adopted it.
 
-    Whoever was to hand it on does not know whether it is, and nobody has been told its token.
+    The process that wanted to hand it over does not know whether it has, and nobody has its token.
     """
 
     def taking_back(link: Link, target: Target) -> Flow[None]:

@@ -35,14 +35,14 @@ ABANDONED: Final = "abandoned"
 
 
 class Lease:
-    """One granted slot, from its grant to its end: released, handed on, or lost.
+    """One granted slot, from its grant to its end: released, handed over, or lost.
 
     The lease counts from before the request that began it was sent. Past its deadline the lock is
     lost, whatever the server says later: somebody else may hold it.
 
-    Two have to do with it, the owner of the lock and the reactor, which renews it. Who holds its
-    connection with `take` may use that, and gives it back with `put`; who ends the lease is the one
-    for whose claim `end` returns ``True``. Both are single operations of a list or a dict, so that no
+    Two parties use it: the owner of the lock, and the reactor, which renews it. The one that gets
+    its connection from `take` may use it, and returns it with `put`. The one for whose claim `end`
+    returns ``True`` ends the lease. Both are single operations of a list or a dict, so that no
     signal handler and no finaliser can meet them half done.
 
     Once its `owner` is forgotten the lock ends with its connection, unless it has ended already.

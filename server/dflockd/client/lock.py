@@ -230,7 +230,7 @@ class LockBase:
         Args:
             rate: as for the class.
             begins: whether a run begins with the grant. If not, it begins when you call `begin`, and
-                until then `give_back` frees its place too.
+                until then `give_back` undoes its part in the rate too.
 
         Raises:
             InvalidArgumentError: the rate is malformed.
@@ -246,8 +246,8 @@ class LockBase:
     def begin(self) -> None:
         """Say that the run begins for which a rate granted the lock; see `with_rate`.
 
-        Its place is free one window after the server has learned of it, which it does soon, or with
-        the release. This does not wait. Without a rate, or called again, it does nothing.
+        It counts for one window after the server has learned of it, which it does soon, or with the
+        release. This does not wait. Without a rate, or called again, it does nothing.
         """
         session = self._session
         if isinstance(session, RatedSession):

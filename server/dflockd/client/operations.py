@@ -107,8 +107,8 @@ class Exchange(NamedTuple):
     patience: float | None
     """Seconds to wait for the reply; ``None`` waits forever."""
     timeout_is_reply: bool = False
-    """Whether the end of patience counts as the reply ``timeout`` rather than as a fault: a server has
-    said that the lock is somebody else's."""
+    """Whether running out of time counts as the reply ``timeout`` and not as a fault, because a
+    server has said that somebody else has the lock."""
     ahead: int = 0
     """Requests before it in the same bytes, whose replies nobody needs."""
     waits: bool = False
@@ -156,7 +156,7 @@ class Target(NamedTuple):
     is_plain: bool = False
     """Whether its server hangs up on who says what the published protocol does not know."""
     progress: Progress | None = None
-    """Of a waiter that has a place with a name, or may get one."""
+    """Of a waiter that has a position with a ticket, or may get one."""
     rate: Rate | None = None
     """How many runs may begin in a while, if they may not at any time."""
     group: InGroup | None = None
@@ -198,9 +198,9 @@ Operation: TypeAlias = Generator[Exchange, Answer, R]
 def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
     """Wait up to `timeout` seconds for a slot (``None``: as long as it takes); ``None`` without.
 
-    A wait that this side cuts off begins with an attempt that does not wait: its answer comes at
-    once, and says that the lock is somebody else's. Who has a place in the queue would lose it by
-    that, and waits for whole seconds instead.
+    A wait that the client ends itself begins with an attempt that does not wait. Its answer comes
+    at once, and says that somebody else has the lock. A waiter with a position would lose it that
+    way, so it waits for whole seconds instead.
     """
     start: float | None = None
     remaining = timeout
@@ -274,16 +274,16 @@ def line_up_patience(timeout: float | None) -> float:
 
 
 def line_up_for(target: Target, _timeout: float | None) -> Operation[Grant | None]:
-    """As `enqueue`; whoever runs it gives it up in time."""
+    """As `enqueue`; the caller limits its time."""
     return enqueue(target)
 
 
 def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
     """Wait up to `timeout` seconds for the grant to an earlier `enqueue` on this connection.
 
-    A place that is to be kept must not be cut off, so that the time is rounded up to whole seconds.
-    Another wait that this side cuts off begins with a sign of life: who has a place was told that
-    the lock is somebody else's, but that may be long ago.
+    A reserved position must not be cut off, so its time is rounded up to whole seconds. Any other
+    wait that the client ends itself begins with a sign of life from the server. The waiter knows
+    that somebody else had the lock when it queued, but that may be long ago.
     """
     progress = target.progress
     keep = None if progress is None or target.is_plain else progress.keep
@@ -313,15 +313,15 @@ def _waiting_for(target: Target, timeout: float | None) -> Exchange:
 
 
 def queue(target: Target, timeout: float | None) -> Operation[Grant | None]:
-    """Wait as `acquire` does, but so that the place can be kept."""
+    """Wait as `acquire` does, but so that the position can be reserved."""
     grant = yield from enqueue(target)
     return grant if grant is not None else (yield from wait(target, timeout))
 
 
 def line_up(target: Target, turn: Turn, *, knows_turns: bool | None) -> Operation[bytes | None]:
-    """Take a position that is told of its turn, and granted nothing; the ticket if it is at once.
+    """Take a position that gets a turn and no grant; return the ticket if the turn is now.
 
-    A server is asked first whether it knows turns, unless it is known to: another one would grant.
+    Ask the server first whether it knows turns, unless that is known: an older one would grant.
 
     Raises:
         UnsupportedError: it does not.

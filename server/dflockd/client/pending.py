@@ -1,8 +1,9 @@
 """Locks that are waited for on behalf of somebody who has other things to do: pending acquires.
 
 `DistributedLock.acquire` takes a thread for as long as it waits. Here the reactor waits for all, so
-that hundreds can wait in a process. Nothing is granted to them: who cannot use a lock yet must not keep
-others from it. They are told of their turn, and whoever uses the lock takes it up by a ticket.
+that hundreds can wait in a process. They are granted nothing, because a process that cannot use a
+lock yet must not keep others from it. They get a turn with a ticket, and the process that uses the
+lock resumes with that.
 
 Each has a connection of its own, as usual: the end of the process gives up all of them.
 """
@@ -38,8 +39,8 @@ RESTART_PAUSE = 0.2
 """Seconds between two attempts at one server, or for a key whose server is not ready."""
 
 TURN = 0.005
-"""Seconds of such a pause for each key that somebody is to be queued for, so that hundreds of them are
-not asked about without end."""
+"""Seconds of such a pause for each key in line, so that hundreds of them are not asked about all
+the time."""
 
 SLOW = 0.5
 """Seconds of an attempt that has failed after which its server is left alone for a while."""
@@ -66,7 +67,7 @@ class PendingAcquires:
         self._all: set[PendingAcquire] = set()
         # What follows is the reactor's.
         self._lines: dict[str, list[tuple[int, PendingAcquire]]] = {}
-        """Who has to be queued: in each line a heap, who came first."""
+        """Which ones have to be queued: in each line a heap, the first to come on top."""
         self._closed_until: dict[str, float] = {}
         """When it is tried again in lines where somebody has failed, so that nobody overtakes."""
         self._avoided_until: dict[Address, float] = {}
@@ -88,16 +89,16 @@ class PendingAcquires:
     ) -> PendingAcquire:
         """Wait for the turn at a lock, behind those that are waited for here already.
 
-        Nothing is ever granted here: whoever is told that it is its turn has a ticket for the process
-        that uses the lock, which is then the first holder. A server that ends while it is waited at
-        may just be restarted: positions are taken there again, in the order of before, for
-        `RESTART_PATIENCE`. In a cluster a position goes where its key goes.
+        Nothing is ever granted here. A turn brings a ticket for the process that uses the lock,
+        which is then the first holder. A server that ends meanwhile may just be restarted: for
+        `RESTART_PATIENCE`, positions are taken there again, in the same order. In a cluster a
+        position follows its key.
 
         Args:
             lock: says what is waited for; nobody else's from now on.
             timeout_s: seconds to wait, rounded up to whole ones; ``None`` has no end. It ends nothing
                 while it is its turn.
-            ticket: of a position to be taken up again; see `DistributedLock.enqueue`.
+            ticket: of a position to resume; see `DistributedLock.enqueue`.
             reservation: keep the position if its turn does not come in time; ``lock.ticket`` names it
                 then.
             told_ms: milliseconds for which a slot is set aside once it is its turn. After that others
@@ -124,7 +125,7 @@ class PendingAcquires:
         return pending
 
     def close(self) -> None:
-        """Give all of them up. Nobody is told of anything any more."""
+        """Give all of them up. No callback is called any more."""
         for pending in list(self._all):
             pending.leave()
 
@@ -165,7 +166,7 @@ class PendingAcquires:
     def _end_late_ones(self, name: str, line: list[tuple[int, PendingAcquire]]) -> None:
         """End those in line whose time is over.
 
-        Who only waits for those before it has the time of an answer beyond.
+        One that only waits for those before it has the time of an answer in addition.
         """
         now = clock.now()
         over = now if self._opens_at(name, line) > now else now - GRACE
@@ -238,7 +239,7 @@ class PendingAcquires:
         Args:
             pending: whose.
             exc: what has happened.
-            asked: who was to be asked for it; ``None`` if it was there and waited.
+            asked: the server to ask for it; ``None`` if it was there and waited.
             is_slow: whether it has taken long to learn of it.
         """
         session, lock = pending.lock._session, pending.lock
@@ -329,7 +330,8 @@ class PendingAcquire:
         self.deadline = None if timeout_s is None else clock.now() + timeout_s
         shards = lock._session.shards
         self.line = lock.server if shards is None else f"{shards.seeds} {lock.key}"
-        """Who fails together, in order: all of one server, or those of one key of a cluster."""
+        """Those that fail together, in order: all of one server, or those of one key of a
+        cluster."""
         self.error: errors.RemoteError | None = None
         """Why it could not be queued."""
         self.left = False
@@ -364,7 +366,7 @@ class PendingAcquire:
         """Return the ticket for the process that uses the lock; see `DistributedLock.enqueue`.
 
         From now on this waits for nothing, and calls nothing. It keeps the position until that is
-        taken up. Once it is, or once nobody will any more, `leave` is to be called.
+        resumed. Call `leave` once it is, or once nobody will resume it.
 
         ``None`` if it is not its turn any more, for its connection has broken: it waits again, and
         `told` or `ended` is called in time.
@@ -397,7 +399,7 @@ class PendingAcquire:
         session = self.lock._session
         for link in (session.asking, session.queued):
             if link is not None:
-                link.interrupt()  # whoever waits on it learns of it, and closes it
+                link.interrupt()  # the thread that waits on it learns of it, and closes it
 
     def _ends_turn(self, how: str) -> bool:
         return self._end_of_turn.setdefault("by", how) is how
@@ -418,7 +420,7 @@ class PendingAcquire:
         _call(self.told)
 
     def obey(self) -> Flow[bool]:
-        """Do what is said; ``True`` if the next turn is to be waited for, ``False`` if nothing is.
+        """Do what is said; return whether to wait for the next turn.
 
         Raises:
             OSError: the connection broke.

@@ -36,7 +36,7 @@ class Pool:
     def __init__(self) -> None:
         self._idle: dict[Route, deque[Connection]] = {}
         self.probes: dict[Route, Probe] = {}
-        """Who is just finding out whether a server that was lost is back; others wait for that."""
+        """The probe that finds out whether a lost server is back; others wait for it."""
 
     def take(self, route: Route) -> Link | None:
         """Return a connection that is the caller's until given back, if there is one."""
@@ -90,7 +90,7 @@ class Pool:
     def _make_room(self, route: Route) -> None:
         """Close what lies idle for the same server and other TLS contexts, if there are many.
 
-        Who makes a context for each lock never comes back to one.
+        A program that makes a context for each lock never uses one again.
         """
         alike = [each for each in list(self._idle) if each[:2] == route[:2]]
         for each in alike[: max(0, len(alike) - MAX_CONTEXTS + 1)]:
@@ -106,7 +106,7 @@ class Pool:
         """Close the idle connections, all or those of one route: their server has gone away."""
         for each in list(self._idle) if route is None else [route]:
             idle = self._idle.pop(each, None)
-            # `take` may have its hands on the same ones: a connection goes to one of us.
+            # `take` may look at the same ones: each connection goes to one of the two.
             while idle:
                 try:
                     idle.pop().close()

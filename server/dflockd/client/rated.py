@@ -1,8 +1,8 @@
-"""Locks of which only so many runs may begin in a while: what is asked, and that a run has begun.
+"""Locks with a rate: what is asked, and that a run has begun.
 
-The server frees the place of a run one window after it has heard of its beginning. So that is said a
-moment later: what is said first could be heard before the first line of the run is come to, and the
-next run begin a moment too soon. A run that is over before is said to have begun by its release.
+The server counts a run for one window after it learns that the run has begun. So the client says
+that a moment late. If it said so before the first line of the run, the next run could begin a
+moment too soon. The release of a run that is over before says that it has begun.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ within a hundredth of a longer one."""
 
 
 class RatedSession(Session):
-    """A session that takes places of a rate.
+    """A session with a rate.
 
     Args:
         plain: as it would be without.

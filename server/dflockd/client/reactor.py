@@ -3,8 +3,8 @@
 It renews the locks that are held, rescues those whose connection breaks, releases what could not be
 released at once, and waits on behalf of the consumer: all of it flows, each a task here.
 
-Work is handed to it without any lock. A signal handler, a finaliser or the end of the interpreter may
-come at any instant, also while the same thread is just handing something over, and would wait forever
+Work is handed to it without any lock. A signal handler, a finaliser or the end of the interpreter
+may come at any instant, even while the same thread is handing something over. It would wait forever
 for a lock that is held below it.
 """
 
@@ -144,7 +144,7 @@ class Reactor:
         self.run(release_later(lease, self._pool))
 
     def take_back(self, lease: Lease) -> None:
-        """Free a hold that should have been handed on, unless somebody has adopted it."""
+        """Free a hold that was meant for another process, unless that has adopted it."""
         self.run(take_back(lease, self._pool))
 
     def run(self, flow: Flow[Any]) -> Task:
@@ -245,7 +245,7 @@ class Reactor:
         self._wakes_at = self._look_at_young_at
         if self._due:
             self._wakes_at = min(self._wakes_at, self._due[0][0])
-        # Who comes from now on sees that, and wakes this thread; who came before is seen here.
+        # A thread that comes from now on sees that, and wakes this one; earlier ones are seen here.
         left = 0.0 if self._inbox else min(max(0.0, self._wakes_at - clock.now()), LONGEST_SLEEP)
         for key, _ in select_green(self._selector, left):
             if key.data is None:
@@ -363,7 +363,7 @@ class Reactor:
             wait = Ready(wait, False, clock.now() + wait.left)
         if isinstance(wait, Ready):
             is_open = self._register(task, wait)
-            # Whoever reads from a closed one learns that it is.
+            # A read from a closed one fails.
             self._schedule(task, wait.until)
             if not is_open:
                 self._answer(task)(True)

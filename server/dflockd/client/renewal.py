@@ -111,7 +111,7 @@ class _Keeper:
             self.spare.close()
 
     def report(self) -> None:
-        """Take in what the server has been told of the beginning with a renewal that it answers."""
+        """Note that the server has learned of the beginning, by a renewal that it answered."""
         if self.says_begun:
             self.lease.report_at = math.inf
 

@@ -49,8 +49,8 @@ LOOK_AGAIN = 1.0
 """Seconds to the next look at one that says nothing, and that nobody has replaced yet."""
 
 ASKED_AT_LEAST = 3
-"""So many servers are asked for the map also when the time is over, if one after the other does not
-answer: else who tries once would ask the one that is gone forever."""
+"""The number of servers to ask for the map even if the time is over, while one after the other does
+not answer. Otherwise a client that tries once would always ask the one that is gone."""
 
 SETTLED = 1.0
 """Seconds after which an answer has nothing to do with the refusals before it."""
@@ -169,7 +169,7 @@ class ShardMap:
         return {shard: _owned(before, shard) for shard, (old, new) in epochs if old > new} | newer
 
     def sources(self, suspects: set[Address]) -> list[Address]:
-        """Return whom to ask about all shards, in this order; who is suspect comes last."""
+        """Return whom to ask about all shards, in this order; suspects come last."""
         seeds = [seed for seed in self.seeds if seed not in self.servers]
         listed = random.sample(self.servers, len(self.servers)) + random.sample(seeds, len(seeds))
         return sorted(listed, key=suspects.__contains__)
@@ -255,10 +255,10 @@ def pursue(
 ) -> Path:
     """Ask the server that is in charge of a key, wherever that is by now.
 
-    Who is moved on goes where it is sent. A server that is not ready is asked again. What is known of
-    one that is shutting down or cannot be reached is learned anew from another. At the end of the
-    time the last refusal is raised, for nobody has said that somebody else holds the lock. Without
-    any time hops are made and the map is loaded once, and nothing is waited for.
+    `error_moved` is followed. A server that is not ready is asked again. If one is shutting down or
+    cannot be reached, another is asked for the map. At the end of the time the last refusal is
+    raised, because nobody has said that somebody else holds the lock. Without any time, hops are
+    made and the map is loaded once, without a wait.
 
     Args:
         shards: the map, which learns.

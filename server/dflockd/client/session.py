@@ -6,13 +6,13 @@ A session is in one of six states::
       ^        |  ^       |          |
       |        v  |       v          v
       |      queued     lost <-------+          its lease ended, or the server no longer knows it
-      +--------+----------+------------         released, handed on, given up, or taken up anew
+      +--------+----------+------------         released, handed over, given up, or resumed
 
 `TRANSITIONS` has them all. A session that asks or is queued has one connection, that of `asking` or
 of `queued`; one that is held has a `Lease`, which has one. They are attributes before a request goes
-out: an exception that a signal handler raises comes between any two instructions, and whoever catches
-it calls `let_go`, which closes them. Variables would keep them open, and the lock held, for as long as
-somebody keeps the traceback.
+out: a signal handler can raise an exception between any two instructions, and the code that catches
+it calls `let_go`, which closes them. Variables would keep them open, and the lock held, for as long
+as the traceback lives.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Final, TypeAlias
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client import abilities, clock, flows, forks, operations
+from dflockd.client import abilities, clock, flows, forks, operations, outage
 from dflockd.client.asking import ANSWER_PATIENCE, Asker, Begin, Home
 from dflockd.client.flows import introduced, opening_on
 from dflockd.client.introduction import NOTHING
@@ -153,7 +153,7 @@ class Session(Asker):
 
     @property
     def server(self) -> str:
-        """Who is in charge of the key, as far as known."""
+        """The server of the key, as far as known."""
         if self.shards is None:
             return self.target.server
         asked = self.target if self.lease is None else self.lease.target
@@ -182,7 +182,7 @@ class Session(Asker):
         self.let_go(claim)
 
     def take_back(self, claim: Ending) -> None:
-        """Do so, and free what was to be handed on: it may be, and nobody has its token."""
+        """Do so, and free the hold that was meant for another process: nobody has its token."""
         self.give_up(claim)
         lease, _ = claim
         if lease is not None and lease.is_ended_by(claim):
@@ -444,7 +444,7 @@ class Session(Asker):
     # theirs to deal with.
 
     def line_up(self, claim: object, progress: Progress, turn: Turn) -> Flow[bytes | None]:
-        """Take a position that is told of its turn, now or not at all; its ticket if it is at once.
+        """Take a position that gets a turn, now or not at all; its ticket if the turn is now.
 
         Raises:
             UnsupportedError: the server does not know turns, and will not be asked for a while.
@@ -655,7 +655,8 @@ class Session(Asker):
                 released, link = yield from self._give_back(lease, claim, link, give)
         except errors.RemoteError as exc:
             released = False
-            logger.warning("lock %r could not be released: %s", self._name, exc)
+            level = outage.level(self.server)
+            logger.log(level, "lock %r could not be released: %s", self._name, exc)
             if self.telling is not None:
                 self.telling.close()
             if isinstance(exc, PASSING):
@@ -696,7 +697,7 @@ class Session(Asker):
         self.lease = None
 
     def _be_free(self) -> None:
-        # Without a call in between: whoever is interrupted there would leave it to nobody.
+        # Without a call in between: an interruption there would leave it to nobody.
         lease, self.lease = self.lease, None
         self._owner.clear()
         if lease is not None:

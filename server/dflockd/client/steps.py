@@ -1,9 +1,9 @@
 """What a flow of the client asks of its driver.
 
 A flow is a generator that decides and never waits: it yields one of these and is resumed with what
-came of it, or with a `RemoteError`. What takes no time it does itself: it closes a connection, gives
-it back to the pool, hands a lease to the reactor. `dflockd.client.connection` carries steps out on
-sockets; tests drive flows without any.
+came of it, or with a `RemoteError`. What takes no time it does itself: it closes a connection,
+returns it to the pool, passes a lease to the reactor. `dflockd.client.connection` carries steps out
+on sockets; tests drive flows without any.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class Open(NamedTuple):
     until: float | None = None
     """When to give up, if that is sooner than usual..."""
     is_strict: bool = False
-    """... and whether then exactly. Else whoever was stopped for long has a moment beyond it."""
+    """... and whether exactly then. Otherwise a process that was stopped for long gets a moment
+    more."""
 
 
 class Talk(Generic[R]):

@@ -26,8 +26,8 @@ class Claims:
     """Takes shards over, and opens each once nobody else can serve it.
 
     Attributes:
-        queue: shards that are to be claimed, first come, first served.
-        unconfirmed: those that are to be confirmed.
+        queue: shards to claim, first come, first served.
+        unconfirmed: those to confirm.
         leftovers: what was handed over and has been taken in.
     """
 
@@ -118,7 +118,7 @@ class Claims:
             except snapshots.BadSnapshotError as exc:
                 logger.error("%s: %s", key, exc)
             else:
-                self._table.open(shard, fence)
+                self._table.open(shard, fence, rates_since=self._unknown_until(former, now))
                 if snapshot is not None:
                     self._table.load(shard, snapshot, now)
                 return
@@ -166,6 +166,10 @@ class Claims:
     def _next_epoch(self, shard: int) -> int:
         view = self._view
         return max(view.epochs[shard] + 1, view.floor, self._wall() >> EPOCH_SHIFT)
+
+    def _unknown_until(self, former: ShardRecord, now: float) -> float:
+        """Return until when runs may have begun of which a store that was replaced knows nothing."""
+        return now if former.epoch < self._view.floor else -math.inf
 
     def _recovers(self, former: ShardRecord) -> int | None:
         """Return until when the shard is going to recover, for those who look at the store."""

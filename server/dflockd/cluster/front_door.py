@@ -1,7 +1,7 @@
 """Whether connections to the address that a server advertises reach it: it asks itself there.
 
-What it asks only this process can answer, so that nobody else is taken for it. Any connection may
-ask it, one without the shared secret too: nothing secret is sent to whoever listens there.
+Only this process can answer the question, so no other server is taken for it. Any connection may
+ask it, even one without the shared secret: nothing secret is sent to a stranger that listens there.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class FrontDoor:
         if line or self._tls is None or not self._tls.asks_for_certificates:
             return line
         # The server asks for a certificate that it does not have itself. What it shows is not secret,
-        # but whoever has that certificate has its key.
+        # but a server with that certificate has its key.
         shown = writer.get_extra_info("ssl_object").getpeercert(True)
         if shown != await asyncio.to_thread(_certificate, self._tls.cert):
             raise NotReachedError("another certificate than that of --tls-cert is shown there")

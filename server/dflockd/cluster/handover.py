@@ -29,9 +29,9 @@ class HandOver:
     """Gives shards away.
 
     Attributes:
-        queue: shards that are to be handed over, first come, first served.
+        queue: shards to hand over, first come, first served.
         foreign: shards of an earlier life of this server, of which nothing is known.
-        leaving: whether all are given away, and who is silent is not waited for again.
+        leaving: whether all are given away, and a silent server is not waited for again.
     """
 
     def __init__(self, tenures: Tenures, parameters: ClusterParameters) -> None:
@@ -131,7 +131,7 @@ class HandOver:
         return self._view.revisions[tenure.shard] > tenure.compared
 
     def clear(self, condition: ValueIs, now: float) -> Transaction:
-        """Let go of shards of an earlier life: whoever gets them must wait for their holders."""
+        """Let go of shards of an earlier life: the next server must wait for their holders."""
         compares: list[Compare] = [condition]
         operations: list[Operation] = []
         shards = list(take(self.foreign))

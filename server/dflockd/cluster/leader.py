@@ -86,7 +86,8 @@ class Leader:
     def due(self, now: float) -> Transaction | None:
         """Return what to write now, if anything."""
         if not self.leads:
-            # Whoever does has looked, and whoever is to must wait for others to show themselves.
+            # A server that serves it has looked. One that should serve it waits for others to show
+            # up.
             self._look_at = None
             self._targets.clear()
             return None

@@ -86,12 +86,12 @@ class Member:
     Args:
         node: what it decides.
         store: what it shares with the others; it is closed with this.
-        carry_out: what to do with effects, and with peers whose connections are to be closed.
+        carry_out: what to do with effects, and with peers whose connections must be closed.
         name: how people know the store.
 
     Attributes:
-        over: set when the store was replaced, and no lock from before can be left: then this process
-            is to end, and whatever is started next finds the store as it is.
+        over: set when the store was replaced, and no lock from before can be left: then this
+            process must end, and the next one finds the store as it is.
     """
 
     def __init__(
@@ -339,8 +339,8 @@ class Member:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (exc := task.exception()) is not None:
-            # Half of a server would keep its shards and not know what becomes of them. The others
-            # know what to do about one that is dead.
+            # Half of a server would keep its shards and not know what happens to them. The others
+            # know what to do about a dead one.
             logger.critical("stopping: unexpected error", exc_info=exc)
             logging.shutdown()
             os._exit(1)

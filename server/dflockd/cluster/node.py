@@ -8,8 +8,8 @@ The rules that keep two servers from granting one lock do not rest on leaders, w
 of the store, but on three things. A server serves while its *serving lease* lasts, which only a
 transaction that finds its own entry unchanged extends (`membership`). A shard is taken over by a
 transaction that finds its record unchanged, and its former server's entry gone or its locks handed
-over (`claims`, `handover`). And whoever takes over without such a hand-over waits until every lease
-from before must have ended (`serving_leases`). (Gray and Cheriton, "Leases", 1989; Burrows, "The
+over (`claims`, `handover`). And a server that takes over without such a hand-over waits until every
+earlier lease must have ended (`serving_leases`). (Gray and Cheriton, "Leases", 1989; Burrows, "The
 Chubby lock service", 2006, on epochs and grace; RFC 8881, section 8.4.2, on reclaims.)
 """
 
@@ -129,7 +129,7 @@ class Node:
         self._is_loaded = False
         self._leave_until: float | None = None
         self._sends_away = False
-        # What is to be done; a shard is in one of them at most.
+        # What remains to do; a shard is in one of them at most.
         self._queues = (
             self.claims.unconfirmed,
             self.claims.queue,
@@ -253,7 +253,7 @@ class Node:
 
         Args:
             now: the time.
-            timeout: seconds in which it is to be done; ``None`` is as long as it takes.
+            timeout: seconds for all of it; ``None`` is as long as it takes.
         """
         self.leaving = self.handover.leaving = True
         self._leave_until = now + min(LEAVE_TIMEOUT, math.inf if timeout is None else timeout / 2)
@@ -442,7 +442,8 @@ class Node:
                     return
                 self._tenures.forget(tenure)
             if record.current == self.address:
-                # Written anew at once: whoever starts from now on is to know that it was served.
+                # Written anew at once: a server that starts from now on must know that it was
+                # served.
                 self.handover.foreign[shard] = None
             return
         if tenure is not None and not tenure.under_way:

@@ -49,7 +49,8 @@ class ServingLeases:
     def extend(self, sent: float) -> None:
         """Take note that a transaction that was sent then has found this server's entry.
 
-        From before it was sent: whoever finds the entry gone does so after it was carried out.
+        From before it was sent: a server that finds the entry gone does so after it was carried
+        out.
         """
         self.until = max(self.until, sent + self._parameters.serving_lease)
 
@@ -58,7 +59,7 @@ class ServingLeases:
         return now < self.until and self.over_at is None
 
     def end(self, now: float) -> float:
-        """Serve no more: the store was replaced. Return for how long no other server is to be started.
+        """Stop serving: the store was replaced. Return for how long no other server may start.
 
         No server has begun a lease since.
 

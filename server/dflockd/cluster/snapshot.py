@@ -177,7 +177,7 @@ def _waiter(
 
 
 def _rate_ages(rate: RateRecord, now: float) -> list[object]:
-    """Return a rate with ages that are rounded down: a place is free late rather than early."""
+    """Return a rate with ages rounded down: runs count too long rather than too short."""
     ages = [max(0.0, math.floor((now - time) * 1000 - 1e-6) / 1000) for time in rate.times]
     return [rate.space, rate.key.decode(), rate.runs, rate.window, rate.number, ages]
 

@@ -51,7 +51,7 @@ class Tenures:
 
     Attributes:
         effects: what the table wants done.
-        idle: peers whose connections are to be closed: all that they hold is elsewhere now.
+        idle: peers whose connections must be closed: all that they hold is elsewhere now.
     """
 
     def __init__(self, address: str, view: View, table: ShardTable) -> None:

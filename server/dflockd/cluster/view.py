@@ -39,16 +39,16 @@ logger = logging.getLogger("dflockd.cluster")
 class View:
     """The shards and the servers, as far as they are known.
 
-    What is told of a key with a revision lower than one already seen is ignored: an answer that took
-    its time must not undo what came after it. Nor does the epoch of a shard ever get lower: no server
-    deletes a record, so somebody else has, and locks of that epoch may be held.
+    News of a key with a revision lower than one already seen is ignored: a late answer must not
+    undo what came after it. Nor does the epoch of a shard ever get lower: no server deletes a
+    record, so somebody else has, and locks of that epoch may be held.
 
     Attributes:
         records: of each shard; an empty one where the store has none, or one that cannot be read, but
             for the server and the epoch of one that was deleted.
         epochs: of each shard, the highest that was seen.
         revisions: of each shard, to be compared with; 0 where the store has none.
-        unreadable: shards whose records are to be left alone.
+        unreadable: shards whose records must be left alone.
         roster: the servers: who is alive, who may be given shards, and who leads.
         nodes: those that are alive, and what tells each from others of its name.
         floor: the first epoch that was not used before the store was wiped or restored.
@@ -150,7 +150,7 @@ class View:
         )
 
     def differences(self, loaded: Loaded) -> Iterator[tuple[str, Record | None, int]]:
-        """Yield what `see` should be told of a whole load, also of what has vanished."""
+        """Yield what `see` should learn from a whole load, including what has vanished."""
         known = [self.key(NODES, name) for name in (*self.nodes, *self.roster.strangers)]
         known += [self.key(LEAVING, name) for name in self.roster.leavers]
         known += [self.key(SHARDS, s) for s, revision in enumerate(self.revisions) if revision]

@@ -103,7 +103,7 @@ class HttpServer:
             app,
             access_log=None,
             logger=QuietLogger(self._log),
-            # Whoever has gone away wants no answer.
+            # A client that has gone away wants no answer.
             handler_cancellation=True,
             # The gates have looked at these, and see to it that connections end.
             max_line_size=2 * MAX_HEAD,

@@ -39,7 +39,7 @@ class GateHouse:
     """All connections of the HTTP port. Without a request a connection is pending, then it is in.
 
     Args:
-        log: where it tells of those that are refused. Nothing of a request is in a line.
+        log: where it reports those that are refused. No line has any part of a request.
         serve: makes aiohttp's protocol of a connection.
         headers: what every answer says.
         most: how many connections there may be.
@@ -267,7 +267,7 @@ class Gate(asyncio.Protocol):
         self._house.log.warning(f"%s: {reason} ({status})", self.peer)
         self._transport.write(self._house.refusal(status, reason))
         self._stop()
-        # What the peer goes on to send is read and dropped: a reset would take the answer from it.
+        # What the peer still sends is read and dropped: a reset would take the answer from it.
         self._timer = self._loop.call_later(LINGER, self._transport.abort)
 
     def _stop(self) -> None:
@@ -287,7 +287,7 @@ class Gate(asyncio.Protocol):
         if self._reader.pending:
             self.refuse(408, "request did not arrive in time")
         else:
-            self.abort()  # it has not said a word, and nobody is to be told
+            self.abort()  # it has sent nothing, so there is nobody to answer
 
     def _request_timed_out(self) -> None:
         self._house.log.warning("%s: request took too long", self.peer)

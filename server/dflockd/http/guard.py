@@ -64,11 +64,11 @@ def guard(
     """Return the middleware that lets requests through, or not.
 
     Args:
-        secret: what a request must show, as a bearer token or as a password. Without one, whoever
-            reaches the port may look; but no browser may be led here by a name that somebody else
-            has pointed to this address (DNS rebinding).
+        secret: what a request must show, as a bearer token or as a password. Without one, anyone
+            who reaches the port may look; but no browser may be led here by a name that somebody
+            else has pointed to this address (DNS rebinding).
         host: the name that the server was given for its address.
-        log: where wrong secrets are told of.
+        log: where wrong secrets are reported.
     """
 
     @web.middleware
@@ -144,7 +144,7 @@ def _is_own_name(asked: str, host: str) -> bool:
 
 
 def _is_harmless(request: web.Request) -> bool:
-    """Whether a request changes nothing, and its answer is only for whoever sees the page."""
+    """Whether a request changes nothing, and only the viewer of the page sees its answer."""
     if request.method not in ("GET", "HEAD"):
         return False
     # Another page may lead here. It may not ask in the background: how long a search takes tells.

@@ -35,7 +35,7 @@ _DIGITS = re.compile(rb"[0-9]+")
 
 
 class RefusedHeadError(Exception):
-    """A request that is not looked at any further; its text is for whoever sent it, and the log."""
+    """A request that is refused unread; the text is for its sender and for the log."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)

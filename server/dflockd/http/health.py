@@ -100,11 +100,11 @@ def look(probes: Sequence[Probe]) -> tuple[bool, list[Check]]:
 
 
 class ShardProbe:
-    """Looks whether shards that a server is to serve are served.
+    """Checks whether the shards that a server should serve are served.
 
     A shard on its way from one server to another is nobody's for some milliseconds, and in a large
-    move there is always one. So one counts once nothing has become of it for `MOVE_TIME`; but a server
-    that has only just joined has to have all of its shards first.
+    move there is always one. So a shard counts as missing once it has not moved for `MOVE_TIME`. A
+    server that has only just joined must have all of its shards first.
     """
 
     def __init__(self, cluster: Cluster) -> None:

@@ -41,7 +41,7 @@ LAGS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 
 
 class LoopLag:
-    """How late the event loop comes to what it was to do: what a request waits before it is seen."""
+    """How late the event loop is: how long a request waits before it is seen."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.seen = Histogram(LAGS)
@@ -147,7 +147,7 @@ class ServerCollector(Collector):
     def _grants(self) -> Iterator[Metric]:
         counts = self._server.table.counts
         yield _counter("dflockd_grants", "Slots that were granted.", counts.granted)
-        # Who did not have to wait is in no bucket of the table's: that is what it does most.
+        # A grant without a wait is in no bucket of the table: that is what it does most.
         waited = Histogram(counts.waited.bounds)
         waited.counts = counts.waited.counts.copy()
         waited.counts[0] += counts.granted - len(counts.waited)
@@ -313,7 +313,7 @@ class ServerCollector(Collector):
 class Exposition:
     """What Prometheus is answered: the metrics of a server, then those of its process.
 
-    Who asks while an answer is being made is given the same.
+    Requests that come while an answer is being made get the same one.
     """
 
     def __init__(self, collector: Collector, pace: Pace) -> None:
@@ -331,7 +331,7 @@ class Exposition:
         """Return them in Prometheus' text format."""
         if self._making is None or self._making.done():
             self._making = asyncio.create_task(self._make())
-        # Whoever goes away meanwhile does not end it for the others.
+        # A client that goes away meanwhile does not end it for the others.
         return await asyncio.shield(self._making)
 
     async def _make(self) -> bytes:

@@ -38,7 +38,7 @@ class Pace:
         self._timer = None
         while self._waiting:
             turn = self._waiting.popleft()
-            if not turn.done():  # else whoever asked has gone away
+            if not turn.done():  # else the client has gone away
                 turn.set_result(None)
                 self._timer = self._loop.call_later(REST, self._next)
                 return
@@ -66,7 +66,7 @@ class Desk:
         self._waiting = 0
 
     async def __aenter__(self) -> None:
-        """Wait until nobody else is there.
+        """Wait until no other search runs.
 
         Raises:
             BusyError: enough wait already.

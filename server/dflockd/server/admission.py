@@ -1,9 +1,9 @@
-"""Who of those that have connected is in, and who has still to show that they may be.
+"""Which connections are in, and which must still show that they may be.
 
 A connection takes a descriptor from the moment it is accepted. So it is counted from there: first as
 *pending*, until it has shown what the port asks for (TLS, the secret), then as one that is *in*. Both
-have a budget. Peers that never show anything are dropped, the oldest first, before somebody who has
-just come is refused: however many there are, whoever knows the secret gets in.
+have a budget. Peers that never show anything are dropped, the oldest first, before a new connection
+is refused. So however many there are, a client that knows the secret gets in.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger("dflockd.server")
 class Guest:
     """One accepted connection, from its first descriptor to its last.
 
-    Whoever serves the port calls `admit` once the peer has shown what the port asks for.
+    The server of the port calls `admit` once the peer has shown what the port asks for.
     """
 
     __slots__ = ("_admission", "_sock", "ended", "inside", "transport")

@@ -18,7 +18,7 @@ INTERVAL = 5.0
 """Seconds from one look to the next, while somebody waits."""
 
 MOST_SAID = 20
-"""Circles that are told of; all are counted."""
+"""Deadlocks that are reported; all are counted."""
 
 logger = logging.getLogger("dflockd.server")
 

@@ -196,7 +196,7 @@ class Handling:
     def cannot_write(self, exc: Exception) -> NoReturn:
         """End the process, for its journal cannot be written. May be called in any thread.
 
-        Whoever was told of a grant now would believe in a lock that the next process knows not of.
+        A client that got a grant now would believe in a lock that the next process does not know.
         """
         # The log may be a pipe that nobody reads any more.
         end = threading.Timer(LAST_WORD, os._exit, (1,))

@@ -12,7 +12,8 @@ PAUSE = 1.0
 class SparingLog:
     """Logs the first event of a sort at once, then one line a second that stands for the others.
 
-    Whoever can connect can cause these events. A line for each would fill the disk and cost time.
+    Anyone who can connect can cause these events. A line for each would fill the disk and cost
+    time.
 
     Args:
         loop: where the lines that are put off are written.

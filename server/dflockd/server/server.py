@@ -120,7 +120,7 @@ class Server(Handling):
                 session.drain()
 
     async def stop(self, timeout: float | None = None) -> None:
-        """Drain and end: waiters are sent away, holders may still renew and release for a while.
+        """Drain and end: waiters are refused, holders may still renew and release for a while.
 
         Returns once every connection is closed, at the latest after `timeout` seconds, without one
         after `shutdown_timeout`. With a journal nobody is waited for: what is held is kept.
@@ -159,7 +159,7 @@ class Server(Handling):
             self.end_idle_soon()
         reply = next(reply for number, reply in effects if number == operator.id)
         if reply is Status.OK:
-            # Only then: what nobody holds may be anything, a secret in the wrong place too.
+            # Only then: a key that nobody holds could be anything, even a secret.
             logger.warning("%s evicts the holder of %r with fence %d", who, key, fence)
         return reply
 

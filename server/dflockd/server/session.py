@@ -161,7 +161,7 @@ class Session(asyncio.Protocol):
             # What stands on it is about to be freed, this too.
             self.owe()
             return
-        # The transport knows before it says so that nobody is there: then nothing is sent.
+        # The transport knows that the peer is gone before it says so: then nothing is sent.
         self.owed = self._transport.is_closing()
         self._review()
         self._transport.write(encode_reply(reply))
@@ -401,7 +401,7 @@ class Session(asyncio.Protocol):
     def _depart(self, *, clean: bool, silent: bool = False) -> None:
         """Free what stands on this connection now: a grant must not go to one that has ended.
 
-        The transport tells of its end only later, in another turn of the loop at best.
+        The transport reports its end only later, in another turn of the loop at best.
         """
         if not self._ended:
             self._ended = True

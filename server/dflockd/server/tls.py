@@ -27,8 +27,8 @@ class TlsContext(ssl.SSLContext):
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.current = context
         context.sni_callback = _switch
-        # Who resumes a session shows no certificate, and gets a new ticket: one that has expired would
-        # be good forever. With TLS 1.2 there is one ticket for two hours.
+        # A client that resumes a session shows no certificate, and gets a new ticket: an expired
+        # certificate would be good forever. With TLS 1.2 there is one ticket for two hours.
         context.num_tickets = 0
         return context
 

@@ -42,7 +42,7 @@ class UnixSocket:
             mode: permissions of the socket; without it, what the umask leaves.
 
         Raises:
-            SocketPathError: another server lives there, or it is no place for a socket.
+            SocketPathError: another server lives there, or there can be no socket.
         """
         where = Path(path)
         try:

@@ -8,11 +8,11 @@ from dflockd.shards.errors import StoreReplacedError
 class Continuity:
     """Notices that a store was wiped, or set back to an earlier state.
 
-    A store's revision only ever grows, and whoever asks sees every change that was acknowledged
+    A store's revision only ever grows, and each answer contains every change that was acknowledged
     before. So no answer carries a revision lower than one that was known when its request was sent.
     Nor does another cluster of etcd have the identity of the one that was asked first.
 
-    Once that has been seen nothing is asked any more: what was known of the store is worth nothing.
+    After that nothing is asked any more: what was known of the store is worth nothing.
 
     Attributes:
         revision: the highest that was seen.
@@ -24,7 +24,7 @@ class Continuity:
         self._broken: str | None = None
 
     def asks(self) -> int:
-        """Take note that a request is sent now; return what `answered` is to be told.
+        """Note that a request is sent now; return what to pass to `answered`.
 
         Raises:
             StoreReplacedError: the store has been seen to be another one.

@@ -11,12 +11,12 @@
         ├── BadShardValueError       (ValueError) what the store has for a shard cannot be read
         ├── ShardConflictError       another process changed the shards in between
         └── StoreError               the store said no
-            ├── StoreDeniedError         who asks may not: user, password or permission
-            ├── StoreFullError           it has no room for what was to be written
-            ├── StoreUnreachableError    (ConnectionError) or it said nothing in time
-            ├── StoreReplacedError       it was wiped, or restored from a backup
-            ├── CompactedError           it has forgotten the changes that were asked for
-            └── LeaseGoneError           the lease has ended, and its keys with it
+            ├── StoreDeniedError         not allowed: user, password or permission ├──
+            StoreFullError           it has no room for what was to be written ├──
+            StoreUnreachableError    (ConnectionError) or it said nothing in time ├──
+            StoreReplacedError       it was wiped, or restored from a backup ├── CompactedError
+            it has forgotten the changes that were asked for └── LeaseGoneError           the lease
+            has ended, and its keys with it
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StoreError(RemoteError):
 
 
 class StoreDeniedError(StoreError):
-    """Who asks may not do so: it is the wrong user or password, or the user lacks a permission."""
+    """The request is not allowed: wrong user or password, or the user lacks a permission."""
 
 
 class StoreFullError(StoreError):
@@ -81,7 +81,7 @@ class StoreUnreachableError(StoreError, ConnectionError):
 class StoreReplacedError(StoreError):
     """The store is not the one that it was: it was wiped, or restored from a backup.
 
-    Nothing is asked of it any more by whoever has noticed.
+    A client that has noticed asks it nothing any more.
     """
 
 

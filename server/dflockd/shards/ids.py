@@ -29,7 +29,7 @@ def get_shard_id(object_id: str | bytes, num_shards: int = NUM_SHARDS) -> int:
     """Return the shard of a key: 0 to ``num_shards - 1``.
 
     A key that begins with ``shard#<number>/`` is in that shard. Every other key is hashed: FNV-1a of
-    its UTF-8 bytes, modulo the number of shards; also one that only looks like the fixed form, or
+    its UTF-8 bytes, modulo the number of shards. So is one that only looks like the fixed form, or
     whose number is out of range. So every key has a shard.
 
     Raises:

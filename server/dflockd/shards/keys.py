@@ -20,8 +20,8 @@ FLOORS = "floor"
 class Keys:
     """The names of a cluster's keys.
 
-    Whoever has a part of one cluster's keys for a prefix would write among them: such a prefix is
-    refused. And one prefix is either lock servers' (`meta`) or nodes' of this library (`library`).
+    A prefix that is part of another cluster's keys is refused: its owner would write among them.
+    And one prefix is either lock servers' (`meta`) or nodes' of this library (`library`).
 
     Args:
         prefix: what they begin with; a slash at its end does not count.
@@ -51,6 +51,6 @@ class Keys:
     def key(self, folder: str, name: object) -> str:
         """Return a key in one of the folders; with an empty name, what all of them begin with."""
         if folder == HANDED_OVER:
-            # Beside the rest: it can be long, and nobody needs to be told of it.
+            # Beside the rest: it can be long, and nobody watches it.
             return f"{self.prefix}.{folder}/{name}"
         return f"{self.prefix}/{folder}/{name}"

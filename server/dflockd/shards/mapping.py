@@ -84,7 +84,7 @@ class ShardMapping:
         return self.with_records({shard_id: self[shard_id].without_flag(PINNED)})
 
     def move(self, shard_id: int, node: str) -> ShardMapping:
-        """Return the mapping in which the shard, pinned or not, is to be served by `node`."""
+        """Return the mapping in which `node` should serve the shard, pinned or not."""
         (node,) = sort_nodes([node])
         return self.with_records({shard_id: self[shard_id]._replace(target=node)})
 

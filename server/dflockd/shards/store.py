@@ -1,8 +1,8 @@
 """What a cluster needs of the store that it shares: a handful of calls that etcd has.
 
 The store is a map from keys to values with one revision, a number that grows with every change.
-All of it is linearizable: whoever reads sees every change that was acknowledged before. `MemoryStore`
-and `EtcdStore` are the two there are.
+All of it is linearizable: a read sees every change that was acknowledged before. There are two:
+`MemoryStore` and `EtcdStore`.
 """
 
 from __future__ import annotations
@@ -125,10 +125,10 @@ class Size(NamedTuple):
 
 
 class Store(Protocol):
-    """The calls. Each of them ends within a bound, also when the store is silent.
+    """The calls. Each of them ends within a bound, even if the store is silent.
 
-    All of them raise `StoreUnreachableError` when there is no answer, `StoreError` when it is no, and
-    `StoreReplacedError`, from the first time on, when the store is not the one any more that it was.
+    All of them raise `StoreUnreachableError` if there is no answer, and `StoreError` if the answer
+    is no. If the store has been replaced, they raise `StoreReplacedError` from then on.
     """
 
     async def get_prefix(self, prefix: str) -> Loaded:
@@ -147,12 +147,12 @@ class Store(Protocol):
 
         Args:
             compares: the conditions.
-            operations: what is to be done.
+            operations: what to do.
             timeout: seconds until the answer is given up, where that is sooner than usual.
 
         Raises:
             InvalidArgumentError: more than `MAX_OPERATIONS`, or a key is written twice.
-            LeaseGoneError: a key was to live by a lease that has ended.
+            LeaseGoneError: a key needs a lease that has ended.
         """
 
     def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[list[Event], None]:
@@ -188,7 +188,7 @@ class Store(Protocol):
         """Take the store as it is now, after `StoreReplacedError`: for who knows what to do then."""
 
     async def close(self) -> None:
-        """Give the connections back. Whoever calls or watches ends that before."""
+        """Close the connections. End all calls and watches before."""
 
 
 def check_txn(compares: Sequence[Compare], operations: Sequence[Operation]) -> None:
@@ -243,7 +243,7 @@ async def follow(store: Store, prefix: str) -> AsyncGenerator[Loaded | list[Even
         except StoreError as exc:
             pause = RELOAD_PAUSES[min(failures, len(RELOAD_PAUSES) - 1)]
             failures += 1
-            # Once: what is away for long is told of by whoever needs it.
+            # Once: a store that is away for long is reported by its users.
             level = logging.DEBUG if failures > 1 else logging.WARNING
             logger.log(level, "cannot watch %s, loading it again: %s", prefix, exc)
             await asyncio.sleep(pause * random.uniform(0.75, 1.25))

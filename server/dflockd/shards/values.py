@@ -25,7 +25,7 @@ logger = logging.getLogger("dflockd.shards")
 
 
 class ShardRecord(NamedTuple):
-    """One shard: who is to serve it, who serves it, and flags. Empty: nobody."""
+    """One shard: the server that should serve it, the one that does, and flags. Empty: none."""
 
     target: str = ""
     current: str = ""
@@ -95,7 +95,7 @@ class ShardRecord(NamedTuple):
         return self._replace(flags=tuple(f for f in self.flags if f != flag))
 
     def with_epoch(self, epoch: int) -> ShardRecord:
-        """Return the record with this epoch, in the place of the former one."""
+        """Return the record with this epoch instead."""
         return self._replace(flags=_with_number(self.flags, _EPOCH, epoch))
 
     def with_clean(self, epoch: int | None) -> ShardRecord:

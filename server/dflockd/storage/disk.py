@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 class Mapped:
-    """A file in memory. What is copied into it is the kernel's, whatever becomes of the process.
+    """A file in memory. What is copied into it is the kernel's, whatever happens to the process.
 
     Attributes:
         data: its bytes, to copy a record into.
@@ -108,7 +108,7 @@ class Disk:
         _sync_directory(self.path)
 
     def rename(self, name: str, new: str) -> None:
-        """Give a file another name, and with it the place of the file that had it."""
+        """Rename a file, and replace the file that had the name."""
         (self.path / name).replace(self.path / new)
 
     def replace(self, name: str, data: bytes) -> None:

@@ -1,15 +1,15 @@
 """The journal: what the table holds, on disk, so that it outlives the process.
 
 A directory of segments, files of one size that are mapped into memory. To record a change is to copy
-some hundred bytes: no system call, no wait. The kernel keeps what was copied whatever becomes of the
-process; only the end of the machine can lose it, and what that may have cost `dflockd.storage.reading`
-knows. A thread beside the server syncs what was copied every second (`dflockd.storage.syncing`), and
-says in each segment how far it has come.
+some hundred bytes: no system call, no wait. The kernel keeps what was copied, whatever happens to
+the process. Only a crash of the machine can lose it; `dflockd.storage.reading` works out what that
+may have cost. A thread syncs what was copied every second (`dflockd.storage.syncing`), and notes in
+each segment how far it is.
 
-A record is complete in itself: it says all of a hold, or that one has ended. So what is live can be
-moved to the end at any time, and then the oldest segments hold nothing of interest and are deleted,
-once what was moved is on the disk. A few live records are moved with each new one, once there is more
-on disk than the live ones call for (the cleaning of a log-structured store; Rosenblum and Ousterhout,
+A record is complete in itself: it says all of a hold, or that one has ended. So live records can be
+moved to the end at any time. The oldest segments are then of no use, and are deleted once what was
+moved is on the disk. A few live records are moved with each new one, once there is more on disk
+than the live ones call for (the cleaning of a log-structured store; Rosenblum and Ousterhout,
 1992): no pause to compact.
 
 Each process writes a generation of its own, and which one counts is said elsewhere (in the state
@@ -257,7 +257,7 @@ class Journal:
         """Record the newest of a key or some beginnings of a rate, or that they are of no more use."""
         name: Name = what.key if isinstance(what, Newest) else -what.number
         if what.ended:
-            # Unless the next newest of the key has taken its place.
+            # Unless the next newest of the key has replaced it.
             if name in self._live and self._live[name][0] is what:
                 self._end(name)
             return

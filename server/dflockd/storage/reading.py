@@ -1,9 +1,8 @@
 """What may be believed of a journal that an earlier process has left: the one place that decides it.
 
 - `Trust.CLOSED`, a clean stop: the segments that the state file lists are there, to their last byte.
-- `Trust.KEPT`, a kill on this boot: the kernel has all that was written. Only what was being written
-  when the process ended may be in part, and nobody was told of that: it is behind the end that the
-  last segment names.
+- `Trust.KEPT`, a kill on this boot: the kernel has all that was written. Only the last write may be
+  incomplete, and no client has an answer for it: it is behind the end that the last segment names.
 - `Trust.CUT`, a machine that ended: what was synced is there, what was not may be missing or torn.
 - `Trust.NONE`, damage that an operator has said to go on with: what can be read counts.
 
@@ -139,7 +138,7 @@ class _Check:
         last = max(self._found, default=self._first)
         before, latest = self._found.get(last - 1), self._found.get(last)
         if before is not None and before.stage is Stage.OPEN and before.flaw is None:
-            # The process had begun the next segment, and not yet gone on in it.
+            # The process had begun the next segment, and not yet written to it.
             if latest is not None and latest.end > segment.RECORDS:
                 raise self._damaged(last - 1, _AT_END)
             last -= 1

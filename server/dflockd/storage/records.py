@@ -44,7 +44,7 @@ _HAS_AGE: Final = 2
 """Tag of the extra field that says the age of that run."""
 
 _PENDING: Final = 3
-"""Tag of the extra field, an empty one, that says that its run is to begin and counts for a rate."""
+"""Tag of an empty extra field: the run has not begun yet, and counts for a rate."""
 
 _GROUP: Final = 4
 """Tag of the extra field that says to which group its holder belongs."""

@@ -32,7 +32,7 @@ NEW: dict[str, Any] = {
     "secret": "",
     # Which generation of the journal counts; 0 before the first.
     "generation": 0,
-    # On which boot of the machine the times here and in the journal are to be read.
+    # The boot of the machine to which the times here and in the journal belong.
     "boot": "",
     # Whether everything was on the disk when the process ended, and when that was.
     "clean": True,

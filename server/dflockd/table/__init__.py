@@ -1,8 +1,8 @@
 """The lock table: requests in, replies out, time as an argument.
 
 Pure: no socket, no clock, no thread, no asyncio. Everything that must never go wrong in a lock
-service is decided here, in one synchronous step for each event, so that it can be tested against a
-naive model with a clock that the test turns.
+service is decided here, in one synchronous step for each event. So it can be tested against a naive
+model, with a clock that the test turns.
 """
 
 from dflockd.table.counts import Counts, Histogram

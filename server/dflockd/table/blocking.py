@@ -1,7 +1,7 @@
-"""Who waits for whom over several keys: a holder that waits itself, and a circle of such.
+"""Which runs wait for which, over several keys: holders that wait themselves, and deadlocks.
 
-A run is known at all its locks by its label, ``task[id] ...``, else by its owner; who says neither
-can be no link. Only the keys of this table are seen, so a circle over two servers is not.
+A run is known at all its locks by its label, ``task[id] ...``, else by its owner. One with neither
+cannot be a link. Only the keys of this table are seen, so a circle over two servers is not.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Look:
 
     Attributes:
         longest: most waits in a row: 1 where nobody who is waited for waits, 0 where nobody waits.
-        since: when whoever has waited longest began; infinity where nobody waits.
+        since: when the longest wait began; infinity where nobody waits.
         groups: in how many somebody waits, of the keys where groups take turns.
         circles: of links, each verified to be there when the look ended.
     """
@@ -126,7 +126,7 @@ class Look:
                     blocked.setdefault(run, [])
                     self._connect(run, waiter, graph, blocked)
         self._measure(blocked)
-        # Who waits for somebody that can go on is in no circle: what is left is.
+        # A run that waits for one that can go on is in no circle: what is left is.
         stuck = set(graph)
         while stuck:
             free = [run for run in stuck if not all(other in stuck for other in graph[run])]
@@ -176,7 +176,7 @@ class Look:
                 depth[run] = 1 + max(others, default=0)
                 way.pop()
         if depth:
-            # And whoever waits for the first of them, which somebody does.
+            # And the one that waits for the first of them, which one does.
             self.longest = 1 + max(depth.values())
 
     def _circle(self, start: bytes, graph: dict[bytes, dict[bytes, Link]]) -> list[Link]:

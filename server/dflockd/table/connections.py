@@ -45,7 +45,7 @@ class Connections(Recovery):
             told: whether the answer to its last wait, if it has had one, was sent.
         """
         effects: list[Effect] = []
-        # Before anything that falls due now is handed out: nobody is there to receive it.
+        # Before anything due now is granted: the peer is gone and cannot receive it.
         del self._peers[peer.id]
         peer.ended = True
         if told:
@@ -123,7 +123,7 @@ class Connections(Recovery):
     ) -> None:
         """Decide what happens to a hold whose peer has ended."""
         limits = self.limits
-        # What nobody was told, nobody holds, whatever was to become of it.
+        # A grant that was never sent is held by nobody, whatever was planned for it.
         if hold.told and hold is not peer.granted:
             if not limits.auto_release or peer.detaches or self._keeps_holds or silent:
                 hold.peer = None

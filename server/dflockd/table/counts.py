@@ -1,4 +1,4 @@
-"""What has happened in a table: numbers that only grow, for whoever watches it."""
+"""What has happened in a table: numbers that only grow, for metrics."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Counts:
         self.begun = 0
         """Runs that have begun for which a rate had let them through, as far as is known..."""
         self.unbegun = 0
-        """... and those that gave their place back."""
+        """... and those that gave up before they began."""
 
         # How they end.
         self.held = Histogram(SECONDS)

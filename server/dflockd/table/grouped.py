@@ -63,14 +63,15 @@ class GroupedQueue(Queue):
     """A queue in which groups take turns: round robin over those that have somebody ready.
 
     Within a group it is first come, first served. Nothing takes longer the more wait, or the more
-    groups there are. A group that has somebody ready again comes last. Who leaves costs its group no
-    turn, nor does who is let pass while away; whoever is told of a turn uses it up, also in vain. It
-    is gone through in the order of the turns to come: last those whose groups have all that they may.
+    groups there are. A group that has somebody ready again comes last. A waiter that leaves costs
+    its group no turn, and neither does one that is passed while away. One that gets a turn uses it
+    up, even in vain. Iteration follows the turns to come: last are those whose groups have all that
+    they may.
 
     Nobody stands in `line` and `returned` of this queue: its groups have their own.
 
     Args:
-        before: the queue of the key so far, of those who are in no group.
+        before: the queue of the key so far, of waiters in no group.
     """
 
     __slots__ = ("_held", "_lanes", "_queued", "_ready", "_ring")
@@ -216,9 +217,9 @@ class GroupedQueue(Queue):
         return group.limit if lane is None or lane.limit == UNSAID else lane.limit
 
     def in_turn(self, waiters: list[Waiter]) -> list[Waiter]:
-        """Return all who are to be handed over, by number, in the order of their turns.
+        """Return all waiters to hand over, by number, in the order of their turns.
 
-        Whoever lets them in one by one has the groups in the same order as here.
+        A server that lets them in one by one has the groups in the same order.
         """
         first: list[Waiter] = []
         lines: dict[bytes, list[Waiter]] = {lane.name: [] for lane in self._ring}

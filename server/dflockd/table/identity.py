@@ -1,4 +1,4 @@
-"""How one process is told from all others that could answer in its place."""
+"""How one process is told apart from others that could answer instead."""
 
 from __future__ import annotations
 

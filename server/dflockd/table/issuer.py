@@ -12,7 +12,7 @@ class TokenIssuer:
     """Makes the tokens of one server.
 
     Args:
-        secret: what the digests are keyed with (at most 64 bytes). Who knows it can make tokens.
+        secret: what the digests are keyed with (at most 64 bytes). It allows anyone to make tokens.
         fence: the last fence that may have been given out: the next is larger.
     """
 

@@ -36,4 +36,4 @@ class Limits:
     orphan_ttl: int = 0
     """How long the holds of a connection that broke off wait for a renewal before release."""
     orphan_all: bool = False
-    """Whether that goes for every connection that has ended, also for one that was closed."""
+    """Whether that applies to every connection that has ended, even to one that was closed."""

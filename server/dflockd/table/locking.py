@@ -1,7 +1,7 @@
 """The requests for a slot: to take one, to wait for it, to keep it and to release it.
 
-Each is a method with plain arguments, which says what to answer: a `Hold` stands for what its holder
-is told of it. `dflockd.table.LockTable` makes the same of messages.
+Each is a method with plain arguments that returns what to answer; a `Hold` stands for its grant.
+`dflockd.table.LockTable` takes messages instead.
 
 Keys come as they were sent. One that is here was looked at when it came; any other is looked at before
 anything else is done about it.
@@ -129,7 +129,7 @@ class Locking(Superseding):
             return Status.MAX_WAITERS
         if timeout == 0:
             self.counts.busy += 1
-            if not (entry.holds or entry.waiters):  # it is new, and its rate has no place
+            if not (entry.holds or entry.waiters):  # it is new, and its rate lets nobody begin
                 self._remove(entry)
             return Status.TIMEOUT
         is_rated = rate is not None
@@ -268,7 +268,7 @@ class Locking(Superseding):
     def begun(
         self, peer: Peer, space: int, key: bytes, token: bytes, lease: int | None, now: float
     ) -> Answer:
-        """Let a lease begin anew, and the run have begun: its place is free one window from now."""
+        """Start a lease anew, and note that the run begins: it counts for one window from now."""
         answer = self.renew(peer, space, key, token, lease, now)
         if isinstance(answer, Hold) and (queue := answer.entry.waiters) is not None:
             rate = queue.rate
@@ -324,9 +324,9 @@ class Locking(Superseding):
 
     @staticmethod
     def _has_room(entry: Entry, rate: Rate | None, now: float) -> bool:
-        """Whether somebody who has just come can have a slot, and a place if it has a rate.
+        """Whether a newcomer can have a slot, and the rate lets it begin.
 
-        Who waits while a slot is free is somebody for whom it is held, or will be given it as soon as
+        A waiter beside a free slot is one for which it is held, or one that gets it as soon as
         grants are given again.
         """
         free = entry.limit - len(entry.holds)
@@ -336,7 +336,7 @@ class Locking(Superseding):
         if rate is not None:
             free = min(free, rate.free(now))
             if queue.ahead > len(queue.told) + len(queue.expected):
-                return False  # a place is free, and they are about to be given it
+                return False  # the rate lets one begin, and they are next
         return queue.ahead < free
 
     def _heed(
@@ -390,7 +390,7 @@ class Locking(Superseding):
         return queue.has_room(in_group) and self._has_room(entry, rate, now)
 
     def _is_used_up(self, entry: Entry, resumed: Waiter | None) -> bool:
-        """Whether an entry has as many holders as one may have; who is told of a turn will be one."""
+        """Whether an entry has all the holders that it may have; a waiter with a turn is one."""
         told = len(entry.waiters.told) if entry.waiters is not None and resumed is None else 0
         return len(entry.holds) + told >= self._max_holds
 
@@ -447,7 +447,7 @@ class Locking(Superseding):
         now: float,
         effects: list[Effect],
     ) -> Answer:
-        """Enqueue somebody who has no position yet, and wants to be told of the turn or a grant."""
+        """Enqueue a request that has no position yet, and wants a turn or a grant."""
         if in_group is None:
             has_room = self._has_room(entry, rate, now)
         else:

@@ -25,12 +25,12 @@ class NewestRecord(NamedTuple):
     key: bytes
     age: int
     label: bytes
-    """Who that is, as people see it."""
+    """Its label, for people."""
 
 
 @final
 class Newest:
-    """The newest who has asked for a key. It never changes: the next one takes its place."""
+    """The newest that has asked for a key. It never changes: the next one replaces it."""
 
     __slots__ = ("age", "group", "key", "label")
 
@@ -59,7 +59,7 @@ class NewestKeys:
     def __init__(self, most: int = MOST_KEYS) -> None:
         self._most = most
         self._order: OrderedDict[Newest, None] = OrderedDict()
-        """Who has asked least lately first."""
+        """The one that asked longest ago comes first."""
 
     def __len__(self) -> int:
         """Return of how many keys the newest is remembered."""

@@ -1,8 +1,8 @@
-"""Who asks: at most one attempt of an owner has a say at a key, the latest.
+"""Owners: of the attempts of one owner, only the latest counts at a key.
 
 An owner is one run of something that may be sent twice. A later attempt queues behind its
-predecessor; an earlier one, or the same once more, is answered at once. What is compared holds the
-key, attached to somebody, or waits for it there.
+predecessor. An earlier one, or the same again, is answered at once. Compared are attached holds of
+the key, and live waiters for it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dflockd.wire import InGroup
 
 LEAST_TURN = 0.01
-"""Seconds for which a slot is held at least for somebody who is told of a turn and wants as many."""
+"""Least seconds for which a slot is held for a waiter with a turn that wants as many."""
 
 MOST_SILENT = 30
 """So many turns in a row are counted that a process has let run out."""
@@ -28,11 +28,11 @@ def _number(waiter: Waiter) -> int:
 
 
 class Queue:
-    """Who waits for a key, in order.
+    """The waiters of a key, in order.
 
-    Nothing here takes longer the more others wait. Nearly everybody stands in `line`. Whose turn has
-    come and brought no grant is ahead of all of them: with a slot that is held until they are back
-    (`expected`) or until they use it (`told`), or back again (`returned`). Or they are let pass, and
+    Nothing here takes longer the more others wait. Nearly all stand in `line`. Those whose turn has
+    come without a grant are ahead of them: with a slot that is held until they are back
+    (`expected`) or until they use it (`told`), or back again (`returned`). Others were passed, and
     want nothing until they come back (`passed`, unless they are away).
     """
 
@@ -70,7 +70,7 @@ class Queue:
         self.pending = False
         """Whether what is due here was more than fits a step, and goes on in another."""
         self.listener: Waiter | None = None
-        """Who holds the lock and waits to hear that somebody newer wants it; not in the queue."""
+        """The holder that listens for somebody newer; not in the queue."""
         self.rate: Rate | None = None
         """How many of its runs may begin in a while, if they may not at any time."""
         self.silent: dict[bytes, int] | None = None
@@ -135,7 +135,7 @@ class Queue:
         waiter.state = EXPECTED
 
     def let_pass(self, waiter: Waiter) -> None:
-        """Let others go before somebody whose turn it is. Who is away leaves the queue with that."""
+        """Let others pass the waiter whose turn it is; one that is away leaves the queue."""
         self.remove(waiter)
         if not waiter.is_away:
             insort(self.passed, waiter, key=_number)
@@ -210,7 +210,7 @@ class Queue:
         return group.limit
 
     def in_turn(self, waiters: list[Waiter]) -> list[Waiter]:
-        """Return all who are to be handed over, by number, in the order of their turns."""
+        """Return all waiters to hand over, by number, in the order of their turns."""
         return waiters
 
     def _held_before(self, waiter: Waiter) -> int:

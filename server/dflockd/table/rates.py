@@ -1,7 +1,7 @@
-"""How many runs of a key may begin in a while, and which have.
+"""How many runs of a key may begin in a window, and which have.
 
-A grant takes a place. The run says when it has begun, and one window after that the place is free. A
-place is taken for longer than it need be if that is not said, never for less.
+A grant takes a *place* of the rate. The run says when it has begun, and one window later the place
+is free. If the run does not say so, its place is taken for longer, never for less.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BLOCK = 32
 """So many beginnings are recorded together: a record on disk is written anew for each that joins it."""
 
 LATE = 0.0002
-"""Seconds by which a place is looked at after it is free, for times are no exact numbers."""
+"""Seconds by which a place is checked after it is free, because times are not exact numbers."""
 
 
 class RateRecord(NamedTuple):

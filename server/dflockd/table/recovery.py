@@ -84,8 +84,8 @@ class Recovery(Slots):
     def _doubt(group: Group, hold: Hold, now: float, *, confirm: bool) -> Recovering | None:
         """Return what to answer while nobody knows whether a hold lasts, and end the doubt if it does.
 
-        Only a holder who has renewed in time all along knows that, and says so with `Renew`. Who asks
-        for confirmation (`Confirm`) does not.
+        Only a holder that has always renewed in time knows that, and says so with `Renew`. One that
+        asks for confirmation (`Confirm`) does not.
         """
         until = group.recovers_until
         if until is None or now >= until or hold not in group.doubted:

@@ -196,7 +196,7 @@ def rate_of(entry: Entry, now: float) -> dict[str, object] | None:
 def lease(hold: Hold) -> object:
     """Return how long a hold was last set to run, in seconds: nearly always a whole number.
 
-    It is said as one, also where the table is compiled and has floats alone.
+    It is reported as one, even if the table is compiled and has only floats.
     """
     return int(hold.span) if hold.span == int(hold.span) else round(hold.span, 3)
 

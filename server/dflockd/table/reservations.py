@@ -1,7 +1,7 @@
-"""Positions in queues that somebody can take up, and slots that are held for them.
+"""Positions in queues that can be resumed, and slots that are held for them.
 
-Somebody is away, and has left a position to come back to. Or was told of a turn, and the position is
-for whoever has the ticket: it stands on its connection as that of any waiter, and has no other end.
+A waiter is away, and has reserved its position. Or it has a turn, and any client with the ticket
+can resume the position: like that of any waiter, it lasts as long as its connection.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Reservations:
         """Whether no more positions are kept."""
         return self._size >= MAX_RESERVED
 
-    # Away, or told of a turn.
+    # Away, or with a turn.
 
     def reserve(
         self, waiter: Waiter, ticket: bytes, label: bytes, reservation: Reservation, now: float
@@ -67,7 +67,7 @@ class Reservations:
         self._deadlines.set(waiter, rounded(reservation.until - now), now)
 
     def tell(self, waiter: Waiter, turn: float, now: float) -> None:
-        """Hold a slot for a waiter of a queue who is told of the turn, for so many seconds.
+        """Hold a slot for a waiter whose turn it is, for this number of seconds.
 
         No deadline of its own is set.
         """
@@ -145,11 +145,11 @@ class Reservations:
     # Whose turn it is.
 
     def next(self, queue: Queue, free: int, now: float, steps: int) -> Waiter | None:
-        """Return who of a queue is to have one of so many free slots, if anybody is.
+        """Return the waiter that gets one of these free slots, if any does.
 
-        For who is away a slot is held for a while. If that is over, or not worth it, who is behind
-        them goes first. If that goes for as many as `steps`, the answer is who is to be looked at next,
-        who may be `RESERVED`.
+        For a waiter that is away, a slot is held for a while. If that is over, or not worth it, the
+        next one goes first. After `steps` of these, the answer is the one to look at next, which
+        may be `RESERVED`.
         """
         for _ in range(steps):
             waiter = queue.first(free)

@@ -40,7 +40,7 @@ LAPSED = Recovering(200)
 """The answer while this server has not heard of the others for too long."""
 
 RESUME_TIMEOUT = 2.0
-"""Seconds for which a position that came with its shard is kept for whoever had it."""
+"""Seconds for which a position that came with its shard is reserved for its waiter."""
 
 
 class Directory(Protocol):
@@ -68,7 +68,7 @@ class WaiterRecord(NamedTuple):
     since: float
     label: bytes
     reservation: Reservation | None = None
-    """If they were away already, or told of their turn."""
+    """If they were away already, or had a turn."""
     owner: bytes = b""
     attempt: int = 0
     age: int = 0
@@ -188,7 +188,7 @@ class ShardTable(LockTable):
                 waiter.owner = Owner(record.owner, record.attempt, age=record.age)
                 owners.add(entry, waiter)
         for entry in [entry for entry in _entries(group) if entry.waiters]:
-            self._promote(entry, now, [])  # grants nothing: nobody is there yet
+            self._promote(entry, now, [])  # grants nothing: no waiter is connected yet
 
     def freeze(self, shard: int, now: float) -> Snapshot:
         """Stop serving a shard for now, and return what there is to hand over."""
@@ -239,7 +239,7 @@ class ShardTable(LockTable):
     def send_away(self) -> list[Effect]:
         """Answer all who wait: another server may have replaced this one long ago.
 
-        Who has enqueued keeps the position, and may come back.
+        An enqueued waiter keeps its position, and may come back.
         """
         effects: list[Effect] = []
         for peer in self._peers.values():
@@ -255,7 +255,7 @@ class ShardTable(LockTable):
         return effects
 
     def drop(self, shard: int, reply: Refusal) -> tuple[list[Effect], set[int]]:
-        """Forget a shard; who waits is sent away with `reply`, and its ticket if there is one.
+        """Forget a shard; answer its waiters `reply`, with their tickets if there are any.
 
         Returns:
             The effects, and the peers that have lost a hold with it and have nothing else here.
@@ -401,7 +401,7 @@ class ShardTable(LockTable):
 
 
 def _as_reserved(waiter: Waiter, now: float) -> Reservation:
-    """Return what is to be done elsewhere for somebody who was told here: as if they were away."""
+    """Return the reservation elsewhere of a waiter that had a turn here: as if it was away."""
     hold = max(0.0, waiter.deadline - now) if waiter.state == EXPECTED else 0.0
     return Reservation(now, hold, now + RESERVED_LATE)
 
@@ -411,7 +411,7 @@ def _naming(reply: Refusal, ticket: bytes) -> Refusal:
 
 
 def _in_turn(group: Group, waiters: Iterable[Waiter]) -> Iterable[Waiter]:
-    """Return all of a group of keys: those of each key in the order in which they are to be let in."""
+    """Return all of a group of keys: those of each key in the order in which to let them in."""
     of_groups: dict[Queue, list[Waiter]] = {}
     for waiter in sorted(waiters, key=lambda waiter: waiter.number):
         # Another one than when they came, if nobody was here meanwhile.

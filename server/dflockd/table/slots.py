@@ -1,4 +1,4 @@
-"""Who has a slot and who waits for one: what every request, deadline and lost connection comes to."""
+"""Slots and waiters: the effect of every request, deadline and lost connection."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ Job: TypeAlias = Callable[[float, list[Effect]], bool]
 class Slots:
     """Entries with their holds and queues, and how slots change hands.
 
-    It knows no request; `dflockd.table.LockTable` is what is made of it.
+    It knows no request; `dflockd.table.LockTable` adds those.
 
     Attributes:
-        limits: how much it gives.
+        limits: how much it allows.
         counts: what has happened here.
         changes: the holds that the steps since it was last emptied have begun, extended or ended,
             the newest of keys that have come and gone, and runs that have begun.
-            Only where the table is `kept`: whoever keeps it empties the list, and does so before the
-            effects of a step are carried out.
+            Only where the table is `kept`: the journal empties the list, before the effects of a
+            step are carried out.
         deadlines: what falls due by itself.
         rates: how many runs may begin in a while.
         backlog: what was more than fits a step, first come, first served: there are more to come.
@@ -190,7 +190,7 @@ class Slots:
             if queue.listener is not None:
                 self._answer_listener(queue.listener, Status.LEASE_EXPIRED, effects)
             if queue.rate is not None:
-                # Who has said nothing of its beginning may have begun until now.
+                # A run that has not said when it began may have begun until now.
                 if hold.told:
                     self.rates.begin(queue.rate, hold.fence, now)
                 else:
@@ -340,7 +340,7 @@ class Slots:
             self._remove(entry)
 
     def _wake(self, queue: Queue, rate: Rate, now: float) -> None:
-        """See to it that somebody who waits learns of the next place."""
+        """See to it that a waiter gets the next place."""
         self.rates.wake(rate, len(queue.told) + len(queue.expected), now)
 
     def _go_on_with(
@@ -445,7 +445,7 @@ class Slots:
             self._promote(waiter.entry, now, effects)
 
     def _next_place(self, rate: Rate, now: float, effects: list[Effect]) -> None:
-        """Let who waits have the places that are free, or forget the rate."""
+        """Give the free places to waiters, or forget the rate."""
         entry = rate.group.spaces[rate.space].get(rate.key)
         queue = entry.waiters if entry is not None else None
         is_over = self.rates.look_again(rate, now, is_used=queue is not None and bool(queue))

@@ -44,7 +44,7 @@ class Group:
         self.spaces: list[dict[bytes, Entry]] = [{}, {}]
         """By `Space`."""
         self.reserved: dict[bytes, Waiter] = {}
-        """Positions that somebody can take up: of who is away or was told of a turn; by ticket."""
+        """Positions that can be resumed, of waiters that are away or have a turn; by ticket."""
         self.rates: dict[tuple[int, bytes], Rate] = {}
         """Whose runs may not begin at any time, by namespace and key; their keys may be free."""
         self.rates_since = -math.inf
@@ -59,7 +59,7 @@ class Group:
         """The largest such fence of each lock: nor what was granted before it."""
 
         self.newest: dict[bytes, Newest] = {}
-        """Who of those with an age is the newest that has asked for a lock; see `superseding`."""
+        """The newest that has asked for a lock, of those with an age; see `superseding`."""
 
     def remember_end(self, space: int, key: bytes, fence: int) -> None:
         """See to it that nobody brings back what has ended, nor what had ended before it began."""
@@ -69,7 +69,7 @@ class Group:
             self.ended.add(fence)
 
     def end_recovery(self) -> None:
-        """Grant again: whoever has not come back by now holds nothing any more."""
+        """Grant again: a holder that has not come back by now holds nothing any more."""
         self.recovers_until = None
         self.doubted.clear()
         self.ended.clear()
@@ -100,7 +100,7 @@ class HoldRecord(NamedTuple):
     age: int = 0
     """Of that run; see `dflockd.wire.Owner`."""
     is_pending: bool = False
-    """Whether its run is to begin, and counts then; see `dflockd.table.rates`."""
+    """Whether its run has yet to begin, and counts then; see `dflockd.table.rates`."""
     group: bytes = b""
     """To which group its holder belongs; see `dflockd.wire.InGroup`."""
 
@@ -164,7 +164,7 @@ class Hold(Timed):
     ) -> None:
         self.entry = entry
         self.lease = lease
-        """Seconds for which whoever asked for it was last told that it is theirs."""
+        """The lease, in seconds, of the last answer to its holder."""
         self.label = b""
         """What people see; it outlives the peer of a detached hold."""
         self.owner: Owner | None = None
@@ -190,7 +190,7 @@ class Hold(Timed):
 
     @property
     def is_pending(self) -> bool:
-        """Whether its run is to begin, and counts then."""
+        """Whether its run has yet to begin, and counts then."""
         queue = self.entry.waiters
         return queue is not None and queue.rate is not None and self.fence in queue.rate.pending
 
@@ -259,8 +259,8 @@ class Waiter(Timed):
     """Somebody in the queue of an entry.
 
     By a blocked ``acquire``, or by an ``enqueue``: then the peer may already wait for it (it is its
-    `Peer.waiting`) or still be elsewhere. Or they are away, and the position is kept for a while. Or
-    they wanted to be told of their turn, and have been: then whoever has the ticket can take it up.
+    `Peer.waiting`) or still be elsewhere. Or it is away, and the position is reserved for a while.
+    Or it wanted a turn and has it: then any client with the ticket can resume the position.
     """
 
     __slots__ = (
@@ -315,13 +315,13 @@ class Waiter(Timed):
         self.reserve: Reserve | None = None
         """The reservation of its position if the wait for it ends."""
         self.reservation: Reservation | None = None
-        """What is done for it while nobody is there."""
+        """What is done for it while it is away."""
         self.turn: float | None = None
-        """Seconds for which a slot is held once it is told of its turn; without, it is granted one."""
+        """Seconds for which a slot is held once it has a turn; without, it is granted one."""
 
     @property
     def is_away(self) -> bool:
-        """Whether nobody is there."""
+        """Whether it is away: it has reserved its position."""
         return self.reservation is not None
 
     @property
@@ -383,7 +383,7 @@ class Peer:
         self.ahead: Ahead | None = None
         """What it has said of its next request for a slot."""
         self.reserve: Reserve | None = None
-        """What is to become of its position if its next ``wait`` ends without a grant."""
+        """What happens to its position if its next ``wait`` ends without a grant."""
         self.turn: float | None = None
         """What its next ``enqueue`` wants instead of a grant; see `Waiter.turn`."""
         self.left: dict[tuple[int, bytes], Left] = {}

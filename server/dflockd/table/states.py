@@ -18,7 +18,7 @@ GRANTED: Final = 4
 RESERVED: Final = 5
 """In the queue, and away."""
 EXPECTED: Final = 6
-"""In the queue, while a slot is held for it: it is away, or was to be told of its turn."""
+"""In the queue, while a slot is held for it: it is away, or has a turn."""
 PASSED: Final = 7
 """Its turn being over, for others go first: with a position to come back to."""
 GONE: Final = 8

@@ -1,7 +1,7 @@
-"""The newest wins: what an owner with an age does to those who are older, and they to it.
+"""The newest wins: what an owner with an age does to older ones, and they to it.
 
-Only what has an age takes part. An older one that asks, or waits, is sent away. An older one that holds
-the lock is told, if it listens: when it lets go, the lock is the next one's as ever.
+Only requests with an age take part. An older one that asks or waits is refused. An older one that
+holds the lock gets a message if it listens: when it releases, the next one has the lock as usual.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Superseding(Connections):
             self._group.issuer.fence = max(self._group.issuer.fence, record.age)
             self._remember(self._group, record)
 
-    # Who holds a lock and wants to know.
+    # Holders that listen.
 
     def listen(
         self, peer: Peer, key: bytes, token: bytes, now: float, effects: list[Effect]

@@ -136,7 +136,7 @@ class LockTable(Locking):
     def advance(self, now: float) -> list[Effect]:
         """Let what is due by `now` take effect.
 
-        If that is very much, a part of it: `next_deadline` says so, and is to be heeded.
+        If that is very much, only a part of it: `next_deadline` then says when to go on.
         """
         effects: list[Effect] = []
         self._expire(now, effects)

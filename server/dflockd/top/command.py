@@ -12,6 +12,7 @@ from typing import NoReturn
 from dflockd.address import CLUSTER_PREFIX, DEFAULT_PORT
 from dflockd.config import SettingError, load_token
 from dflockd.errors import InvalidArgumentError
+from dflockd.files import refuse_irregular
 from dflockd.top.screen import watch
 from dflockd.top.survey import SORTS
 
@@ -107,6 +108,7 @@ def _ssl_context(parsed: argparse.Namespace) -> ssl.SSLContext | None:
     if parsed.tls_key and not parsed.tls_cert:
         raise SettingError("--tls-key is set and --tls-cert is not: set both, or neither")
     try:
+        refuse_irregular(parsed.tls_ca, parsed.tls_cert, parsed.tls_key)
         context = ssl.create_default_context(cafile=parsed.tls_ca)
         if parsed.tls_cert:
             # With a password, if a wrong one: without, OpenSSL would ask for it at the terminal.

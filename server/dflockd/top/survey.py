@@ -33,7 +33,7 @@ class Row:
     Attributes:
         limit: of a semaphore, else 1.
         holders: how many hold it.
-        label: of who has held it longest.
+        label: of the holder that has had it longest.
         held_s: for how long, ``inf`` while that is not known.
         lease_s: its lease when it was last granted or renewed; 0 while that is not known.
         left_s: what was left of it.
@@ -42,7 +42,7 @@ class Row:
         newer: who has come that is newer, where the newest wins.
         group: to which group it belongs, if to one.
         rate: when another run may begin, in a few words, where that is not at any time.
-        oldest_s: for how long whoever is first in the queue has waited.
+        oldest_s: for how long the first in the queue has waited.
     """
 
     server: str
@@ -139,7 +139,7 @@ class Question:
 
     Attributes:
         sort: one of `SORTS`.
-        text: of all that has it in it; empty for everything.
+        text: only keys, holders and waiters that contain it; empty for all.
         waiters: for waiters, not keys.
         notes: also for keys of notes; see `dflockd.admin.is_note`.
     """
@@ -248,7 +248,7 @@ def _looked_at(inquiry: Inquiry, row: Row) -> Row | None:
     holders, waiters = report["holders"], len(report["waiters"])
     pace = describe_rate(report.get("rate"))
     if not holders:
-        # While grants are withheld from those who wait, or somebody was told of the turn.
+        # While grants are withheld from waiters, or somebody has a turn.
         free = replace(row, holders=0, waiters=waiters, label="", held_s=0.0, rate=pace)
         return replace(free, oldest_s=_longest(report)) if waiters else None
     oldest = max(holders, key=lambda holder: holder["held_s"])

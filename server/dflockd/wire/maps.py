@@ -1,7 +1,7 @@
 """The map of a cluster's shards, as `Shards` is answered: plain, packed, or not at all.
 
-A map says the same whoever says it, so that its version is a digest of it: one server's version means
-the same to another, after a restart too, and to who has learned it from a third.
+The map is the same at every server, so its version is a digest of it. One server's version means
+the same to the others, and to the same one after a restart.
 """
 
 from __future__ import annotations

@@ -51,10 +51,10 @@ class Space(IntEnum):
 
 
 class Rate(NamedTuple):
-    """``<runs>/<window>`` behind an `Acquire` or `Enqueue`: so many runs may begin in such a while.
+    """``<runs>/<window>`` behind an `Acquire` or `Enqueue`: how many runs may begin in a window.
 
-    A grant takes one of so many places. It is free again one window after the run has begun, as a
-    `Begun` or the end of the hold says. An extension of this server, which others refuse.
+    A grant counts until one window after its run has begun, which a `Begun` or the end of the hold
+    says. An extension of this server, which others refuse.
     """
 
     runs: int
@@ -109,9 +109,9 @@ class Renew(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """``begun`` and ``sbegun``: as `Renew`, and the run has begun for which a `Rate` let it through.
+    """``begun`` and ``sbegun``: as `Renew`, and the run that a `Rate` let through has begun.
 
-    Its place is free one window after the first such request. An extension of this server.
+    It counts until one window after the first such request. An extension of this server.
     """
 
     space: Space
@@ -123,7 +123,7 @@ class Begun(NamedTuple):
 class Unbegun(NamedTuple):
     """``unbegun`` and ``sunbegun``: as `Release`, of a run that has not begun and never will.
 
-    So its place in a `Rate` is free at once. An extension of this server.
+    So it no longer counts for a `Rate`. An extension of this server.
     """
 
     space: Space
@@ -196,11 +196,11 @@ class Inspect(NamedTuple):
 class Find(NamedTuple):
     """``find``: keys, holders and waiters with a text in the key or the label, as JSON.
 
-    Who has waited longest comes first. An extension of this server.
+    The longest wait comes first. An extension of this server.
     """
 
     text: bytes
-    """Empty for everybody."""
+    """Empty for all."""
     waiters: bool = False
     """Nobody but waiters."""
     notes: bool = False
@@ -246,8 +246,8 @@ class Evict(NamedTuple):
 class Shards(NamedTuple):
     """``shards``: which server of a cluster has which shard, as JSON. An extension of this server.
 
-    Who has the map already names its version, and is answered `Status.OK` alone if it is the same.
-    Servers of 0.1 look at neither field and answer with the whole map.
+    A client that has a map names its version. If that is the latest, the answer is only
+    `Status.OK`. Servers of 0.1 ignore both fields and answer with the whole map.
     """
 
     version: bytes = b""
@@ -275,10 +275,10 @@ class Resume(NamedTuple):
 
 
 class InGroup(NamedTuple):
-    """``group``: the next `Acquire` or `Enqueue` is of somebody who belongs to this group.
+    """``group``: the next `Acquire` or `Enqueue` belongs to this group.
 
-    The groups that wait for a key take turns; within one it is first come, first served. Who names none
-    is in one with all others who do not. An extension of this server.
+    The groups that wait for a key take turns; within one it is first come, first served. All
+    requests without a group form one. An extension of this server.
     """
 
     name: bytes
@@ -288,12 +288,12 @@ class InGroup(NamedTuple):
 
 
 class Reserve(NamedTuple):
-    """``keep``: if the next `Wait` ends without a grant, its position is kept; see `TimedOut`.
+    """``keep``: if the next `Wait` ends without a grant, its position is reserved; see `TimedOut`.
 
-    Whoever had it is expected back in `away` milliseconds. When its turn comes within `hold`
-    milliseconds of that, before or after, a slot is held for it until so long after. Else, and then,
-    the next has its turn; the position is still ahead of all that came later. An extension of this
-    server.
+    The waiter is expected back in `away` milliseconds. If its turn comes within `hold` milliseconds
+    of that, before or after, a slot is held for it until `hold` milliseconds after. Otherwise, and
+    after that, the next has its turn; the position is still ahead of all that came later. An
+    extension of this server.
     """
 
     away: int
@@ -301,10 +301,10 @@ class Reserve(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """``turn``: the next `Enqueue` wants to be told of its turn, and to be granted nothing.
+    """``turn``: the next `Enqueue` wants a turn, and no grant.
 
-    Who is told goes on with `Resume`, from wherever it is ready to hold the key; see `YourTurn`. An
-    extension of this server.
+    After its turn the client sends `Resume`, from the process that is ready to hold the key; see
+    `YourTurn`. An extension of this server.
     """
 
     hold: int
@@ -418,8 +418,8 @@ class Moved(NamedTuple):
     """``error_moved <shard> <epoch> <server>[ <ticket>]``: another server is in charge of the key.
 
     The epoch grows each time that the shard changes hands: of two such replies the one with the
-    smaller epoch is out of date. Who was waiting keeps its position if it shows the ticket there
-    within a moment (`Resume`).
+    smaller epoch is out of date. A waiter keeps its position if it shows the ticket there soon
+    (`Resume`).
     """
 
     shard: int
@@ -449,7 +449,7 @@ class Superseded(NamedTuple):
     age: int
     """Of the newest."""
     label: bytes
-    """Who that is; empty if it has not said so."""
+    """The label of the newest; empty if it has none."""
 
 
 class Granted(NamedTuple):
@@ -478,8 +478,8 @@ class TimedOut(NamedTuple):
 class YourTurn(NamedTuple):
     """``turn <ticket>``: the answer to an `Enqueue` and its `Wait` after a `Turn`.
 
-    Nothing is held. The position stays as long as the connection, and whoever shows the ticket on
-    another one takes it up (`Resume`); a `Wait` on this one waits for the next turn.
+    Nothing is held. The position lasts as long as the connection. A `Resume` with the ticket on
+    another connection takes it over; a `Wait` on this one waits for the next turn.
     """
 
     ticket: bytes

@@ -1,7 +1,7 @@
 """Keys that programs keep notes under: nobody works while they are held, and views leave them out.
 
-`celery_dflock` remembers so what has been run, and what was replaced. Whoever is shown who holds what
-asks about work; who wants to see everything says so.
+With these, `celery_dflock` remembers what has been run and what was replaced. Views of holders are
+about work, so they show notes only if asked to.
 """
 
 from __future__ import annotations

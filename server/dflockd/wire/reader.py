@@ -155,7 +155,7 @@ class RequestReader:
         self._lines = lines
         self._taken = 0
         self.ready = len(lines) // 3
-        # It stays so until more comes: whoever takes requests takes three lines at a time.
+        # It stays so until more comes: requests are taken three lines at a time.
         self.in_frame = tail != b"" or len(lines) % 3 != 0
 
     def receive_one(self, data: bytes) -> int:
@@ -225,7 +225,7 @@ class RequestReader:
     def check_unfinished(self) -> None:
         """See to it that what comes after the last request that is ready may go on.
 
-        An endless line is to be refused while it comes in, not once it has filled the memory.
+        An endless line must be refused while it comes in, not once it has filled the memory.
 
         Raises:
             FrameTooLongError: a line is over its limit; the stream is of no more use.

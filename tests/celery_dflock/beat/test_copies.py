@@ -54,9 +54,8 @@ def test_a_copy_after_its_run(cluster: Cluster, worker: Worker, key: str) -> Non
 
 @pytest.mark.parametrize("task", [jobs.patient, jobs.skipped], ids=["waits", "skips"])
 def test_a_copy_while_it_runs(
-    cluster: Cluster, worker: Worker, tmp_path: Path, key: str, task: Any
+    cluster: Cluster, worker: Worker, gate: Path, key: str, task: Any
 ) -> None:
-    gate = tmp_path / "gate"
     sent = send(cluster, worker, task, key, gate=str(gate))
     cluster.wait_event("start", sent)
     send(cluster, worker, task, key)

@@ -121,6 +121,16 @@ def test_a_file_that_is_something_else(tmp_path: Path) -> None:
         FileStore(str(tmp_path / "runs")).load()
 
 
+def test_a_hash_that_is_something_else(redis_url: str, tmp_path: Path) -> None:
+    proj = app(dflock_beat_store=redis_url, dflock_key_prefix=f"{tmp_path.name}:")
+    store = store_for(proj, beat_settings(proj), None)
+    assert isinstance(store, RedisStore)
+    store._client().hset(store._key, "a", "yesterday")
+    with pytest.raises(ValueError, match=r"last-runs is not a hash of last runs .* delete it"):
+        store.load()
+    store.close()
+
+
 def test_the_banner_changes_nothing(tmp_path: Path) -> None:
     """Nor does it need a lock server."""
     proj = app(dflock_servers=["127.0.0.1:1"])

@@ -71,9 +71,8 @@ def test_requeue_keeps_what_the_task_is(
 
 
 def test_a_retry_counts_anew(
-    cluster: Cluster, waiter: Callable[..., Waiter], tmp_path: Path, key: str
+    cluster: Cluster, waiter: Callable[..., Waiter], gate: Path, key: str
 ) -> None:
-    gate = tmp_path / "gate"
     with cluster.lock(key):
         sent = cluster.send(jobs.requeued, key, then="retry once", gate=str(gate))
         cluster.wait_event("requeued", sent, 2)

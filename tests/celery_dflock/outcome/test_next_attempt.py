@@ -29,8 +29,8 @@ from celery_dflock.outcome.types import (
 )
 from celery_dflock.plan import plan
 from celery_dflock.signals import lock_conflict, task_requeued
-from tests.celery_dflock import jobs
 from tests.celery_dflock.outcome.test_requeue import as_request, received
+from tests.celery_dflock.record import RECORD
 
 ERROR = LockNotAcquiredError("the-key", "it is held", "somebody")
 SINCE = 1_000_000_000.0
@@ -38,7 +38,7 @@ SINCE = 1_000_000_000.0
 
 @pytest.fixture
 def task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Task:
-    monkeypatch.setenv(jobs.RECORD, str(tmp_path / "record"))
+    monkeypatch.setenv(RECORD, str(tmp_path / "record"))
     app = Celery("next", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.task_default_queue = uuid()  # all apps of the process share what is in memory
 

@@ -33,9 +33,8 @@ pytestmark = pytest.mark.usefixtures("workers")
     ],
 )
 def test_ends_by_itself(
-    cluster: Cluster, waiter: MakeWaiter, tmp_path: Path, key: str, then: str, state: str | None
+    cluster: Cluster, waiter: MakeWaiter, gate: Path, key: str, then: str, state: str | None
 ) -> None:
-    gate = tmp_path / "gate"
     sent = cluster.send(jobs.patient, key, then=then, gate=str(gate))
     cluster.wait_event("start", sent)
     other = waiter(key)
@@ -56,9 +55,8 @@ def test_ends_by_itself(
 
 @pytest.mark.parametrize(("task", "then"), [("patient", "retry once"), ("retried", "raise once")])
 def test_retry(
-    cluster: Cluster, waiter: MakeWaiter, tmp_path: Path, key: str, task: str, then: str
+    cluster: Cluster, waiter: MakeWaiter, gate: Path, key: str, task: str, then: str
 ) -> None:
-    gate = tmp_path / "gate"
     sent = cluster.send(jobs.app.tasks[task], key, then=then, gate=str(gate))
     first = cluster.wait_event("start", sent)
     other = waiter(key)

@@ -79,9 +79,8 @@ def wait_all_quiet(cluster: Cluster) -> None:
 
 @WHATEVER_THE_POLICY
 def test_delivered_again_while_it_runs(
-    cluster: Cluster, worker: Worker, tmp_path: Path, key: str, task: Task
+    cluster: Cluster, worker: Worker, gate: Path, key: str, task: Task
 ) -> None:
-    gate = tmp_path / "gate"
     sent = start_until_delivered_again(cluster, task, key, gate)
     assert len(cluster.events(what="start", id=sent.id)) == 1
     assert sent.state == states.PENDING, "the copies say nothing in its place"
@@ -100,10 +99,7 @@ def test_delivered_again_while_it_runs(
     assert not any("WARNING" in line for line in lines[1:]), "said once"
 
 
-def test_a_failure_stands_as_well(
-    cluster: Cluster, worker: Worker, tmp_path: Path, key: str
-) -> None:
-    gate = tmp_path / "gate"
+def test_a_failure_stands_as_well(cluster: Cluster, worker: Worker, gate: Path, key: str) -> None:
     sent = cluster.send(jobs.late_skipped, key, then="raise", gate=str(gate), queue=worker.name)
     cluster.wait_event("requeued", sent, 2)
 
@@ -117,9 +113,8 @@ def test_a_failure_stands_as_well(
 
 
 def test_a_retry_runs_though_its_message_was_delivered_again(
-    cluster: Cluster, worker: Worker, tmp_path: Path, key: str
+    cluster: Cluster, worker: Worker, gate: Path, key: str
 ) -> None:
-    gate = tmp_path / "gate"
     sent = cluster.send(
         jobs.late_skipped, key, then="retry once", gate=str(gate), queue=worker.name
     )
@@ -135,10 +130,9 @@ def test_a_retry_runs_though_its_message_was_delivered_again(
 
 
 def test_without_a_result_it_runs_once_more(
-    cluster: Cluster, worker: Worker, tmp_path: Path, key: str
+    cluster: Cluster, worker: Worker, gate: Path, key: str
 ) -> None:
     """And not for ever, though each run is long enough for a copy of its own."""
-    gate = tmp_path / "gate"
     sent = cluster.send(
         jobs.late_untold, key, seconds=3 * VISIBILITY, gate=str(gate), queue=worker.name
     )
@@ -160,9 +154,8 @@ def test_without_a_result_it_runs_once_more(
 
 @FAIL_AT_LEAST
 def test_dies_while_its_copy_waits(
-    cluster: Cluster, worker: Worker, tmp_path: Path, key: str, task: Task
+    cluster: Cluster, worker: Worker, gate: Path, key: str, task: Task
 ) -> None:
-    gate = tmp_path / "gate"
     sent = start_until_delivered_again(cluster, task, key, gate)
     (first,) = cluster.events(what="start", id=sent.id)
     killed_at = time.monotonic()
@@ -179,9 +172,8 @@ def test_dies_while_its_copy_waits(
 
 @FAIL_AT_LEAST
 def test_the_child_is_killed(
-    cluster: Cluster, workers: tuple[Worker, Worker], tmp_path: Path, key: str, task: Task
+    cluster: Cluster, workers: tuple[Worker, Worker], gate: Path, key: str, task: Task
 ) -> None:
-    gate = tmp_path / "gate"
     sent = cluster.send(task, key, gate=str(gate))
     first = cluster.wait_event("start", sent)
     killed_at = time.monotonic()
@@ -195,10 +187,7 @@ def test_the_child_is_killed(
     assert_in_turns(cluster, sent, runs=2)
 
 
-def test_the_whole_worker_is_killed(
-    cluster: Cluster, worker: Worker, tmp_path: Path, key: str
-) -> None:
-    gate = tmp_path / "gate"
+def test_the_whole_worker_is_killed(cluster: Cluster, worker: Worker, gate: Path, key: str) -> None:
     # One whose copy waits in that worker's memory, and one that has no copy yet.
     copied = start_until_delivered_again(cluster, jobs.late_skipped, f"{key}:copied", gate)
     alone = cluster.send(jobs.late_failed, key, gate=str(gate), queue=worker.name)
@@ -220,9 +209,8 @@ def test_the_whole_worker_is_killed(
 
 
 def test_a_copy_takes_no_second_place_of_a_semaphore(
-    cluster: Cluster, worker: Worker, tmp_path: Path, key: str
+    cluster: Cluster, worker: Worker, gate: Path, key: str
 ) -> None:
-    gate = tmp_path / "gate"
     sent = start_until_delivered_again(cluster, jobs.late_by_twos, key, gate)
     assert len(cluster.events(what="start", id=sent.id)) == 1
 
@@ -233,10 +221,7 @@ def test_a_copy_takes_no_second_place_of_a_semaphore(
     assert_in_turns(cluster, sent, runs=1)
 
 
-def test_a_copy_holds_up_no_process(
-    cluster: Cluster, worker: Worker, tmp_path: Path, key: str
-) -> None:
-    gate = tmp_path / "gate"
+def test_a_copy_holds_up_no_process(cluster: Cluster, worker: Worker, gate: Path, key: str) -> None:
     sent = start_until_delivered_again(cluster, jobs.late_patient, key, gate)
     assert waiters(cluster.lock_server, key) == 0
 
@@ -248,9 +233,8 @@ def test_a_copy_holds_up_no_process(
 
 
 def test_a_chord_gets_the_result_of_the_run(
-    cluster: Cluster, worker: Worker, tmp_path: Path, key: str
+    cluster: Cluster, worker: Worker, gate: Path, key: str
 ) -> None:
-    gate = tmp_path / "gate"
     quick = jobs.plain.s(key=key).set(queue=worker.name)
     copied = jobs.late_skipped.s(key=key, gate=str(gate)).set(queue=worker.name)
     sent = chord([copied, quick])(jobs.collect.s(key=key).set(queue=worker.name))

@@ -20,7 +20,7 @@ from celery_dflock.outcome.requeue import LEAST_PAUSE, RedeliveryRequeued, pause
 from celery_dflock.outcome.types import Overtaken, Refusal, ShuttingDown, TimedOut, Unavailable
 from celery_dflock.plan import plan
 from celery_dflock.worker import hand_off
-from tests.celery_dflock import jobs
+from tests.celery_dflock.record import RECORD
 
 OPTIONS: dict[str, Any] = {
     "task_id": "the-id",
@@ -55,7 +55,7 @@ DIFFERENT = {("headers", "eta"), ("headers", HEADER), ("headers", RUN)} | {
 
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Celery:
-    monkeypatch.setenv(jobs.RECORD, str(tmp_path / "record"))
+    monkeypatch.setenv(RECORD, str(tmp_path / "record"))
     app = Celery("again", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.task_default_queue = uuid()  # all apps of the process share what is in memory
     return app

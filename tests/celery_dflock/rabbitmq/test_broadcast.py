@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import pytest
 from celery import Task
@@ -12,30 +12,46 @@ from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.result import AsyncResult
 from kombu.common import Broadcast
 
+from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster
 from tests.celery_dflock.rabbitmq.bus import Bus
+from tests.rabbitmq import RabbitMQ
 
 APP = "tests.celery_dflock.rabbitmq.broadcasting"
 
 
-@pytest.mark.parametrize("task", [jobs.requeued, jobs.parked])
-def test_each_worker_runs_it_once_and_one_at_a_time(
-    make_bus: Callable[..., Bus], key: str, task: Task
-) -> None:
-    bus = make_bus("classic")
-    cluster = bus.cluster
+@pytest.fixture(scope="module")
+def bus(rabbitmq: RabbitMQ, cluster: Cluster) -> Iterator[Bus]:
+    with Bus(rabbitmq, cluster, "broadcast", "classic") as bus:
+        yield bus
+
+
+@pytest.fixture(scope="module")
+def three_workers(bus: Bus) -> Iterator[list[Worker]]:
     with contextlib.ExitStack() as running:
         workers = [running.enter_context(bus.worker(each, app=APP)) for each in "abc"]
         for worker in workers:
             worker.wait_ready()
-        sent = bus.send(task, key, seconds=0.5, queue=Broadcast("for-all"))
+        yield workers
 
-        cluster.wait(lambda: len(cluster.events(what="end", id=sent.id)) >= 3 or None, "three runs")
-        # Each worker gets this behind whatever else there is for all.
-        last = bus.send(jobs.plain, key, queue=Broadcast("for-all"))
-        cluster.wait(lambda: len(cluster.events(what="end", id=last.id)) >= 3 or None, "the last")
-        received = sum(worker.log_text().count(f"[{sent.id}] received") for worker in workers)
+
+@pytest.mark.parametrize("task", [jobs.requeued, jobs.parked])
+def test_each_worker_runs_it_once_and_one_at_a_time(
+    bus: Bus, three_workers: list[Worker], key: str, task: Task
+) -> None:
+    cluster = bus.cluster
+    with cluster.lock(key):
+        sent = bus.send(task, key, seconds=0.05, queue=Broadcast("for-all"))
+        if task is jobs.requeued:
+            cluster.wait_event("requeued", sent, 3)
+        else:
+            cluster.wait_waiters(key, 3)
+    cluster.wait_event("end", sent, 3)
+    # Each worker gets this behind whatever else there is for all.
+    last = bus.send(jobs.plain, key, queue=Broadcast("for-all"))
+    cluster.wait_event("end", last, 3)
+    received = sum(worker.log_text().count(f"[{sent.id}] received") for worker in three_workers)
 
     starts, ends = (cluster.events(what=what, id=sent.id) for what in ("start", "end"))
     assert len({start["worker"] for start in starts}) == len(starts) == 3

@@ -8,6 +8,7 @@ and says where it stood.
 from __future__ import annotations
 
 import faulthandler
+import functools
 import gc
 import os
 import sys
@@ -20,14 +21,20 @@ from celery import chord
 
 from celery_dflock import LockNotAcquiredError, Skipped, dflock
 from tests.celery_dflock import jobs
+from tests.celery_dflock.record import RECORD, Record
 
 PATIENCE = 30.0
 BOUND = 90.0
 """Seconds for all scenarios."""
 
 
+@functools.cache
+def _record() -> Record:
+    return Record(os.environ[RECORD])
+
+
 def events(**wanted: Any) -> list[dict[str, Any]]:
-    return jobs.recorded(os.environ[jobs.RECORD], **wanted)
+    return _record().events(**wanted)
 
 
 def wait_events(number: int, **wanted: Any) -> list[dict[str, Any]]:

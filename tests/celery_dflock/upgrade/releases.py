@@ -20,13 +20,14 @@ from celery.utils.nodenames import gethostname
 
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import ROOT, LockServer, Worker, wait_until
+from tests import forkserver
 from tests.celery_dflock import mixed
 from tests.celery_dflock.processes import Waiter, waiters
 
 FIRST = "50a09f1"
 """What 0.1 was built from."""
 BUILD_BOUND = 110
-PATIENCE = 20.0
+PATIENCE = 60.0
 PLACE = ROOT / ".venv" / "releases" / f"{FIRST}-py{sys.version_info[0]}{sys.version_info[1]}"
 
 
@@ -129,20 +130,18 @@ def worker(directory: Path, release: Release, queues: str, **options: Any) -> Wo
 class Sender:
     """A process that sends tasks; see `rolled`."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: Any) -> None:
         self._process = process
         self.modules: list[str] = self._answer()
 
     def send(self, task: str, *each: dict[str, Any], **options: Any) -> str:
         """Return the task id. With the arguments of several it is the id of their chord."""
         asked = {"task": f"rolled.{task}", "each": each, **options}
-        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         return str(self._answer())
 
     def _answer(self) -> Any:
-        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "the sender has ended"
         return json.loads(line)
@@ -150,20 +149,21 @@ class Sender:
 
 @contextmanager
 def sender(release: Release, env: dict[str, str]) -> Iterator[Sender]:
-    with subprocess.Popen(
+    process = forkserver.start(
         [sys.executable, "-m", "tests.celery_dflock.upgrade.rolled"],
         cwd=ROOT,
         env={**os.environ, **env, **release.env},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-    ) as process:
+    )
+    with process.stdout:
         started = Sender(process)
         for module in started.modules:
             assert any(Path(module).is_relative_to(path) for path in release.path), module
-        yield started
-        assert process.stdin is not None
-        process.stdin.close()
+        with process.stdin:
+            yield started
+    process.wait(PATIENCE)
 
 
 class Stage:

@@ -81,13 +81,12 @@ def test_a_worker_of_0_1_takes_no_part(
 
 @pytest.mark.parametrize("server", ["old"])
 def test_a_lock_server_of_0_1_is_waited_for_until_it_is_upgraded(
-    stage: Stage, release: dict[str, Release], tmp_path: Path
+    stage: Stage, release: dict[str, Release], gate: Path
 ) -> None:
     sender, queue = stage.sender(release["new"]), {"queue": stage.queue("new")}
     worker = stage.worker(release["new"], "new")
     worker.wait_ready()
     # Both of its processes find out that the server knows no owners.
-    gate = tmp_path / "gate"
     plain = [sender.send("patient", {"key": key, "gate": str(gate)}, **queue) for key in "ab"]
     stage.wait_events("begin", *plain)
     gate.touch()

@@ -16,6 +16,7 @@ import pytest
 
 from examples.demo.stage import ROOT, LockServer, Redis, StageError, Worker, redis_executable
 from tests.celery_dflock import jobs
+from tests.celery_dflock.record import RECORD
 from tests.celery_dflock.upgrade import oldest
 from tests.environments import NotToBeHadError, environment
 
@@ -61,7 +62,7 @@ def test_scenarios(python: str, tmp_path: Path) -> None:
         env = {
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "server")]),
             jobs.BROKER: redis.url,
-            jobs.RECORD: str(tmp_path / "record.jsonl"),
+            RECORD: str(tmp_path / "record.jsonl"),
             "DFLOCK_SERVERS": locks.address,
         }
         with OldWorker(python, tmp_path, env) as worker:

@@ -145,13 +145,12 @@ def test_what_is_in_flight_goes_on(
 
 @directions
 def test_one_message_at_both(
-    stage: Stage, release: dict[str, Release], one: str, other: str, tmp_path: Path
+    stage: Stage, release: dict[str, Release], one: str, other: str, gate: Path
 ) -> None:
     """A redelivered message, a retry that overtakes the run which has sent it, a firing sent twice."""
     sender = stage.sender(release[one])
     for name, number in ((one, 4), (other, 4)):
         stage.worker(release[name], name, concurrency=number)
-    gate = tmp_path / "gate"
     here, there = {"queue": stage.queue(one)}, {"queue": stage.queue(other)}
     copied = []
     for kind in ("late", "late_parked"):

@@ -129,10 +129,9 @@ def test_who_will_not_run_leaves_the_queue(
 
 
 def test_who_has_no_slot_holds_nothing_and_keeps_its_position(
-    cluster: Cluster, worker: Worker, key: str, tmp_path: Path
+    cluster: Cluster, worker: Worker, key: str, gate: Path
 ) -> None:
     """Others have the lock meanwhile. One that is revoked leaves its position to the next."""
-    gate = tmp_path / "gate"
     busy = keep_busy(cluster, worker, key, gate)
     first, second, third = (cluster.send(jobs.parked, key, queue=worker.name) for _ in range(3))
     worker.wait_log(f"parked[{third.id}] waits for lock {key!r} in the consumer")
@@ -154,10 +153,9 @@ def present(lock: DistributedLock) -> list[dict[str, Any]]:
 
 
 def test_who_is_passed_goes_back_and_that_is_no_conflict(
-    cluster: Cluster, worker: Worker, key: str, tmp_path: Path
+    cluster: Cluster, worker: Worker, key: str, gate: Path
 ) -> None:
     """It has a process when somebody else has the lock: it does not stay there."""
-    gate = tmp_path / "gate"
     busy = keep_busy(cluster, worker, key, gate)
     sent = cluster.send(jobs.parked_strict, key, queue=worker.name)
     other = cluster.lock(key, timeout=PATIENCE)
@@ -175,10 +173,9 @@ def test_who_is_passed_goes_back_and_that_is_no_conflict(
 
 
 def test_who_was_passed_waits_longer_in_its_slot_the_next_time(
-    cluster: Cluster, worker: Worker, key: str, tmp_path: Path
+    cluster: Cluster, worker: Worker, key: str, gate: Path
 ) -> None:
     """Else those of an idle worker would go first for as long as there are any."""
-    gate = tmp_path / "gate"
     busy = keep_busy(cluster, worker, key, gate)
     passed = {HEADER: {"retries": 0}, RUN: {"overtaken": 1}}
     sent = cluster.send(jobs.parked, key, queue=worker.name, headers=passed)
@@ -299,9 +296,8 @@ def test_a_retry_waits_again(cluster: Cluster, worker: Worker, key: str) -> None
 
 
 def test_semaphores_wait_so_and_several_keys_for_the_first(
-    cluster: Cluster, worker: Worker, key: str, tmp_path: Path
+    cluster: Cluster, worker: Worker, key: str, gate: Path
 ) -> None:
-    gate = tmp_path / "gate"
     sent = [
         cluster.send(jobs.parked_by_twos, key, gate=str(gate), queue=worker.name) for _ in range(2)
     ]

@@ -29,9 +29,8 @@ def server(cluster: Cluster) -> Iterator[LockServer]:
         yield server
 
 
-def test_a_worker_that_grows(cluster: Cluster, key: str, tmp_path: Path) -> None:
+def test_a_worker_that_grows(cluster: Cluster, key: str, gate: Path) -> None:
     """A task that is due counts as work for the autoscaler, and has the first new process."""
-    gate = tmp_path / "gate"
     with cluster.worker("growing", args=("--autoscale", "3,1")) as worker:
         worker.wait_ready()
         busy = cluster.send(jobs.plain, f"{key}-busy", gate=str(gate), queue=worker.name)

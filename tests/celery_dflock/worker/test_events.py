@@ -222,8 +222,7 @@ def test_one_that_waits_is_superseded(cluster: Cluster, monitor: Monitor, key: s
     assert monitor.kinds(waits) == ["lock-waiting", "lock-superseded", "lock-skipped"]
 
 
-def test_a_lock_that_is_lost(cluster: Cluster, monitor: Monitor, tmp_path: Path, key: str) -> None:
-    gate = tmp_path / "gate"
+def test_a_lock_that_is_lost(cluster: Cluster, monitor: Monitor, gate: Path, key: str) -> None:
     sent = send(cluster, jobs.warned, key, gate=str(gate))
     fence = monitor.wait("lock-acquired", sent)["fence"]
     assert admin.evict(cluster.lock_server.address, key, fence)

@@ -41,14 +41,6 @@ def worker(cluster: Cluster, second_server: LockServer) -> Iterator[Worker]:
         yield worker
 
 
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Path]:
-    """What running tasks wait for; they end with the test."""
-    gate = tmp_path / "gate"
-    yield gate
-    gate.touch()
-
-
 def key_on(index: int, key: str) -> str:
     """A key of the server with this index, of two."""
     names = (f"{key}:{number}" for number in range(100))

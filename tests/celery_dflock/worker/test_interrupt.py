@@ -8,11 +8,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from types import FrameType
 
 import pytest
+from celery import Celery
 
+from celery_dflock import LockedTask
 from celery_dflock.worker import interrupt
 from celery_dflock.worker.interrupt import Interruptible
+from examples.demo.stage import LockServer
 from tests.celery_dflock.processes import PATIENCE
 
 
@@ -120,3 +124,85 @@ def test_afterwards_a_profiler_works_as_before() -> None:
         check=False,
     )
     assert done.stdout == "went on\n", done.stderr
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_one_that_arrives_as_the_stretch_ends_leaves_it_ended(
+    is_main: bool, lock_server: LockServer, key: str
+) -> None:
+    """It keeps the end from beginning, and nothing may be raised in what the thread does next."""
+    app = Celery("ends", set_as_current=False)
+    app.conf.update(task_always_eager=True, dflock_servers=[lock_server.address])
+    ends: list[Interruptible] = []
+
+    def interrupt_the_end(frame: FrameType, *_: object) -> None:
+        if frame.f_code is Interruptible.__exit__.__code__:
+            ends.append(frame.f_locals["self"])
+            ends[0].interrupt(StoppedError("late"))
+
+    @app.task(base=LockedTask, lock_key=key, shared=False)
+    def short() -> None:
+        sys.settrace(interrupt_the_end)
+
+    states: list[str] = []
+
+    def run() -> None:
+        before = sys.gettrace()
+        try:
+            states.append(short.apply().state)
+        finally:
+            sys.settrace(before)
+
+    if is_main:
+        run()
+    else:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert states == ["FAILURE"]
+    assert not ends[0].is_open
+    assert not ends[0].interrupt(StoppedError("once more"))
+    with Interruptible() as following:
+        assert following._outer is None, "it is still known to the signal"
+    assert interrupt._innermost is None
+
+
+class MutexThatRaises:
+    """Errors that are on their way to a thread arrive in it as it ends its stretch."""
+
+    def __init__(self) -> None:
+        self.errors: list[type[BaseException]] = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+def test_two_that_come_too_late_are_both_kept_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer task wants the lock, and the next moment it is lost."""
+    mutex = MutexThatRaises()
+    monkeypatch.setattr(interrupt, "LONGEST_BIRTH", 0)
+    monkeypatch.setattr(interrupt, "_raise_in_thread", lambda _, error: sent.append(error))
+    sent: list[type[BaseException]] = []
+    escaped: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with Interruptible() as stretch:
+                stretch._mutex = mutex  # type: ignore[assignment]
+                for text in ("superseded", "lost"):
+                    assert stretch.interrupt(StoppedError(text))
+                mutex.errors += sent
+            assert not stretch.is_open
+        except BaseException as error:
+            escaped.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert len(sent) == 2
+    assert not mutex.errors
+    assert not escaped

@@ -88,9 +88,8 @@ def test_waiters_move_on_and_that_is_no_conflict(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_holder_finishes(cluster: Cluster, tmp_path: Path, key: str, pool: str) -> None:
+def test_a_holder_finishes(cluster: Cluster, gate: Path, key: str, pool: str) -> None:
     """And keeps its lock, for longer than its lease."""
-    gate = tmp_path / "gate"
     with cluster.worker(f"finishing-{pool}", pool=pool) as worker:
         worker.wait_ready()
         sent = cluster.send(jobs.short, key, gate=str(gate), queue=worker.name)

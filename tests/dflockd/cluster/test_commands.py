@@ -27,6 +27,7 @@ from dflockd.shards import (
     parse_shard_value,
 )
 from dflockd.shards.etcd import EtcdStore
+from tests import forkserver
 from tests.dflockd.shards.etcd_process import Etcd
 
 _numbers = itertools.count()
@@ -104,13 +105,10 @@ async def command(
     etcd: Etcd, servers: Servers, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(
-        subprocess.run,
+        forkserver.run,
         [sys.executable, "-m", "dflockd", "cluster", *arguments],
         env=environment(etcd, servers),
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
 
 
@@ -152,14 +150,11 @@ async def test_a_reader_that_has_seen_enough_is_no_error(etcd: Etcd, servers: Se
     os.close(reading)
     try:
         done = await asyncio.to_thread(
-            subprocess.run,
+            forkserver.run,
             [sys.executable, "-m", "dflockd", "cluster", "status"],
             env=environment(etcd, servers),
             stdout=writing,
-            stderr=subprocess.PIPE,
-            text=True,
             timeout=60,
-            check=False,
         )
     finally:
         os.close(writing)
@@ -368,21 +363,12 @@ async def test_without_a_living_server(etcd: Etcd, servers: Servers) -> None:
 
 
 def test_without_a_cluster() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dflockd", "cluster", "status"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = forkserver.run([sys.executable, "-m", "dflockd", "cluster", "status"], timeout=60)
     assert done.returncode == 2
     assert "--cluster is not set: write --cluster etcd://host:2379" in done.stderr
-    down = subprocess.run(
+    down = forkserver.run(
         [sys.executable, "-m", "dflockd", "cluster", "--cluster", "etcd://127.0.0.1:1", "status"],
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
     assert down.returncode == 1
     assert "no connection to etcd at 127.0.0.1:1 within 2 s" in down.stderr

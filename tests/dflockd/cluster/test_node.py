@@ -25,6 +25,7 @@ from dflockd.wire import (
     Acquire,
     Granted,
     Moved,
+    Rate,
     Recovering,
     Renew,
     Renewed,
@@ -736,6 +737,26 @@ def test_servers_are_told_what_a_store_that_was_replaced_does_not_know() -> None
     fresh.pass_(4)
     assert fresh.serving() == {"c:1": {0, 1, 2, 3}}
     assert fresh.record(0).epoch == epoch + 1000
+
+
+@pytest.mark.parametrize("record", ["", "a:1,,f=e:5,f=clean:5"], ids=["wiped", "restored"])
+def test_a_store_that_was_replaced_knows_of_no_run_that_counts_for_a_rate(record: str) -> None:
+    cluster = Cluster(wall=0)
+    cluster.store.txn([], [Put("/p/floor/b:1", b"1000")])
+    if record:
+        cluster.store.txn([], [Put(f"/p/shard/{n}", record.encode()) for n in range(4)])
+    cluster.start("a:1")
+    cluster.pass_(SETTLE + 0.1)
+    assert cluster.serving() == {"a:1": {0, 1, 2, 3}}
+    cluster.take("a:1", b"shard#0/without")
+    rated = Acquire(Space.LOCK, KEY, 1, 0, 4, Rate(1, 20_000))
+    assert cluster.ask("a:1", rated) is Status.TIMEOUT
+    cluster.pass_(20)
+    # From then on it is as any other shard.
+    cluster.move(1, "gone:1")
+    cluster.pass_(SETTLE + 0.1)
+    for key in (KEY, b"shard#1/a"):
+        assert isinstance(cluster.ask("a:1", rated._replace(key=key)), Granted)
 
 
 def test_fences_grow_on_from_what_a_server_says_that_knows_of_no_shard() -> None:

@@ -22,6 +22,7 @@ from dflockd.config import (
 )
 from dflockd.shards.tls import EtcdTls
 from dflockd.shards.user import EtcdUser
+from tests import forkserver
 from tests.dflockd.config.support import settings
 
 # Settings against each other.
@@ -53,6 +54,44 @@ def test_secret_sources(files: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="is not UTF-8 text") as failure:
         settings("--auth-token-file", str(tmp_path / "bytes"))
     assert "e9" not in str(failure.value), "no part of it is shown"
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--auth-token-file", "--tls-cert", "--tls-key", "--tls-client-ca"),
+        *("--cluster-ca", "--cluster-cert", "--cluster-key", "--cluster-password-file"),
+    ],
+)
+def test_a_file_that_is_a_pipe(flag: str, files: Path, tmp_path: Path) -> None:
+    """Opening it would wait for somebody who writes into it, and the server would never start."""
+    os.mkfifo(tmp_path / "pipe")
+    paths = {"--tls-cert": files / "cert", "--tls-key": files / "key"}
+    if flag.startswith("--cluster"):
+        paths = {f"--cluster-{name}": files / name for name in ("cert", "key")}
+        paths["--cluster-ca"] = files / "cert"
+        paths["--cluster-password-file"] = files / "secret"
+    paths[flag] = tmp_path / "pipe"
+    given = [word for flag, path in paths.items() for word in (flag, str(path))]
+    environ = {**CLUSTER, "DFLOCKD_CLUSTER_USER": "u"} if flag.startswith("--cluster") else {}
+
+    with pytest.raises(SettingError, match=rf"{flag}.* '{tmp_path}/pipe'.*Not a regular file"):
+        read_all(given, environ)
+
+
+def read_all(given: list[str], environ: dict[str, str]) -> None:
+    """Read what the settings name, as a server does that starts."""
+    loaded = settings(*given, **environ)
+    read_etcd_tls(loaded)
+    read_etcd_user(loaded)
+
+
+def test_a_secret_behind_links(files: Path, tmp_path: Path) -> None:
+    """As Kubernetes mounts it."""
+    (tmp_path / "first").symlink_to(files / "secret")
+    (tmp_path / "second").symlink_to(tmp_path / "first")
+    given = settings("--auth-token-file", str(tmp_path / "second"))
+    assert given.auth_secret == b"open sesame"
 
 
 def test_secrets_are_shown_nowhere(files: Path) -> None:
@@ -137,14 +176,11 @@ def test_unknown_variables_are_warned_about() -> None:
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
-    return subprocess.run(
+    return forkserver.run(
         [sys.executable, "-m", "dflockd", *arguments],
         env={**clean, **environ},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
+        timeout=60,
     )
 
 

@@ -158,7 +158,7 @@ def test_connections(start_site: StartSite, secret_file: Path) -> None:
     assert site.metric("dflockd_auth_failures_total") == 1
     two, three = site.server.connect(), site.server.connect()
     assert two.ask("auth", "_", SECRET) == "ok"
-    assert three.line() == ""
+    assert three.ask("auth", "_", SECRET) == ""
     assert site.metric("dflockd_connections_refused_total") == 1
 
 

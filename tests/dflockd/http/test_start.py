@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests import forkserver
 from tests.dflockd.http.http_site import Site, StartSite
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, StartServer
 
@@ -17,12 +18,8 @@ WITHOUT_EXTRA = (
 
 def run(*flags: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
     start = ["-m", "dflockd"] if code is None else ["-c", code]
-    return subprocess.run(
-        [sys.executable, *start, "--host", "127.0.0.1", "--port", "0", *flags],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
+    return forkserver.run(
+        [sys.executable, *start, "--host", "127.0.0.1", "--port", "0", *flags], timeout=PATIENCE
     )
 
 

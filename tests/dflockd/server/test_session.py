@@ -8,9 +8,10 @@ import errno
 import pytest
 
 from dflockd.server import Server
-from dflockd.server.session import Session
+from dflockd.server.session import READ_AHEAD, Session
 from dflockd.table import Limits, LockTable, TokenIssuer
-from dflockd.wire import Release, Space
+from dflockd.table.identity import Identity
+from dflockd.wire import MAX_LINE, Release, Space
 from dflockd.wire.tokens import MAX_FENCE
 from tests.dflockd.server.session_support import connect, make_server, prepare
 
@@ -152,6 +153,30 @@ async def test_what_an_aborted_connection_held_waits_for_its_owner() -> None:
             transport.abort()
 
 
+@pytest.mark.parametrize(("exc", "left"), [(ConnectionResetError(), 1), (None, 0)])
+async def test_what_a_reset_connection_held_waits_for_its_owner(
+    exc: Exception | None, left: int
+) -> None:
+    server = make_server(Limits(orphan_ttl=600))
+    transport = connect(server)
+    transport.session.data_received(b"l\nk\n0\n")
+    transport.session.connection_lost(exc)
+    assert len(server.table) == left
+
+
+async def test_a_drain_leaves_who_holds_a_lock_until_it_is_released(server: Server) -> None:
+    transport = connect(server)
+    transport.session.data_received(b"l\nk\n0\n")
+    server.draining = True
+    server.table.drain(0.0)
+    transport.session.drain()
+    assert not transport.closing
+    transport.session.data_received(b"r\nk\n%b\n" % transport.written.split()[1])
+    assert transport.closing
+    assert transport.written.endswith(b"\nok\n")
+    transport.abort()
+
+
 async def test_who_does_not_know_a_long_secret_may_send_twice_its_length(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -179,4 +204,108 @@ async def test_a_request_that_does_not_end_in_time_ends_its_connection(
         await transport.closed.wait()
     assert transport.written == b"error\n"
     assert caplog.messages == ["connection 1: read timeout inside a request"]
+    transport.abort()
+
+
+async def test_a_request_that_comes_byte_by_byte_has_one_read_timeout(server: Server) -> None:
+    transport = connect(server)
+    transport.session.data_received(b"l\nk")
+    timer = transport.session._frame_timer
+    assert timer is not None
+    for byte in b"\n3":
+        transport.session.data_received(bytes([byte]))
+        assert transport.session._frame_timer is timer
+    transport.session.data_received(b"\npi")
+    assert transport.written.startswith(b"ok ")
+    assert transport.session._frame_timer not in (None, timer), "what has begun then has its own"
+    assert timer.cancelled()
+    transport.abort()
+
+
+@pytest.mark.parametrize(
+    ("sent", "reply", "log"),
+    [
+        (b"GET / HTTP/1.1\r\n", b"HTTP/1.1 400 ", "it speaks HTTP"),
+        (b"\x16\x03\x01\n", b"", "it speaks TLS (--tls-cert is not set)"),
+        (b"EHLO example.org\n", b"error\n", "its first line is not a command"),
+    ],
+)
+async def test_what_is_not_the_lock_protocol_is_told_so_and_logged(
+    server: Server, caplog: pytest.LogCaptureFixture, sent: bytes, reply: bytes, log: str
+) -> None:
+    transport = connect(server)
+    transport.session.data_received(sent)
+    assert transport.written[:13] == reply
+    assert transport.closing
+    assert caplog.messages == [f"connection 1: closed: {log}"]
+    transport.abort()
+
+
+async def test_a_line_that_is_too_long_is_answered_behind_what_was_asked_before(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = connect(server)
+    transport.session.data_received(b"ping\n_\n_\nl\n" + b"k" * (MAX_LINE + 2))
+    assert transport.written == b"ok\nerror\n"
+    assert transport.closing
+    [line] = caplog.messages
+    assert line.startswith("connection 1: ")
+    assert str(MAX_LINE) in line
+    transport.abort()
+
+
+async def test_too_much_behind_a_request_that_waits_is_logged(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    holder, transport = connect(server), connect(server)
+    for each in (holder, transport):
+        each.session.data_received(b"l\nk\n30\n")
+    transport.session.data_received(b"x" * READ_AHEAD)
+    assert not transport.closing
+    transport.session.data_received(b"x")
+    assert transport.closing
+    assert transport.written == b"error\n"
+    assert caplog.messages == ["connection 2: too much sent behind a waiting request"]
+    holder.abort()
+    transport.abort()
+
+
+async def test_who_does_not_know_the_secret_may_ask_once_who_the_server_is() -> None:
+    server = make_server(auth_secret=b"sesame")
+    server.table.identity = identity = Identity(b"key")
+    asked = b"identify\n_\n%b\n" % (b"0" * 32)
+    for first, more in ((b"", False), (b"auth\n_\nsesame\n", True)):
+        transport = connect(server)
+        transport.session.data_received(first + asked + b"ping\n_\n_\n")
+        proof = b'ok {"proof":"%b"}' % identity.prove(b"0" * 32)
+        assert transport.written.splitlines() == [b"ok", proof, b"ok"][not more : 2 + more]
+        assert transport.closing is not more
+        transport.abort()
+
+
+async def test_a_long_report_waits_its_turn_also_behind_a_request_that_has_waited(
+    server: Server,
+) -> None:
+    holder, transport = connect(server), connect(server)
+    holder.session.data_received(b"l\nk\n0\n")
+    transport.session.data_received(b"l\nk\n30\nstats\n_\n_\n")
+    holder.session.data_received(b"r\nk\n%b\n" % holder.written.split()[1])
+    server.crowded = True  # somebody else has had a long one in this turn
+    for replies in (1, 2):
+        await asyncio.sleep(0)
+        assert transport.written.count(b"\n") == replies
+    holder.abort()
+    transport.abort()
+
+
+async def test_the_write_timeout_is_not_begun_anew_by_the_end_of_a_connection(
+    server: Server,
+) -> None:
+    transport = connect(server, high_water=0)
+    transport.session.data_received(b"ping\n_\n_\n")
+    timer = transport.session._write_timer
+    assert timer is not None
+    transport.session.eof_received()
+    assert transport.closing
+    assert transport.session._write_timer is timer
     transport.abort()

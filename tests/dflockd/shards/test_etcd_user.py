@@ -48,11 +48,13 @@ async def store_as(etcd: Etcd, user: EtcdUser | None) -> AsyncIterator[EtcdStore
 async def test_all_calls_are_made_as_the_user(etcd: Etcd) -> None:
     async with store_as(etcd, USER) as store:
         lease = await store.grant_lease(60)
-        put = Put("/dflockd/nodes/a", b"x", lease.id)
+        put = Put("/dflockd/all-calls/a", b"x", lease.id)
         outcome = await store.txn([RevisionIs(put.key, 0)], [put])
         assert outcome.succeeded
-        assert list((await store.get_prefix("/dflockd/nodes/")).records) == [put.key]
-        async with contextlib.aclosing(store.watch("/dflockd/", outcome.revision)) as changes:
+        assert list((await store.get_prefix("/dflockd/all-calls/")).records) == [put.key]
+        async with contextlib.aclosing(
+            store.watch("/dflockd/all-calls/", outcome.revision)
+        ) as changes:
             assert [event.key for event in await anext(changes)] == [put.key]
         await store.keep_alive(lease.id)
         assert await store.size() is not None

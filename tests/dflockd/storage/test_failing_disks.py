@@ -8,7 +8,6 @@ import os
 import random
 import resource
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ import pytest
 
 from dflockd import errors
 from dflockd.wire import UNLIMITED, fence_from_token
+from tests import forkserver
 from tests.dflockd.client_support import Calls, Client, stats
 from tests.dflockd.raw_server import PATIENCE, RawClient, ServerProcess, eventually, granted
 from tests.dflockd.storage.recovery_support import Site, all_back, inspected
@@ -81,7 +81,7 @@ def test_a_server_that_cannot_write_ends_though_nobody_reads_its_log(tmp_path: P
     reader, writer = os.pipe()
     flags = ["--port", "0", "--log-level", "ERROR", "--unix-socket", str(path)]
     flags += ["--host", "127.0.0.1", "--state-dir", str(tmp_path / "state")]
-    process = subprocess.Popen([sys.executable, "-m", "dflockd", *flags], stderr=writer)
+    process = forkserver.start([sys.executable, "-m", "dflockd", *flags], stderr=writer)
     try:
         eventually(path.exists)
         os.set_blocking(writer, False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
 import sys
 import zlib
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from dflockd.wire import (
     Renewed,
     Status,
 )
+from tests import forkserver
 from tests.dflockd.raw_server import PATIENCE
 from tests.dflockd.storage.machine import LIMITS, Machine, rewrite
 
@@ -306,9 +306,9 @@ def refused(path: Path, before: str = "") -> str:
         f"{before}\n"
         "sys.exit(main())"
     )
-    command = [sys.executable, "-c", program, "--host", "127.0.0.1", "--port", "0"]
-    command += ["--state-dir", str(path)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE)
+    start = ["-c", program] if before else ["-m", "dflockd"]
+    command = [sys.executable, *start, "--host", "127.0.0.1", "--port", "0"]
+    done = forkserver.run([*command, "--state-dir", str(path)], timeout=PATIENCE)
     assert done.returncode == 1, done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     line = done.stderr.strip()

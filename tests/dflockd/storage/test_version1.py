@@ -14,6 +14,7 @@ import pytest
 from dflockd.storage import version1
 from dflockd.storage.directory import StateDir, StateError
 from dflockd.wire import Granted, Recovering, Release, Renewed, Space, Status
+from tests import forkserver
 from tests.dflockd.raw_server import PATIENCE
 from tests.dflockd.storage.machine import Machine, Run
 
@@ -112,11 +113,19 @@ def test_damage_that_the_old_format_can_tell_is_told(left: Left) -> None:
     # fence, what makes it too large.
     told = [*range(16), 31, *(range(32, end) if left.machine.file["clean"] else ())]
     for position in told:
-        left.journal.write_bytes(
-            data[:position] + bytes([data[position] ^ 0x41]) + data[position + 1 :]
-        )
+        flip(left.journal, position)
         with pytest.raises(StateError, match=r"journal-\S*: damaged at byte"):
             left.machine.start()
+        flip(left.journal, position)
+
+
+def flip(journal: Path, position: int) -> None:
+    """Flip some bits of a byte; once more, and they are as they were."""
+    with journal.open("r+b") as file:
+        file.seek(position)
+        [byte] = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte ^ 0x41]))
 
 
 def test_segments_that_are_gone_are_damage(left: Left) -> None:
@@ -127,13 +136,11 @@ def test_segments_that_are_gone_are_damage(left: Left) -> None:
 
 def test_a_real_server_starts_on_it(left: Left) -> None:
     """On another boot than the sample's, so that only the one that was stopped is known to be whole."""
-    program = "import sys; from dflockd.cli import main; sys.exit(main())"
     flags = ["--host", "127.0.0.1", "--port", "0", "--state-dir", str(left.machine.path)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *flags], stderr=subprocess.PIPE, text=True
+    process = forkserver.start(
+        [sys.executable, "-m", "dflockd", *flags], stderr=subprocess.PIPE, text=True
     )
     try:
-        assert process.stderr is not None
         lines = []
         for line in process.stderr:
             lines.append(line)
@@ -142,5 +149,6 @@ def test_a_real_server_starts_on_it(left: Left) -> None:
         assert "4 locks restored" in "".join(lines)
     finally:
         process.terminate()
-        process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0
+        status = process.wait(PATIENCE)
+        process.stderr.close()
+    assert status == 0

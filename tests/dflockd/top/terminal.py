@@ -7,15 +7,14 @@ import os
 import pty
 import re
 import select
-import signal
 import struct
-import subprocess
 import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from examples.demo.stage import ROOT, WAIT
+from tests import forkserver
 
 HOME = b"\x1b[H"
 """What a new drawing begins with."""
@@ -48,9 +47,7 @@ class Terminal:
         self.output = b""
         # The size is that of the terminal, whatever variables say.
         plain = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
-        # It is ignored where the tests run in the background, and would be by the command as well.
-        ours = signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.process = subprocess.Popen(
+        self.process = forkserver.start(
             command,
             stdin=self._slave,
             stdout=self._slave,
@@ -59,7 +56,6 @@ class Terminal:
             env={**plain, "TERM": "xterm-256color", **(env or {})},
             start_new_session=True,
         )
-        signal.signal(signal.SIGINT, ours)
 
     def __enter__(self) -> Self:
         return self
@@ -74,6 +70,7 @@ class Terminal:
         return termios.tcgetattr(self._slave)
 
     def resize(self, width: int, height: int) -> None:
+        self._width, self._height = width, height
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
 
     def type(self, keys: str) -> None:
@@ -82,9 +79,11 @@ class Terminal:
     @property
     def screen(self) -> list[str]:
         """The lines of the latest drawing that is complete, without colours."""
-        frames = self.output.split(HOME)
-        text = frames[-2] if len(frames) > 2 else b""
-        return STYLE.sub("", text.decode(errors="replace")).split("\r\n")
+        for frame in reversed(self.output.split(HOME)[1:]):
+            lines = STYLE.sub("", frame.decode(errors="replace")).split("\r\n")
+            if (len(lines), len(lines[-1])) == (self._height, self._width):
+                return lines
+        return [""]
 
     def wait(self, probe: Callable[[list[str]], T | None], what: str) -> T:
         """Wait until the screen is as wanted; what `probe` then returns."""

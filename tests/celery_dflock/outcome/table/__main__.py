@@ -21,6 +21,7 @@ from tests.celery_dflock.outcome.table.side import BROKERS, POOLS, Finding, Side
 from tests.celery_dflock.outcome.table.trials import OUTCOMES
 from tests.celery_dflock.processes import Cluster
 from tests.celery_dflock.rabbitmq.bus import Bus
+from tests.celery_dflock.record import RECORD
 from tests.rabbitmq import RabbitMQ
 
 PAGE = ROOT / "docs" / "outcomes.md"
@@ -41,7 +42,7 @@ def stage(columns: list[str]) -> Iterator[dict[str, Side]]:
         server = end.enter_context(LockServer(directory))
         patch = end.enter_context(pytest.MonkeyPatch.context())
         patch.setenv(jobs.BROKER, redis.url)
-        patch.setenv(jobs.RECORD, str(directory / "record.jsonl"))
+        patch.setenv(RECORD, str(directory / "record.jsonl"))
         jobs.configure({jobs.BROKER: redis.url})
         cluster = Cluster(directory, server)
         sides = {pool: Side(pool, cluster, server) for pool in columns if pool in POOLS}

@@ -96,3 +96,4 @@ async def end_leases(
     for hold in holds:
         assert hold.lock.fence
         await hold.calls.first()
+    clients_time.patch.undo()

@@ -50,6 +50,21 @@ async def test_the_server_is_killed_and_the_lock_released(
     assert not hold.calls.locks
 
 
+async def test_an_outage_has_one_warning(
+    client: Client, doomed: ServerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    holds = [Held(client, doomed, suffix) for suffix in "abc"]
+    for hold in holds:
+        assert await soon(hold.lock.acquire())
+    doomed.process.kill()
+    doomed.process.wait(PATIENCE)
+    with caplog.at_level(logging.INFO, "dflockd.client"):
+        for hold in holds:
+            assert await soon(hold.lock.release()) is False
+    lines = [line for line in caplog.records if "could not be released" in line.getMessage()]
+    assert [line.levelno for line in lines] == [logging.WARNING, logging.INFO, logging.INFO]
+
+
 async def test_renewing_where_the_server_is_gone(client: Client, doomed: ServerProcess) -> None:
     hold = await Held.take(client, doomed)
     doomed.process.kill()

@@ -1,0 +1,73 @@
+"""Settings that nobody reads: a misspelled name, or one without the app's namespace.
+
+Celery ignores settings that it does not know. A worker whose `CELERY_DFLOCK_SERVERS` is misspelled
+would ask the lock server on its own host.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from typing import Any
+
+from celery import Celery
+from celery.app.defaults import DEFAULTS
+from celery.utils.collections import DictAttribute
+
+from celery_dflock.beat.config import BeatSettings
+from celery_dflock.config import NAMES
+
+PREFIX = "dflock_"
+KNOWN = (*NAMES, *(f"{PREFIX}beat_{field.name}" for field in fields(BeatSettings)))
+
+_UNSET = object()
+
+logger = logging.getLogger("celery_dflock")
+
+
+def warn(app: Celery) -> None:
+    """Log each setting of an app that looks like one of ours and has no effect."""
+    for text in ignored(app):
+        logger.warning("%s", text)
+
+
+def ignored(app: Celery) -> list[str]:
+    """Return a line for each setting of an app that looks like one of ours and has no effect."""
+    conf = app.conf.finalize()
+    return [line for name in sorted(_names(conf)) if (line := _what_is_wrong(name, conf))]
+
+
+def _what_is_wrong(name: str, conf: Any) -> str | None:
+    namespace = conf.prefix or ""
+    plain = name.lower().removeprefix(namespace.lower())
+    if not plain.startswith(PREFIX):
+        return None
+    if plain in KNOWN:
+        if conf.get(plain, _UNSET) is not _UNSET:
+            return None
+        right = f"{namespace}{plain.upper()}" if namespace else plain
+        return f"the setting {name} is ignored: write {right}"
+    # Without what all of them begin with, or all of them would be close.
+    ends = [each.removeprefix(PREFIX) for each in KNOWN]
+    near = difflib.get_close_matches(plain.removeprefix(PREFIX), ends, 1)
+    right = PREFIX + near[0] if near else ""
+    if name.isupper():
+        right = f"{namespace}{right}".upper()
+    return f"{name} is not a setting" + (f": did you mean {right}?" if near else "")
+
+
+def _names(conf: Any) -> Iterator[str]:
+    for mapping in conf.maps:
+        if mapping is not DEFAULTS:
+            yield from filter(_is_ours, _keys(mapping))
+
+
+def _keys(mapping: Any) -> Iterable[Any]:
+    # Its own iteration would read every attribute, and those of Django's settings can be expensive.
+    return dir(mapping.obj) if isinstance(mapping, DictAttribute) else list(mapping)
+
+
+def _is_ours(name: Any) -> bool:
+    return isinstance(name, str) and PREFIX in name.lower()

@@ -1,0 +1,60 @@
+"""What waits in the consumer is back with its broker before that loses patience, and is not lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from celery_dflock import Skipped
+from tests.celery_dflock import jobs
+from tests.celery_dflock.processes import PATIENCE
+from tests.celery_dflock.rabbitmq.bus import Bus
+from tests.rabbitmq import RabbitMQ
+
+CONSUMER_TIMEOUT = 4
+
+
+@pytest.fixture(scope="module")
+def impatient(rabbitmq: RabbitMQ) -> Iterator[None]:
+    """RabbitMQ waits for an acknowledgement for seconds, instead of half an hour."""
+    setting = "application:{}_env(rabbit, consumer_timeout{})"
+    get, shorter, as_usual = (
+        setting.format("get", ""),
+        setting.format("set", f", {CONSUMER_TIMEOUT * 1000}"),
+        setting.format("set", ", 1800000"),
+    )
+    said = rabbitmq.control("eval", f"{{{get}, {shorter}}}.")
+    assert said == "{{ok,1800000},ok}\n", said
+    yield
+    rabbitmq.control("eval", f"{as_usual}.")
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("kind", ["classic", pytest.param("quorum", marks=pytest.mark.soak)])
+def test_a_long_wait_goes_through_the_broker_and_keeps_its_position(
+    make_bus: Callable[..., Bus], kind: str, key: str
+) -> None:
+    """It is over when `lock_timeout` is, however often it went through the broker."""
+    bus = make_bus(kind)
+    cluster = bus.cluster
+    options = {"worker_prefetch_multiplier": 4, "dflock_consumer_timeout": CONSUMER_TIMEOUT}
+    given_up = {"lock_timeout": 2 * CONSUMER_TIMEOUT, "lock_conflict": "skip"}
+    with bus.running("one", **options) as worker, cluster.lock(f"{key}:given-up"):
+        skipped = bus.send(jobs.parked, f"{key}:given-up", headers={"dflock": given_up})
+        with cluster.lock(key) as lock:
+            first = bus.send(jobs.parked, key)
+            cluster.wait_waiters(key, 1)
+            cluster.wait_event("requeued", first)
+            second = bus.send(jobs.parked, key)
+            cluster.wait_event("requeued", second)
+            assert lock.held
+        ends = [cluster.wait_event("end", each) for each in (first, second)]
+        assert Skipped.of(skipped.get(timeout=PATIENCE))
+        assert worker.running
+
+    assert ends[0]["at"] < ends[1]["at"]
+    assert len(cluster.events(what="start", key=key)) == 2
+    received = [worker.log_text().count(f"[{each.id}] received") for each in (first, second)]
+    assert min(received) >= 2
+    assert len(cluster.events(what="requeued", id=skipped.id)) == 2

@@ -1,0 +1,93 @@
+"""Settings that look like ours and have no effect: a worker says so when it starts."""
+
+from __future__ import annotations
+
+import logging
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_dflock.config import NAMES
+from celery_dflock.worker import banner
+from celery_dflock.worker.spelling import KNOWN, ignored
+from examples.demo.stage import ROOT
+
+DOCUMENTED = re.compile(r"^\| `(dflock_\w+)` \|", re.MULTILINE)
+
+
+def configured(namespace: str | None = None, **given: Any) -> Celery:
+    app = Celery("spelling", set_as_current=False)
+    source = SimpleNamespace(**given) if namespace else given
+    app.config_from_object(source, namespace=namespace)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"dflock_servers": ["a:1"], "dflock_max_parked": 3, "broker_url": "memory://"}, None),
+        (
+            {"dflock_server": ["a:1"]},
+            "dflock_server is not a setting: did you mean dflock_servers?",
+        ),
+        (
+            {"dflock_beat_schedule": "x"},
+            "dflock_beat_schedule is not a setting: did you mean dflock_beat_scheduler?",
+        ),
+        ({"dflock_colour": "red"}, "dflock_colour is not a setting"),
+    ],
+)
+def test_of_an_app(given: dict[str, Any], text: str | None) -> None:
+    assert ignored(configured(**given)) == ([text] if text else [])
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"CELERY_DFLOCK_SERVERS": ["a:1"], "MY_DFLOCK_SERVERS": 1}, None),
+        (
+            {"CELERY_DFLOCK_SERVER": ["a:1"]},
+            "CELERY_DFLOCK_SERVER is not a setting: did you mean CELERY_DFLOCK_SERVERS?",
+        ),
+        (
+            {"DFLOCK_SERVERS": ["a:1"]},
+            "the setting DFLOCK_SERVERS is ignored: write CELERY_DFLOCK_SERVERS",
+        ),
+        (
+            {"CELERY_DFLOCK_BEAT_TTL": 1},
+            "CELERY_DFLOCK_BEAT_TTL is not a setting: did you mean CELERY_DFLOCK_BEAT_LOCK_TTL?",
+        ),
+    ],
+)
+def test_under_a_namespace(given: dict[str, Any], text: str | None) -> None:
+    """As with Django."""
+    assert ignored(configured("CELERY", **given)) == ([text] if text else [])
+
+
+def test_set_later() -> None:
+    app = Celery("spelling", set_as_current=False)
+    app.conf.dflock_unavailabel = "run"
+
+    assert ignored(app) == [
+        "dflock_unavailabel is not a setting: did you mean dflock_unavailable?",
+    ]
+
+
+def test_a_worker_says_it(caplog: pytest.LogCaptureFixture) -> None:
+    worker = SimpleNamespace(app=configured(dflock_enabled=False, dflock_ttl=3), extra_info=None)
+
+    with caplog.at_level(logging.WARNING, "celery_dflock"):
+        banner.add_servers(worker)
+
+    assert "dflock_ttl is not a setting" in caplog.text
+
+
+def test_what_is_documented_is_known() -> None:
+    pages = [ROOT / "README.md", ROOT / "docs" / "beat.md"]
+    documented = {name for page in pages for name in DOCUMENTED.findall(page.read_text())}
+
+    assert documented <= set(KNOWN)
+    assert len(documented) >= len(NAMES)
