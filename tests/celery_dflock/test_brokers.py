@@ -11,7 +11,7 @@ from celery import Celery
 
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.processes import Cluster
+from tests.celery_dflock.processes import PATIENCE, Cluster
 
 SENT = 3
 TASKS = (jobs.requeued, jobs.ticket_patient, jobs.parked)
@@ -77,7 +77,7 @@ def test_tasks_of_one_key_run_one_by_one_and_all_succeed(
             for task in TASKS
             for _ in range(SENT)
         ]
-        results = [each.get(timeout=40) for each in sent]
+        results = [each.get(timeout=PATIENCE) for each in sent]
 
     assert results == [each.id for each in sent]
     starts, ends = (cluster.events(what=what, key=key) for what in ("start", "end"))

@@ -12,7 +12,7 @@ from celery.result import allow_join_result
 from celery_dflock import LockedTask, current_lock
 from examples.demo.stage import LockServer
 from tests.celery_dflock import jobs
-from tests.celery_dflock.processes import Cluster
+from tests.celery_dflock.processes import PATIENCE, Cluster
 
 ITEMS = [("a",), ("b",)]
 
@@ -104,5 +104,5 @@ def test_where_locking_is_off(method: str) -> None:
 @pytest.mark.usefixtures("workers")
 def test_in_a_worker(cluster: Cluster, key: str) -> None:
     with pytest.raises(NotImplementedError, match=r"requeued: starmap\(\) would run it without"):
-        xstarmap(jobs.requeued.s(), [(key,)], app=jobs.app).delay().get(timeout=20)
+        xstarmap(jobs.requeued.s(), [(key,)], app=jobs.app).delay().get(timeout=PATIENCE)
     assert not cluster.events(key=key)

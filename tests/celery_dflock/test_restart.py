@@ -9,7 +9,7 @@ import pytest
 
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.processes import Cluster
+from tests.celery_dflock.processes import PATIENCE, Cluster
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +45,10 @@ def test_neither_holder_nor_waiters_notice(
     cluster.wait_waiters(key, 2, server)
     gate.touch()
 
-    assert holder.get(timeout=15) == holder.id
+    assert holder.get(timeout=PATIENCE) == holder.id
     assert cluster.wait_event("end", holder)["state"] in ("held", "doubtful")
     for waiter in waiters:
-        assert waiter.get(timeout=15) == waiter.id
+        assert waiter.get(timeout=PATIENCE) == waiter.id
     starts = sorted(cluster.events(what="start", key=key), key=lambda event: event["at"])
     fences = [event["fence"] for event in starts]
     assert [held["fence"], *sorted(fences[1:])] == fences
@@ -69,5 +69,5 @@ def test_waiters_do_not_wait_for_a_server_for_ever(
     cluster.wait_event("requeued", waiter)
     server.start()
     gate.touch()
-    assert holder.get(timeout=15) == holder.id
-    assert waiter.get(timeout=15) == waiter.id
+    assert holder.get(timeout=PATIENCE) == holder.id
+    assert waiter.get(timeout=PATIENCE) == waiter.id

@@ -63,15 +63,15 @@ class PublishedServer:
     def wait_for_log(self, text, times=1):
         """Wait until a text has been logged so often, and return its last line."""
         with self._logged:
-            self._logged.wait_for(lambda: self._ended or self.times_logged(text) >= times, 15)
+            self._logged.wait_for(lambda: self._ended or self.times_logged(text) >= times, BOUND)
         found = self.times_logged(text) >= times
         assert found, f"{text!r} is not in the log {times} times: {self.log}"
         return [line for line in self.log if text in line][-1]
 
     def end(self):
         self.process.kill()
-        self.process.wait(15)
-        self._reader.join(15)
+        self.process.wait(BOUND)
+        self._reader.join(BOUND)
         self.process.stderr.close()
 
 

@@ -14,7 +14,7 @@ from celery_dflock.beat.firing import Firing
 from dflockd import admin
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.processes import Cluster
+from tests.celery_dflock.processes import PATIENCE, Cluster
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +43,12 @@ def wait_dropped(cluster: Cluster, worker: Worker, sent: AsyncResult) -> None:
 
 def test_a_copy_after_its_run(cluster: Cluster, worker: Worker, key: str) -> None:
     sent = send(cluster, worker, jobs.patient, key)
-    assert sent.get(timeout=20) == sent.id == firing(key).id
+    assert sent.get(timeout=PATIENCE) == sent.id == firing(key).id
 
     again = send(cluster, worker, jobs.patient, key)
 
     wait_dropped(cluster, worker, again)
-    assert again.get(timeout=20) == sent.id
+    assert again.get(timeout=PATIENCE) == sent.id
     cluster.wait_free(key)
 
 
@@ -63,13 +63,13 @@ def test_a_copy_while_it_runs(
     gate.touch()
 
     wait_dropped(cluster, worker, sent)
-    assert sent.get(timeout=20) == sent.id
+    assert sent.get(timeout=PATIENCE) == sent.id
 
 
 def test_a_failure_has_been_run(cluster: Cluster, worker: Worker, key: str) -> None:
     sent = send(cluster, worker, jobs.patient, key, then="raise")
     with pytest.raises(ValueError, match="as asked"):
-        sent.get(timeout=20)
+        sent.get(timeout=PATIENCE)
 
     send(cluster, worker, jobs.patient, key)
 
@@ -79,7 +79,7 @@ def test_a_failure_has_been_run(cluster: Cluster, worker: Worker, key: str) -> N
 
 def test_a_retry_is_no_copy(cluster: Cluster, worker: Worker, key: str) -> None:
     sent = send(cluster, worker, jobs.retried, key, then="raise once")
-    assert sent.get(timeout=20) == 1
+    assert sent.get(timeout=PATIENCE) == 1
     assert [e["retries"] for e in cluster.events(what="start", id=sent.id)] == [0, 1]
 
 
@@ -97,7 +97,7 @@ def test_a_run_that_was_cut_short_is_run_again(cluster: Cluster, worker: Worker,
 def test_what_is_remembered_is_one_key(cluster: Cluster, worker: Worker, key: str) -> None:
     """The lock server has so many, and users want them."""
     sent = [send(cluster, worker, jobs.patient, f"{key}-{number}") for number in range(3)]
-    ids = {each.get(timeout=20) for each in sent}
+    ids = {each.get(timeout=PATIENCE) for each in sent}
     done = f"celery-done:{jobs.patient.name}"
     holders = admin.inspect(cluster.lock_server.address, done, semaphore=True)["holders"]
     assert ids <= {holder["label"].partition(":")[0] for holder in holders}
@@ -110,4 +110,4 @@ def test_other_tasks_with_the_header_are_no_firings(
     del options["task_id"]
     for _ in range(2):
         sent = cluster.send(jobs.patient, key, **options)
-        assert sent.get(timeout=20) == sent.id
+        assert sent.get(timeout=PATIENCE) == sent.id

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 from celery import Celery
+from celery.result import AsyncResult
 
 from celery_dflock import LockUnavailableError, dflock
 from examples.demo.stage import LockServer, Worker
@@ -29,7 +32,7 @@ def server(cluster: Cluster) -> Iterator[LockServer]:
 
 @pytest.fixture(scope="module")
 def worker(cluster: Cluster, server: LockServer) -> Iterator[Worker]:
-    with cluster.worker("hung", servers=server.address) as worker:
+    with cluster.worker("hung", servers=server.address, concurrency=3) as worker:
         worker.wait_ready()
         yield worker
 
@@ -43,64 +46,78 @@ def hanging(server: LockServer) -> Iterator[None]:
         os.kill(server.pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("where", ["slot", "consumer"])
-@pytest.mark.parametrize("timeout", [0, pytest.param(1, marks=pytest.mark.soak), 0.4])
-def test_requeued_and_not_skipped(
-    cluster: Cluster, worker: Worker, server: LockServer, key: str, where: str, timeout: float
-) -> None:
+WAITING = ("slot", "consumer")
+"""Where a task waits for its lock: those of a test do it side by side."""
+
+
+def send(cluster: Cluster, worker: Worker, key: str, where: str, timeout: float) -> AsyncResult:
+    """Send a task that is skipped if it does not get the lock in time."""
     options = {"lock_wait": where, "lock_timeout": timeout, "lock_conflict": "skip"}
-    with hanging(server):
-        sent = cluster.send(
-            jobs.patient,
-            key,
-            queue=worker.name,
-            headers={"dflock": {**options, "lock_requeue": jobs.AT_ONCE}},
-        )
-        cluster.wait_event("requeued", sent)
-    assert sent.get(timeout=PATIENCE) == sent.id
-    assert cluster.events(what="skipped", id=sent.id) == []
+    headers = {"dflock": {**options, "lock_requeue": jobs.AT_ONCE}}
+    return cluster.send(jobs.patient, key, queue=worker.name, headers=headers)
 
 
-@pytest.mark.parametrize("where", ["slot", "consumer"])
-def test_it_hangs_while_a_task_waits(
-    cluster: Cluster, worker: Worker, server: LockServer, key: str, where: str
+def assert_run_and_not_skipped(cluster: Cluster, each: AsyncResult) -> None:
+    assert each.get(timeout=PATIENCE) == each.id
+    assert cluster.events(what="skipped", id=each.id) == []
+
+
+def test_requeued_and_not_skipped(
+    cluster: Cluster, worker: Worker, server: LockServer, key: str
 ) -> None:
-    options = {"lock_wait": where, "lock_timeout": 2, "lock_conflict": "skip"}
-    holder = cluster.lock(key, server)
-    assert holder.acquire()
-    sent = cluster.send(
-        jobs.patient,
-        key,
-        queue=worker.name,
-        headers={"dflock": {**options, "lock_requeue": jobs.AT_ONCE}},
-    )
-    cluster.wait_waiters(key, 1, server)
     with hanging(server):
-        cluster.wait_event("requeued", sent)
-    holder.release()
-    assert sent.get(timeout=PATIENCE) == sent.id
-    assert cluster.events(what="skipped", id=sent.id) == []
+        sent = [
+            send(cluster, worker, f"{key}:{where}:{timeout}", where, timeout)
+            for where, timeout in itertools.product(WAITING, (0, 0.4, 1))
+        ]
+        for each in sent:
+            cluster.wait_event("requeued", each)
+    for each in sent:
+        assert_run_and_not_skipped(cluster, each)
 
 
-@pytest.mark.parametrize("timeout", [0, pytest.param(1, marks=pytest.mark.soak), 1.4])
-def test_outside_of_tasks(cluster: Cluster, server: LockServer, key: str, timeout: float) -> None:
+def test_it_hangs_while_a_task_waits(
+    cluster: Cluster, worker: Worker, server: LockServer, key: str
+) -> None:
+    keys = {where: f"{key}:{where}" for where in WAITING}
+    holders = [cluster.lock(each, server) for each in keys.values()]
+    assert all(holder.acquire() for holder in holders)
+    sent = [send(cluster, worker, each, where, 2) for where, each in keys.items()]
+    for each in keys.values():
+        cluster.wait_waiters(each, 1, server)
+    with hanging(server):
+        for each in sent:
+            cluster.wait_event("requeued", each)
+    for holder in holders:
+        holder.release()
+    for each in sent:
+        assert_run_and_not_skipped(cluster, each)
+
+
+def test_outside_of_tasks(cluster: Cluster, server: LockServer, key: str) -> None:
     app = Celery("outside", set_as_current=False)
     app.conf.dflock_servers = [server.address]
 
-    def blocking() -> None:
+    def blocking(timeout: float) -> None:
         with dflock(key, timeout=timeout, app=app):
             pass
 
-    async def on_a_loop() -> None:
+    async def on_a_loop(timeout: float) -> None:
         async with dflock(key, timeout=timeout, app=app):
             pass
 
-    blocking()  # a connection is there from now on
-    with hanging(server):
-        for use in (blocking, lambda: asyncio.run(on_a_loop())):
-            with Pace() as pace, pytest.raises(LockUnavailableError, match="no answer in time"):
-                use()
-            assert pace.seconds < timeout + TOO_LONG
+    def hangs(use: Callable[[float], None], timeout: float) -> float:
+        """Return by how many seconds it waits longer than it was told to."""
+        with Pace() as pace, pytest.raises(LockUnavailableError, match="no answer in time"):
+            use(timeout)
+        return pace.seconds - timeout
+
+    uses = (blocking, lambda timeout: asyncio.run(on_a_loop(timeout)))
+    cases = list(itertools.product(uses, (0, 1, 1.4)))
+    blocking(PATIENCE)  # a connection is there from now on
+    with hanging(server), ThreadPoolExecutor(len(cases)) as side_by_side:
+        longer = list(side_by_side.map(lambda case: hangs(*case), cases))
+    assert max(longer) < TOO_LONG
     # What it grants when it goes on, it grants to connections that have ended.
     cluster.wait_free(key, server)
-    blocking()
+    blocking(PATIENCE)

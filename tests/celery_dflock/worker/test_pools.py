@@ -202,7 +202,7 @@ threads = [threading.Thread(target=run, args=[n]) for n in range(2)]
 for thread in threads:
     thread.start()
 for each in begun[:2]:
-    assert each.wait(5)
+    assert each.wait(60)
 assert stretches[1].interrupt(LockLostError("a", "gone"))
 threads[1].join(5)
 assert told == [(1, "a")] and threads[0].is_alive(), told

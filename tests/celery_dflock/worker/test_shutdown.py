@@ -6,16 +6,18 @@ They would wait for `jobs.LONG`, and no test does.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 from celery import signals
+from celery.result import AsyncResult
 
 from celery_dflock.outcome.requeue import LEAST_PAUSE
 from celery_dflock.worker.shutdown import LAST_MOMENT, Shutdown
@@ -87,23 +89,34 @@ def test_waiters_move_on_and_that_is_no_conflict(
     assert not cluster.events(what="skipped", key=key)
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_holder_finishes(cluster: Cluster, gate: Path, key: str, pool: str) -> None:
-    """And keeps its lock, for longer than its lease."""
-    with cluster.worker(f"finishing-{pool}", pool=pool) as worker:
-        worker.wait_ready()
-        sent = cluster.send(jobs.short, key, gate=str(gate), queue=worker.name)
-        start = cluster.wait_event("start", sent)
-        os.kill(worker.pid, signal.SIGTERM)
-        worker.wait_log("Warm shutdown")
-        with Waiter(cluster.lock(key)) as other:
-            lease_is_over = start["at"] + 1.5 * jobs.short.lock_ttl
-            cluster.wait(lambda: time.monotonic() > lease_is_over or None, "the lease")
-            assert not other.granted
-            gate.touch()
-            assert other.wait_granted() > cluster.wait_event("end", sent)["at"]
-        cluster.wait(lambda: not worker.running or None, "the end of the worker")
-    assert sent.get(timeout=PATIENCE) == sent.id
+def test_a_holder_finishes(cluster: Cluster, gate: Path, key: str) -> None:
+    """And keeps its lock, for longer than its lease: in each pool, side by side."""
+    with contextlib.ExitStack() as running:
+        workers = [
+            running.enter_context(cluster.worker(f"finishing-{pool}", pool=pool))
+            for pool in ("prefork", "threads")
+        ]
+        for worker in workers:
+            worker.wait_ready()
+        keys = [f"{key}:{worker.name}" for worker in workers]
+        sent = [
+            cluster.send(jobs.short, each, gate=str(gate), queue=worker.name)
+            for each, worker in zip(keys, workers, strict=True)
+        ]
+        begun = max(cluster.wait_event("start", each)["at"] for each in sent)
+        for worker in workers:
+            os.kill(worker.pid, signal.SIGTERM)
+            worker.wait_log("Warm shutdown")
+        others = [running.enter_context(Waiter(cluster.lock(each))) for each in keys]
+        leases_are_over = begun + 1.5 * jobs.short.lock_ttl
+        cluster.wait(lambda: time.monotonic() > leases_are_over or None, "the leases")
+        assert not any(other.granted for other in others)
+        gate.touch()
+        for other, each in zip(others, sent, strict=True):
+            assert other.wait_granted() > cluster.wait_event("end", each)["at"]
+        for worker in workers:
+            cluster.wait(lambda w=worker: not w.running or None, "the end of the worker")
+    assert [each.get(timeout=PATIENCE) for each in sent] == [each.id for each in sent]
 
 
 SOFT = 1.0
@@ -138,57 +151,96 @@ POOLS = {
     "gevent": ["warm", "interrupt", "remote"],
 }
 
-QUICK = {
-    ("prefork", "warm", True),
-    ("prefork", "cold", False),
-    ("prefork", "cold", True),
-    ("prefork", "soft", False),
-    ("threads", "remote", False),
-}
+
+class Case(NamedTuple):
+    """A worker that ends, with tasks that are acknowledged early or late."""
+
+    pool: str
+    how: str
+    late: bool = False
+
+    @property
+    def slots(self) -> int:
+        return 1 if self.pool == "solo" else 2
+
+    def __str__(self) -> str:
+        return f"{self.pool}-{self.how}{'-late' * self.late}"
+
+
+QUICK = [
+    Case("prefork", "warm", late=True),
+    Case("prefork", "cold"),
+    Case("prefork", "cold", late=True),
+    Case("prefork", "soft"),
+    Case("threads", "remote"),
+]
 """Each way to end that Celery goes of its own: SIGINT and SIGHUP are warm."""
 
+OTHERS = [
+    case
+    for pool, hows in POOLS.items()
+    for case in itertools.starmap(Case, itertools.product([pool], hows, [False, True]))
+    if case not in QUICK
+]
 
-def _cases() -> Iterator[Any]:
-    for pool, hows in POOLS.items():
-        for how in hows:
-            for late in (False, True):
-                marks = () if (pool, how, late) in QUICK else pytest.mark.soak
-                yield pytest.param(pool, how, late, marks=marks, id=f"{pool}-{how}{'-late' * late}")
 
-
-@pytest.mark.parametrize(("pool", "how", "late"), list(_cases()))
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(QUICK, id="side by side"),
+        *(pytest.param([case], marks=pytest.mark.soak, id=str(case)) for case in OTHERS),
+    ],
+)
 def test_nobody_is_lost(
-    cluster: Cluster, workers: tuple[Worker, Worker], key: str, pool: str, how: str, late: bool
+    cluster: Cluster, workers: tuple[Worker, Worker], key: str, cases: list[Case]
 ) -> None:
     """Those who wait in slots and in the consumer end elsewhere, each once, with their results.
 
     Also those whose messages are acknowledged late; of these Celery promises that each runs at least
     once.
     """
-    in_consumer = jobs.parked_late if late else jobs.parked
-    in_slot = jobs.late_patient if late else jobs.patient
-    name, slots = f"ending-{pool}-{how}{'-late' * late}", 1 if pool == "solo" else 2
-    env = {jobs.SOFT: str(SOFT)} if how == "soft" else {}
     with contextlib.ExitStack() as stack:
-        held = stack.enter_context(cluster.lock(key))
-        worker = stack.enter_context(cluster.worker(name, pool=pool, concurrency=slots, env=env))
-        worker.wait_ready()
-        sent = [cluster.send(in_consumer, key, queue=name) for _ in range(3)]
-        cluster.wait_waiters(key, 3)
-        sent += [cluster.send(in_slot, key, queue=name) for _ in range(slots)]
-        cluster.wait_waiters(key, 3 + slots)
-        ENDINGS[how](worker)
-        # Celery restarts what the command `celery` has started, and this is `python -m celery`.
-        cluster.wait(lambda: not worker.running or None, "the end of the worker")
-        assert not cluster.events(what="start", key=key)
-        stack.enter_context(served_by(workers, name))
-        held.release()
-        assert [each.get(timeout=PATIENCE) for each in sent] == [each.id for each in sent]
-    starts = [event["id"] for event in cluster.events(what="start", key=key)]
-    if how == "cold" and late:
-        # Sent again, and not acknowledged yet when the worker was cut off: the broker has both.
-        starts = sorted(set(starts))
-    assert sorted(starts) == sorted(each.id for each in sent)
+        keys = {case: f"{key}:{case}" for case in cases}
+        held = [stack.enter_context(cluster.lock(each)) for each in keys.values()]
+        ending = {case: stack.enter_context(_worker_of(cluster, case)) for case in cases}
+        for worker in ending.values():
+            worker.wait_ready()
+        sent = {case: _fill(cluster, case, keys[case]) for case in cases}
+        for case, worker in ending.items():
+            ENDINGS[case.how](worker)
+        for case, worker in ending.items():
+            # Celery restarts what the command `celery` has started, and this is `python -m celery`.
+            cluster.wait(lambda w=worker: not w.running or None, f"the end of {case}")
+            assert not cluster.events(what="start", key=keys[case])
+        for worker in ending.values():
+            stack.enter_context(served_by(workers, worker.name))
+        for lock in held:
+            lock.release()
+        for of_case in sent.values():
+            assert [each.get(timeout=PATIENCE) for each in of_case] == [e.id for e in of_case]
+    for case in cases:
+        starts = [event["id"] for event in cluster.events(what="start", key=keys[case])]
+        if (case.how, case.late) == ("cold", True):
+            # Sent again, and not acknowledged yet when the worker was cut off: the broker has both.
+            starts = sorted(set(starts))
+        assert sorted(starts) == sorted(each.id for each in sent[case]), case
+
+
+def _worker_of(cluster: Cluster, case: Case) -> Worker:
+    env = {jobs.SOFT: str(SOFT)} if case.how == "soft" else {}
+    return cluster.worker(f"ending-{case}", pool=case.pool, concurrency=case.slots, env=env)
+
+
+def _fill(cluster: Cluster, case: Case, key: str) -> list[AsyncResult]:
+    """Have tasks wait in the consumer, and one in each slot."""
+    in_consumer = jobs.parked_late if case.late else jobs.parked
+    in_slot = jobs.late_patient if case.late else jobs.patient
+    queue = f"ending-{case}"
+    sent = [cluster.send(in_consumer, key, queue=queue) for _ in range(3)]
+    cluster.wait_waiters(key, 3)
+    sent += [cluster.send(in_slot, key, queue=queue) for _ in range(case.slots)]
+    cluster.wait_waiters(key, 3 + case.slots)
+    return sent
 
 
 class _Waited:
