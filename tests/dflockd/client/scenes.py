@@ -31,7 +31,7 @@ class Scene:
     ) -> None:
         self.server = server
         self.owner = owner
-        """As whom the rival holds it, and only that: what it asks for afterwards is nobody's conflict."""
+        """As whom the rival holds it, and only that: what it asks for later is nobody's conflict."""
         self.key = key
         self.lock = lock
         self.rival = rival
