@@ -127,7 +127,7 @@ def move(table: ShardTable, now: float, later: float, epoch: int) -> tuple[Shard
     text = snapshots.dump(snapshot, epoch, now)
     effects, _ = table.drop(0, Moved(0, 2, b"other:1"))
     assert len(table.deadlines) == 0
-    assert table.rates.promised == 0
+    assert (table.rates.size, table.rates.promised) == (0, 0)
     after = shard_table(epoch << 40)
     after.load(0, snapshots.load(text, epoch, later), later)
     return after, effects

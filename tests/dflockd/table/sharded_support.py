@@ -88,6 +88,7 @@ def resume(
 
 def assert_empty(table: ShardTable) -> None:
     assert len(table) == 0
+    assert len(table._reservations) == 0
     assert not table._withheld
     assert not any(group.reserved for group in table.each_group())
     assert len(table.deadlines) == 0

@@ -67,10 +67,14 @@ def some_request(dice: random.Random, table: LockTable, peer: Peer) -> Request:
 
 def agree(table: LockTable) -> None:
     entries = [e for g in table.each_group() for space in g.spaces for e in space.values()]
+    assert len(table) == len(entries)
     assert table.counts.holding == sum(len(entry.holds) for entry in entries)
     waiting = {waiter for entry in entries for waiter in entry.waiters or ()}
     waiting |= {waiter for group in table.each_group() for waiter in group.reserved.values()}
     assert table.counts.waiting == len(waiting)
+    queues = [entry.waiters for entry in entries if entry.waiters is not None]
+    assert all(queue.away == sum(waiter.is_away for waiter in queue) for queue in queues)
+    assert len(table._reservations) == sum(waiter.is_away for waiter in waiting)
 
 
 def step(dice: random.Random, table: LockTable, peers: list[Peer], now: float) -> None:

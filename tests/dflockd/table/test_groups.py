@@ -240,6 +240,15 @@ def test_the_latest_request_of_a_group_says_its_limit() -> None:
     assert sorted(stage.order[3:]) == ["a-3", "a-5", "a-6"]
 
 
+def test_who_enqueues_with_a_larger_limit_lets_those_in_who_wait() -> None:
+    stage = Stage(4)
+    stage.come("a-0", limit=1)
+    stage.come("a-1", limit=1)
+    assert stage.order == ["a-0"]
+    stage.enqueue("a-2", limit=3)
+    assert sorted(stage.tokens, key=stage.tokens.__getitem__) == ["a-0", "a-1", "a-2"]
+
+
 def test_the_limit_is_forgotten_with_the_last_of_the_group() -> None:
     stage = Stage(4)
     stage.come("a-0", limit=1)

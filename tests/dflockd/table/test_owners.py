@@ -260,6 +260,21 @@ def test_what_it_had_enqueued_ends_with_that(table: LockTable) -> None:
     assert ask(table, again, Wait(LOCK, b"k", 5)) is None
 
 
+def test_who_has_enqueued_and_taken_over_may_enqueue_again(table: LockTable) -> None:
+    holder = table.connect()
+    token = granted(table, holder)
+    enqueue = Enqueue(LOCK, b"k", 1, 30)
+    lost, back = run(table, 0, b"here"), run(table, 0, b"here")
+    for peer in (lost, back):
+        assert ask(table, peer, enqueue) is Status.QUEUED
+    assert ask(table, back, Wait(LOCK, b"k", 9)) is None
+    effects = table.handle(holder, Release(LOCK, b"k", token), 1.0)
+    [reply] = [reply for number, reply in effects if number == back.id]
+    assert isinstance(reply, Granted)
+    assert ask(table, back, Release(LOCK, b"k", reply.token)) is Status.OK
+    assert isinstance(ask(table, back, enqueue), Enqueued)
+
+
 def test_trying_once_takes_over_and_gives_up(table: LockTable) -> None:
     granted(table, table.connect())
     lost, again = run(table, 1, b"here"), run(table, 1, b"here")

@@ -136,6 +136,17 @@ def test_enqueue_works_again_after_every_end_of_a_position(end: str) -> None:
     assert isinstance(reply2, Enqueued) if end != "wait" else reply2 is Status.QUEUED
 
 
+@pytest.mark.parametrize(("asked", "lease"), [(7, 7), (None, 33)])
+def test_a_grant_says_for_how_long_it_is(asked: int | None, lease: int) -> None:
+    table = table_of()
+    peer = table.connect()
+    ((_, acquired),) = table.handle(peer, Acquire(LOCK, b"a", 1, 0, asked), 0.0)
+    ((_, enqueued),) = table.handle(peer, Enqueue(LOCK, b"b", 1, asked), 0.0)
+    assert isinstance(acquired, Granted)
+    assert isinstance(enqueued, Enqueued)
+    assert acquired.lease == enqueued.lease == table.next_deadline() == lease
+
+
 def test_wait_starts_the_lease_anew() -> None:
     table = table_of()
     peer = table.connect()

@@ -288,6 +288,21 @@ def test_one_key_has_so_many_holders() -> None:
     assert ask(table, peer, Enqueue(SEMAPHORE, b"k", 5, 10)) is Status.MAX_HOLDS
 
 
+def test_who_comes_to_a_key_with_no_more_slots_than_one_may_hold_waits() -> None:
+    table = table_of(max_holds=2)
+    for _ in range(2):
+        assert isinstance(ask(table, table.connect(), Acquire(SEMAPHORE, b"k", 2, 0, 10)), Granted)
+    assert ask(table, table.connect(), Acquire(SEMAPHORE, b"k", 2, 9, 10)) is None
+    for again in (Enqueue(SEMAPHORE, b"k", 2, 10), Acquire(SEMAPHORE, b"k", 2, 9, 10)):
+        peer = table.connect()
+        assert ask(table, peer, Enqueue(SEMAPHORE, b"k", 2, 10)) is Status.QUEUED
+        assert ask(table, peer, Reserve(9000, 0)) is Status.OK
+        kept = ask(table, peer, Wait(SEMAPHORE, b"k", 0))
+        assert isinstance(kept, TimedOut)
+        assert ask(table, peer, Resume(kept.ticket)) is Status.OK
+        assert ask(table, peer, again) in (None, Status.QUEUED)
+
+
 def test_what_comes_back_is_never_too_much() -> None:
     table = LockTable(Limits(max_holds=1), TokenIssuer(b"secret", 0), kept=True)
     holders = [table.connect() for _ in range(3)]

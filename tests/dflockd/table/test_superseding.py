@@ -187,6 +187,15 @@ def test_that_it_is_there_already_is_said_first(table: LockTable) -> None:
     assert reply == OwnerConflict(b"held", 0)
 
 
+def test_who_has_no_position_learns_nothing_of_others(table: LockTable) -> None:
+    take(table, 50)
+    nobody, older, other_key = table.connect(), run(table, 40), run(table, 40)
+    assert ask(table, nobody, Wait(LOCK, b"k", 0)) is Status.NOT_ENQUEUED
+    assert ask(table, other_key, Wait(LOCK, b"other", 0)) is Status.NOT_ENQUEUED
+    assert ask(table, older, Wait(SEMAPHORE, b"k", 0)) is Status.NOT_ENQUEUED
+    assert ask(table, older, Wait(LOCK, b"k", 0)) == Superseded(50, b"task-50")
+
+
 def test_who_has_a_position_and_asks_later_learns_of_it(table: LockTable) -> None:
     take(table, 1)
     older = run(table, 2)

@@ -1,0 +1,63 @@
+"""The queue of one key, and who is the latest there of an owner, by themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflockd.table import LockTable, Peer, TokenIssuer, owners
+from dflockd.table.queue import LEAST_TURN, MOST_SILENT, Queue
+from dflockd.table.state import Entry, Group, Waiter
+from dflockd.wire import Acquire, Owner
+from tests.dflockd.table.rules_support import LOCK
+
+
+def test_the_time_between_grants_is_an_average_of_the_last_few() -> None:
+    queue = Queue()
+    assert queue.gap < 0
+    gaps = []
+    for since, now in ((0.0, 0.5), (0.0, 5.0), (7.0, 8.0)):
+        queue.has_served(since, now)
+        gaps.append(queue.gap)
+    assert gaps == [0.5, 1.5, 1.375], "who comes late has not waited for those before"
+
+
+def test_each_turn_that_a_process_lets_run_out_halves_the_next() -> None:
+    queue, silent, other = Queue(), waiter_of(b"silent"), waiter_of(b"other")
+    for turns in range(MOST_SILENT + 3):
+        assert queue.patience(silent, 100.0) == max(LEAST_TURN, 100.0 / 2**turns)
+        assert queue.patience(silent, LEAST_TURN / 2) == LEAST_TURN / 2
+        assert queue.patience(other, 100.0) == 100.0
+        queue.said_nothing(silent)
+        assert queue.silent == {b"silent": min(turns + 1, MOST_SILENT)}
+    queue.has_spoken(silent)
+    assert queue.patience(silent, 100.0) == 100.0
+
+
+def waiter_of(instance: bytes) -> Waiter:
+    peer = Peer(1)
+    peer.owner = Owner(b"run", 0, instance)
+    entry = Entry(Group(TokenIssuer(b"secret", 0)), LOCK, b"k", 1)
+    return Waiter(entry, peer, 1, 10, 0.0, two_phase=True)
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+@pytest.mark.parametrize("held_first", [True, False])
+def test_of_one_attempt_what_is_held_goes_before_what_waits(
+    table: LockTable, attempt: int, held_first: bool
+) -> None:
+    peer = table.connect()
+    table.handle(peer, Owner(b"run", attempt), 0.0)
+    table.handle(peer, Acquire(LOCK, b"k", 1, 0, None), 0.0)
+    entry = table.find(LOCK, b"k")
+    assert isinstance(entry, Entry)
+    [hold] = entry.holds.values()
+    waiter = Waiter(entry, peer, hold.fence + 1, 10, 0.0, two_phase=False)
+    owners.add(entry, waiter)
+    if not held_first:
+        owners.discard(entry, hold)
+        owners.add(entry, hold)
+    assert owners.latest(entry, b"run") is hold
+    owners.discard(entry, hold)
+    assert owners.latest(entry, b"run") is waiter
+    owners.discard(entry, waiter)
+    assert entry.owners == {}
