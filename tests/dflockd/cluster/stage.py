@@ -4,7 +4,7 @@
         it.wait_settled()
         key = it.key_at(it.servers[0])
 
-Nothing here waits for a time: what etcd, the servers and their logs say is waited for.
+Nothing here relies on a time: what etcd, the servers and their logs say is waited for.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ PORTS = range(10_000, 32_000)
 NOT_READY = ("", "error_recovering", "error_draining")
 
 SETTLED = 60.0
+
+LOOK = 0.2
 
 R = TypeVar("R")
 
@@ -246,6 +248,8 @@ class ClusterStage:
         """Wait until every shard is where it is to be, with a server that is alive."""
 
         def probe() -> Counter[str] | None:
+            # To load all shards takes a tenth of a second of etcd and of this process.
+            time.sleep(LOOK)
             counts, nodes = self.mapping.counts(), self.mapping.nodes()
             is_settled = counts.total() == self.parameters.num_shards and set(counts) <= set(nodes)
             return counts if is_settled else None

@@ -52,8 +52,15 @@ def fill(etcd: Etcd) -> None:
     asyncio.run(put_until_it_is_full())
 
 
+class Early(ClusterServer):
+    """A server that is started while etcd is full."""
+
+    def _after_start(self) -> None:
+        self.wait_log("retrying until it works")
+
+
 def test_it_is_asked_seldom_and_said_and_goes_on_by_itself(
-    cluster: ClusterStage, etcd: Etcd
+    cluster: ClusterStage, etcd: Etcd, tmp_path: Path
 ) -> None:
     key = cluster.key_at(cluster.servers[0])
     fill(etcd)
@@ -67,12 +74,16 @@ def test_it_is_asked_seldom_and_said_and_goes_on_by_itself(
 
     # Shards are claimed, moved and tidied meanwhile, as far as they were to be.
     calls, since = etcd.calls(), time.monotonic()
-    asyncio.run(asyncio.sleep(8))
+    time.sleep(4)
     spent = _transactions(etcd.calls() - calls)
     assert spent < len(cluster.servers) * (time.monotonic() - since)
     assert spent > 0
 
-    etcd.make_room()
+    # One that starts meanwhile waits.
+    with Early(tmp_path, *cluster.arguments(), name="early") as early:
+        assert "database space exceeded" in early.log_text()
+        etcd.make_room()
+        early.wait_joined()
     _, line = cluster.follow("l", key, f"0 {LEASE}", timeout=PATIENCE)
     assert granted(line)
     for server in cluster.servers:
@@ -82,20 +93,3 @@ def test_it_is_asked_seldom_and_said_and_goes_on_by_itself(
 
 def _transactions(calls: Counter[str]) -> int:
     return sum(calls[name] for name in ("Txn", "Range", "LeaseGrant", "LeaseRevoke"))
-
-
-class Early(ClusterServer):
-    """A server that is started while etcd is full."""
-
-    def _after_start(self) -> None:
-        self.wait_log("retrying until it works")
-
-
-def test_a_server_that_starts_meanwhile_waits(
-    cluster: ClusterStage, etcd: Etcd, tmp_path: Path
-) -> None:
-    fill(etcd)
-    with Early(tmp_path, *cluster.arguments(), name="early") as server:
-        assert "database space exceeded" in server.log_text()
-        etcd.make_room()
-        server.wait_joined()

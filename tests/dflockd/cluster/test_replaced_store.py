@@ -17,7 +17,7 @@ from tests.dflockd.raw_server import PATIENCE, granted
 from tests.dflockd.shards.etcd_process import Etcd
 
 SERVING_LEASE = 2
-LEASE = 8
+LEASE = 4
 GRACE = 1.03 * (SERVING_LEASE + LEASE) + 1
 
 NOTICED = "etcd was wiped, or restored from a backup"
