@@ -235,7 +235,9 @@ class Locks(LocksBase[DistributedLock]):
             self.release()
             raise LockUnavailableError(lock.key, str(exc)) from exc
         finally:
-            shutdown.discard(lock)
+            # Not in a function: an exception of a signal handler may come as one begins.
+            shutdown.waiting.pop(lock, None)
+            shutdown.look_again()
 
     def _reserve(self, reserve: ReserveFunction | None) -> Reservation | None:
         self.reservation = None if reserve is None else reserve()

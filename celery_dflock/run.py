@@ -37,9 +37,11 @@ def run_locked(plan: Plan) -> Any:
                 return _run(plan, locks, loss, brought, refusal)
         finally:
             _release(plan, locks, loss)
-    except SupersededError as exc:
-        if not loss.has_superseded(exc):
-            raise  # of the task that has called this one
+    except BaseException as exc:
+        # An exception that a signal handler raises may have kept the release above from beginning.
+        locks.release()
+        if not isinstance(exc, SupersededError) or not loss.has_superseded(exc):
+            raise  # the latter is of the task that has called this one
         superseding.revoke(plan, exc)
 
 
@@ -59,9 +61,9 @@ def _run(
 def _run_body(plan: Plan, locks: Locks, loss: Loss, brought: Carried | None) -> Any:
     if brought is not None:
         brought.begin(plan.options, plan.is_tried_again)
-    loss.concerns(locks)
-    token = running.set(locks)
     try:
+        loss.concerns(locks)
+        running.set(locks)
         if logger.isEnabledFor(logging.DEBUG):
             about = plan.name, ", ".join(plan.keys), locks.waited, TaskLock.of(locks).fence
             logger.debug("task %s has lock %r after %.3f s, fence %s", *about)
@@ -77,7 +79,7 @@ def _run_body(plan: Plan, locks: Locks, loss: Loss, brought: Carried | None) -> 
             return plan.body()
     finally:
         loss.is_open = False
-        running.reset(token)
+        running.set(locks.outer)
 
 
 def _release(plan: Plan, locks: Locks, loss: Loss) -> None:

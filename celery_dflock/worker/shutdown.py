@@ -34,8 +34,8 @@ class Shutdown:
     def __init__(self) -> None:
         self.begun = False
         """Whether nobody should begin to wait any more."""
-        self._waiting: dict[DistributedLock, int] = {}
-        """With the thread in which it is waited for."""
+        self.waiting: dict[DistributedLock, int] = {}
+        """Those that are waited for, with the thread in which; `look_again` once one is gone."""
         self._told: set[int] = set()
         """The threads that waited when this began, until their tasks have moved on."""
         self._read_end = -1
@@ -47,7 +47,7 @@ class Shutdown:
 
     def add(self, lock: DistributedLock) -> None:
         """From now on a shutdown makes `lock.acquire()` raise `AcquireCancelledError`."""
-        self._waiting[lock] = threading.get_ident()
+        self.waiting[lock] = threading.get_ident()
         if self._marks is not None and self._mark >= 0:  # a child
             if self._listener is None:
                 self._listen()
@@ -55,13 +55,12 @@ class Shutdown:
         if self.begun:
             self._tell(lock)
 
-    def discard(self, lock: DistributedLock) -> None:
-        """Nobody waits for a lock any more."""
-        self._waiting.pop(lock, None)
+    def look_again(self) -> None:
+        """See whether anybody waits still."""
         if self.begun:
             self._sees_ends()  # its task has to move on first
         elif self._mark >= 0:
-            self._set_mark(bool(self._waiting))
+            self._set_mark(bool(self.waiting))
 
     def prepare(self, **_: Any) -> None:
         """Make the pipe, before the pool forks."""
@@ -76,11 +75,11 @@ class Shutdown:
         """Tell everybody. Runs in a signal handler: it takes no lock and does not block."""
         self.begun = True
         self._close_write_end()
-        for lock in list(self._waiting):
+        for lock in list(self.waiting):
             self._tell(lock)
 
     def _tell(self, lock: DistributedLock) -> None:
-        thread = self._waiting.get(lock)
+        thread = self.waiting.get(lock)
         if thread is not None:
             self._told.add(thread)
         lock.cancel()
@@ -96,7 +95,7 @@ class Shutdown:
 
     def after_fork(self) -> None:
         """Start as a child: with the read end only, and nobody waiting yet."""
-        self._waiting = {}
+        self.waiting = {}
         self._told = set()
         self._listener = None
         self._close_write_end()

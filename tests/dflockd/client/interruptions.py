@@ -47,14 +47,27 @@ class Point(NamedTuple):
     time: int
 
 
+def _is_of_client(frame: FrameType | None) -> bool:
+    """Whether it is the client's, or called by the client, and is not what the test does meanwhile."""
+    while frame is not None and frame.f_code.co_filename != __file__:
+        if frame.f_code.co_filename.startswith(CLIENT):
+            return True
+        frame = frame.f_back
+    return False
+
+
 class Reached:
     """The points that a call comes to in the client, and in what the client calls.
 
     Each instruction is traced, which takes a hundred times as long as the call: once, to know what to
     interrupt.
+
+    Args:
+        is_meant: says of a frame whether it is looked into, where that is not the client.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_meant: Callable[[FrameType], bool] = _is_of_client) -> None:
+        self._is_meant = is_meant
         self.points: list[Point] = []
         self._times: Counter[tuple[CodeType, int]] = Counter()
 
@@ -67,7 +80,7 @@ class Reached:
             sys.settrace(before)
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not _is_of_client(frame):
+        if not self._is_meant(frame):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode" and frame.f_lasti in _points_of(frame.f_code):
@@ -83,7 +96,8 @@ class Interrupted:
     Its handler runs, and raises, where the interpreter sees to signals next, as in real life.
     """
 
-    def __init__(self, point: Point) -> None:
+    def __init__(self, point: Point, is_meant: Callable[[FrameType], bool] = _is_of_client) -> None:
+        self._is_meant = is_meant
         self.has_come = False
         self._point = point
         self._times = 0
@@ -121,7 +135,7 @@ class Interrupted:
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         """Look into the one function that has the instruction."""
-        if frame.f_code is not self._point.code or not _is_of_client(frame):
+        if frame.f_code is not self._point.code or not self._is_meant(frame):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode" and frame.f_lasti == self._point.offset:
@@ -133,15 +147,6 @@ class Interrupted:
                 mark = _Mark()
                 self._reference = weakref.ref(mark, _trip)
         return self._trace
-
-
-def _is_of_client(frame: FrameType | None) -> bool:
-    """Whether it is the client's, or called by the client, and is not what the test does meanwhile."""
-    while frame is not None and frame.f_code.co_filename != __file__:
-        if frame.f_code.co_filename.startswith(CLIENT):
-            return True
-        frame = frame.f_back
-    return False
 
 
 @cache

@@ -1,0 +1,70 @@
+"""A soft time limit, or another exception of a signal handler, at each possible point of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from celery import Celery
+
+import celery_dflock
+from celery_dflock import LockedTask, current_lock
+from celery_dflock.worker import interrupt
+from celery_dflock.worker.interrupt import Interruptible
+from celery_dflock.worker.shutdown import shutdown
+from examples.demo.stage import LockServer, wait_until
+from tests.celery_dflock.processes import PATIENCE
+from tests.dflockd.client.interruptions import Interrupted, Reached
+
+PLUGIN = str(Path(celery_dflock.__file__).parent)
+
+
+def is_of_plugin(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(PLUGIN)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"lock_rate": "1000/s"}, {"lock_conflict": "supersede"}],
+    ids=["plain", "rate", "supersede"],
+)
+def test_nothing_is_left_behind(options: dict[str, Any], lock_server: LockServer, key: str) -> None:
+    """The lock is free though the exception is kept, and the process knows of no run any more."""
+    app = Celery("interrupted", set_as_current=False)
+    app.conf.dflock_servers = [lock_server.address]
+
+    @app.task(base=LockedTask, lock_key=key, shared=False, **options)
+    def task() -> None:
+        assert current_lock()
+
+    def run() -> None:
+        message = {"id": key, "delivery_info": {}, "called_directly": False, "is_eager": True}
+        task.push_request(**message)
+        try:
+            task()
+        finally:
+            while task.request_stack.top is not None:
+                task.pop_request()
+
+    run()
+    reached = Reached(is_of_plugin)
+    reached.call(run)
+    lock = task._bound().make_lock(key)
+
+    def told() -> str:
+        return f"{point}: {lock.inspect()}"
+
+    came = 0
+    for point in reached.points:
+        with Interrupted(point, is_of_plugin) as interrupted:
+            exc = interrupted.call(run)
+        came += exc is not None
+        assert current_lock() is None, point
+        assert not shutdown.waiting, point
+        wait_until(lambda: None if lock.inspect()["holders"] else True, PATIENCE, told)
+        with Interruptible() as stretch:
+            assert stretch._outer is None, point
+        assert interrupt._innermost is None
+    assert came > 100
