@@ -46,11 +46,17 @@ for each in map(Path, sys.argv[1:]):
 """mutmut lists its mutants only once it has run all tests."""
 
 CONFTEST = """
+from hypothesis import Phase, settings
+
+settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate], database=None)
+settings.load_profile("mutants")
+
 def pytest_collection_modifyitems(items):
     for item in items:
         item._nodeid = item.nodeid
 """
-"""mutmut 3.6 looks for an attribute that pytest 9.2 has no more."""
+"""That an example fails is enough: no smaller one is looked for. mutmut 3.6 looks for an attribute that
+pytest 9.2 has no more."""
 
 
 class Room(NamedTuple):
@@ -63,6 +69,8 @@ class Room(NamedTuple):
     """Patterns, below tests/."""
     pick: str = ""
     """What pytest picks among them, as with ``-k``."""
+    last: str = ""
+    """What of that takes long, and is for those that survive the rest."""
     then: tuple[str, ...] = ()
     """Patterns of more, for those that survive: they take longer, with processes of their own."""
 
@@ -78,22 +86,14 @@ ROOMS = {
     "table": Room(
         "dflockd",
         ("table/*",),
-        tuple(
-            f"dflockd/table/test_{name}.py"
-            for name in (
-                "rules",
-                "groups",
-                "owners",
-                "superseding",
-                "deadlines",
-                "counts",
-                "blocking",
-            )
-        ),
+        ("dflockd/table/test_*.py",),
         # They count what is called, and mutmut puts calls of its own in between.
         pick="not takes_longer and not does_not_grow",
-        # Some of them draw thousands of schedules.
-        then=("dflockd/table/test_*.py",),
+        # They draw thousands of schedules, or start servers.
+        last=(
+            "as_the_model or random_histories or any_part_of or steps_of_one or round_at_most"
+            " or stats_of_many or in_the_log"
+        ),
     ),
     "session": Room(
         "dflockd",
@@ -174,7 +174,7 @@ class Trial:
             "only_mutate": [f"{self.room.package}/{each}" for each in self.room.files],
             "also_copy": [*PACKAGES, *BESIDE, "conftest.py"],
             "pytest_add_cli_args": self._pytest(),
-            "pytest_add_cli_args_test_selection": self._tests(),
+            "pytest_add_cli_args_test_selection": self._quick_tests(),
             "track_dependencies": False,
             "use_git_change_detection": False,
         }
@@ -208,7 +208,7 @@ class Trial:
         """Whether one survives all tests of the room, in a process of its own."""
         pytest = [sys.executable, "-m", "pytest", "-x", "-q"]
         run = subprocess.run(
-            [*pytest, *self._pytest(), *self._tests(), *found(self.room.then)],
+            [*pytest, *self._pytest(), *found(self.room.then), *self._tests(self.room.pick)],
             cwd=self.mutants,
             env={**os.environ, "MUTANT_UNDER_TEST": name, "PYTHONPATH": str(self.mutants)},
             capture_output=True,
@@ -222,11 +222,17 @@ class Trial:
         return "\n".join(line for line in lines if line[:1] in ("-", "+") and line[:3] != "---")
 
     def _pytest(self) -> list[str]:
-        return ["-p", "no:cacheprovider", "-p", "no:xdist"]
+        # To show where a test failed, pytest would parse a file that has all mutants in it.
+        return ["-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no"]
 
-    def _tests(self) -> list[str]:
-        picked = ("-k", self.room.pick) if self.room.pick else ()
-        return [*found(self.room.tests), *picked]
+    def _tests(self, pick: str) -> list[str]:
+        return [*found(self.room.tests), *(("-k", pick) if pick else ())]
+
+    def _quick_tests(self) -> list[str]:
+        room = self.room
+        return self._tests(
+            " and ".join(filter(None, [room.pick, room.last and f"not ({room.last})"]))
+        )
 
     def _mutmut(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflockd.table import Deadlines
-from dflockd.table.deadlines import FEW_CHAINS, Timed
+from dflockd.table.deadlines import FEW_CHAINS, SPAN_STEP, Timed, rounded
 
 
 def test_nothing_falls_due_of_nothing() -> None:
@@ -62,6 +62,21 @@ def test_many_spans_far_away_do_not_pile_up() -> None:
     assert len(deadlines) == 1
     assert len(deadlines._chains) <= FEW_CHAINS
     assert len(deadlines._heads) == len(deadlines._chains)
+
+
+@given(st.floats(-1, 1e6) | st.integers(0, 10_000).map(lambda tenths: tenths / 10))
+def test_a_rounded_span_is_never_shorter_and_little_longer(seconds: float) -> None:
+    # A lease that was restored would end too early otherwise.
+    assert max(0.0, seconds) - 1e-6 <= rounded(seconds) < max(0.0, seconds) + SPAN_STEP + 1e-6
+
+
+def test_what_is_set_with_the_span_of_a_chain_that_was_dropped_falls_due() -> None:
+    deadlines: Deadlines = Deadlines()
+    for now in (0.0, 10.0, 20.0):
+        item = Timed()
+        deadlines.set(item, 5, now)
+        assert deadlines.pop(now + 5) is item
+        assert deadlines.next() is None
 
 
 actions = st.tuples(

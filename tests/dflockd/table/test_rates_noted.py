@@ -10,7 +10,7 @@ from dflockd.table import LockTable
 from dflockd.table.rates import BLOCK, RateBlock, RateRecord
 from dflockd.table.state import Entry
 from dflockd.wire import Begun, Granted, Rate, Release, Status, Unbegun
-from tests.dflockd.table.rates_support import SEMAPHORE, Site
+from tests.dflockd.table.rates_support import SEMAPHORE, Site, move, shard_table
 
 
 class Journal:
@@ -136,15 +136,40 @@ def test_what_has_begun_and_what_has_not_is_counted(site: Site) -> None:
 
 
 def test_when_there_is_more_than_one_place(site: Site) -> None:
-    for now in (100.0, 100.25, 100.5):
-        site.go_to(now)
-        site.begin(Rate(4, 1000))
+    many = BLOCK + 8
+    for number in range(many):
+        site.go_to(100 + number / 8)
+        begin_and_end(site, Rate(many + 1, 60_000))
     rate = site.table.rate_of(SEMAPHORE, b"k")
     assert rate is not None
     assert rate.next(site.now, 0) == site.now
-    assert [rate.next(site.now, more) for more in (1, 2, 3, 4)] == [101.0, 101.25, 101.5, None]
-    assert rate.free(101.0) == 2
-    assert [rate.next(101.0, more) for more in (1, 2, 3, 4)] == [101.0, 101.25, 101.5, None]
+    places = [rate.next(site.now, more) for more in range(1, many + 2)]
+    assert places == [*(160 + number / 8 for number in range(many)), None]
+    site.table.doubt_rates(site.now)
+    assert rate.next(site.now + 59, 0) == site.now + 60
+
+
+def begin_and_end(site: Site, rate: Rate) -> None:
+    peer, token = site.begin(rate)
+    site.ask(peer, Release(SEMAPHORE, b"k", token))
+    site.leave(peer)
+
+
+@pytest.mark.parametrize("begun", [0, 1, BLOCK, BLOCK + 1, 2 * BLOCK + 8])
+def test_a_shard_takes_all_along_that_counts(begun: int) -> None:
+    site = Site()
+    site.table = shard_table()
+    rate = Rate(begun + 1, 60_000)
+    for _ in range(begun):
+        begin_and_end(site, rate)
+    _, pending = site.take(rate)
+    site.table, _ = move(site.table, 100.0, 700.0, 2)  # type: ignore[arg-type]
+    site.now = 700.0
+    assert site.take(rate)[1] is Status.TIMEOUT
+    # It has not begun, and gives its place back.
+    site.ask(site.table.connect(), Unbegun(SEMAPHORE, b"k", pending.token))
+    assert isinstance(site.take(rate)[1], Granted)
+    assert site.take(rate)[1] is Status.TIMEOUT
 
 
 def test_who_has_begun_says_for_how_long_the_lease_is(site: Site) -> None:
