@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dflockd.client import asking, flows, operations, routing
-from tests.dflockd.client_support import Face, face_named
+from tests.dflockd.client_support import Client, Face, client_named, face_named
 from tests.dflockd.raw_server import ServerProcess
 from tests.dflockd.scripted_server import ScriptedServer
 
@@ -27,6 +27,13 @@ def face(request: pytest.FixtureRequest) -> Iterator[Face]:
     """Each of the two clients in turn, for tests that are not `async` themselves."""
     with face_named(request.param) as face:
         yield face
+
+
+@pytest.fixture(scope="module")
+def clients() -> Iterator[list[Client]]:
+    """Both clients, for tests in which they wait side by side."""
+    with client_named("sync") as blocking, client_named("asyncio") as not_blocking:
+        yield [blocking, not_blocking]
 
 
 @pytest.fixture

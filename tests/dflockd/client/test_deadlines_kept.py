@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import socket
 import ssl
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 
 from dflockd import errors
+from dflockd.client import clock
 from dflockd.wire import Acquire, Auth, Confirm, Enqueue, Granted, Label, Renew, Status, Wait
 from tests.dflockd.client_support import Calls, Client, Proxy, is_free, soon, until
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
@@ -118,13 +120,14 @@ soak = pytest.mark.soak  # for what others here cover by and large
 
 @pytest.mark.parametrize("timeout", [pytest.param(0, marks=soak), 1, pytest.param(2, marks=soak)])
 async def test_a_server_that_stands_still(
-    client: Client, start: Callable[..., ServerProcess], timeout: float
+    clients: list[Client], start: Callable[..., ServerProcess], timeout: float
 ) -> None:
     """With idle connections to it and without, at the first word and at the token."""
-    secrets = [None, "secret"]
-    servers = [start(), start("--auth-token", "secret")]
-    waiting = []
-    for server, secret in zip(servers, secrets, strict=True):
+    flags = {None: (), "secret": ("--auth-token", "secret")}
+    servers, waiting = [], []
+    for client, secret in itertools.product(clients, flags):
+        server = start(*flags[secret])
+        servers.append(server)
         options = {"acquire_timeout_s": timeout, "auth_token": secret}
         locks = [client.lock(f"{KEY}-{n}", server, **options) for n in range(4)]
         # Two of them leave idle connections, the others find none left.
@@ -142,17 +145,19 @@ async def test_a_server_that_stands_still(
 
 
 async def test_connecting_has_an_end_where_waiting_has_none(
-    client: Client, start: Callable[..., ServerProcess], mute: Callable[..., Mute]
+    clients: list[Client], start: Callable[..., ServerProcess], mute: Callable[..., Mute]
 ) -> None:
     server, quiet = start("--auth-token", "secret"), mute()
     assert server.port
     server.suspend()
-    locks = [
-        client.lock(KEY, server, acquire_timeout_s=None, auth_token="secret"),
-        client.lock(KEY, quiet, acquire_timeout_s=None, auth_token="secret"),
-        client.lock(KEY, quiet, acquire_timeout_s=30, auth_token="secret"),
-        client.lock(KEY, quiet, acquire_timeout_s=30, ssl_context=ssl.create_default_context()),
-    ]
+    locks = []
+    for client in clients:
+        locks += [
+            client.lock(KEY, server, acquire_timeout_s=None, auth_token="secret"),
+            client.lock(KEY, quiet, acquire_timeout_s=None, auth_token="secret"),
+            client.lock(KEY, quiet, acquire_timeout_s=30, auth_token="secret"),
+            client.lock(KEY, quiet, acquire_timeout_s=30, ssl_context=ssl.create_default_context()),
+        ]
     try:
         await asyncio.gather(*(in_time(lock.acquire(), CONNECTING - GRACE) for lock in locks))
     finally:
@@ -183,12 +188,22 @@ async def test_what_is_no_wait_for_a_lock(client: Client, hung: ServerProcess) -
     await asyncio.gather(asked("inspect"), asked("evict", 5), adopted, released())
 
 
-async def test_renew_and_detach_end_with_the_lease(client: Client, hung: ServerProcess) -> None:
-    locks = [client.lock(f"{KEY}-{n}", hung, lease_ttl_s=4) for n in range(2)]
+async def test_renew_and_detach_end_with_the_lease(
+    clients: list[Client], hung: ServerProcess
+) -> None:
+    locks = [
+        client.lock(f"{KEY}-{client.name}-{n}", hung, lease_ttl_s=4)
+        for n in range(2)
+        for client in clients
+    ]
     for lock in locks:
         assert await lock.acquire() is True
     hung.suspend()
-    await asyncio.gather(in_time(locks[0].renew(), 4), in_time(locks[1].detach(), 4))
+    renewing, detaching = locks[: len(clients)], locks[len(clients) :]
+    await asyncio.gather(
+        *(in_time(lock.renew(), 4) for lock in renewing),
+        *(in_time(lock.detach(), 4) for lock in detaching),
+    )
     assert not any(lock.held for lock in locks)
 
 
@@ -197,14 +212,15 @@ async def test_renew_and_detach_end_with_the_lease(client: Client, hung: ServerP
 
 @pytest.mark.parametrize("timeout", [0, pytest.param(1.3, marks=soak), pytest.param(2, marks=soak)])
 async def test_a_server_that_says_nothing(
-    client: Client, mute: Callable[..., Mute], tmp_path: Path, timeout: float
+    clients: list[Client], mute: Callable[..., Mute], tmp_path: Path, timeout: float
 ) -> None:
     """To what is asked, to the token, or to the beginning of TLS. A byte now and then is nothing."""
     tls = ssl.create_default_context()
     mute(path=tmp_path / "socket")
     locks = []
     # For TLS, the beginning of a record that never ends.
-    for says, said_in_tls in ((b"", b""), (b"o", b"\x16")):
+    silences = ((b"", b""), (b"o", b"\x16"))
+    for client, (says, said_in_tls) in itertools.product(clients, silences):
         servers = [("127.0.0.1", mute(says).port)]
         locks += [
             client.lock(KEY, servers=servers, acquire_timeout_s=timeout),
@@ -212,7 +228,7 @@ async def test_a_server_that_says_nothing(
         ]
         servers = [("127.0.0.1", mute(said_in_tls).port)]
         locks += [client.lock(KEY, servers=servers, acquire_timeout_s=timeout, ssl_context=tls)]
-    for secret in (None, "secret"):
+    for client, secret in itertools.product(clients, (None, "secret")):
         options = {"acquire_timeout_s": timeout, "auth_token": secret}
         locks += [client.lock(KEY, servers=[f"unix:{tmp_path / 'socket'}"], **options)]
     await asyncio.gather(*(in_time(lock.acquire(), timeout) for lock in locks))
@@ -232,9 +248,10 @@ def scripts() -> Iterator[Callable[[], ScriptedServer]]:
 
 
 async def test_a_server_that_is_silent_about_one_thing(
-    client: Client, scripts: Callable[[], ScriptedServer]
+    clients: list[Client], scripts: Callable[[], ScriptedServer]
 ) -> None:
-    async def ask(server: ScriptedServer, silent: type, is_idle: bool) -> None:
+    async def ask(client: Client, silent: type, is_idle: bool) -> None:
+        server = scripts()
         options: dict[str, Any] = {"auth_token": "secret", "acquire_timeout_s": 0}
         if is_idle:
             async with client.lock(KEY, server, **options):
@@ -244,20 +261,22 @@ async def test_a_server_that_is_silent_about_one_thing(
         server.script(silent, Silence)
         await in_time(client.lock(KEY, server, label="label", **options).acquire(), 0)
 
-    kinds = (Acquire, Auth, Label)
-    await asyncio.gather(*(ask(scripts(), kind, idle) for kind in kinds for idle in (True, False)))
+    cases = itertools.product(clients, (Acquire, Auth, Label), (True, False))
+    await asyncio.gather(*itertools.starmap(ask, cases))
 
 
-async def test_a_place_whose_turn_never_comes(client: Client, scripted: ScriptedServer) -> None:
+async def test_a_place_whose_turn_never_comes(
+    clients: list[Client], scripted: ScriptedServer
+) -> None:
     scripted.script(Enqueue, Status.QUEUED)
     scripted.script(Wait, Silence)
 
-    async def wait(timeout: float) -> None:
+    async def wait(client: Client, timeout: float) -> None:
         lock = client.lock(KEY, scripted)
         assert await lock.enqueue() == "queued"
         await in_time(lock.wait(timeout), timeout)
 
-    await asyncio.gather(*map(wait, (0, 1)))
+    await asyncio.gather(*itertools.starmap(wait, itertools.product(clients, (0, 1))))
 
 
 @soak
@@ -297,11 +316,11 @@ async def test_a_cluster_whose_servers_send_each_other_round(client: Client) -> 
 
 @pytest.mark.parametrize("timeout", [0, pytest.param(2, marks=soak)])
 async def test_a_cluster_that_stands_still(
-    client: Client, mute: Callable[..., Mute], timeout: float
+    clients: list[Client], mute: Callable[..., Mute], timeout: float
 ) -> None:
     """However many servers it has: they have one time together, not each its own."""
     locks = []
-    for number in (1, 3, 8):
+    for client, number in itertools.product(clients, (1, 3, 8)):
         seeds = "cluster://" + ",".join(f"127.0.0.1:{mute().port}" for _ in range(number))
         for secret in (None, "secret"):
             options = {"acquire_timeout_s": timeout, "auth_token": secret}
@@ -365,6 +384,7 @@ async def test_a_lock_outlives_the_silence_of_its_server(
     lost = Calls()
     lock = client.lock(KEY, scripted, lease_ttl_s=2, on_lost=lost)
     assert await lock.acquire() is True
+    granted_until = lock._session.lease.deadline
     first = scripted.accepted
 
     def answer(request: Renew) -> Any:
@@ -372,7 +392,7 @@ async def test_a_lock_outlives_the_silence_of_its_server(
         return Silence if number == first else renewed(request)
 
     scripted.script(Renew, answer)
-    await asyncio.sleep(3)
+    await until(lambda: bool(lost.locks) or clock.now() > granted_until)
     assert not lost.locks
     assert lock.held
     assert await lock.release() is True
