@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pytest
 
 from dflockd import client, errors
+from tests import effort
 from tests.dflockd.client_support import Calls, Proxy, is_free, renewed, until, wait_renewed
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 from tests.pace import Pace
@@ -365,15 +366,16 @@ def test_on_lost_of_a_closed_loop_whose_server_ends(
 # A loop in each of many threads.
 
 
+@effort.seconds
 @pytest.mark.parametrize("how", ["run", "bare"])
 def test_a_loop_in_every_thread(
-    server: ServerProcess, new_loop: NewLoop, key: str, how: str
+    server: ServerProcess, new_loop: NewLoop, key: str, how: str, seconds: float
 ) -> None:
     """They come and go; what one leaves behind is nothing to the others."""
     failed: list[BaseException] = []
     entered = [0]
     inside: list[int] = []
-    end = time.monotonic() + 4
+    end = time.monotonic() + seconds
 
     async def main(number: int) -> None:
         async with lock_on(server, f"{key}-{number % 4}", lease_ttl_s=20):
@@ -384,7 +386,7 @@ def test_a_loop_in_every_thread(
 
     def work(number: int) -> None:
         try:
-            while time.monotonic() < end and not failed:
+            while (time.monotonic() < end or entered[0] <= 50) and not failed:
                 if how == "run":
                     run_alone(new_loop, main(number))
                     continue

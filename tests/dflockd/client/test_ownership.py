@@ -13,6 +13,7 @@ import pytest
 
 from dflockd import client as async_client
 from dflockd import errors, sync_client
+from tests import effort
 from tests.dflockd.client_support import Client, is_free, soon, until, waiters
 from tests.dflockd.raw_server import ServerProcess, eventually
 
@@ -262,7 +263,8 @@ class Storm:
             self.failed.append(f"{name}: {exc!r}")
 
 
-def test_a_storm_of_threads(server: ServerProcess, key: str) -> None:
+@effort.seconds
+def test_a_storm_of_threads(server: ServerProcess, key: str, seconds: float) -> None:
     servers = [("127.0.0.1", server.port)]
     storm = Storm(sync_client.DistributedLock(key, 0.02, servers=servers))
     rival = sync_client.DistributedLock(key, 0.02, servers=servers)
@@ -270,7 +272,7 @@ def test_a_storm_of_threads(server: ServerProcess, key: str) -> None:
 
     def work() -> None:
         order = random.Random(next(seeds))
-        end = time.monotonic() + 3
+        end = time.monotonic() + seconds
         while time.monotonic() < end and not storm.failed:
             name, call = order.choice(storm.calls)
             try:
@@ -306,11 +308,12 @@ def _is_sound_after(storm: Storm, server: ServerProcess, key: str) -> None:
     assert storm.lock.release() is True
 
 
-async def test_a_storm_of_tasks(server: ServerProcess, key: str) -> None:
+@effort.seconds
+async def test_a_storm_of_tasks(server: ServerProcess, key: str, seconds: float) -> None:
     servers = [("127.0.0.1", server.port)]
     storm = Storm(async_client.DistributedLock(key, 0.02, servers=servers))
     rival = async_client.DistributedLock(key, 0.02, servers=servers)
-    end = time.monotonic() + 3
+    end = time.monotonic() + seconds
 
     async def work(seed: int) -> None:
         order = random.Random(seed)

@@ -13,22 +13,27 @@ import sys
 
 import pytest
 
+from tests import effort
 from tests.dflockd.client_support import stats
 from tests.dflockd.raw_server import ServerProcess, eventually
 
-SECONDS = 2
-"""For how long a program goes on."""
-
 ENOUGH = 50
-"""Interruptions without which it goes on for longer: on a busy machine they take their time."""
+"""Interruptions without which a program goes on for longer: on a busy machine they take their time."""
 
 LIMIT = 60
 """Seconds after which it hangs: no wait in it is longer than 5."""
 
 
-def run(program: str, server: ServerProcess, *args: object, limit: float = LIMIT) -> str:
-    """Run a program to its end; return what it printed."""
-    command = [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", BEGINNING + program]
+def run(
+    program: str, server: ServerProcess, *args: object, limit: float = LIMIT, seconds: float = 0
+) -> str:
+    """Run a program to its end; return what it printed.
+
+    Args:
+        seconds: for how long it is `going_on()`.
+    """
+    command = [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c"]
+    command += [f"seconds = {seconds}\n" + BEGINNING + program]
     process = subprocess.Popen(
         [*command, str(server.port), *map(str, args)],
         stdout=subprocess.PIPE,
@@ -59,7 +64,7 @@ faulthandler.dump_traceback_later({LIMIT - 3}, exit=True)
 logging.disable()
 port = int(sys.argv[1])
 options = {{"servers": [("127.0.0.1", port)], "acquire_timeout_s": 5}}
-ends = time.monotonic() + {SECONDS}
+ends = time.monotonic() + seconds
 program = os.getpid()
 
 def lock(key, **more):
@@ -114,6 +119,7 @@ signal.setitimer(signal.ITIMER_REAL, 0.001)
 """
 
 
+@effort.seconds
 @pytest.mark.parametrize(
     "main",
     [
@@ -172,7 +178,9 @@ asyncio.run(main())
         ),
     ],
 )
-def test_a_signal_handler_that_takes_locks(server: ServerProcess, main: str) -> None:
+def test_a_signal_handler_that_takes_locks(
+    server: ServerProcess, main: str, seconds: float
+) -> None:
     program = (
         HANDLER
         + main
@@ -184,10 +192,11 @@ assert busy.release()
 print(Count.number)
 """
     )
-    assert int(run(program, server)) > 50, "too few were interrupted"
+    assert int(run(program, server, seconds=seconds)) > 50, "too few were interrupted"
 
 
-def test_a_signal_handler_that_ends_the_process(server: ServerProcess) -> None:
+@pytest.mark.parametrize("times", [8, effort.more(50)])
+def test_a_signal_handler_that_ends_the_process(server: ServerProcess, times: int) -> None:
     """What is registered for the end, releases; whatever was interrupted."""
     program = """
 held = lock("held")
@@ -209,7 +218,7 @@ while True:
     with lock("main") as mine:
         assert mine.held
 """
-    for _ in range(20):
+    for _ in range(times):
         assert run(program, server) == "finished\n"
 
 
@@ -297,16 +306,19 @@ print(Count.number)
 """
 
 
+@effort.seconds
 @pytest.mark.parametrize("threads", [0, 3])
 @pytest.mark.parametrize("threshold", [1, 17])
 def test_finalisers_that_take_and_release(
-    server: ServerProcess, threshold: int, threads: int
+    server: ServerProcess, threshold: int, threads: int, seconds: float
 ) -> None:
-    assert int(run(FINALISED, server, threshold, threads)) > 50, "too few were finalised"
+    finalised = run(FINALISED, server, threshold, threads, seconds=seconds)
+    assert int(finalised) > 50, "too few were finalised"
 
 
+@pytest.mark.parametrize("times", [3, effort.more(30)])
 @pytest.mark.parametrize("where", ["atexit", "finaliser", "thread", "weakref"])
-def test_the_end_of_the_interpreter(server: ServerProcess, where: str) -> None:
+def test_the_end_of_the_interpreter(server: ServerProcess, where: str, times: int) -> None:
     """Other threads stand still by then, the client's own too, with whatever is in their hands."""
     program = """
 sys.setswitchinterval(1e-5)
@@ -355,7 +367,7 @@ else:
     del other
 print("ends", flush=True)
 """
-    for _ in range(8):
+    for _ in range(times):
         assert run(program, server, where) == "ends\nfinished\n"
 
 
@@ -491,8 +503,11 @@ def test_before_any_line_of_the_first_use(server: ServerProcess, how: str, step:
     assert int(run(BETWEEN, server, how, "first", step, limit=240)) > 20
 
 
+@effort.seconds
 @pytest.mark.parametrize("how", ["signal", "finaliser"])
-def test_a_place_in_the_queue_given_up_in_between(server: ServerProcess, how: str) -> None:
+def test_a_place_in_the_queue_given_up_in_between(
+    server: ServerProcess, how: str, seconds: float
+) -> None:
     """`enqueue`, `wait` and a release of the place, where somebody else was interrupted."""
     program = """
 busy = lock("busy")
@@ -533,7 +548,7 @@ gc.collect()
 assert busy.release()
 print(Count.number)
 """
-    assert int(run(program, server, how)) > 50
+    assert int(run(program, server, how, seconds=seconds)) > 50
 
 
 def test_on_lost_that_takes_locks(server: ServerProcess) -> None:
