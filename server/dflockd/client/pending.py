@@ -252,18 +252,17 @@ class PendingAcquires:
             self._line_up(pending)
             return
         shards, is_of_key = session.shards, isinstance(error, errors.RecoveringError)
+        server, now = asked or pending.server, clock.now()
         if isinstance(error, errors.MovedError) and shards is not None:
             is_of_key = True
-            if shards.learn(error) and asked is None:
+            if shards.heed(error, server, now) and asked is None:
                 self._line_up(pending)
                 return
-        now = clock.now()
         pending.error = error
         if not isinstance(error, PASSING) or (pending.deadline or math.inf) <= now:
             self._end(pending, error)
             return
         # That a shard moves or recovers says nothing about the others of its server.
-        server = asked or pending.server
         since = now if is_of_key else self._failing.setdefault(server, now)
         if now - since >= RESTART_PATIENCE and not _will_pass(pending, error):
             self._give_up(pending, server, error)

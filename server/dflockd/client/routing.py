@@ -52,6 +52,9 @@ ASKED_AT_LEAST = 3
 """The number of servers to ask for the map even if the time is over, while one after the other does
 not answer. Otherwise a client that tries once would always ask the one that is gone."""
 
+DENIED = 2.0
+"""Seconds for which a server that is in charge of a shard may not know it yet."""
+
 SETTLED = 1.0
 """Seconds after which an answer has nothing to do with the refusals before it."""
 
@@ -103,6 +106,8 @@ class ShardMap:
         self.signs: dict[Address, tuple[float, bool | None]] = {}
         self._newer: dict[int, _Owned] = {}
         """What is known of shards beyond the report."""
+        self._denied: dict[int, tuple[int, float]] = {}
+        """Shards that are not their server's, as that says; since which epoch and time."""
         self._source: Address = seeds[0]
 
     def owner_of(self, key: bytes) -> Address | None:
@@ -125,6 +130,27 @@ class ShardMap:
             if moved.epoch < (self._newer.get(shard) or _owned(report, shard)).epoch:
                 return False
             self._newer[shard] = _Owned(parse_server(moved.to), moved.epoch)
+        return True
+
+    def heed(self, moved: errors.MovedError, server: Address, now: float) -> bool:
+        """Take in what a server says; ``False`` if something newer is known already.
+
+        Where it is in charge itself, as far as known, it may not know that yet. If it goes on to say
+        so, nothing newer is known: the store was restored from a backup, and the epochs with it.
+        """
+        if self.learn(moved):
+            return True
+        report, shard = self.report, moved.shard
+        assert report is not None
+        owner, epoch = self._newer.get(shard) or _owned(report, shard)
+        if owner != server:
+            return False
+        known = self._denied.get(shard)
+        if known is None or known[0] != epoch:
+            known = self._denied[shard] = epoch, now
+        if now < known[1] + DENIED:
+            return False
+        self._newer[shard] = _Owned(parse_server(moved.to), moved.epoch)
         return True
 
     def moved(self, key: bytes, server: Address) -> errors.MovedError | None:
@@ -322,7 +348,9 @@ class _Pursuit:
             self._error = error
             if self._now - asked > SETTLED:
                 self._calm()
-            if isinstance(error, errors.MovedError) and self._map.learn(error):
+            if isinstance(error, errors.MovedError) and self._map.heed(
+                error, self._server, self._now
+            ):
                 yield from self._hop(error)
             elif isinstance(error, errors.RecoveringError):
                 yield from self._stay(error)

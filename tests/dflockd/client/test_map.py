@@ -11,9 +11,7 @@ from dflockd import errors
 from dflockd.address import Address, parse_server
 from dflockd.client import routing
 from dflockd.client.operations import ShardReport
-from dflockd.client.routing import (
-    ShardMap,
-)
+from dflockd.client.routing import DENIED, ShardMap
 from dflockd.shards import get_shard_id
 from tests.dflockd.client.routing_support import KEY, NOW, A, B, C, known, moved, report, seeds
 
@@ -73,6 +71,26 @@ def test_a_server_that_says_the_same_knows_better_than_who_sent_us_away() -> Non
     shards.update(same, C, NOW)
     assert shards.owner_of(KEY) == B
     assert (shards.loaded_at, shards.report) == (NOW, same)
+
+
+def test_epochs_that_were_set_back_are_believed_of_the_server_in_charge() -> None:
+    """As when etcd was restored from a backup while no server ran."""
+    shards = known(A, 9)
+    shards.update(report(B, 7), C, NOW)
+    assert shards.owner_of(KEY) == A, "who told that may not know the latest"
+    assert not shards.heed(moved(B, 7), C, NOW)
+    assert not shards.heed(moved(B, 7), A, NOW), "nor may it know itself"
+    assert not shards.heed(moved(B, 7), C, NOW + DENIED)
+    assert not shards.heed(moved(B, 7), A, NOW + DENIED - 0.1)
+    assert shards.owner_of(KEY) == A
+    assert shards.heed(moved(B, 7), A, NOW + DENIED)
+    assert shards.owner_of(KEY) == B
+    shards.update(report(C, 8), A, NOW)
+    assert shards.owner_of(KEY) == C, "from then on epochs decide"
+    # What was said of another epoch does not count.
+    shards.update(report(A, 10), A, NOW)
+    assert not shards.heed(moved(B, 8), A, NOW + 9 * DENIED)
+    assert shards.heed(moved(B, 11), A, NOW), "no need to wait"
 
 
 class NaiveMap:

@@ -14,6 +14,7 @@ from dflockd.address import Address
 from dflockd.client.operations import GRACE, ShardReport
 from dflockd.client.routing import (
     ASKED_AT_LEAST,
+    DENIED,
     LOAD_LOOK,
     LOAD_TURN,
     LONGEST_RETRY,
@@ -127,6 +128,20 @@ def test_moved_of_the_past_is_not_followed() -> None:
     assert to.step.server != A  # type: ignore[union-attr]
     assert isinstance(to(report=report(A, 9)), Pause)
     assert to() == Ask(A, pytest.approx(9.9))
+
+
+def test_moved_of_the_past_is_followed_where_the_owner_goes_on_to_say_so() -> None:
+    path = walk(known(epoch=9))
+    assert path.step == Ask(A, 10)
+    while path.step != Ask(B, 10 - DENIED):
+        step = path.step
+        if isinstance(step, Load):
+            path(report=report(B, 7))
+        elif isinstance(step, Pause):
+            path(after=DENIED / 4)
+        else:
+            assert step[0] == A
+            path(moved(B, 7))
 
 
 def test_hops_come_to_a_pause() -> None:
