@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from celery import Celery, current_app, current_task
 
 from celery_dflock import keys
-from celery_dflock.config import settings
+from celery_dflock.config import settings, with_remedy
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
 from celery_dflock.held import HeldLock, TaskLock
 from celery_dflock.identity import block_label_of, process_label
@@ -203,7 +203,7 @@ class AsyncLocks(LocksBase[client.DistributedLock]):
         try:
             return None if await lock.acquire() else lock.key
         except errors.RemoteError as exc:
-            raise LockUnavailableError(lock.key, str(exc)) from exc
+            raise LockUnavailableError(lock.key, with_remedy(exc)) from exc
 
     async def release(self) -> None:
         """Release it; nothing happens if it is not held."""

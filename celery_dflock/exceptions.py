@@ -64,7 +64,7 @@ class DuplicateTaskError(LockNotAcquiredError):
 
 
 class LockUnavailableError(LockError):
-    """No lock server answered, and ``dflock_unavailable`` is ``"fail"``."""
+    """No lock server answered, or it refused. A task raises it with ``dflock_unavailable="fail"``."""
 
     _what = "is unavailable"
 

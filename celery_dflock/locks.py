@@ -10,7 +10,7 @@ from functools import cache, partial
 from itertools import chain, repeat
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from celery_dflock.config import Settings
+from celery_dflock.config import Settings, with_remedy
 from celery_dflock.exceptions import LockLostError, LockUnavailableError
 from celery_dflock.look import Look
 from celery_dflock.worker.shutdown import shutdown
@@ -233,7 +233,7 @@ class Locks(LocksBase[DistributedLock]):
             raise
         except errors.RemoteError as exc:
             self.release()
-            raise LockUnavailableError(lock.key, str(exc)) from exc
+            raise LockUnavailableError(lock.key, with_remedy(exc)) from exc
         finally:
             # Not in a function: an exception of a signal handler may come as one begins.
             shutdown.waiting.pop(lock, None)
