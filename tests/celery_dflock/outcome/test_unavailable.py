@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 
@@ -28,8 +29,21 @@ def second_server(cluster: Cluster) -> Iterator[LockServer]:
 @pytest.fixture(scope="module")
 def worker(cluster: Cluster, second_server: LockServer) -> Iterator[Worker]:
     """A worker with two servers: the one of all tests, and the second one."""
+    with worker_of_both(cluster, second_server, "sharded") as worker:
+        yield worker
+
+
+@pytest.fixture
+def new_worker(cluster: Cluster, second_server: LockServer) -> Iterator[Worker]:
+    """One like it that has not met an outage yet."""
+    with worker_of_both(cluster, second_server, "new") as worker:
+        yield worker
+
+
+@contextlib.contextmanager
+def worker_of_both(cluster: Cluster, second_server: LockServer, name: str) -> Iterator[Worker]:
     servers = f"{cluster.lock_server.address},{second_server.address}"
-    with cluster.worker("sharded", servers=servers) as worker:
+    with cluster.worker(name, servers=servers) as worker:
         worker.wait_ready()
         yield worker
 
@@ -41,8 +55,9 @@ def key_on(index: int, key: str) -> str:
 
 
 def test_requeued_until_the_server_is_there(
-    cluster: Cluster, worker: Worker, second_server: LockServer, key: str
+    cluster: Cluster, new_worker: Worker, second_server: LockServer, key: str
 ) -> None:
+    worker = new_worker
     second_server.kill()
     key = key_on(1, key)
     sent = [cluster.send(jobs.patient, key, seconds=0.05, queue=worker.name) for _ in range(3)]

@@ -146,10 +146,9 @@ def test_a_task_that_waits(cluster: Cluster, monitor: Monitor, dump: Dump, key: 
     assert not re.search("[0-9a-f]{32}", json.dumps(monitor.events)), "no token"
     assert set(monitor.states[sent.id]) <= {"PENDING", "RECEIVED", "STARTED", "SUCCESS"}
 
-    line = dump.wait_log("lock acquired:")
-    dump.wait_log("lock released:")
-    assert f"key={key}" in line
-    assert f"uuid={sent.id}" in line
+    for kind in ("acquired", "released"):
+        shown = rf"lock {kind}: .*\bkey={re.escape(key)}, .*\buuid={sent.id}"
+        cluster.wait(lambda shown=shown: re.search(shown, dump.log_text()), shown)
 
 
 def test_a_task_that_waits_for_its_rate_in_a_group(
