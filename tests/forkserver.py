@@ -47,6 +47,15 @@ SERVER = ("dflockd.cli", "dflockd.http", "dflockd.storage")
 PRELOADED = {
     "dflockd": (*SERVER, "uvloop", "dflockd.top.command"),
     "tests.dflockd.without_uvloop": SERVER,
+    "tests.chaos.planted.lifo": SERVER,
+    "tests.chaos.planted.careless": SERVER,
+    "tests.chaos.client": (
+        "dflockd.sync_client",
+        "tests.chaos.bare",
+        "tests.chaos.options",
+        "tests.chaos.resource",
+        "tests.chaos.section",
+    ),
     "celery": (
         "celery.bin.celery",
         "celery.bin.worker",

@@ -34,11 +34,17 @@ PLANTED: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"overlap"},
     ),
     "the last waiter comes first": (
-        {"faults": [], "server": "tests.chaos.planted.lifo", "keys": 1},
+        {"faults": [], "server": "tests.chaos.planted.lifo", "keys": 1, "seconds": 1},
         {"not first come, first served"},
     ),
     "a release without a look at the token": (
-        {"faults": [], "server": "tests.chaos.planted.careless", "keys": 1, "work": 0.3},
+        {
+            "faults": [],
+            "server": "tests.chaos.planted.careless",
+            "keys": 1,
+            "work": 0.3,
+            "seconds": 1,
+        },
         {"overlap"},
     ),
 }
