@@ -6,7 +6,17 @@ import contextlib
 import json
 from typing import Any
 
+import pytest
+
 from tests.dflockd.raw_server import RawClient, ServerProcess, eventually
+
+takes_seconds = pytest.mark.parametrize(
+    "uvloop",
+    ["uvloop", pytest.param("asyncio", marks=pytest.mark.soak)],
+    indirect=True,
+    scope="module",
+)
+"""For tests that wait for times of a second and more: on plain asyncio the soak runs them."""
 
 
 def stats(client: RawClient) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tests.dflockd.raw_server import (
     eventually,
     granted,
 )
-from tests.dflockd.server.server_support import inspect, queue_up, stats, waiters
+from tests.dflockd.server.server_support import inspect, queue_up, stats, takes_seconds, waiters
 
 
 def test_lock_and_release(alice: RawClient, bob: RawClient) -> None:
@@ -124,6 +124,7 @@ def test_a_slot_is_not_held_for_longer_than_was_asked_for(
     granted(server.connect().ask("l", "unclaimed", int(PATIENCE) - 1))
 
 
+@takes_seconds
 def test_whoever_says_no_keep_is_never_told_of_a_place(alice: RawClient, bob: RawClient) -> None:
     alice.lock("published")
     assert bob.ask("l", "published", 0) == bob.ask("l", "published", 1) == "timeout"
@@ -136,6 +137,7 @@ def test_whoever_says_no_keep_is_never_told_of_a_place(alice: RawClient, bob: Ra
     assert inspect(alice, "published")["waiters"] == []
 
 
+@takes_seconds
 def test_stale_wait_of_0_5_0(server: ServerProcess, alice: RawClient, bob: RawClient) -> None:
     # The lease ran out before the `w`: the token is void, whoever holds the lock by then.
     token = alice.lock("stale")

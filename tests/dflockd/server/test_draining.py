@@ -9,7 +9,7 @@ import pytest
 
 from dflockd.server.handling import SLICE
 from tests.dflockd.raw_server import StartServer, eventually
-from tests.dflockd.server.server_support import queue_up, waiters
+from tests.dflockd.server.server_support import queue_up, takes_seconds, waiters
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -65,6 +65,7 @@ def test_draining_tells_all_who_wait_however_many_they_are(start_server: StartSe
     assert server.wait() == 0
 
 
+@takes_seconds
 def test_d14_draining_ends_at_its_deadline(start_server: StartServer) -> None:
     server = start_server("--shutdown-timeout", "1")
     holder = server.connect()
@@ -76,6 +77,7 @@ def test_d14_draining_ends_at_its_deadline(start_server: StartServer) -> None:
     assert time.monotonic() - begun > 0.9
 
 
+@takes_seconds
 def test_d14_draining_without_a_deadline_ends_with_the_last_hold(
     start_server: StartServer,
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from dflockd.server.handling import SLICE
 from dflockd.table.limits import STEP
 from tests.dflockd.raw_server import StartServer, eventually, granted
+from tests.dflockd.server.server_support import takes_seconds
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,7 @@ def test_all_locks_of_a_big_connection_are_free_in_the_end(
         granted(bob.ask("l", str(number), "5 60"))
 
 
+@takes_seconds
 def test_the_leases_of_many_locks_end_at_once(start_server: StartServer) -> None:
     many = 3 * STEP
     server = start_server("--max-locks", "10000")

@@ -9,9 +9,10 @@ import pytest
 
 from dflockd.wire import fence_from_token
 from tests.dflockd.raw_server import RawClient, ServerProcess, StartServer, granted
-from tests.dflockd.server.server_support import queue_up
+from tests.dflockd.server.server_support import queue_up, takes_seconds
 
 
+@takes_seconds
 def test_d3_a_silent_holder_keeps_its_lock(alice: RawClient, bob: RawClient) -> None:
     # D3: the read timeout (here 1 second) ran between requests too, and cut off holders at work.
     token = alice.lock("silent", "0 30")
@@ -19,6 +20,7 @@ def test_d3_a_silent_holder_keeps_its_lock(alice: RawClient, bob: RawClient) -> 
     assert alice.ask("n", "silent", f"{token} 30") == "ok 30"
 
 
+@takes_seconds
 def test_d3_the_read_timeout_runs_inside_a_request(
     server: ServerProcess, alice: RawClient, bob: RawClient
 ) -> None:
@@ -31,6 +33,7 @@ def test_d3_the_read_timeout_runs_inside_a_request(
     granted(bob.ask("l", "cut", 25))
 
 
+@takes_seconds
 def test_d3_each_request_has_its_own_read_timeout(alice: RawClient) -> None:
     # Every piece ends inside a request, so that one is always begun, but none takes long.
     alice.send(b"ping\n_\n")
@@ -41,6 +44,7 @@ def test_d3_each_request_has_its_own_read_timeout(alice: RawClient) -> None:
         time.sleep(0.1)
 
 
+@takes_seconds
 def test_d4_a_grant_that_races_with_a_timeout_is_not_lost(start_server: StartServer) -> None:
     # D4: release and timeout in one turn of the loop: granted in the table, "timeout" to the client.
     server = start_server()
@@ -60,6 +64,7 @@ def test_d4_a_grant_that_races_with_a_timeout_is_not_lost(start_server: StartSer
         carol.lock(key)
 
 
+@takes_seconds
 def test_d7_a_lease_ends_on_time_whatever_the_sweep(start_server: StartServer) -> None:
     # D7: an expired lock stayed taken until the next sweep.
     server = start_server("--lease-sweep-interval", "600")

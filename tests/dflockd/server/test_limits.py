@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from tests.dflockd.raw_server import ServerProcess, StartServer, eventually, granted
-from tests.dflockd.server.server_support import flood, stats
+from tests.dflockd.server.server_support import flood, stats, takes_seconds
 
 
 def test_d1_existing_keys_do_not_meet_max_locks(start_server: StartServer) -> None:
@@ -24,6 +24,7 @@ def test_d1_existing_keys_do_not_meet_max_locks(start_server: StartServer) -> No
     granted(bob.ask("l", "k3", 0))
 
 
+@takes_seconds
 def test_d15_a_peer_that_does_not_read_is_dropped(start_server: StartServer) -> None:
     # D15: a reply that could not be sent held its connection, and its locks, for ever.
     server = start_server("--write-timeout", "1")
@@ -36,6 +37,7 @@ def test_d15_a_peer_that_does_not_read_is_dropped(start_server: StartServer) -> 
     server.wait_for_log("write timeout")
 
 
+@takes_seconds
 def test_d15_the_end_of_a_peer_that_does_not_read_frees_its_locks(
     start_server: StartServer,
 ) -> None:

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from tests.dflockd.raw_server import RawClient, ServerProcess, granted
-from tests.dflockd.server.server_support import queue_up, stats, waiters
+from tests.dflockd.server.server_support import queue_up, stats, takes_seconds, waiters
 
 
 def test_pipelined_requests_are_answered_in_order(alice: RawClient) -> None:
@@ -16,6 +16,7 @@ def test_pipelined_requests_are_answered_in_order(alice: RawClient) -> None:
     assert [alice.line() for _ in range(3)] == ["ok", "timeout", "error"]
 
 
+@takes_seconds
 def test_requests_behind_a_waiting_one_wait_too(alice: RawClient, bob: RawClient) -> None:
     token = alice.lock("behind")
     bob.send(b"l\nbehind\n30\nping\n_\n_\npi")

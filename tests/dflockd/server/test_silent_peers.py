@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.dflockd.raw_server import RawClient, ServerProcess, StartServer, eventually
-from tests.dflockd.server.server_support import stats
+from tests.dflockd.server.server_support import stats, takes_seconds
 
 SECRET = "open sesame"
 
@@ -69,6 +69,7 @@ def test_silent_peers_do_not_shut_out_who_speaks_tls(
     assert is_closed(silent[0])
 
 
+@takes_seconds
 def test_open_files_that_peers_use_up_are_not_those_of_the_state_directory(
     start_server: StartServer,
     tmp_path: Path,
@@ -115,6 +116,7 @@ def test_what_does_not_fit_into_the_open_files_is_said(start_server: StartServer
     assert line.endswith("the limit is 36")
 
 
+@takes_seconds
 def test_a_silent_peer_is_closed_in_time_and_one_that_is_in_is_not(
     start_server: StartServer, secret: tuple[str, str]
 ) -> None:
@@ -128,6 +130,7 @@ def test_a_silent_peer_is_closed_in_time_and_one_that_is_in_is_not(
     assert known.ask("ping") == "ok"
 
 
+@takes_seconds
 def test_the_time_to_get_in_covers_the_handshake(
     start_server: StartServer, tls: tuple[str, ...], context: ssl.SSLContext
 ) -> None:
@@ -152,6 +155,7 @@ def test_only_those_that_are_in_count_towards_max_connections(
     eventually(lambda: server.connect().ask("auth", "_", SECRET) == "ok")
 
 
+@takes_seconds
 def test_all_who_come_back_at_once_get_in(
     start_server: StartServer, secret: tuple[str, str]
 ) -> None:
@@ -176,6 +180,7 @@ def test_who_does_not_know_the_secret_can_have_little_kept(
     assert client.line() == ""
 
 
+@takes_seconds
 def test_wrong_secrets_do_not_fill_the_log(
     start_server: StartServer, secret: tuple[str, str]
 ) -> None:

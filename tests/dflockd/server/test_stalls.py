@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from tests.dflockd.raw_server import ServerProcess, granted
+from tests.dflockd.server.server_support import takes_seconds
 
 STOPPED = 2.0
 """Seconds for which a server is stopped: it has to notice that it was."""
@@ -22,6 +23,7 @@ def stopped(server: ServerProcess, meanwhile: Callable[[], None]) -> None:
         os.kill(server.process.pid, signal.SIGCONT)
 
 
+@takes_seconds
 def test_who_has_left_meanwhile_gets_no_lock(server: ServerProcess) -> None:
     """Or a second attempt would hear that the first, of which nobody knows any more, has it."""
     asked = {"old-l": "l", "old-e": "e", "new-l": "l", "new-e": "e"}
@@ -45,6 +47,7 @@ def test_who_has_left_meanwhile_gets_no_lock(server: ServerProcess) -> None:
         assert granted(last[key].line())
 
 
+@takes_seconds
 def test_who_is_still_there_is_served_as_ever(server: ServerProcess) -> None:
     holder, waiter = server.connect(), server.connect()
     token = holder.lock("there", "0 30")

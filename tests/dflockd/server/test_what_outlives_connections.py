@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.dflockd.raw_server import RawClient, ServerProcess, StartServer, eventually, granted
-from tests.dflockd.server.server_support import queue_up, stats, waiters
+from tests.dflockd.server.server_support import queue_up, stats, takes_seconds, waiters
 
 
 @pytest.mark.parametrize("flag", ["", "--no-auto-release-on-disconnect"])
@@ -120,6 +120,7 @@ def test_stable_ref_detaches_holds(server: ServerProcess, alice: RawClient) -> N
     granted(alice.ask("l", "detached", 10))
 
 
+@takes_seconds
 def test_orphans_wait_for_their_owner_after_a_reset_only(start_server: StartServer) -> None:
     server = start_server("--orphan-ttl", "1")
     watcher = server.connect()
