@@ -27,7 +27,7 @@ def filesystem(directory: Path) -> dict[str, Any]:
     }
     return {
         "broker_url": "filesystem://",
-        "broker_transport_options": places,
+        "broker_transport_options": {**places, "polling_interval": 0.1},
         "result_backend": f"file://{directory}/results",
         "task_serializer": "pickle",
     }

@@ -107,18 +107,30 @@ def test_a_server_that_refuses_is_not_away(
 def test_an_outage_uses_nothing_up(
     cluster: Cluster, worker: Worker, second_server: LockServer, key: str
 ) -> None:
-    """Neither attempts nor time, and its pauses stay short; nobody asks what a conflict becomes."""
-    second_server.kill()
-    key = key_on(1, key)
+    """Neither attempts nor time, and its pauses stay short; nobody asks what a conflict becomes.
+
+    Who waits when the server is killed gives up his slot, after some seconds.
+    """
+    if not second_server.running:
+        second_server.start()
+    key, awaited = key_on(1, key), key_on(1, f"{key}:awaited")
     names = ("limited", "hurried", "skipped", "failed", "decided")
-    sent = [cluster.send(getattr(jobs, name), key, queue=worker.name) for name in names]
-    for each in sent:
-        cluster.wait_event("requeued", each, 4)
+    with cluster.lock(awaited, second_server):
+        waiting = cluster.send(jobs.patient, awaited, queue=worker.name)
+        cluster.wait_waiters(awaited, 1, second_server)
 
-    down_for = time.monotonic() - cluster.wait_event("requeued", sent[0])["at"]
-    assert down_for > jobs.hurried.lock_requeue["max_wait"]
-    second_server.start()
+        second_server.kill()
 
+        sent = [cluster.send(getattr(jobs, name), key, queue=worker.name) for name in names]
+        for each in sent:
+            cluster.wait_event("requeued", each, 4)
+        cluster.wait_event("requeued", waiting)
+        assert not cluster.events(what="start", id=waiting.id)
+        down_for = time.monotonic() - cluster.wait_event("requeued", sent[0])["at"]
+        assert down_for > jobs.hurried.lock_requeue["max_wait"]
+        second_server.start()
+
+    assert waiting.get(timeout=PATIENCE) == waiting.id
     assert [each.get(timeout=PATIENCE) for each in sent] == [each.id for each in sent]
     for each in sent:
         requeued = cluster.events(what="requeued", id=each.id)
@@ -140,24 +152,6 @@ def test_the_other_server_goes_on(
     assert not cluster.events(what="start", id=stuck.id)
     second_server.start()
     assert stuck.get(timeout=PATIENCE) == stuck.id
-
-
-def test_killed_while_a_task_waits(
-    cluster: Cluster, worker: Worker, second_server: LockServer, key: str
-) -> None:
-    if not second_server.running:
-        second_server.start()
-    key = key_on(1, key)
-    with cluster.lock(key, second_server):
-        sent = cluster.send(jobs.patient, key, queue=worker.name)
-        cluster.wait_waiters(key, 1, second_server)
-
-        second_server.kill()
-
-        cluster.wait_event("requeued", sent)
-        assert not cluster.events(what="start", id=sent.id)
-    second_server.start()
-    assert sent.get(timeout=PATIENCE) == sent.id
 
 
 def app_without_server(unavailable: str | None, port: int) -> Celery:
