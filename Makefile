@@ -16,7 +16,7 @@ ARGS ?=
 # Tests that start no process and wait for nothing; of the table all but the long random runs.
 PURE := tests/dflockd/wire tests/dflockd/table --ignore=tests/dflockd/table/test_as_the_model.py \
 	$(addprefix tests/celery_dflock/,\
-	test_keys.py test_options.py test_signatures.py test_bound.py test_isolation.py \
+	test_keys.py test_options.py test_settings.py test_signatures.py test_bound.py test_isolation.py \
 	outcome/test_header.py outcome/test_delivery.py outcome/test_outage.py \
 	worker/test_unacknowledged.py worker/test_waiting_simulated.py \
 	beat/test_firing.py beat/test_settings.py) \

@@ -25,6 +25,7 @@ QUICK = (
     "test_bases.py",
     "test_canvas.py",
     "test_options.py",
+    "test_settings.py",
     "test_signatures.py",
     "outcome/test_conflict.py",
     "outcome/test_delivery.py",

@@ -1,22 +1,15 @@
-"""A lock whose connection breaks is in doubt: nothing happens before it is held again, or lost.
-
-With a state directory the lock server remembers it; without one somebody else may have it at once.
-"""
+"""Locks that come into doubt in this process: of eager tasks, of blocks, and by themselves."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import pickle
 import queue
-import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery, Task
+from celery import Celery
 from celery.app.task import Context
 from celery.exceptions import Retry
 
@@ -28,200 +21,17 @@ from celery_dflock.unique.run import Carried
 from dflockd import admin, client, errors
 from dflockd.sharding import stable_hash_shard
 from dflockd.sync_client import DistributedLock
-from examples.demo.stage import LockServer, Worker, wait_until
+from examples.demo.stage import LockServer
 from tests.celery_dflock import jobs
-from tests.celery_dflock.processes import PATIENCE, Cluster
-
-LONG = jobs.LONG
-"""Lease in seconds, where nothing may wait for its end."""
-
-
-@pytest.fixture(scope="module", params=["remembers", "forgets"])
-def server(directory: Path, request: pytest.FixtureRequest) -> Iterator[LockServer]:
-    name = f"doubt-{request.param}"
-    options = ["--state-dir", str(directory / name)] if request.param == "remembers" else []
-    with LockServer(directory, *options, name=name) as server:
-        yield server
-
-
-remembers = pytest.mark.parametrize("server", ["remembers"], indirect=True)
-forgets = pytest.mark.parametrize("server", ["forgets"], indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def running(server: LockServer) -> Iterator[None]:
-    """Leave the server to the next test as it was."""
-    yield
-    if not server.running:
-        server.start()
-
-
-@pytest.fixture
-def app(server: LockServer) -> Celery:
-    app = Celery("doubt", set_as_current=False)
-    app.conf.update(
-        dflock_servers=[server.address],
-        task_always_eager=True,
-        task_eager_propagates=True,
-        task_store_eager_result=False,
-    )
-    return app
-
-
-def wait_for(probe: Callable[[], Any], what: str) -> None:
-    wait_until(lambda: probe() or None, PATIENCE, lambda: f"waited for {what}")
-
-
-def wait_in_doubt(lock: Any) -> None:
-    wait_for(lambda: lock.state == "doubtful", f"{lock!r} to be in doubt")
-
-
-@contextlib.contextmanager
-def back_in(server: LockServer, seconds: float) -> Iterator[list[float]]:
-    """Start a server after a while, on a thread; then the list has the time."""
-    back: list[float] = []
-
-    def start() -> None:
-        back.append(time.monotonic())
-        server.start()
-
-    timer = threading.Timer(seconds, start)
-    timer.start()
-    try:
-        yield back
-    finally:
-        timer.join()
-
-
-# In tasks.
-
-
-@pytest.fixture(scope="module", params=["prefork", "threads"])
-def worker(
-    cluster: Cluster, server: LockServer, request: pytest.FixtureRequest
-) -> Iterator[Worker]:
-    name = f"{server.name}-{request.param}"
-    with cluster.worker(name, pool=request.param, servers=server.address) as worker:
-        worker.wait_ready()
-        yield worker
-
-
-def send_checked(cluster: Cluster, task: Any, key: str, queue: str, gate: Path, ttl: int) -> Any:
-    headers = {"dflock": {"lock_ttl": ttl}}
-    return task.apply_async((key, str(gate)), queue=queue, headers=headers)
-
-
-@remembers
-@pytest.mark.parametrize("worker", ["prefork", "threads", "gevent", "eventlet"], indirect=True)
-def test_a_restart_goes_unnoticed(
-    cluster: Cluster, server: LockServer, worker: Worker, key: str, gate: Path
-) -> None:
-    sent = send_checked(cluster, jobs.checked, key, worker.name, gate, LONG)
-    start = cluster.wait_event("start", sent)
-    server.kill()
-    doubt = cluster.wait_event("doubt", sent)
-    assert doubt["state"] == "doubtful"
-    assert doubt["held"] is False
-    assert doubt["has_token"] is True
-    assert doubt["fence"] == start["fence"]
-
-    back_at = time.monotonic()
-    server.start()
-
-    checked = cluster.wait_event("checked", sent)
-    assert checked["at"] > back_at
-    assert (checked["state"], checked["held"]) == ("held", True)
-    assert checked["fence"] == start["fence"]
-    assert cluster.lock(key, server).acquire() is False
-    gate.touch()
-    assert sent.get(timeout=PATIENCE) == sent.id
-    assert cluster.wait_event("end", sent)["held"] is True
-    assert not cluster.events(what="lost", key=key)
-    cluster.wait_free(key, server)
-
-
-@forgets
-@pytest.mark.parametrize("task", [jobs.checked, jobs.checked_alone], ids=["raise", "warn"])
-def test_another_has_it_and_the_task_learns_of_that_at_once(
-    cluster: Cluster, server: LockServer, worker: Worker, key: str, task: Task, tmp_path: Path
-) -> None:
-    """The second one is not interrupted: what it raises is what `check` has raised."""
-    sent = send_checked(cluster, task, key, worker.name, tmp_path / "never", LONG)
-    cluster.wait_event("start", sent)
-    server.kill()
-    assert cluster.wait_event("doubt", sent)["state"] == "doubtful"
-    assert not cluster.events(what="lost", key=key)
-    server.start()
-    other = cluster.lock(key, server, timeout=PATIENCE)
-    assert other.acquire()
-
-    with pytest.raises(LockLostError) as failure:  # long before the end of its lease
-        sent.get(timeout=PATIENCE)
-    assert type(failure.value) is LockLostError
-    assert failure.value.key == key
-    [lost] = cluster.events(what="lost", key=key)
-    assert lost["task"] == task.name
-    assert not cluster.events(what="checked", id=sent.id)
-    other.check()
-    assert other.release()
-
-
-@forgets
-def test_interrupted_only_once_it_is_certain(
-    cluster: Cluster, server: LockServer, worker: Worker, key: str, tmp_path: Path
-) -> None:
-    headers = {"dflock": {"lock_ttl": jobs.SHORT}}
-    never = str(tmp_path / "never")
-    sent_at = time.monotonic()
-    sent = cluster.send(jobs.patient, key, gate=never, queue=worker.name, headers=headers)
-    cluster.wait_event("start", sent)
-    server.kill()
-    end = cluster.wait_event("end", sent)
-    assert end["error"] == "LockLostError"
-    assert end["at"] - sent_at > jobs.SHORT, "not before its lease has ended"
-    with pytest.raises(LockLostError):
-        sent.get(timeout=PATIENCE)
-
-
-@remembers
-def test_a_body_that_ends_in_doubt(
-    cluster: Cluster, server: LockServer, worker: Worker, key: str
-) -> None:
-    """Its lock is free once the server is back, and not at the end of the lease."""
-    headers = {"dflock": {"lock_ttl": LONG}}
-    sent = cluster.send(jobs.patient, key, then="end in doubt", queue=worker.name, headers=headers)
-    cluster.wait_event("start", sent)
-    server.kill()
-    assert sent.get(timeout=PATIENCE) == sent.id
-    assert cluster.wait_event("doubt", sent)["state"] == "doubtful"
-    assert not cluster.events(what="lost", key=key)
-    server.start()
-    cluster.wait_free(key, server)
-
-
-@remembers
-def test_what_is_sent_on_in_doubt_is_still_the_only_one(
-    cluster: Cluster,
-    server: LockServer,
-    worker: Worker,
-    key: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The lock of `lock_unique` goes to the retry, after the end of the doubt."""
-    monkeypatch.setenv("DFLOCK_SERVERS", server.address)
-    task, options = jobs.unique_patient, {"then": "retry in doubt", "queue": worker.name}
-    sent = cluster.send(task, key, **options)
-    cluster.wait_event("start", sent)
-    server.kill()
-    assert cluster.wait_event("doubt", sent)["state"] == "doubtful"
-    server.start()
-    assert cluster.send(task, key, **options).id == sent.id
-    assert sent.get(timeout=PATIENCE) == sent.id
-    assert len(cluster.events(what="start", key=key)) == 2
-    assert not cluster.events(what="lost", key=key)
-
-
-# In this process.
+from tests.celery_dflock.doubt.support import (
+    LONG,
+    back_in,
+    forgets,
+    remembers,
+    wait_for,
+    wait_in_doubt,
+)
+from tests.celery_dflock.processes import PATIENCE
 
 
 @remembers
