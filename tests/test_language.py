@@ -114,7 +114,11 @@ def docstrings(named: str) -> Iterator[str]:
         members = [found, *(getattr(found, each) for each in getattr(found, "__all__", dir(found)))]
     except ModuleNotFoundError:
         found = getattr(importlib.import_module(module), attribute)
-        members = [found, *(value for each, value in inspect.getmembers(found) if each[0] != "_")]
+        # Statically: to get `app` of a task class would bind it, and all that are derived from it.
+        members = [
+            found,
+            *(value for each, value in inspect.getmembers_static(found) if each[0] != "_"),
+        ]
     for member in members:
         where = getattr(member, "__name__" if inspect.ismodule(member) else "__module__", "")
         own = str(where).startswith(("celery_dflock", "dflockd"))
