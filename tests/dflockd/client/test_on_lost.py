@@ -224,7 +224,7 @@ async def test_a_coroutine_function_is_run(server: ServerProcess, key: str, kind
     await until(lambda: told.ended == 1)
     assert told.locks == [lock]
     assert told.loops == [asyncio.get_running_loop()]
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.3)
     assert told.ended == 1
 
 
@@ -244,7 +244,7 @@ async def test_a_coroutine_function_that_fails(
         await evict(lock, server)
         await until(lambda: "on_lost of lock" in caplog.text)
     assert "ZeroDivisionError" in caplog.text
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.3)
     assert other.held
     assert await other.release() is True
 
@@ -303,7 +303,7 @@ async def test_a_plain_one_runs_on_the_loop(server: ServerProcess, key: str) -> 
     await until(lambda: bool(told.locks))
     assert not lock.held
     assert told.threads == [threading.get_ident()]
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.3)
     assert told.locks == [lock]
 
 
@@ -311,7 +311,7 @@ async def test_it_is_called_once(client: Client, server: ServerProcess, key: str
     """Also where the loss is seen by several: the owner, a renewal, and the end of the lease."""
     lost = Calls()
     locks = [
-        client.lock(f"{key}-{n}", server, on_lost=lost, lease_ttl_s=2, renew_ratio=0.1)
+        client.lock(f"{key}-{n}", server, on_lost=lost, lease_ttl_s=1, renew_ratio=0.1)
         for n in range(10)
     ]
     for lock in locks:
@@ -319,7 +319,7 @@ async def test_it_is_called_once(client: Client, server: ServerProcess, key: str
         await evict(lock, server)
     renewals = await asyncio.gather(*(lock.renew() for lock in locks), return_exceptions=True)
     assert not any(renewals)
-    await asyncio.sleep(2.5)
+    await asyncio.sleep(1.3)  # their leases are over
     assert len(lost.locks) == 10
     assert len(set(map(id, lost.locks))) == 10
     for lock in locks:
@@ -333,6 +333,6 @@ async def test_a_released_lock_is_not_lost(client: Client, server: ServerProcess
     for _ in range(50):
         async with client.lock(key, server, on_lost=lost, **QUICK) as lock:
             assert lock.held
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.3)
     assert not lost.locks
     assert is_free(server, key)

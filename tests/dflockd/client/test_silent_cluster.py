@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
@@ -15,7 +16,7 @@ from dflockd import errors, sync_client
 from dflockd.client.pending import PendingAcquires
 from tests.dflockd.client.silence import TOO_LONG, Waiter
 from tests.dflockd.cluster.stage import ClusterServer, ClusterStage
-from tests.dflockd.raw_server import PATIENCE, eventually
+from tests.dflockd.raw_server import PATIENCE
 from tests.dflockd.shards.etcd_process import Etcd
 from tests.pace import Pace
 
@@ -31,7 +32,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
     with (
         Etcd(directory) as etcd,
         ClusterStage(
-            directory, etcd, "--default-lease-ttl", "4", number=2, serving_lease=2, max_lease=4
+            directory, etcd, "--default-lease-ttl", "2", number=2, serving_lease=2, max_lease=2
         ) as stage,
     ):
         stage.wait_settled()
@@ -48,20 +49,15 @@ def hanging(server: ClusterServer) -> Iterator[None]:
         os.kill(server.pid, signal.SIGCONT)
 
 
-@pytest.fixture
-def servers(stage: ClusterStage) -> Sequence[ClusterServer]:
-    """All that are in the cluster; one that hung before has joined again."""
-    for server in stage.servers:
-        eventually(lambda server=server: server.address in stage.mapping.nodes())
-    stage.wait_settled()
-    return stage.servers
+Use = Callable[[str, float], Awaitable[bool]]
 
 
-async def test_the_owner_of_a_shard_hangs(
-    stage: ClusterStage, servers: Sequence[ClusterServer]
-) -> None:
-    """Who has no time hears that nobody answered, who has it gets the lock from the next owner."""
-    owner = servers[0]
+async def test_the_owner_of_a_shard_hangs(stage: ClusterStage, acquires: PendingAcquires) -> None:
+    """Who has no time hears that nobody answered, who has it gets the lock from the next owner.
+
+    So does who waits in a process that waits for many.
+    """
+    owner, other = stage.servers
     keys = [await asyncio.to_thread(stage.key_at, owner) for _ in range(6)]
     seeds = stage.address
 
@@ -79,6 +75,11 @@ async def test_the_owner_of_a_shard_hangs(
 
     for use in (blocking, on_the_loop):
         assert await use(keys[5], 1) is True
+    busy = await asyncio.to_thread(stage.key_at, owner)
+    holder = sync_client.DistributedLock(busy, servers=seeds, lease_ttl_s=1)
+    assert await asyncio.to_thread(holder.acquire)
+    waiter = Waiter(acquires, sync_client.DistributedLock(busy, servers=seeds), 120)
+    assert await asyncio.to_thread(waiter.queued.wait, PATIENCE)
     with hanging(owner):
         patient = [
             asyncio.ensure_future(use(key, timeout))
@@ -89,28 +90,19 @@ async def test_the_owner_of_a_shard_hangs(
                 (on_the_loop, keys[3], 60.5),
             )
         ]
-        for use in (blocking, on_the_loop):
-            for timeout in (0, 0.5):
-                unknown = pytest.raises((errors.UnreachableError, errors.RecoveringError))
-                with Pace() as pace, unknown:
-                    await use(keys[4], timeout)
-                assert pace.seconds < timeout + TOO_LONG
+
+        async def is_not_answered(use: Use, timeout: float) -> None:
+            unknown = pytest.raises((errors.UnreachableError, errors.RecoveringError))
+            with Pace() as pace, unknown:
+                await use(keys[4], timeout)
+            assert pace.seconds < timeout + TOO_LONG
+
+        cases = itertools.product((blocking, on_the_loop), (0, 0.5))
+        await asyncio.gather(*itertools.starmap(is_not_answered, cases))
         assert await asyncio.gather(*patient) == [True] * 4
-
-
-def test_who_waits_in_a_process_of_many_goes_to_the_next_owner(
-    stage: ClusterStage, servers: Sequence[ClusterServer], acquires: PendingAcquires
-) -> None:
-    owner, other = servers
-    key, seeds = stage.key_at(owner), stage.address
-    holder = sync_client.DistributedLock(key, servers=seeds, lease_ttl_s=1)
-    assert holder.acquire()
-    waiter = Waiter(acquires, sync_client.DistributedLock(key, servers=seeds), 120)
-    assert waiter.queued.wait(PATIENCE)
-    with hanging(owner):
         # Nobody can renew before there is another owner: the holder has lost its lock by then.
-        assert waiter.told.wait(60)
+        assert await asyncio.to_thread(waiter.told.wait, 60)
         assert waiter.lock.server == other.address
         assert not holder.held
     waiter.pending.leave()
-    holder.release()
+    await asyncio.to_thread(holder.release)

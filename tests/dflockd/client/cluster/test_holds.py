@@ -51,8 +51,8 @@ async def doubted(lock: Any, seconds: float) -> None:
     assert lock.token is not None
 
 
-RENEWED = {"lease_ttl_s": 600, "renew_ratio": 0.5 / 600}
-"""A lease that does not end meanwhile, renewed twice a second."""
+RENEWED = {"lease_ttl_s": 600, "renew_ratio": 0.2 / 600}
+"""A lease that does not end meanwhile, renewed five times a second."""
 
 
 @pytest.mark.parametrize("how", ["answer", "end"])
