@@ -430,7 +430,8 @@ async def _show(http: HttpServer, settings: Settings) -> bool:
 def _kept(state: StateDir | None) -> str:
     if state is None:
         return "locks are in memory and end with this process (set --state-dir to keep them)"
-    text = f"{len(state.holds)} locks restored"
+    number = len(state.holds)
+    text = f"{number} lock{'' if number == 1 else 's'} restored"
     if state.recovery:
         text += (
             "; others may have been lost with the machine or the journal: nothing is granted for "

@@ -172,7 +172,7 @@ class Handling:
         effects = self.table.handle(peer, request, now)
         self._others += effects
         if type(request) is Evict and (peer.id, _DONE) in effects:
-            logger.warning("connection %d evicts the holder of %r", peer.id, request.key)
+            logger.warning("connection %d evicts the holder of %r", peer.id, request.key.decode())
 
     def _dispatch(self, effects: list[Effect]) -> None:
         """Send what a step of the table has brought."""

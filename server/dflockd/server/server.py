@@ -139,7 +139,9 @@ class Server(Handling):
                 await self._all_gone()
         except TimeoutError:
             if self.sessions:
-                logger.warning("draining: %d connections still open, closed", len(self.sessions))
+                logger.warning(
+                    "draining: closed the connections that are left: %d", len(self.sessions)
+                )
             for session in list(self.sessions.values()):
                 session.abort()
             await self._all_gone()
@@ -160,7 +162,7 @@ class Server(Handling):
         reply = next(reply for number, reply in effects if number == operator.id)
         if reply is Status.OK:
             # Only then: a key that nobody holds could be anything, even a secret.
-            logger.warning("%s evicts the holder of %r with fence %d", who, key, fence)
+            logger.warning("%s evicts the holder of %r with fence %d", who, key.decode(), fence)
         return reply
 
     @property

@@ -201,11 +201,13 @@ def _help() -> RenderableType:
 
 def _totals(reports: Sequence[Report], shards: Shards | None) -> Text:
     answered = [report for report in reports if not report.error]
+    keys = sum(report.keys for report in answered)
+    connections = sum(report.connections for report in answered)
     parts = [
         f"{len(answered)} of {len(reports)} servers answer",
-        f"{sum(report.keys for report in answered)} keys",
+        f"{keys} key{'' if keys == 1 else 's'}",
         f"{sum(report.waiters for report in answered)} waiting",
-        f"{sum(report.connections for report in answered)} connections",
+        f"{connections} connection{'' if connections == 1 else 's'}",
     ]
     if shards is not None and shards.servers:
         each = ", ".join(f"{server} {count}" for server, count in sorted(shards.servers.items()))

@@ -230,7 +230,7 @@ def test_an_operator_releases_a_lock(closed_site: Site, open_page: OpenPage) -> 
 
     expect(row_of(page, "page:stuck").locator(".who b")).to_have_text("next")
     assert following.line().startswith("ok ")
-    closed_site.server.wait_for_log("'ann' at 127.0.0.1 evicts the holder of b'page:stuck'")
+    closed_site.server.wait_for_log("'ann' at 127.0.0.1 evicts the holder of 'page:stuck'")
 
 
 def test_on_a_server_without_a_token_there_is_no_button(site: Site, open_page: OpenPage) -> None:

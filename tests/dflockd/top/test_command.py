@@ -58,7 +58,7 @@ def test_a_lock_changes_hands(server: LockServer, client: Callable[[str], RawCli
     with Terminal(top("--server", server.address)) as terminal:
         terminal.wait_line("account:7", "first-holder")
         second.request("l", "account:7", "60")
-        terminal.wait_line("1 of 1 servers answer, 1 keys, 1 waiting, ")
+        terminal.wait_line("1 of 1 servers answer, 1 key, 1 waiting, ")
         assert terminal.wait_line("account:7", "first-holder").split()[-1] == "1"
 
         assert first.ask("r", "account:7", token) == "ok"
@@ -215,7 +215,7 @@ def test_without_a_terminal(server: LockServer, client: Callable[[str], RawClien
     with process.stdout:
         for _ in range(2):
             found = [process.stdout.readline().decode() for _ in range(5)]
-            assert found[1].startswith("1 of 1 servers answer, 1 keys")
+            assert found[1].startswith("1 of 1 servers answer, 1 key")
             assert found[3].startswith("piped ")
             assert found[4] == "by waiters\n"
             assert all("\x1b" not in line for line in found)

@@ -64,7 +64,7 @@ def names(drawn: list[str]) -> list[str]:
 
 def test_a_key() -> None:
     drawn = lines(report(row("account:7", label="sync[5be1] web-3", waiters=2)))
-    assert drawn[0] == "1 of 1 servers answer, 1 keys, 2 waiting, 4 connections"
+    assert drawn[0] == "1 of 1 servers answer, 1 key, 2 waiting, 4 connections"
     _, head, key, last = drawn
     assert head.split() == ["KEY", "HELD", "BY", "FOR", "LEASE", "LEFT", "WAITING"]
     bar = "━" * 10
@@ -164,7 +164,7 @@ def test_semaphores_and_keys_that_nobody_holds_yet() -> None:
 def test_what_is_wrong_comes_first() -> None:
     shards = Shards({"one:1": 4000, "two:1": 4190}, unserved=2, error="no list")
     drawn = lines(report(row("key")), report(server="two:1", error="two:1 is away"), shards=shards)
-    assert drawn[0].startswith("1 of 2 servers answer, 1 keys, ")
+    assert drawn[0].startswith("1 of 2 servers answer, 1 key, ")
     assert drawn[1:4] == ["2 shards have no server", "no list", "two:1 is away"]
     wide = lines(report(row("key")), shards=shards, width=150)
     assert wide[0].endswith("shards: one:1 4000, two:1 4190")
