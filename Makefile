@@ -56,7 +56,7 @@ types: $(STAMP) ## check the types
 	@$(BIN)/mypy
 
 soak: $(STAMP) ## run the soak tests (minutes)
-	@$(BIN)/python -m pytest -m soak $(ARGS)
+	@$(BIN)/python -m pytest -m 'soak or hypothesis' --hypothesis-profile soak $(ARGS)
 
 chaos: $(STAMP) ## run real processes under faults, and judge the history (ARGS='--help')
 	@$(BIN)/python -m tests.chaos $(ARGS)

@@ -9,8 +9,9 @@ from xdist.scheduler import LoadFileScheduling
 from examples.demo.stage import Process
 from tests import forkserver
 
-# No example is judged by the clock of a busy machine.
-settings.register_profile("celery_dflock", settings(), deadline=None)
+# No example is judged by the clock of a busy machine. The soak tries many.
+settings.register_profile("celery_dflock", deadline=None, max_examples=50)
+settings.register_profile("soak", deadline=None, max_examples=1000)
 settings.load_profile("celery_dflock")
 
 collect_ignore = ["smoke"]

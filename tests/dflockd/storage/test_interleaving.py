@@ -80,7 +80,10 @@ def judged(life: Life, path: Path, seed: int) -> list[str]:
     return killed.wrong + cut.wrong
 
 
-@pytest.mark.parametrize(("seed", "rarely"), [(1, 200), (2, 2000), (3, 8000)])
+@pytest.mark.parametrize(
+    ("seed", "rarely"),
+    [(1, 200), *(pytest.param(*other, marks=pytest.mark.soak) for other in ((2, 2000), (3, 8000)))],
+)
 def test_a_sync_in_the_middle_of_a_record(
     tmp_path: Path, patch: pytest.MonkeyPatch, seed: int, rarely: int
 ) -> None:
@@ -103,7 +106,7 @@ def test_a_sync_in_the_middle_of_a_record(
     assert not (wrong := judged(life, tmp_path, seed)), "\n".join(wrong[:9])
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_records_in_the_middle_of_a_sync(
     tmp_path: Path, patch: pytest.MonkeyPatch, seed: int
 ) -> None:
