@@ -41,14 +41,18 @@ class Outages:
     """The servers that did not answer the last time, for all processes of one worker."""
 
     def __init__(self) -> None:
-        self.known = mmap.mmap(-1, 1 + MOST * _SLOT.size)
+        self.known = _memory()
         """Its first byte is 0 while no server is away: nearly always, so that it is quick to see."""
         self._mutex = threading.Lock()
         self._descriptor = -1
         """Of a file without a name that keeps the processes apart."""
 
     def prepare(self, **_: Any) -> None:
-        """Prepare for processes that are forked later: a worker starts."""
+        """Prepare for processes that are forked later: a worker starts.
+
+        It may itself be one of several that were forked where this was imported.
+        """
+        self.known = _memory()
         if self._descriptor < 0:
             with tempfile.TemporaryFile() as file:
                 self._descriptor = os.dup(file.fileno())
@@ -150,6 +154,11 @@ class Outages:
                     fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
         for text, *about in lines:
             logger.warning(text, *about)
+
+
+def _memory() -> mmap.mmap:
+    """Return memory that this process shares with those that it forks."""
+    return mmap.mmap(-1, 1 + MOST * _SLOT.size)
 
 
 def _digest(server: str) -> bytes:

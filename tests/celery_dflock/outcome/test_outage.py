@@ -150,6 +150,21 @@ def test_processes_count_as_one(outages: Outages, said: list[str]) -> None:
     assert said[-1].endswith("tasks requeued meanwhile: 200"), "and none has miscounted"
 
 
+def test_workers_that_one_process_has_forked_are_told_apart(said: list[str]) -> None:
+    outages = Outages()
+    pid = os.fork()
+    if not pid:
+        outages.prepare()
+        outages.requeued("one:1", "why")
+        os._exit(len(said))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    outages.prepare()
+    outages.requeued("one:1", "why")
+    outages.over("one:1")
+    assert len(said) == 2
+    assert said[-1].endswith("tasks requeued meanwhile: 1")
+
+
 def test_more_servers_than_there_is_room_for(outages: Outages, said: list[str]) -> None:
     for number in range(MOST + 5):
         outages.requeued(f"lock-{number}:1", "why")

@@ -36,7 +36,7 @@ def worker(cluster: Cluster, second_server: LockServer) -> Iterator[Worker]:
 @pytest.fixture
 def new_worker(cluster: Cluster, second_server: LockServer) -> Iterator[Worker]:
     """One like it that has not met an outage yet."""
-    with worker_of_both(cluster, second_server, "new") as worker:
+    with worker_of_both(cluster, second_server, "unavailable") as worker:
         yield worker
 
 
