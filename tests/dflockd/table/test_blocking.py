@@ -15,6 +15,7 @@ from dflockd.table import Limits, LockTable, TokenIssuer
 from dflockd.table.blocking import Look, in_words
 from dflockd.wire import Acquire, Detach, Granted, Label, Owner, Reply, Space
 from tests.dflockd.raw_server import StartServer, eventually
+from tests.dflockd.server.server_support import takes_seconds
 from tests.dflockd.server.session_support import make_server
 
 
@@ -200,6 +201,7 @@ async def test_a_server_says_it_once(
     assert "circles" not in stage.table.about
 
 
+@takes_seconds
 def test_in_the_log_the_stats_and_nowhere_broken(start_server: StartServer) -> None:
     server = start_server()
     clients = []
