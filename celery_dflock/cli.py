@@ -46,8 +46,11 @@ def status(ctx: click.Context, as_json: bool) -> None:
     The exit status is 1 if a server does not answer.
     """
     from celery_dflock.beat.status import beat_status  # every celery command loads this module
+    from celery_dflock.worker.spelling import ignored
 
     app_settings = _settings(ctx)
+    for line in ignored(ctx.obj.app):
+        click.echo(f"Warning: {line}", err=True)
     rows = _of_all_servers(app_settings, _status)
     beat = _in_words(partial(beat_status, ctx.obj.app)) if app_settings.enabled else None
     if beat is not None:

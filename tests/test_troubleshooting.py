@@ -100,9 +100,12 @@ def everything_said(
     under = Celery("under", set_as_current=False)
     source = type("source", (), {"CELERY_DFLOCK_SERVER": 1, "DFLOCK_SERVERS": 2})
     under.config_from_object(source, namespace="CELERY")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DFLOCK_SERVER", "a:1")
+        misspelled = ignored(under)
     return "\n".join(
         [
-            *(away, limited, taken, crowded, *ignored(under)),
+            *(away, limited, taken, crowded, *misspelled),
             said(app_of(plain, dflock_use_ssl=True), lock_key="a"),
             said(app_of(guarded), lock_key="a"),
             said(app_of(guarded, dflock_auth_token="other"), lock_key="a"),

@@ -1,4 +1,4 @@
-"""Settings that nobody reads: a misspelled name, or one without the app's namespace.
+"""Settings and variables that nobody reads: a misspelled name, or one without the app's namespace.
 
 Celery ignores settings that it does not know. A worker whose `CELERY_DFLOCK_SERVERS` is misspelled
 would ask the lock server on its own host.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
@@ -17,9 +18,12 @@ from celery.app.defaults import DEFAULTS
 from celery.utils.collections import DictAttribute
 
 from celery_dflock.beat.config import BeatSettings
-from celery_dflock.config import NAMES
+from celery_dflock.config import NAMES, VARIABLES
 
 PREFIX = "dflock_"
+VARIABLE_PREFIX = "DFLOCK_"
+LINKS = ("DFLOCK_PORT", "DFLOCK_SERVICE_")
+"""What Kubernetes calls the variables of a service named dflock."""
 KNOWN = (*NAMES, *(f"{PREFIX}beat_{field.name}" for field in fields(BeatSettings)))
 
 _UNSET = object()
@@ -28,15 +32,31 @@ logger = logging.getLogger("celery_dflock")
 
 
 def warn(app: Celery) -> None:
-    """Log each setting of an app that looks like one of ours and has no effect."""
+    """Log each setting and variable that looks like one of ours and has no effect."""
     for text in ignored(app):
         logger.warning("%s", text)
 
 
 def ignored(app: Celery) -> list[str]:
-    """Return a line for each setting of an app that looks like one of ours and has no effect."""
+    """Return a line for each setting of an app that looks like one of ours and has no effect.
+
+    And for each variable of the environment.
+    """
     conf = app.conf.finalize()
-    return [line for name in sorted(_names(conf)) if (line := _what_is_wrong(name, conf))]
+    found = [line for name in sorted(_names(conf)) if (line := _what_is_wrong(name, conf))]
+    return found + [_not_a_variable(name) for name in sorted(os.environ) if _is_wrong(name)]
+
+
+def _is_wrong(variable: str) -> bool:
+    is_ours = variable.startswith(VARIABLE_PREFIX) and not variable.startswith(LINKS)
+    return is_ours and variable not in VARIABLES
+
+
+def _not_a_variable(name: str) -> str:
+    if name.lower() in KNOWN:
+        return f"the variable {name} is ignored: set {name.lower()} in the app"
+    near = difflib.get_close_matches(name, VARIABLES, 1)
+    return f"the variable {name} is ignored" + (f": did you mean {near[0]}?" if near else "")
 
 
 def _what_is_wrong(name: str, conf: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from types import SimpleNamespace
@@ -9,7 +10,10 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
 
+from celery_dflock.cli import dflock
 from celery_dflock.config import NAMES
 from celery_dflock.worker import banner
 from celery_dflock.worker.spelling import KNOWN, ignored
@@ -74,6 +78,37 @@ def test_set_later() -> None:
     assert ignored(app) == [
         "dflock_unavailabel is not a setting: did you mean dflock_unavailable?",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("DFLOCK_AUTH_TOKEN_FILE", None),
+        ("DFLOCK_SERVICE_HOST", None),
+        ("DFLOCKD_SERVER", None),  # the lock server says that
+        ("DFLOCK_SERVER", "the variable DFLOCK_SERVER is ignored: did you mean DFLOCK_SERVERS?"),
+        (
+            "DFLOCK_KEY_PREFIX",
+            "the variable DFLOCK_KEY_PREFIX is ignored: set dflock_key_prefix in the app",
+        ),
+        ("DFLOCK_COLOUR", "the variable DFLOCK_COLOUR is ignored"),
+    ],
+)
+def test_a_variable(name: str, text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "value")
+
+    assert ignored(configured()) == ([text] if text else [])
+
+
+def test_the_status_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DFLOCK_SERVER", "a:1")
+    app = configured(dflock_servers=["127.0.0.1:1"])  # where nobody listens
+
+    context = CLIContext(app=app, no_color=True, workdir=None)
+    done = CliRunner().invoke(dflock, ["status", "--json"], obj=context)
+
+    assert "Warning: the variable DFLOCK_SERVER is ignored" in done.stderr
+    assert json.loads(done.stdout)
 
 
 def test_a_worker_says_it(caplog: pytest.LogCaptureFixture) -> None:
