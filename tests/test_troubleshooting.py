@@ -53,7 +53,7 @@ def sent(task: Any) -> None:
 def said(app: Celery, call: Callable[[Any], object] = sent, **options: Any) -> str:
     """Return the error of a task with these options."""
 
-    @app.task(base=LockedTask, name="report", **options)
+    @app.task(base=LockedTask, name="report", shared=False, **options)
     def report(account_id: int) -> None:
         raise AssertionError("it has its lock")
 

@@ -69,10 +69,8 @@ CANVASES: dict[Canvas, int] = {
 """How many locked tasks each has."""
 
 
-ALL_RUNS = {a_chord}
-"""What `make test` runs a hundred times; of the others it sees a few, and the soak tests the rest."""
-
 SOME = RUNS // 10
+"""As many `make test` sees of each, and the soak tests the rest."""
 
 
 def in_batches(keys: Iterable[str]) -> Iterator[list[str]]:
@@ -100,12 +98,8 @@ def assert_each_once(cluster: Cluster, keys: list[str], number: int) -> None:
 @pytest.mark.parametrize(
     ("canvas", "runs"),
     [
-        *((canvas, RUNS if canvas in ALL_RUNS else SOME) for canvas in CANVASES),
-        *(
-            pytest.param(canvas, RUNS, marks=pytest.mark.soak)
-            for canvas in CANVASES
-            if canvas not in ALL_RUNS
-        ),
+        *((canvas, SOME) for canvas in CANVASES),
+        *(pytest.param(canvas, RUNS, marks=pytest.mark.soak) for canvas in CANVASES),
     ],
 )
 @pytest.mark.timeout(600)
