@@ -12,7 +12,18 @@ from celery.exceptions import ImproperlyConfigured
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dflock.outcome.header import FIRING, HEADER, NOTHING, RUN, Header, unique_of
+from celery_dflock.outcome.header import (
+    FIRING,
+    HEADER,
+    LARGEST_AGE,
+    NOTHING,
+    RUN,
+    Header,
+    age_of,
+    is_firing,
+    unique_of,
+    with_age,
+)
 
 COUNTERS_OF_0_1 = ("attempt", "since", "place", "retries", "copy", "free")
 
@@ -141,3 +152,67 @@ def test_nonsense_is_refused_in_one_line_that_names_the_header(headers: dict[str
 def test_what_is_no_lock_of_a_sender_is_none(ours: Any) -> None:
     """Nobody is there to be told where a task is revoked."""
     assert unique_of(Context(id="1", headers={HEADER: ours})) is None
+
+
+def test_what_a_sender_has_locked_is_its_own_tasks() -> None:
+    ours = {"id": "1", "key": "k", "token": "t", "until": "u"}
+    for task, headers, found in (
+        ("1", {HEADER: {"unique": ours}}, ours),
+        ("2", {HEADER: {"unique": ours}}, None),
+        *(
+            ("1", {HEADER: {"unique": {**ours, name: ""}}}, None)
+            for name in ("key", "token", "until")
+        ),
+        ("1", {}, None),
+        ("1", None, None),
+    ):
+        assert unique_of(Context(id=task, headers=headers)) == found
+
+
+@pytest.mark.parametrize(
+    "headers", [None, {}, {"x": 1}, {RUN: {"outage": 2}, "x": 1}, {RUN: "bad"}]
+)
+def test_an_age_is_its_own_tasks(headers: dict[str, Any] | None) -> None:
+    assert age_of(headers, "1") == 0
+    for age, read in ((1, 1), (LARGEST_AGE, LARGEST_AGE), (LARGEST_AGE + 1, 0), (0, 0), (-1, 0)):
+        aged = with_age(headers, age, "1")
+        assert age_of(aged, "1") == read
+        assert age_of(aged, "2") == 0
+        assert {**aged, RUN: 0} == {**(headers or {}), RUN: 0}
+        more = (headers or {}).get(RUN)
+        if more != "bad":
+            assert {**aged[RUN], **(more or {})} == aged[RUN]
+            assert Header.read(Context(id="1", headers=aged, retries=None)).age == read
+    assert age_of({RUN: {"age": "7", "of": "1"}}, "1") == 0
+
+
+def test_a_firing_is_its_own_tasks() -> None:
+    firing = {FIRING: {"id": "1"}}
+    assert is_firing(Context(id="1", headers=firing))
+    assert not is_firing(Context(id="2", headers=firing))
+    assert not is_firing(Context(id="1", headers={FIRING: "1"}))
+    assert not is_firing(Context(id="1", headers={"x-tenant": "blue"}))
+    assert not is_firing(Context(id="1", headers=None))
+
+
+@pytest.mark.parametrize(
+    ("headers", "line"),
+    [
+        (
+            {HEADER: "x"},
+            "dflock is 'x': give a dict of options of the task, such as {'lock_timeout': 60}",
+        ),
+        ({RUN: "x"}, "dflock_run is 'x': give a dict of what the plugin has written there"),
+        (
+            {HEADER: {"place": "a b", "retries": 0}},
+            "dflock has place 'a b', not a ticket of a lock server: "
+            "send only options of the task there, and leave place to the plugin",
+        ),
+    ],
+)
+def test_a_header_that_is_wrong_is_named_with_what_to_send(
+    headers: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ImproperlyConfigured) as bad:
+        Header.read(Context(headers=headers, retries=0))
+    assert str(bad.value) == f"the message header {line}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 
 import pytest
 
@@ -40,6 +41,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_one_line_when_it_begins_and_one_when_it_ends(outages: Outages, said: list[str]) -> None:
     assert not outages.known[0]
+    begun_at = time.monotonic()
     for _ in range(500):
         outages.requeued("one:1", "cannot be reached: Connection refused")
     assert outages.known[0]
@@ -52,6 +54,7 @@ def test_one_line_when_it_begins_and_one_when_it_ends(outages: Outages, said: li
     )
     assert begun.endswith("cannot be reached: Connection refused")
     assert over.startswith("lock server one:1 answers again after ")
+    assert int(over.split(" s, ")[0].split()[-1]) <= time.monotonic() - begun_at + 1
     assert over.endswith("tasks requeued meanwhile: 500")
     assert not outages.known[0]
 

@@ -270,6 +270,15 @@ def test_who_is_told_of_a_turn_counts_for_the_limit_of_the_group() -> None:
     assert stage.order == ["b-0", "a-1"]
 
 
+def test_all_who_are_told_of_a_turn_count_for_the_limit_of_the_group() -> None:
+    stage = Stage(4)
+    for name in ("a-0", "a-1"):
+        assert stage.say(name, Turn(5000)) is Status.OK
+        assert isinstance(stage.enqueue(name, limit=2), YourTurn)
+    assert stage.come("a-2", limit=2, timeout=0) is Status.TIMEOUT
+    assert isinstance(stage.come("b-0", timeout=0), Granted)
+
+
 # Positions.
 
 

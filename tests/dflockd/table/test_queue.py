@@ -7,8 +7,8 @@ import pytest
 from dflockd.table import LockTable, Peer, TokenIssuer, owners
 from dflockd.table.queue import LEAST_TURN, MOST_SILENT, Queue
 from dflockd.table.state import Entry, Group, Waiter
-from dflockd.wire import Acquire, Owner
-from tests.dflockd.table.rules_support import LOCK
+from dflockd.wire import Acquire, Enqueue, Owner, Reserve, Resume, Status, TimedOut, Wait
+from tests.dflockd.table.rules_support import LOCK, reply_to, table_of, take
 
 
 def test_the_time_between_grants_is_an_average_of_the_last_few() -> None:
@@ -61,3 +61,22 @@ def test_of_one_attempt_what_is_held_goes_before_what_waits(
     assert owners.latest(entry, b"run") is waiter
     owners.discard(entry, waiter)
     assert entry.owners == {}
+
+
+def test_who_is_back_counts_as_a_waiter_and_who_is_away_does_not() -> None:
+    table = table_of(max_waiters=1)
+    take(table, table.connect(), b"k")
+    for _ in range(2):  # and never less than it should
+        peer, other = table.connect(), table.connect()
+        assert reply_to(table, peer, Enqueue(LOCK, b"k", 1, None)) is Status.QUEUED
+        assert reply_to(table, peer, Reserve(9000, 0)) is Status.OK
+        kept = reply_to(table, peer, Wait(LOCK, b"k", 0))
+        assert isinstance(kept, TimedOut)
+        assert reply_to(table, other, Enqueue(LOCK, b"k", 1, None)) is Status.QUEUED
+        table.disconnect(other, 1.0, clean=True)
+        assert reply_to(table, peer, Resume(kept.ticket)) is Status.OK
+        assert reply_to(table, peer, Enqueue(LOCK, b"k", 1, None)) is Status.QUEUED
+        assert reply_to(table, table.connect(), Acquire(LOCK, b"k", 1, 9, None)) is (
+            Status.MAX_WAITERS
+        )
+        table.disconnect(peer, 1.0, clean=True)

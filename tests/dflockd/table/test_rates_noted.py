@@ -9,8 +9,19 @@ import pytest
 from dflockd.table import LockTable
 from dflockd.table.rates import BLOCK, RateBlock, RateRecord
 from dflockd.table.state import Entry
-from dflockd.wire import Begun, Granted, Rate, Release, Status, Unbegun
-from tests.dflockd.table.rates_support import SEMAPHORE, Site, move, shard_table
+from dflockd.wire import (
+    UNLIMITED,
+    Begun,
+    Enqueue,
+    Enqueued,
+    Granted,
+    Rate,
+    Release,
+    Status,
+    Unbegun,
+    Wait,
+)
+from tests.dflockd.table.rates_support import LEASE, SEMAPHORE, Site, move, shard_table
 
 
 class Journal:
@@ -65,6 +76,14 @@ def test_the_journal_has_the_rate_that_was_asked_for_last_and_all_that_has_begun
         assert more == 0 or (more > 0 and len(windows) > 1)
         site.go_to(site.now + dice.choice([0, 0, 0, 0.02, 0.05]))
     assert most > 2
+    # A process that has read it writes it down anew.
+    anew = Journal(after.table)
+    anew.write()
+    then = anew.read(site.now).table.rate_of(SEMAPHORE, b"k")
+    now = after.table.rate_of(SEMAPHORE, b"k")
+    assert then is not None
+    assert now is not None
+    assert (then.runs, then.free(site.now)) == (now.runs, now.free(site.now))
     site.go_to(site.now + 10)
     journal.write()
     assert journal.records == {}
@@ -107,6 +126,18 @@ def test_who_waits_has_the_place_as_soon_as_it_is_free(site: Site) -> None:
     assert site.granted() == []
     site.go_to(104.051)
     assert site.granted() == [waiter.id]
+
+
+def test_who_has_enqueued_counts_as_a_run_too(site: Site) -> None:
+    rate = Rate(1, 1000)
+    site.begin(rate)
+    peer, other = site.table.connect(), site.table.connect()
+    assert site.ask(peer, Enqueue(SEMAPHORE, b"k", UNLIMITED, LEASE, rate)) is Status.QUEUED
+    assert site.ask(peer, Wait(SEMAPHORE, b"k", 60)) is None
+    site.go_to(101.01)
+    assert site.granted() == [peer.id]
+    assert site.take(rate)[1] is Status.TIMEOUT
+    assert isinstance(site.ask(other, Enqueue(SEMAPHORE, b"k", UNLIMITED, LEASE)), Enqueued)
 
 
 def test_as_many_runs_are_promised_as_may_be_and_not_one_more() -> None:

@@ -109,6 +109,7 @@ def test_who_listens_too_late_is_told_at_once(table: LockTable) -> None:
     _, token = take(table, 1)
     wait(table, 2)
     assert ask(table, table.connect(), Listen(b"k", token)) == Superseded(2, b"task-2")
+    assert table.counts.asked_to_stop == 1
 
 
 def test_nobody_listens_longer_than_it_holds(table: LockTable) -> None:
