@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from queue import Queue
 from typing import Any
 
 from celery import Task, signals
 from celery.app.task import Context
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, ImproperlyConfigured, Reject, Retry
 
 from celery_dflock.config import Settings, settings
 from celery_dflock.locks import MOMENT, is_kept
@@ -22,6 +22,9 @@ from celery_dflock.outcome.requeue import RedeliveryRequeued
 from celery_dflock.plan import Plan
 from celery_dflock.unique.lock import first_of, label_of, lock_on, mark_of
 from dflockd import errors
+
+_LOOKED_AFTER = "_dflock_looked_after"
+"""Set on a request whose lock of this kind ends with its run."""
 
 logger = logging.getLogger("celery_dflock")
 
@@ -170,6 +173,7 @@ _NOTHING = nullcontext()
 def _looked_after(plan: Plan, ours: Mapping[str, str]) -> Iterator[Carried]:
     options = plan.options
     brought = Carried(plan.task, plan.request, ours, options.ttl, plan.settings)
+    setattr(plan.request, _LOOKED_AFTER, True)
     try:
         if not plan.is_redelivered:  # one has no claim to it, as far as it is known to be one
             brought.take()
@@ -179,6 +183,30 @@ def _looked_after(plan: Plan, ours: Mapping[str, str]) -> Iterator[Carried]:
         raise
     else:
         brought.end(None, options)
+
+
+def free_failed(sender: Task, **_: Any) -> None:
+    """Release the lock of a task that has failed before its run could look after it.
+
+    Its key could not be made here, or its `before_start` raised. A redelivery has no claim to it.
+    """
+    request = sender.request
+    ours = header.unique_of(request)
+    if ours is None or getattr(request, _LOOKED_AFTER, False) or _is_redelivery(request):
+        return
+    with suppress(errors.InvalidArgumentError):  # it is not ours: somebody else has written it
+        Carried(sender, request, ours, MOMENT, settings(sender.app)).free()
+
+
+def _is_redelivery(request: Context) -> bool:
+    try:
+        known = header.Header.read(request).redelivery
+    except ImproperlyConfigured:
+        return True  # nobody can say what it is
+    return bool(known or (request.delivery_info or {}).get("redelivered"))
+
+
+signals.task_failure.connect(free_failed, dispatch_uid="celery_dflock.free_failed")
 
 
 # Where it is revoked, or found to have expired: in the main process of a worker.
