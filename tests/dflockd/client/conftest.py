@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from dflockd.client import asking, flows, operations, routing
+from tests.dflockd.client.loops import LoopThread, NewLoop
 from tests.dflockd.client_support import Client, Face, client_named, face_named
 from tests.dflockd.raw_server import ServerProcess
 from tests.dflockd.scripted_server import ScriptedServer
@@ -45,9 +48,41 @@ def scripted() -> Iterator[ScriptedServer]:
 
 
 @pytest.fixture
+def hung(start: Callable[..., ServerProcess]) -> Iterator[ServerProcess]:
+    """A server that is about to hang, and goes on with the end of the test."""
+    server = start()
+    assert server.port
+    yield server
+    server.signal(signal.SIGCONT)
+
+
+@pytest.fixture
 def options(server: ServerProcess) -> dict[str, Any]:
     """The arguments of a lock at that server whose lease does not end meanwhile."""
     return {"servers": [("127.0.0.1", server.port)], "lease_ttl_s": 600}
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def new_loop(request: pytest.FixtureRequest) -> NewLoop:
+    """Make an event loop of either kind."""
+    if request.param == "uvloop":
+        made: NewLoop = pytest.importorskip("uvloop").new_event_loop
+        return made
+    return asyncio.new_event_loop
+
+
+@pytest.fixture
+def start_loop(new_loop: NewLoop) -> Iterator[Callable[..., LoopThread]]:
+    """Start loops in threads; they end with the test."""
+    loops: list[LoopThread] = []
+
+    def start_loop(**options: Any) -> LoopThread:
+        loops.append(LoopThread(new_loop, **options))
+        return loops[-1]
+
+    yield start_loop
+    for loop in loops:
+        loop.close()
 
 
 HASTE = 0.2

@@ -7,9 +7,7 @@ from typing import Any
 from dflockd import errors
 from dflockd.address import Address, Seeds, parse_servers
 from dflockd.client.operations import ShardReport
-from dflockd.client.routing import (
-    ShardMap,
-)
+from dflockd.client.routing import Outcome, Path, Pause, ShardMap, Step, pursue
 from dflockd.shards import get_shard_id
 
 NUM_SHARDS = 16
@@ -42,3 +40,38 @@ def known(owner: Address | None = A, epoch: int = 7, at: float = NOW - 100) -> S
 
 def moved(to: Address, epoch: int = 8) -> errors.MovedError:
     return errors.MovedError("moved", shard=SHARD, epoch=epoch, to=str(to))
+
+
+def recovering(retry_s: float = 0.1) -> errors.RecoveringError:
+    return errors.RecoveringError("recovering", retry_s=retry_s)
+
+
+GONE = errors.UnreachableError("gone")
+
+DRAINING = errors.DrainingError("draining")
+
+
+class Walk:
+    """A path that is walked by hand."""
+
+    def __init__(self, path: Path, now: float = NOW) -> None:
+        self.now = now
+        self._path = path
+        self.step: Step = next(path)
+
+    def __call__(
+        self,
+        error: errors.RemoteError | None = None,
+        *,
+        report: ShardReport | None = None,
+        after: float = 0.0,
+    ) -> Step:
+        """Say what came of the step, and return the next."""
+        self.now += after or (self.step.seconds if isinstance(self.step, Pause) else 0.0)
+        self.step = self._path.send(Outcome(self.now, error, report))
+        return self.step
+
+
+def walk(shards: ShardMap, timeout: float | None = 10, **options: Any) -> Walk:
+    until = None if timeout is None else NOW + timeout
+    return Walk(pursue(shards, KEY, until, NOW, **options))

@@ -14,6 +14,12 @@ from tests.pace import Pace
 
 KEY = "account:7"
 
+GRACE = 2.0
+"""Seconds beyond those that were given, in which a server that is well would have answered."""
+
+SLACK = 0.8
+"""Seconds that the work takes; what a busy machine takes is left out (`Pace`)."""
+
 TOO_LONG = 8.0
 """Seconds beyond those that were given; it was ten, and is two."""
 

@@ -1,7 +1,6 @@
 """A time that is given is kept, whatever the server does, and silence never means "held by another".
 
 Servers here stand still, accept and say nothing, say one byte now and then, or never end what they say.
-One flow of packets may vanish as well while the next one works.
 """
 
 from __future__ import annotations
@@ -21,25 +20,20 @@ from typing import Any
 import pytest
 
 from dflockd import errors
-from dflockd.client import clock
 from dflockd.wire import Acquire, Auth, Confirm, Enqueue, Granted, Label, Renew, Status, Wait
-from tests.dflockd.client_support import Calls, Client, Proxy, is_free, soon, until
+from tests.dflockd.client.silence import GRACE, SLACK
+from tests.dflockd.client_support import Client, soon
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
 from tests.dflockd.scripted_server import (
     ScriptedCluster,
     ScriptedServer,
     Silence,
-    renewed,
 )
 from tests.pace import Pace
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
 KEY = "key"
-GRACE = 2.0
-"""Seconds beyond those that were given, in which a server that is well would have answered."""
-SLACK = 0.8
-"""Seconds that the work takes; what a busy machine takes is left out (`Pace`)."""
 CONNECTING = 5.0
 """Seconds for a connection to be made where there is no end to the wait for the lock."""
 
@@ -50,15 +44,6 @@ async def in_time(waiting: Any, timeout: float) -> None:
         await soon(waiting)
     assert pace.seconds < timeout + GRACE + SLACK
     assert "\n" not in str(caught.value)
-
-
-@pytest.fixture
-def hung(start: Callable[..., ServerProcess]) -> Iterator[ServerProcess]:
-    """A server that is about to hang, and goes on with the end of the test."""
-    server = start()
-    assert server.port
-    yield server
-    server.signal(signal.SIGCONT)
 
 
 class Mute:
@@ -326,109 +311,3 @@ async def test_a_cluster_that_stands_still(
             options = {"acquire_timeout_s": timeout, "auth_token": secret}
             locks += [client.lock(KEY, servers=seeds, **options)]
     await asyncio.gather(*(in_time(lock.acquire(), timeout) for lock in locks))
-
-
-# One flow that vanishes: a firewall has forgotten it, and the next connection works.
-
-
-@pytest.fixture
-def proxy(start: Callable[..., ServerProcess]) -> Iterator[Proxy]:
-    server = start()
-    proxy = Proxy(server.port)
-    proxy.server = server  # type: ignore[attr-defined]
-    yield proxy
-    proxy.close()
-
-
-def behind(proxy: Proxy) -> ServerProcess:
-    server: ServerProcess = proxy.server  # type: ignore[attr-defined]
-    return server
-
-
-@pytest.mark.parametrize("times", [1, pytest.param(3, marks=soak)])
-async def test_locks_outlive_their_flows(client: Client, proxy: Proxy, times: int) -> None:
-    """A second connection is tried while there is time, not only when the first has broken."""
-    lost = Calls()
-    options = {"lease_ttl_s": 20, "renew_ratio": 0.05, "on_lost": lost}
-    locks = [client.lock(f"{KEY}-{n}", proxy, **options) for n in range(10)]
-    semaphores = [client.semaphore("semaphore", 2, proxy, **options) for _ in range(2)]
-    await asyncio.gather(*(lock.acquire() for lock in locks + semaphores))
-    fences = [lock.fence for lock in locks + semaphores]
-    leases = [lock._session.lease for lock in locks + semaphores]
-    for _ in range(times):
-        before = proxy.accepted
-        proxy.swallow()
-        # A renewal under way when the flow vanished may be answered; the one after that is not.
-        for _ in range(2):
-            ends = [lease.deadline for lease in leases]
-
-            def renewed_again(ends: list[float] = ends) -> bool:
-                longer = [lease.deadline > end for lease, end in zip(leases, ends, strict=True)]
-                return all(longer) or bool(lost.locks)
-
-            await until(renewed_again)
-        assert not lost.locks
-        assert proxy.accepted > before, "renewed without a second connection"
-        assert all(lock.held for lock in locks + semaphores)
-        assert not is_free(behind(proxy), f"{KEY}-0")
-    assert [lock.fence for lock in locks + semaphores] == fences
-    released = await asyncio.gather(*(lock.release() for lock in locks + semaphores))
-    assert released == [True] * 12
-    assert is_free(behind(proxy), f"{KEY}-0")
-
-
-async def test_a_lock_outlives_the_silence_of_its_server(
-    client: Client, scripted: ScriptedServer
-) -> None:
-    """The server answers on the second connection only; on the first it says nothing."""
-    lost = Calls()
-    lock = client.lock(KEY, scripted, lease_ttl_s=2, on_lost=lost)
-    assert await lock.acquire() is True
-    granted_until = lock._session.lease.deadline
-    first = scripted.accepted
-
-    def answer(request: Renew) -> Any:
-        number = next(n for n, r in reversed(scripted.requests) if r is request)
-        return Silence if number == first else renewed(request)
-
-    scripted.script(Renew, answer)
-    await until(lambda: bool(lost.locks) or clock.now() > granted_until)
-    assert not lost.locks
-    assert lock.held
-    assert await lock.release() is True
-
-
-async def test_renew_over_a_flow_that_has_vanished(client: Client, proxy: Proxy) -> None:
-    lock = client.lock(KEY, proxy, lease_ttl_s=600)
-    assert await lock.acquire() is True
-    proxy.swallow()
-    assert await soon(lock.renew()) is True
-    assert lock.held
-    assert await lock.release() is True
-
-
-async def test_release_over_a_flow_that_has_vanished(client: Client, proxy: Proxy) -> None:
-    """It is left to the background, and somebody else has the lock long before the lease ends."""
-    lock = client.lock(KEY, proxy, lease_ttl_s=600)
-    assert await lock.acquire() is True
-    proxy.swallow()
-    with Pace() as pace:
-        await soon(lock.release())
-    assert pace.seconds < 1 + GRACE + SLACK
-    await until(lambda: is_free(behind(proxy), KEY))
-
-
-@pytest.mark.parametrize("timeout", [0, pytest.param(2, marks=soak)])
-async def test_an_idle_flow_that_has_vanished(client: Client, proxy: Proxy, timeout: float) -> None:
-    """The time is kept, and the flow is given up."""
-    async with client.lock(KEY, proxy):
-        pass
-    proxy.swallow()
-    lock = client.lock(KEY, proxy, acquire_timeout_s=timeout)
-    with Pace() as pace, contextlib.suppress(errors.UnreachableError):
-        assert await soon(lock.acquire()) is True, "nobody else has it"
-    assert pace.seconds < timeout + GRACE + SLACK
-    await lock.release()
-    # Whoever comes next does not come across it again.
-    async with client.lock(KEY, proxy, acquire_timeout_s=0):
-        pass

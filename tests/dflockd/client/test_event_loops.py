@@ -6,19 +6,27 @@ The lock is the process's, not the loop's: as long as the process lives it is re
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-from dflockd import client, errors
-from tests import effort
-from tests.dflockd.client_support import Calls, Proxy, is_free, renewed, until, wait_renewed
-from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
+from tests.dflockd.client.loops import (
+    LEASE,
+    SOON,
+    LoopThread,
+    NewLoop,
+    acquire,
+    lock_on,
+    release,
+    run_alone,
+    stays_held,
+)
+from tests.dflockd.client_support import Calls, Proxy, is_free, renewed, wait_renewed
+from tests.dflockd.raw_server import ServerProcess, eventually
 from tests.pace import Pace
 
 pytestmark = [
@@ -27,92 +35,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
     pytest.mark.timeout(60, method="thread"),
 ]
-
-R = TypeVar("R")
-
-LEASE = 600
-"""Seconds; it does not end while a test runs, and is renewed every half second."""
-SOON = 2.0
-"""Seconds for what needs no more than an answer of the server."""
-
-NewLoop = Callable[[], asyncio.AbstractEventLoop]
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def new_loop(request: pytest.FixtureRequest) -> NewLoop:
-    """Make an event loop of either kind."""
-    if request.param == "uvloop":
-        made: NewLoop = pytest.importorskip("uvloop").new_event_loop
-        return made
-    return asyncio.new_event_loop
-
-
-class LoopThread:
-    """An event loop that runs in a thread of its own."""
-
-    def __init__(self, new_loop: NewLoop, *, debug: bool = False) -> None:
-        self.loop = new_loop()
-        self.loop.set_debug(debug)
-        self._thread = threading.Thread(target=self.loop.run_forever)
-        self._thread.start()
-
-    def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE)
-
-    def stop(self) -> None:
-        """Let it run no more; it is not closed."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(PATIENCE)
-
-    def close(self) -> None:
-        if self._thread.is_alive():
-            self.stop()
-        if not self.loop.is_closed():
-            self.loop.close()
-
-
-@pytest.fixture
-def start_loop(new_loop: NewLoop) -> Iterator[Callable[..., LoopThread]]:
-    """Start loops in threads; they end with the test."""
-    loops: list[LoopThread] = []
-
-    def start_loop(**options: Any) -> LoopThread:
-        loops.append(LoopThread(new_loop, **options))
-        return loops[-1]
-
-    yield start_loop
-    for loop in loops:
-        loop.close()
-
-
-def run_alone(new_loop: NewLoop, coroutine: Coroutine[Any, Any, R]) -> R:
-    """Run a coroutine on a loop of its own, as `asyncio.run` does."""
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        return runner.run(coroutine)
-
-
-def lock_on(server: ServerProcess | Proxy, key: str, **options: Any) -> client.DistributedLock:
-    servers = [("127.0.0.1", server.port)]
-    lease: dict[str, Any] = {"lease_ttl_s": LEASE, "renew_ratio": 0.5 / LEASE}
-    return client.DistributedLock(key, 5, **{"servers": servers} | lease | options)
-
-
-def stays_held(lock: client.DistributedLock, server: ServerProcess) -> None:
-    """Check that the lock is held and renewed."""
-    for _ in range(3):
-        assert lock.held, "lost"
-        assert not is_free(server, lock.key), "somebody else gets it"
-        wait_renewed(server, lock.key)
-    assert lock.held, "lost"
-
-
-async def acquire(lock: client.DistributedLock) -> bool:
-    return await lock.acquire()
-
-
-async def release(lock: client.DistributedLock) -> bool:
-    return await lock.release()
-
 
 # All tasks are cancelled: the usual way down.
 
@@ -361,96 +283,3 @@ def test_on_lost_of_a_closed_loop_whose_server_ends(
     server.end()
     eventually(lambda: bool(lost.locks))
     assert not lock.held
-
-
-# A loop in each of many threads.
-
-
-@effort.seconds
-@pytest.mark.parametrize("how", ["run", "bare"])
-def test_a_loop_in_every_thread(
-    server: ServerProcess, new_loop: NewLoop, key: str, how: str, seconds: float
-) -> None:
-    """They come and go; what one leaves behind is nothing to the others."""
-    failed: list[BaseException] = []
-    entered = [0]
-    inside: list[int] = []
-    end = time.monotonic() + seconds
-
-    async def main(number: int) -> None:
-        async with lock_on(server, f"{key}-{number % 4}", lease_ttl_s=20):
-            inside.append(number)
-            assert [n % 4 for n in list(inside)].count(number % 4) == 1
-            entered[0] += 1
-            inside.remove(number)
-
-    def work(number: int) -> None:
-        try:
-            while (time.monotonic() < end or entered[0] <= 50) and not failed:
-                if how == "run":
-                    run_alone(new_loop, main(number))
-                    continue
-                loop = new_loop()
-                try:
-                    loop.run_until_complete(main(number))
-                finally:
-                    loop.close()
-        except BaseException as exc:
-            failed.append(exc)
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-            assert not thread.is_alive()
-    finally:
-        sys.setswitchinterval(before)
-    assert not failed, [repr(exc) for exc in failed]
-    assert entered[0] > 50
-    eventually(lambda: all(is_free(server, f"{key}-{n}") for n in range(4)))
-
-
-def test_one_object_for_the_loops_of_many_threads(
-    server: ServerProcess, new_loop: NewLoop, key: str
-) -> None:
-    """One of them has it, and the others are told."""
-    lock = lock_on(server, key, lease_ttl_s=20)
-    now, overlaps, entries = [0], [0], [0]
-
-    async def main() -> None:
-        for _ in range(50):
-            try:
-                async with lock:
-                    now[0] += 1
-                    entries[0] += 1
-                    overlaps[0] += now[0] > 1
-                    await asyncio.sleep(0.0005)
-                    now[0] -= 1
-            except errors.AlreadyHeldError:
-                await asyncio.sleep(0)
-
-    with ThreadPoolExecutor(4) as executor:
-        results = [executor.submit(run_alone, new_loop, main()) for _ in range(4)]
-        for result in results:
-            result.result(30)
-    assert overlaps[0] == 0, f"{overlaps[0]} of {entries[0]}"
-    assert entries[0]
-    assert is_free(server, key)
-
-
-async def test_one_loop_waits_for_the_lock_of_another(
-    server: ServerProcess, start_loop: Callable[..., LoopThread], key: str
-) -> None:
-    lock = lock_on(server, key)
-    other = start_loop()
-    assert other.run(acquire(lock)) is True
-    waiting = asyncio.ensure_future(lock_on(server, key).acquire())
-    await renewed(server, key)
-    assert not waiting.done()
-    assert await asyncio.to_thread(other.run, release(lock)) is True
-    await until(waiting.done)
-    assert waiting.result() is True

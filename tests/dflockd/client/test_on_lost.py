@@ -12,6 +12,7 @@ import pytest
 
 from dflockd import client as async_client
 from dflockd import errors, sync_client
+from tests.dflockd.client.doubts import evict
 from tests.dflockd.client_support import Calls, Client, Script, is_free, soon, until
 from tests.dflockd.raw_server import ServerProcess
 
@@ -20,12 +21,6 @@ pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
 QUICK: dict[str, Any] = {"lease_ttl_s": 600, "renew_ratio": 0.2 / 600}
 """A lock that is renewed several times a second: an evicted one is lost soon."""
-
-
-async def evict(lock: Any, server: ServerProcess) -> None:
-    """Take a lock from its holder; the next renewal tells him."""
-    other = async_client.DistributedLock(lock.key, servers=[("127.0.0.1", server.port)])
-    assert await other.evict(lock.fence) is True
 
 
 # What it raises.

@@ -13,50 +13,21 @@ from dflockd.address import Address
 from dflockd.client import operations
 from dflockd.client.operations import (
     GRACE,
-    REPLY_PATIENCE,
     Answer,
-    Exchange,
     Grant,
     Operation,
     Progress,
-    Target,
 )
-from dflockd.wire import MAX_SECONDS, Space, encode_map
-
-LOCK = Target(Space.LOCK, b"key", 1, None, "host:6388")
-LEASED = LOCK._replace(lease=10)
-SEMAPHORE = Target(Space.SEMAPHORE, b"key", 3, 10, "host:6388")
-TOKEN = b"0123456789abcdef0123456789abcdef"
-
-
-class Played:
-    """An operation that is answered from a script: what it sent, and what came of it."""
-
-    def __init__(self, operation: Operation[Any], *answers: Answer) -> None:
-        self.sent: list[Exchange] = []
-        self.result: Any = None
-        remaining = list(answers)
-        try:
-            exchange = next(operation)
-            while True:
-                self.sent.append(exchange)
-                exchange = operation.send(remaining.pop(0))
-        except StopIteration as stop:
-            self.result = stop.value
-        assert not remaining, "it asked less than expected"
-
-    @property
-    def requests(self) -> list[bytes]:
-        return [exchange.request for exchange in self.sent]
-
-
-def at_once(line: bytes) -> Answer:
-    return Answer(line, 100.0, 100.001)
-
-
-def granted(lease: int, *, sent: float = 100.0, received: float = 100.001) -> Answer:
-    return Answer(b"ok %b %d" % (TOKEN, lease), sent, received)
-
+from dflockd.wire import MAX_SECONDS, encode_map
+from tests.dflockd.client.operations_support import (
+    LEASED,
+    LOCK,
+    SEMAPHORE,
+    TOKEN,
+    Played,
+    at_once,
+    granted,
+)
 
 # The map.
 
@@ -229,100 +200,6 @@ def test_a_renewal() -> None:
 )
 def test_a_release(line: bytes, released: bool) -> None:
     assert Played(operations.release(LOCK, TOKEN), at_once(line)).result is released
-
-
-# Grants that come late.
-
-
-@pytest.mark.parametrize("operation", [operations.acquire, operations.wait])
-@pytest.mark.parametrize(
-    ("waited", "confirmed"), [(0.0, False), (2.4, False), (2.6, True), (9.0, True), (900.0, True)]
-)
-def test_a_long_wait_is_followed_by_a_renewal(
-    operation: Any, waited: float, confirmed: bool
-) -> None:
-    """Nobody can tell how much of that time the lease has been running."""
-    grant = granted(10, received=100.0 + waited)
-    if not confirmed:
-        assert Played(operation(LEASED, 1000), grant).result == Grant(TOKEN, 10, 110.0)
-        return
-    renewed = Answer(b"ok 10", 1200.0, 1200.001)
-    played = Played(operation(LEASED, 1000), grant, renewed)
-    assert played.requests[1] == b"n\nkey\n%b 10\n" % TOKEN
-    assert played.sent[1].patience == REPLY_PATIENCE
-    assert played.result == Grant(TOKEN, 10, 1210.0)
-
-
-def test_the_renewal_of_a_late_grant_asks_for_what_was_granted() -> None:
-    grant = granted(40, received=150.0)
-    renewed = Answer(b"ok 40", 150.0, 150.001)
-    played = Played(operations.acquire(LOCK, 100), grant, renewed)
-    assert played.requests[1] == b"n\nkey\n%b 40\n" % TOKEN
-
-
-def test_a_late_grant_whose_lease_has_ended_is_not_believed() -> None:
-    """Somebody else may hold the lock: back to the queue, for the time that is left."""
-    played = Played(
-        operations.acquire(LEASED, 60),
-        granted(10, received=130.25),
-        Answer(b"error", 130.25, 130.251),
-        Answer(b"timeout", 130.25, 130.5),
-        granted(10, sent=130.5, received=131.0),
-    )
-    assert played.requests[0] == b"l\nkey\n60 10\n"
-    assert played.requests[2] == b"l\nkey\n0 10\n"
-    assert played.requests[3] == b"l\nkey\n30 10\n"
-    assert (played.sent[3].patience, played.sent[3].timeout_is_reply) == (29.5, True)
-    assert played.result == Grant(TOKEN, 10, 140.5)
-
-
-def test_late_grants_end_with_the_time_to_wait() -> None:
-    played = Played(
-        operations.acquire(LEASED, 20),
-        granted(10, received=119.0),
-        Answer(b"error", 119.0, 119.001),
-        granted(10, sent=119.0, received=125.0),
-        Answer(b"error", 125.0, 125.001),
-        Answer(b"timeout", 125.0, 125.002),
-    )
-    assert played.requests[2] == b"l\nkey\n1 10\n"
-    assert played.requests[4] == b"l\nkey\n0 10\n", "nobody has said yet that it is not free"
-    assert played.result is None
-
-
-def test_late_grants_without_a_time_to_wait_go_on() -> None:
-    late = granted(10, received=10_000.0), Answer(b"error", 10_000.0, 10_000.001)
-    played = Played(operations.acquire(LEASED, None), *late, *late, granted(10))
-    assert played.requests[2] == played.requests[0] == b"l\nkey\n%d 10\n" % MAX_SECONDS
-    assert played.result == Grant(TOKEN, 10, 110.0)
-
-
-def test_a_late_renewal_of_a_late_grant_is_not_believed_either() -> None:
-    """This process can be stopped at any time, so also while it makes sure."""
-    played = Played(
-        operations.acquire(LEASED, 60),
-        granted(10, received=105.0),
-        Answer(b"ok 10", 105.0, 115.0),  # the lease of this answer ends as it comes
-        Answer(b"ok 10", 115.0, 118.0),
-    )
-    assert played.requests[1] == played.requests[2] == b"n\nkey\n%b 10\n" % TOKEN
-    assert played.result == Grant(TOKEN, 10, 125.0)
-
-
-def test_a_late_grant_to_a_place_in_the_queue() -> None:
-    """There is no other place to go back to."""
-    ended = Answer(b"error", 130.0, 130.001)
-    with pytest.raises(errors.LeaseExpiredError, match="'key' on host:6388"):
-        Played(operations.wait(LEASED, 60), granted(10, received=130.0), ended)
-    late = Answer(b"acquired %b 10" % TOKEN, 100.0, 130.0)
-    with pytest.raises(errors.LeaseExpiredError):
-        Played(operations.enqueue(LEASED), late, ended)
-
-
-def test_a_slow_answer_to_enqueue_is_followed_by_a_renewal() -> None:
-    late = Answer(b"acquired %b 10" % TOKEN, 100.0, 105.0)
-    played = Played(operations.enqueue(LEASED), late, Answer(b"ok 10", 105.0, 105.1))
-    assert played.result == Grant(TOKEN, 10, 115.0)
 
 
 # Refusals.

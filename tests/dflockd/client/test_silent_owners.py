@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -22,15 +22,6 @@ from tests.effort import more
 from tests.pace import Pace
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
-
-
-@pytest.fixture
-def hung(start: Callable[..., ServerProcess]) -> Iterator[ServerProcess]:
-    """A server that is about to hang, and goes on with the end of the test."""
-    server = start()
-    assert server.port
-    yield server
-    server.signal(signal.SIGCONT)
 
 
 # A cluster whose servers are scripted.

@@ -48,15 +48,6 @@ def keep_busy(seconds: float) -> None:
 # One server, or a list of them.
 
 
-@pytest.fixture
-def hung(start: Callable[..., ServerProcess]) -> Iterator[ServerProcess]:
-    """A server that is about to hang, and goes on with the end of the test."""
-    server = start()
-    assert server.port
-    yield server
-    server.signal(signal.SIGCONT)
-
-
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("timeout", [0, 0.3, more(1)])
 @pytest.mark.parametrize("is_idle", [more(False), True])

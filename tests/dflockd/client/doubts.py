@@ -1,0 +1,35 @@
+"""How a lock comes to be in doubt, and how that ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from dflockd import client as async_client
+from tests.dflockd.client_support import Proxy, until
+from tests.dflockd.raw_server import ServerProcess
+
+LEASE = 600
+"""Seconds; what is known before they end has not waited for that."""
+
+
+async def stays_quiet() -> None:
+    """Let a lock be held for long enough that its connection is looked at."""
+    await asyncio.sleep(0.15)
+
+
+def sever(proxy: Proxy) -> None:
+    """Break the connections that are there; the next ones are made, and nobody answers on them."""
+    proxy.withhold()
+    proxy.cut(reset=True)
+
+
+async def in_doubt(lock: Any) -> None:
+    await until(lambda: not lock.held)
+    assert lock.state == "doubtful"
+
+
+async def evict(lock: Any, server: ServerProcess) -> None:
+    """Take a lock from its holder; the next renewal tells him."""
+    other = async_client.DistributedLock(lock.key, servers=[("127.0.0.1", server.port)])
+    assert await other.evict(lock.fence) is True
