@@ -27,7 +27,7 @@ LONGEST = (
     "test_benchmarks.py",
     "test_testing.py",
     "top/test_command.py",
-    "http/test_page.py",
+    "page/test_page.py",
     "beat/test_inner.py",
     "beat/test_beats.py",
     "test_lock_cluster.py",

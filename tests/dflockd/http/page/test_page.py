@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -19,103 +15,13 @@ from dflockd.shards import get_shard_id
 from examples.demo.stage import LockServer, Redis, StageError, Worker, redis_executable
 from tests.dflockd.cluster.stage import ClusterStage, free_port
 from tests.dflockd.http.http_site import SECRET, Site, StartSite
-from tests.dflockd.raw_server import PATIENCE, RawClient, ServerProcess, eventually, granted
+from tests.dflockd.http.page.page_support import OpenPage, apart, labelled, lock_many, row_of
+from tests.dflockd.raw_server import PATIENCE, RawClient, ServerProcess, eventually
 from tests.dflockd.shards.etcd_process import Etcd
 
-playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: no browser test")
+pytest.importorskip("playwright.sync_api", reason="no playwright: no browser test")
 
-from playwright.sync_api import Browser, Locator, Page, expect  # noqa: E402
-
-expect.set_options(timeout=PATIENCE * 1000)
-
-OpenPage = Callable[..., Page]
-T = TypeVar("T")
-
-
-def chromium(api: playwright.Playwright) -> str | None:
-    """Return a browser of this machine, or Playwright's own if it has one here."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if found := shutil.which(name):
-            return found
-    own = api.chromium.executable_path
-    return own if Path(own).exists() else None
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with playwright.sync_playwright() as api:
-        path = chromium(api)
-        if path is None:
-            pytest.skip("no chromium on PATH")
-        # Its sandbox needs rights that containers seldom have; it sees nothing but this page.
-        started = api.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def beneath() -> Iterator[contextlib.ExitStack]:
-    """What serves a page, and ends after it: else the page complains that nobody answers."""
-    with contextlib.ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def open_page(
-    browser: Browser, beneath: contextlib.ExitStack, start_site: StartSite
-) -> Iterator[OpenPage]:
-    """Open the page of a site; what the browser complains of fails the test.
-
-    It ends before whatever `beneath` and `start_site` have started.
-    """
-    contexts, complaints = [], []
-
-    def open_(where: Site | str, **options: object) -> Page:
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on(
-            "console",
-            lambda said: (
-                complaints.append(said.text) if said.type in ("error", "warning") else None
-            ),
-        )
-        page.goto(where if isinstance(where, str) else where.url)
-        expect(page.locator("#state")).to_have_attribute("data-state", "ready")
-        return page
-
-    open_.complaints = complaints  # type: ignore[attr-defined]
-    yield open_
-    for context in contexts:
-        context.close()
-    assert not complaints
-
-
-def labelled(site: Site, label: str) -> RawClient:
-    client = site.server.connect()
-    client.ask("label", "_", label)
-    return client
-
-
-def lock_many(site: Site, name: str, number: int) -> None:
-    """Take so many locks on one connection."""
-    client = site.server.connect()
-    client.send("".join(f"l\n{name}:{n:04}\n0 300\n" for n in range(number)).encode())
-    for _ in range(number):
-        granted(client.line())
-
-
-def row_of(page: Page, key: str) -> Locator:
-    return page.locator(
-        "tr.key:not(.gone)", has=page.locator("code", has_text=re.compile(f"^{re.escape(key)}$"))
-    )
-
-
-def apart(work: Callable[..., T], *args: object) -> T:
-    """Do what needs an event loop of its own: Playwright has one running here."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work, *args).result()
+from playwright.sync_api import Locator, expect
 
 
 def seconds_left(row: Locator) -> float:
@@ -275,34 +181,6 @@ def test_many_keys_search_order_and_the_keyboard(
     expect(page.locator("tr.key code").first).to_have_text("many:0000")
     page.reload()
     expect(page.locator("#sort")).to_have_value("key")
-
-
-def test_themes(site: Site, open_page: OpenPage) -> None:
-    page = open_page(site, color_scheme="dark")
-
-    def ground() -> str:
-        return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-
-    dark = ground()
-    page.locator("#theme").click()
-    expect(page.locator("#theme")).to_have_text("Theme: light")
-    light = ground()
-    assert light != dark
-    page.reload()
-    assert ground() == light
-    page.locator("#theme").click()
-    assert ground() == dark
-
-
-@pytest.mark.parametrize("width", [320, 390, 768])
-def test_nothing_is_cut_off_on_a_small_screen(site: Site, open_page: OpenPage, width: int) -> None:
-    client = site.server.connect()
-    client.ask("label", "_", f"a.task.with.a.long.name[{'0' * 36}] {'host.' * 20} pid 1")
-    client.lock(f"long:{width}:" + "x" * 240)
-    page = open_page(site, viewport={"width": width, "height": 800})
-    page.locator(".toggle", has_text=f"long:{width}:").click()
-    expect(page.locator("tr.detail ul li")).to_have_count(1)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_the_page_says_when_the_server_is_gone_and_goes_on_when_it_is_back(
@@ -513,92 +391,3 @@ def test_what_to_do_first_and_the_keys(start_site: StartSite, open_page: OpenPag
     expect(page.locator("#keyboard")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.locator("#keyboard")).to_be_hidden()
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
-def test_axe_finds_nothing(closed_site: Site, open_page: OpenPage, scheme: str, width: int) -> None:
-    """Each state of the page: empty, keys and queues, one opened, dialogs, no answer to a search."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe-core").Axe()
-
-    def clean(what: str) -> None:
-        # Rows that have just come, changed or gone are of another colour for a moment.
-        expect(page.locator("tr.key:is(.new, .changed, .gone)")).to_have_count(0)
-        found = axe.run(
-            page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21aa", "best-practice"]}
-        )
-        text = found.generate_report()
-        assert found.violations_count == 0, f"{what}: {text}"
-
-    credentials = {"username": "ann", "password": SECRET}
-    page = open_page(
-        closed_site,
-        http_credentials=credentials,
-        color_scheme=scheme,
-        viewport={"width": width, "height": 900},
-        reduced_motion="reduce",
-    )
-    clean("at first")
-    holder = closed_site.server.connect()
-    holder.ask("auth", "_", SECRET)
-    holder.ask("label", "_", "shop.sync[11-aaaa] w1 pid 7")
-    key = f"axe:{scheme}:{width}"
-    holder.lock(key, "0 60")
-    waiter = closed_site.server.connect()
-    waiter.ask("auth", "_", SECRET)
-    waiter.ask("label", "_", "shop.sync[22-bbbb] w2 pid 8")
-    waiter.request("l", key, "60")
-    row_of(page, key).locator(".toggle").click()
-    expect(page.locator("tr.detail ol li")).to_have_count(1)
-    page.locator("#search").fill("22-bbbb")
-    expect(row_of(page, key).locator(".found")).to_be_visible()
-    clean("a key, opened and found")
-    page.get_by_role("button", name="Release…").click()
-    clean("the dialog of a release")
-    page.get_by_role("button", name="Keep it").click()
-    page.locator("#search").fill("no such")
-    expect(page.locator("#empty")).to_be_visible()
-    clean("nothing found")
-
-
-def colours(page: Page, locator: str, which: str) -> tuple[float, ...]:
-    """The colour that is computed, as red, green and blue from 0 to 1."""
-    return tuple(
-        page.evaluate(
-            """([selector, property]) => {
-                const canvas = document.createElement("canvas").getContext("2d");
-                canvas.fillStyle = getComputedStyle(document.querySelector(selector))[property];
-                canvas.fillRect(0, 0, 1, 1);
-                return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((c) => c / 255);
-            }""",
-            [locator, which],
-        )
-    )
-
-
-def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    def luminance(colour: tuple[float, ...]) -> float:
-        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_what_is_no_text_can_be_seen(site: Site, open_page: OpenPage, scheme: str) -> None:
-    """WCAG asks for 3:1 of what has to be seen: bars, borders of inputs, curves."""
-    site.server.connect().lock(f"seen:{scheme}")
-    page = open_page(site, color_scheme=scheme)
-    expect(row_of(page, f"seen:{scheme}")).to_have_count(1)
-    track = colours(page, ".lease div", "backgroundColor")
-    for level in ("good", "fair", "poor"):
-        page.evaluate("(level) => document.querySelector('.lease').dataset.level = level", level)
-        assert contrast(colours(page, ".lease i", "backgroundColor"), track) >= 3, level
-    ground = colours(page, "body", "backgroundColor")
-    for each in ("#search", "#sort", "#theme", "kbd"):
-        assert contrast(colours(page, each, "borderTopColor"), ground) >= 3, each
-    sheet = colours(page, "#totals", "backgroundColor")
-    assert contrast(colours(page, "#totals polyline", "stroke"), sheet) >= 3
-    for what in ("ready", "not-ready", "away", "unknown"):
-        page.evaluate("(what) => document.querySelector('#state').dataset.state = what", what)
-        assert contrast(colours(page, "#state i", "backgroundColor"), ground) >= 3, what

@@ -1,0 +1,82 @@
+"""A real browser of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.dflockd.http.http_site import Site, StartSite
+from tests.dflockd.http.page.page_support import OpenPage
+from tests.dflockd.raw_server import PATIENCE
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page, Playwright
+
+
+def chromium(api: Playwright) -> str | None:
+    """Return a browser of this machine, or Playwright's own if it has one here."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if found := shutil.which(name):
+            return found
+    own = api.chromium.executable_path
+    return own if Path(own).exists() else None
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: no browser test")
+    playwright.expect.set_options(timeout=PATIENCE * 1000)
+    with playwright.sync_playwright() as api:
+        path = chromium(api)
+        if path is None:
+            pytest.skip("no chromium on PATH")
+        # Its sandbox needs rights that containers seldom have; it sees nothing but this page.
+        started = api.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def beneath() -> Iterator[contextlib.ExitStack]:
+    """What serves a page, and ends after it: else the page complains that nobody answers."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def open_page(
+    browser: Browser, beneath: contextlib.ExitStack, start_site: StartSite
+) -> Iterator[OpenPage]:
+    """Open the page of a site; what the browser complains of fails the test.
+
+    It ends before whatever `beneath` and `start_site` have started.
+    """
+    contexts, complaints = [], []
+
+    def open_(where: Site | str, **options: object) -> Page:
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on(
+            "console",
+            lambda said: (
+                complaints.append(said.text) if said.type in ("error", "warning") else None
+            ),
+        )
+        page.goto(where if isinstance(where, str) else where.url)
+        from playwright.sync_api import expect
+
+        expect(page.locator("#state")).to_have_attribute("data-state", "ready")
+        return page
+
+    open_.complaints = complaints  # type: ignore[attr-defined]
+    yield open_
+    for context in contexts:
+        context.close()
+    assert not complaints
