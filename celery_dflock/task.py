@@ -227,9 +227,8 @@ class LockedTask(each.OneByOne):
         return bound
 
     def _options_of(self, given: Mapping[str, Any]) -> LockOptions:
-        try:
-            usual = self._lock_options
-        except AttributeError:
+        usual = vars(type(self)).get("_lock_options")  # not those of a base that is bound
+        if usual is None:
             # Celery registers a task before it binds it, and another thread has got hold of it.
             usual = LockOptions.of(type(self))
         return LockOptions.of_call(type(self), given, usual) if given else usual

@@ -210,10 +210,20 @@ def test_of_many_senders_one_sends(cluster: Cluster, parked: Parked, key: str) -
     assert len(parked) == 1
 
 
-def test_sent_by_one_thread_while_another_binds_the_task(cluster: Cluster, key: str) -> None:
+@pytest.mark.parametrize("is_base_bound", [False, True])
+def test_sent_by_one_thread_while_another_binds_the_task(
+    is_base_bound: bool, cluster: Cluster, key: str
+) -> None:
+    """Its options are its own, and not those of its base, which has others."""
     sent: list[AsyncResult] = []
 
-    class Eager(LockedTask):
+    class Base(LockedTask):
+        pass
+
+    if is_base_bound:
+        Base.bind(own_app(cluster.lock_server))
+
+    class Eager(Base):
         @classmethod
         def on_bound(cls, app: Celery) -> None:
             sent.append(app._tasks[cls.name].delay(1))
