@@ -129,7 +129,7 @@ def test_it_is_waited_for_no_longer_than_that(probe: list[str], tmp_path: Path) 
         ([sys.executable, "-X", "dev", "-m", "dflockd", "--version"], {}),
         ([sys.executable, "-m", "celery", "--pool", "gevent", "--version"], {}),
         ([sys.executable, "-m", "dflockd", "--version"], {"PYTHONWARNINGS": "error"}),
-        ([sys.executable, "-m", "dflockd", "--version"], {"PYTHONSAFEPATH": "1"}),
+        ([sys.executable, "-m", "dflockd", "--version"], {"PYTHONSAFEPATH": "1", "PYTHONPATH": ""}),
     ],
 )
 def test_what_it_cannot_give_is_started_anew(command: list[str], env: dict[str, str]) -> None:

@@ -113,7 +113,7 @@ def test_an_outage_uses_nothing_up(
     """
     if not second_server.running:
         second_server.start()
-    key, awaited = key_on(1, key), key_on(1, f"{key}:awaited")
+    awaited = key_on(1, f"{key}:awaited")
     names = ("limited", "hurried", "skipped", "failed", "decided")
     with cluster.lock(awaited, second_server):
         waiting = cluster.send(jobs.patient, awaited, queue=worker.name)
@@ -121,7 +121,11 @@ def test_an_outage_uses_nothing_up(
 
         second_server.kill()
 
-        sent = [cluster.send(getattr(jobs, name), key, queue=worker.name) for name in names]
+        # Keys of their own: they meet nobody when the server is back.
+        sent = [
+            cluster.send(getattr(jobs, name), key_on(1, f"{key}:{name}"), queue=worker.name)
+            for name in names
+        ]
         for each in sent:
             cluster.wait_event("requeued", each, 4)
         cluster.wait_event("requeued", waiting)
