@@ -54,6 +54,9 @@ def configure(env: Mapping[str, str]) -> None:
             "visibility_timeout": VISIBILITY,
             "unacked_restore_interval": 1,
             "unacked_restore_throttle": 1,
+            # A worker that is killed while it looks for what is to be delivered again keeps all others
+            # from it for so long: by default five minutes, longer than a run waits for its last task.
+            "unacked_mutex_expire": 5,
         },
         worker_prefetch_multiplier=1,
         worker_cancel_long_running_tasks_on_connection_loss=False,
