@@ -12,8 +12,5 @@ def more(*values: object) -> Any:
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
-examples = pytest.mark.parametrize("examples", [pytest.param(30, id="few"), more(1000)])
-"""How many examples a property is tried with, where each of them takes milliseconds."""
-
 seconds = pytest.mark.parametrize("seconds", [pytest.param(0.5, id="briefly"), more(5)])
 """For how long something goes on that hits upon another moment each time."""

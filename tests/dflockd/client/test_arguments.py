@@ -23,7 +23,7 @@ from dflockd.wire import Detach, Enqueue, Evict, Status, Wait
 from tests.dflockd.client_support import Face
 from tests.dflockd.raw_server import PATIENCE
 from tests.dflockd.scripted_server import ScriptedServer, renewed
-from tests.effort import examples, more
+from tests.effort import more
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -256,20 +256,17 @@ LIKELY = {
 }
 
 many = settings(
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 
-@examples
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", LIKELY)
-def test_any_argument_is_refused_or_works(
-    face: Face, scripted: ScriptedServer, name: str, examples: int
-) -> None:
+def test_any_argument_is_refused_or_works(face: Face, scripted: ScriptedServer, name: str) -> None:
     kind = "semaphore" if name == "limit" else "lock"
     servers = [("127.0.0.1", scripted.port)]
 
-    @settings(many, max_examples=examples)
+    @many
     @given(value=LIKELY[name])
     def check(value: Any) -> None:
         try:
@@ -301,10 +298,10 @@ WHILE_HELD = ("renew", "detach")
 WHILE_QUEUED = ("wait", "wait-keep")
 
 
-@examples
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", METHODS)
 def test_any_argument_of_a_method_is_refused_or_works(
-    face: Face, scripted: ScriptedServer, name: str, examples: int
+    face: Face, scripted: ScriptedServer, name: str
 ) -> None:
     """And where it is refused, nothing has changed."""
     scripted.script(Enqueue, Status.QUEUED)
@@ -316,7 +313,7 @@ def test_any_argument_of_a_method_is_refused_or_works(
     )
     likely = GARBAGE | NUMBERS | (keep if name == "wait-keep" else st.text("0aZ", max_size=40))
 
-    @settings(many, max_examples=examples)
+    @many
     @given(value=likely)
     def check(value: Any) -> None:
         lock = face.module.DistributedLock("key", servers=[("127.0.0.1", scripted.port)])

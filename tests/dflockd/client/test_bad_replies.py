@@ -37,7 +37,6 @@ from dflockd.wire import (
 )
 from tests.dflockd.client_support import Calls, Client, Face, until
 from tests.dflockd.scripted_server import Last, ScriptedServer, grant, renewed
-from tests.effort import examples
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -89,7 +88,6 @@ REPLIES = st.one_of(
 ).map(lambda reply: reply if b"\n" in reply else Last(reply))
 
 many = settings(
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
@@ -125,9 +123,9 @@ METHODS: dict[str, tuple[type, Callable[[Any], Any], tuple[Any, ...]]] = {
 HELD = ("renew", "detach", "release")
 
 
-@examples
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", METHODS)
-def test_any_bytes(face: Face, scripted: ScriptedServer, name: str, examples: int) -> None:
+def test_any_bytes(face: Face, scripted: ScriptedServer, name: str) -> None:
     kind, call, meanings = METHODS[name]
 
     def make() -> Any:
@@ -139,7 +137,7 @@ def test_any_bytes(face: Face, scripted: ScriptedServer, name: str, examples: in
             "key", 0, 30, servers=servers, auth_token=secret, label=label
         )
 
-    @settings(many, max_examples=examples)
+    @many
     @given(reply=REPLIES)
     def check(reply: bytes) -> None:
         for each in (Acquire, Confirm, Enqueue, Wait, Renew, Detach, Release, Evict, Inspect):

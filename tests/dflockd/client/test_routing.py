@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dflockd import errors
@@ -338,7 +338,6 @@ NO_REPORTS = st.sampled_from([GONE, DRAINING, recovering()])
 # Whatever comes.
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data(), st.sampled_from([0.0, 0.7, 2.0]), st.booleans(), st.booleans())
 def test_whatever_comes(data: st.DataObject, timeout: float, loaded: bool, insists: bool) -> None:
     """It ends when the time is over, pauses in time, and hops in a row have a bound."""
