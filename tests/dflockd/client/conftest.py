@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dflockd.client import asking, flows, operations, routing
+from tests.dflockd.client.families import Family
 from tests.dflockd.client.loops import LoopThread, NewLoop
 from tests.dflockd.client_support import Client, Face, client_named, face_named
 from tests.dflockd.raw_server import ServerProcess
@@ -83,6 +84,20 @@ def start_loop(new_loop: NewLoop) -> Iterator[Callable[..., LoopThread]]:
     yield start_loop
     for loop in loops:
         loop.close()
+
+
+@pytest.fixture
+def families() -> Iterator[Callable[..., Family]]:
+    """Start families; they end with the test."""
+    begun: list[Family] = []
+
+    def start(program: str, *args: object) -> Family:
+        begun.append(Family(program, *args))
+        return begun[-1]
+
+    yield start
+    for family in begun:
+        family.end()
 
 
 HASTE = 0.2

@@ -7,34 +7,17 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from queue import Empty, Queue
-from typing import Any
+from queue import Empty
 
 import pytest
 
 from dflockd import errors
-from dflockd.client import introduction, pending
-from dflockd.client.pending import PendingAcquire, PendingAcquires
+from dflockd.client import introduction
+from dflockd.client.pending import PendingAcquire
 from dflockd.client.process import close_idle_connections
-from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation
-from dflockd.wire import (
-    Enqueue,
-    Enqueued,
-    Granted,
-    Label,
-    Recovering,
-    Release,
-    Resume,
-    Status,
-    Turn,
-    Wait,
-    YourTurn,
-    format_token,
-)
+from dflockd.sync_client import DistributedSemaphore, Reservation
 from examples.demo.stage import LockServer, wait_until
-from tests.dflockd.scripted_server import Last, ScriptedCluster, ScriptedServer
-
-PATIENCE = 10.0
+from tests.dflockd.client.crowd import PATIENCE, Crowd, take_up
 
 
 @pytest.fixture(scope="module")
@@ -48,67 +31,6 @@ def server(directory: Path) -> Iterator[LockServer]:
         yield server
 
 
-class Crowd:
-    """Those who wait, and what they are told."""
-
-    def __init__(self, server: LockServer | None) -> None:
-        self.server = server
-        self.told: Queue[tuple[str, int, errors.RemoteError | None]] = Queue()
-        self.everybody: list[PendingAcquire] = []
-        self.pending = PendingAcquires()
-
-    def lock(self, key: str, **options: Any) -> DistributedLock:
-        assert self.server is not None
-        return DistributedLock(key, PATIENCE, 10, [self.server.address], **options)
-
-    def join(
-        self,
-        lock: DistributedLock,
-        timeout: float | None = PATIENCE,
-        told_ms: int = 5000,
-        **options: Any,
-    ) -> PendingAcquire:
-        number = len(self.everybody)
-        acquire = self.pending.join(
-            lock,
-            timeout,
-            told_ms=told_ms,
-            queued=lambda: self.told.put(("queued", number, None)),
-            told=lambda: self.told.put(("told", number, None)),
-            ended=lambda error: self.told.put(("ended", number, error)),
-            **options,
-        )
-        self.everybody.append(acquire)
-        return acquire
-
-    def line_up(self, key: str, number: int, **options: Any) -> None:
-        """Let some join one after the other, and wait for a lock that somebody else has."""
-        for _ in range(number):
-            self.join(self.lock(key), **options)
-            self.hear("queued")
-
-    def hear(self, what: str) -> tuple[int, errors.RemoteError | None]:
-        said, number, error = self.told.get(timeout=PATIENCE)
-        assert said == what, (said, number, error)
-        return number, error
-
-    def hear_told(self, number: int) -> PendingAcquire:
-        """Hear that it is this one's turn."""
-        assert self.hear("told") == (number, None)
-        return self.everybody[number]
-
-    def hear_nothing(self) -> None:
-        with pytest.raises(Empty):
-            self.told.get(timeout=0.1)
-
-    def wait_waiters(self, lock: DistributedLock, number: int) -> None:
-        wait_until(
-            lambda: len(lock.inspect()["waiters"]) == number or None,
-            PATIENCE,
-            lambda: f"not {number} waiters",
-        )
-
-
 @pytest.fixture
 def crowd(server: LockServer) -> Iterator[Crowd]:
     crowd = Crowd(server)
@@ -116,16 +38,6 @@ def crowd(server: LockServer) -> Iterator[Crowd]:
     for each in crowd.everybody:
         each.leave()
     crowd.pending.close()
-
-
-def take_up(acquire: PendingAcquire, lock: DistributedLock) -> DistributedLock:
-    """Do what the process does that runs a task: be the first holder, by the ticket."""
-    ticket = acquire.hand_over()
-    assert ticket is not None
-    assert ticket == acquire.hand_over()
-    assert lock.enqueue(ticket) == "acquired"
-    acquire.leave()
-    return lock
 
 
 # Turns.
@@ -325,170 +237,6 @@ def test_a_run_that_is_sent_twice_is_told_so(crowd: Crowd) -> None:
     with pytest.raises(errors.OwnerConflictError, match="held"):
         crowd.lock("twice", owner=("run", 1)).acquire()
     assert user.release()
-
-
-@pytest.fixture
-def restarted(directory: Path) -> Iterator[LockServer]:
-    with LockServer(directory, name="restarted") as server:
-        yield server
-
-
-def test_after_a_restart_they_queue_in_the_order_of_before(restarted: LockServer) -> None:
-    crowd = Crowd(restarted)
-    with crowd.lock("restart"):
-        crowd.line_up("restart", 20, timeout=None)
-        restarted.kill()
-        late = crowd.join(crowd.lock("restart"), timeout=None)
-        restarted.start()
-        for number in range(21):
-            while (told := crowd.told.get(timeout=PATIENCE))[0] == "queued":
-                pass
-            assert told == ("told", number, None)
-            crowd.everybody[number].leave()
-    assert late.number == 20
-    crowd.pending.close()
-
-
-def test_after_a_restart_who_was_told_is_told_again(restarted: LockServer) -> None:
-    """Unless its ticket was handed over: two would ask for one run then."""
-    crowd = Crowd(restarted)
-    told, handed = crowd.join(crowd.lock("told")), crowd.join(crowd.lock("handed"))
-    assert {crowd.hear("told"), crowd.hear("told")} == {(0, None), (1, None)}
-    before = told.ticket
-    old = handed.hand_over()
-    restarted.kill()
-    restarted.start()
-    crowd.hear_told(0)
-    assert told.ticket not in (None, before)
-    # The handed one is forgotten here, so that nobody is in the way of who comes with its ticket.
-    lock = crowd.lock("handed")
-    assert not lock.inspect()["waiters"]
-    assert lock.enqueue(old) == "acquired"
-    assert lock.release()
-    crowd.hear_nothing()
-    handed.leave()
-    take_up(told, crowd.lock("told")).release()
-    crowd.pending.close()
-
-
-def test_a_server_that_stays_away(restarted: LockServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits there is told so, after a while and all together."""
-    monkeypatch.setattr(pending, "RESTART_PATIENCE", 0.5)
-    crowd = Crowd(restarted)
-    holder = crowd.lock("away")
-    holder.acquire()
-    told: list[Any] = []
-    crowd.line_up("away", 3, timeout=None)
-    restarted.kill()
-    told = [crowd.hear("ended") for _ in range(3)]
-    assert [number for number, _ in told] == [0, 1, 2]
-    assert all(isinstance(error, errors.UnreachableError) for _, error in told)
-    crowd.hear_nothing()
-    crowd.pending.close()
-    holder.release()
-
-
-@pytest.fixture
-def cluster() -> Iterator[ScriptedCluster]:
-    cluster = ScriptedCluster()
-    yield cluster
-    cluster.stop()
-
-
-@pytest.mark.parametrize("recovers", [False, True])
-def test_in_a_cluster_a_position_goes_where_its_key_goes(
-    cluster: ScriptedCluster, recovers: bool
-) -> None:
-    key = "account:7"
-    first, second = cluster.servers
-    first.script(Enqueue, Status.QUEUED)
-    first.script(Wait, cluster.moved(key, 1, 8, place="7ticket7"))
-    second.script(Enqueue, *([Recovering(50)] if recovers else []), Status.QUEUED)
-    second.script(Wait, YourTurn(b"8ticket8"), Status.NOT_ENQUEUED)
-    crowd = Crowd(None)
-    acquire = crowd.join(DistributedLock(key, None, 10, cluster.seeds))
-    assert crowd.hear("queued") == (0, None)
-    crowd.hear_told(0)
-    assert {resume.ticket for resume in second.asked(Resume)} == {b"7ticket7"}
-    assert acquire.hand_over() == "8ticket8"
-    acquire.leave()
-    second.wait_asked(Wait, 2)
-    crowd.pending.close()
-
-
-def test_in_a_cluster_a_turn_goes_where_its_key_goes(cluster: ScriptedCluster) -> None:
-    """Its server sends it on when it is asked again; or ends, and another has taken its place."""
-    key = "account:7"
-    first, second = cluster.servers
-    first.script(Enqueue, YourTurn(b"1ticket1"))
-    first.script(Wait, cluster.moved(key, 1, 8))
-    second.script(Enqueue, YourTurn(b"2ticket2"))
-    crowd = Crowd(None)
-    acquire = crowd.join(DistributedLock(key, None, 10, cluster.seeds))
-    crowd.hear_told(0)
-    acquire.come_back()
-    crowd.hear("queued")
-    crowd.hear_told(0)
-    assert acquire.ticket == "2ticket2"
-    assert [resume.ticket for resume in second.asked(Resume)] == [b"1ticket1"]
-    first.script(Enqueue, YourTurn(b"3ticket3"))
-    cluster.is_at(0, 9)
-    second.stop()
-    crowd.hear_told(0)
-    assert acquire.ticket == "3ticket3"
-    assert [resume.ticket for resume in first.asked(Resume)] == [b"2ticket2"]
-    crowd.pending.close()
-
-
-# Servers that are too old.
-
-
-def test_a_server_that_knows_no_turns_is_asked_once(scripted: ScriptedServer) -> None:
-    """And is not asked for the lock: it would grant it."""
-    scripted.script(Turn, Status.ERROR)
-    crowd = Crowd(None)
-    for number in range(3):
-        crowd.join(DistributedLock("key", servers=[str(scripted)], label="me"))
-        told, error = crowd.hear("ended")
-        assert told == number
-        assert isinstance(error, errors.UnsupportedError)
-        assert error.key == "key"
-    assert len(scripted.asked(Turn)) == 1
-    assert not scripted.asked(Enqueue)
-    # Connections are accepted in order: this is the second.
-    assert DistributedLock("key", servers=[str(scripted)]).acquire()
-    assert scripted.accepted == 2
-
-
-def test_a_server_that_hangs_up_on_turns(scripted: ScriptedServer) -> None:
-    for kind in (Label, Turn):
-        scripted.script(kind, Last(b"error\n"))
-    crowd = Crowd(None)
-    for label in ("", "me"):
-        crowd.join(DistributedLock("key", servers=[str(scripted)], label=label))
-        _, error = crowd.hear("ended")
-        assert isinstance(error, errors.UnsupportedError)
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_a_server_that_was_replaced_by_an_older_one(scripted: ScriptedServer, waits: bool) -> None:
-    """What it has granted is given back at once."""
-    scripted.script(Enqueue, YourTurn(b"1ticket1"))
-    crowd = Crowd(None)
-    crowd.join(DistributedLock("key", servers=[str(scripted)]))
-    crowd.hear_told(0)
-    token = format_token(99, b"scripted")
-    scripted.script(Turn, Status.ERROR)
-    scripted.script(Enqueue, Status.QUEUED if waits else Enqueued(token, 10))
-    scripted.script(Wait, Granted(token, 10))
-    crowd.join(DistributedLock("key", servers=[str(scripted)]))
-    if waits:
-        crowd.hear("queued")
-    number, error = crowd.hear("ended")
-    assert number == 1
-    assert isinstance(error, errors.UnsupportedError)
-    assert [release.token for release in scripted.asked(Release)] == [token]
-    crowd.pending.close()
 
 
 # The end.
