@@ -12,7 +12,7 @@ from dflockd.client.pending import PendingAcquire, PendingAcquires
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, wait_until
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 class Crowd:
