@@ -9,7 +9,8 @@ from typing import Any
 
 from dflockd.table import HoldRecord, NewestRecord, Reservation, Snapshot, WaiterRecord
 from dflockd.table.rates import RateRecord
-from dflockd.wire import InGroup, Space
+from dflockd.wire import MAX_LIMIT, MAX_SECONDS, InGroup, Space
+from dflockd.wire.tokens import MAX_FENCE
 
 _HOLD_OWNERS, _WAITER_OWNERS = "hold_owners", "place_owners"
 _HOLD_AGES, _WAITER_AGES, _NEWEST = "hold_ages", "place_ages", "newest"
@@ -143,8 +144,8 @@ def _hold(
     return HoldRecord(
         Space(space),
         key.encode(),
-        limit,
-        fence,
+        _whole(limit, MAX_LIMIT),
+        _whole(fence, MAX_FENCE),
         lease,
         now + lease,
         now - age,
@@ -167,13 +168,19 @@ def _waiter(
     return WaiterRecord(
         Space(space),
         key.encode(),
-        limit,
+        _whole(limit, MAX_LIMIT),
         ticket.encode(),
-        lease,
+        _whole(lease, MAX_SECONDS),
         now - age,
         label.encode(),
         None if reservation is None else _reservation(now, *reservation),
     )
+
+
+def _whole(value: object, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{value!r} is no whole number up to {most}")
+    return value
 
 
 def _rate_ages(rate: RateRecord, now: float) -> list[object]:

@@ -120,6 +120,12 @@ def test_servers_of_0_1_read_a_snapshot_and_theirs_is_read() -> None:
         *(b"", b"{}", b"[]", b"null", b"\xff", b'{"epoch":7}'),
         b'{"epoch":7,"holds":[[1]],"places":[]}',
         b'{"epoch":7,"holds":[],"places":7}',
+        *(
+            b'{"epoch":7,"holds":[[0,"a",1,%b,4,0,"",0]],"places":[]}' % fence
+            for fence in (b'"7"', b"-1", b"1.5", b"null", b"true", b"18446744073709551616")
+        ),
+        b'{"epoch":7,"holds":[[0,"a","1",7,4,0,"",0]],"places":[]}',
+        b'{"epoch":7,"holds":[],"places":[[0,"a",1,"t","4",0,"",null]]}',
         b'{"epoch":6,"holds":[],"places":[]}',
     ],
 )
