@@ -135,6 +135,7 @@ ROOMS = {
                 "outcome/test_delivery",
                 "outcome/test_requeue",
                 "outcome/test_outage",
+                "outcome/test_each_outcome",
                 "test_bound",
             )
         ),

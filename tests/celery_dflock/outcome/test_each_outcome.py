@@ -149,11 +149,16 @@ def test_a_conflict_without_a_position_has_the_pause_of_its_attempt(
     make: Callable[..., Stage],
 ) -> None:
     stage = make(lock_requeue={"base": 60, "cap": 60})
+    before = {
+        HEADER: {"attempt": 0, "retries": 0, "place": "old"},
+        RUN: {"waited": 9.0, "outage": 2, "paused": 1.0},
+    }
     with pytest.raises(Retry) as caught:
-        stage.end(TimedOut(ERROR), **{HEADER: {"attempt": 0, "retries": 0, "place": "old"}})
-    header = stage.sent(caught.value.when).headers[HEADER]
-    assert header["attempt"] == 1
-    assert "place" not in header
+        stage.end(TimedOut(ERROR), **before)
+    headers = stage.sent(caught.value.when).headers
+    assert headers[HEADER]["attempt"] == 1
+    assert "place" not in headers[HEADER]
+    assert RUN not in headers, "these count anew"
 
 
 def test_a_conflict_gives_up_in_the_end_and_says_after_how_long(make: Callable[..., Stage]) -> None:

@@ -49,6 +49,20 @@ def test_cleared_is_gone() -> None:
         deadlines.clear(item)
 
 
+@pytest.mark.parametrize("cleared", range(4))
+def test_what_is_set_beside_something_cleared_stays(cleared: int) -> None:
+    deadlines: Deadlines = Deadlines()
+    items = [Timed() for _ in range(4)]
+    for number, item in enumerate(items):
+        deadlines.set(item, 5, number)
+    deadlines.clear(items[cleared])
+    items.append(Timed())
+    deadlines.set(items[4], 5, 4)
+    assert len(deadlines) == 4
+    left = [item for item in items if item is not items[cleared]]
+    assert [deadlines.pop(10) for _ in range(5)] == [*left, None]
+
+
 def test_many_spans_far_away_do_not_pile_up() -> None:
     # A client may choose another timeout each time; an item that is nearer hides them from `next`.
     deadlines: Deadlines = Deadlines()
