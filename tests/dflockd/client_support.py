@@ -19,8 +19,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
-import pytest
-
 from dflockd import client as async_client
 from dflockd import sync_client
 from dflockd.client import clock, process
@@ -153,23 +151,27 @@ class Calls:
         return self.times[0]
 
 
-@dataclass
+_running = clock.now
+
+
 class Time:
     """The clock of the clients in this process: it goes on, or stands where the test has set it.
 
-    So a lease of ten minutes ends when the test says so, on a busy machine too.
+    So a lease of ten minutes ends when the test says so, on a busy machine too. It never goes back, not
+    at the end of the test either: the client's thread would wait until the time that it has seen.
     """
 
-    patch: pytest.MonkeyPatch
-
     def stand_at(self, time: float) -> None:
-        self.patch.setattr(clock, "now", lambda: time)
+        clock.now = lambda: time
 
     def go_on_from(self, time: float) -> None:
-        self.patch.undo()
-        running, since = clock.now, clock.now()
-        self.patch.setattr(clock, "now", lambda: time + running() - since)
+        self.jump_to(time)
         process.current().reactor.call(lambda: None)  # it looks at the clock
+
+    def jump_to(self, time: float) -> None:
+        """Go on from there, and tell nobody."""
+        since = _running()
+        clock.now = lambda: time + _running() - since
 
 
 async def until(what: Callable[[], bool]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dflockd.client import abilities
+from dflockd.client import abilities, clock
 from dflockd.client.pending import PendingAcquires
 from dflockd.client.process import close_idle_connections
 from tests.dflockd.client_support import Client, Proxy, Time, client_named
@@ -71,8 +71,10 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
 
 
 @pytest.fixture
-def clients_time(monkeypatch: pytest.MonkeyPatch) -> Time:
-    return Time(monkeypatch)
+def clients_time() -> Iterator[Time]:
+    time = Time()
+    yield time
+    time.go_on_from(clock.now())
 
 
 @pytest.fixture(autouse=True)

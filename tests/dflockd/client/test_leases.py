@@ -30,8 +30,8 @@ from tests.dflockd.scripted_server import Last, ScriptedServer, grant, renewed
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
 LEASE = 3
-RATIO = 0.15
-"""Renewals come after this share of a lease: the sixth of them within three seconds."""
+RATIO = 0.05
+"""Renewals come after this share of a lease: the sixth of them within a second."""
 
 
 def rounded_down(request: Renew) -> Renewed:

@@ -23,7 +23,7 @@ for name in sys.argv[3].split():
     else:
         sys.modules[module] = None
 
-options = {"servers": [("127.0.0.1", int(sys.argv[2]))], "lease_ttl_s": 600, "renew_ratio": 0.001}
+options = {"servers": [("127.0.0.1", int(sys.argv[2]))], "lease_ttl_s": 600, "renew_ratio": 0.0002}
 
 def blocking():
     from dflockd.sync_client import DistributedLock, DistributedSemaphore

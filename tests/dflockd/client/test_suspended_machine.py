@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
 from dflockd import sync_client
 from dflockd.client import clock
-from tests.dflockd.client_support import is_free
+from tests.dflockd.client_support import Time, is_free
 from tests.dflockd.raw_server import ServerProcess
 
 HOUR = 3600.0
 
 
 def test_what_is_held_over_it_and_what_is_taken_after(
-    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+    server: ServerProcess, clients_time: Time
 ) -> None:
     servers = [("127.0.0.1", server.port)]
     before = sync_client.DistributedLock("before", lease_ttl_s=60, servers=servers)
     assert before.acquire()
     time.sleep(0.5)  # it is watched by now, and sleeps until the renewal is due
-    running = clock.now
-    monkeypatch.setattr(clock, "now", lambda: running() + HOUR)
+    clients_time.jump_to(clock.now() + HOUR)
     assert not before.held
     assert before.state == "lost"
 

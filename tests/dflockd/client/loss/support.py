@@ -96,4 +96,3 @@ async def end_leases(
     for hold in holds:
         assert hold.lock.fence
         await hold.calls.first()
-    clients_time.patch.undo()
