@@ -279,6 +279,15 @@ def test_all_who_are_told_of_a_turn_count_for_the_limit_of_the_group() -> None:
     assert isinstance(stage.come("b-0", timeout=0), Granted)
 
 
+def test_who_enqueued_and_was_granted_counts_for_the_limit_of_the_group() -> None:
+    stage = Stage(4)
+    stage.come("b-0")
+    assert isinstance(stage.enqueue("a-0", limit=1), Enqueued)
+    assert stage.come("a-1", limit=1, timeout=0) is Status.TIMEOUT
+    stage.end("a-0")
+    assert isinstance(stage.come("a-1", limit=1, timeout=0), Granted)
+
+
 # Positions.
 
 

@@ -80,3 +80,16 @@ def test_who_is_back_counts_as_a_waiter_and_who_is_away_does_not() -> None:
             Status.MAX_WAITERS
         )
         table.disconnect(peer, 1.0, clean=True)
+
+
+def test_who_comes_back_to_a_position_holds_no_more_than_it_may() -> None:
+    table = table_of(max_holds=1)
+    take(table, table.connect(), b"k")
+    away, back = table.connect(), table.connect()
+    assert reply_to(table, away, Enqueue(LOCK, b"k", 1, None)) is Status.QUEUED
+    assert reply_to(table, away, Reserve(9000, 0)) is Status.OK
+    kept = reply_to(table, away, Wait(LOCK, b"k", 0))
+    assert isinstance(kept, TimedOut)
+    take(table, back, b"other")
+    assert reply_to(table, back, Resume(kept.ticket)) is Status.OK
+    assert reply_to(table, back, Acquire(LOCK, b"k", 1, 9, None)) is Status.MAX_HOLDS
