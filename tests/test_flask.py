@@ -34,7 +34,6 @@ print(client.post("/refund/8").status_code)
 
 
 def test_the_application_of_the_page(tmp_path: Path) -> None:
-    pytest.importorskip("flask")
     try:
         redis_executable()
     except StageError as error:

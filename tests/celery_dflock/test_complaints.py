@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from celery import Celery, chain, states
@@ -112,13 +113,15 @@ def test_a_waiter_asks_once_and_is_told(
 ) -> None:
     holder = cluster.lock(key)
     with contextlib.closing(Proxy(lock_server.port)) as proxy:
-        lock = DistributedLock(key, None, 30, [f"127.0.0.1:{proxy.port}"])
+        lock = DistributedLock(key, PATIENCE, 30, [f"127.0.0.1:{proxy.port}"])
         assert holder.acquire()
-        with Waiter(lock) as other:
+        with ThreadPoolExecutor(1) as pool:
+            granted = pool.submit(lock.acquire)
             cluster.wait_waiters(key, 1)
             proxy.withhold_requests()
             holder.release()
 
-            other.wait_granted()
+            assert granted.result()
 
             proxy.pass_on()
+            assert lock.release()
