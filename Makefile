@@ -35,7 +35,7 @@ demo: $(STAMP) ## run the demo
 	@$(BIN)/python -m examples.demo
 
 test: $(STAMP) ## run the tests, all but the soak tests
-	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(STAMP) ## lint, types, and the tests that start no process (half a minute)
 	@$(MAKE) -s --jobs 2 lint types
@@ -43,7 +43,7 @@ check: $(STAMP) ## lint, types, and the tests that start no process (half a minu
 
 test-compiled: $(COMPILED)/.stamp ## the same with the lock server compiled (needs a C compiler)
 	@$(COMPILED)/bin/python -c 'import dflockd; assert dflockd.compiled'
-	@$(COMPILED)/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(COMPILED)/bin/python -m pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 compiled: $(COMPILED)/.stamp ## make an environment with the lock server compiled, .venv-compiled
 

@@ -121,7 +121,9 @@ def make(app: Celery, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[...
             connected.append((signal, receiver))
         return stage
 
-    yield make
+    # Celery itself says some things once a process.
+    with caplog.filtering(logging.Filter("celery_dflock")):
+        yield make
     for signal, receiver in connected:
         signal.disconnect(receiver)
 
