@@ -199,7 +199,8 @@ def stats(server: ServerProcess, **options: Any) -> dict[str, Any]:
 
 
 def left_of_lease(server: ServerProcess, key: str, **options: Any) -> float:
-    entry = next(entry for entry in stats(server, **options)["locks"] if entry["key"] == key)
+    # `next` would end in a StopIteration, which never arrives out of a thread that asyncio waits for.
+    [entry] = [entry for entry in stats(server, **options)["locks"] if entry["key"] == key]
     return float(entry["lease_expires_in_s"])
 
 

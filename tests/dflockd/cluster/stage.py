@@ -326,7 +326,8 @@ class ClusterStage:
 
     def at(self, address: str) -> ClusterServer:
         """The server with this address."""
-        return next(server for server in self.servers if server.address == address)
+        [found] = [server for server in self.servers if server.address == address]
+        return found
 
 
 _numbers = itertools.count()
