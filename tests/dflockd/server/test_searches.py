@@ -32,7 +32,9 @@ def found(line: str) -> list[str]:
 
 
 def test_requests_behind_it_are_answered_after_it(alice: RawClient) -> None:
-    alice.send(b"l\nfind:behind\n0\nfind\n_\nfind:b\nping\n_\n_\nfind\n_\nno such\nl\nfind:two\n0\n")
+    alice.send(
+        b"l\nfind:behind\n0\nfind\n_\nfind:b\nping\n_\n_\nfind\n_\nno such\nl\nfind:two\n0\n"
+    )
     granted(alice.line())
     assert found(alice.line()) == ["find:behind"]
     assert alice.line() == "ok"
