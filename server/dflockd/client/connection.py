@@ -398,7 +398,8 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
     except UnexpectedReplyError as exc:
         link.close()
         server = str(link.route.address)
-        raise errors.BadReplyError(f"server {server}: {exc}", server=server) from exc
+        text = f"server {server}: {exc}: is a dflockd server listening there?"
+        raise errors.BadReplyError(text, server=server) from exc
     except errors.IN_ORDER:
         raise  # an answer in order: the connection is as good as before
     except OSError as exc:
