@@ -22,7 +22,7 @@ import gc, json, os, signal, sys, threading
 print(json.dumps({
     "argv": sys.argv[1:], "path": sys.path[0], "cwd": os.getcwd(), "variable": os.environ.get("SEEN"),
     "main": __name__, "is_leader": os.getpid() == os.getsid(0), "collects": gc.isenabled(),
-    "frozen": gc.get_freeze_count(), "threads": threading.active_count(),
+    "threads": threading.active_count(),
     "files": [n for n in os.listdir("/dev/fd") if os.path.exists(f"/dev/fd/{n}")],
     "child": str(signal.getsignal(signal.SIGCHLD)), "wakes": signal.set_wakeup_fd(-1),
     "urgent": str(signal.getsignal(signal.SIGURG)), "alarm": str(signal.getsignal(signal.SIGTERM)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -45,7 +44,7 @@ class KeySpace:
         self.revision = 1
         self._records: dict[str, Record] = {}
         self._changes: deque[_Change] = deque(maxlen=history)
-        self._lease_ids = itertools.count(1)
+        self._next_lease = 1
         self._leases: dict[int, tuple[int, float]] = {}
 
     def load(self, prefix: str) -> Loaded:
@@ -92,7 +91,7 @@ class KeySpace:
     def grant(self, ttl: int, now: float) -> Lease:
         """Make a lease."""
         check_ttl(ttl)
-        lease = next(self._lease_ids)
+        lease, self._next_lease = self._next_lease, self._next_lease + 1
         self._leases[lease] = ttl, now + ttl
         return Lease(lease, ttl)
 

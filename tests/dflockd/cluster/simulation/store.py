@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +96,7 @@ class Etcd:
     def replace(self, space: KeySpace) -> None:
         """Have another store there: an empty one, or a backup."""
         self._generation += 1
-        space._lease_ids = itertools.count(1000 * self._generation)
+        space._next_lease = 1000 * self._generation
         self.space = space
         self._told = space.revision
         for watch in self.watches:
