@@ -324,6 +324,7 @@ TABLE: dict[str, Scenario] = {
             (("cut",), None),
             (("comes", "lost"), None),
             (("check",), errors.LockLostError),
+            (("comes to be told",), None),
             (("losses",), 1),
             (("acquire",), True),
             (("release",), True),
