@@ -227,6 +227,21 @@ def test_docstrings_and_comments_are_plain(folder: str) -> None:
     assert found == []
 
 
+BRANCH = re.compile("[├└]")
+
+
+def test_a_drawing_has_a_line_for_each_branch() -> None:
+    """What fills paragraphs anew would join them."""
+    lines = [
+        (name(path), line)
+        for folder in ("celery_dflock", "server/dflockd")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line in path.read_text().splitlines()
+    ]
+    assert sum(bool(BRANCH.search(line)) for _, line in lines) >= 5
+    assert [(page, line) for page, line in lines if len(BRANCH.findall(line)) > 1] == []
+
+
 def test_docstrings_are_found() -> None:
     source = '"""Of whoever."""\nX = 1\n"""What becomes of X."""\nlog("for ever")\n'
 

@@ -11,12 +11,12 @@
         ├── BadShardValueError       (ValueError) what the store has for a shard cannot be read
         ├── ShardConflictError       another process changed the shards in between
         └── StoreError               the store said no
-            ├── StoreDeniedError         not allowed: user, password or permission ├──
-            StoreFullError           it has no room for what was to be written ├──
-            StoreUnreachableError    (ConnectionError) or it said nothing in time ├──
-            StoreReplacedError       it was wiped, or restored from a backup ├── CompactedError
-            it has forgotten the changes that were asked for └── LeaseGoneError           the lease
-            has ended, and its keys with it
+            ├── StoreDeniedError         not allowed: user, password or permission
+            ├── StoreFullError           it has no room for the write
+            ├── StoreUnreachableError    (ConnectionError) or it said nothing in time
+            ├── StoreReplacedError       it was wiped, or restored from a backup
+            ├── CompactedError           it has forgotten the changes that were asked for
+            └── LeaseGoneError           the lease has ended, and its keys with it
 """
 
 from __future__ import annotations
