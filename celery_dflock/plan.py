@@ -186,7 +186,7 @@ def plan(
     if header.options:
         bound = task._bound(header.options)
     names = bound.keys_of(task, args, kwargs)
-    handed, info = HandOff.take(request), request.delivery_info
+    handed = HandOff.take(request)
     return Plan(
         task,
         request,
@@ -196,7 +196,7 @@ def plan(
         bound.settings,
         names,
         header,
-        bool(header.redelivery or (info and info.get("redelivered"))),
+        header.is_redelivered(request),
         handed if handed is not None and handed.key == names[0] else None,
         began,
         header.age if bound.options.supersedes else 0,

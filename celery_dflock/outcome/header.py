@@ -132,6 +132,11 @@ class Header:
             headers[RUN] = said
         return headers
 
+    def is_redelivered(self, request: Context) -> bool:
+        """Whether the broker says that it delivered this before, or an earlier attempt found a run."""
+        info = request.delivery_info
+        return bool(self.redelivery or (info and info.get("redelivered")))
+
     def since_at(self, began: float) -> float | None:
         """Return `since` for an attempt that has begun then: time that does not count is left out."""
         if self.since is None or self.paused is None:

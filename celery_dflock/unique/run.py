@@ -200,10 +200,9 @@ def free_failed(sender: Task, **_: Any) -> None:
 
 def _is_redelivery(request: Context) -> bool:
     try:
-        known = header.Header.read(request).redelivery
+        return header.Header.read(request).is_redelivered(request)
     except ImproperlyConfigured:
         return True  # nobody can say what it is
-    return bool(known or (request.delivery_info or {}).get("redelivered"))
 
 
 signals.task_failure.connect(free_failed, dispatch_uid="celery_dflock.free_failed")

@@ -127,9 +127,7 @@ class Waiter:
 
         Such a run has no owner to be compared. To go with 0.1.
         """
-        context = self.context
-        is_redelivered = (context.delivery_info or {}).get("redelivered")
-        if not is_redelivered and not Header.read(context).redelivery:
+        if not Header.read(self.context).is_redelivered(self.context):
             return False
         try:
             holders = self.lock.inspect()["holders"]
