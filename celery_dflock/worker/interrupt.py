@@ -131,7 +131,7 @@ class Interruptible:
                 return False
             _await_births()
             # The interpreter takes a class and makes the instance itself.
-            self._class, self._has_arrived = _as_class(error, self, self._arrives), False
+            self._class, self._has_arrived = _as_class(error, self), False
             _raise_in_thread(self._ident, self._class)
             return True
 
@@ -196,15 +196,11 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _as_class(
-    error: BaseException,
-    stretch: Interruptible,
-    arrives: Callable[[type[BaseException]], object],
-) -> type[BaseException]:
+def _as_class(error: BaseException, stretch: Interruptible) -> type[BaseException]:
     args = error.args
 
     def make(self: BaseException, *_: object) -> None:
-        arrives(type(self))
+        stretch._arrives(type(self))
         type(error).__init__(self, *args)
 
     fields = {
