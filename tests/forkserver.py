@@ -109,7 +109,7 @@ def start(
         )
     what = {
         "module": module,
-        "arguments": list(command[2:]),
+        "arguments": list(command[3:]),
         "environment": environment,
         "directory": str(cwd or Path.cwd()),
         "is_leader": start_new_session,
@@ -180,7 +180,7 @@ class Forked:
     def __init__(
         self, what: Mapping[str, Any], files: Sequence[int | IO[Any] | None], text: bool
     ) -> None:
-        self.args = ["python", "-m", *what["arguments"]]
+        self.args = ["python", "-m", what["module"], *what["arguments"]]
         self.returncode: int | None = None
         self._mutex = threading.Lock()
         ends: dict[int, IO[Any]] = {}
@@ -345,7 +345,7 @@ def become(what: Mapping[str, Any]) -> None:
     os.chdir(what["directory"])
     if not sys.flags.safe_path:
         sys.path[0] = what["directory"]
-    sys.argv[1:] = what["arguments"][1:]
+    sys.argv[1:] = what["arguments"]
     gc.unfreeze()
     gc.enable()
     runpy.run_module(what["module"], run_name="__main__", alter_sys=True)

@@ -15,7 +15,6 @@ from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer
 from tests.celery_dflock.processes import Waiter
 from tests.celery_dflock.test_cli import Run, run, semaphore, server  # noqa: F401 - fixtures
-from tests.dflockd.raw_server import eventually
 
 
 @pytest.fixture
@@ -29,12 +28,7 @@ def contention(server: LockServer) -> Iterator[str]:  # noqa: F811 - the fixture
             label = f"shop.sync_account[{number}{number}-aaaa] w{number % 3} pid {number}"
             waiting = DistributedLock(key, 60, servers=[server.address], label=label)
             stack.enter_context(Waiter(waiting))
-            wait_queued(waiting, number - 1)
         yield key
-
-
-def wait_queued(lock: DistributedLock, number: int) -> None:
-    eventually(lambda: len(lock.inspect()["waiters"]) == number)
 
 
 def test_a_waiter_in_words(run: Run, contention: str) -> None:  # noqa: F811
@@ -99,7 +93,6 @@ def test_a_chain_over_two_servers_is_followed(run: Run, tmp_path: Any, server: L
             label = f"task[{name}] w pid 1"
             waiting = DistributedLock(key, 60, servers=[at.address], label=label)
             stack.enter_context(Waiter(waiting))
-            wait_queued(waiting, 1)
         servers = f"{server.address},{other.address}"
         lines = run("find", "task[a]", servers=servers).stdout.splitlines()
     assert lines[0].startswith("task[a] on w waits for one, the only one, ")
@@ -116,7 +109,6 @@ def test_a_circle_over_two_servers_is_named(run: Run, tmp_path: Any, server: Loc
             label = f"task[{name}] w pid 1"
             waiting = DistributedLock(key, 60, servers=[at.address], label=label)
             stack.enter_context(Waiter(waiting))
-            wait_queued(waiting, 1)
         servers = f"{server.address},{other.address}"
         lines = run("find", "task[a]", servers=servers).stdout.splitlines()
     assert lines[-1].strip() == (

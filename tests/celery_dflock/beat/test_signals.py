@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import signals
+from celery import Celery, signals
 from celery.beat import EmbeddedService, Service
 
 from celery_dflock.beat import DflockScheduler
@@ -19,14 +19,19 @@ from examples.demo.stage import LockServer, wait_until
 from tests.celery_dflock.beat.test_leadership import app
 
 
-def test_a_signal_while_it_sends(lock_server: LockServer, tmp_path: Path) -> None:
-    """Celery's handler closes the scheduler, in the midst of whatever it is doing."""
-    proj, sent = app(
+def beat_app(key: str, lock_server: LockServer, directory: Path) -> tuple[Celery, list[str]]:
+    """An app whose beat keeps its last runs in a file, and what it has sent."""
+    return app(
         dflock_servers=lock_server.address,
-        dflock_beat_lock_key="signal",
-        dflock_beat_store=f"file:{tmp_path / 'runs'}",
+        dflock_beat_lock_key=key,
+        dflock_beat_store=f"file:{directory / 'runs'}",
         dflock_beat_scheduler="celery.beat:Scheduler",
     )
+
+
+def test_a_signal_while_it_sends(lock_server: LockServer, tmp_path: Path) -> None:
+    """Celery's handler closes the scheduler, in the midst of whatever it is doing."""
+    proj, sent = beat_app("signal", lock_server, tmp_path)
     scheduler = DflockScheduler(proj)
 
     def holders() -> int:
@@ -54,12 +59,7 @@ def test_a_signal_while_it_sends(lock_server: LockServer, tmp_path: Path) -> Non
 
 def test_a_signal_in_a_destructor(lock_server: LockServer, tmp_path: Path) -> None:
     """Python ignores the SystemExit that the handler raises there."""
-    proj, _ = app(
-        dflock_servers=lock_server.address,
-        dflock_beat_lock_key="destructor",
-        dflock_beat_store=f"file:{tmp_path / 'runs'}",
-        dflock_beat_scheduler="celery.beat:Scheduler",
-    )
+    proj, _ = beat_app("destructor", lock_server, tmp_path)
     scheduler = DflockScheduler(proj)
     assert scheduler.tick() == 0
     proj.send_task = lambda *_, **__: scheduler.close()
@@ -75,12 +75,7 @@ def test_a_signal_in_a_destructor_in_the_beat_of_a_worker(
     lock_server: LockServer, tmp_path: Path
 ) -> None:
     """The handler that such a process begins with raises SystemExit, and closes nothing."""
-    proj, _ = app(
-        dflock_servers=lock_server.address,
-        dflock_beat_lock_key="embedded",
-        dflock_beat_store=f"file:{tmp_path / 'runs'}",
-        dflock_beat_scheduler="celery.beat:Scheduler",
-    )
+    proj, _ = beat_app("embedded", lock_server, tmp_path)
 
     class Ending:
         def __del__(self) -> None:

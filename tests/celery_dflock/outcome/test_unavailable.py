@@ -57,10 +57,9 @@ def key_on(index: int, key: str) -> str:
 def test_requeued_until_the_server_is_there(
     cluster: Cluster, new_worker: Worker, second_server: LockServer, key: str
 ) -> None:
-    worker = new_worker
     second_server.kill()
     key = key_on(1, key)
-    sent = [cluster.send(jobs.patient, key, seconds=0.05, queue=worker.name) for _ in range(3)]
+    sent = [cluster.send(jobs.patient, key, seconds=0.05, queue=new_worker.name) for _ in range(3)]
     for each in sent:
         cluster.wait_event("requeued", each, 2)
     assert not cluster.events(what="start", key=key), "never unlocked"
@@ -75,14 +74,14 @@ def test_requeued_until_the_server_is_there(
     assert all(end < start["at"] for end, start in zip(ends, starts[1:], strict=False))
 
     address = second_server.address
-    lines = [line for line in worker.log_text().splitlines() if ": WARNING/" in line]
+    lines = [line for line in new_worker.log_text().splitlines() if ": WARNING/" in line]
     about = [line for line in lines if address in line]
     assert len(about) == 2, "one when it begins and one when it ends, for both processes"
     assert f"lock server {address} is unavailable: cannot be reached: " in about[0]
     assert f"lock server {address} answers again after " in about[1]
     times = len(cluster.events(what="requeued", key=key))
     assert about[1].endswith(f"tasks requeued meanwhile: {times}")
-    assert "Traceback" not in worker.log_text()
+    assert "Traceback" not in new_worker.log_text()
 
 
 @pytest.mark.parametrize("task", [jobs.by_twos, jobs.parked_by_twos], ids=["slot", "consumer"])
