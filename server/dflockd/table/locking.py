@@ -382,11 +382,8 @@ class Locking(Superseding):
         queue = entry.waiters
         if queue is None:
             return self._has_room(entry, rate, now)
-        if queue.heed(in_group):
+        if queue.heed(in_group):  # it had all that it might: so the entry stays
             self._promote(entry, now, effects)
-            if not self._is_here(entry):  # all who waited had gone
-                self._size += 1
-                entry.group.spaces[entry.space][entry.key] = entry
         return queue.has_room(in_group) and self._has_room(entry, rate, now)
 
     def _is_used_up(self, entry: Entry, resumed: Waiter | None) -> bool:
