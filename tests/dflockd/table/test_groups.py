@@ -9,6 +9,7 @@ import pytest
 
 from dflockd.table import Effect, Limits, LockTable, Peer, TokenIssuer
 from dflockd.table.blocking import Look
+from dflockd.table.state import Entry
 from dflockd.wire import (
     Acquire,
     Enqueue,
@@ -277,6 +278,31 @@ def test_all_who_are_told_of_a_turn_count_for_the_limit_of_the_group() -> None:
         assert isinstance(stage.enqueue(name, limit=2), YourTurn)
     assert stage.come("a-2", limit=2, timeout=0) is Status.TIMEOUT
     assert isinstance(stage.come("b-0", timeout=0), Granted)
+
+
+def test_who_lets_a_turn_pass_is_shown(lock: Stage) -> None:
+    assert lock.say("a-0", Turn(5000)) is Status.OK
+    told = lock.enqueue("a-0")
+    assert isinstance(told, YourTurn)
+    lock.say("a-0", Pass(LOCK, b"k", told.ticket))
+    lock.come("b-0")
+    lock.come("b-1")
+    assert [waiter["group"] for waiter in lock.report()["waiters"]] == ["a", "b"]
+
+
+def test_who_was_told_before_there_were_groups_is_in_none_of_them(lock: Stage) -> None:
+    assert lock.say("-0", Turn(5000)) is Status.OK
+    told = lock.enqueue("-0")
+    assert isinstance(told, YourTurn)
+    lock.come("b-1")
+    entry = lock.table.find(LOCK, b"k")
+    assert isinstance(entry, Entry)
+    queue = entry.grouped()
+    assert set(queue._lanes) == {b"", b"b"}
+    lock.say("-9", Resume(told.ticket))
+    assert isinstance(lock.say("-9", Acquire(LOCK, b"k", 1, 600, 600)), Granted)
+    assert set(queue._lanes) == {b"b"}
+    assert lock.drain() == ["b-1"]
 
 
 def test_who_enqueued_and_was_granted_counts_for_the_limit_of_the_group() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dflockd.table.rates import BLOCK, RateBlock
 from dflockd.wire import (
     UNLIMITED,
     Acquire,
     Begun,
     Enqueue,
+    Enqueued,
     Granted,
     Rate,
     Release,
@@ -215,7 +218,10 @@ def test_who_was_told_waits_for_a_place_if_the_rate_has_become_less(site: Site) 
     assert site.granted() == [child.id]
 
 
-def test_a_position_is_kept_and_has_the_place_when_it_comes_back(site: Site) -> None:
+@pytest.mark.parametrize("kind", [Acquire, Enqueue])
+def test_a_position_is_kept_and_has_the_place_when_it_comes_back(
+    site: Site, kind: type[Acquire | Enqueue]
+) -> None:
     rate = Rate(1, 1000)
     site.begin(rate)
     waiter = site.table.connect()
@@ -227,8 +233,28 @@ def test_a_position_is_kept_and_has_the_place_when_it_comes_back(site: Site) -> 
     site.go_to(101.4)
     assert site.granted() == []  # the place is kept for who comes back
     site.ask(waiter, Resume(kept.ticket))
-    back = Acquire(SEMAPHORE, b"k", UNLIMITED, 60, LEASE, rate)
-    assert isinstance(site.ask(waiter, back), Granted)
+    if kind is Acquire:
+        back = site.ask(waiter, Acquire(SEMAPHORE, b"k", UNLIMITED, 60, LEASE, rate))
+    else:
+        back = site.ask(waiter, Enqueue(SEMAPHORE, b"k", UNLIMITED, LEASE, rate))
+    assert isinstance(back, Granted | Enqueued)
+    assert next(iter(waiter.holds)).is_pending
     site.leave(waiter)
     site.go_to(102.41)
+    assert site.granted() == [behind.id]
+
+
+def test_the_next_place_goes_to_who_is_next_while_one_is_kept(site: Site) -> None:
+    rate = Rate(3, 1000)
+    for _ in range(3):
+        site.begin(rate)
+        site.go_to(site.now + 0.3)
+    waiter = site.table.connect()
+    site.ask(waiter, Enqueue(SEMAPHORE, b"k", UNLIMITED, LEASE, rate))
+    site.ask(waiter, Reserve(1000, 2000))
+    assert isinstance(site.ask(waiter, Wait(SEMAPHORE, b"k", 0)), TimedOut)
+    behind, _ = site.take(rate, timeout=60)
+    site.go_to(101.29)
+    assert site.granted() == []  # one that is free since 101.0 is kept
+    site.go_to(101.31)
     assert site.granted() == [behind.id]

@@ -68,7 +68,7 @@ def test_nothing_is_granted_or_renewed_without_a_promise_and_everything_due_with
     assert ask(table, holder, Renew(LOCK, b"a", token, 20), 5) is LAPSED
     assert ask(table, other, Acquire(LOCK, b"b", 1, 9, 10), 5) is LAPSED
     assert ask(table, other, Enqueue(LOCK, b"b", 1, 10), 5) is LAPSED
-    assert table.handle(holder, Release(LOCK, b"a", token), 6) == [(holder.id, Status.OK)]
+    assert table.handle(holder, Release(LOCK, b"a", token), 5) == [(holder.id, Status.OK)]
     # A serving lease that has passed already when it is heard of is none.
     assert table.serve_until(6.5, 7) == []
     ((number, reply),) = table.serve_until(12, 8)

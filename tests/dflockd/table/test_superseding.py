@@ -247,6 +247,24 @@ def test_a_reservation_of_somebody_older_is_gone_when_it_comes_back(table: LockT
     assert [type(reply) for _, reply in heard()] == [Granted]
 
 
+def test_a_slot_that_was_held_for_somebody_older_is_the_next_ones_when_it_comes_back(
+    table: LockTable,
+) -> None:
+    holder, token = take(table, 1)
+    older = run(table, 2)
+    ask(table, older, Enqueue(LOCK, b"k", 1, 30))
+    ask(table, older, Reserve(5000, 5000))
+    left = ask(table, older, Wait(LOCK, b"k", 0))
+    assert isinstance(left, TimedOut)
+    newest = wait(table, 3)
+    ask(table, holder, Release(LOCK, b"k", token), 5.0)
+    assert heard() == []
+    ask(table, older, Resume(left.ticket), 5.0)
+    reply = ask(table, older, Acquire(LOCK, b"k", 1, 60, 30), 5.0)
+    assert reply == Superseded(3, b"task-3")
+    assert [(number, type(reply)) for number, reply in heard()] == [(newest.id, Granted)]
+
+
 def test_an_age_that_was_not_given_out_is_the_oldest(table: LockTable) -> None:
     """It is another server's, or nobody's: it keeps nobody from the lock, now or later."""
     stranger, token = take(table, 1 << 63)

@@ -12,6 +12,7 @@ from dflockd.table.limits import STEP
 from dflockd.wire import (
     Acquire,
     Enqueue,
+    Enqueued,
     Granted,
     Inspect,
     Pass,
@@ -86,6 +87,10 @@ def test_one_key_has_so_many_holders_and_who_will_be() -> None:
     ask(table, child, Resume(replies[1].ticket))
     effects = table.handle(child, Acquire(SEMAPHORE, b"k", 5, 0, 60), 0.0)
     assert kinds(effects) == [(child.id, Granted)]
+    assert isinstance(replies[0], YourTurn)
+    child = table.connect()
+    ask(table, child, Resume(replies[0].ticket))
+    assert isinstance(ask(table, child, Enqueue(SEMAPHORE, b"k", 5, 60)), Enqueued)
 
 
 @pytest.mark.parametrize("has_passed", [False, True])
