@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import abilities, clock
+from dflockd.client.frames import without_frames
 from dflockd.client.introduction import ANONYMOUS
 from dflockd.client.operations import Answer, Exchange, authenticate
 from dflockd.client.steps import SILENT, Flow, Hear, Open, Pause, Ready, Route, Silent, Talk
@@ -399,7 +400,7 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
         link.close()
         server = str(link.route.address)
         text = f"server {server}: {exc}: is a dflockd server listening there?"
-        raise errors.BadReplyError(text, server=server) from exc
+        raise errors.BadReplyError(text, server=server) from without_frames(exc)
     except errors.IN_ORDER:
         raise  # an answer in order: the connection is as good as before
     except OSError as exc:
@@ -413,7 +414,7 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
         server = str(link.route.address)
         raise errors.UnreachableError(
             f"connection to lock server {server} broke: {reason(exc)}", server=server
-        ) from exc
+        ) from without_frames(exc)
     except BaseException:
         # A signal, a time limit, a cancellation, a greenlet's end: the reply may be under way.
         link.close()
@@ -449,7 +450,7 @@ def _open(route: Route, until: float | None, is_strict: bool) -> Waits[Connectio
         server = str(address)
         raise errors.UnreachableError(
             f"lock server {server} cannot be reached: {reason(exc)}", server=server
-        ) from exc
+        ) from without_frames(exc)
     if route.auth_secret is not None:
         talk = Talk(link, authenticate(route.auth_secret, str(address)), until)
         talk.is_strict = is_strict
@@ -479,7 +480,7 @@ def _reach(route: Route, until: float) -> Waits[Connection]:
             yield from link.reach(where, now + share)
             return link
         except OSError as exc:
-            error = exc
+            error = without_frames(exc)
             if link is not None:
                 link.close()
         except BaseException:

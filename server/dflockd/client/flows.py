@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias, TypeVar, cast
 
 from dflockd import errors
 from dflockd.client import abilities, clock
+from dflockd.client.frames import without_frames
 from dflockd.client.introduction import NOTHING, Introduction, Opening
 from dflockd.client.operations import (
     PING_PATIENCE,
@@ -206,23 +207,14 @@ def walk(
 def _next(path: Path, error: errors.RemoteError | None, report: ShardReport | None) -> Step:
     """Tell a path what came of its last step.
 
-    Errors go in and out without their tracebacks: frames that refer to an error which refers to them
-    would keep a lock alive that its owner forgets.
+    Errors go in and out without their tracebacks: see `dflockd.client.frames`.
     """
     try:
-        _forget_frames(error)
+        if error is not None:
+            without_frames(error)
         return path.send(Outcome(clock.now(), error, report))
     except errors.RemoteError as exc:
-        _forget_frames(exc)
+        without_frames(exc)
         raise
     finally:
         del error
-
-
-def _forget_frames(error: BaseException | None) -> None:
-    """Take the tracebacks from an error and from those that it was raised for."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__

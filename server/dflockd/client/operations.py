@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Never, TypeAlias, TypeVar
 
 from dflockd import errors
 from dflockd.address import Address, parse_server
+from dflockd.client.frames import without_frames
 from dflockd.client.introduction import ANONYMOUS, NOTHING, Introduction, Opening, new
 from dflockd.wire import (
     GRANTED,
@@ -687,7 +688,7 @@ def kept(operation: Operation[R]) -> Operation[R | Detour]:
     try:
         return (yield from operation)
     except (errors.MovedError, errors.RecoveringError) as exc:
-        return exc
+        return without_frames(exc)
 
 
 def raised(answer: R | Detour) -> R:

@@ -28,6 +28,7 @@ from dflockd.address import Address
 from dflockd.client import abilities, clock, flows, forks, operations, outage
 from dflockd.client.asking import ANSWER_PATIENCE, Asker, Begin, Home
 from dflockd.client.flows import introduced, opening_on
+from dflockd.client.frames import without_frames
 from dflockd.client.introduction import NOTHING
 from dflockd.client.lease import DOUBTFUL, HELD, LOST, Lease
 from dflockd.client.operations import Exchange, Grant, Operation, Progress, Target
@@ -656,7 +657,9 @@ class Session(Asker):
         except errors.RemoteError as exc:
             released = False
             level = outage.level(self.server)
-            logger.log(level, "lock %r could not be released: %s", self._name, exc)
+            # Who collects log records keeps the error.
+            failed = without_frames(exc)
+            logger.log(level, "lock %r could not be released: %s", self._name, failed)
             if self.telling is not None:
                 self.telling.close()
             if isinstance(exc, PASSING):
