@@ -22,7 +22,6 @@ from dflockd import errors
 from dflockd.client import clock, operations, process
 from dflockd.client.arguments import KeepPlace, Reservation
 from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
-from dflockd.client.frames import without_frames
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
 from dflockd.client.newest import listen
 from dflockd.client.session import RELEASE_PATIENCE, Reply
@@ -370,7 +369,7 @@ async def _hear(link: Any, patience: float | None) -> Reply:
         is_there = await _ready(asyncio.get_running_loop(), link, False, left)
         return link.receive() if is_there else None
     except (OSError, UnexpectedReplyError) as exc:
-        return without_frames(exc)
+        return exc
     except BaseException:
         link.close()
         raise
@@ -451,7 +450,7 @@ async def _wait(loop: asyncio.AbstractEventLoop, wait: Wait) -> object:
         async with asyncio.timeout(max(0.0, wait.until - clock.now())):
             return await loop.getaddrinfo(wait.host, wait.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as exc:
-        return without_frames(exc)
+        return exc
 
 
 async def _await(loop: asyncio.AbstractEventLoop, wait: Hear) -> bool:

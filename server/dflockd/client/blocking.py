@@ -17,7 +17,6 @@ from dflockd import errors
 from dflockd.client import clock, operations
 from dflockd.client.arguments import KeepPlace, Reservation
 from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
-from dflockd.client.frames import without_frames
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
 from dflockd.client.newest import listen
 from dflockd.client.session import RELEASE_PATIENCE, Reply
@@ -403,7 +402,7 @@ def _hear(link: Any, patience: float | None) -> Reply:
             has_come = poll.poll(patience * 1000)
         return link.receive() if has_come else None
     except (OSError, UnexpectedReplyError) as exc:
-        return without_frames(exc)
+        return exc
     except BaseException:
         link.close()
         raise
@@ -462,7 +461,7 @@ def _wait(wait: Wait) -> object:
     try:
         return socket.getaddrinfo(wait.host, wait.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as exc:
-        return without_frames(exc)
+        return exc
 
 
 def _await(wait: Hear) -> bool:

@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple, Never, TypeAlias, TypeVar
 
 from dflockd import errors
 from dflockd.address import Address, parse_server
-from dflockd.client.frames import without_frames
 from dflockd.client.introduction import ANONYMOUS, NOTHING, Introduction, Opening, new
 from dflockd.wire import (
     GRANTED,
@@ -688,7 +687,7 @@ def kept(operation: Operation[R]) -> Operation[R | Detour]:
     try:
         return (yield from operation)
     except (errors.MovedError, errors.RecoveringError) as exc:
-        return without_frames(exc)
+        return exc
 
 
 def raised(answer: R | Detour) -> R:

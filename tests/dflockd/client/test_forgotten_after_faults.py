@@ -7,6 +7,7 @@ got instead, would leave the object to the garbage collector, and with it the lo
 from __future__ import annotations
 
 import contextlib
+import socket
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -116,6 +117,19 @@ class Blocking:
         return self._lock
 
 
+def made(face: str, key: str, host: str, port: int) -> tuple[Any, weakref.ref[Any]]:
+    options: dict[str, Any] = {
+        "servers": [(host, port)],
+        "lease_ttl_s": 600,
+        "acquire_timeout_s": 5,
+    }
+    if face == "sync":
+        blocking = Blocking(key, **options)
+        return blocking, weakref.ref(blocking.inner)
+    lock = async_client.DistributedLock(key, **options)
+    return lock, weakref.ref(lock)
+
+
 @pytest.mark.parametrize(
     "instead", [b"", b"nonsense\n", b"error\n"], ids=["cut", "nonsense", "error"]
 )
@@ -124,18 +138,9 @@ class Blocking:
 async def test_at_each_line(
     proxy: Saboteur, key: str, face: str, flow: Callable[[Any], Any], instead: bytes
 ) -> None:
-    options = {"servers": [("127.0.0.1", proxy.port)], "lease_ttl_s": 600}
-    options["acquire_timeout_s"] = 5
     seen = 0
     for number in range(1, MOST + 1):
-        name = f"{key}-{number}"
-        lock: Any
-        if face == "sync":
-            lock = Blocking(name, **options)
-            reference = weakref.ref(lock.inner)
-        else:
-            lock = async_client.DistributedLock(name, **options)
-            reference = weakref.ref(lock)
+        lock, reference = made(face, f"{key}-{number}", "127.0.0.1", proxy.port)
         proxy.spoil(number, instead)
         with contextlib.suppress(errors.DflockdError):
             await flow(lock)
@@ -143,3 +148,23 @@ async def test_at_each_line(
         del lock
         assert reference() is None, f"line {number}"
     assert seen, "nothing was spoilt"
+
+
+@pytest.mark.parametrize("face", ["sync", "asyncio"])
+async def test_of_a_name_whose_first_address_refuses(
+    server: ServerProcess, key: str, face: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = closed.getsockname()
+
+    def look_up(*_: object, flags: int = 0, **__: object) -> list[Any]:
+        if flags & socket.AI_NUMERICHOST:
+            raise socket.gaierror("it is a name")
+        addresses = nobody, ("127.0.0.1", server.port)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", each) for each in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    lock, reference = made(face, key, "two.example", server.port)
+    assert await lock.acquire()
+    del lock
+    assert reference() is None
