@@ -22,6 +22,7 @@ from dflockd import errors
 from dflockd.client import clock, operations, process
 from dflockd.client.arguments import KeepPlace, Reservation
 from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
+from dflockd.client.frames import without_frames
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
 from dflockd.client.newest import listen
 from dflockd.client.session import RELEASE_PATIENCE, Reply
@@ -369,7 +370,7 @@ async def _hear(link: Any, patience: float | None) -> Reply:
         is_there = await _ready(asyncio.get_running_loop(), link, False, left)
         return link.receive() if is_there else None
     except (OSError, UnexpectedReplyError) as exc:
-        return exc
+        return without_frames(exc)
     except BaseException:
         link.close()
         raise

@@ -17,6 +17,7 @@ from dflockd import errors
 from dflockd.client import clock, operations
 from dflockd.client.arguments import KeepPlace, Reservation
 from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
+from dflockd.client.frames import without_frames
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
 from dflockd.client.newest import listen
 from dflockd.client.session import RELEASE_PATIENCE, Reply
@@ -402,7 +403,7 @@ def _hear(link: Any, patience: float | None) -> Reply:
             has_come = poll.poll(patience * 1000)
         return link.receive() if has_come else None
     except (OSError, UnexpectedReplyError) as exc:
-        return exc
+        return without_frames(exc)
     except BaseException:
         link.close()
         raise

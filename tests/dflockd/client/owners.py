@@ -9,6 +9,7 @@ from typing import Any
 
 from dflockd import errors
 from dflockd.client import operations
+from dflockd.client.frames import without_frames
 from dflockd.client.introduction import Introduction
 from dflockd.client.operations import GRACE, Progress, Target
 from dflockd.client.routing import ShardMap
@@ -201,7 +202,7 @@ class Call:
             until = math.inf if patience is None else self.stage.now + patience
             return link.receive() if (yield Ready(link, False, until)) else None
         except (OSError, UnexpectedReplyError) as exc:
-            return exc
+            return without_frames(exc)
         except BaseException:
             link.close()
             raise

@@ -16,6 +16,10 @@ import pytest
 
 from dflockd import client as async_client
 from dflockd import errors, sync_client
+from dflockd.address import Address
+from dflockd.client import aio, blocking
+from dflockd.client.connection import Connection
+from dflockd.client.steps import Route
 from tests.dflockd.client_support import Proxy
 from tests.dflockd.raw_server import ServerProcess
 
@@ -168,3 +172,16 @@ async def test_of_a_name_whose_first_address_refuses(
     assert await lock.acquire()
     del lock
     assert reference() is None
+
+
+@pytest.mark.parametrize("face", ["sync", "asyncio"])
+async def test_what_comes_in_place_of_a_reply_has_no_frames(
+    server: ServerProcess, face: str
+) -> None:
+    """A flow that has lost its lock meanwhile does not go on with it, and the caller still has it."""
+    (where,) = socket.getaddrinfo("127.0.0.1", server.port, type=socket.SOCK_STREAM)
+    link = Connection(Route(Address("127.0.0.1", server.port)), *where[:3])
+    link.close()
+    error = blocking._hear(link, 1) if face == "sync" else await aio._hear(link, 1)
+    assert isinstance(error, OSError)
+    assert error.__traceback__ is None
