@@ -73,7 +73,7 @@ class Reached:
 
     def call(self, function: Callable[[], object]) -> None:
         before = sys.gettrace()
-        sys.settrace(self._trace)
+        trace_instructions(self._trace)
         try:
             function()
         finally:
@@ -118,7 +118,7 @@ class Interrupted:
     def call(self, function: Callable[[], object]) -> Interrupt | None:
         """Return what has interrupted it, or ``None`` if it has ended before."""
         before = sys.gettrace()  # coverage traces as well
-        sys.settrace(self._trace)
+        trace_instructions(self._trace)
         try:
             function()
             sys.settrace(before)
@@ -147,6 +147,13 @@ class Interrupted:
                 mark = _Mark()
                 self._reference = weakref.ref(mark, _trip)
         return self._trace
+
+
+def trace_instructions(trace: Any) -> None:
+    """Have a function see each instruction of those frames that it asks for."""
+    # Python 3.12 makes these events only if a frame has asked for them before the tracing began.
+    sys._getframe().f_trace_opcodes = True
+    sys.settrace(trace)
 
 
 @cache

@@ -18,6 +18,7 @@ import pytest
 
 from dflockd.storage.disk import Disk
 from dflockd.storage.journal import Journal
+from tests.dflockd.client.interruptions import trace_instructions
 from tests.dflockd.storage.life import Life
 from tests.dflockd.storage.test_journal import IDENTITY, Model, restored
 from tests.dflockd.storage.test_power_cuts import (
@@ -55,7 +56,7 @@ def interrupted(within: set[CodeType], interrupt: Callable[[], None]) -> Iterato
         return follow
 
     before = sys.gettrace()
-    sys.settrace(follow)
+    trace_instructions(follow)
     try:
         yield
     finally:
