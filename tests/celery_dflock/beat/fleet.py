@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import psutil
+
 from dflockd import admin
 from examples.demo.stage import LockServer, Process, wait_until
 from tests.celery_dflock.beat import scheduled
@@ -24,7 +28,6 @@ KEY = "celery-beat:scheduled"
 APP = "tests.celery_dflock.beat.scheduled"
 LEADS = "beat: leading now"
 STANDS_BY = "beat: standing by, "
-SENT = "beat: sent firing "
 
 T = TypeVar("T")
 Event = dict[str, Any]
@@ -133,15 +136,25 @@ class Fleet:
 
         return self.wait(probe, "a leader")
 
-    def wait_idle_leader(self) -> Beat:
-        """Wait until the leader has sent a firing, and all is written down: it idles for a second.
+    def suspend_idle_leader(self) -> Beat:
+        """Stop the leader (SIGSTOP) where it idles between two firings, and all is written down.
 
-        Whatever happens to it before that may double the message.
+        Whatever happens to it elsewhere may double a message.
         """
-        leader = self.wait_leader()
-        before = len(leader.logged(SENT))
-        self.wait(lambda: len(leader.logged(SENT)) > before or None, "a firing")
-        return leader
+
+        def probe() -> Beat | None:
+            leader = self.wait_leader()
+            os.kill(leader.pid, signal.SIGSTOP)
+            process = psutil.Process(leader.pid)
+            self.wait(lambda: process.status() == psutil.STATUS_STOPPED or None, "it to stop")
+            now = time.monotonic()
+            idles = [e for e in self.events("idles") if e["pid"] == leader.pid]
+            if idles and now < idles[-1]["at"] + idles[-1]["seconds"]:
+                return leader
+            os.kill(leader.pid, signal.SIGCONT)
+            return None
+
+        return self.wait(probe, "a leader that idles")
 
     def term_of(self, beat: Beat, after: float) -> float:
         """The wall time at which a beat began to lead, after another time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -113,9 +114,14 @@ def test_who_leads_and_what_is_due_next(fleet: Fleet, redis_url: str) -> None:
 @pytest.mark.parametrize("end", [kill, terminate])
 def test_another_one_goes_on(fleet: Fleet, end: Callable[[Beat], None]) -> None:
     start = time.monotonic()
-    old = fleet.wait_idle_leader()
+    old = fleet.suspend_idle_leader()
 
-    new, _ = fleet.fail_over(end)
+    def end_and_go_on(beat: Beat) -> None:
+        end(beat)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(beat.pid, signal.SIGCONT)
+
+    new, _ = fleet.fail_over(end_and_go_on)
 
     fleet.wait_sent(1, by=new)
     fleet.wait_sent(2, start)  # the old one may have sent its last before this began
@@ -128,8 +134,7 @@ def test_another_one_goes_on(fleet: Fleet, end: Callable[[Beat], None]) -> None:
 
 def test_a_leader_that_was_stopped_stands_by(fleet_of_short_leases: Fleet) -> None:
     fleet, start = fleet_of_short_leases, time.monotonic()
-    old = fleet.wait_idle_leader()
-    os.kill(old.pid, signal.SIGSTOP)
+    old = fleet.suspend_idle_leader()
     try:
         stopped = time.monotonic()
         new = fleet.wait_leader(but=old)
