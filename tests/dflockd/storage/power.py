@@ -85,6 +85,9 @@ class RecordingDisk(Disk):
         self.record = record
         self._ids: dict[int, int] = {}
 
+    def make(self) -> None:
+        self.path.mkdir(exist_ok=True)
+
     def wrote(self, file: int, position: int, data: bytes) -> None:
         self.record.ops.append(
             Op("write", file=self._ids[file], position=position, data=bytes(data))
@@ -127,6 +130,10 @@ class Left(Disk):
     def __init__(self, path: Path, files: dict[str, bytes]) -> None:
         super().__init__(path)
         self._files = files
+
+    def make(self) -> None:
+        """Make the directory; nothing in it is to outlive a power cut."""
+        self.path.mkdir(exist_ok=True)
 
     def names(self, pattern: str) -> list[str]:
         return sorted(fnmatch.filter(self._files, pattern))

@@ -76,7 +76,7 @@ def judged(life: Life, path: Path, seed: int) -> list[str]:
     """Return what is wrong with what kills and power cuts could leave of it."""
 
     killed = kill_everywhere(path / "left", life)
-    cut = cut_everywhere(path / "left", life, seed, states=7, every=3)
+    cut = cut_everywhere(path / "left", life, seed, states=7, every=6)
     assert killed.states + cut.states > 1000
     return killed.wrong + cut.wrong
 
