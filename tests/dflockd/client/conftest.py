@@ -117,12 +117,10 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def _frozen() -> Iterator[None]:
+def _frozen() -> None:
     """Have the garbage collector look at nothing that is here already: there is much of it."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
