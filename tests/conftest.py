@@ -21,7 +21,7 @@ Process.launch = staticmethod(forkserver.start)
 
 LONGEST = (
     "rabbitmq/",
-    "cluster/test_real_cluster.py",
+    "cluster/test_newcomer.py",
     "upgrade/test_roll_outs.py",
     "published/test_published_servers.py",
     "worker/test_consumer_wait_faults.py",

@@ -47,6 +47,7 @@ SERVER = ("dflockd.cli", "dflockd.http", "dflockd.storage")
 PRELOADED = {
     "dflockd": (*SERVER, "uvloop", "dflockd.top.command"),
     "tests.dflockd.without_uvloop": SERVER,
+    "tests.dflockd.cluster.few_shards": (*SERVER, "uvloop"),
     "tests.chaos.planted.lifo": SERVER,
     "tests.chaos.planted.careless": SERVER,
     "tests.chaos.client": (

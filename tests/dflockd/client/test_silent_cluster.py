@@ -15,7 +15,7 @@ from dflockd import client as async_client
 from dflockd import errors, sync_client
 from dflockd.client.pending import PendingAcquires
 from tests.dflockd.client.silence import TOO_LONG, Waiter
-from tests.dflockd.cluster.stage import ClusterServer, ClusterStage
+from tests.dflockd.cluster.stage import ClusterServer, ClusterStage, FewShards
 from tests.dflockd.raw_server import PATIENCE
 from tests.dflockd.shards.etcd_process import Etcd
 from tests.pace import Pace
@@ -32,7 +32,14 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
     with (
         Etcd(directory) as etcd,
         ClusterStage(
-            directory, etcd, "--default-lease-ttl", "2", number=2, serving_lease=2, max_lease=2
+            directory,
+            etcd,
+            "--default-lease-ttl",
+            "2",
+            number=2,
+            serving_lease=2,
+            max_lease=2,
+            kind=FewShards,
         ) as stage,
     ):
         stage.wait_settled()

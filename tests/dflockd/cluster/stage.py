@@ -26,6 +26,7 @@ from typing import Any, Self, TypeVar
 
 from dflockd.cluster.parameters import ClusterParameters
 from dflockd.shards import (
+    NUM_SHARDS,
     Cluster,
     Delete,
     Put,
@@ -37,6 +38,7 @@ from dflockd.shards import (
 from dflockd.shards.etcd import EtcdStore
 from dflockd.shards.keys import SERVERS_PREFIX
 from examples.demo.stage import WAIT, LockServer, StageError, wait_until
+from tests.dflockd.cluster import few_shards
 from tests.dflockd.raw_server import RawClient
 from tests.dflockd.shards.etcd_process import Etcd
 
@@ -55,11 +57,19 @@ R = TypeVar("R")
 class ClusterServer(LockServer):
     """A server of a cluster, on a port that is chosen before it starts: it tells others of it."""
 
+    module = "dflockd"
+    """What is run."""
+    shards = NUM_SHARDS
+
     def __init__(self, directory: str | Path, *args: str, name: str, port: int = 0) -> None:
         port = port or free_port()
         super().__init__(
             directory, "--advertise", f"{self.host}:{port}", *args, name=name, port=port
         )
+
+    def _command(self) -> Sequence[str]:
+        python, run, _, *arguments = super()._command()
+        return [python, run, self.module, *arguments]
 
     def connect(self) -> RawClient:
         return RawClient(socket.create_connection((self.host, self.port), WAIT))
@@ -80,12 +90,25 @@ class ClusterServer(LockServer):
         self.wait_log(f"{self.address} is in the cluster")
 
 
+class FewShards(ClusterServer):
+    """The same in a cluster of few shards, which are shared out and handed over in no time."""
+
+    module = few_shards.__name__
+    shards = few_shards.SHARDS
+
+
 class Mapping:
     """What etcd says of a cluster, and what can be done to it."""
 
-    def __init__(self, endpoint: Callable[[], str], prefix: str = SERVERS_PREFIX) -> None:
+    def __init__(
+        self,
+        endpoint: Callable[[], str],
+        prefix: str = SERVERS_PREFIX,
+        num_shards: int = NUM_SHARDS,
+    ) -> None:
         self._endpoint = endpoint
         self._prefix = prefix
+        self._num_shards = num_shards
 
     def values(self) -> dict[int, bytes]:
         """The values of the shards, as they are."""
@@ -145,7 +168,7 @@ class Mapping:
 
     def _run(self, work: Callable[[Cluster], Awaitable[object]]) -> None:
         async def run(store: EtcdStore) -> None:
-            await work(Cluster(store, "stage", prefix=self._prefix))
+            await work(Cluster(store, "stage", prefix=self._prefix, num_shards=self._num_shards))
 
         ask(self._with_store(run))
 
@@ -168,6 +191,7 @@ class ClusterStage:
         max_lease: of the cluster, in seconds.
         args: more arguments for each.
         way: the endpoint through which the server with this number reaches etcd.
+        kind: of servers; with few shards unless a test is about thousands.
     """
 
     def __init__(
@@ -180,10 +204,13 @@ class ClusterStage:
         max_lease: int,
         prefix: str = SERVERS_PREFIX,
         way: Callable[[int], str] | None = None,
+        kind: type[ClusterServer] = ClusterServer,
     ) -> None:
         self.etcd = etcd
-        self.mapping = Mapping(lambda: etcd.endpoint, prefix)
-        self.parameters = ClusterParameters(serving_lease=serving_lease, max_lease=max_lease)
+        self.mapping = Mapping(lambda: etcd.endpoint, prefix, kind.shards)
+        self.parameters = ClusterParameters(kind.shards, serving_lease, max_lease)
+        self._kind = kind
+        self._used: set[int] = set()
         self._directory = Path(directory)
         self._args = (
             *(
@@ -219,7 +246,7 @@ class ClusterStage:
     def add(self) -> ClusterServer:
         """Another server, which is not started yet."""
         number = len(self.servers)
-        server = ClusterServer(self._directory, *self.arguments(number), name=f"server-{number}")
+        server = self._kind(self._directory, *self.arguments(number), name=f"server-{number}")
         self.servers.append(server)
         return server
 
@@ -280,12 +307,17 @@ class ClusterStage:
     # Keys and clients.
 
     def key_at(self, server: ClusterServer) -> str:
-        """A key that nobody has had before; its shard is with that server, moved there if need be."""
-        key = f"key-{next(_numbers)}"
-        shard = get_shard_id(key)
+        """A key of a shard that nobody has had a key of; it is with that server, moved if need be."""
+        keys = (f"key-{number}" for number in _numbers)
+        key = next(key for key in keys if self.shard_of(key) not in self._used)
+        shard = self.shard_of(key)
+        self._used.add(shard)
         if self.mapping.records()[shard].current != server.address:
             self.move([shard], server)
         return key
+
+    def shard_of(self, key: str) -> int:
+        return get_shard_id(key, self.parameters.num_shards)
 
     def connect(self, server: ClusterServer) -> RawClient:
         """A connection that is closed with the stage."""

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -28,17 +28,15 @@ from dflockd.shards import (
 )
 from dflockd.shards.etcd import EtcdStore
 from tests import forkserver
+from tests.dflockd.cluster import few_shards
+from tests.dflockd.cluster.few_shards import SHARDS
 from tests.dflockd.shards.etcd_process import Etcd
 
 _numbers = itertools.count()
 
 NODES = ["10.0.0.1:6388", "10.0.0.2:6388", "10.0.0.3:6388"]
 
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with Etcd(tmp_path_factory.mktemp("etcd")) as process:
-        yield process
+COMMAND = [sys.executable, "-m", few_shards.__name__, "cluster"]
 
 
 @pytest.fixture
@@ -54,12 +52,14 @@ class Servers:
     def __init__(self, store: Store, prefix: str) -> None:
         self.store = store
         self.prefix = prefix
-        self.clusters = {node: Cluster(store, node, prefix=prefix, ttl=60) for node in NODES}
+        self.clusters = {
+            node: Cluster(store, node, prefix=prefix, ttl=60, num_shards=SHARDS) for node in NODES
+        }
 
     async def start(self, *nodes: str) -> None:
         for node in nodes:
             assert await self.clusters[node].registration.register()
-        await self.store.txn([], [Put(f"{self.prefix}/meta", ClusterParameters().dump())])
+        await self.store.txn([], [Put(f"{self.prefix}/meta", ClusterParameters(SHARDS).dump())])
 
     async def serve(self) -> None:
         """Do what real servers do about targets, without any locks, until cancelled."""
@@ -106,7 +106,7 @@ async def command(
 ) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(
         forkserver.run,
-        [sys.executable, "-m", "dflockd", "cluster", *arguments],
+        [*COMMAND, *arguments],
         env=environment(etcd, servers),
         timeout=60,
     )
@@ -123,13 +123,13 @@ async def test_status(etcd: Etcd, servers: Servers, store: Store) -> None:
     text = await output(etcd, servers, "status")
     *rows, last = text.splitlines()
     assert last == (
-        "8192 shards: 8192 served, 0 recovering, 0 moving, 0 of servers that are gone, "
+        "256 shards: 256 served, 0 recovering, 0 moving, 0 of servers that are gone, "
         "0 without a server; 0 pinned"
     )
     assert [row.split() for row in rows] == [
         ["server", "serves", "is", "to", "serve"],
-        [NODES[0], "4096", "4096", "leader"],
-        [NODES[1], "4096", "4096", "leaving"],
+        [NODES[0], "128", "128", "leader"],
+        [NODES[1], "128", "128", "leaving"],
         [NODES[2], "0", "0"],
     ]
 
@@ -139,8 +139,8 @@ async def test_status_names_shards_that_nobody_will_serve(etcd: Etcd, servers: S
     await cluster.mapper.pin_shard(1)  # the second node's
     await cluster.registration.end()
     text = await output(etcd, servers, "status")
-    assert f"{NODES[1]}       0         4096  gone, had 4096" in text
-    assert "8192 shards: 4096 served, 0 recovering, 0 moving, 4096 of servers that are gone" in text
+    assert f"{NODES[1]}       0          128  gone, had 128" in text
+    assert "256 shards: 128 served, 0 recovering, 0 moving, 128 of servers that are gone" in text
     assert "1 shards are pinned to servers that are gone, the first of them 1: start" in text
 
 
@@ -151,7 +151,7 @@ async def test_a_reader_that_has_seen_enough_is_no_error(etcd: Etcd, servers: Se
     try:
         done = await asyncio.to_thread(
             forkserver.run,
-            [sys.executable, "-m", "dflockd", "cluster", "status"],
+            [*COMMAND, "status"],
             env=environment(etcd, servers),
             stdout=writing,
             timeout=60,
@@ -175,9 +175,9 @@ async def test_status_tells_what_recovers_and_what_is_on_its_way(
     )
     await store.txn([], [Put(f"{servers.prefix}/nodes/0", b"by hand")])
     text = await output(etcd, servers, "status")
-    assert "8192 shards: 8190 served, 1 recovering, 0 moving, " in text
+    assert "256 shards: 254 served, 1 recovering, 0 moving, " in text
     assert "0 of servers that are gone, 1 without a server; 0 pinned" in text
-    assert f"{NODES[0]}    4095         4095  leader, 1 recover" in text
+    assert f"{NODES[0]}     127          127  leader, 1 recover" in text
     assert "those that recover grant nothing for up to 3" in text
     assert "the entry of 0 has no lease, so that no server has written it: delete it" in text
     found = json.loads(await output(etcd, servers, "status", "--json"))
@@ -188,7 +188,7 @@ async def test_status_tells_what_recovers_and_what_is_on_its_way(
         "served",
     ]
     assert found["counts"] == {
-        "served": 8190,
+        "served": 254,
         "recovering": 1,
         "moving": 0,
         "gone": 0,
@@ -200,7 +200,7 @@ async def test_status_for_scripts(etcd: Etcd, servers: Servers) -> None:
     found = json.loads(await output(etcd, servers, "status", "--json"))
     assert found["servers"] == NODES
     assert found["leader"] == NODES[0]
-    assert len(found["shards"]) == 8192
+    assert len(found["shards"]) == SHARDS
     assert found["shards"][3] == {
         "target": NODES[1],
         "current": NODES[1],
@@ -215,10 +215,8 @@ async def test_rebalance_waits_until_the_servers_have_moved_them(
     etcd: Etcd, servers: Servers
 ) -> None:
     text = await output(etcd, servers, "rebalance")
-    assert text.startswith("2730 shards moved in ")
-    assert dict((await servers.mapping()).counts()) == dict(
-        zip(NODES, (2731, 2731, 2730), strict=True)
-    )
+    assert text.startswith("85 shards moved in ")
+    assert dict((await servers.mapping()).counts()) == dict(zip(NODES, (85, 86, 85), strict=True))
     assert (await output(etcd, servers, "rebalance")).startswith("0 shards moved in ")
 
 
@@ -227,12 +225,12 @@ async def test_pinned_shards_stay_unless_they_are_moved_by_name(
 ) -> None:
     assert await output(etcd, servers, "pin", "0-9", "key:object-123") == "11 shards pinned\n"
     mapping = await servers.mapping()
-    assert [s for s, r in enumerate(mapping.records) if r.pinned] == [*range(10), 3531]
+    assert [s for s, r in enumerate(mapping.records) if r.pinned] == [*range(10), 203]
     assert await output(etcd, servers, "unpin", "9") == "1 shards unpinned\n"
 
     text = await output(etcd, servers, "move", "key:object-123", "--to", NODES[2])
     assert text.startswith("1 shards moved in ")
-    assert format_shard_value((await servers.mapping())[3531]) == f"{NODES[2]},{NODES[2]},f=pinned"
+    assert format_shard_value((await servers.mapping())[203]) == f"{NODES[2]},{NODES[2]},f=pinned"
 
 
 @pytest.mark.parametrize(
@@ -353,7 +351,7 @@ async def test_without_a_living_server(etcd: Etcd, servers: Servers) -> None:
     for node in NODES:
         await servers.clusters[node].registration.end()
     text = await output(etcd, servers, "status")
-    assert "0 served, 0 recovering, 0 moving, 8192 of servers that are gone" in text
+    assert "0 served, 0 recovering, 0 moving, 256 of servers that are gone" in text
     assert "no server is alive: locks are neither granted nor renewed" in text
     done = await command(etcd, servers, "rebalance")
     assert (done.returncode, done.stderr) == (

@@ -20,7 +20,7 @@ from dflockd.cluster.front_door import FrontDoor, Tls
 from dflockd.table import Identity
 from examples.demo.stage import LockServer
 from tests.chaos.network import Network
-from tests.dflockd.cluster.stage import ClusterStage, free_port
+from tests.dflockd.cluster.stage import ClusterStage, FewShards, free_port
 from tests.dflockd.raw_server import PATIENCE, RawClient, StartServer, eventually
 from tests.dflockd.server.conftest import make_certificates
 from tests.dflockd.shards.etcd_process import Etcd
@@ -33,12 +33,6 @@ WRONG = "does not lead here: "
 
 
 @pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with Etcd(tmp_path_factory.mktemp("etcd")) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_certificates(tmp_path_factory.mktemp("tls"))
 
@@ -47,7 +41,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(etcd: Etcd, tmp_path: Path) -> Iterator[ClusterStage]:
     """A cluster whose servers a test starts."""
     prefix = f"/{tmp_path.name}"
-    stage = ClusterStage(tmp_path, etcd, number=0, serving_lease=2, max_lease=3, prefix=prefix)
+    times = {"serving_lease": 2, "max_lease": 3}
+    stage = ClusterStage(tmp_path, etcd, number=0, prefix=prefix, kind=FewShards, **times)
     yield stage
     stage.close()
 
@@ -63,7 +58,7 @@ def start_at(cluster: ClusterStage, tmp_path: Path) -> Iterator[StartAt]:
         def start(address: str, *args: str, port: int = 0) -> LockServer:
             arguments = cluster.arguments()
             flags = ("--advertise", address, "--default-lease-ttl", "3", *args)
-            server = LockServer(tmp_path, *arguments, *flags, port=port, name=f"at-{port}")
+            server = FewShards(tmp_path, *arguments, *flags, port=port, name=f"at-{port}")
             stack.callback(server.kill)
             server.start()
             return server

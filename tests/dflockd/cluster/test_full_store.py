@@ -14,7 +14,7 @@ import pytest
 
 from dflockd.shards import Put, StoreFullError
 from dflockd.shards.etcd import EtcdStore
-from tests.dflockd.cluster.stage import ClusterServer, ClusterStage
+from tests.dflockd.cluster.stage import ClusterStage, FewShards
 from tests.dflockd.cluster.test_replaced_store import readiness
 from tests.dflockd.raw_server import PATIENCE, granted
 from tests.dflockd.shards.etcd_process import Etcd
@@ -34,7 +34,7 @@ def etcd(tmp_path: Path) -> Iterator[Etcd]:
 def cluster(etcd: Etcd, tmp_path: Path) -> Iterator[ClusterStage]:
     args = ("--default-lease-ttl", str(LEASE), "--http-port", "0")
     with ClusterStage(
-        tmp_path, etcd, *args, serving_lease=SERVING_LEASE, max_lease=LEASE
+        tmp_path, etcd, *args, serving_lease=SERVING_LEASE, max_lease=LEASE, kind=FewShards
     ) as cluster:
         cluster.wait_settled()
         yield cluster
@@ -52,7 +52,7 @@ def fill(etcd: Etcd) -> None:
     asyncio.run(put_until_it_is_full())
 
 
-class Early(ClusterServer):
+class Early(FewShards):
     """A server that is started while etcd is full."""
 
     def _after_start(self) -> None:

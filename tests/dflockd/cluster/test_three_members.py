@@ -9,7 +9,7 @@ import pytest
 
 from dflockd.shards import StoreUnreachableError
 from examples.demo.stage import wait_until
-from tests.dflockd.cluster.stage import ClusterStage, Mapping
+from tests.dflockd.cluster.stage import ClusterStage, FewShards, Mapping
 from tests.dflockd.raw_server import PATIENCE, granted
 from tests.dflockd.shards.etcd_cluster import EtcdCluster, EtcdMember
 
@@ -33,7 +33,12 @@ def cluster(etcd: EtcdCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
     directory = tmp_path_factory.mktemp("servers")
     args = ("--default-lease-ttl", str(LEASE))
     with ClusterStage(
-        directory, etcd, *args, serving_lease=SERVING_LEASE, max_lease=LEASE
+        directory,
+        etcd,
+        *args,
+        serving_lease=SERVING_LEASE,
+        max_lease=LEASE,
+        kind=FewShards,
     ) as stage:
         stage.wait_settled()
         yield stage

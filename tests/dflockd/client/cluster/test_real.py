@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from dflockd import errors, sync_client
-from dflockd.shards import get_shard_id
 from tests.dflockd.client_support import Calls, Client, client_named, soon, until
-from tests.dflockd.cluster.stage import ClusterStage
+from tests.dflockd.cluster.stage import ClusterStage, FewShards
 from tests.dflockd.raw_server import eventually
 from tests.dflockd.shards.etcd_process import Etcd
 
@@ -26,7 +25,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
     times = ("--default-lease-ttl", str(LEASE), "--shutdown-timeout", "3")
     with (
         Etcd(directory) as etcd,
-        ClusterStage(directory, etcd, *times, serving_lease=2, max_lease=LEASE) as stage,
+        ClusterStage(
+            directory, etcd, *times, serving_lease=2, max_lease=LEASE, kind=FewShards
+        ) as stage,
     ):
         stage.wait_settled()
         yield stage
@@ -62,7 +63,7 @@ async def test_a_lock_and_its_queue_move(client: Client, stage: ClusterStage) ->
         tasks.append(asyncio.ensure_future(wait(number)))
         await asyncio.to_thread(wait_for_waiters, number + 1)
     for server in (*stage.servers[1:], stage.servers[0]):
-        await asyncio.to_thread(stage.move, [get_shard_id(key)], server)
+        await asyncio.to_thread(stage.move, [stage.shard_of(key)], server)
         await until(lambda server=server: lock.server == server.address)
         await asyncio.to_thread(wait_for_waiters, 4)
     await soon(lock.check())  # it may have just heard of the last move
