@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,6 +54,8 @@ def programs(tmp_path: Path, ports: dict[str, str]) -> Path:
         ("etcd", f'"{etcd_executable()}" "$@" {flags}'),
         ("dflockd", f'"{sys.executable}" -m dflockd "$@"'),
         ("python", f'"{sys.executable}" "$@"'),
+        # Each look at the cluster is a process that imports Python; nothing here is that urgent.
+        ("sleep", f'"{shutil.which("sleep")}" 3'),
     ):
         program = directory / name
         program.write_text(f"#!/bin/sh\nexec {line}\n")
