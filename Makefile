@@ -26,7 +26,7 @@ PURE := tests/dflockd/wire tests/dflockd/table --ignore=tests/dflockd/table/test
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-compiled compiled compiler lint types soak chaos smoke mutants matrix bench docs release-check format clean
+.PHONY: help demo test check test-compiled compiled compiler lint types soak chaos smoke mutants coverage matrix bench docs release-check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -67,6 +67,9 @@ smoke: $(STAMP) ## build the images and run the containers; needs Docker (ARGS='
 mutants: $(STAMP) ## change the pure rooms in small ways, and see whether a test notices (ARGS='--help')
 	@$(BIN)/python -m pip install $(QUIETLY) -r requirements-mutants.txt
 	@nice -n 19 $(BIN)/python -m tests.mutants $(ARGS)
+
+coverage: $(STAMP) ## run the tests, and see which branches no process takes (ARGS='tests/dflockd/table')
+	@$(BIN)/python -m tests.branches $(ARGS)
 
 matrix: $(STAMP) ## run a few tests under each Python, Celery, kombu and redis-py there is (ARGS='--help')
 	@$(BIN)/python -m tests.matrix $(ARGS)
