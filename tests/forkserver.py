@@ -347,7 +347,7 @@ def become(what: Mapping[str, Any]) -> None:
     if not sys.flags.safe_path:
         sys.path[0] = what["directory"]
     sys.argv[1:] = what["arguments"]
-    gc.unfreeze()
+    # What was imported stays frozen: to look at it once more at the end takes longer than all the rest.
     gc.enable()
     runpy.run_module(what["module"], run_name="__main__", alter_sys=True)
 
