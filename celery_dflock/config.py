@@ -272,12 +272,14 @@ def _spellings(namespace: str | None) -> frozenset[str]:
 
 
 def _raw(conf: Mapping[str, Any]) -> tuple[Any, ...]:
-    servers = conf.get("dflock_servers") or os.environ.get("DFLOCK_SERVERS") or DEFAULT_SERVER
+    servers = conf.get("dflock_servers")
+    if servers is None:
+        servers = os.environ.get("DFLOCK_SERVERS") or DEFAULT_SERVER
     return (
         tuple(servers) if isinstance(servers, list) else servers,
         conf.get("dflock_sharding_strategy"),
         conf.get("dflock_auth_token") or _token_of_environment(),
-        conf.get("dflock_use_ssl") or None,
+        conf.get("dflock_use_ssl"),
         conf.get("dflock_key_prefix") or "",
         conf.get("dflock_unavailable") or "requeue",
         _enabled(conf),
@@ -412,10 +414,11 @@ def _servers(servers: Any) -> Servers:
 
 
 def _ssl_context(use_ssl: Any) -> ssl.SSLContext | None:
-    if use_ssl is None:
+    if use_ssl is None or use_ssl is False:
         return None
-    files = {} if use_ssl is True else use_ssl
-    if not isinstance(files, Mapping) or set(files) - set(SSL_FILES):
+    files: Any = {"ca_certs": None} if use_ssl is True else use_ssl
+    # An empty dict could mean either: nobody is to find out later that it meant no TLS.
+    if not files or not isinstance(files, Mapping) or set(files) - set(SSL_FILES):
         raise ImproperlyConfigured(
             f"dflock_use_ssl is {use_ssl!r}: give True or a dict of {', '.join(SSL_FILES)}"
         )

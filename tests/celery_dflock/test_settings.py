@@ -21,6 +21,9 @@ from celery_dflock.config import SSL_FILES, settings
         ("dflock_servers", "one:x", "server 'one:x' is malformed: write"),
         ("dflock_servers", "one:6388,", "server '' is malformed: write"),
         ("dflock_servers", ["one:70000"], "is malformed: write"),
+        # Not localhost, as if nobody had said anything.
+        ("dflock_servers", [], "give a list"),
+        ("dflock_servers", "", "server '' is malformed: write"),
         ("dflock_servers", [5], "server 5 is malformed: write"),
         ("dflock_servers", 5, "5"),
         ("dflock_servers", ["one", "one:6388"], "names one server twice"),

@@ -75,6 +75,8 @@ def test_a_plain_connection_to_a_server_with_tls(server: ServerProcess) -> None:
     ("use_ssl", "said"),
     [
         ("yes", "give True or a dict of ca_certs, certfile, keyfile"),
+        ({}, "give True or a dict of ca_certs, certfile, keyfile"),
+        ("", "give True or a dict of ca_certs, certfile, keyfile"),
         ({"cafile": "ca.pem"}, "give True or a dict of ca_certs, certfile, keyfile"),
         ({"ca_certs": os.devnull + "/none"}, "No such file|Not a directory"),
         ({"certfile": __file__}, "dflock_use_ssl"),
