@@ -1,8 +1,8 @@
 """Errors without the frames that they came through.
 
-An error refers to those frames, and a frame to that of its caller. If one of them keeps the error, as
-what came in place of a reply or what an earlier attempt died of, they keep one another alive, and with
-them the lock object of a caller. Its owner forgets it, and it stays held until Python looks for cycles.
+An error refers to those frames, and a frame to that of its caller. A frame that keeps the error, as
+what came in place of a reply or what an earlier attempt died of, closes the circle. The lock object
+of a caller is in it: its owner forgets it, and the lock stays held until Python looks for circles.
 """
 
 from __future__ import annotations
