@@ -133,8 +133,9 @@ def test_who_has_no_slot_holds_nothing_and_keeps_its_position(
 ) -> None:
     """Others have the lock meanwhile. One that is revoked leaves its position to the next."""
     busy = keep_busy(cluster, worker, key, gate)
-    first, second, third = (cluster.send(jobs.parked, key, queue=worker.name) for _ in range(3))
-    worker.wait_log(f"parked[{third.id}] waits for lock {key!r} in the consumer")
+    with cluster.lock(key):  # else the third may come while the others let somebody go first
+        first, second, third = (cluster.send(jobs.parked, key, queue=worker.name) for _ in range(3))
+        worker.wait_log(f"parked[{third.id}] waits for lock {key!r} in the consumer")
     for _ in range(3):
         with cluster.lock(key, timeout=PATIENCE) as other:
             assert other.held
@@ -266,7 +267,7 @@ def assert_no_deadlock(cluster: Cluster, worker: Worker, key: str, tasks: list[T
 
 def test_eta_and_rate_limit_come_first(cluster: Cluster, worker: Worker, key: str) -> None:
     with cluster.lock(key):
-        later = cluster.send(jobs.parked, key, queue=worker.name, countdown=1)
+        later = cluster.send(jobs.parked, key, queue=worker.name, countdown=3)
         cluster.wait(
             lambda: f"parked[{later.id}] received" in worker.log_text() or None, "its arrival"
         )
