@@ -68,7 +68,7 @@ def test_a_task_may_send_itself_again(cluster: Cluster, key: str) -> None:
 def test_revoked_before_it_ran_blocks_nobody(
     cluster: Cluster, lock_server: LockServer, key: str
 ) -> None:
-    sent = cluster.send(jobs.patient, key, countdown=0.5)
+    sent = cluster.send(jobs.patient, key, countdown=2)
     sent.revoke()
     cluster.wait(lambda: sent.state == states.REVOKED or None, "the state REVOKED")
     assert waiters(lock_server, key) is None
@@ -82,7 +82,7 @@ def test_revoked_before_it_ran_blocks_nobody(
 def test_a_task_for_later_keeps_nobody_waiting(
     cluster: Cluster, lock_server: LockServer, key: str
 ) -> None:
-    later = cluster.send(jobs.patient, key, countdown=1.5)
+    later = cluster.send(jobs.patient, key, countdown=3)
     now = cluster.send(jobs.patient, key)
 
     assert now.get(timeout=PATIENCE) == now.id

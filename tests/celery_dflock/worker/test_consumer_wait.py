@@ -114,7 +114,7 @@ def test_after_its_time_the_conflict_decides(cluster: Cluster, worker: Worker, k
 def test_who_will_not_run_leaves_the_queue(
     cluster: Cluster, worker: Worker, key: str, how: str
 ) -> None:
-    expires = {"expires": 1} if how == "expired" else {}
+    expires = {"expires": 3} if how == "expired" else {}
     with cluster.lock(key):
         gone = cluster.send(jobs.parked, key, queue=worker.name, **expires)
         cluster.wait_waiters(key, 1)
