@@ -116,15 +116,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, name, HASTE * getattr(module, name))
 
 
-@pytest.fixture(scope="module")
-def _frozen() -> None:
-    """Have the garbage collector look at nothing that is here already: there is much of it."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture
-def _refcounts_only(_frozen: None) -> Iterator[None]:
+def _refcounts_only() -> Iterator[None]:
     """What nobody refers to is ended at once, or not at all."""
     gc.collect()
     gc.disable()
