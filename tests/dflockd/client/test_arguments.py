@@ -256,6 +256,7 @@ LIKELY = {
 }
 
 many = settings(
+    max_examples=settings.default.max_examples // 2,  # for each client: they share most of it
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

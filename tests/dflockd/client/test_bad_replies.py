@@ -88,6 +88,7 @@ REPLIES = st.one_of(
 ).map(lambda reply: reply if b"\n" in reply else Last(reply))
 
 many = settings(
+    max_examples=settings.default.max_examples // 2,  # for each client: they share most of it
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
