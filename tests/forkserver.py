@@ -44,10 +44,13 @@ CLIENTS = (
 SERVER = ("dflockd.cli", "dflockd.http", "dflockd.storage")
 """Not what speaks to etcd: gRPC begins threads when it is imported, which no child would have."""
 
+DFLOCKD = (*SERVER, "uvloop", "dflockd.top.command", "dflockd.sync_client")
+
 PRELOADED = {
-    "dflockd": (*SERVER, "uvloop", "dflockd.top.command"),
+    "dflockd": DFLOCKD,
     "tests.dflockd.without_uvloop": SERVER,
-    "tests.dflockd.cluster.few_shards": (*SERVER, "uvloop"),
+    "tests.dflockd.cluster.few_shards": DFLOCKD,
+    "tests.dflockd.program": DFLOCKD,
     "tests.chaos.planted.lifo": SERVER,
     "tests.chaos.planted.careless": SERVER,
     "tests.chaos.client": (

@@ -22,6 +22,7 @@ from typing import Any, Self
 from dflockd import client as async_client
 from dflockd import sync_client
 from dflockd.client import clock, process
+from tests import forkserver
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 
 
@@ -376,16 +377,26 @@ class _Pair:
 _RESET = struct.pack("ii", 1, 0)
 
 
+def command(text: str, *args: object, fresh: bool = False) -> list[str]:
+    """Return what runs a program that a test has written.
+
+    Args:
+        text: it; its arguments are in `sys.argv` as usual.
+        fresh: in a process in which nothing has been imported before.
+    """
+    run = ["-c"] if fresh else ["-m", "tests.dflockd.program"]
+    return [sys.executable, *run, text, *map(str, args)]
+
+
 class Script:
     """A Python program in a process of its own, spoken to line by line."""
 
-    def __init__(self, text: str, *args: object) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", text, *map(str, args)],
+    def __init__(self, text: str, *args: object, fresh: bool = False) -> None:
+        self.process = forkserver.start(
+            command(text, *args, fresh=fresh),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            bufsize=1,
         )
 
     def line(self) -> str:

@@ -91,8 +91,8 @@ def families() -> Iterator[Callable[..., Family]]:
     """Start families; they end with the test."""
     begun: list[Family] = []
 
-    def start(program: str, *args: object) -> Family:
-        begun.append(Family(program, *args))
+    def start(program: str, *args: object, fresh: bool = False) -> Family:
+        begun.append(Family(program, *args, fresh=fresh))
         return begun[-1]
 
     yield start

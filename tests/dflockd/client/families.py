@@ -6,12 +6,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from tests import forkserver
+from tests.dflockd.client_support import command
 from tests.dflockd.raw_server import PATIENCE
 
 faces = pytest.mark.parametrize("face", ["sync", "asyncio", "uvloop"])
@@ -20,13 +21,12 @@ faces = pytest.mark.parametrize("face", ["sync", "asyncio", "uvloop"])
 class Family:
     """A parent, and children that do nothing but live. Line by line: what the parent prints."""
 
-    def __init__(self, program: str, *args: object) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", BEGINNING + program, *map(str, args)],
+    def __init__(self, program: str, *args: object, fresh: bool = False) -> None:
+        self.process = forkserver.start(
+            command(BEGINNING + program, *args, fresh=fresh),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            bufsize=1,
             start_new_session=True,
         )
         self.lines: list[str] = []
@@ -80,7 +80,9 @@ def is_alive(pid: int) -> bool:
 
 
 BEGINNING = """
-import os, sys, threading, time
+import os, sys, threading, time, warnings
+
+warnings.simplefilter("ignore")
 
 def fork():
     child = os.fork()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.dflockd.client_support import stats
+from tests import forkserver
+from tests.dflockd.client_support import command, stats
 from tests.dflockd.raw_server import ServerProcess, eventually
 
 ENOUGH = 50
@@ -20,27 +21,38 @@ LIMIT = 60
 
 
 def run(
-    program: str, server: ServerProcess, *args: object, limit: float = LIMIT, seconds: float = 0
+    program: str,
+    server: ServerProcess,
+    *args: object,
+    limit: float = LIMIT,
+    seconds: float = 0,
+    fresh: bool = False,
 ) -> str:
     """Run a program to its end; return what it printed.
 
     Args:
         seconds: for how long it is `going_on()`.
+        fresh: in a process in which nothing was imported before: its end is that of any interpreter.
     """
-    command = [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c"]
-    command += [f"seconds = {seconds}\n" + BEGINNING + program]
-    process = subprocess.Popen(
-        [*command, str(server.port), *map(str, args)],
+    text = f"seconds = {seconds}\n" + BEGINNING + program
+    process = forkserver.start(
+        command(text, server.port, *args, fresh=fresh),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    try:
-        out, err = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # it, and what it has forked
-        out, err = process.communicate()
+    hangs = False
+    with process.stdout, process.stderr, ThreadPoolExecutor(2) as pool:
+        said = [pool.submit(file.read) for file in (process.stdout, process.stderr)]
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            hangs = True
+            os.killpg(process.pid, signal.SIGKILL)  # it, and what it has forked
+            process.wait()
+        out, err = (each.result() for each in said)
+    if hangs:
         pytest.fail(f"the program hangs:\n{out}{err}", pytrace=False)
     assert process.returncode == 0, out + err
     assert err == "", out + err
@@ -52,9 +64,11 @@ def run(
 # Whoever hangs says where, a moment before the test gives up.
 BEGINNING = f"""
 import asyncio, atexit, faulthandler, gc, logging, os, random, signal, sys, threading, time
-import types, weakref
+import types, warnings, weakref
 from dflockd import client, errors, sync_client
 
+warnings.simplefilter("ignore")
+faulthandler.enable()
 faulthandler.dump_traceback_later({LIMIT - 3}, exit=True)
 logging.disable()
 port = int(sys.argv[1])

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.dflockd.client_support import Script, is_free, stats, wait_renewed, waiters
+from tests import forkserver
+from tests.dflockd.client_support import Script, command, is_free, stats, wait_renewed, waiters
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -209,9 +208,10 @@ def test_the_child_uses_the_objects_of_the_parent(server: ServerProcess) -> None
 
 
 FORKING_WITH_THREADS = """
-import os, sys, threading, time
+import os, sys, threading, time, warnings
 from dflockd.sync_client import DistributedLock
 
+warnings.simplefilter("ignore")
 options = {"servers": [("127.0.0.1", int(sys.argv[1]))], "acquire_timeout_s": 30}
 ended = threading.Event()
 rounds = 0
@@ -257,13 +257,7 @@ print(children, rounds > 40, failed)
 
 def test_forks_beside_busy_threads(server: ServerProcess) -> None:
     """Whatever the other threads have in their hands at the fork, the child gets on."""
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKING_WITH_THREADS, str(server.port)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    result = forkserver.run(command(FORKING_WITH_THREADS, server.port), timeout=60)
     assert result.stderr == ""
     assert re.fullmatch(r"40 True \[\]\n", result.stdout)
     eventually(lambda: stats(server)["connections"] == 1)

@@ -79,7 +79,7 @@ def test_only_one_of_the_clients_is_imported(
 ) -> None:
     if face == "uvloop":
         pytest.importorskip("uvloop")
-    family = families(ONE_CLIENT, face, server.port)
+    family = families(ONE_CLIENT, face, server.port, fresh=True)
     family.wait_for("forked")
     assert not is_free(server, "held")
     family.kill_parent()

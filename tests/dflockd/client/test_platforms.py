@@ -6,6 +6,7 @@ import pytest
 
 from tests.dflockd.client_support import Script, is_free, stats
 from tests.dflockd.raw_server import ServerProcess, eventually
+from tests.effort import more
 
 # asyncio is imported before: what it has is the system's own business.
 WITHOUT = """
@@ -64,14 +65,21 @@ OPTIONS = "socket.TCP_KEEPIDLE socket.TCP_KEEPINTVL socket.TCP_KEEPCNT socket.TC
 CLOCKS = "time.CLOCK_BOOTTIME time.clock_gettime"
 
 
-@pytest.mark.parametrize("faces", ["sync", "asyncio", "sync asyncio"])
+MISSING = {"fork": FORK, "poll": POLL, "unix": UNIX, "options": OPTIONS, "clocks": CLOCKS}
+BOTH = "sync asyncio"
+ALL = " ".join(MISSING.values())
+
+
 @pytest.mark.parametrize(
-    "missing",
-    [FORK, POLL, UNIX, OPTIONS, CLOCKS, " ".join((FORK, POLL, UNIX, OPTIONS, CLOCKS))],
-    ids=["fork", "poll", "unix", "options", "clocks", "all"],
+    ("faces", "missing"),
+    [
+        *(pytest.param(BOTH, missing, id=name) for name, missing in MISSING.items()),
+        *(pytest.param(faces, ALL, id=f"all-{faces}") for faces in ("sync", "asyncio", BOTH)),
+        *(more(faces, missing) for faces in ("sync", "asyncio") for missing in MISSING.values()),
+    ],
 )
 def test_a_system_that_has_less(server: ServerProcess, faces: str, missing: str) -> None:
-    script = Script(WITHOUT, faces, server.port, missing)
+    script = Script(WITHOUT, faces, server.port, missing, fresh=True)
     try:
         assert script.line() == "done"
     finally:
@@ -83,7 +91,8 @@ def test_a_system_that_has_less(server: ServerProcess, faces: str, missing: str)
 @pytest.mark.parametrize("module", ["dflockd.sync_client", "dflockd.client", "dflockd.sharding"])
 def test_each_can_be_imported_first(module: str) -> None:
     script = Script(
-        f"import asyncio, os; del os.register_at_fork, os.fork; import {module}; print('imported')"
+        f"import asyncio, os; del os.register_at_fork, os.fork; import {module}; print('imported')",
+        fresh=True,
     )
     try:
         assert script.line() == "imported"

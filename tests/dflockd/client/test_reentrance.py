@@ -303,7 +303,7 @@ else:
 print("ends", flush=True)
 """
     for _ in range(times):
-        assert run(program, server, where) == "ends\nfinished\n"
+        assert run(program, server, where, fresh=True) == "ends\nfinished\n"
 
 
 @effort.seconds

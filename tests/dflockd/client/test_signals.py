@@ -12,6 +12,7 @@ import pytest
 
 from dflockd import sync_client
 from dflockd.client import process
+from tests import forkserver
 from tests.dflockd.client.interruptions import Interrupted, Reached
 from tests.dflockd.client.scenes import (
     BUSY,
@@ -29,6 +30,7 @@ from tests.dflockd.client.scenes import (
 )
 from tests.dflockd.client_support import (
     Calls,
+    command,
     is_free,
     renewed,
     soon,
@@ -145,13 +147,7 @@ print(interrupted)
 
 def test_a_signal_at_any_moment(server: ServerProcess) -> None:
     rounds = 1500
-    result = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, str(server.port), str(rounds)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    result = forkserver.run(command(INTERRUPTED, server.port, rounds), timeout=60)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stderr == ""
     assert int(result.stdout.split()[-1]) > rounds / 5, "too few were hit"
