@@ -35,14 +35,16 @@ def send_again_soon(plan: Plan, it: Unavailable) -> NoReturn:
 
     Raises:
         Retry: which tells Celery that the task continues elsewhere.
+        LockError: `it.error` itself, in eager mode; see `requeue.send_again`.
     """
     number = plan.header.outage + 1
     longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(number - 1, 32))
     seconds = requeue.countdown(plan.task, round(longest * (1 + requeue.chance.random()) / 2, 3))
     header = requeue.without_counting(plan, plan.header.ticket, outage=number)
     reason = it.error.reason.removeprefix(f"lock server {it.server} ")
-    if it.refused:
-        outages.refused(it.server, it.refused, reason)
-    else:
-        outages.requeued(it.server, reason)
+    if not plan.request.is_eager:
+        if it.refused:
+            outages.refused(it.server, it.refused, reason)
+        else:
+            outages.requeued(it.server, reason)
     requeue.requeue(plan, seconds, header, it.error, number)

@@ -14,6 +14,7 @@ from celery._state import _set_task_join_will_block
 from celery_dflock import (
     LockedTask,
     LockNotAcquiredError,
+    LockUnavailableError,
     Skipped,
     TaskLock,
     current_lock,
@@ -123,6 +124,18 @@ def test_released_after_an_exception(app: Celery, lock_server: LockServer, key: 
     with pytest.raises(ValueError, match="as asked"):
         task.delay(key)
     assert waiters(lock_server, key) is None
+
+
+def test_an_unavailable_server_fails_the_task_and_requeues_nothing(
+    app: Celery, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @locked(app)
+    def task(key: str) -> None: ...
+
+    app.conf.dflock_servers = ["127.0.0.1:1"]
+    with pytest.raises(LockUnavailableError, match=r"127\.0\.0\.1:1"):
+        task.delay(key)
+    assert "requeued" not in caplog.text
 
 
 @pytest.mark.parametrize("conflict", ["requeue", "fail"])
