@@ -55,7 +55,7 @@ def user(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.P
 def run(user: pytest.Pytester, *tests: str, **outcomes: int) -> str:
     """Run files of tests, in their order and in one process."""
     user.makepyfile(**{f"test_shop_{number}": each for number, each in enumerate(tests)})
-    result = user.runpytest_subprocess(timeout=BOUND)
+    result = user.runpytest_subprocess("-p", "no:randomly", timeout=BOUND)
     result.assert_outcomes(**outcomes)
     return result.stdout.str()
 
@@ -344,5 +344,5 @@ def test_the_tests_of_the_manual_pass(user: pytest.Pytester) -> None:
     tests = [each for each in snippets if "def test_" in each and "celery_worker" not in each]
     # Each is a file of its own, as a reader would have it.
     user.makepyfile(**{f"test_{number}": each for number, each in enumerate(tests)})
-    result = user.runpytest_subprocess(timeout=BOUND)
+    result = user.runpytest_subprocess("-p", "no:randomly", timeout=BOUND)
     result.assert_outcomes(passed=sum(each.count("def test_") for each in tests))
