@@ -131,11 +131,11 @@ def test_before_any_line(server: ServerProcess, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "step"),
     [
-        ("block", 4),
+        ("block", 8),
         *(pytest.param(how, 1, marks=pytest.mark.soak) for how in ("block", "queue", "handover")),
     ],
 )
 @pytest.mark.timeout(300)
 def test_before_any_line_of_the_first_use(server: ServerProcess, how: str, step: int) -> None:
-    """Each line has a process of its own, so it is each fourth, another one in each run."""
+    """Each line has a process of its own, so it is each eighth, another one in each run."""
     assert int(run(BETWEEN, server, how, "first", step, limit=240)) > 20

@@ -130,7 +130,7 @@ print(Count.number)
     assert int(run(program, server, seconds=seconds)) > 50, "too few were interrupted"
 
 
-@pytest.mark.parametrize("times", [8, effort.more(50)])
+@pytest.mark.parametrize("times", [4, effort.more(50)])
 def test_a_signal_handler_that_ends_the_process(server: ServerProcess, times: int) -> None:
     """What is registered for the end, releases; whatever was interrupted."""
     program = """
@@ -251,7 +251,7 @@ def test_finalisers_that_take_and_release(
     assert int(finalised) > 50, "too few were finalised"
 
 
-@pytest.mark.parametrize("times", [3, effort.more(30)])
+@pytest.mark.parametrize("times", [2, effort.more(30)])
 @pytest.mark.parametrize("where", ["atexit", "finaliser", "thread", "weakref"])
 def test_the_end_of_the_interpreter(server: ServerProcess, where: str, times: int) -> None:
     """Other threads stand still by then, the client's own too, with whatever is in their hands."""

@@ -146,7 +146,7 @@ print(interrupted)
 
 
 def test_a_signal_at_any_moment(server: ServerProcess) -> None:
-    rounds = 1500
+    rounds = 800
     result = forkserver.run(command(INTERRUPTED, server.port, rounds), timeout=60)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stderr == ""

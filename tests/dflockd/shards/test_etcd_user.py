@@ -23,8 +23,9 @@ USER = EtcdUser("locks", "locks-secret")
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    # Tokens end after 1 s without use.
-    with Etcd(tmp_path_factory.mktemp("users"), more=("--auth-token-ttl", "1")) as process:
+    # Tokens end after 1 s without use; passwords are cheap to check.
+    more = ("--auth-token-ttl", "1", "--bcrypt-cost", "4")
+    with Etcd(tmp_path_factory.mktemp("users"), more=more) as process:
         control = process.control
         control("user", "add", "root:root-secret")
         control("user", "grant-role", "root", "root")
