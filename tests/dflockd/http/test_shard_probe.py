@@ -10,7 +10,7 @@ import pytest
 from dflockd.http import health
 from dflockd.http.health import MOVE_TIME, ShardProbe
 from dflockd.server import Server
-from tests.dflockd.cluster.test_node import KEY, Cluster
+from tests.dflockd.cluster.nodes import KEY, Cluster
 
 LATER = MOVE_TIME + 0.1
 
