@@ -1,7 +1,8 @@
-"""A cluster of real servers, for the tests of a file."""
+"""A cluster of real servers, for the tests of a file; and silence for simulated ones."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -32,3 +33,11 @@ def cluster(stage: ClusterStage) -> ClusterStage:
     stage.start()
     stage.wait_settled()
     return stage
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """The story is told by the simulation; the log of a thousand crashes says nothing more."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)

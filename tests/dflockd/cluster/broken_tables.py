@@ -1,0 +1,114 @@
+"""Lock tables without one of their rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dflockd.table import Effect, ShardTable, Snapshot
+from dflockd.table.state import Entry, Group, Peer
+from dflockd.wire import Owner, Rate, Refusal, Renew, Status
+
+
+@contextmanager
+def promised_for_ever(table: ShardTable) -> Iterator[None]:
+    until, table._serves_until = table._serves_until, math.inf
+    try:
+        yield
+    finally:
+        table._serves_until = until
+
+
+class GrantsForEver(ShardTable):
+    def acquire(self, *args: Any) -> Any:
+        with promised_for_ever(self):
+            return super().acquire(*args)
+
+    def _promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
+        with promised_for_ever(self):
+            super()._promote(entry, now, effects)
+
+
+class RenewsForEver(ShardTable):
+    def renew(self, *args: Any, **more: Any) -> Any:
+        with promised_for_ever(self):
+            return super().renew(*args, **more)
+
+
+class DoesNotFreeze(ShardTable):
+    def freeze(self, shard: int, now: float) -> Snapshot:
+        snapshot = super().freeze(shard, now)
+        self.groups[shard].frozen = False
+        return snapshot
+
+
+class LowerFenceWins(ShardTable):
+    def _reclaim(self, group: Group, peer: Peer, request: Renew, lease: int, now: float) -> bool:
+        entry = group.spaces[request.space].get(request.key)
+        fence = self._forgotten(group, request, now)
+        if entry is not None and fence is not None and not request.space:
+            for hold in list(entry.holds.values()):
+                self._free(hold, now, [])
+        return super()._reclaim(group, peer, request, lease, now)
+
+
+class ForgetsPositions(ShardTable):
+    """Positions that came with their shard are not kept."""
+
+    def load(self, shard: int, snapshot: Snapshot, now: float) -> None:
+        super().load(shard, snapshot._replace(waiters=[]), now)
+
+
+class ForgetsTheNewest(ShardTable):
+    """Whoever is older than those who have asked elsewhere may come again here."""
+
+    def load(self, shard: int, snapshot: Snapshot, now: float) -> None:
+        super().load(shard, snapshot._replace(newest=()), now)
+
+
+class ForgetsRates(ShardTable):
+    """Runs that have begun elsewhere do not count here."""
+
+    def load(self, shard: int, snapshot: Snapshot, now: float) -> None:
+        holds = [hold._replace(is_pending=False) for hold in snapshot.holds]
+        super().load(shard, snapshot._replace(rates=(), holds=holds), now)
+
+
+class LetsOneMoreBegin(ShardTable):
+    """Counts to one too many in each window."""
+
+    def _name_rate(self, entry: Entry, asked: Rate, now: float) -> Status | None:
+        return super()._name_rate(entry, asked._replace(runs=asked.runs + 1), now)
+
+
+class DoesNotWaitForTheRelease(ShardTable):
+    """Takes the lock from who is older, and does not wait until they have let go."""
+
+    def _asked_with_age(
+        self,
+        entry: Entry,
+        peer: Peer,
+        owner: Owner,
+        ticket: bytes,
+        now: float,
+        effects: list[Effect],
+    ) -> Entry | Refusal:
+        found = super()._asked_with_age(entry, peer, owner, ticket, now, effects)
+        if isinstance(found, Entry):
+            for hold in list(found.holds.values()):
+                if hold.owner is not None and hold.owner.age < owner.age:
+                    self._free(hold, now, effects)
+            if not self._is_here(found):
+                return self._add(found.group, found.space, found.key, found.limit)
+        return found
+
+
+class ForgetsTurns(ShardTable):
+    """Those who wait come here in the order in which they first came, and in no group."""
+
+    def load(self, shard: int, snapshot: Snapshot, now: float) -> None:
+        waiters = sorted(snapshot.waiters, key=lambda waiter: waiter.since)
+        waiters = [waiter._replace(group=None) for waiter in waiters]
+        super().load(shard, snapshot._replace(waiters=waiters), now)
