@@ -35,6 +35,9 @@ class Machine:
         self.now = 1000.0
         self.running: Run | None = None
         monkeypatch.setattr(directory, "_boot_id", lambda: self.boot)
+        # Nothing here loses its power.
+        monkeypatch.setattr("os.fsync", lambda _: None)
+        monkeypatch.setattr("os.fdatasync", lambda _: None, raising=False)
 
     def start(self, wall_clock: int = 0, *, recover: bool = False) -> Run:
         self.running = Run(self, wall_clock, recover=recover)

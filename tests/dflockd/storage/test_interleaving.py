@@ -20,14 +20,14 @@ from dflockd.storage.disk import Disk
 from dflockd.storage.journal import Journal
 from tests.dflockd.client.interruptions import trace_instructions
 from tests.dflockd.storage.life import Life
-from tests.dflockd.storage.test_journal import IDENTITY, Model, restored
+from tests.dflockd.storage.test_journal import IDENTITY, Model, no_wait_for_the_disk, restored
 from tests.dflockd.storage.test_power_cuts import (
     cut_everywhere,
     kill_everywhere,
     patch,
 )
 
-__all__ = ["patch"]
+__all__ = ["no_wait_for_the_disk", "patch"]
 
 RECORDING = ("record", "_put", "_end", "_move", "_first_live", "_has_too_much", "_turn")
 """What is done by the thread that records."""
