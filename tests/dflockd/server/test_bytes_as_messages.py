@@ -375,9 +375,16 @@ SEEN += [b"error_limit_mismatch", b"error_already_enqueued", b"error_not_enqueue
 SEEN += [b"error_lease_expired", b"error_recovering"]
 
 
-async def test_bytes_do_what_their_messages_do(clock: Clock) -> None:
+def histories(number: int) -> list[Any]:
+    """So many, and twenty times as many in the soak."""
+    return [range(number), pytest.param(range(number, 20 * number), marks=pytest.mark.soak)]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seeds", histories(15), ids=len)
+async def test_bytes_do_what_their_messages_do(clock: Clock, seeds: range) -> None:
     seen: Counter[bytes] = Counter()
-    for seed in range(30):
+    for seed in seeds:
         dice = random.Random(seed)
         limits = some_limits(dice)
         tables = [LockTable(limits, TokenIssuer(b"s", 1000), kept=seed % 3 > 0) for _ in "12"]
@@ -402,9 +409,11 @@ async def test_bytes_do_what_their_messages_do(clock: Clock) -> None:
     assert not [reply for reply in [*SEEN, b"error_draining"] if seen[reply] < 5], seen
 
 
-async def test_bytes_do_what_their_messages_do_to_shards(clock: Clock) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seeds", histories(20), ids=len)
+async def test_bytes_do_what_their_messages_do_to_shards(clock: Clock, seeds: range) -> None:
     seen: Counter[bytes] = Counter()
-    for seed in range(50):
+    for seed in seeds:
         dice = random.Random(seed)
         limits = some_limits(dice)
         tables = [ShardTable(limits, TokenIssuer(b"s", 1000), Shards()) for _ in "12"]
