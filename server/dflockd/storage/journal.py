@@ -154,7 +154,7 @@ class Journal:
         for hold in holds:
             if isinstance(hold, Hold):
                 self._put(hold)
-            elif not hold.ended:
+            else:
                 self._change(hold)
         self.record((), fence)
         self.sync()

@@ -82,9 +82,7 @@ class Look:
                 self._ask(self._items.pop())
             elif self._contended:
                 # In one piece: who waits may be another by the next step.
-                entry = self._contended.pop()
-                if entry.waiters is not None:
-                    self._items = list(entry.waiters)
+                self._items = list(self._contended.pop().waiters or ())
             else:
                 self._conclude()
                 return True

@@ -68,8 +68,7 @@ class Connections(Recovery):
             self._stand_down(waiter, now, effects)
         if not peer.enqueued:
             for hold in list(itertools.islice(peer.holds, STEP)):
-                if hold in peer.holds:
-                    self._part(hold, peer, now, effects, clean=clean, silent=silent)
+                self._part(hold, peer, now, effects, clean=clean, silent=silent)
         return not (peer.enqueued or peer.holds)
 
     def _stand_down(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:

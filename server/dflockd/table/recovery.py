@@ -50,12 +50,11 @@ class Recovery(Slots):
         for entries in group.spaces:
             for entry in entries.values():
                 for hold in entry.holds.values():
-                    if hold.peer is None:
-                        group.doubted.add(hold)
-                        if hold.deadline < until:
-                            since = hold.deadline - hold.span
-                            self.deadlines.reset(hold, rounded(until - since), since)
-                            self._note(hold)
+                    group.doubted.add(hold)
+                    if hold.deadline < until:
+                        since = hold.deadline - hold.span
+                        self.deadlines.reset(hold, rounded(until - since), since)
+                        self._note(hold)
 
     def _restore(self, group: Group, kept: HoldRecord, left: float, now: float) -> None:
         """Take in a hold that has so many seconds left."""

@@ -182,7 +182,9 @@ def read_grant(line: bytes, word: bytes = GRANTED) -> tuple[bytes, int] | None:
         seconds = _seconds(lease, 1)
         if len(_leases) < MOST_LEASES:
             _leases[lease] = seconds
-    return token if token.isalnum() else _token(token), seconds
+    if not token.isalnum():
+        raise UnexpectedReplyError(f"a grant with the token {token[:80]!r}")
+    return token, seconds
 
 
 def parse_enqueued(line: bytes) -> Enqueued | YourTurn | Refusal:
@@ -242,12 +244,6 @@ def _status(line: bytes, *unfit: Status) -> Refusal:
     if status is None or status in unfit:
         raise UnexpectedReplyError(f"unexpected reply {line[:80]!r}")
     return status
-
-
-def _token(text: bytes) -> bytes:
-    if not text.isalnum():
-        raise UnexpectedReplyError(f"a grant with the token {text[:80]!r}")
-    return text
 
 
 def _seconds(text: bytes, lowest: int, unit: str = "seconds") -> int:
