@@ -9,7 +9,6 @@ import pytest
 
 from dflockd.table import Effect, Limits, LockTable, Peer, TokenIssuer
 from dflockd.table.blocking import Look
-from dflockd.table.state import Entry
 from dflockd.wire import (
     Acquire,
     Enqueue,
@@ -19,7 +18,6 @@ from dflockd.wire import (
     Inspect,
     Owner,
     OwnerConflict,
-    Pass,
     Release,
     Renew,
     Report,
@@ -29,9 +27,7 @@ from dflockd.wire import (
     Space,
     Status,
     TimedOut,
-    Turn,
     Wait,
-    YourTurn,
 )
 from tests.dflockd.table.turns_support import calls
 
@@ -259,52 +255,6 @@ def test_the_limit_is_forgotten_with_the_last_of_the_group() -> None:
     assert stage.order == ["a-0", "a-1", "a-2"]
 
 
-def test_who_is_told_of_a_turn_counts_for_the_limit_of_the_group() -> None:
-    stage = Stage(4)
-    assert stage.say("a-0", Turn(5000)) is Status.OK
-    assert isinstance(stage.enqueue("a-0", limit=1), YourTurn)
-    assert stage.come("a-1", limit=1) is None
-    assert stage.come("b-0") is not None
-    stage.say("a-0", Pass(SEMAPHORE, b"k", b"none"))
-    stage.now = 5.0
-    stage.heard(stage.table.advance(stage.now))
-    assert stage.order == ["b-0", "a-1"]
-
-
-def test_all_who_are_told_of_a_turn_count_for_the_limit_of_the_group() -> None:
-    stage = Stage(4)
-    for name in ("a-0", "a-1"):
-        assert stage.say(name, Turn(5000)) is Status.OK
-        assert isinstance(stage.enqueue(name, limit=2), YourTurn)
-    assert stage.come("a-2", limit=2, timeout=0) is Status.TIMEOUT
-    assert isinstance(stage.come("b-0", timeout=0), Granted)
-
-
-def test_who_lets_a_turn_pass_is_shown(lock: Stage) -> None:
-    assert lock.say("a-0", Turn(5000)) is Status.OK
-    told = lock.enqueue("a-0")
-    assert isinstance(told, YourTurn)
-    lock.say("a-0", Pass(LOCK, b"k", told.ticket))
-    lock.come("b-0")
-    lock.come("b-1")
-    assert [waiter["group"] for waiter in lock.report()["waiters"]] == ["a", "b"]
-
-
-def test_who_was_told_before_there_were_groups_is_in_none_of_them(lock: Stage) -> None:
-    assert lock.say("-0", Turn(5000)) is Status.OK
-    told = lock.enqueue("-0")
-    assert isinstance(told, YourTurn)
-    lock.come("b-1")
-    entry = lock.table.find(LOCK, b"k")
-    assert isinstance(entry, Entry)
-    queue = entry.grouped()
-    assert set(queue._lanes) == {b"", b"b"}
-    lock.say("-9", Resume(told.ticket))
-    assert isinstance(lock.say("-9", Acquire(LOCK, b"k", 1, 600, 600)), Granted)
-    assert set(queue._lanes) == {b"b"}
-    assert lock.drain() == ["b-1"]
-
-
 def test_who_enqueued_and_was_granted_counts_for_the_limit_of_the_group() -> None:
     stage = Stage(4)
     stage.come("b-0")
@@ -346,19 +296,6 @@ def test_who_comes_back_after_the_turn_is_first_of_the_group_and_waits_for_its_t
     lock.say("a-9", Resume(kept.ticket))
     assert lock.say("a-9", Acquire(LOCK, b"k", 1, 600, 600)) is None
     assert lock.drain() == ["b-1", "a-9", "b-2", "a-3"]
-
-
-def test_who_lets_a_turn_run_out_has_used_it_up_for_the_group(lock: Stage) -> None:
-    lock.come("-0")
-    for name in ("a-1", "a-2"):
-        assert lock.say(name, Turn(1000)) is Status.OK
-        assert lock.enqueue(name) is Status.QUEUED
-        assert lock.say(name, Wait(LOCK, b"k", 600)) is None
-    lock.come("b-1")
-    lock.end("-0")
-    lock.now = 1.0
-    lock.heard(lock.table.advance(lock.now))
-    assert lock.order == ["-0", "b-1"]
 
 
 def test_the_same_process_goes_on_in_its_group(lock: Stage) -> None:
