@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import random
 import stat
 
@@ -262,3 +264,24 @@ def test_where_boots_cannot_be_told_apart_only_a_clean_stop_is_trusted(machine: 
     assert run.left() == {b"k": pytest.approx(20)}
     machine.kill()
     assert machine.start().state.recovery == 30
+
+
+@pytest.mark.parametrize("locks_files", [True, False])
+def test_a_file_system_that_locks_no_directories(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, locks_files: bool
+) -> None:
+    lock = fcntl.flock
+
+    def flock(file: int, how: int) -> None:
+        if not locks_files or stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    if not locks_files:
+        with pytest.raises(StateError, match="Invalid argument"):
+            machine.start()
+        return
+    machine.start()
+    with pytest.raises(StateError, match="is in use by another dflockd"):
+        StateDir(str(machine.path), machine.now, LIMITS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import stat
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from dflockd.storage.disk import Disk
 from dflockd.storage.journal import Journal
 from dflockd.storage.reading import Journaled, Restored, Trust, read
 from dflockd.storage.records import encode_hold
-from dflockd.table import Entry, Hold, HoldRecord, TokenIssuer
+from dflockd.table import Change, Entry, Hold, HoldRecord, NewestRecord, TokenIssuer
+from dflockd.table.newest import NewestKeys
+from dflockd.table.rates import Rate, RateBlock
 from dflockd.table.state import Group
 from dflockd.wire import Space
 
@@ -122,6 +125,44 @@ def test_at_every_moment_the_journal_says_what_is_held(
         # What lives may be on disk twice, and is being moved meanwhile; and the last is begun.
         assert len(paths) * small_segments <= 4 * model.size + 6 * small_segments
     assert len(firsts) > 10
+
+
+def test_the_newest_of_keys_and_what_has_begun_are_kept_until_they_end(
+    tmp_path: Path, small_segments: int
+) -> None:
+    dice, group, keys = random.Random(1), Group(TokenIssuer(b"secret", 0)), NewestKeys(5)
+    rate = Rate(group, Space.SEMAPHORE, b"rate" * 40, 10, 60.0)
+    blocks: list[RateBlock] = []
+    log = journal_in(tmp_path)
+    log.start([], 0)
+    firsts = set()
+    # These stay, and are moved.
+    idle = RateBlock(rate, 10**6)
+    log.record([*NewestKeys().note(group, NewestRecord(b"idle", 1, b"")), idle], 1)
+    for age in range(1, 300):
+        key = b"key" * 60 + b"%d" % dice.randrange(8)
+        changes: list[Change] = [*keys.note(group, NewestRecord(key, age, b"label" * 20))]
+        blocks.append(RateBlock(rate, age))
+        blocks[-1].times.append(float(age))
+        changes.append(blocks[-1])
+        if len(blocks) > 4:
+            ended = blocks.pop(dice.randrange(len(blocks)))
+            ended.ended = True
+            changes.append(ended)
+        log.record(changes, age)
+        log.sync()
+        found = restored(tmp_path)
+        assert {each.key: each.age for each in found.newest} == {
+            key: newest.age for key, newest in group.newest.items()
+        }
+        assert sorted(found.rates) == [block.kept() for block in (*blocks, idle)]
+        firsts.add(segments(tmp_path)[0])
+        assert len(segments(tmp_path)) <= 8
+    assert len(firsts) > 10
+    log = journal_in(tmp_path, 2)
+    log.start([*group.newest.values(), *blocks], 300)
+    assert set(restored(tmp_path, 2).newest) == {each.kept() for each in group.newest.values()}
+    assert sorted(restored(tmp_path, 2).rates) == [block.kept() for block in blocks]
 
 
 def test_cleaning_keeps_up_with_large_steps(tmp_path: Path, small_segments: int) -> None:
@@ -233,10 +274,17 @@ def test_no_room_for_a_segment(
     assert all(path.stat().st_size == small_segments for path in segments(tmp_path))
 
 
+@pytest.mark.parametrize("known", [False, True])
 def test_where_space_cannot_be_reserved_it_is_filled(
-    tmp_path: Path, small_segments: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small_segments: int, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
-    monkeypatch.delattr("os.posix_fallocate")
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not on this file system")
+
+    if known:
+        monkeypatch.setattr("os.posix_fallocate", refuse)
+    else:
+        monkeypatch.delattr("os.posix_fallocate")
     model = written(tmp_path)
     assert set(restored(tmp_path, 1).holds) == model.kept
 

@@ -105,6 +105,21 @@ def test_a_clock_that_begins_anew_shortens_no_window(tmp_path: Path) -> None:
     assert Run(tmp_path, 8.0).state.rates_since == last.state.rates_since
 
 
+def test_after_a_clean_stop_and_a_boot_a_window_has_the_time_that_it_had_left(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path, 5000.0)
+    run.begin(b"k")
+    run.now += 600
+    run.stop()
+    run.state._save(boot="another")
+    after = Run(tmp_path, 7.0)
+    assert not after.state.recovery
+    for left, free in ((1, 39), (-1, 40)):
+        after.now = 7.0 + 3000 - left
+        assert after.free(b"k") == free
+
+
 def test_a_directory_from_before_there_were_rates_waits_for_none(tmp_path: Path) -> None:
     Run(tmp_path, 5.0).stop()
     path = tmp_path / "state.json"

@@ -253,3 +253,11 @@ def test_a_journal_is_an_end_of_its_own(tmp_path: Path) -> None:
     assert read(Disk(tmp_path), Journaled(IDENTITY, 2, []), Trust.KEPT) == ([], 9, (), ())
     with pytest.raises(DamagedError):
         read(Disk(tmp_path), Journaled(IDENTITY, 1, []), Trust.KEPT)
+
+
+@pytest.mark.parametrize("by", [-8, 8])
+def test_a_segment_that_ends_elsewhere_than_the_state_file_says_is_damage(
+    closed: Written, by: int
+) -> None:
+    closed.closed[-2][1] += by
+    assert "damaged" in closed.refused(Trust.CLOSED)

@@ -134,6 +134,14 @@ def test_segments_that_are_gone_are_damage(left: Left) -> None:
         left.machine.start()
 
 
+def test_a_segment_that_is_gone_from_between_others_is_damage(left: Left) -> None:
+    name, _, number = left.journal.name.rpartition("-")
+    later = left.journal.with_name(f"{name}-{int(number) + 2:0{len(number)}}")
+    later.write_bytes(left.journal.read_bytes())
+    with pytest.raises(StateError, match=f"{later.name}: the segment before it is missing"):
+        left.machine.start()
+
+
 def test_a_real_server_starts_on_it(left: Left) -> None:
     """On another boot than the sample's, so that only the one that was stopped is known to be whole."""
     flags = ["--host", "127.0.0.1", "--port", "0", "--state-dir", str(left.machine.path)]

@@ -87,6 +87,19 @@ def test_a_semaphore_with_somebody_who_goes_on_is_no_circle(stage: Stage) -> Non
     assert len(stage.circles()) == 1, "now nobody does"
 
 
+@pytest.mark.parametrize("keys", [("two", "three"), ("three", "two")])
+def test_a_run_may_wait_in_several_places(stage: Stage, keys: tuple[str, str]) -> None:
+    stage.ask("a", "one")
+    for key in keys:  # in the order in which a look comes to them
+        stage.ask({"two": "b", "three": "c"}[key], key)
+    for key in keys:
+        stage.ask("a", key)
+    assert stage.circles() == []
+    stage.ask("b", "one")
+    [said] = stage.circles()
+    assert "task[a] waits for two, held by task[b]" in said
+
+
 def test_a_retry_that_waits_for_its_own_run_is_no_circle(stage: Stage) -> None:
     stage.ask("a", "one", attempt=0)
     stage.ask("a", "one", attempt=1)

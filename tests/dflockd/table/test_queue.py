@@ -93,3 +93,17 @@ def test_who_comes_back_to_a_position_holds_no_more_than_it_may() -> None:
     take(table, back, b"other")
     assert reply_to(table, back, Resume(kept.ticket)) is Status.OK
     assert reply_to(table, back, Acquire(LOCK, b"k", 1, 9, None)) is Status.MAX_HOLDS
+
+
+def test_what_was_not_noted_of_an_owner_is_not_taken_out(table: LockTable) -> None:
+    first, second, stranger = (waiter_of(b"here") for _ in range(3))
+    first.number, second.number = 1, 2
+    stranger.owner = Owner(b"other", 0)
+    entry = first.entry
+    for each in (first, second):
+        owners.add(entry, each)
+    owners.discard(entry, stranger)
+    owners.discard(entry, waiter_of(b"elsewhere"))
+    assert owners.latest(entry, b"run") is second
+    owners.discard(entry, second)
+    assert owners.latest(entry, b"run") is first

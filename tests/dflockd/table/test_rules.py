@@ -15,6 +15,7 @@ from dflockd.wire import (
     Enqueued,
     Evict,
     Granted,
+    Identify,
     Label,
     Release,
     Renew,
@@ -27,7 +28,7 @@ from dflockd.wire import (
     Wait,
     fence_from_token,
 )
-from tests.dflockd.table.rules_support import LOCK, answers, inspected, table_of, take
+from tests.dflockd.table.rules_support import LOCK, answers, inspected, reply_to, table_of, take
 
 
 def test_d4_release_at_the_instant_of_a_timeout_loses_no_grant() -> None:
@@ -281,3 +282,8 @@ def test_evict_ends_a_hold_without_its_token_and_lets_the_next_in():
     assert granted == waiter.id
     [(_, lost)] = table.handle(holder, Renew(LOCK, b"k", token, None), 2.0)
     assert lost is Status.ERROR
+
+
+def test_a_table_in_no_cluster_proves_nothing() -> None:
+    table = table_of()
+    assert reply_to(table, table.connect(), Identify(b"nonce")) is Status.ERROR

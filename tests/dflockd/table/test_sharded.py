@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dflockd.table import Limits, ShardTable, TokenIssuer
+from dflockd.table.limits import STEP
 from dflockd.table.sharded import FROZEN, LAPSED
 from dflockd.table.states import QUEUED, TRANSITIONS, WAITING
 from dflockd.wire import (
@@ -76,6 +77,25 @@ def test_nothing_is_granted_or_renewed_without_a_promise_and_everything_due_with
     assert isinstance(reply, Granted)
     assert table.serve_until(13, 9) == []
     forget_all(table)
+
+
+def test_more_that_is_due_with_a_promise_than_fits_a_step_is_given_in_several() -> None:
+    table = table_of(5, max_locks=2 * STEP)
+    holder = table.connect()
+    keys = [*(b"k%d" % n for n in range(STEP + 1)), b"1k"]
+    tokens = [take(table, holder, key, lease=60) for key in keys]
+    waiters = [wait_for(table, key) for key in keys]
+    for key, token in zip(keys, tokens, strict=True):
+        ask(table, holder, Release(LOCK, key, token), 6)
+    given = table.serve_until(20, 7)
+    assert [number for number, _ in given] == [each.id for each in waiters[:STEP]]
+    assert table.next_deadline() <= 7
+    # The last one goes with its shard meanwhile.
+    table.freeze(1, 7)
+    assert [number for number, _ in table.drop(1, AWAY)[0]] == [waiters[-1].id]
+    assert [number for number, _ in table.advance(7)] == [waiters[-2].id]
+    assert not table._withheld
+    assert table.next_deadline() > 7
 
 
 def test_a_grant_by_enqueue_is_taken_up_only_within_a_promise() -> None:

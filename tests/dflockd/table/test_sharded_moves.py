@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflockd.table import HoldRecord, Limits, Peer, ShardTable, Snapshot, TokenIssuer
+from dflockd.table.limits import STEP
 from dflockd.table.sharded import LAPSED, RESUME_TIMEOUT
 from dflockd.wire import (
     Acquire,
@@ -291,3 +292,18 @@ def test_the_end_of_a_connection_in_a_frozen_shard_spoils_nothing(silent: bool) 
     new.load(0, snapshot, 1)
     assert ask(new, new.connect(), Renew(LOCK, b"a", token, 10), 2) == Renewed(10)
     forget_all(new)
+
+
+def test_what_a_big_connection_had_that_has_just_ended_stays_behind() -> None:
+    """It has been granted more than one step frees, and knows of none of it."""
+    table = table_of(max_locks=2 * STEP)
+    holder, peer = table.connect(), table.connect()
+    for number in range(STEP + 1):
+        key = b"k%d" % number
+        token = take(table, holder, key)
+        assert ask(table, peer, Enqueue(LOCK, key, 1, 10)) is Status.QUEUED
+        assert ask(table, holder, Release(LOCK, key, token)) is Status.OK
+    assert table.disconnect(peer, 0, clean=True) == []
+    assert len(table) == 1, "the last one is left for the next step"
+    snapshot = table.freeze(0, 0)
+    assert (snapshot.holds, snapshot.waiters) == ([], [])

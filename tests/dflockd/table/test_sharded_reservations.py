@@ -19,6 +19,7 @@ from dflockd.wire import (
     Moved,
     Owner,
     OwnerConflict,
+    Recovering,
     Release,
     Reply,
     Reserve,
@@ -267,3 +268,13 @@ def test_who_listens_is_sent_after_the_lock() -> None:
     assert effects == [(ear.id, AWAY)]
     assert ear.waiting is None
     assert ask(new, new.connect(), Listen(b"a", token)) is None
+
+
+def test_who_listens_hears_where_nobody_has_the_lock_yet() -> None:
+    table = table_of()
+    token = take(table, with_age(table, 1), b"a")
+    ear = table.connect()
+    assert ask(table, ear, Listen(b"a", token)) is None
+    table.freeze(0, 0)
+    effects, _ = table.drop(0, Recovering(500))
+    assert effects == [(ear.id, Recovering(500))]

@@ -330,3 +330,10 @@ def test_few_leases_are_kept() -> None:
         assert encode_reply(Enqueued(b"t", lease)) == b"acquired t %d\n" % lease
         assert encode_reply(Renewed(lease)) == b"ok %d\n" % lease
         assert len(module._tails) <= module.MOST_TAILS
+
+
+def test_few_leases_are_remembered_as_they_were_read() -> None:
+    for lease in range(1, 2 * module.MOST_LEASES):
+        for _ in range(2):
+            assert module.read_grant(b"ok t %d" % lease) == (b"t", lease)
+        assert len(module._leases) <= module.MOST_LEASES

@@ -12,6 +12,7 @@ from dflockd.wire import (
     Acquire,
     Auth,
     Barrier,
+    Identify,
     Malformed,
     Ping,
     Request,
@@ -21,6 +22,7 @@ from dflockd.wire import (
     StableRef,
     Stats,
     encode_request,
+    key_problem,
 )
 from tests.dflockd.wire.frames import FRAMES, LOCK, SEMAPHORE, TOKEN, read
 
@@ -292,3 +294,14 @@ def test_reader_says_where_it_stands() -> None:
 
 def test_secret_is_not_in_repr() -> None:
     assert "sesame" not in repr(Auth(b"sesame"))
+
+
+def test_a_nonce_is_letters_and_digits() -> None:
+    for nonce in (b"", b"a b", b"x" * 65):
+        assert isinstance(read_one(b"identify\n_\n%b\n" % nonce), Malformed)
+    assert read_one(b"identify\n_\n%b\n" % (b"x" * 64)) == Identify(b"x" * 64)
+
+
+def test_the_longest_key() -> None:
+    assert key_problem(b"k" * MAX_LINE) is None
+    assert key_problem(b"k" * (MAX_LINE + 1)) == "has 257 bytes, 256 are allowed"
