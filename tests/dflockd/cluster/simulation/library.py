@@ -7,7 +7,6 @@ thread that drives what goes on without the caller.
 
 from __future__ import annotations
 
-import errno
 import math
 import socket
 from collections.abc import Callable, Generator, Iterator
@@ -17,20 +16,18 @@ from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
 from dflockd import errors
-from dflockd.address import Address, Seeds, parse_server, parse_servers
+from dflockd.address import Seeds, parse_server, parse_servers
 from dflockd.client import clock, connection, flows, later, operations, renewal
 from dflockd.client import lease as leases
-from dflockd.client.connection import Resolve, Wait, carry_out
+from dflockd.client.connection import carry_out
 from dflockd.client.lease import Lease
 from dflockd.client.operations import GRACE, ShardReport, Target
 from dflockd.client.pool import Pool
 from dflockd.client.routing import ShardMap
 from dflockd.client.session import Session
-from dflockd.client.steps import Flow, Hear, Pause, Ready, Route
+from dflockd.client.steps import Flow, Pause, Route
 from dflockd.wire import (
     Reply,
-    Request,
-    RequestReader,
     Status,
     TimedOut,
     encode_reply,
@@ -41,6 +38,7 @@ from tests.dflockd.cluster.simulation.machines import SERVERS, Clock, Connection
 
 if TYPE_CHECKING:
     from tests.dflockd.cluster.simulation.world import World
+from tests.dflockd.cluster.simulation.flows import Socket, Task
 
 LATE = GRACE + 3.0
 """Seconds beyond a client's time that its wait may take: several servers may hang."""
@@ -293,125 +291,3 @@ class LibraryClient(Client):
             self._wrong = (
                 f"{self.name} held {session.target.name}, and was told in time that it did not"
             )
-
-
-class Task:
-    """A flow that goes on by itself, and what it waits for."""
-
-    def __init__(self, client: LibraryClient, waits: _Step) -> None:
-        self._client = client
-        self.waits = waits
-        self.ended = False
-        self.until = -math.inf
-        self.is_poked = False
-        self._is_talk = False
-        self._wait: Wait | None = None
-
-    def step(self, now: float) -> bool:
-        """Go on if what it waits for is there; return whether it has gone on."""
-        wait, outcome = self._wait, None
-        if self.ended:
-            return False
-        if isinstance(wait, Resolve):
-            outcome = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (wait.host, wait.port))]
-        elif isinstance(wait, Pause):
-            if now < self.until and not self.is_poked:
-                return False
-        elif wait is not None:
-            outcome = self._is_there(wait)
-            if not outcome:
-                if now < self.until and not self.is_poked:
-                    return False
-                self._client.world.counts["silence"] += self._is_talk
-        self.is_poked = False
-        try:
-            self._wait = wait = self.waits.send(outcome)
-        except StopIteration:
-            self.ended, self.until = True, math.inf
-            return True
-        self._is_talk = isinstance(wait, connection.Connection)
-        if isinstance(wait, connection.Connection):
-            self._wait = wait = Ready(wait, False, now + wait.left)
-        if isinstance(wait, Pause):
-            self.until = now + wait.seconds
-        else:
-            self.until = now if isinstance(wait, Resolve) else wait.until
-        return True
-
-    @staticmethod
-    def _is_there(wait: Any) -> bool:
-        if isinstance(wait, Hear):
-            return wait.signal.fired
-        return bool(wait.link.closed or wait.link._sock.is_ready(writes=wait.writes))
-
-
-class Socket:
-    """What a connection knows as its socket."""
-
-    family = socket.AF_INET
-
-    def __init__(self, client: LibraryClient) -> None:
-        self._client = client
-        self._heard: list[bytes] = []
-        self._requests = RequestReader()
-        self._is_closed = False
-        self.connection: Any = None
-
-    def connect_ex(self, where: tuple[str, int]) -> int:
-        """Connect; to one that is dead, and with it perhaps its machine, nobody ever will."""
-        client, world = self._client, self._client.world
-        server = world.servers[str(Address(*where))]
-        self.connection = Connection(client, server)
-        client.sockets[self.connection] = self
-        self._is_open = server.alive
-        if not server.alive and world.random.random() < 0.5:
-            return errno.ECONNREFUSED
-        return 0 if server.alive else errno.EINPROGRESS
-
-    def is_ready(self, *, writes: bool) -> bool:
-        return self._is_open if writes else bool(self._heard)
-
-    def hear(self, data: bytes) -> None:
-        self._heard.append(data)
-
-    def send(self, data: bytes) -> int:
-        self._check()
-        self._requests.receive(data)
-        requests: list[Request] = []
-        while (request := self._requests.next_request()) is not None:
-            requests.append(request)
-        connection, client = self.connection, self._client
-        if not connection.server.alive:
-            world = client.world
-            if world.random.random() < 0.5:
-                world.after(world.delay(), client.receive, client.heard, connection, None)
-            connection.broken = True
-        client.outbox.append((connection.send, (requests,)))
-        return len(data)
-
-    def recv(self, _: int) -> bytes:
-        self._check()
-        if not self._heard:
-            raise BlockingIOError
-        return self._heard[0] if not self._heard[0] else self._heard.pop(0)
-
-    def _check(self) -> None:
-        if self._is_closed:
-            raise OSError(errno.EBADF, "it is closed")
-
-    def close(self) -> None:
-        self._is_closed = True
-        if self.connection is not None and self._client.sockets.pop(self.connection, None):
-            self._client.outbox.append((self.connection.close, ()))
-
-    def shutdown(self, _: int) -> None:
-        self.hear(b"")
-
-    def setblocking(self, _: bool) -> None:
-        pass
-
-    def getsockopt(self, *_: int) -> int:
-        return 0
-
-    def setsockopt(self, *_: int) -> None:
-        pass
