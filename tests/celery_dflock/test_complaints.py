@@ -18,7 +18,7 @@ from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter, waiters
-from tests.dflockd.client_support import Proxy
+from tests.dflockd.proxy import Proxy
 
 pytestmark = pytest.mark.usefixtures("workers")
 

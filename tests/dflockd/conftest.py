@@ -11,7 +11,8 @@ import pytest
 from dflockd.client import abilities, clock
 from dflockd.client.pending import PendingAcquires
 from dflockd.client.process import close_idle_connections
-from tests.dflockd.client_support import Client, Proxy, Time, client_named
+from tests.dflockd.client_support import Client, Time, client_named
+from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess, StartServer
 
 

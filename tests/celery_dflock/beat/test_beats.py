@@ -29,7 +29,7 @@ from tests.celery_dflock.beat.fleet import (
     Fleet,
     assert_never_early,
 )
-from tests.dflockd.client_support import Proxy
+from tests.dflockd.proxy import Proxy
 
 LONG = 600
 """A lease in seconds, for whose end nobody waits: another beat leads long before."""

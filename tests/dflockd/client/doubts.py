@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 from dflockd import client as async_client
-from tests.dflockd.client_support import Proxy, until
+from tests.dflockd.client_support import until
+from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess
 
 LEASE = 600

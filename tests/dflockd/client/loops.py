@@ -8,7 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from dflockd import client
-from tests.dflockd.client_support import Proxy, is_free, wait_renewed
+from tests.dflockd.client_support import is_free, wait_renewed
+from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
 
 R = TypeVar("R")

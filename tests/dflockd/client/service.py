@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from dflockd.address import Address
 from dflockd.shards import get_shard_id
@@ -39,74 +38,12 @@ from dflockd.wire import (
     encode_map,
     format_token,
 )
+from tests.dflockd.client.book import Ended, Hold, Peer, Stage, Waiter
 
 KEY = b"k"
 NUM_SHARDS = 8
 DEFAULT_LEASE = 33
 TICKET_KEPT = 10.0
-
-
-class Stage(Protocol):
-    """The time, as far as the service goes."""
-
-    now: float
-
-    def at(self, when: float, what: Callable[[], object]) -> None: ...
-
-
-class Peer:
-    """A connection as its server has it."""
-
-    reply: Callable[[Any], None]
-    number = 0
-
-    def __init__(self, server: int) -> None:
-        self.server = server
-        self.alive = True
-        self.place: Waiter | None = None
-        """The position that was taken on it, and not asked about to the end."""
-        self.resumes = b""
-        self.reserves = False
-        self.turn: float | None = None
-        """Seconds for which a slot is set aside for who comes next, and is to be told of its turn."""
-
-
-class Hold:
-    """A slot that is taken."""
-
-    def __init__(self, token: bytes, peer: Peer | None, lease: int, deadline: float) -> None:
-        self.token = token
-        self.peer = peer
-        """Whose end ends it; ``None`` if it is detached."""
-        self.lease = lease
-        self.deadline = deadline
-
-
-@dataclass
-class Ended:
-    """How a hold came to its end: ``released``, ``expired``, ``evicted``, ``forgotten``, ``parted``."""
-
-    why: str
-    peer: Peer | None
-
-
-class Waiter:
-    """A position in the queue."""
-
-    def __init__(self, peer: Peer | None, lease: int) -> None:
-        self.peer = peer
-        """``None`` while nobody is there: it is passed over."""
-        self.lease = lease
-        self.asks = False
-        """Whether its peer waits for a reply."""
-        self.hold: Hold | None = None
-        """What it was granted while nobody asked."""
-        self.turn: float | None = None
-        """Seconds for which a slot is set aside for it once it is told; ``None``: it is granted one."""
-        self.set_aside_until = 0.0
-        """Until when one is."""
-        self.ticket = b""
-        """Of its turn, while that is."""
 
 
 class Service:

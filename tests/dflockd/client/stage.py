@@ -52,7 +52,8 @@ from dflockd.wire import (
     encode_reply,
     format_token,
 )
-from tests.dflockd.client.service import NUM_SHARDS, Peer, Service
+from tests.dflockd.client.book import Peer
+from tests.dflockd.client.service import NUM_SHARDS, Service
 
 ABOUT_A_LOCK = (Acquire, Enqueue, Wait, Pass, Renew, Confirm, Detach, Release)
 START = 1000.0

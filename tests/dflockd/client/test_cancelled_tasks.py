@@ -14,15 +14,8 @@ from dflockd import client, sync_client
 from dflockd.client import process
 from tests.dflockd.client.interruptions import Cancelled
 from tests.dflockd.client.scenes import BUSY, FREED, Scene, check_after, connections
-from tests.dflockd.client_support import (
-    Calls,
-    Proxy,
-    is_free,
-    renewed,
-    soon,
-    until,
-    waiters,
-)
+from tests.dflockd.client_support import Calls, is_free, renewed, soon, until, waiters
+from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

@@ -14,7 +14,8 @@ import pytest
 from dflockd import errors
 from dflockd.client import clock
 from tests.dflockd.client.doubts import LEASE, in_doubt, sever, stays_quiet
-from tests.dflockd.client_support import Calls, Client, Proxy, Time, is_free, soon, until
+from tests.dflockd.client_support import Calls, Client, Time, is_free, soon, until
+from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess
 from tests.pace import Pace
 

@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 import pytest
 
 from dflockd.client.process import close_idle_connections
-from tests.dflockd.client.scenarios import TABLE, Scenario, play, play_async, wanted
+from tests.dflockd.client.scenario_table import TABLE, Scenario
+from tests.dflockd.client.scenarios import play, play_async, wanted
 
 ROOT = Path(__file__).parents[3]
 

@@ -25,7 +25,8 @@ from tests.dflockd.client.loops import (
     run_alone,
     stays_held,
 )
-from tests.dflockd.client_support import Calls, Proxy, is_free, renewed, wait_renewed
+from tests.dflockd.client_support import Calls, is_free, renewed, wait_renewed
+from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess, eventually
 from tests.pace import Pace
 

@@ -13,7 +13,8 @@ import pytest
 
 from dflockd import client as async_client
 from dflockd import sync_client
-from tests.dflockd.client_support import Calls, Proxy, Script, is_free, until, waiters
+from tests.dflockd.client_support import Calls, Script, is_free, until, waiters
+from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess, eventually
 
 pytestmark = [

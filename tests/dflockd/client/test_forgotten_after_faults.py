@@ -20,7 +20,7 @@ from dflockd.address import Address
 from dflockd.client import aio, blocking
 from dflockd.client.connection import Connection
 from dflockd.client.steps import Route
-from tests.dflockd.client_support import Proxy
+from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess
 
 pytestmark = [

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.dflockd.client.families import Family, faces
-from tests.dflockd.client_support import Proxy, is_free, make_certificate
+from tests.dflockd.client_support import is_free, make_certificate
+from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 
 pytestmark = [

@@ -25,7 +25,8 @@ from dflockd.wire import (
     Status,
     Turn,
 )
-from tests.dflockd.client_support import Client, Face, Proxy, client_named, soon, until, waiters
+from tests.dflockd.client_support import Client, Face, client_named, soon, until, waiters
+from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess
 from tests.dflockd.scripted_server import Last, ScriptedServer
 

@@ -12,7 +12,6 @@ from dflockd.client.process import close_idle_connections
 from tests.dflockd.client_support import (
     Calls,
     Client,
-    Proxy,
     client_named,
     is_free,
     left_of_lease,
@@ -20,6 +19,7 @@ from tests.dflockd.client_support import (
     soon,
     until,
 )
+from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

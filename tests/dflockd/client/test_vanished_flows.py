@@ -13,7 +13,8 @@ from dflockd import errors
 from dflockd.client import clock
 from dflockd.wire import Renew
 from tests.dflockd.client.silence import GRACE, SLACK
-from tests.dflockd.client_support import Calls, Client, Proxy, is_free, soon, until
+from tests.dflockd.client_support import Calls, Client, is_free, soon, until
+from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess
 from tests.dflockd.scripted_server import (
     ScriptedServer,

@@ -11,7 +11,8 @@ import pytest
 
 from dflockd import errors
 from tests.dflockd.client.doubts import LEASE, evict, sever, stays_quiet
-from tests.dflockd.client_support import Calls, Client, Proxy, soon, until, waiters
+from tests.dflockd.client_support import Calls, Client, soon, until, waiters
+from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

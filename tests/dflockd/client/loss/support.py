@@ -11,14 +11,8 @@ import pytest
 
 from dflockd import errors
 from dflockd.client import clock
-from tests.dflockd.client_support import (
-    Calls,
-    Client,
-    Proxy,
-    Time,
-    soon,
-    until,
-)
+from tests.dflockd.client_support import Calls, Client, Time, soon, until
+from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess
 
 LEASE = 600

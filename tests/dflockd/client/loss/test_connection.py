@@ -8,16 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.dflockd.client.loss.support import LEASE, Held, end_leases
-from tests.dflockd.client_support import (
-    Client,
-    Proxy,
-    Time,
-    is_free,
-    soon,
-    stats,
-    until,
-    waiters,
-)
+from tests.dflockd.client_support import Client, Time, is_free, soon, stats, until, waiters
+from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")

@@ -17,7 +17,6 @@ from tests.dflockd.client.loss.support import LEASE
 from tests.dflockd.client_support import (
     Calls,
     Client,
-    Proxy,
     Script,
     Time,
     is_free,
@@ -26,6 +25,7 @@ from tests.dflockd.client_support import (
     wait_renewed,
     waiters,
 )
+from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
