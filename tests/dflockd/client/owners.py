@@ -16,8 +16,9 @@ from dflockd.client.routing import ShardMap
 from dflockd.client.session import ANSWER_PATIENCE, RELEASE_PATIENCE, Reply
 from dflockd.client.steps import Flow, Ready, Route
 from dflockd.wire import Reserve, Space, Turn, UnexpectedReplyError, format_token
+from tests.dflockd.client.homes import Home, Task, WatchedSession
 from tests.dflockd.client.service import KEY
-from tests.dflockd.client.stage import Home, Stage, Task, WatchedSession, standing_on
+from tests.dflockd.client.stage import Stage, standing_on
 
 TIMEOUTS = (0, 0, 0.3, 1, 2.5, 5, 20)
 LEASES = (1, 2, 5, 10)
@@ -363,44 +364,6 @@ class Call:
 
     def _wrong(self, rule: str, text: str) -> None:
         self.stage.wrong(rule, f"{self.what} ({self.timeout}): {text}")
-
-
-def play(stage: Stage, owners: int, processes: int, rudeness: float, seconds: float) -> None:
-    """Let some owners do what they like for a while, and then all of it end."""
-    homes = [Home(stage) for _ in range(processes)]
-    stage.homes = homes
-    players = [Owner(stage, homes[n % processes], rudeness) for n in range(owners)]
-    stage.soon(stage.trouble, 1.0)
-    stage.pass_time(seconds)
-    stage.is_calm = True
-    for player in players:
-        player.retire()
-    stage.pass_time(120.0)
-    end(stage)
-
-
-def end(stage: Stage) -> None:
-    """See that nothing is left."""
-    for home in stage.homes:
-        if home.tasks:
-            stage.wrong("all comes to an end", f"{len(home.tasks)} flows are under way")
-    for wire in stage.wires:
-        link = wire.link()
-        idle = [link is each for each in wire.home.pool.idle].count(True)
-        if wire.closed + idle != 1:
-            stage.wrong("every link closed or given back once", f"{wire} at the end")
-        is_honest = not stage.weather.lie and not stage.weather.refuse
-        if is_honest and idle and wire.peer.place in stage.service.queue:
-            stage.wrong("who leaves has no position", f"{wire} at the end")
-    for lease in stage.leases:
-        if not lease.is_over:
-            stage.wrong("all comes to an end", f"a lease goes on, {lease.state}")
-        if lease.losses != (lease.state == "lost"):
-            stage.wrong("told of a loss once", f"{lease.losses} times, and it is {lease.state}")
-    if stage.service.holds:
-        stage.wrong("all comes to an end", f"held: {list(stage.service.holds)}")
-    if stage.faults:
-        raise stage.faults[0]
 
 
 Chooser = Callable[[Random], Stage]

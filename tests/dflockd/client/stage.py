@@ -7,14 +7,10 @@ those of the owners. All that happens is an event in one heap, so that a run is 
 
 from __future__ import annotations
 
-import errno
 import heapq
 import itertools
-import math
-import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from random import Random
 from typing import Any
 
@@ -22,522 +18,29 @@ import pytest
 
 from dflockd.address import Address
 from dflockd.client import abilities, clock, connection, lease, routing, session
-from dflockd.client.connection import Connection, carry_out
-from dflockd.client.introduction import ANONYMOUS
-from dflockd.client.later import release_later, take_back
+from dflockd.client.connection import Connection
 from dflockd.client.lease import Lease
-from dflockd.client.pool import Pool
-from dflockd.client.renewal import keep
 from dflockd.client.session import TRANSITIONS, Session
-from dflockd.client.steps import Flow, Hear, Link, Pause, Ready, Route
+from dflockd.client.steps import Link, Pause, Route
 from dflockd.wire import (
     Acquire,
     Confirm,
     Detach,
     Enqueue,
-    Granted,
     Moved,
-    OwnerConflict,
     Pass,
-    Recovering,
     Release,
     Renew,
-    Renewed,
-    ReplyReader,
     RequestReader,
-    Status,
-    TimedOut,
     Wait,
-    YourTurn,
-    encode_reply,
-    format_token,
 )
-from tests.dflockd.client.book import Peer
+from tests.dflockd.client.homes import Home, Task, WatchedLease, WatchedSession, stages
 from tests.dflockd.client.service import NUM_SHARDS, Service
+from tests.dflockd.client.weather import BrokenRuleError, Weather
+from tests.dflockd.client.wires import NO, FakeLink, Wire
 
 ABOUT_A_LOCK = (Acquire, Enqueue, Wait, Pass, Renew, Confirm, Detach, Release)
 START = 1000.0
-
-
-class BrokenRuleError(AssertionError):
-    """A rule was broken; `rule` says which."""
-
-    def __init__(self, rule: str, text: str) -> None:
-        super().__init__(f"{rule}: {text}")
-        self.rule = rule
-
-
-@dataclass
-class Weather:
-    """How likely it is that something goes wrong."""
-
-    cut_request: float = 0.0
-    """A request arrives in part, and the connection ends."""
-    cut_reply: float = 0.0
-    breaks: float = 0.0
-    """Breaks of a connection in a second."""
-    mute: float = 0.0
-    """A connection swallows everything from some time on."""
-    partial: float = 0.0
-    """The kernel takes only a part of a request."""
-    slow: float = 0.0
-    """A reply takes seconds."""
-    refuse: float = 0.0
-    """A server refuses a request, or answers nonsense."""
-    lie: float = 0.0
-    """A server says yes without having done it: no belief can be right then."""
-    deaf: float = 0.0
-    """A server cannot be reached, or lets one wait to be connected."""
-    server_stall: float = 0.0
-    process_stall: float = 0.0
-    restart: float = 0.0
-    move: float = 0.0
-    evict: float = 0.0
-
-
-MOST = Weather(0.1, 0.1, 0.05, 0.05, 0.1, 0.1, 0.1, 0.0, 0.1, 0.02, 0.02, 0.02, 0.05, 0.02)
-
-
-class Wire:
-    """A connection from end to end; for its client it is a socket."""
-
-    def __init__(self, stage: Stage, home: Home, server: int) -> None:
-        self.stage = stage
-        self.peer = Peer(server)
-        self.peer.reply = self._reply
-        self.number = next(stage.numbers)
-        self.closed = False
-        self.gone = False
-        """Whether its client can know that it has ended, ..."""
-        self.seen = False
-        """... and whether it does."""
-        self.home = home
-        self.user: Task | None = stage.current
-        """Whose call has it at the moment, ..."""
-        self.talking: Task | None = None
-        """... and is talking on it."""
-        self.link: Callable[[], FakeLink | None] = lambda: None
-        """Not the link itself: a forgotten one closes its socket."""
-        self._inbox = b""
-        self._mute = stage.chance("mute")
-        self._is_in_part = False
-        self._listeners: list[Callable[[], object]] = []
-        self._requests = RequestReader()
-        self._last_up = self._last_down = 0.0
-        stage.service.peers[self.peer] = None
-
-    # What a socket can do.
-
-    def send(self, data: bytes) -> int:
-        self.stage.look_at_request(self, data)
-        if self.closed:
-            # Who has sent a part finds out when the rest can be sent that somebody has closed it.
-            if not self._is_in_part:
-                self.stage.wrong("step after close", f"{self} is sent {data!r}")
-            raise OSError(errno.EBADF, "closed")
-        if self.gone:
-            self.seen = True
-            raise BrokenPipeError
-        sent = len(data)
-        if self.stage.chance("partial"):
-            sent = self.stage.rng.randrange(sent)
-            self._is_in_part = True
-            if not sent:
-                raise BlockingIOError
-        self._carry_up(data[:sent])
-        return sent
-
-    def recv(self, most: int) -> bytes:
-        if self.closed:
-            raise OSError(errno.EBADF, "closed")
-        if self._inbox:
-            data = self._inbox[:most]
-            if self.stage.chance("partial"):
-                data = data[: self.stage.rng.randint(1, len(data))]
-            self._inbox = self._inbox[len(data) :]
-            self.stage.heard(data)
-            return data
-        if not self.gone:
-            raise BlockingIOError
-        self.seen = True
-        if self.stage.rng.random() < 0.5:
-            raise ConnectionResetError
-        return b""
-
-    def shutdown(self, _: int) -> None:
-        self._carry_up(None)
-        self._go()
-
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            self._carry_up(None)
-
-    def fileno(self) -> int:
-        return -1 if self.closed else self.number
-
-    # What the stage does.
-
-    def __repr__(self) -> str:
-        return f"wire {self.number} to {self.peer.server}"
-
-    @property
-    def is_readable(self) -> bool:
-        return not self.closed and (bool(self._inbox) or self.gone)
-
-    def listen(self, listener: Callable[[], object]) -> None:
-        self._listeners.append(listener)
-
-    def break_off(self) -> None:
-        """Both sides learn sometime that it is no more."""
-        self.stage.soon(self._go, 1.0)
-        self.stage.soon(lambda: self.stage.service.end(self.peer), 1.0)
-
-    def _go(self) -> None:
-        self.gone = True
-        self._tell()
-
-    def _tell(self) -> None:
-        listeners, self._listeners = self._listeners, []
-        for listener in listeners:
-            listener()
-
-    def _carry_up(self, data: bytes | None) -> None:
-        if self._mute:
-            return
-        stage = self.stage
-        if data is not None and stage.chance("cut_request"):
-            data = data[: stage.rng.randrange(len(data))]
-            self.break_off()
-        self._last_up = when = max(self._last_up, stage.now + stage.rng.uniform(0.0001, 0.2))
-        stage.at(when, lambda: self._arrive(data))
-
-    def _arrive(self, data: bytes | None) -> None:
-        stage = self.stage
-        up_again = stage.stalled.get(self.peer.server, 0.0)
-        if stage.now < up_again:
-            stage.at(up_again, lambda: self._arrive(data))
-        elif data is None:
-            stage.service.end(self.peer)
-        elif self.peer.alive and not self.gone:
-            # What has been on its way when its client saw the end goes nowhere.
-            self._requests.receive(data)
-            while (request := self._requests.next_request()) is not None:
-                self._answer(request)
-            if stage.chance("mute"):
-                self._mute = True
-
-    def _answer(self, request: Any) -> None:
-        stage = self.stage
-        if stage.chance("lie"):
-            self._reply(stage.rng.choice(YES))
-        elif not stage.chance("refuse"):
-            stage.service.receive(self.peer, request)
-        else:
-            self._reply(stage.some_refusal(self.peer.server))
-
-    def _reply(self, reply: Any) -> None:
-        stage = self.stage
-        if self._mute:
-            return
-        line = reply if isinstance(reply, bytes) else encode_reply(reply)
-        if stage.chance("cut_reply"):
-            line = line[: stage.rng.randrange(len(line))]
-            self.break_off()
-        delay = stage.rng.uniform(0.5, 6.0) if stage.chance("slow") else stage.rng.random() * 0.2
-        self._last_down = when = max(self._last_down, stage.now + delay)
-
-        def come() -> None:
-            self._inbox += line
-            self._tell()
-
-        stage.at(when, come)
-
-
-YES = (
-    Granted(format_token(1 << 40, b"lie"), 5),
-    Renewed(5),
-    Status.OK,
-    Status.QUEUED,
-    b"acquired 0000000000000000%032d 5\n" % 0,
-)
-NO = (
-    *(status for status in Status if status not in (Status.OK, Status.QUEUED)),
-    Recovering(100),
-    OwnerConflict(b"held", 1),
-    TimedOut(b"t0"),
-    YourTurn(b"t0"),
-    b"\xff\xfe\n",
-    b"\n",
-    b"ok ok ok ok\n",
-    b"ok x\nok y\n",
-    b"HTTP/1.1 400 Bad Request\r\n\r\n",
-)
-
-
-class FakeLink(Connection):
-    """A connection whose socket is a `Wire`."""
-
-    def __init__(self, wire: Wire, route: Route) -> None:
-        self.route = route
-        self.closed = False
-        self.introduction = ANONYMOUS
-        self.refused = False
-        self.knows_owners = None
-        self.pooled = False
-        self.idle_since = 0.0
-        self.rested = False
-        self.guard = None
-        self.owed = False
-        self.asked_at = 0.0
-        self.left = math.inf
-        self.poll = None
-        self.reader = ReplyReader()
-        self.is_tls = False
-        self._sock: Any = wire
-        wire.link = weakref.ref(self)
-
-    @property
-    def wire(self) -> Wire:
-        wire: Wire = self._sock
-        return wire
-
-    def __repr__(self) -> str:
-        return f"link over {self._sock}"
-
-
-class Task:
-    """A flow under way, of an owner or of the reactor."""
-
-    def __init__(
-        self,
-        home: Home,
-        flow: Flow[Any],
-        *,
-        session: Session | None = None,
-        done: Callable[[object, BaseException | None], object] | None = None,
-    ) -> None:
-        self.home = home
-        self.session = session
-        """Of an owner's call; ``None`` for the reactor's."""
-        self.stage = home.stage
-        self.lines: list[bytes] = []
-        """What this call has read."""
-        self.steps = 0
-        self.ended = False
-        self._done = done
-        self._waits = carry_out(flow)
-        self._order = 0
-        self._wait: Any = None
-
-    def step(self, outcome: object) -> None:
-        if self.ended:
-            return
-        self._order += 1
-        self.steps += 1
-        before, self.stage.current = self.stage.current, self
-        try:
-            wait = self._waits.send(outcome)
-        except StopIteration as stop:
-            self._end(stop.value, None)
-        except BaseException as exc:
-            self._end(None, exc)
-        else:
-            self._wait_for(wait)
-        finally:
-            self.stage.current = before
-
-    def interrupt(self) -> None:
-        """Do what drivers do when a signal handler raises, or a task is cancelled."""
-        if not self.ended:
-            before, self.stage.current = self.stage.current, self
-            try:
-                self._waits.close()
-                self._end(None, KeyboardInterrupt())
-            finally:
-                self.stage.current = before
-
-    def _end(self, result: object, error: BaseException | None) -> None:
-        self.ended = True
-        self.home.tasks.discard(self)
-        if self._done is not None:
-            self._done(result, error)
-        elif error is not None:
-            self.stage.wrong("the reactor's flows raise nothing", repr(error))
-        self.stage.look_at_links_of(self)
-        # Events that will never come about it must not keep a session alive.
-        self.session, self._done, self._wait = None, None, None
-        del self._waits
-
-    def _wait_for(self, wait: Any) -> None:
-        self._wait = wait
-        if isinstance(wait, Connection):
-            wait = self._wait = Ready(wait, False, self.stage.now + wait.left)
-        if isinstance(wait, Pause):
-            self._wake(None, wait.seconds)
-        elif isinstance(wait, Hear):
-            wait.signal.listen(self._woken(True))
-            self._wake_at(False, wait.until)
-        else:
-            assert isinstance(wait, Ready), wait
-            wire = wait.link.wire
-            if wait.link.closed or wait.writes or wire.is_readable:
-                self._wake(True, 0.0)
-            else:
-                wire.listen(self._woken(True))
-            self._wake_at(False, wait.until)
-
-    def _woken(self, outcome: object) -> Callable[[], None]:
-        order = self._order
-
-        def wake() -> None:
-            if self._order == order:
-                self._wake(outcome, 0.0)
-
-        return wake
-
-    def _wake_at(self, outcome: object, when: float) -> None:
-        if when < math.inf:
-            self._wake(outcome, max(0.0, when - self.stage.now))
-
-    def _wake(self, outcome: object, seconds: float) -> None:
-        order, stage = self._order, self.stage
-
-        def go_on() -> None:
-            nonlocal outcome
-            if self._order != order or self.ended:
-                return
-            if stage.now < self.home.stalled_until:
-                stage.at(self.home.stalled_until, go_on)
-                return
-            if isinstance(self._wait, Ready) and self._wait.link.wire.is_readable:
-                outcome = True
-            self.step(outcome)
-
-        stage.at(stage.now + seconds + stage.rng.random() * 0.001, go_on)
-
-
-class WatchedPool(Pool):
-    """The pool; what is given back must be nobody's."""
-
-    def __init__(self, home: Home) -> None:
-        super().__init__()
-        self._home = home
-
-    @property
-    def idle(self) -> list[Any]:
-        return [link for idle in self._idle.values() for link in idle]
-
-    def take(self, route: Route) -> Link | None:
-        link = super().take(route)
-        if link is not None:
-            link.wire.user = self._home.stage.current  # type: ignore[attr-defined]
-        return link
-
-    def give(self, link: Link, since: float | None = None) -> None:
-        if any(link is each for each in self.idle):
-            self._home.stage.wrong("every link given back once", f"{link} again")
-        super().give(link, since)
-
-
-class FakeReactor:
-    """What the reactor does, as tasks among the others."""
-
-    def __init__(self, home: Home) -> None:
-        self._home = home
-        self._stage = home.stage
-
-    def keep(self, lease: Lease) -> None:
-        if lease.task is not None:
-            self._stage.soon(lambda: self._poke(lease), 0.05)
-            return
-
-        def adopt() -> None:
-            if self._stage.now < self._home.stalled_until:
-                self._stage.at(self._home.stalled_until, adopt)
-            elif not lease.is_over and lease.task is None:
-                lease.task = self._home.run(keep(lease, self._home.pool))
-
-        wait = self._stage.rng.uniform(0.1, 0.2)
-        self._stage.at(self._stage.now + min(wait, lease.lease * lease.renew_ratio), adopt)
-
-    def forget(self, lease: Lease) -> None:
-        if lease.task is not None:
-            self._stage.soon(lambda: self._poke(lease), 1.0)
-
-    def release_later(self, lease: Lease) -> None:
-        flow = release_later(lease, self._home.pool)
-        self._stage.soon(lambda: self._home.run(flow), 0.01)
-
-    def take_back(self, lease: Lease) -> None:
-        flow = take_back(lease, self._home.pool)
-        self._stage.soon(lambda: self._home.run(flow), 0.01)
-
-    def cannot_be_awaited(self) -> bool:
-        current = self._stage.current
-        return current is not None and current.session is None
-
-    def _poke(self, lease: Lease) -> None:
-        task: Any = lease.task
-        task.step(False)
-
-
-class Home:
-    """One process."""
-
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        self.pool = WatchedPool(self)
-        self.reactor = FakeReactor(self)
-        self.tasks: set[Task] = set()
-        self.stalled_until = 0.0
-
-    def run(self, flow: Flow[Any], **options: Any) -> Task:
-        """Begin a flow, here and now."""
-        task = Task(self, flow, **options)
-        self.tasks.add(task)
-        task.step(None)
-        return task
-
-
-class WatchedSession(Session):
-    """A session whose every change of state is seen."""
-
-    stage: Stage
-    was = "free"
-    was_before = "free"
-    """Its state before the event that is happening."""
-    is_watched = True
-
-    def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, value)
-        if self.is_watched and name in ("asking", "queued", "lease"):
-            self.stage.observe(self)
-
-
-class WatchedLease(Lease):
-    """A lease whose every change of state is seen, and every loss counted."""
-
-    stage: Stage
-    losses = 0
-
-    def __init__(self, *args: Any) -> None:
-        self.stage = _stages[-1]
-        super().__init__(*args)
-        self.stage.leases.append(self)
-        self._on_lost = self._count
-
-    def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, value)
-        if name in ("_state", "_owner"):
-            for each in self.stage.sessions:
-                self.stage.observe(each)
-
-    def _count(self) -> None:
-        self.losses += 1
-
-
-_stages: list[Stage] = []
 
 
 class Stage:
@@ -587,12 +90,12 @@ class Stage:
             patch.setattr(session, "Lease", WatchedLease)
             patch.setattr(connection, "_reach", self._reach)
             patch.setattr(connection, "_talk", self._watched(connection._talk))
-            _stages.append(self)
+            stages.append(self)
             try:
                 yield
             finally:
                 abilities.forget_all()
-                _stages.pop()
+                stages.pop()
                 self._events.clear()
 
     # Time.
@@ -821,14 +324,3 @@ def standing_on(session: Session) -> list[Link]:
     if session.lease is not None and not session.lease.is_over:
         found.append(session.lease.link)
     return [link for link in found if link is not None]
-
-
-def some_weather(rng: Random) -> Weather:
-    """Return weather in which about half of what can go wrong does."""
-    weather = Weather()
-    for each in fields(Weather):
-        if rng.random() < 0.4:
-            setattr(weather, each.name, getattr(MOST, each.name) * rng.choice((0.2, 1.0, 2.0)))
-    if rng.random() < 0.1:
-        weather.lie = 0.2
-    return weather

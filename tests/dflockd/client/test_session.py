@@ -21,8 +21,9 @@ from dflockd.client.lease import LOST, Lease
 from dflockd.client.operations import GRACE
 from dflockd.client.pool import Pool
 from dflockd.client.session import TRANSITIONS, Session
-from tests.dflockd.client.owners import play
-from tests.dflockd.client.stage import BrokenRuleError, Stage, some_weather
+from tests.dflockd.client.plays import play
+from tests.dflockd.client.stage import Stage
+from tests.dflockd.client.weather import BrokenRuleError, some_weather
 
 RARE = {
     "a position that is left is not looked after": 33,

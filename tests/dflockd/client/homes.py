@@ -1,0 +1,252 @@
+"""A process of the client in the simulation: its tasks, pool and reactor, watched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dflockd.client.connection import Connection, carry_out
+from dflockd.client.later import release_later, take_back
+from dflockd.client.lease import Lease
+from dflockd.client.pool import Pool
+from dflockd.client.renewal import keep
+from dflockd.client.session import Session
+from dflockd.client.steps import Flow, Hear, Link, Pause, Ready, Route
+
+if TYPE_CHECKING:
+    from tests.dflockd.client.stage import Stage
+
+stages: list[Stage] = []
+"""Those that run, the last of them innermost."""
+
+
+class Task:
+    """A flow under way, of an owner or of the reactor."""
+
+    def __init__(
+        self,
+        home: Home,
+        flow: Flow[Any],
+        *,
+        session: Session | None = None,
+        done: Callable[[object, BaseException | None], object] | None = None,
+    ) -> None:
+        self.home = home
+        self.session = session
+        """Of an owner's call; ``None`` for the reactor's."""
+        self.stage = home.stage
+        self.lines: list[bytes] = []
+        """What this call has read."""
+        self.steps = 0
+        self.ended = False
+        self._done = done
+        self._waits = carry_out(flow)
+        self._order = 0
+        self._wait: Any = None
+
+    def step(self, outcome: object) -> None:
+        if self.ended:
+            return
+        self._order += 1
+        self.steps += 1
+        before, self.stage.current = self.stage.current, self
+        try:
+            wait = self._waits.send(outcome)
+        except StopIteration as stop:
+            self._end(stop.value, None)
+        except BaseException as exc:
+            self._end(None, exc)
+        else:
+            self._wait_for(wait)
+        finally:
+            self.stage.current = before
+
+    def interrupt(self) -> None:
+        """Do what drivers do when a signal handler raises, or a task is cancelled."""
+        if not self.ended:
+            before, self.stage.current = self.stage.current, self
+            try:
+                self._waits.close()
+                self._end(None, KeyboardInterrupt())
+            finally:
+                self.stage.current = before
+
+    def _end(self, result: object, error: BaseException | None) -> None:
+        self.ended = True
+        self.home.tasks.discard(self)
+        if self._done is not None:
+            self._done(result, error)
+        elif error is not None:
+            self.stage.wrong("the reactor's flows raise nothing", repr(error))
+        self.stage.look_at_links_of(self)
+        # Events that will never come about it must not keep a session alive.
+        self.session, self._done, self._wait = None, None, None
+        del self._waits
+
+    def _wait_for(self, wait: Any) -> None:
+        self._wait = wait
+        if isinstance(wait, Connection):
+            wait = self._wait = Ready(wait, False, self.stage.now + wait.left)
+        if isinstance(wait, Pause):
+            self._wake(None, wait.seconds)
+        elif isinstance(wait, Hear):
+            wait.signal.listen(self._woken(True))
+            self._wake_at(False, wait.until)
+        else:
+            assert isinstance(wait, Ready), wait
+            wire = wait.link.wire
+            if wait.link.closed or wait.writes or wire.is_readable:
+                self._wake(True, 0.0)
+            else:
+                wire.listen(self._woken(True))
+            self._wake_at(False, wait.until)
+
+    def _woken(self, outcome: object) -> Callable[[], None]:
+        order = self._order
+
+        def wake() -> None:
+            if self._order == order:
+                self._wake(outcome, 0.0)
+
+        return wake
+
+    def _wake_at(self, outcome: object, when: float) -> None:
+        if when < math.inf:
+            self._wake(outcome, max(0.0, when - self.stage.now))
+
+    def _wake(self, outcome: object, seconds: float) -> None:
+        order, stage = self._order, self.stage
+
+        def go_on() -> None:
+            nonlocal outcome
+            if self._order != order or self.ended:
+                return
+            if stage.now < self.home.stalled_until:
+                stage.at(self.home.stalled_until, go_on)
+                return
+            if isinstance(self._wait, Ready) and self._wait.link.wire.is_readable:
+                outcome = True
+            self.step(outcome)
+
+        stage.at(stage.now + seconds + stage.rng.random() * 0.001, go_on)
+
+
+class WatchedPool(Pool):
+    """The pool; what is given back must be nobody's."""
+
+    def __init__(self, home: Home) -> None:
+        super().__init__()
+        self._home = home
+
+    @property
+    def idle(self) -> list[Any]:
+        return [link for idle in self._idle.values() for link in idle]
+
+    def take(self, route: Route) -> Link | None:
+        link = super().take(route)
+        if link is not None:
+            link.wire.user = self._home.stage.current  # type: ignore[attr-defined]
+        return link
+
+    def give(self, link: Link, since: float | None = None) -> None:
+        if any(link is each for each in self.idle):
+            self._home.stage.wrong("every link given back once", f"{link} again")
+        super().give(link, since)
+
+
+class FakeReactor:
+    """What the reactor does, as tasks among the others."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._stage = home.stage
+
+    def keep(self, lease: Lease) -> None:
+        if lease.task is not None:
+            self._stage.soon(lambda: self._poke(lease), 0.05)
+            return
+
+        def adopt() -> None:
+            if self._stage.now < self._home.stalled_until:
+                self._stage.at(self._home.stalled_until, adopt)
+            elif not lease.is_over and lease.task is None:
+                lease.task = self._home.run(keep(lease, self._home.pool))
+
+        wait = self._stage.rng.uniform(0.1, 0.2)
+        self._stage.at(self._stage.now + min(wait, lease.lease * lease.renew_ratio), adopt)
+
+    def forget(self, lease: Lease) -> None:
+        if lease.task is not None:
+            self._stage.soon(lambda: self._poke(lease), 1.0)
+
+    def release_later(self, lease: Lease) -> None:
+        flow = release_later(lease, self._home.pool)
+        self._stage.soon(lambda: self._home.run(flow), 0.01)
+
+    def take_back(self, lease: Lease) -> None:
+        flow = take_back(lease, self._home.pool)
+        self._stage.soon(lambda: self._home.run(flow), 0.01)
+
+    def cannot_be_awaited(self) -> bool:
+        current = self._stage.current
+        return current is not None and current.session is None
+
+    def _poke(self, lease: Lease) -> None:
+        task: Any = lease.task
+        task.step(False)
+
+
+class Home:
+    """One process."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.pool = WatchedPool(self)
+        self.reactor = FakeReactor(self)
+        self.tasks: set[Task] = set()
+        self.stalled_until = 0.0
+
+    def run(self, flow: Flow[Any], **options: Any) -> Task:
+        """Begin a flow, here and now."""
+        task = Task(self, flow, **options)
+        self.tasks.add(task)
+        task.step(None)
+        return task
+
+
+class WatchedSession(Session):
+    """A session whose every change of state is seen."""
+
+    stage: Stage
+    was = "free"
+    was_before = "free"
+    """Its state before the event that is happening."""
+    is_watched = True
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if self.is_watched and name in ("asking", "queued", "lease"):
+            self.stage.observe(self)
+
+
+class WatchedLease(Lease):
+    """A lease whose every change of state is seen, and every loss counted."""
+
+    stage: Stage
+    losses = 0
+
+    def __init__(self, *args: Any) -> None:
+        self.stage = stages[-1]
+        super().__init__(*args)
+        self.stage.leases.append(self)
+        self._on_lost = self._count
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name in ("_state", "_owner"):
+            for each in self.stage.sessions:
+                self.stage.observe(each)
+
+    def _count(self) -> None:
+        self.losses += 1
