@@ -224,6 +224,11 @@ class Traced:
         id: str = sent.id
         return id
 
+    def waited(self, key: str) -> float:
+        """For how many seconds somebody has waited for a key, as the lock server says."""
+        [waiter] = admin.inspect(self.lock_server.address, key)["waiters"]
+        return float(waiter["waited_s"])
+
     def wait_spans(self, last: str) -> dict[str, dict[str, Any]]:
         """Wait until the span of this name has ended; all by their names."""
 
@@ -247,6 +252,8 @@ def worker(cluster: Cluster, lock_server: LockServer, tmp_path: Path) -> Iterato
 def test_in_a_worker(worker: Traced, cluster: Cluster, key: str, task: Any) -> None:
     with cluster.lock(key):
         sent = worker.wait_waiting(task, key)
+        # The way to the pool takes its time as well, which is no part of the wait.
+        wait_until(lambda: worker.waited(key) > 1 or None, PATIENCE, worker.worker.tail)
     found = worker.wait_spans(f"run/{task.name}")
     run, wait, hold = found[f"run/{task.name}"], found["lock wait"], found["lock hold"]
     assert wait["parent_id"] == hold["parent_id"] == run["context"]["span_id"]
