@@ -127,6 +127,7 @@ def run(
     stdin: int | None = None,
     stdout: int | None = None,
     stderr: int | None = None,
+    cwd: str | Path | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float,
 ) -> subprocess.CompletedProcess[str]:
@@ -137,6 +138,7 @@ def run(
         stdout=subprocess.PIPE if stdout is None else stdout,
         stderr=subprocess.PIPE if stderr is None else stderr,
         text=True,
+        cwd=cwd,
         env=env,
     )
     with ThreadPoolExecutor(2) as pool:

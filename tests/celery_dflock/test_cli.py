@@ -21,6 +21,7 @@ from click.testing import CliRunner, Result
 from celery_dflock.cli import dflock
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, KeepPlace, RateLimit
 from examples.demo.stage import ROOT, LockServer
+from tests import forkserver
 from tests.celery_dflock.processes import Waiter
 from tests.dflockd.raw_server import RawClient, eventually
 from tests.dflockd.top.terminal import Terminal
@@ -51,14 +52,11 @@ def run(server: LockServer) -> Run:
 
 
 def test_it_is_a_command_of_celery(server: LockServer) -> None:
-    done = subprocess.run(
+    done = forkserver.run(
         [sys.executable, "-m", "celery", "-A", "examples.skip", "dflock", "status", "--json"],
         env={**os.environ, "DFLOCK_SERVERS": server.address},
         cwd=ROOT,
-        capture_output=True,
-        text=True,
         timeout=BOUND,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     [row] = json.loads(done.stdout)

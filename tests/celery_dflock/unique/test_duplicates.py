@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from celery_dflock import DuplicateTaskError, LockedTask, Skipped
 from celery_dflock.config import settings
 from celery_dflock.unique.lock import mark_of
 from examples.demo.stage import ROOT
+from tests import forkserver
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster
 from tests.celery_dflock.unique.support import (
@@ -178,7 +178,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from tests.celery_dflock import jobs
 
-key, queue = sys.argv[1:]
+_, key, queue = sys.argv[1:]
 with ThreadPoolExecutor(5) as threads:
     sent = threads.map(
         lambda _: jobs.until_executed.apply_async((), {"key": key}, queue=queue), range(5)
@@ -187,15 +187,16 @@ with ThreadPoolExecutor(5) as threads:
 """
 
 
-def test_of_many_senders_one_sends(cluster: Cluster, parked: Parked, key: str) -> None:
+def test_of_many_senders_one_sends(
+    cluster: Cluster, parked: Parked, key: str, tmp_path: Path
+) -> None:
     ids: set[str] = set()
-    with ThreadPoolExecutor(10) as threads, contextlib.ExitStack() as running:
-        command = [sys.executable, "-c", SENDER, key, parked.name]
+    script = tmp_path / "sender.py"
+    script.write_text(SENDER)
+    with ThreadPoolExecutor(10) as threads:
+        command = [sys.executable, "-m", "tests.snippet", str(script), key, parked.name]
         senders = [
-            running.enter_context(
-                subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-            )
-            for _ in range(2)
+            forkserver.start(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)
         ]
         while any(sender.poll() is None for sender in senders):
             sent = threads.map(
@@ -203,9 +204,9 @@ def test_of_many_senders_one_sends(cluster: Cluster, parked: Parked, key: str) -
             )
             ids |= {each.id for each in sent}
         for sender in senders:
-            assert sender.stdout is not None
-            ids |= set(sender.stdout.read().split())
-            assert sender.returncode == 0
+            with sender.stdout:
+                ids |= set(sender.stdout.read().split())
+            assert sender.wait(PATIENCE) == 0
     assert len(ids) == 1
     assert len(parked) == 1
 

@@ -18,6 +18,7 @@ from celery.utils.nodenames import gethostname
 
 from dflockd.sharding import stable_hash_shard
 from examples.demo.stage import ROOT, LockServer, Worker
+from tests import forkserver
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster
 from tests.pace import Pace
@@ -167,14 +168,8 @@ def test_a_server_that_does_not_answer(
 
 
 def celery(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "tests.celery_dflock.jobs", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    command = [sys.executable, "-m", "celery", "-A", "tests.celery_dflock.jobs", *arguments]
+    done = forkserver.run(command, cwd=ROOT, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
