@@ -92,7 +92,8 @@ def long_sentences(text: str) -> list[str]:
 
 
 def odd_words(text: str, say: dict[str, str] = SAY) -> list[str]:
-    plain = [QUOTED.sub("x", block) for block in blocks(text)]
+    odd = re.compile(rf"\b(?:{'|'.join(say)})\b", re.IGNORECASE)
+    plain = [block for each in blocks(text) if odd.search(block := QUOTED.sub("x", each))]
     return [
         f"{match[0]!r} (say: {instead}) in: {block}"
         for block in plain
