@@ -225,14 +225,6 @@ ticket_two_keys = job(
 )
 
 
-told = job(
-    "told",
-    lock_ttl=1,
-    lock_timeout=LONG,
-    lock_lost=lambda task, lock: note("told", task, key=lock.key),
-)
-
-
 @app.task(name="collect", shared=False, bind=True)
 def collect(self: Task, results: list[Any], key: str) -> list[Any]:
     note("collected", self, key=key, results=results)

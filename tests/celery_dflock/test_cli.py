@@ -92,6 +92,9 @@ def test_status_and_ping(run: Run, server: LockServer) -> None:
     assert (row["keys"], row["waiters"]) == (0, 0)
     assert run("status").stdout.startswith(f"{server.address}: answers in ")
     assert run("ping").exit_code == 0
+    [row] = json.loads(run("ping", "--json").stdout)
+    assert row["server"] == server.address
+    assert row["ping_ms"] > 0
 
 
 def test_status_of_a_beat_whose_scheduler_cannot_be_loaded_here(

@@ -140,6 +140,10 @@ def test_words() -> None:
     away = {**row_of()["waiter"], "away": True}
     assert "it is requeued and keeps its position" in finding.in_words(row_of(waiter=away))
     assert "nobody holds it yet" in finding.in_words(row_of(holder=None, holders=0))
+    told = {**row_of()["waiter"], "told": True}
+    assert "it has been told that its turn has come" in finding.in_words(row_of(waiter=told))
+    free = row_of(waiter=None, holder=None, holders=0, waiters=1)
+    assert finding.in_words(free) == "k is not held; 1 waits for it"
     assert " and 2 more for 40 s" in finding.in_words(row_of(holders=3, limit=3))
     escape = {**row_of()["waiter"], "label": "t[\x1b[31m] h pid 1"}
     assert "\x1b" not in finding.in_words(row_of(waiter=escape, key="k\x1b"))

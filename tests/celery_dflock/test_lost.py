@@ -12,11 +12,12 @@ import pytest
 from celery import Celery
 from celery.app.task import Context
 
-from celery_dflock import LockedTask, LockLostError, TaskLock
+from celery_dflock import LockedTask, LockLostError, TaskLock, current_lock
 from celery_dflock.loss import Loss
 from celery_dflock.plan import plan
 from celery_dflock.signals import lock_acquired, lock_lost
 from celery_dflock.worker.interrupt import SIGNAL, Interruptible
+from dflockd import admin
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Worker, wait_until
 from tests.celery_dflock import jobs
@@ -132,6 +133,32 @@ def test_lost_before_the_body_begins(directory: Path, key: str) -> None:
         finally:
             lock_acquired.disconnect(lose)
     assert not ran
+
+
+def test_a_function_is_told_and_the_task_goes_on(own_server: LockServer, key: str) -> None:
+    app = Celery("told", set_as_current=False)
+    app.conf.dflock_servers = [own_server.address]
+    told, ran = list[tuple[str, str]](), []
+
+    @app.task(
+        base=LockedTask,
+        lock_key=key,
+        lock_lost=lambda task, lock: told.append((task.name, lock.key)),
+        shared=False,
+        name=key,
+    )
+    def _task() -> None:
+        lock = current_lock()
+        assert lock is not None
+        assert lock.fence is not None
+        assert admin.evict(own_server.address, key, lock.fence)
+        assert not lock.extend()
+        wait_until(lambda: told or None, PATIENCE, lambda: "nobody was told")
+        ran.append(1)
+
+    app.tasks[key].apply(throw=True)
+    assert told == [(key, key)]
+    assert ran
 
 
 def test_the_first_lock_that_is_lost_counts(key: str) -> None:

@@ -69,6 +69,7 @@ def refusal(**options: Any) -> str:
         ("lock_requeue", {"hold": -1}, "a number, 0 or more, or None, for hold"),
         ("lock_key", 5, "a template over the arguments or a function (task, args, kwargs) -> key"),
         ("lock_key", "", "it is empty"),
+        ("lock_key", [], "at least one key, or None for the task's name and arguments"),
         ("lock_key", "a\nb:{account}", "contains white space or control characters"),
         ("lock_key", "a b", "contains white space or control characters"),
         ("lock_key", "a\0b", "contains white space or control characters"),

@@ -86,3 +86,21 @@ def test_what_looks_like_a_claim_keeps_nobody_from_leading(
     with caplog.at_level(logging.WARNING):
         assert Claims(key, settings(app)).left(["job"]) is None
     assert "cannot tell whether" in caplog.text
+
+
+def test_a_claim_takes_the_place_of_one_that_was_not_confirmed(
+    lock_server: LockServer, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Celery("claims", set_as_current=False)
+    app.conf.dflock_servers = [lock_server.address]
+    earlier, later = Claims(key, settings(app)), Claims(key, settings(app))
+    first, second = (Firing(key, name, datetime.now(UTC)) for name in ("first", "second"))
+    earlier.take(first)
+    later.take(second)
+    names = ["first", "second"]
+    assert Claims(key, settings(app)).left(names) == second
+    earlier.confirm()  # it is gone: that ends no other, and is no error
+    assert Claims(key, settings(app)).left(names) == second
+    later.confirm()
+    assert Claims(key, settings(app)).left(names) is None
+    assert not caplog.records

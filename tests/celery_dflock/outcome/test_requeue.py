@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery, Task
+from celery import Celery, Signature, Task
 from celery.exceptions import Ignore, Retry
 from celery.worker.request import Request
+from kombu.exceptions import OperationalError
 from kombu.message import Message
 from kombu.utils.uuid import uuid
 
@@ -192,3 +193,28 @@ def test_this_run_stores_its_state_before_the_next_has_a_result(cap: float, leas
     drawn = [pause(Backoff(cap=cap), 1) for _ in range(100)]
     assert min(drawn) == least
     assert max(drawn) <= cap
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_after_an_outage_of_the_broker_it_may_come_twice_if_it_was_not_acknowledged(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """The broker may deliver by itself what was not acknowledged in time."""
+
+    @app.task(base=LockedTask, lock_key="the-key", shared=False, acks_late=late)
+    def task(one: int, two: int) -> None: ...
+
+    task.delay(1, two=2)
+    before = received(app)
+    publish, failures = Signature.apply_async, [OperationalError("away")]
+
+    def away_once(*args: Any, **options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return publish(*args, **options)
+
+    monkeypatch.setattr(Signature, "apply_async", away_once)
+    monkeypatch.setattr("celery_dflock.outcome.requeue.PUBLISH_PAUSE", 0)
+    requeue(task, before, ShuttingDown(ERROR))
+    assert not failures
+    assert received(app).headers[HEADER].get("copy", 0) == (1 if late else 0)
