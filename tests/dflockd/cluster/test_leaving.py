@@ -95,7 +95,7 @@ def test_each_server_that_takes_shards_over_is_given_some_at_a_time() -> None:
 
 
 def test_who_leaves_does_not_wait_again_and_again_for_a_server_that_is_dead() -> None:
-    cluster = Cluster("a:1", "b:1", "c:1", num_shards=750)
+    cluster = Cluster("a:1", "b:1", "c:1", num_shards=1200)
     del cluster.nodes["c:1"]  # killed, and its entry is there for some time yet
     a, b = cluster.nodes["a:1"], cluster.nodes["b:1"]
     a.leave(cluster.now, 6.0)
@@ -103,8 +103,8 @@ def test_who_leaves_does_not_wait_again_and_again_for_a_server_that_is_dead() ->
     cluster.pass_(2 * HAND_OVER_TIMEOUT, step=0.1)
     assert a.has_left
     assert b.has_left
-    assert {cluster.record(shard).current for shard in range(750)} == {"", "c:1"}
-    assert len(dirty(cluster)) == 250
+    assert {cluster.record(shard).current for shard in range(1200)} == {"", "c:1"}
+    assert len(dirty(cluster)) == 400
 
 
 def test_to_take_many_shards_over_is_no_more_work_for_each() -> None:
