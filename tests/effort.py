@@ -12,5 +12,5 @@ def more(*values: object) -> Any:
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
-seconds = pytest.mark.parametrize("seconds", [pytest.param(0.25, id="briefly"), more(5)])
+seconds = pytest.mark.parametrize("seconds", [pytest.param(0.5, id="briefly"), more(5)])
 """For how long something goes on that hits upon another moment each time."""
