@@ -25,12 +25,11 @@ from celery_dflock.config import settings
 from celery_dflock.locks import Locks
 from celery_dflock.testing import assert_locked, assert_not_locked
 from dflockd.client.process import close_idle_connections
-from dflockd.shards import get_shard_id
 from dflockd.sync_client import DistributedLock
 from dflockd.wire import Acquire, Enqueue, Recovering, Status, Wait
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter
-from tests.dflockd.cluster.stage import ClusterStage
+from tests.dflockd.cluster.stage import ClusterStage, FewShards
 from tests.dflockd.scripted_server import ScriptedCluster
 from tests.dflockd.shards.etcd_process import Etcd
 from tests.pace import Pace
@@ -45,7 +44,13 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
         Etcd(directory) as etcd,
         # No server ends without a word here: nobody waits until the longest lease is over.
         ClusterStage(
-            directory, etcd, "--shutdown-timeout", "3", serving_lease=2, max_lease=jobs.LONG
+            directory,
+            etcd,
+            "--shutdown-timeout",
+            "3",
+            serving_lease=2,
+            max_lease=jobs.LONG,
+            kind=FewShards,
         ) as stage,
     ):
         stage.wait_settled()
@@ -163,7 +168,7 @@ def test_a_block_whose_lock_moves(stage: ClusterStage, app: Celery) -> None:
     key = stage.key_at(stage.servers[0])
     with dflock(key, ttl=LEASE, app=app) as lock:
         assert_locked(key, app)
-        stage.move([get_shard_id(key)], stage.servers[2])
+        stage.move([stage.shard_of(key)], stage.servers[2])
         assert_locked(key, app)
         assert lock.extend()
         with pytest.raises(AssertionError, match=f"on {stage.servers[2].address} is held by"):
@@ -174,7 +179,7 @@ def test_a_block_whose_lock_moves(stage: ClusterStage, app: Celery) -> None:
 async def test_a_block_of_a_coroutine(stage: ClusterStage, app: Celery) -> None:
     key = await asyncio.to_thread(stage.key_at, stage.servers[0])
     async with dflock(key, ttl=LEASE, app=app) as lock:
-        await asyncio.to_thread(stage.move, [get_shard_id(key)], stage.servers[1])
+        await asyncio.to_thread(stage.move, [stage.shard_of(key)], stage.servers[1])
         assert await lock.extend()
         assert lock.held
 
@@ -189,7 +194,7 @@ def test_a_unique_task_whose_lock_moves(stage: ClusterStage, app: Celery) -> Non
     assert sync_account.delay(7).id == first.id
     [row] = json.loads(run(app, "locks", "--json").stdout)
     for server in stage.servers:
-        stage.move([get_shard_id(row["key"])], server)
+        stage.move([stage.shard_of(row["key"])], server)
         assert sync_account.delay(7).id == first.id
     assert json.loads(run(app, "release", row["key"], "--yes", "--json").stdout)
     assert sync_account.delay(7).id != first.id
@@ -203,7 +208,7 @@ def test_claims_of_beats(stage: ClusterStage, app: Celery) -> None:
     for number, server in enumerate(stage.servers):
         firing = Firing(key, f"entry {number}", due)
         claims.take(firing)
-        stage.move([get_shard_id(key)], server)
+        stage.move([stage.shard_of(key)], server)
         assert claims.left([]) == firing
         if number:
             claims.confirm()

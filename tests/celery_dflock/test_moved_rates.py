@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from dflockd.client.process import close_idle_connections
-from dflockd.shards import get_shard_id
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster
 from tests.celery_dflock.test_rates import check_windows
-from tests.dflockd.cluster.stage import ClusterStage
+from tests.dflockd.cluster.stage import ClusterStage, FewShards
 from tests.dflockd.shards.etcd_process import Etcd
 
 RUNS, WINDOW = 10, 0.5
@@ -29,7 +28,14 @@ def stage(tmp_path: Path) -> Iterator[ClusterStage]:
     with (
         Etcd(tmp_path) as etcd,
         ClusterStage(
-            tmp_path, etcd, "--default-lease-ttl", "3", number=2, serving_lease=2, max_lease=3
+            tmp_path,
+            etcd,
+            "--default-lease-ttl",
+            "3",
+            number=2,
+            serving_lease=2,
+            max_lease=3,
+            kind=FewShards,
         ) as stage,
     ):
         stage.wait_settled()
@@ -62,7 +68,7 @@ def test_no_window_has_more_while_the_key_moves(
         cluster.wait(lambda: len(starts()) >= RUNS or None, "the first to begin")
         if end == "move":
             for server in (stage.servers[1], stage.servers[0]):
-                stage.move([get_shard_id(key)], server)
+                stage.move([stage.shard_of(key)], server)
         elif end == "drain":
             stage.servers[0].stop()
         else:

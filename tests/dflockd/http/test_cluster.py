@@ -12,8 +12,7 @@ from urllib.request import urlopen
 import pytest
 
 from dflockd.cluster.tenures import Stage
-from dflockd.shards import NUM_SHARDS
-from tests.dflockd.cluster.stage import ClusterServer, ClusterStage
+from tests.dflockd.cluster.stage import ClusterServer, ClusterStage, FewShards
 from tests.dflockd.raw_server import PATIENCE, eventually
 from tests.dflockd.shards.etcd_process import Etcd
 
@@ -24,7 +23,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
     flags = ("--http-port", "0", "--default-lease-ttl", "3")
     with (
         Etcd(directory) as etcd,
-        ClusterStage(directory, etcd, *flags, number=2, serving_lease=2, max_lease=3) as stage,
+        ClusterStage(
+            directory, etcd, *flags, number=2, serving_lease=2, max_lease=3, kind=FewShards
+        ) as stage,
     ):
         stage.wait_settled()
         yield stage
@@ -54,7 +55,7 @@ def test_what_this_server_has(cluster: ClusterStage) -> None:
         assert "dflockd_shards_unserved 0.0" in metrics
         stages = {stage.value for stage in Stage}
         assert {s for s in stages if f'dflockd_shards{{stage="{s}"}}' in metrics} == stages
-    assert has.total() == NUM_SHARDS
+    assert has.total() == FewShards.shards
 
 
 def test_how_full_etcd_is(cluster: ClusterStage) -> None:

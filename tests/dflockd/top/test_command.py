@@ -19,7 +19,7 @@ from dflockd.top.screen import _PipedConsole
 from examples.demo.stage import WAIT, LockServer
 from tests import forkserver
 from tests.dflockd.client_support import make_certificate
-from tests.dflockd.cluster.stage import ClusterStage
+from tests.dflockd.cluster.stage import ClusterStage, FewShards
 from tests.dflockd.raw_server import RawClient
 from tests.dflockd.shards.etcd_process import Etcd
 from tests.dflockd.top.terminal import ENTER, HIDE, LEAVE, SHOW, Terminal
@@ -187,7 +187,14 @@ def test_all_servers_of_a_cluster(tmp_path: Path) -> None:
     with (
         Etcd(tmp_path) as etcd,
         ClusterStage(
-            tmp_path, etcd, "--default-lease-ttl", "6", number=2, serving_lease=2, max_lease=6
+            tmp_path,
+            etcd,
+            "--default-lease-ttl",
+            "6",
+            number=2,
+            serving_lease=2,
+            max_lease=6,
+            kind=FewShards,
         ) as cluster,
     ):
         cluster.wait_settled()
@@ -205,7 +212,9 @@ def test_all_servers_of_a_cluster(tmp_path: Path) -> None:
             terminal.wait_line("2 of 2 servers answer, 2 keys", f"shards: {first} ")
             two.stop()
             # It has handed its shards over, and the one that is left tells of them.
-            terminal.wait_line("1 of 1 servers answer, 2 keys", f"shards: {one.address} 8192")
+            terminal.wait_line(
+                "1 of 1 servers answer, 2 keys", f"shards: {one.address} {FewShards.shards}"
+            )
             terminal.wait_line(keys[1], "me")
 
 
