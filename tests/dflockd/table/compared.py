@@ -1,0 +1,360 @@
+"""A lock table beside the model: what is the same after each step."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+)
+
+from dflockd.table import (
+    Effect,
+    HoldRecord,
+    Limits,
+    LockTable,
+    NewestRecord,
+    Peer,
+    TokenIssuer,
+    report,
+)
+from dflockd.table import (
+    Hold as TableHold,
+)
+from dflockd.table.rates import RateBlock, RateRecord
+from dflockd.table.states import EXPECTED
+from dflockd.wire import (
+    Enqueued,
+    Granted,
+    OwnerConflict,
+    Rate,
+    Recovering,
+    Renewed,
+    Report,
+    Request,
+    Space,
+    Status,
+    Superseded,
+    TimedOut,
+    YourTurn,
+    fence_from_token,
+)
+from tests.dflockd.table.drawn import (
+    limits,
+)
+from tests.dflockd.table.naive_table import LATE, Hold, NaiveTable, Name, name_of
+from tests.dflockd.table.naive_table import Waiter as NaiveWaiter
+
+FIRST_FENCE = 1000
+
+
+class Compared(RuleBasedStateMachine):
+    """The real table, the model, and how they are compared."""
+
+    @initialize(limits=limits)
+    def begin(self, limits: Limits) -> None:
+        self.limits = limits
+        self.table = LockTable(limits, TokenIssuer(b"secret", FIRST_FENCE), kept=True)
+        self.model = NaiveTable(limits)
+        self.model.authentic = self.authentic
+        self.kept: dict[int, HoldRecord] = {}  # what the changes say, by fence
+        self.kept_newest: dict[bytes, NewestRecord] = {}
+        self.last_fence = FIRST_FENCE
+        self.crashed = False  # once a machine is lost, badly behaved clients are believed
+        self.peers: dict[int, Peer] = {}
+        self.seen: list[tuple[Name, bytes]] = []  # every token that a client has been told
+        self.fences: dict[int, int] = {}  # number of the grant -> fence
+        self.tickets: list[tuple[Name, bytes]] = []  # every position that a client may come back to
+        self.rates: dict[Name, Rate] = {}  # of keys all of whose users name them
+        self.kept_rates: dict[int, RateRecord] = {}
+        for _ in range(4):
+            self.connect()
+
+    # Comparing.
+
+    def compare(self, effects: list[Effect]) -> None:
+        self.record()
+        answers = self.model.taken()
+        assert [(peer, kind_of(reply)) for peer, reply in effects] == [
+            (answer.peer, answer.kind) for answer in answers
+        ]
+        for (_, reply), answer in zip(effects, answers, strict=True):
+            if isinstance(reply, Granted | Enqueued):
+                assert answer.hold is not None
+                assert reply.lease == answer.lease
+                self.tell(answer.hold, reply.token)
+            elif isinstance(reply, Renewed):
+                assert reply.lease == answer.lease
+            elif isinstance(reply, TimedOut | YourTurn):
+                assert answer.waiter is not None
+                self.tell_ticket(answer.waiter, reply.ticket)
+
+    def record(self) -> None:
+        """Do with the changes what a journal does."""
+        assert self.table.changes is not None
+        for hold in self.table.changes:
+            if isinstance(hold, RateBlock):
+                self.kept_rates.pop(hold.number, None)
+                if not hold.ended:
+                    self.kept_rates[hold.number] = hold.kept()
+            elif not isinstance(hold, TableHold):
+                if not hold.ended:
+                    self.kept_newest[hold.key] = hold.kept()
+            elif hold.ended:
+                self.kept.pop(hold.fence, None)
+            else:
+                self.kept[hold.fence] = hold.kept()
+                self.last_fence = max(self.last_fence, hold.fence)
+        self.table.changes.clear()
+
+    def authentic(self, name: Name, token: bytes) -> int | None:
+        return fence_from_token(token) if (name, token) in self.seen else None
+
+    def tell(self, hold: Hold, token: bytes) -> None:
+        if hold.token is not None:
+            assert hold.token == token
+            return
+        assert token not in [known for _, known in self.seen]
+        hold.token = token
+        self.seen.append((hold.name, token))
+        self.fences[hold.number] = fence_from_token(token)
+        fences = [self.fences[number] for number in sorted(self.fences)]
+        assert all(a < b for a, b in zip([FIRST_FENCE, *fences], fences, strict=False))
+
+    def tell_ticket(self, waiter: NaiveWaiter, ticket: bytes) -> None:
+        """A position has one ticket, and no other has that."""
+        known = [] if waiter.ticket else [ticket for _, ticket in self.tickets]
+        assert waiter.ticket == ticket if waiter.ticket else ticket not in known
+        assert ticket not in [token for _, token in self.seen]
+        waiter.ticket = ticket
+        self.tickets.append((waiter.name, ticket))
+        self.last_fence = max(self.last_fence, fence_from_token(ticket))
+
+    def idle(self, choice: int) -> Peer | None:
+        ready = [peer for peer in self.peers.values() if peer.waiting is None]
+        return ready[choice % len(ready)] if ready else None
+
+    def ask(self, choice: int, request: Request, method: str, *arguments: Any) -> None:
+        peer = self.idle(choice)
+        if peer is None:
+            return
+        self.model.advance()
+        if self.model.draining and method not in ("release", "renew", "confirm"):
+            self.model.say(peer.id, "error_draining")
+        else:
+            getattr(self.model, method)(peer.id, *arguments)
+        self.compare(self.table.handle(peer, request, self.model.now))
+
+    def advance(self) -> None:
+        now, rates = self.model.now, self.table._group.rates.values()
+        due = [(r.deadline, r.span, (r.space, r.key)) for r in rates if r.deadline <= now]
+        self.model.advance(sorted(due))
+        self.compare(self.table.advance(now))
+
+    def pass_time(self, seconds: float) -> None:
+        """From deadline to deadline, as the timer of the server does: so places are given."""
+        until = self.model.now + seconds
+        while (due := self.table.next_deadline()) is not None and due <= until:
+            self.model.now = max(self.model.now, due)
+            self.advance()
+        self.model.now = until
+
+    # What always holds.
+
+    @invariant()
+    def next_deadline_is_the_earliest(self) -> None:
+        if not self.rates:
+            assert self.table.next_deadline() == min(self.model.deadlines(), default=None)
+
+    @invariant()
+    def never_more_holders_than_the_limit_and_no_lost_waiter(self) -> None:
+        for entry in self.entries().values():
+            is_lock = entry.space is Space.LOCK
+            assert len(entry.holds) <= entry.limit or (self.crashed and not is_lock)
+            assert entry.holds or entry.waiters
+            # Whoever waits at a free slot is not there, and the slot is for whoever comes.
+            key = self.model.keys[entry.space, entry.key]
+            waiters = [
+                waiter
+                for waiter in entry.waiters or ()
+                if not waiter.is_told
+                and (waiter.state == EXPECTED or key.has_room(name_of(waiter.group)))
+            ]
+            free = min(entry.limit, self.limits.max_holds or entry.limit) - len(entry.holds)
+            rate = self.model.rates.get((entry.space, entry.key))
+            if rate is not None:
+                free = min(free, rate.free(self.model.now))
+            told = [waiter for waiter in entry.waiters or () if waiter.is_told]
+            free -= sum(waiter.state == EXPECTED for waiter in told)
+            assert free >= 0 or (self.crashed and not is_lock)
+            if rate is not None:
+                free = min(free, rate.free(self.model.now - LATE))
+            assert all(waiter.state == EXPECTED for waiter in waiters[: max(0, free)])
+            assert not waiters or entry.limit > 0
+
+    @invariant()
+    def what_is_kept_is_what_somebody_was_told(self) -> None:
+        told = {hold.token: hold.deadline for hold in self.model.holds() if hold.token}
+        assert self.kept == {fence_from_token(token): self.holds()[token] for token in told}
+        assert {kept.deadline for kept in self.kept.values()} == set(told.values())
+        ages = {record.key: record.age for record in self.kept_newest.values()}
+        assert ages == self.model.newest
+        assert len(self.table.newest) == len(ages)
+
+    def holds(self) -> dict[bytes, HoldRecord]:
+        entries = self.entries().values()
+        return {hold.token: hold.kept() for entry in entries for hold in entry.holds.values()}
+
+    @invariant()
+    def state_is_the_same(self) -> None:
+        table, model = self.table, self.model
+        entries = self.entries()
+        assert set(entries) == set(model.keys)
+        assert len(table) == len(model.keys)
+        for name, key in model.keys.items():
+            entry = entries[name]
+            assert entry.limit == key.limit
+            assert [
+                (
+                    hold.peer.id if hold.peer else None,
+                    hold.deadline,
+                    hold.waiter is not None,
+                    hold.group,
+                )
+                for hold in entry.holds.values()
+            ] == [
+                (hold.peer, hold.deadline, self.is_enqueued(hold), hold.group) for hold in key.holds
+            ]
+            order = key.order()
+            queue = entry.waiters
+            assert (queue is not None and queue.is_grouped) == key.is_grouped
+            ahead = len(order) - len([each for each in order if each.is_told and not each.has_slot])
+            resting = [
+                each for each in order if each.wants and not key.has_room(name_of(each.group))
+            ]
+            assert queue is None or queue.ahead == ahead - len(resting)
+            assert [
+                (
+                    waiter.peer.id,
+                    waiter.lease,
+                    waiter.turn,
+                    waiter.state == EXPECTED,
+                    waiter.is_told,
+                    waiter.group,
+                )
+                for waiter in entry.waiters or ()
+            ] == [
+                (each.peer, each.lease, each.turn, each.has_slot, each.is_told, each.group)
+                for each in order
+            ]
+            assert [waiter.two_phase for waiter in entry.waiters or ()] == [
+                waiter.two_phase for waiter in order
+            ]
+        assert set(table._peers) == set(model.peers) == set(self.peers)
+        for number, peer in self.peers.items():
+            twin = model.peers[number]
+            assert (peer.waiting is None) == (twin.waiting is None and twin.listening is None)
+            assert set(peer.enqueued) == {waiter.name for waiter in twin.enqueued}
+            assert len(peer.holds) == sum(hold.peer == number for hold in model.holds())
+        assert len(table.deadlines) - table.rates.size == len(model.deadlines())
+        self.reserved_are_the_same()
+
+    def reserved_are_the_same(self) -> None:
+        reserved = self.table._group.reserved.items()
+        away = {ticket: waiter.deadline for ticket, waiter in reserved if waiter.is_away}
+        assert away == {waiter.ticket: waiter.deadline for waiter in self.model.away}
+        assert len(self.table._reservations) == len(away)
+        told = [ticket for ticket, waiter in reserved if waiter.is_told]
+        assert len(told) == len(reserved) - len(away) == len(self.model.told())
+        # Those who have not asked since have not heard of it.
+        assert {waiter.ticket for waiter in self.model.told() if waiter.ticket} <= set(told)
+        entries = self.entries().values()
+        queue = [waiter for entry in entries for waiter in entry.waiters or ()]
+        assert all(waiter.ticket in told for waiter in queue if waiter.is_told)
+        held = [waiter.deadline for waiter in queue if waiter.is_told and waiter.state == EXPECTED]
+        assert sorted(held) == sorted(w.deadline or 0 for w in self.model.told() if w.has_slot)
+
+    @invariant()
+    def owners_are_the_same(self) -> None:
+        entries = self.entries()
+        for name, key in self.model.keys.items():
+            entry = entries[name]
+            holds, waiters = list(entry.holds.values()), list(entry.waiters or ())
+            mine = [
+                (*item.owner[:2], item.owner.age) if item.owner else None
+                for item in [*holds, *waiters]
+            ]
+            theirs = [
+                (*item.owner[:2], item.owner[3]) if item.owner else None
+                for item in [*key.holds, *key.order()]
+            ]
+            assert mine == theirs
+            noted = entry.owners or {}
+            assert all(noted.values())
+            items = [item for each in noted.values() for item in each]
+            assert len(items) == len(set(items))
+            assert set(items) == {item for item in [*holds, *waiters] if item.owner}
+            assert all(item.owner.id == owner for owner, each in noted.items() for item in each)
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        counts, model = self.table.counts, self.model
+        queued = [waiter for key in model.keys.values() for waiter in key.queue]
+        passed = [waiter for waiter in model.away if waiter not in queued]
+        assert counts.waiting == len(queued) + len(passed)
+        assert counts.holding == len(model.holds())
+        assert (counts.kept, counts.forgotten) == (model.kept, model.forgotten)
+
+    def is_enqueued(self, hold: Hold) -> bool:
+        peers = self.model.peers.values()
+        return any(waiter.hold is hold for peer in peers for waiter in peer.enqueued)
+
+    def entries(self) -> dict[Name, Any]:
+        return {
+            (int(space), key): entry
+            for space in Space
+            for key, entry in self.table._group.spaces[space].items()
+        }
+
+    @invariant()
+    def stats_are_right(self) -> None:
+        peers = len(self.table._peers)
+        stats = report.stats([self.table._group], len(self.table), peers, self.model.now, 3000)
+        json.dumps(stats)
+        assert stats["connections"] == len(self.model.peers)
+        shown = [*stats["locks"], *stats["semaphores"]]  # type: ignore[misc]
+        assert sorted((row["key"].encode(), row["waiters"]) for row in shown) == sorted(
+            (name[1], len(key.queue)) for name, key in self.model.keys.items()
+        )
+
+    def check_all(self) -> None:
+        self.next_deadline_is_the_earliest()
+        self.never_more_holders_than_the_limit_and_no_lost_waiter()
+        self.what_is_kept_is_what_somebody_was_told()
+        self.state_is_the_same()
+        self.owners_are_the_same()
+        self.counts_are_right()
+        self.stats_are_right()
+
+
+def kind_of(reply: object) -> str:
+    if isinstance(reply, Status):
+        return reply.value.decode()
+    if isinstance(reply, OwnerConflict):
+        return f"{reply.state.decode()} {reply.attempt}"
+    if isinstance(reply, Superseded):
+        return f"superseded {reply.age}"
+    if isinstance(reply, Recovering):
+        return f"recovering {reply.milliseconds}"
+    kinds = {
+        Granted: "granted",
+        Enqueued: "acquired",
+        TimedOut: "kept",
+        YourTurn: "turn",
+        Renewed: "renewed",
+        Report: "stats",
+    }
+    return kinds[type(reply)]
