@@ -16,7 +16,7 @@ CONSUMER_TIMEOUT = 4
 """What the worker is told."""
 
 PATIENCE_OF_RABBITMQ = 5 * CONSUMER_TIMEOUT
-"""Longer, so that no busy machine makes the worker late; too short for a worker that keeps a message."""
+"""Longer, so that no busy machine makes the worker late; a worker that keeps a message is too late."""
 
 
 @pytest.fixture(scope="module")
