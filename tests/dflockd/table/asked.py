@@ -54,7 +54,7 @@ from tests.dflockd.table.drawn import (
     owners,
     timeouts,
 )
-from tests.dflockd.table.naive_table import Name
+from tests.dflockd.table.naive_state import Name
 
 
 class Asked(Compared):

@@ -45,8 +45,9 @@ from dflockd.wire import (
 from tests.dflockd.table.drawn import (
     limits,
 )
-from tests.dflockd.table.naive_table import LATE, Hold, NaiveTable, Name, name_of
-from tests.dflockd.table.naive_table import Waiter as NaiveWaiter
+from tests.dflockd.table.naive_state import LATE, Hold, Name, name_of
+from tests.dflockd.table.naive_state import Waiter as NaiveWaiter
+from tests.dflockd.table.naive_table import NaiveTable
 
 FIRST_FENCE = 1000
 

@@ -11,7 +11,7 @@ from dflockd.wire import (
     InGroup,
     Owner,
 )
-from tests.dflockd.table.naive_table import Name
+from tests.dflockd.table.naive_state import Name
 
 MOST_PEERS = 6
 

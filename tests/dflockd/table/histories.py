@@ -27,7 +27,7 @@ from tests.dflockd.table.drawn import (
     MOST_PEERS,
     numbers,
 )
-from tests.dflockd.table.naive_table import PlacesOfRate
+from tests.dflockd.table.naive_state import PlacesOfRate
 
 
 class TableMachine(Asked):

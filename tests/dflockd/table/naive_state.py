@@ -1,0 +1,228 @@
+"""What the model of the lock table knows, and how one looks around in it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dflockd.table import Limits
+from dflockd.table.deadlines import SPAN_STEP
+from dflockd.wire import InGroup
+
+LATE = 0.001
+"""Seconds by which a place of a rate may be given later than it is free."""
+
+Owner = tuple[bytes, int, bytes, int]
+"""Identity, attempt, instance and age."""
+
+Name = tuple[int, bytes]
+"""Namespace and key."""
+
+
+class Reservation(NamedTuple):
+    """When somebody is expected back, for how long a slot is held, when it is all over."""
+
+    due: float
+    hold: float
+    until: float
+
+
+@dataclass(eq=False)
+class Waiter:
+    """Somebody in a queue; `since` orders what was set with equal deadlines."""
+
+    name: Name
+    peer: int
+    lease: int
+    two_phase: bool
+    number: int = 0
+    reserve: tuple[int, int] | None = None
+    reservation: Reservation | None = None
+    turn: float | None = None
+    """Seconds for which it has a slot once it is told of its turn, if it wants to be told."""
+    is_told: bool = False
+    """Whether its turn has come; others may go first by now."""
+    has_slot: bool = False
+    ticket: bytes | None = None
+    deadline: float | None = None
+    span: float = 0
+    since: int = 0
+    hold: Hold | None = None
+    owner: Owner | None = None
+    group: InGroup | None = None
+
+    @property
+    def wants(self) -> bool:
+        """Whether it stands in line for a turn."""
+        return not self.is_told and not self.has_slot
+
+
+@dataclass(eq=False)
+class Hold:
+    """A granted slot."""
+
+    name: Name
+    number: int
+    peer: int | None
+    owned_since: int
+    deadline: float
+    span: float
+    since: int
+    token: bytes | None = None
+    owner: Owner | None = None
+    group: bytes = b""
+    is_doubted: bool = False
+    """Whether it was restored in a recovery and nobody has renewed it since."""
+
+
+@dataclass(eq=False)
+class PlacesOfRate:
+    """How many runs of a key may begin in a window, and when those of late have begun."""
+
+    runs: int
+    window: float
+    pending: list[Hold] = field(default_factory=list)
+    """Who may begin at any time."""
+    begun: list[float] = field(default_factory=list)
+
+    def free(self, now: float) -> int:
+        counted = [time for time in self.begun if time + self.window > now]
+        return self.runs - len(self.pending) - len(counted)
+
+    def begin(self, hold: Hold, now: float) -> None:
+        if hold in self.pending:
+            self.pending.remove(hold)
+            self.begun.append(now)
+            for first, last in zip(self.begun, self.begun[self.runs :], strict=False):
+                assert last - first >= self.window, (first, last)
+
+
+@dataclass(eq=False)
+class Key:
+    """A key that is held or waited for."""
+
+    limit: int
+    holds: list[Hold] = field(default_factory=list)
+    queue: list[Waiter] = field(default_factory=list)
+    silent: Counter[bytes] = field(default_factory=Counter)
+    """How many turns in a row each process has let run out."""
+    is_grouped: bool = False
+    """Whether groups have come to it since somebody was here."""
+    limits: dict[bytes, int] = field(default_factory=dict)
+    """What was said last of how many slots a group may have; nothing is no limit."""
+    turns: dict[bytes, int] = field(default_factory=dict)
+    """Groups that may have a turn: since when, or when they had the last one, whatever is later."""
+
+    def of_group(self, name: bytes) -> list[Waiter]:
+        return [waiter for waiter in self.queue if name_of(waiter.group) == name]
+
+    def taken(self, name: bytes) -> int:
+        """Slots that a group has or that are held for its members."""
+        held = sum(hold.group == name for hold in self.holds)
+        return held + sum(waiter.has_slot for waiter in self.of_group(name))
+
+    def has_room(self, name: bytes) -> bool:
+        most = self.limits.get(name, 0)
+        return not most or self.taken(name) < most
+
+    def order(self) -> list[Waiter]:
+        """Who waits, in the order of their turns if nothing else happens."""
+        if not self.is_grouped:
+            return self.queue
+        found = [waiter for waiter in self.queue if not waiter.wants]
+        lines = [
+            [waiter for waiter in self.of_group(name) if waiter.wants]
+            for name in sorted(self.turns, key=self.turns.__getitem__)
+        ]
+        while any(lines):
+            found += [line.pop(0) for line in lines if line]
+        return found + [waiter for waiter in self.queue if waiter not in found]
+
+
+def name_of(group: InGroup | None) -> bytes:
+    return group.name if group else b""
+
+
+@dataclass(eq=False)
+class Peer:
+    """A connection."""
+
+    detaches: bool = False
+    owner: Owner | None = None
+    reserve: tuple[int, int] | None = None
+    resumes: bytes | None = None
+    turn: float | None = None
+    group: InGroup | None = None
+    waiting: Waiter | None = None
+    listening: Hold | None = None
+    """What it holds and waits to hear of."""
+    granted: Hold | None = None
+    """What its last wait has brought."""
+    enqueued: list[Waiter] = field(default_factory=list)
+
+
+class Answer(NamedTuple):
+    """What a peer is told: the kind of reply, and for a grant its hold and lease."""
+
+    peer: int
+    kind: str
+    hold: Hold | None = None
+    lease: int | None = None
+    waiter: Waiter | None = None
+
+
+class NaiveState:
+    """All that there is."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.now = 0.0
+        self.peers: dict[int, Peer] = {}
+        self.keys: dict[Name, Key] = {}
+        self.away: list[Waiter] = []
+        """Waiters who are away, in a queue or passed by others."""
+        self.grants = self.arrivals = 0
+        self.kept = self.forgotten = 0
+        self.seen: Counter[str] = Counter()
+        """What has happened to positions that were kept, to see that a history is worth its time."""
+        self.draining = self.keeps_holds = False
+        self.answers: list[Answer] = []
+        self.authentic: Callable[[Name, bytes], int | None] = lambda *_: None
+        """The fence of a token that was once given out for that key."""
+        self.recovers_until = -math.inf
+        self.ended: set[tuple[Name, bytes]] = set()
+        """The keys and tokens of what has ended since the recovery began."""
+        self.newest: dict[bytes, int] = {}
+        """The largest age with which each lock was asked for."""
+        self.rates: dict[Name, PlacesOfRate] = {}
+        """Of keys all of whose users name them."""
+        self.first = 0
+        """Where the answer to the request goes that is handled: before those that it has brought."""
+        self._clock = 0
+
+    # Looking around.
+
+    def holds(self) -> list[Hold]:
+        return [hold for key in self.keys.values() for hold in key.holds]
+
+    def timed(self) -> list[Hold | Waiter]:
+        waiting = [peer.waiting for peer in self.peers.values() if peer.waiting]
+        told = [waiter for waiter in self.told() if waiter.has_slot]
+        return [*self.holds(), *waiting, *self.away, *told]
+
+    def told(self) -> list[Waiter]:
+        return [waiter for key in self.keys.values() for waiter in key.queue if waiter.is_told]
+
+    def deadlines(self) -> list[float]:
+        return [x.deadline for x in self.timed() if x.deadline is not None]
+
+    def is_in_line(self, waiter: Waiter) -> bool:
+        return waiter.name in self.keys and waiter in self.keys[waiter.name].queue
+
+
+def rounded(seconds: float) -> float:
+    """Up to the next step; what is next to nothing over one does not count."""
+    return math.ceil(max(0.0, seconds) / SPAN_STEP - 1e-5) * SPAN_STEP
