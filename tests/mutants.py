@@ -13,6 +13,7 @@ nothing at run time, and leaves every line where it was.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fnmatch
 import json
 import os
@@ -33,6 +34,9 @@ SAMPLE = 150
 SURVIVED, UNTESTED = 0, 33
 """What `mutmut` has for the exit status of the tests: they all passed, or there were none."""
 
+CANNOT_RUN = (4, 5)
+"""What pytest has, if it does not understand what to run, or finds no tests."""
+
 NAMES = """
 import sys
 from pathlib import Path
@@ -48,8 +52,13 @@ for each in map(Path, sys.argv[1:]):
 CONFTEST = """
 from hypothesis import Phase, settings
 
-settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate], database=None)
-settings.load_profile("mutants")
+settings.register_profile(
+    "mutants",
+    phases=[Phase.explicit, Phase.generate],
+    deadline=None,
+    max_examples=50,
+    database=None,
+)
 
 def pytest_collection_modifyitems(items):
     for item in items:
@@ -75,10 +84,10 @@ class Room(NamedTuple):
     """Patterns of more, for those that survive: they take longer, with processes of their own."""
 
 
-def found(patterns: tuple[str, ...]) -> list[str]:
+def found(patterns: tuple[str, ...], where: Path = ROOT) -> list[str]:
     """Return the files of tests that match."""
-    files = {path for each in patterns for path in (ROOT / "tests").glob(each)}
-    return sorted(str(path.relative_to(ROOT)) for path in files)
+    files = {path for each in patterns for path in (where / "tests").glob(each)}
+    return sorted(str(path.relative_to(where)) for path in files)
 
 
 ROOMS = {
@@ -92,7 +101,7 @@ ROOMS = {
         # They draw thousands of schedules, or start servers.
         last=(
             "as_the_model or random_histories or any_part_of or steps_of_one or round_at_most"
-            " or stats_of_many or in_the_log"
+            " or stats_of_many or in_the_log or what_is_counted or many_slots_at_once"
         ),
     ),
     "session": Room(
@@ -206,16 +215,19 @@ class Trial:
             raise SystemExit(f"{self.name}: mutmut could not run; see {self.log}")
 
     def survives(self, name: str) -> bool:
-        """Whether one survives all tests of the room, in a process of its own."""
-        pytest = [sys.executable, "-m", "pytest", "-x", "-q"]
-        run = subprocess.run(
-            [*pytest, *self._pytest(), *found(self.room.then), *self._tests(self.room.pick)],
-            cwd=self.mutants,
-            env={**os.environ, "MUTANT_UNDER_TEST": name, "PYTHONPATH": str(self.mutants)},
-            capture_output=True,
-            check=False,
-        )
-        return run.returncode == 0
+        """Whether one survives all tests of the room, in processes of their own: the quick ones first.
+
+        It is written into the code, where nothing else is changed: among all others, each call of a
+        function goes by way of mutmut, and what draws many schedules takes minutes.
+        """
+        room = self.room
+        slow = " and ".join(filter(None, [room.pick, room.last and f"({room.last})"]))
+        with self._applied(name):
+            return (
+                self._passes(self._quick_tests())
+                and (not room.last or self._passes(self._tests(slow)))
+                and (not room.then or self._passes(self._tests(room.pick, room.then)))
+            )
 
     def difference(self, name: str) -> str:
         """Return what is changed."""
@@ -224,10 +236,40 @@ class Trial:
 
     def _pytest(self) -> list[str]:
         # To show where a test failed, pytest would parse a file that has all mutants in it.
-        return ["-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no"]
+        shown = ["-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no"]
+        # mutmut has a limit of its own, of CPU.
+        return [*shown, "--timeout", "900", "--hypothesis-profile", "mutants"]
 
-    def _tests(self, pick: str) -> list[str]:
-        return [*found(self.room.tests), *(("-k", pick) if pick else ())]
+    @contextlib.contextmanager
+    def _applied(self, name: str) -> Iterator[None]:
+        """Have one mutant in the code, and no other."""
+        module = self.place.joinpath(*name.partition(".x")[0].split("."))
+        path = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+        text = path.read_text()
+        try:
+            if self._mutmut("apply", name).returncode or path.read_text() == text:
+                raise SystemExit(f"{self.name}: mutmut could not apply {name}; see {self.log}")
+            yield
+        finally:
+            path.write_text(text)
+
+    def _passes(self, tests: list[str]) -> bool:
+        # Python would take one version, compiled, for another of the same second and length.
+        environment = {"PYTHONPATH": str(self.place), "PYTHONDONTWRITEBYTECODE": "1"}
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", *self._pytest(), *tests],
+            cwd=self.place,
+            env={**os.environ, **environment},
+            capture_output=True,
+            check=False,
+        )
+        if run.returncode in CANNOT_RUN:
+            raise SystemExit(f"{self.name}: pytest could not run {' '.join(tests)}")
+        return run.returncode == 0
+
+    def _tests(self, pick: str, files: tuple[str, ...] = ()) -> list[str]:
+        # Of the copy: where it was made from, others may work on.
+        return [*found(files or self.room.tests, self.place), *(("-k", pick) if pick else ())]
 
     def _quick_tests(self) -> list[str]:
         room = self.room
