@@ -270,6 +270,14 @@ async def test_too_much_behind_a_request_that_waits_is_logged(
     transport.abort()
 
 
+async def test_who_arrives_at_the_very_moment_of_a_drain_is_sent_away(server: Server) -> None:
+    server.draining = True
+    transport = connect(server)
+    assert transport.closing
+    transport.abort()
+    assert not server.sessions
+
+
 async def test_who_does_not_know_the_secret_may_ask_once_who_the_server_is() -> None:
     server = make_server(auth_secret=b"sesame")
     server.table.identity = identity = Identity(b"key")
