@@ -154,7 +154,7 @@ def test_forks_beside_a_thread_that_connects(
     family.kill_parent()
     assert family.children_live(forks)
     eventually(lambda: not stats(server)["locks"])
-    assert stats(server)["connections"] == 0
+    eventually(lambda: stats(server)["connections"] == 0)  # one may just be being made
     assert family.children_live(forks)
 
 
