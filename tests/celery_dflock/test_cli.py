@@ -187,12 +187,12 @@ def test_groups_and_who_is_superseded(run: Run, server: LockServer) -> None:
             assert client.ask("label", "_", f"run {number}") == "ok"
             assert client.ask("group", f"tenant:{number}", "_") == "ok"
             assert client.ask("owner", "_", f"run-{number} 0 here {number}") == "ok"
-        assert older.ask("l", "k", "30").startswith("ok ")
-        newer.request("l", "k", "30")
-        eventually(lambda: "run 2" in run("waiters", "k").stdout)
+        assert older.ask("l", "own", "30").startswith("ok ")
+        newer.request("l", "own", "30")
+        eventually(lambda: "run 2" in run("waiters", "own").stdout)
         held = run("locks").stdout
-        assert held.startswith("k  run 1, group tenant:1, superseded by run 2  held ")
-        assert run("waiters").stdout.startswith("k  1. run 2, group tenant:2  for ")
+        assert held.startswith("own  run 1, group tenant:1, superseded by run 2  held ")
+        assert run("waiters").stdout.startswith("own  1. run 2, group tenant:2  for ")
 
 
 @pytest.mark.parametrize("has_limit", [True, False])
