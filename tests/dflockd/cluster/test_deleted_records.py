@@ -26,7 +26,9 @@ def test_it_costs_what_a_crash_costs_and_no_lock_gets_a_second_holder(
         return cluster.at(record.current) if record is not None and is_back else None
 
     server = wait_until(back, PATIENCE, lambda: "nobody has taken the shard over")
-    assert cluster.connect(server).ask("l", key, f"0 {LEASE}").startswith("error_recovering")
+    # Nobody else gets it; `timeout` says that its holder is known there already.
+    answer = cluster.connect(server).ask("l", key, f"0 {LEASE}")
+    assert answer.startswith(("error_recovering", "timeout")), answer
     assert cluster.follow("n", key, f"{token} {LEASE}")[1] == f"ok {LEASE}"
     assert cluster.follow("r", key, token)[1] == "ok"
     _, line = cluster.follow("l", key, f"0 {LEASE}", timeout=4 * PATIENCE)
