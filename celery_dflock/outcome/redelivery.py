@@ -17,7 +17,7 @@ from celery_dflock.outcome.types import Redelivered
 from celery_dflock.plan import Plan
 from celery_dflock.signals import task_deduplicated
 
-RESULT_PAUSE = 0.2
+RESULT_PAUSE = 1.0
 """Seconds from a redelivery's finding the lock free to its running: a result is stored after that."""
 
 logger = logging.getLogger("celery_dflock")
