@@ -25,12 +25,12 @@ from celery_dflock.signals import (
     lock_waiting,
     task_requeued,
 )
-from tests.chaos.checker import IN_CONSUMER
 from tests.chaos.history import Recorder
 from tests.chaos.options import HISTORY
 from tests.chaos.resource import FencedResource
 from tests.chaos.section import deadline
 from tests.chaos.section import work as section
+from tests.chaos.story import IN_CONSUMER
 
 # The environment variables that tell a worker where everything is; also DFLOCK_SERVERS.
 BROKER = "CHAOS_BROKER_URL"

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from dflockd.sharding import stable_hash_shard
 from tests.chaos import timeline
-from tests.chaos.checker import Finding, first_grants, over_restarts, undelivered
+from tests.chaos.checker import first_grants, over_restarts, undelivered
 from tests.chaos.history import Event
 from tests.chaos.losses import Loss, losses
 from tests.chaos.options import Options
+from tests.chaos.story import Finding
 
 
 @dataclass

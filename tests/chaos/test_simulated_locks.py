@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.chaos.checker import Finding, check
+from tests.chaos.checker import check
 from tests.chaos.history import Event, What
+from tests.chaos.story import Finding
 from tests.chaos.written import died, event
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from tests.chaos.checker import Finding, Section, Story
 from tests.chaos.history import Event
+from tests.chaos.story import Finding, Section, Story
 
 MARGIN = 400_000_000
 """Nanoseconds that are shown before and after what the finding is about."""

@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos.checker import Finding, Section, Story, check, undelivered
+from tests.chaos.checker import check, undelivered
 from tests.chaos.history import Event, Recorder, now, read
 from tests.chaos.options import HISTORY
+from tests.chaos.story import Finding, Section, Story
 from tests.smoke import engine, figures
 from tests.smoke.engine import ROOT, docker
 from tests.smoke.names import TICK, group
