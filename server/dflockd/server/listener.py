@@ -94,6 +94,10 @@ class Listener:
             self._loop.remove_reader(sock)
             sock.close()
         self._sockets = []
+        if self._tls is None:
+            # They are done in a moment. uvloop would close one that is cancelled then, and not tell
+            # its protocol: a session that nobody ends.
+            return
         for task in self._welcomes:
             task.cancel()
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -99,3 +100,40 @@ async def test_its_end_is_that_of_handshakes(certificates: Any) -> None:
         while admission.total:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert admission.pending == 0
+
+
+class Closing(asyncio.Protocol):
+    """Has its listener closed in the very moment in which it is connected."""
+
+    def __init__(self, close: Callable[[], None], lost: asyncio.Event) -> None:
+        self._close = close
+        self._lost = lost
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost.set()
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_a_connection_that_is_made_at_its_end_is_told_of_its_own(kind: str) -> None:
+    """A server that ends waits for it: it would wait for ever."""
+
+    async def main() -> None:
+        loop, lost = asyncio.get_running_loop(), asyncio.Event()
+
+        def new(guest: Guest) -> Closing:
+            assert guest.admit()
+            return Closing(listener.close, lost)
+
+        listener = Listener(loop, await listen(loop, "127.0.0.1", 0), make_admission(), new)
+        port = listener.sockets[0].getsockname()[1]
+        async with asyncio.timeout(15):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.close()
+            await lost.wait()
+
+    new_loop = pytest.importorskip("uvloop").new_event_loop if kind == "uvloop" else None
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
