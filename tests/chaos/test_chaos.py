@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.driver import QUIET, run
+from tests.chaos.damage import QUIET
+from tests.chaos.driver import run
 from tests.chaos.options import CLUSTER_LEASE, CLUSTER_SERVING_LEASE, Options
 from tests.chaos.outcome import Outcome
 
