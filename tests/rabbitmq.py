@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -69,12 +70,16 @@ class RabbitMQ(Process):
     def control(self, *words: str) -> str:
         """What `rabbitmqctl` answers. It takes two seconds."""
         command = [_executable().with_name("rabbitmqctl"), "--quiet", *words]
-        done = subprocess.run(
-            command, env=self._env, capture_output=True, text=True, timeout=WAIT, check=False
-        )
-        if done.returncode:
-            raise StageError(f"rabbitmqctl {' '.join(words)}: {done.stdout}{done.stderr}")
-        return done.stdout
+        # It is over when the command is: a daemon that Erlang starts would keep a pipe open.
+        with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as wrong:
+            done = subprocess.run(
+                command, env=self._env, stdout=said, stderr=wrong, timeout=WAIT, check=False
+            )
+            said.seek(0)
+            wrong.seek(0)
+            if done.returncode:
+                raise StageError(f"rabbitmqctl {' '.join(words)}: {said.read()}{wrong.read()}")
+            return said.read()
 
     def _command(self) -> Sequence[str]:
         self.home.mkdir(exist_ok=True)
