@@ -42,7 +42,12 @@ def main() -> int:
         default=list(FAULTS),
         help=f"which of {', '.join(ALL_FAULTS)}; by default all but server-shift, which needs root",
     )
-    number("--state-dir", type=Path, help="gives each server a state directory in it")
+    number("--state-dir", type=Path, help="of the servers; by default in that of the run")
+    number(
+        "--stateless",
+        action="store_true",
+        help="no state directory: a server that is killed forgets its locks, as its manual says",
+    )
     number("--server", default=Options.server, help="the server: a module for python -m")
     number(
         "--cluster",
@@ -66,6 +71,8 @@ def main() -> int:
     given.servers = given.servers or (3 if is_cluster else Options.servers)
     given.lease = given.lease or (CLUSTER_LEASE if is_cluster else Options.lease)
     given.directory = given.directory or Path(tempfile.mkdtemp(prefix="chaos-"))
+    if not vars(given).pop("stateless") and not is_cluster:
+        given.state_dir = given.state_dir or given.directory / "state"
     options = Options(**vars(given))
     print(f"seed {options.seed}, everything in {options.directory}", flush=True)
     try:
