@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from typing import NoReturn
 
@@ -19,6 +20,9 @@ from celery_dflock.signals import task_deduplicated
 
 RESULT_PAUSE = 1.0
 """Seconds from a redelivery's finding the lock free to its running: a result is stored after that."""
+
+MOMENT = 0.1
+"""Seconds for which one that has met no other run holds the lock and waits for the result of one."""
 
 logger = logging.getLogger("celery_dflock")
 
@@ -51,13 +55,22 @@ def send_again(plan: Plan, it: Redelivered) -> NoReturn:
 
 
 def drop_ended(plan: Plan) -> None:
-    """End this run if it is a redelivery that has waited for another run, which has its result.
+    """End this run if it is a redelivery, and another run has its result.
+
+    It looks twice, since a run stores its result after it has released its lock. One that has met the
+    other run is sent again in between. One that has met nobody waits here, and for a moment only:
+    mostly the worker of the other was killed.
 
     Raises:
         Ignore: it is; nothing is stored, so that the result stays as the sender knows it.
         RedeliveryRequeued: it is too early to say.
     """
-    if plan.header.redelivery:
+    if plan.is_redelivered and not plan.header.redelivery:
+        drop_if_ended(plan)
+        if plan.task.backend.persistent:
+            time.sleep(MOMENT)
+            drop_if_ended(plan)
+    elif plan.header.redelivery:
         state = look_for_result(plan)
         logger.warning(
             "task %s runs again: it was delivered twice, and its result (%s) does not say that "
