@@ -292,7 +292,7 @@ def test_tasks_outlive_their_lock_server(cluster: Cluster, stage: ClusterStage, 
         waiting = cluster.wait(lambda: lock.inspect()["waiters"] or None, "it to wait again")
         assert second.id in waiting[0]["label"]
         both = {(key, first.id, "holds"), (key, second.id, "waits")}
-        assert set(inspected("clustered")) == both
+        cluster.wait(lambda: set(inspected("clustered")) == both or None, "the worker to know both")
         assert lock.acquire() is False
         assert cluster.events(what="start", id=second.id) == []
         gate.touch()
