@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 
 from dflockd.client import forks
@@ -41,6 +42,11 @@ def close_idle_connections() -> None:
         current().pool.clear()
 
 
+def _at_exit() -> None:
+    if _current:
+        current().reactor.settle()
+
+
 def _after_fork_in_child() -> None:
     global _process
     forks.note()
@@ -52,5 +58,6 @@ def _after_fork_in_child() -> None:
     _process = None
 
 
+atexit.register(_at_exit)
 if hasattr(os, "register_at_fork"):  # Windows has no forks
     os.register_at_fork(before=wait_before_fork, after_in_child=_after_fork_in_child)

@@ -51,6 +51,9 @@ EARLY = 0.25
 FORGOTTEN = 8
 """Leases that have ended for which it is not woken."""
 
+LONGEST_BEGINNING = 1.0
+"""Seconds that the end of the process waits for a thread that was started a moment before."""
+
 LONGEST_SLEEP = 86400.0
 """Seconds after which the thread looks up though nothing is due: `epoll` cannot count to a month."""
 
@@ -103,6 +106,8 @@ class Reactor:
         """When the thread looks up by itself; ``-inf`` while it is up."""
         self._thread = 0
         """Its number, once it runs."""
+        self._started: deque[None] = deque()
+        """An entry for each thread that was started and has not come yet."""
         self._to_run = [None]
         """For the one thread that is to run: several may be started at once."""
         self._is_closed = False
@@ -165,6 +170,18 @@ class Reactor:
         """Whether the caller would wait for itself, or for a thread that stands still by now."""
         return self._thread == _thread.get_ident() or sys.is_finalizing()
 
+    def settle(self) -> None:
+        """Wait until the thread sleeps; for the end of the process.
+
+        A thread that waits for the interpreter's lock while the interpreter goes away can crash Python:
+        https://github.com/python/cpython/issues/84058. Up to 3.12 it did for one that had just begun.
+        """
+        until = time.monotonic() + LONGEST_BEGINNING
+        while self._started or (self._thread and self._wakes_at == -math.inf):
+            if time.monotonic() > until:
+                return
+            time.sleep(0.001)
+
     def forget_after_fork(self) -> None:
         """Close the child's copies of what the parent's reactor uses."""
         self._is_closed = True
@@ -187,9 +204,11 @@ class Reactor:
     def _start(self) -> None:
         # The thread says itself that it runs. Until then each who comes starts one, for the one before
         # may have been interrupted; all but the first end at once. Not by `threading`, which has locks.
+        self._started.append(None)
         try:
             _thread.start_new_thread(self._run, ())
         except RuntimeError as exc:
+            self._started.pop()
             # The interpreter is ending: what is held ends with the process.
             logger.warning("locks are not renewed: the renewal thread cannot be started: %s", exc)
 
@@ -203,12 +222,14 @@ class Reactor:
         try:
             self._to_run.pop()
         except IndexError:
+            self._started.pop()
             return
         with contextlib.suppress(Exception):
             threading.current_thread().name = "dflockd-reactor"
         while not self._has_begun():
             time.sleep(LOOK_EVERY)
         self._thread = _thread.get_ident()
+        self._started.pop()
         self._begin(Task(carry_out(self._sweep())))
         while not self._is_closed:
             try:
