@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import inspect
 import logging
 import math
@@ -402,9 +403,9 @@ async def drive(waits: Waits[R]) -> R:
 async def _ready(
     loop: asyncio.AbstractEventLoop, link: Connection, writes: bool, left: float
 ) -> bool:
-    if link.closed:
-        return True  # the next read from it fails
     number = link.fileno()
+    if link.closed or number < 0:
+        return True  # the next read from it fails
     ready: asyncio.Future[bool] = loop.create_future()
     watch, unwatch = (
         (loop.add_writer, loop.remove_writer) if writes else (loop.add_reader, loop.remove_reader)
@@ -413,6 +414,10 @@ async def _ready(
         watch(number, _set, ready, True)
     except NotImplementedError:
         return await _ready_elsewhere(loop, Ready(link, writes, clock.now() + left))
+    except OSError as exc:
+        if exc.errno != errno.EBADF:
+            raise
+        return True  # another thread has closed it just now
     timer = None
     try:
         if left < math.inf:

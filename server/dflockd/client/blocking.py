@@ -435,16 +435,17 @@ def drive(waits: Waits[R]) -> R:
 
 
 def _ready(link: Connection, writes: bool, left: float) -> bool:
-    if link.closed:
+    number = link.fileno()
+    if link.closed or number < 0:
         return True  # the next read from it fails
     # What waits is looked up at the time of the call: gevent and eventlet replace it.
     make_poll = getattr(select, "poll", None)
     seconds = None if left > LONGEST_POLL else max(0.0, left)
     if make_poll is None:
-        readable, writable = ([], [link]) if writes else ([link], [])
+        readable, writable = ([], [number]) if writes else ([number], [])
         return any(select.select(readable, writable, [], seconds)[:2])
     poll = make_poll()
-    poll.register(link.fileno(), select.POLLOUT if writes else select.POLLIN)
+    poll.register(number, select.POLLOUT if writes else select.POLLIN)
     if not writes:
         link.poll = poll
     return bool(poll.poll(None if seconds is None else seconds * 1000))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import errno
 import heapq
 import itertools
 import logging
@@ -383,11 +384,9 @@ class Reactor:
         if isinstance(wait, Connection):
             wait = Ready(wait, False, clock.now() + wait.left)
         if isinstance(wait, Ready):
-            is_open = self._register(task, wait)
-            # A read from a closed one fails.
             self._schedule(task, wait.until)
-            if not is_open:
-                self._answer(task)(True)
+            if not self._register(task, wait):
+                self._answer(task)(True)  # a read from a closed one fails
             return
         self._unregister(task)
         if isinstance(wait, Pause):
@@ -430,7 +429,12 @@ class Reactor:
             # Left by a task whose descriptor was closed by its owner, and has come back.
             self._selector.unregister(fd)
             known.data.registered = None
-        self._selector.register(fd, wanted[1], task)
+        try:
+            self._selector.register(fd, wanted[1], task)
+        except OSError as exc:
+            if exc.errno != errno.EBADF:
+                raise
+            return False  # its owner has closed it just now
         task.registered = wanted
         return True
 
