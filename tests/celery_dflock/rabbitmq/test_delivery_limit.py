@@ -14,9 +14,12 @@ from tests.rabbitmq import RabbitMQ
 @pytest.fixture
 def limited(rabbitmq: RabbitMQ) -> Iterator[int]:
     """RabbitMQ throws a message away that it has delivered more than once again."""
-    rabbitmq.control("set_policy", "limited", "^quorum", '{"delivery-limit": 1}')
+    rabbitmq.evaluate(
+        'rabbit_policy:set(<<"/">>, <<"limited">>, <<"^quorum">>, [{<<"delivery-limit">>, 1}],'
+        ' 0, <<"all">>, <<"a test">>)'
+    )
     yield 1
-    rabbitmq.control("clear_policy", "limited")
+    rabbitmq.evaluate('rabbit_policy:delete(<<"/">>, <<"limited">>, <<"a test">>)')
 
 
 @pytest.mark.parametrize("kind", ["quorum"])

@@ -28,10 +28,10 @@ def impatient(rabbitmq: RabbitMQ) -> Iterator[None]:
         setting.format("set", f", {PATIENCE_OF_RABBITMQ * 1000}"),
         setting.format("set", ", 1800000"),
     )
-    said = rabbitmq.control("eval", f"{{{get}, {shorter}}}.")
-    assert said == "{{ok,1800000},ok}\n", said
+    said = rabbitmq.evaluate(f"{{{get}, {shorter}}}")
+    assert said == "{{ok, 1800000}, ok}"
     yield
-    rabbitmq.control("eval", f"{as_usual}.")
+    rabbitmq.evaluate(as_usual)
 
 
 @pytest.mark.timeout(400)
