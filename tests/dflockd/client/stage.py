@@ -7,6 +7,7 @@ those of the owners. All that happens is an event in one heap, so that a run is 
 
 from __future__ import annotations
 
+import gc
 import heapq
 import itertools
 from collections.abc import Callable, Generator, Iterator
@@ -81,8 +82,10 @@ class Stage:
 
     @contextmanager
     def set_up(self) -> Iterator[None]:
-        """Let the real code run here."""
+        """Let the real code run here. What other tests have left is not collected meanwhile."""
         abilities.forget_all()
+        was_enabled = gc.isenabled()
+        gc.disable()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(clock, "now", lambda: self.now)
             patch.setattr(lease, "_chance", self.rng)
@@ -97,6 +100,8 @@ class Stage:
                 abilities.forget_all()
                 stages.pop()
                 self._events.clear()
+                if was_enabled:
+                    gc.enable()
 
     # Time.
 
