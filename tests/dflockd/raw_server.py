@@ -173,8 +173,12 @@ class ServerProcess:
         self._reader.join(PATIENCE)
         assert self.process.stderr is not None
         self.process.stderr.close()
-        for client in self._clients:
-            client.close()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close the connections of all its clients."""
+        while self._clients:
+            self._clients.pop().close()
 
 
 StartServer = Callable[..., ServerProcess]

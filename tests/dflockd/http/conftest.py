@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.dflockd.http.http_site import SECRET, Site, StartSite, bearer
-from tests.dflockd.raw_server import ServerProcess
+from tests.dflockd.raw_server import ServerProcess, eventually
 
 
 @pytest.fixture
@@ -26,9 +26,15 @@ def start_site() -> Iterator[StartSite]:
         yield start
 
 
+@pytest.fixture
+def site(_open_site: Site) -> Iterator[Site]:
+    """A server that the tests of a module share: they use different keys. Its clients end with each."""
+    yield _open_site
+    _hang_up(_open_site)
+
+
 @pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    """A server that the tests of a module share: they use different keys."""
+def _open_site() -> Iterator[Site]:
     server = ServerProcess("--http-port", "0")
     try:
         yield Site(server)
@@ -43,11 +49,22 @@ def secret_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def closed_site(secret_file: Path) -> Iterator[Site]:
+@pytest.fixture
+def closed_site(_site_with_secret: Site) -> Iterator[Site]:
     """The same, of a server with a secret, asked by somebody who knows it."""
+    yield _site_with_secret
+    _hang_up(_site_with_secret)
+
+
+@pytest.fixture(scope="module")
+def _site_with_secret(secret_file: Path) -> Iterator[Site]:
     server = ServerProcess("--http-port", "0", "--auth-token-file", str(secret_file))
     try:
         yield Site(server, bearer())
     finally:
         server.end()
+
+
+def _hang_up(site: Site) -> None:
+    site.server.hang_up()
+    eventually(lambda: site.json("/api/stats")["connections"] == 0)

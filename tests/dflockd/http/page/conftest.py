@@ -30,7 +30,7 @@ def chromium(api: Playwright) -> str | None:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: no browser test")
-    playwright.expect.set_options(timeout=PATIENCE * 1000)
+    playwright.expect.set_options(timeout=3 * PATIENCE * 1000)
     with playwright.sync_playwright() as api:
         path = chromium(api)
         if path is None:
