@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, Signature, Task
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore, Reject, Retry
 from celery.worker.request import Request
 from kombu.exceptions import OperationalError
 from kombu.message import Message
@@ -21,6 +21,7 @@ from celery_dflock.outcome.requeue import LEAST_PAUSE, RedeliveryRequeued, pause
 from celery_dflock.outcome.types import Overtaken, Refusal, ShuttingDown, TimedOut, Unavailable
 from celery_dflock.plan import plan
 from celery_dflock.worker import hand_off
+from celery_dflock.worker.shutdown import shutdown
 from tests.celery_dflock.record import RECORD
 
 OPTIONS: dict[str, Any] = {
@@ -218,3 +219,41 @@ def test_after_an_outage_of_the_broker_it_may_come_twice_if_it_was_not_acknowled
     requeue(task, before, ShuttingDown(ERROR))
     assert not failures
     assert received(app).headers[HEADER].get("copy", 0) == (1 if late else 0)
+
+
+@pytest.mark.parametrize(
+    ("late", "ends", "said"),
+    [
+        (
+            False,
+            OperationalError,
+            "is lost: its worker ends without a broker: away",
+        ),
+        (True, Reject, None),
+    ],
+)
+def test_a_worker_that_ends_without_a_broker_says_what_is_lost(
+    app: Celery,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    late: bool,
+    ends: type[Exception],
+    said: str | None,
+) -> None:
+    """What was not acknowledged goes back, and is not lost."""
+
+    @app.task(base=LockedTask, lock_key="the-key", shared=False, acks_late=late, name="lost-or-not")
+    def task(one: int, two: int) -> None: ...
+
+    task.delay(1, two=2)
+    before = received(app)
+
+    def away(*_: Any, **__: Any) -> Any:
+        raise OperationalError("away")
+
+    monkeypatch.setattr(Signature, "apply_async", away)
+    monkeypatch.setattr(shutdown, "begun", True)
+    requeue(task, before, ShuttingDown(ERROR), ends)
+    lines = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    name = f"task lost-or-not[{before.headers['id']}]"
+    assert lines == ([] if said is None else [f"{name} {said}"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dflockd.server import blocking as watching
 from dflockd.table import Limits, LockTable, TokenIssuer
-from dflockd.table.blocking import Look, in_words
+from dflockd.table.blocking import STEP, Look, in_words
 from dflockd.wire import Acquire, Detach, Granted, Label, Owner, Reply, Space
 from tests.dflockd.raw_server import StartServer, eventually
 from tests.dflockd.server.server_support import takes_seconds
@@ -74,6 +74,14 @@ def test_chains_are_measured(stage: Stage) -> None:
         stage.ask(f"r{number}", f"k{number}")
         assert stage.look().longest == number + 1
     assert stage.circles() == []
+
+
+def test_of_a_semaphore_with_many_holders_a_few_are_looked_at(stage: Stage) -> None:
+    """In each step: so no step is long, however many there are."""
+    for number in range(2 * STEP):
+        stage.ask(f"holder-{number}", "many", 2 * STEP)
+    stage.ask("waiter", "many", 2 * STEP)
+    assert len(stage.look()._holds) == STEP
 
 
 def test_a_semaphore_with_somebody_who_goes_on_is_no_circle(stage: Stage) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflockd.table import Limits, LockTable, TokenIssuer
-from dflockd.table.finding import MOST_FOUND, Search
+from dflockd.table.finding import MOST_FOUND, Search, as_wanted
 from dflockd.wire import Acquire, Begun, Enqueue, Find, Label, Rate, Release, Space, Wait
 from dflockd.wire.notes import is_note
 
@@ -64,6 +64,10 @@ def test_a_waiter_is_found_by_id_name_and_host(stage: Stage) -> None:
         assert row["waiter"]["waited_s"] == 80
         assert row["holder"]["label"] == "sync[11-aa] w1 pid 1"
         assert row["holder"]["held_s"] == 100
+
+
+def test_what_cannot_be_encoded_is_looked_for_as_a_question_mark() -> None:
+    assert as_wanted("Sync[\udcff") == b"sync[?"
 
 
 def test_who_has_waited_longest_is_first_then_holders_then_keys(stage: Stage) -> None:

@@ -202,6 +202,27 @@ def test_a_release_ends_what_was_held_before_its_grant(detached: bool) -> None:
     assert isinstance(ask(table, peer, Acquire(LOCK, b"k", 1, 0, None), 13.0), Granted)
 
 
+def test_each_lock_that_a_later_grant_has_ended_is_counted() -> None:
+    table = table_of()
+    peer = table.connect()
+    keys = (b"a", b"b", b"c")
+    first = {key: taken(table, peer, 10, 0.0, key) for key in keys}
+    kept = records(table)
+    second = {}
+    for key, token in first.items():
+        assert ask(table, peer, Release(LOCK, key, token), 1.0) is Status.OK
+        second[key] = taken(table, peer, 10, 2.0, key)
+
+    table = table_of(2)
+    table.restore(kept, 3.0)
+    table.recover(13.0)
+    peer = table.connect()
+    for key, token in second.items():
+        assert ask(table, peer, Release(LOCK, key, token), 4.0) is Status.OK
+    assert table.counts.superseded == 3
+    assert len(table) == 0
+
+
 def test_a_release_ends_nothing_that_was_granted_after_it() -> None:
     kept, first, second = two_of_one_lock()
     table = table_of(2)

@@ -106,6 +106,18 @@ def test_a_server_that_keeps_what_is_held_frees_a_big_connection_that_has_ended(
     assert list(table._group.spaces[LOCK]) == [b"k"]
 
 
+def test_who_waits_for_a_big_connection_that_has_ended_is_granted_its_lock_in_a_drain() -> None:
+    table = table_of()
+    big = table.connect()
+    take_many(table, big)
+    waiter, last = table.connect(), MANY - 1
+    assert ask(table, waiter, Acquire(LOCK, b"%d" % last, 1, 9, 10)) is None
+    assert table.disconnect(big, 1.0, clean=True) == []
+    [(number, reply)] = table.drain(1.0)
+    assert number == waiter.id
+    assert isinstance(reply, Granted)
+
+
 def test_who_has_enqueued_much_and_ended_is_granted_nothing() -> None:
     table = table_of()
     holder, big = table.connect(), table.connect()
