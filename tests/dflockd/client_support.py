@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -252,6 +253,14 @@ def command(text: str, *args: object, fresh: bool = False) -> list[str]:
     """
     run = ["-c"] if fresh else ["-m", "tests.dflockd.program"]
     return [sys.executable, *run, text, *map(str, args)]
+
+
+def but_slow_steps(stderr: str) -> str:
+    """Return what a program has said, but for steps that asyncio, in its debug mode, finds slow."""
+    lines = stderr.splitlines(keepends=True)
+    return "".join(
+        line for line in lines if not re.match(r"Executing <.* took \d+\.\d+ seconds$", line)
+    )
 
 
 class Script:

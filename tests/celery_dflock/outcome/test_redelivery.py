@@ -95,7 +95,9 @@ def test_delivered_again_while_it_runs(
     lines = [line for line in worker.log_text().splitlines() if f"[{sent.id}] was deliv" in line]
     assert lines[0].endswith("Is visibility_timeout shorter than the task?")
     assert "WARNING" in lines[0]
-    assert not any("WARNING" in line for line in lines[1:]), "said once"
+    first = [e for e in cluster.events(what="requeued", id=sent.id) if e["attempt"] == 1]
+    warnings = [line for line in lines if "WARNING" in line]
+    assert len(warnings) == len(first), "said once of each copy: a slow machine makes several"
 
 
 def test_a_failure_stands_as_well(cluster: Cluster, worker: Worker, gate: Path, key: str) -> None:

@@ -133,7 +133,7 @@ class OldServer:
                 file.readline()
                 file.readline()
                 self.asked.append(command)
-                reply = {"l": "ok " + "0" * 32 + " 3600", "r": "ok"}.get(command, "error")
+                reply = {"l": "ok " + "0" * 32 + " 2", "r": "ok"}.get(command, "error")
                 file.write(reply.encode() + b"\n")
                 file.flush()
 

