@@ -11,7 +11,7 @@ from examples.demo.stage import wait_until
 from tests.dflockd.cluster.holders import (
     SERVING_LEASE,
     Holder,
-    ask_once,
+    ask_at_once,
     asks_until_it_is_granted,
     asks_until_it_is_refused,
 )
@@ -75,7 +75,7 @@ def test_holders_keep_their_locks_while_etcd_is_restarted(
     etcd.start()
     for holder in holders:
         holder.keep()
-        assert ask_once(cluster, holder.key) == "timeout"
+        assert ask_at_once(cluster, holder.key) == "timeout"
         assert holder.release() == "ok"
 
 

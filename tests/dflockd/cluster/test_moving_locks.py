@@ -11,7 +11,7 @@ import pytest
 from tests.dflockd.cluster.holders import (
     LEASE,
     Holder,
-    ask_once,
+    ask_at_once,
     asks_until_it_is_granted,
     fence,
     wait_for_waiters,
@@ -26,7 +26,7 @@ def test_a_lock_goes_with_its_shard(cluster: ClusterStage) -> None:
     holder = Holder(cluster, cluster.key_at(there))
     cluster.move([cluster.shard_of(holder.key)], here)
     assert holder.renew() in ("error_moved", "")
-    assert ask_once(cluster, holder.key) == "timeout"
+    assert ask_at_once(cluster, holder.key) == "timeout"
     holder.go_to(here)
     assert holder.renew() == "ok"
     assert holder.release() == "ok"
@@ -58,7 +58,7 @@ def test_a_drained_server_hands_over_holders_and_waiters_in_their_order(
         client.send(f"resume\n_\n{place}\nl\n{holder.key}\n20 {LEASE}\n".encode())
         assert client.line() == "ok"
         resumed.insert(0, client)
-    assert ask_once(cluster, holder.key) == "timeout"
+    assert ask_at_once(cluster, holder.key) == "timeout"
     holder.keep()
     fences = [fence(holder.token)]
     assert holder.release() == "ok"
@@ -71,7 +71,7 @@ def test_a_drained_server_hands_over_holders_and_waiters_in_their_order(
 
     # A pinned shard waits for its server, and its lock with it.
     assert cluster.mapping.records()[cluster.shard_of(pinned.key)].target == leaving.address
-    assert ask_once(cluster, pinned.key) == "error_recovering"
+    assert ask_at_once(cluster, pinned.key, patience=0) == "error_recovering"
     cluster.start()
     pinned.go_to(leaving)
     pinned.keep()
@@ -122,7 +122,7 @@ def test_all_servers_stop_and_start_and_no_lock_is_lost_nor_waited_for(
     for holder in holders:
         holder.go_to(cluster.any)
         holder.keep()
-        assert ask_once(cluster, holder.key) == "timeout"
+        assert ask_at_once(cluster, holder.key) == "timeout"
         assert holder.release() == "ok"
     _, line = cluster.follow("n", key, f"{token} {LEASE}")
     assert line == f"ok {LEASE}"
