@@ -25,6 +25,7 @@ from celery_dflock.signals import lock_acquired, lock_released
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer
 from tests.celery_dflock.processes import waiters
+from tests.collector import collector_off
 
 
 @pytest.fixture
@@ -40,9 +41,8 @@ def app(lock_server: LockServer) -> Celery:
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+    with collector_off():
+        yield
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dflockd.client import asking, flows, operations, routing
+from tests.collector import collector_off
 from tests.dflockd.client.families import Family
 from tests.dflockd.client.loops import LoopThread, NewLoop
 from tests.dflockd.client_support import Client, Face, client_named, face_named
@@ -120,6 +121,5 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def _refcounts_only() -> Iterator[None]:
     """What nobody refers to is ended at once, or not at all."""
     gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+    with collector_off():
+        yield

@@ -7,7 +7,6 @@ those of the owners. All that happens is an event in one heap, so that a run is 
 
 from __future__ import annotations
 
-import gc
 import heapq
 import itertools
 from collections.abc import Callable, Generator, Iterator
@@ -35,6 +34,7 @@ from dflockd.wire import (
     RequestReader,
     Wait,
 )
+from tests.collector import collector_off
 from tests.dflockd.client.homes import Home, Task, WatchedLease, WatchedSession, stages
 from tests.dflockd.client.service import NUM_SHARDS, Service
 from tests.dflockd.client.weather import BrokenRuleError, Weather
@@ -84,9 +84,7 @@ class Stage:
     def set_up(self) -> Iterator[None]:
         """Let the real code run here. What other tests have left is not collected meanwhile."""
         abilities.forget_all()
-        was_enabled = gc.isenabled()
-        gc.disable()
-        with pytest.MonkeyPatch.context() as patch:
+        with collector_off(), pytest.MonkeyPatch.context() as patch:
             patch.setattr(clock, "now", lambda: self.now)
             patch.setattr(lease, "_chance", self.rng)
             patch.setattr(routing, "random", self.rng)
@@ -100,8 +98,6 @@ class Stage:
                 abilities.forget_all()
                 stages.pop()
                 self._events.clear()
-                if was_enabled:
-                    gc.enable()
 
     # Time.
 

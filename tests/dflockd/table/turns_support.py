@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -22,6 +21,7 @@ from dflockd.wire import (
     Wait,
     YourTurn,
 )
+from tests.collector import collector_off
 
 LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
 
@@ -101,13 +101,10 @@ def calls(step: Callable[[], object]) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
-    collects = gc.isenabled()
-    gc.disable()
-    sys.setprofile(profile)
-    try:
-        step()
-    finally:
-        sys.setprofile(None)
-        if collects:
-            gc.enable()
+    with collector_off():
+        sys.setprofile(profile)
+        try:
+            step()
+        finally:
+            sys.setprofile(None)
     return count

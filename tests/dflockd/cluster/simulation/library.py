@@ -7,7 +7,6 @@ thread that drives what goes on without the caller.
 
 from __future__ import annotations
 
-import gc
 import math
 import socket
 from collections.abc import Callable, Generator, Iterator
@@ -34,6 +33,7 @@ from dflockd.wire import (
     encode_reply,
     fence_from_token,
 )
+from tests.collector import collector_off
 from tests.dflockd.cluster.simulation.client import Client, Life
 from tests.dflockd.cluster.simulation.machines import SERVERS, Clock, Connection, Key
 
@@ -66,9 +66,7 @@ def in_the_simulation(world: World) -> Iterator[None]:
         yield
 
     with ExitStack() as stack:
-        if gc.isenabled():
-            gc.disable()
-            stack.callback(gc.enable)
+        stack.enter_context(collector_off())
         for owner, name, value in (
             (clock, "now", lambda: world.acting.now),
             (leases, "_chance", world.random),
