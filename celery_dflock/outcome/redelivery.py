@@ -65,12 +65,7 @@ def drop_ended(plan: Plan) -> None:
         Ignore: it is; nothing is stored, so that the result stays as the sender knows it.
         RedeliveryRequeued: it is too early to say.
     """
-    if plan.is_redelivered and not plan.header.redelivery:
-        drop_if_ended(plan)
-        if plan.task.backend.persistent:
-            time.sleep(MOMENT)
-            drop_if_ended(plan)
-    elif plan.header.redelivery:
+    if plan.header.redelivery:
         state = look_for_result(plan)
         logger.warning(
             "task %s runs again: it was delivered twice, and its result (%s) does not say that "
@@ -78,6 +73,11 @@ def drop_ended(plan: Plan) -> None:
             plan.name,
             state,
         )
+    elif plan.is_redelivered:
+        drop_if_ended(plan)
+        if plan.task.backend.persistent:
+            time.sleep(MOMENT)
+            drop_if_ended(plan)
 
 
 def look_for_result(plan: Plan) -> str:
