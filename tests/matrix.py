@@ -51,7 +51,8 @@ class Versions(NamedTuple):
 VERSIONS = (
     Versions("5.4, lowest", ("celery==5.4.0", "kombu==5.3.4", "redis==5.0.1")),
     # Its extra wants redis-py below 6, and kombu 5.6 and later a newer one. redis-py 5.3 can lock
-    # itself out: Celery's `AsyncResult` unsubscribes in ``__del__``, in the middle of another command.
+    # itself out: Celery's `AsyncResult` unsubscribes in ``__del__``, in the middle of another command
+    # (celery issue 10477).
     Versions("5.4", ("celery[redis]==5.4.*", "kombu<5.6", "redis<5.3")),
     Versions("5.5", ("celery[redis]==5.5.*",)),
     Versions("5.6", ("celery[redis]==5.6.*",)),
