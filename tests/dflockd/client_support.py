@@ -255,6 +255,17 @@ def command(text: str, *args: object, fresh: bool = False) -> list[str]:
     return [sys.executable, *run, text, *map(str, args)]
 
 
+def run_strictly(program: str, *args: object) -> subprocess.CompletedProcess[str]:
+    """Run a program in an interpreter of its own, with all warnings and checks that Python has."""
+    return subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", program, *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
 def but_slow_steps(stderr: str) -> str:
     """Return what a program has said, but for steps that asyncio, in its debug mode, finds slow."""
     lines = stderr.splitlines(keepends=True)

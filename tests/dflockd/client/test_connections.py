@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +13,11 @@ from dflockd import errors
 from tests.dflockd.client_support import (
     Client,
     but_slow_steps,
+    run_strictly,
     stats,
     until,
 )
-from tests.dflockd.raw_server import PATIENCE, ServerProcess
+from tests.dflockd.raw_server import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -130,13 +129,6 @@ for _ in range(10):
         gc.collect()
 print(connections() - before)
 """
-    warnings = ["-X", "dev", "-W", "error"]
-    result = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, *warnings, "-c", text, str(server.port), ending, key],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    result = await asyncio.to_thread(run_strictly, text, server.port, ending, key)
     assert but_slow_steps(result.stderr) == ""
     assert int(result.stdout) == 1

@@ -5,12 +5,10 @@ https://github.com/python/cpython/issues/84058
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.dflockd.raw_server import PATIENCE, ServerProcess
+from tests.dflockd.client_support import run_strictly
+from tests.dflockd.raw_server import ServerProcess
 
 # What is registered first is called last.
 PROGRAM = """
@@ -46,14 +44,8 @@ USED = {
 
 
 def run(program: str, server: ServerProcess) -> list[str]:
-    """Run it with all warnings and checks that Python has; return the lines that it prints."""
-    result = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", program, str(server.port)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    """Run it; return the lines that it prints."""
+    result = run_strictly(program, server.port)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout.splitlines()
 

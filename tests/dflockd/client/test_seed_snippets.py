@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from dflockd import client, sharding, sync_client
-from tests.dflockd.client_support import but_slow_steps, stats
+from tests.dflockd.client_support import but_slow_steps, run_strictly, stats
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
 
 ASYNC_CLIENT = """\
@@ -170,13 +170,7 @@ def run(script: str, servers: list[ServerProcess], more: str = "") -> list[str]:
         script = script.replace('DistributedLock("my-key"', f'DistributedLock("my-key", {address}')
     script = script.replace("dflockd_client.", "dflockd.")
     assert not re.search(r"\b6388\b", script)
-    result = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", script + more],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    result = run_strictly(script + more)
     assert but_slow_steps(result.stderr) == ""
     assert result.returncode == 0
     return result.stdout.splitlines()
