@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from celery import states
+from celery.backends.base import Backend, DisabledBackend
 from celery.exceptions import Ignore
 
 from celery_dflock.exceptions import LockNotAcquiredError
@@ -73,11 +74,10 @@ def drop_ended(plan: Plan) -> None:
             plan.name,
             state,
         )
-    elif plan.is_redelivered:
+    elif plan.is_redelivered and _keeps_results(plan.task.backend):
         drop_if_ended(plan)
-        if plan.task.backend.persistent:
-            time.sleep(MOMENT)
-            drop_if_ended(plan)
+        time.sleep(MOMENT)
+        drop_if_ended(plan)
 
 
 def look_for_result(plan: Plan) -> str:
@@ -127,9 +127,14 @@ def tell_dropped(plan: Plan) -> None:
     )
 
 
+def _keeps_results(backend: Backend) -> bool:
+    """Whether another process than the sender can look a result up."""
+    return bool(backend.persistent) and not isinstance(backend, DisabledBackend)
+
+
 def _stored_state(plan: Plan) -> str:
     task = plan.task
-    if not task.backend.persistent:
+    if not _keeps_results(task.backend):
         return "not stored"
     try:
         return str(task.AsyncResult(plan.request.id).state)

@@ -21,8 +21,13 @@ def runs() -> list[str]:
 
 
 @pytest.fixture
-def task(lock_server: LockServer, key: str, runs: list[str]) -> Task:
-    app = Celery("again", backend="cache+memory://", set_as_current=False)
+def backend() -> str:
+    return "cache+memory://"
+
+
+@pytest.fixture
+def task(lock_server: LockServer, key: str, runs: list[str], backend: str) -> Task:
+    app = Celery("again", backend=backend, set_as_current=False)
     app.conf.dflock_servers = [lock_server.address]
 
     @app.task(base=LockedTask, lock_key=key, shared=False, name="again." + key, acks_late=True)
@@ -54,9 +59,23 @@ def deliver(task: Task, task_id: str, how: str, *, redelivered: bool) -> None:
     build_tracer(task.name, task, app=task.app)(task_id, (how,), {}, {**request, "is_eager": False})
 
 
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """For how long it has waited, each time. It need not wait here."""
+    seen: list[float] = []
+    monkeypatch.setattr(redelivery.time, "sleep", seen.append)
+    return seen
+
+
 @pytest.mark.parametrize(("how", "state"), [("works", "SUCCESS"), ("fails", "FAILURE")])
 def test_it_does_not_run_again(
-    task: Task, runs: list[str], dropped: list[str], key: str, how: str, state: str
+    task: Task,
+    runs: list[str],
+    dropped: list[str],
+    pauses: list[float],
+    key: str,
+    how: str,
+    state: str,
 ) -> None:
     deliver(task, key, how, redelivered=False)
     assert task.AsyncResult(key).state == state
@@ -64,6 +83,7 @@ def test_it_does_not_run_again(
     assert runs == [how]
     assert dropped == [key]
     assert task.AsyncResult(key).state == state
+    assert not pauses
 
 
 def test_it_looks_again_for_a_result_that_is_stored_after_the_lock_is_free(
@@ -78,10 +98,12 @@ def test_it_looks_again_for_a_result_that_is_stored_after_the_lock_is_free(
     assert dropped == [key]
 
 
+@pytest.mark.parametrize(("backend", "waits"), [("cache+memory://", 1), ("disabled://", 0)])
 def test_it_runs_where_there_is_no_result(
-    task: Task, runs: list[str], dropped: list[str], key: str
+    task: Task, runs: list[str], dropped: list[str], pauses: list[float], key: str, waits: int
 ) -> None:
     """The worker of the first was killed."""
     deliver(task, key, "works", redelivered=True)
     assert runs == ["works"]
     assert not dropped
+    assert len(pauses) == waits, "it does not wait where no result is stored"
