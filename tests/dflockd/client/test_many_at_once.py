@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dflockd import sync_client
-from dflockd.client import reactor
+from dflockd.client import process
 from dflockd.client.reactor import Reactor, Task
 from tests.dflockd.client_support import (
     Calls,
@@ -18,7 +18,7 @@ from tests.dflockd.client_support import (
     stats,
     wait_renewed,
 )
-from tests.dflockd.raw_server import ServerProcess
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -59,33 +59,23 @@ def test_threads_exclude_one_another(
     assert stats(server)["connections"] <= before + 8
 
 
-def test_the_reactor_leaves_released_connections_alone(
-    options: dict[str, Any], key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It does not hear what they have to say, though it knows their descriptor still."""
-    seen = []
-    select_green = reactor.select_green
-
-    def noted(*args: Any) -> Any:
-        found = select_green(*args)
-        seen.extend(each.data for each, _ in found if each.data and not each.data.ended)
-        return found
-
+def test_the_reactor_leaves_released_connections_alone(options: dict[str, Any], key: str) -> None:
+    """What is said there is for whoever uses them next, though it knows their descriptor still."""
     lock = sync_client.DistributedLock(key, **options)
     with lock:
-        time.sleep(0.35)  # it is being looked at now
-    monkeypatch.setattr(reactor, "select_green", noted)
-    rounds = 0
+        lease = lock._session.lease
+        assert lease is not None
+        eventually(lambda: isinstance(lease.task, Task) and lease.task.registered is not None)
     for _ in range(50):
-        known, began = len(seen), time.monotonic()
         with lock:
-            pass
-        if time.monotonic() - began < reactor.LOOK_EVERY / 2:
-            rounds += 1
-        else:
-            del seen[known:]  # on a busy machine: this one was held for long enough to be looked at
-    assert rounds
-    assert not seen
+            again = lock._session.lease
+            assert again is not None
+            assert again.link is lease.link
+    looked = threading.Event()
+    process.current().reactor.call(looked.set)
+    assert looked.wait(PATIENCE)
+    assert isinstance(lease.task, Task)
+    assert (lease.task.ended, lease.task.registered) == (True, None)
 
 
 def test_one_thread_renews_a_hundred_locks(
