@@ -14,7 +14,7 @@ from celery_dflock.loss import Loss
 from celery_dflock.outcome.apply import apply
 from celery_dflock.outcome.header import is_firing
 from celery_dflock.outcome.once import once
-from celery_dflock.outcome.redelivery import drop_ended
+from celery_dflock.outcome.redelivery import drop_ended, say_why_it_runs
 from celery_dflock.outcome.types import Refusal
 from celery_dflock.plan import Plan
 from celery_dflock.signals import lock_acquired, lock_released
@@ -51,8 +51,12 @@ def _run(
     refusal = refusal or acquire(plan, locks)
     if refusal is not None:
         return apply(plan, refusal)
-    if plan.is_redelivered or is_firing(plan.request):
-        drop_ended(plan)
+    if plan.is_redelivered:
+        state = drop_ended(plan)
+        with once(plan):
+            say_why_it_runs(plan, state)
+            return _run_body(plan, locks, loss, brought)
+    if is_firing(plan.request):
         with once(plan):
             return _run_body(plan, locks, loss, brought)
     return _run_body(plan, locks, loss, brought)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, assert_never
 
 from celery_dflock.outcome import (
+    once,
     overtaken,
     redelivery,
     shutting_down,
@@ -26,8 +27,8 @@ from celery_dflock.plan import Plan
 
 def apply(plan: Plan, it: Refusal) -> Any:
     """Carry out the outcome: return the result of the task, or raise what tells Celery how it ends."""
-    if plan.header.redelivery and not isinstance(it, Redelivered | Superseded):
-        redelivery.drop_if_ended(plan)
+    if plan.is_redelivered and not isinstance(it, Superseded):
+        drop_ended(plan, it)
     match it:
         case TimedOut():
             return timed_out.decide(plan, it)
@@ -45,3 +46,19 @@ def apply(plan: Plan, it: Refusal) -> Any:
             return shutting_down.send_elsewhere(plan, it)
         case _:
             assert_never(it)
+
+
+def drop_ended(plan: Plan, it: Refusal) -> None:
+    """End a redelivery if its task has ended, whatever else would happen to it.
+
+    Raises:
+        Ignore: it has; nothing is stored.
+    """
+    if isinstance(it, Redelivered):
+        # Who has the lock may be a redelivery too, and only look for the result.
+        redelivery.drop_if_ended(plan)
+        once.drop_if_run(plan)
+    elif plan.header.redelivery:
+        redelivery.drop_if_ended(plan)  # it is requeued, and looks again
+    else:
+        redelivery.look_twice(plan)

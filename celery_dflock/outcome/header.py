@@ -61,6 +61,8 @@ class Header:
         paused: since when the time does not count, because the latest attempt was no conflict.
         overtaken: how often its turn had passed before it had a slot.
         age: the number by which the newest wins; 0 for none.
+        was_redelivered: whether the broker had delivered an earlier attempt before, which has met no
+            other run.
     """
 
     options: Mapping[str, Any]
@@ -75,6 +77,7 @@ class Header:
     paused: float | None = None
     overtaken: int = 0
     age: int = 0
+    was_redelivered: bool = False
 
     @classmethod
     def read(cls, request: Context) -> Header:
@@ -105,6 +108,7 @@ class Header:
             waited=_number(RUN, more, "waited") or 0.0,
             paused=_number(RUN, more, "paused"),
             overtaken=int(_number(RUN, more, "overtaken") or 0),
+            was_redelivered=bool(more.get("again")),
         )
 
     def write(self, request: Context) -> dict[str, Any]:
@@ -122,6 +126,7 @@ class Header:
             "waited": self.waited,
             "paused": self.paused,
             "overtaken": self.overtaken,
+            "again": not self.redelivery and self.is_redelivered(request),
             AGE: self.age,
             AGE_OF: request.id if self.age else None,
         }
@@ -133,9 +138,12 @@ class Header:
         return headers
 
     def is_redelivered(self, request: Context) -> bool:
-        """Whether the broker says that it delivered this before, or an earlier attempt found a run."""
+        """Whether the broker says that it delivered this before, or an earlier attempt found a run.
+
+        Of what is sent again the broker says no more than of any message.
+        """
         info = request.delivery_info
-        return bool(self.redelivery or (info and info.get("redelivered")))
+        return bool(self.redelivery or self.was_redelivered or (info and info.get("redelivered")))
 
     def since_at(self, began: float) -> float | None:
         """Return `since` for an attempt that has begun then: time that does not count is left out."""

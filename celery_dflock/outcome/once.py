@@ -6,12 +6,12 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, Retry
 
 from celery_dflock.identity import process_label
 from celery_dflock.keys import encode, finish
 from celery_dflock.locks import MOMENT, try_once
-from celery_dflock.outcome.redelivery import tell_dropped
+from celery_dflock.outcome import redelivery
 from celery_dflock.plan import Plan
 from dflockd import errors
 from dflockd.sync_client import DistributedSemaphore
@@ -30,6 +30,9 @@ They are the holders of one semaphore, so that all together are one key of the l
 ``--max-locks`` of them, and they are for those who lock something.
 """
 
+WITHOUT_RESULT = "-without-result"
+"""Behind the name of a run that has stored no result: it goes on elsewhere, or none was wanted."""
+
 logger = logging.getLogger("celery_dflock")
 
 
@@ -43,40 +46,67 @@ def once(plan: Plan) -> Iterator[None]:
 
     Raises:
         Ignore: it has been run; the result stays as it is.
+        RedeliveryRequeued: it has been run, but has no result yet. It is looked for once more: its
+            process may have been killed before it stored one.
     """
-    request, prefix = plan.request, plan.settings.key_prefix
-    done = finish(f"celery-done:{encode(plan.task.name)}", prefix)
-    run = finish(encode(f"{request.id}:{request.retries}"))
-    label = f"{run} {process_label()}"
-    options = plan.settings.connection_options()
-    mark = DistributedSemaphore(done, DONE_LIMIT, 0, MOMENT, label=label, **options)
-    if _is_among(mark, run):
-        logger.info("task %s has run already, its copy is dropped", plan.name)
-        tell_dropped(plan)
-        raise Ignore
+    if drop_if_run(plan):
+        redelivery.look_for_result(plan)
     try:
         yield
     except Reject:
         raise
-    except Exception:
-        _leave(mark, plan.name)
+    except (Ignore, Retry):
+        _leave(plan, WITHOUT_RESULT)
         raise
-    _leave(mark, plan.name)
+    except Exception:
+        _leave(plan)
+        raise
+    _leave(plan)
 
 
-def _is_among(marks: DistributedSemaphore, run: str) -> bool:
+def drop_if_run(plan: Plan) -> bool:
+    """End this run if the task has run already; ``True`` if it has, but should have a result.
+
+    Raises:
+        Ignore: it has; nothing is stored.
+    """
+    run, found = _run_of(plan), _found(plan)
+    is_told_by_result = plan.is_redelivered and redelivery.leaves_result(plan)
+    if run + WITHOUT_RESULT in found or (run in found and not is_told_by_result):
+        logger.info("task %s has run already, its copy is dropped", plan.name)
+        redelivery.tell_dropped(plan)
+        raise Ignore
+    return run in found
+
+
+def _run_of(plan: Plan) -> str:
+    request = plan.request
+    return finish(encode(f"{request.id}:{request.retries}"))
+
+
+def _marks(plan: Plan, label: str = "") -> DistributedSemaphore:
+    done = finish(f"celery-done:{encode(plan.task.name)}", plan.settings.key_prefix)
+    options = plan.settings.connection_options()
+    return DistributedSemaphore(done, DONE_LIMIT, 0, MOMENT, label=label, **options)
+
+
+def _found(plan: Plan) -> set[str]:
+    """Return the runs of a task that are remembered."""
     try:
-        return any(holder["label"].split(" ")[0] == run for holder in marks.inspect()["holders"])
+        return {each["label"].split(" ")[0] for each in _marks(plan).inspect()["holders"]}
     except errors.RemoteError as exc:
         logger.warning("cannot tell whether a task has run already: %s", exc)
-        return False
+        return set()
 
 
-def _leave(mark: DistributedSemaphore, name: str) -> None:
+def _leave(plan: Plan, more: str = "") -> None:
+    mark = _marks(plan, f"{_run_of(plan)}{more} {process_label()}")
     try:
         if try_once(mark):
             mark.detach(DONE_TTL)
         else:
-            logger.warning("a copy of task %s would run again: %d are remembered", name, DONE_LIMIT)
+            logger.warning(
+                "a copy of task %s would run again: %d are remembered", plan.name, DONE_LIMIT
+            )
     except errors.RemoteError as exc:
-        logger.warning("a copy of task %s would run again: %s", name, exc)
+        logger.warning("a copy of task %s would run again: %s", plan.name, exc)

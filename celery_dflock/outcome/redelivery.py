@@ -55,29 +55,50 @@ def send_again(plan: Plan, it: Redelivered) -> NoReturn:
     raise RedeliveryRequeued
 
 
-def drop_ended(plan: Plan) -> None:
-    """End this run if it is a redelivery, and another run has its result.
+def drop_ended(plan: Plan) -> str:
+    """End this run of a redelivery if another run has its result; else return its state.
 
     It looks twice, since a run stores its result after it has released its lock. One that has met the
     other run is sent again in between. One that has met nobody waits here, and for a moment only:
-    mostly the worker of the other was killed.
+    mostly the worker of the other was killed, or had not begun.
 
     Raises:
         Ignore: it is; nothing is stored, so that the result stays as the sender knows it.
         RedeliveryRequeued: it is too early to say.
     """
     if plan.header.redelivery:
-        state = look_for_result(plan)
+        return look_for_result(plan)
+    return look_twice(plan)
+
+
+def say_why_it_runs(plan: Plan, state: str) -> None:
+    """Log that a redelivery runs, though another run may have."""
+    if plan.header.redelivery:
         logger.warning(
             "task %s runs again: it was delivered twice, and its result (%s) does not say that "
             "the other run has ended",
             plan.name,
             state,
         )
-    elif plan.is_redelivered and _keeps_results(plan.task.backend):
-        drop_if_ended(plan)
+    else:
+        logger.info(
+            "task %s runs: it was delivered before, and its result (%s) does not say that it has ended",
+            plan.name,
+            state,
+        )
+
+
+def look_twice(plan: Plan) -> str:
+    """End this run of a redelivery if the task has its result, now or in a moment; else its state.
+
+    Raises:
+        Ignore: it has; nothing is stored.
+    """
+    state = drop_if_ended(plan)
+    if leaves_result(plan):
         time.sleep(MOMENT)
-        drop_if_ended(plan)
+        state = drop_if_ended(plan)
+    return state
 
 
 def look_for_result(plan: Plan) -> str:
@@ -114,6 +135,12 @@ def drop_if_ended(plan: Plan) -> str:
         tell_dropped(plan)
         raise Ignore
     return state
+
+
+def leaves_result(plan: Plan) -> bool:
+    """Whether its result says that it has ended, however it does."""
+    is_ignored = plan.task.ignore_result or plan.request.ignore_result
+    return _keeps_results(plan.task.backend) and not is_ignored
 
 
 def tell_dropped(plan: Plan) -> None:

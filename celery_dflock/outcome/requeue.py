@@ -40,7 +40,11 @@ logger = logging.getLogger("celery_dflock")
 
 
 class RedeliveryRequeued(Ignore):
-    """A redelivery was sent again. The task has not ended: its other run continues."""
+    """A redelivery was sent again. Nothing is stored: that is for the other run, which it has met."""
+
+
+class UnmetRequeued(RedeliveryRequeued):
+    """The same, of one that has met no other run: one may have ended, and its result be on its way."""
 
 
 def countdown(task: Task, seconds: float) -> float:
@@ -165,10 +169,10 @@ def requeue(
     """
     send_again(plan, seconds, header, error)
     tell_requeued(plan, error, seconds, attempt)
-    if plan.header.redelivery:
+    if plan.is_redelivered:
         said = plan.name, seconds, attempt, error
         logger.info("task %s: its redelivery is requeued for %.1f s, attempt %d: %s", *said)
-        raise RedeliveryRequeued
+        raise RedeliveryRequeued if plan.header.redelivery else UnmetRequeued
     why = f"requeued for {seconds:.1f} s, attempt {attempt}: {error}"
     raise Retry(why, exc=error, when=seconds)
 

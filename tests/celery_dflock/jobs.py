@@ -177,6 +177,7 @@ def acked_late(name: str, **options: Any) -> Task:
 
 late_requeued = acked_late("late_requeued", lock_requeue={**AT_ONCE, "max_attempts": 2})
 late_skipped = acked_late("late_skipped", lock_conflict="skip")
+late_patient = acked_late("late_patient", lock_requeue={"base": 3.0, "cap": 3.0})
 late_failed = acked_late("late_failed", lock_conflict="fail")
 late_decided = acked_late("late_decided", lock_conflict=decide)
 late_patient = acked_late("late_patient", lock_timeout=LONG)

@@ -24,11 +24,11 @@ from celery_dflock import (
     Skipped,
     signals,
 )
-from celery_dflock.outcome import requeue
+from celery_dflock.outcome import once, redelivery, requeue
 from celery_dflock.outcome.apply import apply
 from celery_dflock.outcome.header import HEADER, RUN
 from celery_dflock.outcome.redelivery import RESULT_PAUSE
-from celery_dflock.outcome.requeue import LEAST_PAUSE, RedeliveryRequeued
+from celery_dflock.outcome.requeue import LEAST_PAUSE, RedeliveryRequeued, UnmetRequeued
 from celery_dflock.outcome.types import (
     Kept,
     Overtaken,
@@ -63,6 +63,8 @@ class Stage:
 
         self.task: Any = app.tasks["the-task"]
         self.id = uuid()
+        self.ignores: bool | None = None
+        """Whether the call wants no result, if it says so."""
         self.heard: list[tuple[str, dict[str, Any]]] = []
         self.before = datetime.now(UTC)
 
@@ -77,7 +79,8 @@ class Stage:
 
     def end(self, it: Refusal, *, redelivered: bool = False, **headers: Any) -> Any:
         """Let a run with these headers come to that, and return its result."""
-        self.task.apply_async(task_id=self.id, headers=headers)
+        said = {} if self.ignores is None else {"ignore_result": self.ignores}
+        self.task.apply_async(task_id=self.id, headers=headers, **said)
         request = as_request(received(self.app))
         request["delivery_info"]["redelivered"] = redelivered
         self.task.push_request(**request)
@@ -303,6 +306,7 @@ def test_a_shutdown_sends_the_task_on_with_its_position(
     assert (header["attempt"], header.get("place")) == (3, ticket)
 
 
+@pytest.mark.usefixtures("nothing_remembered")
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_redelivery_is_sent_again_and_says_so_aloud_once(
     make: Callable[..., Stage], caplog: pytest.LogCaptureFixture, number: int
@@ -357,3 +361,125 @@ def test_a_redelivery_of_a_task_that_has_ended_is_dropped(
     said = {"key": "the-key", "task_id": stage.id, "verdict": "copy"}
     assert stage.heard == [("task_deduplicated", said)]
     assert caplog.messages == [f"task the-task[{stage.id}] ended as FAILURE: its copy is dropped"]
+
+
+# What the broker has delivered before looks for a result, however it is refused, and stays what it is.
+
+DOWN = Unavailable(LockUnavailableError("the-key", "it is down"), "its:1")
+
+REFUSED: dict[str, tuple[Refusal, dict[str, Any]]] = {
+    "requeued": (TimedOut(ERROR), {}),
+    "given up": (TimedOut(ERROR), {"lock_requeue": {"max_attempts": 1}}),
+    "skipped": (TimedOut(ERROR), {"lock_conflict": "skip"}),
+    "failed": (TimedOut(ERROR), {"lock_conflict": "fail"}),
+    "decided": (TimedOut(ERROR), {"lock_conflict": lambda *_: "other"}),
+    "outage": (DOWN, {}),
+    "overtaken": (Overtaken(ERROR, None), {}),
+    "shutdown": (ShuttingDown(ERROR, None), {}),
+    "met": (Redelivered(ERROR), {}),
+    "superseded": (Superseded(ERROR), {}),
+}
+REFUSALS = pytest.mark.parametrize("how", REFUSED)
+
+ONCE_MORE: dict[str, dict[str, Any]] = {
+    "by the broker": {"redelivered": True},
+    "by the broker, an attempt before": {RUN: {"again": True}, HEADER: {"retries": 0}},
+    "and has met its run": {HEADER: {"retries": 0, "copy": 1}},
+}
+DELIVERED_AGAIN = pytest.mark.parametrize("again", ONCE_MORE.values(), ids=ONCE_MORE)
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """For how long it has waited, each time. It need not wait here."""
+    seen: list[float] = []
+    monkeypatch.setattr(redelivery.time, "sleep", seen.append)
+    return seen
+
+
+@pytest.mark.usefixtures("nothing_remembered", "pauses")
+@DELIVERED_AGAIN
+@REFUSALS
+@pytest.mark.parametrize("state", ["SUCCESS", "FAILURE", "REVOKED"])
+def test_one_that_was_delivered_before_is_dropped_if_its_task_has_ended(
+    make: Callable[..., Stage], how: str, again: dict[str, Any], state: str
+) -> None:
+    it, options = REFUSED[how]
+    stage = make(**options)
+    result = "it has run" if state == "SUCCESS" else ValueError("as it was")
+    stage.task.backend.store_result(stage.id, result, state)
+    done = stage.task.AsyncResult(stage.id).date_done
+    with pytest.raises(Ignore) as caught:
+        stage.end(it, **again)
+    assert type(caught.value) is Ignore
+    [(name, said)] = stage.heard
+    assert (name, said["verdict"]) == ("task_deduplicated", "copy")
+    after = stage.task.AsyncResult(stage.id)
+    assert (after.state, after.date_done) == (state, done)
+
+
+@pytest.mark.usefixtures("nothing_remembered")
+@pytest.mark.parametrize("how", sorted(REFUSED.keys() - {"met", "superseded"}))
+def test_one_that_has_met_nobody_waits_a_moment_for_a_result(
+    make: Callable[..., Stage], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, options = REFUSED[how]
+    stage = make(**options)
+    monkeypatch.setattr(
+        redelivery.time,
+        "sleep",
+        lambda _: stage.task.backend.store_result(stage.id, "it has run", "SUCCESS"),
+    )
+    with pytest.raises(Ignore) as caught:
+        stage.end(it, redelivered=True)
+    assert type(caught.value) is Ignore
+
+
+@pytest.mark.usefixtures("nothing_remembered", "pauses")
+@pytest.mark.parametrize("again", list(ONCE_MORE.values())[:2], ids=list(ONCE_MORE)[:2])
+@pytest.mark.parametrize("how", ["requeued", "outage", "overtaken", "shutdown"])
+def test_one_that_has_met_nobody_is_requeued_without_a_result_and_says_what_it_is(
+    make: Callable[..., Stage], how: str, again: dict[str, Any]
+) -> None:
+    """A result may come at this moment: `RETRY` in its place would be nobody's."""
+    it, options = REFUSED[how]
+    stage = make(**options)
+    with pytest.raises(UnmetRequeued):
+        stage.end(it, **again)
+    assert [name for name, _ in stage.heard if name == "task_requeued"]
+    assert stage.task.AsyncResult(stage.id).state == "PENDING"
+    message = received(stage.app)
+    assert message.headers[RUN]["again"] is True
+    assert "copy" not in message.headers[HEADER]
+
+
+@pytest.mark.usefixtures("nothing_remembered", "pauses")
+def test_one_that_has_met_nobody_may_be_all_that_is_left_and_ends_like_others(
+    make: Callable[..., Stage],
+) -> None:
+    """The worker of the first was killed."""
+    skipped = make(lock_conflict="skip").end(TimedOut(ERROR), redelivered=True)
+    assert isinstance(skipped, Skipped)
+
+
+@pytest.mark.usefixtures("nothing_remembered")
+@pytest.mark.parametrize("how", ["requeued", "outage", "overtaken", "shutdown", "met"])
+def test_one_that_has_met_its_run_leaves_all_to_that(make: Callable[..., Stage], how: str) -> None:
+    it, options = REFUSED[how]
+    stage = make(**options)
+    with pytest.raises(RedeliveryRequeued) as caught:
+        stage.end(it, **{HEADER: {"retries": 0, "copy": 1}})
+    assert type(caught.value) is RedeliveryRequeued
+
+
+@pytest.mark.parametrize("of", ["the task", "the call"])
+def test_one_that_meets_another_redelivery_is_dropped_if_its_task_has_run_without_a_result(
+    make: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    monkeypatch.setattr(once, "_found", lambda plan: {once._run_of(plan)})
+    stage = make(ignore_result=of == "the task")
+    stage.ignores = of == "the call"
+    with pytest.raises(Ignore) as caught:
+        stage.end(Redelivered(ERROR), redelivered=True)
+    assert type(caught.value) is Ignore
+    assert [name for name, _ in stage.heard] == ["task_deduplicated"]

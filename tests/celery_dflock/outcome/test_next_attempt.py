@@ -122,6 +122,7 @@ def test_what_is_no_conflict_does_not_count(
     assert requeued["attempt"] == 2
 
 
+@pytest.mark.usefixtures("nothing_remembered")
 def test_a_redelivery_is_asked_about_once(
     task: Task, told: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:

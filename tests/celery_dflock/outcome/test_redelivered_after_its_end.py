@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery, Task
 from celery.app.trace import build_tracer
+from celery.exceptions import Ignore, Retry
 
 from celery_dflock import LockedTask
 from celery_dflock.outcome import redelivery
@@ -27,7 +28,7 @@ def backend() -> str:
 
 @pytest.fixture
 def task(lock_server: LockServer, key: str, runs: list[str], backend: str) -> Task:
-    app = Celery("again", backend=backend, set_as_current=False)
+    app = Celery("again", broker="memory://", backend=backend, set_as_current=False)
     app.conf.dflock_servers = [lock_server.address]
 
     @app.task(base=LockedTask, lock_key=key, shared=False, name="again." + key, acks_late=True)
@@ -35,6 +36,10 @@ def task(lock_server: LockServer, key: str, runs: list[str], backend: str) -> Ta
         runs.append(how)
         if how == "fails":
             raise ValueError("as asked")
+        if how == "says nothing":
+            raise Ignore
+        if how == "is retried":
+            raise Retry
         return how
 
     return app.tasks[again.name]
@@ -52,10 +57,11 @@ def dropped() -> Iterator[list[str]]:
     task_deduplicated.disconnect(note)
 
 
-def deliver(task: Task, task_id: str, how: str, *, redelivered: bool) -> None:
+def deliver(task: Task, task_id: str, how: str, *, redelivered: bool, **headers: Any) -> None:
     """Run it as a process of a worker does."""
-    info = {"redelivered": redelivered}
+    info = {"redelivered": redelivered, "routing_key": task_id}
     request = {"id": task_id, "args": [how], "kwargs": {}, "retries": 0, "delivery_info": info}
+    request["headers"] = headers
     build_tracer(task.name, task, app=task.app)(task_id, (how,), {}, {**request, "is_eager": False})
 
 
@@ -107,3 +113,61 @@ def test_it_runs_where_there_is_no_result(
     assert runs == ["works"]
     assert not dropped
     assert len(pauses) == waits, "it does not wait where no result is stored"
+
+
+@pytest.mark.usefixtures("pauses")
+@pytest.mark.parametrize("how", ["works", "fails"])
+def test_one_that_is_killed_between_its_work_and_its_result_is_no_end(
+    task: Task, runs: list[str], dropped: list[str], key: str, how: str
+) -> None:
+    """It was the second delivery itself: the lock server remembers its run, but there is no result."""
+    deliver(task, key, how, redelivered=True)
+    task.AsyncResult(key).forget()
+    deliver(task, key, how, redelivered=True)
+    assert runs == [how], "the result may be on its way: it looks again in a second"
+    deliver(task, key, how, redelivered=False, dflock={"retries": 0, "copy": 1, "free": True})
+    assert runs == [how, how]
+    assert not dropped
+
+
+@pytest.mark.usefixtures("pauses")
+@pytest.mark.parametrize(
+    ("backend", "how"),
+    [
+        ("cache+memory://", "says nothing"),
+        ("cache+memory://", "is retried"),
+        ("disabled://", "works"),
+    ],
+)
+def test_without_a_result_it_runs_once_more_and_no_more(
+    task: Task, runs: list[str], dropped: list[str], key: str, how: str
+) -> None:
+    deliver(task, key, how, redelivered=False)
+    for _ in range(3):
+        deliver(task, key, how, redelivered=True)
+    assert runs == [how, how]
+    assert dropped == [key, key]
+
+
+@pytest.mark.usefixtures("pauses")
+def test_one_that_runs_says_what_it_has_found(
+    task: Task, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "celery_dflock")
+    deliver(task, key, "works", redelivered=True)
+    said = (
+        f"task {task.name}[{key}] runs: it was delivered before, and its result (PENDING) does not say "
+        "that it has ended"
+    )
+    assert said in caplog.messages
+
+
+def test_the_second_copy_of_a_firing_needs_no_result_to_be_dropped(
+    task: Task, runs: list[str], dropped: list[str], key: str
+) -> None:
+    """The broker does not say of it that it was delivered before."""
+    for _ in range(2):
+        deliver(task, key, "works", redelivered=False, dflock_firing={"id": key})
+        task.AsyncResult(key).forget()
+    assert runs == ["works"]
+    assert dropped == [key]

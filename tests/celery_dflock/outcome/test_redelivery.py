@@ -100,6 +100,21 @@ def test_delivered_again_while_it_runs(
     assert len(warnings) == len(first), "said once of each copy: a slow machine makes several"
 
 
+@pytest.mark.timeout(300)
+def test_its_many_copies_come_to_an_end_soon_after_it(
+    cluster: Cluster, worker: Worker, gate: Path, key: str
+) -> None:
+    """Each waits for longer than Redis does before it delivers again: none waits for another copy."""
+    sent = cluster.send(jobs.late_patient, key, gate=str(gate), queue=worker.name)
+    cluster.wait_event("requeued", sent, 20)
+
+    gate.touch()
+
+    assert sent.get(timeout=PATIENCE) == sent.id
+    wait_all_quiet(cluster)
+    assert_in_turns(cluster, sent, runs=1)
+
+
 def test_a_failure_stands_as_well(cluster: Cluster, worker: Worker, gate: Path, key: str) -> None:
     sent = cluster.send(jobs.late_skipped, key, then="raise", gate=str(gate), queue=worker.name)
     cluster.wait_event("requeued", sent, 2)

@@ -1,0 +1,51 @@
+"""A message that the broker has delivered before: whose the lock of `lock_unique` is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Task
+
+from celery_dflock import LockedTask
+from dflockd import admin
+from dflockd.sync_client import DistributedLock
+from examples.demo.stage import LockServer
+from tests.celery_dflock.unique.support import own_app
+from tests.celery_dflock.unique.test_failed_before import run, send
+
+EXPIRES = 100
+"""Seconds: for so long the sender asks for it, and a requeued task for longer."""
+
+
+@pytest.fixture
+def task(lock_server: LockServer, key: str) -> Task:
+    app = own_app(lock_server, result_backend="cache+memory://")
+    name = "delivered." + key.replace(":", "-")
+    options: dict[str, Any] = {"lock_timeout": 0, "lock_unique": "until_executed"}
+
+    @app.task(
+        name=name, base=LockedTask, lock_key="{account}", shared=False, expires=EXPIRES, **options
+    )
+    def delivered(account: str) -> None: ...
+
+    return app.tasks[name]
+
+
+def seconds_left(server: LockServer, task: Task) -> float:
+    [lock] = [e for e in admin.stats(server.address)["locks"] if task.name in e["key"]]
+    return float(lock["lease_expires_in_s"])
+
+
+@pytest.mark.parametrize("has_met_its_run", [False, True])
+def test_it_is_taken_along_by_a_redelivery_that_is_requeued_unless_that_has_met_its_run(
+    task: Task, lock_server: LockServer, key: str, has_met_its_run: bool
+) -> None:
+    sent, headers = send(task, key)
+    assert seconds_left(lock_server, task) < 2 * EXPIRES
+    if has_met_its_run:
+        headers["dflock"] |= {"copy": 1, "retries": 0}
+    with DistributedLock(key, 0, 30, [lock_server.address]):
+        run(task, sent, key, headers, redelivered=True, routing_key=key)
+    assert (seconds_left(lock_server, task) < 2 * EXPIRES) == has_met_its_run
+    assert sent.state == "PENDING"
