@@ -18,7 +18,15 @@ from dflockd.sync_client import DistributedLock
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster, node_of
-from tests.celery_dflock.worker.waiting import SLOTS, ids, keep_busy, started, turns, wait_started
+from tests.celery_dflock.worker.waiting import (
+    SLOTS,
+    assert_in_order,
+    ids,
+    keep_busy,
+    started,
+    turns,
+    wait_started,
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +58,7 @@ def test_those_who_wait_take_no_slot_and_run_in_order(
         assert prefetch_count(worker) == before + number
         assert not started(cluster, key)
     assert [each.get(timeout=PATIENCE) for each in sent] == ids(sent)
-    assert turns(cluster, key, sent) == list(range(len(sent)))
+    assert_in_order(turns(cluster, key, sent))
     starts = cluster.events(what="start", key=key)
     assert starts == sorted(starts, key=lambda event: event["at"])
     assert all(event["waited"] > 0 for event in starts)
@@ -226,7 +234,7 @@ def assert_take_turns(cluster: Cluster, worker: Worker, key: str) -> None:
     sent = [cluster.send(jobs.parked, key, queue=worker.name) for _ in range(10)]
     others += send_others()
     assert [each.get(timeout=PATIENCE) for each in sent] == ids(sent)
-    assert turns(cluster, key, sent) == list(range(len(sent)))
+    assert_in_order(turns(cluster, key, sent))
     last = cluster.wait_event("end", sent[-1])["at"]
     for each in others:
         assert each.get(timeout=PATIENCE) == each.id
@@ -374,4 +382,4 @@ def test_other_pools(cluster: Cluster, key: str, pool: str) -> None:
             assert other.get(timeout=PATIENCE) == other.id
         assert [each.get(timeout=PATIENCE) for each in sent] == ids(sent)
         cluster.wait_free(key)
-    assert turns(cluster, key, sent) == list(range(len(sent)))
+    assert_in_order(turns(cluster, key, sent))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,16 @@ def turns(cluster: Cluster, key: str, sent: list[AsyncResult]) -> list[int]:
     """In which order they ran: 0, 1, 2, ... is that in which they were sent."""
     order = ids(sent)
     return [order.index(each) for each in started(cluster, key)]
+
+
+def assert_in_order(order: list[int]) -> None:
+    """They ran in that of being sent, each but for one or another that had no process at its turn.
+
+    The manual says that others pass such a one. A busy machine is late to say that a process is free.
+    """
+    assert sorted(order) == list(range(len(order)))
+    passed = sum(later < earlier for earlier, later in itertools.pairwise(order))
+    assert passed <= max(1, len(order) // 4), order
 
 
 def started(cluster: Cluster, key: str) -> list[str]:

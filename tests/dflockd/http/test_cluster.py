@@ -16,6 +16,9 @@ from tests.dflockd.cluster.stage import ClusterServer, ClusterStage, FewShards
 from tests.dflockd.raw_server import PATIENCE, eventually
 from tests.dflockd.shards.etcd_process import Etcd
 
+SERVING_LEASE = 6
+"""Seconds: long enough for a busy machine, on which a server would stop to serve now and then."""
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
@@ -24,7 +27,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterStage]:
     with (
         Etcd(directory) as etcd,
         ClusterStage(
-            directory, etcd, *flags, number=2, serving_lease=2, max_lease=3, kind=FewShards
+            directory,
+            etcd,
+            *flags,
+            number=2,
+            serving_lease=SERVING_LEASE,
+            max_lease=3,
+            kind=FewShards,
         ) as stage,
     ):
         stage.wait_settled()
@@ -50,8 +59,8 @@ def test_what_this_server_has(cluster: ClusterStage) -> None:
     report = cluster.servers[0].report()
     has = Counter(report["servers"][number] for number in report["shards"])
     for server in cluster.servers:
-        shown = ask(server, "api/stats")["cluster"]
-        assert shown == {"address": server.address, "shards": {"serving": has[server.address]}}
+        wanted = {"address": server.address, "shards": {"serving": has[server.address]}}
+        eventually(lambda at=server, it=wanted: ask(at, "api/stats")["cluster"] == it)
         metrics = ask(server, "metrics")
         assert f'dflockd_shards{{stage="serving"}} {has[server.address]:.1f}' in metrics
         assert "dflockd_shards_unserved 0.0" in metrics
