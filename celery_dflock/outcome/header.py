@@ -108,7 +108,7 @@ class Header:
             waited=_number(RUN, more, "waited") or 0.0,
             paused=_number(RUN, more, "paused"),
             overtaken=int(_number(RUN, more, "overtaken") or 0),
-            was_redelivered=bool(more.get("again")),
+            was_redelivered=bool(request.id) and more.get("again") == request.id,
         )
 
     def write(self, request: Context) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Header:
             "waited": self.waited,
             "paused": self.paused,
             "overtaken": self.overtaken,
-            "again": not self.redelivery and self.is_redelivered(request),
+            "again": request.id if self._has_met_nobody(request) else None,
             AGE: self.age,
             AGE_OF: request.id if self.age else None,
         }
@@ -144,6 +144,9 @@ class Header:
         """
         info = request.delivery_info
         return bool(self.redelivery or self.was_redelivered or (info and info.get("redelivered")))
+
+    def _has_met_nobody(self, request: Context) -> bool:
+        return not self.redelivery and self.is_redelivered(request)
 
     def since_at(self, began: float) -> float | None:
         """Return `since` for an attempt that has begun then: time that does not count is left out."""

@@ -12,6 +12,7 @@ from celery_dflock.identity import process_label
 from celery_dflock.keys import encode, finish
 from celery_dflock.locks import MOMENT, try_once
 from celery_dflock.outcome import redelivery
+from celery_dflock.outcome.requeue import CopyDropped
 from celery_dflock.plan import Plan
 from dflockd import errors
 from dflockd.sync_client import DistributedSemaphore
@@ -45,7 +46,7 @@ def once(plan: Plan) -> Iterator[None]:
     task, for the sake of its own redeliveries.
 
     Raises:
-        Ignore: it has been run; the result stays as it is.
+        CopyDropped: it has been run; the result stays as it is.
         RedeliveryRequeued: it has been run, but has no result yet. It is looked for once more: its
             process may have been killed before it stored one.
     """
@@ -68,20 +69,23 @@ def drop_if_run(plan: Plan) -> bool:
     """End this run if the task has run already; ``True`` if it has, but should have a result.
 
     Raises:
-        Ignore: it has; nothing is stored.
+        CopyDropped: it has; nothing is stored.
     """
     run, found = _run_of(plan), _found(plan)
     is_told_by_result = plan.is_redelivered and redelivery.leaves_result(plan)
     if run + WITHOUT_RESULT in found or (run in found and not is_told_by_result):
         logger.info("task %s has run already, its copy is dropped", plan.name)
         redelivery.tell_dropped(plan)
-        raise Ignore
+        raise CopyDropped
     return run in found
 
 
 def _run_of(plan: Plan) -> str:
     request = plan.request
-    return finish(encode(f"{request.id}:{request.retries}"))
+    run = f"{request.id}:{request.retries}"
+    # What a task has put in its own place (`Task.replace`) has its id and its number of retries.
+    replaced = request.replaced_task_nesting
+    return finish(encode(f"{run}:{replaced}" if replaced else run))
 
 
 def _marks(plan: Plan, label: str = "") -> DistributedSemaphore:

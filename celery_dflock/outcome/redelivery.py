@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from celery import states
 from celery.backends.base import Backend, DisabledBackend
+from celery.backends.rpc import RPCBackend
 from celery.exceptions import Ignore
 
 from celery_dflock.exceptions import LockNotAcquiredError
@@ -156,7 +157,7 @@ def tell_dropped(plan: Plan) -> None:
 
 def _keeps_results(backend: Backend) -> bool:
     """Whether another process than the sender can look a result up."""
-    return bool(backend.persistent) and not isinstance(backend, DisabledBackend)
+    return bool(backend.persistent) and not isinstance(backend, DisabledBackend | RPCBackend)
 
 
 def _stored_state(plan: Plan) -> str:

@@ -39,12 +39,16 @@ chance = random.SystemRandom()
 logger = logging.getLogger("celery_dflock")
 
 
+class CopyDropped(Ignore):
+    """A run of this task has ended and left no result, or has sent its retry: that has all it needs."""
+
+
 class RedeliveryRequeued(Ignore):
-    """A redelivery was sent again. Nothing is stored: that is for the other run, which it has met."""
+    """A redelivery was sent again. Nothing is stored: that is for another run."""
 
 
 class UnmetRequeued(RedeliveryRequeued):
-    """The same, of one that has met no other run: one may have ended, and its result be on its way."""
+    """The same, of one that has met no other run: what it has brought along is still its own."""
 
 
 def countdown(task: Task, seconds: float) -> float:

@@ -18,7 +18,7 @@ from celery_dflock.config import Settings, settings
 from celery_dflock.locks import MOMENT, is_kept
 from celery_dflock.options import LockOptions
 from celery_dflock.outcome import header
-from celery_dflock.outcome.requeue import RedeliveryRequeued, UnmetRequeued
+from celery_dflock.outcome.requeue import CopyDropped, RedeliveryRequeued, UnmetRequeued
 from celery_dflock.plan import Plan
 from celery_dflock.unique.lock import first_of, label_of, lock_on, mark_of
 from dflockd import errors
@@ -85,9 +85,9 @@ class Carried:
         """Release the lock, or pass it on if the task continues elsewhere."""
         if self._has_begun and self._until == "until_executing":
             return
-        has_met = isinstance(exc, RedeliveryRequeued) and not isinstance(exc, UnmetRequeued)
-        if has_met and not is_kept(self._lock):
-            return  # it belongs to the run that holds the other one
+        is_copy = isinstance(exc, RedeliveryRequeued | CopyDropped)
+        if is_copy and not isinstance(exc, UnmetRequeued) and not is_kept(self._lock):
+            return  # it belongs to the other run, or to the retry of that
         held = is_kept(self._lock) or (not self._has_begun and self._adopt())
         if _goes_on(exc):
             if held:

@@ -28,7 +28,12 @@ from celery_dflock.outcome import once, redelivery, requeue
 from celery_dflock.outcome.apply import apply
 from celery_dflock.outcome.header import HEADER, RUN
 from celery_dflock.outcome.redelivery import RESULT_PAUSE
-from celery_dflock.outcome.requeue import LEAST_PAUSE, RedeliveryRequeued, UnmetRequeued
+from celery_dflock.outcome.requeue import (
+    LEAST_PAUSE,
+    CopyDropped,
+    RedeliveryRequeued,
+    UnmetRequeued,
+)
 from celery_dflock.outcome.types import (
     Kept,
     Overtaken,
@@ -49,6 +54,10 @@ HEARD = (
     *("lock_conflict", "task_requeued", "task_skipped", "task_superseded"),
     "task_deduplicated",
 )
+
+
+ITSELF = "itself"
+"""Stands for the id of the task."""
 
 
 class Stage:
@@ -79,6 +88,8 @@ class Stage:
 
     def end(self, it: Refusal, *, redelivered: bool = False, **headers: Any) -> Any:
         """Let a run with these headers come to that, and return its result."""
+        if headers.get(RUN) == {"again": ITSELF}:
+            headers[RUN] = {"again": self.id}
         said = {} if self.ignores is None else {"ignore_result": self.ignores}
         self.task.apply_async(task_id=self.id, headers=headers, **said)
         request = as_request(received(self.app))
@@ -383,7 +394,7 @@ REFUSALS = pytest.mark.parametrize("how", REFUSED)
 
 ONCE_MORE: dict[str, dict[str, Any]] = {
     "by the broker": {"redelivered": True},
-    "by the broker, an attempt before": {RUN: {"again": True}, HEADER: {"retries": 0}},
+    "by the broker, an attempt before": {RUN: {"again": ITSELF}, HEADER: {"retries": 0}},
     "and has met its run": {HEADER: {"retries": 0, "copy": 1}},
 }
 DELIVERED_AGAIN = pytest.mark.parametrize("again", ONCE_MORE.values(), ids=ONCE_MORE)
@@ -449,7 +460,7 @@ def test_one_that_has_met_nobody_is_requeued_without_a_result_and_says_what_it_i
     assert [name for name, _ in stage.heard if name == "task_requeued"]
     assert stage.task.AsyncResult(stage.id).state == "PENDING"
     message = received(stage.app)
-    assert message.headers[RUN]["again"] is True
+    assert message.headers[RUN]["again"] == stage.id
     assert "copy" not in message.headers[HEADER]
 
 
@@ -479,7 +490,14 @@ def test_one_that_meets_another_redelivery_is_dropped_if_its_task_has_run_withou
     monkeypatch.setattr(once, "_found", lambda plan: {once._run_of(plan)})
     stage = make(ignore_result=of == "the task")
     stage.ignores = of == "the call"
-    with pytest.raises(Ignore) as caught:
+    with pytest.raises(CopyDropped):
         stage.end(Redelivered(ERROR), redelivered=True)
-    assert type(caught.value) is Ignore
     assert [name for name, _ in stage.heard] == ["task_deduplicated"]
+
+
+def test_a_child_with_the_headers_of_its_parent_was_not_delivered_before(
+    make: Callable[..., Stage],
+) -> None:
+    stage = make()
+    with pytest.raises(Retry):
+        stage.end(TimedOut(ERROR), **{RUN: {"again": "its-parent"}, HEADER: {"retries": 0}})

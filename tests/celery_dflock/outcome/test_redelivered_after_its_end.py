@@ -57,11 +57,14 @@ def dropped() -> Iterator[list[str]]:
     task_deduplicated.disconnect(note)
 
 
-def deliver(task: Task, task_id: str, how: str, *, redelivered: bool, **headers: Any) -> None:
+def deliver(
+    task: Task, task_id: str, how: str, *, redelivered: bool, nesting: int = 0, **headers: Any
+) -> None:
     """Run it as a process of a worker does."""
     info = {"redelivered": redelivered, "routing_key": task_id}
     request = {"id": task_id, "args": [how], "kwargs": {}, "retries": 0, "delivery_info": info}
     request["headers"] = headers
+    request["replaced_task_nesting"] = nesting
     build_tracer(task.name, task, app=task.app)(task_id, (how,), {}, {**request, "is_eager": False})
 
 
@@ -171,3 +174,22 @@ def test_the_second_copy_of_a_firing_needs_no_result_to_be_dropped(
         task.AsyncResult(key).forget()
     assert runs == ["works"]
     assert dropped == [key]
+
+
+@pytest.mark.usefixtures("pauses")
+def test_what_a_task_has_put_in_its_place_runs(
+    task: Task, runs: list[str], dropped: list[str], key: str
+) -> None:
+    """It has the id and the number of retries of the task, which has run and has no result."""
+    deliver(task, key, "says nothing", redelivered=True)
+    deliver(task, key, "works", redelivered=True, nesting=1)
+    assert runs == ["says nothing", "works"]
+    assert not dropped
+
+
+@pytest.mark.usefixtures("pauses")
+@pytest.mark.parametrize("backend", ["rpc://"])
+def test_results_that_only_the_sender_sees_say_nothing_here(task: Task) -> None:
+    task.app.conf.result_persistent = True
+    assert task.backend.persistent
+    assert not redelivery._keeps_results(task.backend)

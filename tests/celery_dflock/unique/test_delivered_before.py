@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from celery import Task
+from celery.exceptions import Retry
 
 from celery_dflock import LockedTask
 from dflockd import admin
@@ -27,7 +28,8 @@ def task(lock_server: LockServer, key: str) -> Task:
     @app.task(
         name=name, base=LockedTask, lock_key="{account}", shared=False, expires=EXPIRES, **options
     )
-    def delivered(account: str) -> None: ...
+    def delivered(account: str) -> None:
+        raise Retry
 
     return app.tasks[name]
 
@@ -49,3 +51,12 @@ def test_it_is_taken_along_by_a_redelivery_that_is_requeued_unless_that_has_met_
         run(task, sent, key, headers, redelivered=True, routing_key=key)
     assert (seconds_left(lock_server, task) < 2 * EXPIRES) == has_met_its_run
     assert sent.state == "PENDING"
+
+
+def test_it_stays_with_the_retry_when_a_redelivery_of_the_run_that_sent_it_is_dropped(
+    task: Task, lock_server: LockServer, key: str
+) -> None:
+    sent, headers = send(task, key)
+    for _ in range(2):
+        run(task, sent, key, headers, redelivered=True, routing_key=key)
+        assert seconds_left(lock_server, task) > 2 * EXPIRES
