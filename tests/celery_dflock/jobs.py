@@ -86,7 +86,12 @@ configure(os.environ)
 # The tasks: one body, under locks with different options.
 
 
+_names: set[str] = set()
+
+
 def job(name: str, base: type[Task] = LockedTask, **options: Any) -> Task:
+    assert name not in _names, f"{name} is there already: Celery would take the first for both"
+    _names.add(name)
     if issubclass(base, LockedTask) and base is not SingletonTask:
         options = {"lock_key": "{key}", "lock_ttl": LONG, "lock_requeue": AT_ONCE, **options}
     return app.task(bind=True, shared=False, base=base, name=name, **options)(body)
@@ -177,7 +182,7 @@ def acked_late(name: str, **options: Any) -> Task:
 
 late_requeued = acked_late("late_requeued", lock_requeue={**AT_ONCE, "max_attempts": 2})
 late_skipped = acked_late("late_skipped", lock_conflict="skip")
-late_patient = acked_late("late_patient", lock_requeue={"base": 3.0, "cap": 3.0})
+late_seldom = acked_late("late_seldom", lock_requeue={"base": 3.0, "cap": 3.0})
 late_failed = acked_late("late_failed", lock_conflict="fail")
 late_decided = acked_late("late_decided", lock_conflict=decide)
 late_patient = acked_late("late_patient", lock_timeout=LONG)

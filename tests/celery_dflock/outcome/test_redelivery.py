@@ -105,7 +105,7 @@ def test_its_many_copies_come_to_an_end_soon_after_it(
     cluster: Cluster, worker: Worker, gate: Path, key: str
 ) -> None:
     """Each waits for longer than Redis does before it delivers again: none waits for another copy."""
-    sent = cluster.send(jobs.late_patient, key, gate=str(gate), queue=worker.name)
+    sent = cluster.send(jobs.late_seldom, key, gate=str(gate), queue=worker.name)
     cluster.wait_event("requeued", sent, 20)
 
     gate.touch()
