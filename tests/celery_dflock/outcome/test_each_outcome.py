@@ -400,14 +400,6 @@ ONCE_MORE: dict[str, dict[str, Any]] = {
 DELIVERED_AGAIN = pytest.mark.parametrize("again", ONCE_MORE.values(), ids=ONCE_MORE)
 
 
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """For how long it has waited, each time. It need not wait here."""
-    seen: list[float] = []
-    monkeypatch.setattr(redelivery.time, "sleep", seen.append)
-    return seen
-
-
 @pytest.mark.usefixtures("nothing_remembered", "pauses")
 @DELIVERED_AGAIN
 @REFUSALS

@@ -68,14 +68,6 @@ def deliver(
     build_tracer(task.name, task, app=task.app)(task_id, (how,), {}, {**request, "is_eager": False})
 
 
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """For how long it has waited, each time. It need not wait here."""
-    seen: list[float] = []
-    monkeypatch.setattr(redelivery.time, "sleep", seen.append)
-    return seen
-
-
 @pytest.mark.parametrize(("how", "state"), [("works", "SUCCESS"), ("fails", "FAILURE")])
 def test_it_does_not_run_again(
     task: Task,
