@@ -14,7 +14,7 @@ from celery_dflock.loss import Loss
 from celery_dflock.outcome.apply import apply
 from celery_dflock.outcome.header import is_firing
 from celery_dflock.outcome.once import once
-from celery_dflock.outcome.redelivery import drop_ended, say_why_it_runs
+from celery_dflock.outcome.redelivery import look_before_it_runs, say_why_it_runs
 from celery_dflock.outcome.types import Refusal
 from celery_dflock.plan import Plan
 from celery_dflock.signals import lock_acquired, lock_released
@@ -52,7 +52,7 @@ def _run(
     if refusal is not None:
         return apply(plan, refusal)
     if plan.is_redelivered:
-        state = drop_ended(plan)
+        state = look_before_it_runs(plan)
         with once(plan):
             say_why_it_runs(plan, state)
             return _run_body(plan, locks, loss, brought)

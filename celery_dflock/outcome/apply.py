@@ -28,7 +28,7 @@ from celery_dflock.plan import Plan
 def apply(plan: Plan, it: Refusal) -> Any:
     """Carry out the outcome: return the result of the task, or raise what tells Celery how it ends."""
     if plan.is_redelivered and not isinstance(it, Superseded):
-        look_for_result(plan, it)
+        drop_ended(plan, it)
     match it:
         case TimedOut():
             return timed_out.decide(plan, it)
@@ -48,7 +48,7 @@ def apply(plan: Plan, it: Refusal) -> Any:
             assert_never(it)
 
 
-def look_for_result(plan: Plan, it: Refusal) -> None:
+def drop_ended(plan: Plan, it: Refusal) -> None:
     """End a redelivery if its task has ended, whatever else would happen to it.
 
     Raises:

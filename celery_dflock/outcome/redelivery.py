@@ -56,7 +56,7 @@ def send_again(plan: Plan, it: Redelivered) -> NoReturn:
     raise RedeliveryRequeued
 
 
-def drop_ended(plan: Plan) -> str:
+def look_before_it_runs(plan: Plan) -> str:
     """End this run of a redelivery if another run has its result; else return its state.
 
     It looks twice, since a run stores its result after it has released its lock. One that has met the
