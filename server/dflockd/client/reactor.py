@@ -268,14 +268,22 @@ class Reactor:
         if self._due:
             self._wakes_at = min(self._wakes_at, self._due[0][0])
         # A thread that comes from now on sees that, and wakes this one; earlier ones are seen here.
-        left = 0.0 if self._inbox else min(max(0.0, self._wakes_at - clock.now()), LONGEST_SLEEP)
-        for key, _ in select_green(self._selector, left):
+        for key, _ in select_green(self._selector, 0.0 if self._inbox else self._sleeps()):
             if key.data is None:
                 self._wakes_at = -math.inf
                 assert self._pipe is not None
                 self._pipe.drain()
             elif key.data.registered is not None and key.data.registered[0] == key.fd:
                 self._step(key.data, True)
+
+    def _sleeps(self) -> float:
+        """Return how long this thread may sleep, in seconds.
+
+        While looks go on a lock that comes does not wake this thread: so it wakes for the next look
+        even if the clock has gone back since that was planned.
+        """
+        longest = LOOK_EVERY if self._looks else LONGEST_SLEEP
+        return min(max(0.0, self._wakes_at - clock.now()), longest)
 
     def _take_in_all(self) -> None:
         while self._inbox:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import socket
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -125,7 +129,7 @@ def make_lease(
     return Lease(target, grant, link, renew_ratio, on_lost)
 
 
-def test_an_answer_that_is_read_after_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_read_after_the_lease(clients_time: Time) -> None:
     """A thread that was stopped may find an answer before it finds that the lease is over."""
     link = Line()
     link.owed = False
@@ -133,14 +137,13 @@ def test_an_answer_that_is_read_after_the_lease(monkeypatch: pytest.MonkeyPatch)
     lease = make_lease(link, 1, lambda: lost.append(True))
     keeping = renewal.keep(lease, Pool())
     step = next(keeping)
-    monkeypatch.setattr(clock, "now", lambda: lease.renew_at + 0.01)
+    clients_time.stand_at(lease.renew_at + 0.01)
     assert isinstance(step, Ready)
     step = keeping.send(False)
     assert isinstance(step, Ready)
     assert link.sent
     link.lines.append(b"ok 1")
-    after = lease.deadline + 0.1
-    monkeypatch.setattr(clock, "now", lambda: after)
+    clients_time.stand_at(lease.deadline + 0.1)
     with pytest.raises(StopIteration):
         keeping.send(True)
     assert lost == [True]
@@ -170,6 +173,13 @@ class Looking(Reactor):
         self._look_at_young(now)
         return self._look_at_young_at
 
+    def turn(self) -> float:
+        """Take one turn; return for how long it sleeps at the end of it, in seconds."""
+        slept: list[float] = []
+        self._selector = Mock(select=lambda seconds: slept.append(seconds) or ())
+        self._turn()
+        return slept[0]
+
     def take_in(self) -> None:
         """Take in what it was told."""
         self._take_in_all()
@@ -191,6 +201,16 @@ def test_a_lock_that_is_seen_twice_is_watched() -> None:
     assert looking.watched == [first]
     looking.look(again)
     assert looking.watched == [first, second]
+
+
+def test_it_looks_again_soon_though_the_clock_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks that come meanwhile wake nobody: they would be neither renewed nor lost for so long."""
+    looking = Looking()
+    looking.keep(make_lease(Line(), 60))
+    times = itertools.chain([100.0, 100.0], itertools.repeat(1.0))
+    monkeypatch.setattr(reactor, "clock", SimpleNamespace(now=partial(next, times)))
+    assert looking.turn() <= reactor.LOOK_EVERY
+    assert looking.turn() <= reactor.LOOK_EVERY
 
 
 def test_nothing_is_kept_of_a_lock_that_has_come_and_gone() -> None:
