@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, ParamSpec, Self, TypeVar
 
 from dflockd import client as async_client
 from dflockd import sync_client
@@ -23,6 +23,9 @@ from dflockd.client import clock, process
 from tests import forkserver
 from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class InThreads:
@@ -172,6 +175,20 @@ class Time:
         """Go on from there, and tell nobody."""
         since = _running()
         clock.now = lambda: time + _running() - since
+
+
+def in_this_thread(here: Callable[P, T], elsewhere: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that is `here` in this thread, and `elsewhere` in others.
+
+    What a simulation puts in the place of a clock is not for threads that earlier tests have left:
+    they would plan by it, and on a machine that has run for a minute wait for a quarter of an hour.
+    """
+    this = threading.get_ident()
+
+    def called(*args: P.args, **options: P.kwargs) -> T:
+        return (here if threading.get_ident() == this else elsewhere)(*args, **options)
+
+    return called
 
 
 async def until(what: Callable[[], bool]) -> None:

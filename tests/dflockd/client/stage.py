@@ -39,6 +39,7 @@ from tests.dflockd.client.homes import Home, Task, WatchedLease, WatchedSession,
 from tests.dflockd.client.service import NUM_SHARDS, Service
 from tests.dflockd.client.weather import BrokenRuleError, Weather
 from tests.dflockd.client.wires import NO, FakeLink, Wire
+from tests.dflockd.client_support import in_this_thread
 
 ABOUT_A_LOCK = (Acquire, Enqueue, Wait, Pass, Renew, Confirm, Detach, Release)
 START = 1000.0
@@ -85,12 +86,15 @@ class Stage:
         """Let the real code run here. What other tests have left is not collected meanwhile."""
         abilities.forget_all()
         with collector_off(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(clock, "now", lambda: self.now)
+            for owner, name, simulated in (
+                (clock, "now", lambda: self.now),
+                (connection, "_reach", self._reach),
+                (connection, "_talk", self._watched(connection._talk)),
+            ):
+                patch.setattr(owner, name, in_this_thread(simulated, getattr(owner, name)))
             patch.setattr(lease, "_chance", self.rng)
             patch.setattr(routing, "random", self.rng)
             patch.setattr(session, "Lease", WatchedLease)
-            patch.setattr(connection, "_reach", self._reach)
-            patch.setattr(connection, "_talk", self._watched(connection._talk))
             stages.append(self)
             try:
                 yield

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from logging import INFO, WARNING
+from types import SimpleNamespace
 
 import pytest
 
-from dflockd.client import clock, outage
+from dflockd.client import outage
 
 
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The clock of the client: its last element is the time."""
     times = [1000.0]
-    monkeypatch.setattr(clock, "now", lambda: times[-1])
+    # Not the clock of the thread that renews.
+    monkeypatch.setattr(outage, "clock", SimpleNamespace(now=lambda: times[-1]))
     monkeypatch.setattr(outage, "_warned_at", {})
     return times
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dflockd.client import forks, operations, renewal, steps
+from dflockd.client import clock, forks, operations, renewal, steps
 from dflockd.client import session as session_module
 from dflockd.client.lease import LOST, Lease
 from dflockd.client.operations import GRACE
 from dflockd.client.pool import Pool
 from dflockd.client.session import TRANSITIONS, Session
 from tests.dflockd.client.plays import play
-from tests.dflockd.client.stage import Stage
+from tests.dflockd.client.stage import START, Stage
 from tests.dflockd.client.weather import BrokenRuleError, some_weather
 
 RARE = {
@@ -79,6 +80,15 @@ def test_in_no_world_a_rule_is_broken() -> None:
 def test_in_none_of_many_worlds_a_rule_is_broken() -> None:
     for seed in SOAK:
         world(seed)
+
+
+def test_a_thread_that_is_left_of_earlier_tests_keeps_its_clock() -> None:
+    """It would plan what it does next by a time that the machine may reach in a quarter of an hour."""
+    before = clock.now()
+    with Stage(1).set_up(), ThreadPoolExecutor() as another:
+        assert clock.now() == START
+        assert before <= another.submit(clock.now).result() <= before + 60
+    assert before <= clock.now() <= before + 60
 
 
 def test_the_same_seed_is_the_same_world() -> None:

@@ -19,7 +19,7 @@ from dflockd import errors
 from dflockd.address import Seeds, parse_server, parse_servers
 from dflockd.client import clock, connection, flows, later, operations, renewal
 from dflockd.client import lease as leases
-from dflockd.client.connection import carry_out
+from dflockd.client.connection import _known_by_number, carry_out
 from dflockd.client.lease import Lease
 from dflockd.client.operations import GRACE, ShardReport, Target
 from dflockd.client.pool import Pool
@@ -34,6 +34,7 @@ from dflockd.wire import (
     fence_from_token,
 )
 from tests.collector import collector_off
+from tests.dflockd.client_support import in_this_thread
 from tests.dflockd.cluster.simulation.client import Client, Life
 from tests.dflockd.cluster.simulation.machines import SERVERS, Clock, Connection, Key
 
@@ -68,10 +69,10 @@ def in_the_simulation(world: World) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(collector_off())
         for owner, name, value in (
-            (clock, "now", lambda: world.acting.now),
+            (clock, "now", in_this_thread(lambda: world.acting.now, clock.now)),
             (leases, "_chance", world.random),
             (connection, "socket", _socket_module(world)),
-            (connection, "_known_by_number", lambda *_: []),
+            (connection, "_known_by_number", in_this_thread(lambda *_: [], _known_by_number)),
             (operations, "acquire", rules.acquires),
             *([] if rules.looks else [(flows, "look_at", look_away)]),
             *([] if rules.gives_up else [(operations, "give_up_at", lambda *_: None)]),
@@ -83,7 +84,8 @@ def in_the_simulation(world: World) -> Iterator[None]:
 
 def _socket_module(world: World) -> SimpleNamespace:
     """Return what the library knows as the module `socket`."""
-    return SimpleNamespace(**vars(socket) | {"socket": lambda *_: Socket(world.acting)})
+    simulated = in_this_thread(lambda *_: Socket(world.acting), socket.socket)
+    return SimpleNamespace(**vars(socket) | {"socket": simulated})
 
 
 class LibraryClient(Client):
