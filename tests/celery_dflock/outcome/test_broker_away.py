@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import redis
 from celery import Task
 from celery.result import AsyncResult
 
@@ -29,8 +30,8 @@ class LastingRedis(Redis):
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[LastingRedis]:
-    with LastingRedis(tmp_path, name="r") as redis:
-        yield redis
+    with LastingRedis(tmp_path, name="r") as broker:
+        yield broker
 
 
 @pytest.fixture
@@ -52,13 +53,19 @@ def send(broker: LastingRedis, worker: Worker, task: Task, key: str, timeout: fl
         )
 
 
+def wait_acknowledged(cluster: Cluster, broker: LastingRedis) -> None:
+    """Wait until only the worker knows of what it has: kombu may not survive that the rest is lost."""
+    with redis.Redis(unix_socket_path=str(broker.socket)) as client:
+        cluster.wait(lambda: client.hlen("unacked") == 0 or None, "the worker to acknowledge")
+
+
 def test_a_requeue_waits_for_the_broker(
     cluster: Cluster, broker: LastingRedis, worker: Worker, key: str
 ) -> None:
-    """The message is acknowledged, so that only the worker knows of it."""
     with cluster.lock(key):
         sent = send(broker, worker, jobs.patient, key, 1.5)
         cluster.wait_waiters(key, 1)
+        wait_acknowledged(cluster, broker)
         broker.kill()
         worker.wait_log(f"[{sent.id}] cannot be sent again yet")
     broker.start()
@@ -89,6 +96,7 @@ def test_a_worker_that_ends_without_a_broker_says_what_is_lost(
     with cluster.lock(key):
         sent = send(broker, worker, jobs.patient, key, 60)
         cluster.wait_waiters(key, 1)
+        wait_acknowledged(cluster, broker)
         broker.kill()
         os.kill(worker.pid, signal.SIGTERM)
         line = worker.wait_log(f"] task patient[{sent.id}] is lost")
