@@ -30,6 +30,9 @@ UNIQUE_FIELDS = ("key", "token", "until")
 AGE, AGE_OF = "age", "of"
 """The names there for the age by which the newest wins, and for the id of the task that has it."""
 
+COUNTED = "id"
+"""The name there for the id of the task whose attempts are counted, in this header and the other."""
+
 FIRING = "dflock_firing"
 """The message header of a firing: a dict of its ``id``, ``entry`` and ``due`` and the ``fence``."""
 
@@ -84,7 +87,7 @@ class Header:
         """Return that of a message.
 
         A retry inherits the headers of the run that sent it. That run had its lock, so counting
-        starts anew.
+        starts anew. So it does for a task that was sent with the headers of another.
 
         Raises:
             ImproperlyConfigured: a header says what none of ours does; one line says which.
@@ -95,7 +98,8 @@ class Header:
         ours, more = _fields(headers, HEADER), _fields(headers, RUN)
         options = {name: value for name, value in ours.items() if name not in RESERVED}
         header = cls(options, ours.get(UNIQUE), age=age_of(headers, request.id))
-        if ours.get("retries") != request.retries:
+        is_its_own = more.get(COUNTED, request.id) == request.id
+        if ours.get("retries") != request.retries or not is_its_own:
             return header
         return replace(
             header,
@@ -108,7 +112,7 @@ class Header:
             waited=_number(RUN, more, "waited") or 0.0,
             paused=_number(RUN, more, "paused"),
             overtaken=int(_number(RUN, more, "overtaken") or 0),
-            was_redelivered=bool(request.id) and more.get("again") == request.id,
+            was_redelivered="again" in more,
         )
 
     def write(self, request: Context) -> dict[str, Any]:
@@ -126,7 +130,8 @@ class Header:
             "waited": self.waited,
             "paused": self.paused,
             "overtaken": self.overtaken,
-            "again": request.id if self._has_met_nobody(request) else None,
+            "again": self._has_met_nobody(request),
+            COUNTED: request.id,
             AGE: self.age,
             AGE_OF: request.id if self.age else None,
         }

@@ -88,8 +88,8 @@ class Stage:
 
     def end(self, it: Refusal, *, redelivered: bool = False, **headers: Any) -> Any:
         """Let a run with these headers come to that, and return its result."""
-        if headers.get(RUN) == {"again": ITSELF}:
-            headers[RUN] = {"again": self.id}
+        if headers.get(RUN, {}).get("id") == ITSELF:
+            headers[RUN] = {**headers[RUN], "id": self.id}
         said = {} if self.ignores is None else {"ignore_result": self.ignores}
         self.task.apply_async(task_id=self.id, headers=headers, **said)
         request = as_request(received(self.app))
@@ -174,7 +174,7 @@ def test_a_conflict_without_a_position_has_the_pause_of_its_attempt(
     headers = stage.sent(caught.value.when).headers
     assert headers[HEADER]["attempt"] == 1
     assert "place" not in headers[HEADER]
-    assert RUN not in headers, "these count anew"
+    assert headers[RUN] == {"id": stage.id}, "these count anew"
 
 
 def test_a_conflict_gives_up_in_the_end_and_says_after_how_long(make: Callable[..., Stage]) -> None:
@@ -394,7 +394,10 @@ REFUSALS = pytest.mark.parametrize("how", REFUSED)
 
 ONCE_MORE: dict[str, dict[str, Any]] = {
     "by the broker": {"redelivered": True},
-    "by the broker, an attempt before": {RUN: {"again": ITSELF}, HEADER: {"retries": 0}},
+    "by the broker, an attempt before": {
+        RUN: {"again": True, "id": ITSELF},
+        HEADER: {"retries": 0},
+    },
     "and has met its run": {HEADER: {"retries": 0, "copy": 1}},
 }
 DELIVERED_AGAIN = pytest.mark.parametrize("again", ONCE_MORE.values(), ids=ONCE_MORE)
@@ -452,7 +455,8 @@ def test_one_that_has_met_nobody_is_requeued_without_a_result_and_says_what_it_i
     assert [name for name, _ in stage.heard if name == "task_requeued"]
     assert stage.task.AsyncResult(stage.id).state == "PENDING"
     message = received(stage.app)
-    assert message.headers[RUN]["again"] == stage.id
+    assert message.headers[RUN]["again"] is True
+    assert message.headers[RUN]["id"] == stage.id
     assert "copy" not in message.headers[HEADER]
 
 
@@ -492,4 +496,6 @@ def test_a_child_with_the_headers_of_its_parent_was_not_delivered_before(
 ) -> None:
     stage = make()
     with pytest.raises(Retry):
-        stage.end(TimedOut(ERROR), **{RUN: {"again": "its-parent"}, HEADER: {"retries": 0}})
+        stage.end(
+            TimedOut(ERROR), **{RUN: {"again": True, "id": "its-parent"}, HEADER: {"retries": 0}}
+        )

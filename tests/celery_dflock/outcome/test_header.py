@@ -76,6 +76,20 @@ def test_a_retry_counts_anew(header: Header, retries: int) -> None:
     assert again == Header(header.options, header.unique)
 
 
+@given(header=headers, age=st.integers(0, 9))
+def test_a_task_that_was_sent_with_the_headers_of_another_counts_anew(
+    header: Header, age: int
+) -> None:
+    """It has met no conflict, no run of its own was under way, and the place is not its own."""
+    written = header.write(Context(id="parent", retries=0))
+    if age:
+        written = with_age(written, age, "child")
+    child = Header.read(Context(id="child", headers=written, retries=0))
+    assert child == Header(header.options, header.unique, age=age)
+    own = Header.read(Context(id="parent", headers=written, retries=0))
+    assert age or own == header
+
+
 @given(header=headers, retries=st.integers(0, 3))
 def test_0_1_reads_it(header: Header, retries: int) -> None:
     request = Context(headers=header.write(Context(retries=retries)), retries=retries)
