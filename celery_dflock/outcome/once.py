@@ -18,14 +18,14 @@ from dflockd import errors
 from dflockd.sync_client import DistributedSemaphore
 
 DONE_TTL = 120
-"""Seconds for which the workers remember that a firing has been run.
+"""Seconds for which the workers remember that a firing, or what was delivered again, has been run.
 
-A copy is sent within a fail-over of the first. It arrives later by what it spends in the queue and
-in the pauses of ``requeue``.
+The copy of a firing is sent within a fail-over of the first. It arrives later by what it spends in
+the queue and in the pauses of ``requeue``. Of a redelivery that comes later its result tells.
 """
 
 DONE_LIMIT = 1000
-"""How many firings of one task the workers remember: all of them, up to 8 a second.
+"""How many of these runs of one task the workers remember: all of them, up to 8 a second.
 
 They are the holders of one semaphore, so that all together are one key of the lock server: it has
 ``--max-locks`` of them, and they are for those who lock something.
