@@ -30,17 +30,17 @@ class Between(threading.Event):
 
     def is_set(self):
         if self.left:
-            self.left -= 1
             stop()
+            self.left -= 1
         return super().is_set()
 
-pace = Pace()
-if sys.argv[1] == "between two sleeps":
-    pace._over = Between()
+pace, between = Pace(), Between()
 with pace:
-    for _ in range(int(sys.argv[2])):
+    if sys.argv[1] == "between two sleeps":
+        pace._over = between
+    while between.left:
         if sys.argv[1] == "whenever":
-            stop()
+            between.is_set()
         time.sleep(0.05)
 print(pace.wall, pace.seconds, flush=True)
 """
