@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -87,6 +88,11 @@ def held(lock_server: LockServer, key: str) -> Iterator[DistributedLock]:
         yield lock
 
 
+def is_the_holder(words: str | None) -> bool:
+    """Whether that is who holds it and for how long, on a busy machine too."""
+    return bool(re.fullmatch(r"the holder, for \d+ s", words or ""))
+
+
 def names(told: list[tuple[str, dict[str, Any]]]) -> list[str]:
     return [name for name, _ in told]
 
@@ -123,7 +129,9 @@ def test_waiting(app: Celery, told: Any, on_waiting: Any, held: DistributedLock,
     assert names(told) == ["lock_waiting", "lock_acquired", "lock_released"]
     assert told[0][1]["key"] == key
     assert told[0][1]["request"].id == sent.id
-    assert holders == ["the holder, for 0 s"] * 2, "it is asked once"
+    first, second = holders
+    assert first == second, "it is asked once"
+    assert is_the_holder(first)
     assert told[1][1]["lock"].waited > 0
 
 
@@ -179,7 +187,8 @@ def test_conflict_before_the_policy(
     assert told_before == ["lock_conflict"], "and no waiting: it tries once"
     [(_, arguments)] = told
     assert arguments["error"] is error
-    assert (arguments["key"], arguments["holder"]) == (key, "the holder, for 0 s")
+    assert arguments["key"] == key
+    assert is_the_holder(arguments["holder"])
 
 
 def test_waited_in_vain_and_skipped(
@@ -189,7 +198,7 @@ def test_waited_in_vain_and_skipped(
 
     assert names(told) == ["lock_waiting", "lock_conflict", "task_skipped"]
     assert {arguments["key"] for _, arguments in told} == {key}
-    assert told[-1][1]["holder"] == "the holder, for 0 s"
+    assert is_the_holder(told[-1][1]["holder"])
 
 
 def test_shutdown_is_no_conflict(
@@ -239,12 +248,15 @@ def test_lines_of_a_task_that_waits(
     sent = task.delay(key)
 
     name = f"task {task.name}[{sent.id}]"
-    assert lines(caplog, logging.INFO) == [
-        f"{name} waits for lock {key!r}, held by the holder, for 0 s"
-    ]
+    [waits] = lines(caplog, logging.INFO)
+    before, holder = waits.split(", held by ")
+    assert before == f"{name} waits for lock {key!r}"
+    assert is_the_holder(holder)
     acquired, released = lines(caplog, logging.DEBUG)
-    assert acquired.startswith(f"{name} has lock {key!r} after 0.")
-    assert acquired.endswith(f" s, fence {sent.get()}")
+    after = r"after \d+\.\d+ s"
+    assert re.fullmatch(
+        f"{re.escape(name)} has lock {re.escape(repr(key))} {after}, fence {sent.get()}", acquired
+    )
     assert released == f"{name} has released lock {key!r}"
 
 
@@ -256,7 +268,7 @@ def test_line_of_a_task_that_ends_otherwise(
     sent = task.delay(key)
     [line] = lines(caplog, logging.INFO)
     assert line.startswith(f"task {task.name}[{sent.id}] ends without running: lock {key!r}")
-    assert line.endswith("by the holder, for 0 s")
+    assert is_the_holder(line.rpartition(" by ")[2])
 
 
 def test_nobody_is_asked_for_a_line_that_nobody_reads(

@@ -74,18 +74,17 @@ def test_cancel_of_a_held_lock(server: ServerProcess, options: dict[str, Any], k
 
 def test_cancel_from_a_signal_handler(server: ServerProcess, key: str) -> None:
     text = """
-import signal, sys, time
+import signal, sys
 from dflockd import errors
 from dflockd.sync_client import DistributedLock
 
 lock = DistributedLock(sys.argv[2], None, servers=[("127.0.0.1", int(sys.argv[1]))])
 signal.signal(signal.SIGALRM, lambda *_: lock.cancel())
 signal.setitimer(signal.ITIMER_REAL, 0.3)
-started = time.monotonic()
 try:
     lock.acquire()
 except errors.AcquireCancelledError as exc:
-    print(exc, "after", round(time.monotonic() - started))
+    print(exc)
 """
     server.connect().lock(key)
     result = subprocess.run(
@@ -97,7 +96,7 @@ except errors.AcquireCancelledError as exc:
     )
     assert result.stderr == ""
     where = f"{key!r} on 127.0.0.1:{server.port}"
-    assert result.stdout == f"waiting for lock {where} was cancelled after 0\n"
+    assert result.stdout == f"waiting for lock {where} was cancelled\n"
 
 
 def test_cancel_at_any_moment(server: ServerProcess, options: dict[str, Any], key: str) -> None:
