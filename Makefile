@@ -35,7 +35,7 @@ demo: $(STAMP) ## run the demo
 	@$(BIN)/python -m examples.demo
 
 test: $(STAMP) ## run the tests, all but the soak tests
-	@$(BIN)/python -m pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 10 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(STAMP) ## lint, types, and the tests that start no process (half a minute)
 	@$(MAKE) -s --jobs 2 lint types
