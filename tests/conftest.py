@@ -21,7 +21,6 @@ Process.launch = staticmethod(forkserver.start)
 
 LONGEST = (
     "rabbitmq/",
-    "cluster/test_newcomer.py",
     "upgrade/test_roll_outs.py",
     "published/test_published_servers.py",
     "worker/test_consumer_wait_faults.py",
@@ -31,6 +30,7 @@ LONGEST = (
     "page/test_page.py",
     "beat/test_inner.py",
     "beat/test_beats.py",
+    "cluster/test_newcomer.py",
     "test_lock_cluster.py",
     "doubt/test_in_tasks.py",
     "test_docs.py",

@@ -56,6 +56,7 @@ def programs(tmp_path: Path, ports: dict[str, str]) -> Path:
         f"--listen-client-urls {here} --advertise-client-urls {here} --listen-peer-urls {peers} "
     )
     flags += f"--initial-advertise-peer-urls {peers} --initial-cluster default={peers}"
+    flags += " --unsafe-no-fsync"  # a disk that others keep busy is not what is tested
     for name, line in (
         ("etcd", f'"{etcd_executable()}" "$@" {flags}'),
         ("dflockd", f'"{sys.executable}" -m "$DFLOCKD" "$@"'),
