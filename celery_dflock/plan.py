@@ -11,7 +11,7 @@ from typing import Any
 from celery import Task
 from celery.app.task import Context
 
-from celery_dflock import bases, keys
+from celery_dflock import gate, keys
 from celery_dflock.config import Read, Settings
 from celery_dflock.identity import Owner, runs_of
 from celery_dflock.locks import Locks
@@ -57,7 +57,7 @@ class Bound:
         self.task = task
         self.options = options
         self.settings = read.settings
-        self.is_locked = self.settings.enabled and not bases.is_of_celery(task)
+        self.is_locked = self.settings.enabled and not gate.is_of_celery(task)
         self.is_cluster = self.settings.is_cluster
         self.make_lock = Locks.maker(
             *(options.limit, options.ttl, self.settings, options.rate),

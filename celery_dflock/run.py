@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from celery_dflock import superseding
+from celery_dflock import gate, superseding
 from celery_dflock.acquire import acquire, locks_of
 from celery_dflock.exceptions import SupersededError
 from celery_dflock.held import TaskLock, running
@@ -28,7 +28,9 @@ def run_locked(plan: Plan) -> Any:
     refusal = superseding.prepare(plan) if plan.options.supersedes else None
     loss = Loss(plan)
     locks = locks_of(plan, loss.happened)
+    run = gate.Run(plan.task.name, locks)
     try:
+        gate.begin(plan.request, run)
         try:
             locks.outer = running.get()
             if plan.header.unique is None:
@@ -36,13 +38,16 @@ def run_locked(plan: Plan) -> Any:
             with carried(plan) as brought:
                 return _run(plan, locks, loss, brought, refusal)
         finally:
-            _release(plan, locks, loss)
+            _release(plan, run, loss)
     except BaseException as exc:
         # An exception that a signal handler raises may have kept the release above from beginning.
-        locks.release()
+        if gate.end(run):
+            locks.release()
         if not isinstance(exc, SupersededError) or not loss.has_superseded(exc):
             raise  # the latter is of the task that has called this one
         superseding.revoke(plan, exc)
+    finally:
+        gate.forget(plan.request, run)
 
 
 def _run(
@@ -86,13 +91,14 @@ def _run_body(plan: Plan, locks: Locks, loss: Loss, brought: Carried | None) -> 
         running.set(locks.outer)
 
 
-def _release(plan: Plan, locks: Locks, loss: Loss) -> None:
-    held = None
+def _release(plan: Plan, run: gate.Run, loss: Loss) -> None:
+    held, locks = None, run.locks
     try:
         if loss.has_begun and lock_released.is_heard:
             held = TaskLock.of(locks)  # while it knows its fence
     finally:
-        locks.release()
+        if gate.end(run):
+            locks.release()
     if loss.has_begun and logger.isEnabledFor(logging.DEBUG):
         logger.debug("task %s has released lock %r", plan.name, ", ".join(plan.keys))
     if held is not None:

@@ -10,8 +10,7 @@ from celery import Celery, Task, uuid
 from celery.app.task import Context
 from celery.result import AsyncResult
 
-from celery_dflock import bases, each
-from celery_dflock.bases import ENTERED
+from celery_dflock import each, gate
 from celery_dflock.config import Wait, read, settings
 from celery_dflock.options import (
     ONE,
@@ -125,11 +124,11 @@ class LockedTask(each.OneByOne):
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
-        """Check the options and the bases, so that a bad one stops the program and not a task."""
+        """Check the options, so that a bad one stops the program and not a task."""
         super().on_bound(app)
-        bases.check(cls, LockedTask)
         cls._lock_options = LockOptions.of(cls)
         cls._lock_bound = None
+        gate.install(cls, LockedTask)
 
     def apply_async(
         self,
@@ -164,7 +163,7 @@ class LockedTask(each.OneByOne):
         if (
             self.app.conf.task_always_eager
             or not settings(self.app).enabled
-            or bases.is_of_celery(type(self))
+            or gate.is_of_celery(type(self))
         ):
             return publish(**counted_on, **options)
         if lock_options.supersedes:
@@ -202,36 +201,54 @@ class LockedTask(each.OneByOne):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body under the lock."""
-        body, request = super().__call__, self.request
-        # That of a worker: the body may call its own task and finds its own request.
-        if request.called_directly or getattr(request, ENTERED, False):
+        request = self.request
+        if request.called_directly:
             each.refuse_item(self)
-            return body(*args, **kwargs)
-        setattr(request, ENTERED, True)
-        if getattr(body, "__func__", None) is Task.__call__:
-            # Celery's own would push a request without an id where it was not optimised away.
-            body = self.run
+            return super().__call__(*args, **kwargs)
+        run = gate.run_of(request)
+        if run is None:
+            return self._run_locked(request, self._next_call(), args, kwargs)
+        if gate.is_outermost(type(self)):
+            return self._next_call()(*args, **kwargs)  # by a base that is in front
+        # A direct call in the body of the task itself, which finds the request of its run.
+        gate.check(type(self), run)
+        return super().__call__(*args, **kwargs)
+
+    def _next_call(self) -> Callable[..., Any]:
+        call: Callable[..., Any] = super().__call__
+        # Celery's own would push a request without an id.
+        return self.run if getattr(call, "__func__", None) is Task.__call__ else call
+
+    def _run_locked(
+        self,
+        request: Context,
+        body: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         bound = self._bound()
         if not bound.is_locked:
             return body(*args, **kwargs)
         return run_locked(plan(self, request, body, args, kwargs, bound))
 
-    def _bound(self, given: Mapping[str, Any] | None = None) -> Bound:
+    @classmethod
+    def _bound(cls, given: Mapping[str, Any] | None = None) -> Bound:
         """Return what is the same for all runs whose calls have these options of their own, or none."""
-        cls, app = type(self), self.app
+        app = cls.app
         if given:
-            return Bound(cls, self._options_of(given), read(app))
-        bound = self._lock_bound
+            return Bound(cls, cls._options_of(given), read(app))
+        bound = cls._lock_bound
         if bound is None or bound.task is not cls or not bound.read.is_current(app.conf):
-            bound = cls._lock_bound = Bound(cls, self._options_of({}), read(app))
+            bound = cls._lock_bound = Bound(cls, cls._options_of({}), read(app))
         return bound
 
-    def _options_of(self, given: Mapping[str, Any]) -> LockOptions:
-        usual = vars(type(self)).get("_lock_options")  # not those of a base that is bound
+    @classmethod
+    def _options_of(cls, given: Mapping[str, Any]) -> LockOptions:
+        usual = vars(cls).get("_lock_options")  # not those of a base that is bound
         if usual is None:
             # Celery registers a task before it binds it, and another thread has got hold of it.
-            usual = LockOptions.of(type(self))
-        return LockOptions.of_call(type(self), given, usual) if given else usual
+            usual = LockOptions.of(cls)
+        return LockOptions.of_call(cls, given, usual) if given else usual
 
 
 class SingletonTask(LockedTask):

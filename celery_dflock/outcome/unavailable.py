@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, NoReturn
 
+from celery_dflock import gate
 from celery_dflock.outcome import requeue
 from celery_dflock.outcome.outage import outages
 from celery_dflock.outcome.types import Unavailable
@@ -27,6 +28,7 @@ def decide(plan: Plan, it: Unavailable) -> Any:
     if verdict == "fail":
         raise it.error
     logger.warning("task %s runs without its lock: %s", plan.name, it.error)
+    gate.waive(plan.request)
     return plan.body()
 
 

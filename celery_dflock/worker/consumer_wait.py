@@ -25,7 +25,7 @@ from celery.worker import state
 from celery.worker.consumer import Consumer
 from kombu.common import ignore_errors
 
-from celery_dflock import bases
+from celery_dflock import gate
 from celery_dflock.config import settings
 from celery_dflock.look import Look, tell_waiting
 from celery_dflock.task import LockedTask
@@ -180,7 +180,7 @@ class ConsumerWait:
             task.name: task._lock_options.queue_timeout
             for task in tasks
             if (task._lock_options.wait or usual) == "consumer"
-            and not bases.is_of_celery(type(task))
+            and not gate.is_of_celery(type(task))
         }
         if timeouts:
             self._prefetch.warn()

@@ -17,7 +17,7 @@ from celery.app.task import Context
 from celery.worker import state as worker_state
 from celery.worker.control import inspect_command
 
-from celery_dflock import bases
+from celery_dflock import gate
 from celery_dflock.config import settings
 from celery_dflock.identity import Owner, is_unnamed_run
 from celery_dflock.outcome.header import options_of_call
@@ -85,7 +85,7 @@ def held_and_awaited(state: Any, **_: Any) -> list[Row]:
 
 def _questions(request: Any) -> Iterator[_Question]:
     task = request.task
-    if not isinstance(task, LockedTask) or bases.is_of_celery(type(task)):
+    if not isinstance(task, LockedTask) or gate.is_of_celery(type(task)):
         return
     context = Context(request.request_dict)
     bound: Bound = task._bound(options_of_call(context))

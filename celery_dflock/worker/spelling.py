@@ -13,12 +13,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
-from celery import Celery
+from celery import Celery, Task
 from celery.app.defaults import DEFAULTS
 from celery.utils.collections import DictAttribute
 
+from celery_dflock import gate
 from celery_dflock.beat.config import BeatSettings
 from celery_dflock.config import NAMES, VARIABLES
+from celery_dflock.options import OPTIONS
 
 PREFIX = "dflock_"
 VARIABLE_PREFIX = "DFLOCK_"
@@ -44,7 +46,19 @@ def ignored(app: Celery) -> list[str]:
     """
     conf = app.conf.finalize()
     found = [line for name in sorted(_names(conf)) if (line := _what_is_wrong(name, conf))]
+    found += filter(None, map(_without_base, app.tasks.values()))
     return found + [_not_a_variable(name) for name in sorted(os.environ) if _is_wrong(name)]
+
+
+def _without_base(task: Task) -> str:
+    """Return what is wrong with a task that has options of a lock, and takes none."""
+    names = [name for name in OPTIONS if hasattr(type(task), name)]
+    if not names or hasattr(task, "_lock_options") or gate.is_of_celery(type(task)):
+        return ""
+    return (
+        f"task {task.name} takes no lock: {', '.join(names)} without the base LockedTask: "
+        f"write @app.task(base=LockedTask, {names[0]}=...)"
+    )
 
 
 def _is_wrong(variable: str) -> bool:

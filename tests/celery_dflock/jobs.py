@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,43 @@ retried = job(
 )
 short = job("short", lock_ttl=SHORT, lock_timeout=LONG)
 warned = job("warned", lock_ttl=1, lock_timeout=LONG, lock_lost="warn")
+
+
+class TwiceTask(Task):
+    """A base in front of the lock that calls the body again, as after a stale connection."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        super().__call__(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+class MovedTask(Task):
+    """A base in front of the lock that calls the body in another thread, as a time limit does."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(super().__call__, *args, **kwargs).result()
+
+
+class TwiceLocked(TwiceTask, LockedTask):
+    abstract = True
+
+
+class MovedLocked(MovedTask, LockedTask):
+    abstract = True
+
+
+twice = job("twice", base=TwiceLocked, lock_timeout=LONG)
+
+
+@app.task(name="moved", shared=False, base=MovedLocked, lock_key="{key}")
+def moved(key: str) -> list[Any]:
+    lock = current_lock()
+    return [lock.key, lock.held] if lock is not None else []
 
 
 def _checked(self: Task, key: str, gate: str) -> str:

@@ -5,15 +5,26 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Thread
+from typing import Any, ClassVar
 
 import celery
 import pytest
-from celery import Celery, Task
+from celery import Celery, Task, signals
 from celery.app.task import Context
 from celery.exceptions import ImproperlyConfigured
 
-from celery_dflock import LockedTask, SingletonTask, current_lock
+from celery_dflock import (
+    LockedTask,
+    LockLostError,
+    LockNotAcquiredError,
+    SingletonTask,
+    current_lock,
+    dflock,
+)
+from celery_dflock.signals import lock_lost
+from dflockd import admin
 from examples.demo.stage import LockServer
 from tests.celery_dflock.processes import waiters
 
@@ -90,7 +101,7 @@ class LockedPolite(LockedTask, PoliteTask):
     [
         (LockedInContext, ["app"]),
         (SingletonInContext, ["app"]),
-        (PoliteLocked, ["polite, not locked"]),
+        (PoliteLocked, ["polite, locked"]),
         (LockedPolite, ["polite, locked"]),
     ],
 )
@@ -136,25 +147,9 @@ class InnerFunctionTask(Task):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         def run() -> Any:
-            return Task.run(self, *args, **kwargs)
+            return self.run(*args, **kwargs)
 
         return run()
-
-
-@pytest.mark.parametrize(
-    "base", [ContextTask, wrapped(with_wraps), wrapped(without_wraps), InnerFunctionTask]
-)
-def test_a_call_that_shadows_the_lock_is_refused(base: type[Task]) -> None:
-    mixed = type("Mixed", (base, LockedTask), {"abstract": True})
-
-    with pytest.raises(ImproperlyConfigured) as refused:
-        add(make_app(), base=mixed)
-    name = base.__name__
-    assert str(refused.value) == (
-        f"task added: {name}.__call__ runs the task before LockedTask can lock it: put LockedTask "
-        f"first, class ...(LockedTask, {name}), or let {name} call "
-        "super().__call__(*args, **kwargs) instead of self.run(*args, **kwargs)"
-    )
 
 
 TaskBase = Celery("other", set_as_current=False).Task
@@ -188,23 +183,6 @@ def in_a_function() -> type[Task]:
             return (lambda: Base.__call__(self, *args, **kwargs))()
 
     return EnclosedTask
-
-
-@pytest.mark.parametrize(
-    ("base", "called"),
-    [(NamedTask, TaskBase.__name__), (DottedTask, "Task"), (in_a_function(), TaskBase.__name__)],
-)
-def test_a_call_by_name_past_the_lock_is_refused(base: type[Task], called: str) -> None:
-    mixed = type("Mixed", (base, LockedTask), {"abstract": True})
-
-    with pytest.raises(ImproperlyConfigured) as refused:
-        add(make_app(), base=mixed)
-    name = base.__name__
-    assert str(refused.value) == (
-        f"task added: {name}.__call__ runs the task before LockedTask can lock it: put LockedTask "
-        f"first, class ...(LockedTask, {name}), or let {name} call "
-        f"super().__call__(*args, **kwargs) instead of {called}.__call__(self, *args, **kwargs)"
-    )
 
 
 class SkippingTask(Task):
@@ -245,37 +223,231 @@ class SometimesTask(Task):
         return super().__call__(*args, **kwargs)
 
 
+class TwiceTask(Task):
+    """One that tries again, as after a stale connection to a database."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        super().__call__(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+class ThreadTask(Task):
+    """A home-made time limit."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(super().__call__, *args, **kwargs).result(30)
+
+
+class RunInThreadTask(Task):
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(self.run, *args, **kwargs).result(30)
+
+
+BASES = [
+    ContextTask,
+    wrapped(with_wraps),
+    wrapped(without_wraps),
+    InnerFunctionTask,
+    NamedTask,
+    DottedTask,
+    in_a_function(),
+    SkippingTask,
+    PushingTask,
+    LookingUpTask,
+    SometimesTask,
+    TwiceTask,
+    ThreadTask,
+    RunInThreadTask,
+]
+
+
 @pytest.mark.parametrize("bind", [False, True])
-@pytest.mark.parametrize("base", [SkippingTask, PushingTask, LookingUpTask, SometimesTask])
-def test_a_body_does_not_run_past_the_lock(base: type[Task], bind: bool) -> None:
-    """Where the code of a base does not say for certain what it calls."""
-    mixed, ran = type("Mixed", (base, LockedTask), {"abstract": True}), list[str]()
-    app = make_app()
+@pytest.mark.parametrize("order", ["in front", "behind"])
+@pytest.mark.parametrize("base", BASES)
+def test_the_body_has_its_lock(
+    lock_server: LockServer, key: str, base: type[Task], order: str, bind: bool
+) -> None:
+    """However a base calls it, wherever it stands."""
+    if base is SkippingTask and order == "behind":
+        pytest.skip("it would call itself, without end")
+    bases = (base, LockedTask) if order == "in front" else (LockedTask, base)
+    app, seen = make_app(lock_server), list[str | None]()
 
-    def body(key: str) -> None:
-        ran.append(key)
+    def body(key: str) -> str:
+        lock = current_lock()
+        seen.append(lock.key if lock is not None and lock.held else None)
+        return "done"
 
-    def bound(self: Task, key: str) -> None:
-        ran.append(key)
+    def bound(self: Task, key: str) -> str:
+        return body(key)
 
     task = app.task(
-        name="added", base=mixed, shared=False, lazy=False, bind=bind, lock_key="{key}"
+        name="added",
+        base=type("Mixed", bases, {"abstract": True}),
+        shared=False,
+        lazy=False,
+        bind=bind,
+        lock_key="{key}",
     )(bound if bind else body)
-    with pytest.raises(ImproperlyConfigured) as refused:
-        task.delay("a").get()
-    assert not ran
-    name = base.__name__
-    assert str(refused.value) == (
-        f"task added: {name}.__call__ bypassed LockedTask.__call__, so the task has no "
-        f"lock: put LockedTask first, class ...(LockedTask, {name}), or let {name} call "
-        "super().__call__(*args, **kwargs)"
+
+    assert task.delay(key).get() == "done"
+    assert set(seen) == {key}
+    assert waiters(lock_server, key) is None, "it is free again"
+    seen.clear()
+    assert task(key) == "done"
+    assert task.run(key) == "done"
+    assert set(seen) == {None}, "a direct call takes no lock"
+
+
+def test_a_body_that_outlives_its_run_keeps_the_lock(lock_server: LockServer, key: str) -> None:
+    """The base gives it up, as a time limit does, and its thread goes on."""
+    app, begun, go_on, ended = make_app(lock_server), Event(), Event(), Event()
+    states = list[str]()
+
+    class Impatient(Task):
+        abstract = True
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            threads.append(Thread(target=super().__call__, args=args, daemon=True))
+            threads[0].start()
+            assert begun.wait(30)
+            raise TimeoutError
+
+    threads = list[Thread]()
+
+    @app.task(
+        name="slow",
+        base=type("Both", (Impatient, LockedTask), {"abstract": True}),
+        shared=False,
+        lazy=False,
+        lock_key="{key}",
     )
-    task("directly")
-    task.run("directly")
-    assert ran == ["directly"] * 2
+    def slow(key: str) -> None:
+        begun.set()
+        assert go_on.wait(30)
+        lock = current_lock()
+        assert lock is not None
+        states.append(lock.state)
+        ended.set()
+
+    with pytest.raises(TimeoutError):
+        slow.delay(key).get()
+    with pytest.raises(LockNotAcquiredError), dflock(key, timeout=0, app=app):
+        pass
+    go_on.set()
+    assert ended.wait(30)
+    threads[0].join(30)
+    assert states == ["held"]
+    with dflock(key, timeout=0, app=app):
+        pass
 
 
-def test_a_base_that_is_watched_and_hands_on(lock_server: LockServer, key: str) -> None:
+class Late(Task):
+    """One that has ended before its thread begins."""
+
+    abstract = True
+    calls: ClassVar[list[Callable[[], Any]]] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls[:] = [functools.partial(super().__call__, *args, **kwargs)]
+
+
+@pytest.fixture
+def in_a_worker() -> Iterator[None]:
+    signals.worker_init.send(sender=None)
+    yield
+    signals.worker_shutdown.send(sender=None)
+
+
+@pytest.mark.usefixtures("in_a_worker")
+def test_a_body_after_the_end_of_its_run_is_refused(
+    lock_server: LockServer, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = add(
+        make_app(lock_server),
+        base=type("Both", (Late, LockedTask), {"abstract": True}),
+        lock_key="{key}",
+    )
+    assert task.delay(key).get() is None
+    with (
+        ThreadPoolExecutor(1) as threads,
+        pytest.raises(ImproperlyConfigured, match="added: its body was called without its lock"),
+    ):
+        threads.submit(Late.calls[0]).result(30)
+    assert "no run that goes on holds" in caplog.text
+    assert task(key) is None, "a direct call is one everywhere"
+
+
+def test_a_body_without_its_lock_is_refused(lock_server: LockServer, key: str) -> None:
+    """The function of ``lock_conflict`` runs when the task has no lock."""
+    app = make_app(lock_server)
+
+    def anyway(task: Task, _error: LockNotAcquiredError) -> Any:
+        return task(key)
+
+    for number, base in enumerate([LockedTask, PoliteLocked]):
+        task = add(
+            app,
+            name=f"{number}",
+            base=base,
+            lock_key="{key}",
+            lock_timeout=0,
+            lock_conflict=anyway,
+        )
+        with dflock(key, app=app), pytest.raises(ImproperlyConfigured, match="is not held"):
+            task.delay(key).get()
+
+
+@pytest.mark.parametrize("base", [LockedTask, PoliteLocked])
+def test_a_lock_that_is_lost_lets_no_body_in(
+    lock_server: LockServer, key: str, base: type[Task]
+) -> None:
+    app, ran = make_app(lock_server), list[int]()
+
+    @app.task(
+        name="lost",
+        base=base,
+        shared=False,
+        lazy=False,
+        bind=True,
+        lock_key="{key}",
+        lock_lost="warn",
+    )
+    def lost(self: Task, key: str) -> None:
+        ran.append(1)
+        if len(ran) == 1:
+            lock = current_lock()
+            assert lock is not None
+            assert lock.fence is not None
+            ended = Event()
+            on_lost = lambda **_: ended.set()  # noqa: E731
+            lock_lost.connect(on_lost, weak=False)
+            assert admin.evict(lock_server.address, key, lock.fence)
+            assert not lock.extend()
+            assert ended.wait(30)
+            self(key)
+
+    with pytest.raises(LockLostError):
+        lost.delay(key).get()
+    assert ran == [1]
+
+
+def test_a_coroutine_function_is_refused() -> None:
+    async def body() -> None: ...
+
+    with pytest.raises(ImproperlyConfigured, match=r"async with dflock\(\.\.\.\)"):
+        make_app().task(name="added", base=LockedTask, shared=False, lazy=False)(body)
+
+
+def test_a_base_does_not_hinder_calls_in_the_body(lock_server: LockServer, key: str) -> None:
     """It is not in the way of what a body does: calling its own task, and sending it."""
     app = make_app(lock_server)
 
@@ -295,30 +467,41 @@ def test_a_base_that_is_watched_and_hands_on(lock_server: LockServer, key: str) 
     assert again(key, 1) == [1, 0, 0, 0]
 
 
-def test_locking_that_is_switched_off_runs_what_is_watched() -> None:
+def test_locking_that_is_switched_off_lets_all_bodies_run() -> None:
     app = make_app()
     app.conf.dflock_enabled = False
     assert add(app, base=PoliteLocked).delay("").get() == (["polite, not locked"], None)
 
 
-def test_its_own_call_that_shadows_the_lock_is_refused() -> None:
+def test_its_own_call_has_the_lock(lock_server: LockServer, key: str) -> None:
     class Own(LockedTask):
         abstract = True
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             return self.run(*args, **kwargs)
 
-    with pytest.raises(ImproperlyConfigured, match=r"task added: Own\.__call__ runs the task"):
-        add(make_app(), base=Own)
+    assert add(make_app(lock_server), base=Own, lock_key="{key}").delay(key).get() == ([], key)
 
 
-def test_shadowing_by_the_apps_default_base_is_refused() -> None:
-    class Shadowing(ContextTask, LockedTask):
-        abstract = True
+def test_a_class_that_is_derived_from_a_task(lock_server: LockServer, key: str) -> None:
+    class First(PoliteLocked):
+        name = "first"
+        lock_key = "{key}"
 
-    app = make_app(task_cls=Shadowing)
-    with pytest.raises(ImproperlyConfigured, match="before LockedTask can lock it"):
-        app.finalize()
+        def run(self, key: str) -> tuple[str | None, str | None]:
+            lock = current_lock()
+            return self.request.id, lock.key if lock else None
+
+    class Second(First):
+        name = "second"
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return super().__call__(*args, **kwargs)
+
+    app = make_app(lock_server)
+    for task in app.register_task(First()), app.register_task(Second()):
+        sent = task.delay(key)
+        assert sent.get() == (sent.id, key)
 
 
 # As the default base.

@@ -77,6 +77,23 @@ def test_outcome(sides: dict[str, Side], outcome: str, pool: str) -> None:
     check(outcome, pool, find(outcome, sides[pool]))
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+def test_bodies_that_a_base_calls_twice_or_elsewhere_have_their_lock(
+    cluster: Cluster, sides: dict[str, Side], pool: str, key: str
+) -> None:
+    side = sides[pool]
+    side.ready()
+    twice = [cluster.send(jobs.twice, key, seconds=0.1, queue=side.name) for _ in range(2)]
+    moved = cluster.send(jobs.moved, key, queue=side.name)
+
+    assert [each.get(timeout=PATIENCE) for each in twice] == [each.id for each in twice]
+    assert moved.get(timeout=PATIENCE) == [key, True]
+    events = [e for e in cluster.events(key=key) if e["what"] in ("start", "end")]
+    assert [e["what"] for e in events] == ["start", "end"] * 4
+    assert events[0]["id"] == events[2]["id"] != events[4]["id"] == events[6]["id"]
+    assert all(event["held"] for event in events[1::2])
+
+
 def test_greenlets_take_turns(cluster: Cluster, green: Side, key: str) -> None:
     sent = [cluster.send(jobs.patient, key, seconds=0.02, queue=green.name) for _ in range(20)]
 

@@ -126,3 +126,15 @@ def test_what_is_documented_is_known() -> None:
 
     assert documented <= set(KNOWN)
     assert len(documented) >= len(NAMES)
+
+
+def test_options_without_the_base_are_named() -> None:
+    app = configured(broker_url="memory://")
+
+    @app.task(name="forgotten", shared=False, lock_key="{key}", lock_timeout=0)
+    def forgotten(key: str) -> None: ...
+
+    assert ignored(app) == [
+        "task forgotten takes no lock: lock_key, lock_timeout without the base LockedTask: "
+        "write @app.task(base=LockedTask, lock_key=...)"
+    ]
