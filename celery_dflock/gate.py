@@ -35,7 +35,7 @@ class Run:
     """One run of a task, from before it asks for its lock until after the release.
 
     Attributes:
-        task: the name of the task.
+        task: the class of the task.
         locks: what its body needs.
         is_waived: whether the body runs without them, since the app says so (``dflock_unavailable``).
         bodies: how many run in other threads.
@@ -44,7 +44,7 @@ class Run:
 
     __slots__ = ("bodies", "has_ended", "is_waived", "locks", "task")
 
-    def __init__(self, task: str, locks: Locks) -> None:
+    def __init__(self, task: type[Task], locks: Locks) -> None:
         self.task = task
         self.locks = locks
         self.is_waived = False
@@ -56,7 +56,7 @@ _RUN = "_dflock_run"
 """Where a request has its run. Celery copies that to each request that it pushes in the body."""
 
 _runs: set[Run] = set()
-"""The runs of this process."""
+"""The runs of this process whose bodies may begin in another thread."""
 
 _mutex = threading.Lock()
 """Guards `Run.bodies` and `Run.has_ended`: the end of a run against a body that begins elsewhere."""
@@ -89,11 +89,14 @@ def run_of(request: Context) -> Run | None:
 def begin(request: Context, run: Run) -> None:
     """Begin a run: its body asks for its lock from now on."""
     setattr(request, _RUN, run)
-    _runs.add(run)
+    if is_outermost(run.task):
+        _runs.add(run)
 
 
 def end(run: Run) -> bool:
     """End a run; ``False`` if a body in another thread releases its locks later."""
+    if run not in _runs:
+        return True  # nearly always
     with _mutex:
         run.has_ended = True
         return not run.bodies
@@ -243,7 +246,7 @@ def _find(task: type[Task], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ru
     names = bound.keys_of(task.app.tasks[task.name], args, kwargs)
     with _mutex:
         for run in tuple(_runs):
-            if run.task == task.name and run.locks.keys == names and not run.has_ended:
+            if run.task is task and run.locks.keys == names and not run.has_ended:
                 run.bodies += 1
                 return run
     if not workers:

@@ -28,7 +28,7 @@ def run_locked(plan: Plan) -> Any:
     refusal = superseding.prepare(plan) if plan.options.supersedes else None
     loss = Loss(plan)
     locks = locks_of(plan, loss.happened)
-    run = gate.Run(plan.task.name, locks)
+    run = gate.Run(type(plan.task), locks)
     try:
         gate.begin(plan.request, run)
         try:
