@@ -163,8 +163,6 @@ def _outermost(task: type[Task], call: Callable[..., Any]) -> Callable[..., Any]
     @functools.wraps(call)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = self.request
-        if type(self) is not task:  # a task that is derived from this one has its own
-            return call(self, *args, **kwargs)
         if request.called_directly:
             each.refuse_item(self)
         elif run_of(request) is None:

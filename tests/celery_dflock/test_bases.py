@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import celery
@@ -22,6 +23,7 @@ from celery_dflock import (
     SingletonTask,
     current_lock,
     dflock,
+    gate,
 )
 from celery_dflock.signals import lock_lost
 from dflockd import admin
@@ -360,11 +362,18 @@ class Late(Task):
         self.calls[:] = [functools.partial(super().__call__, *args, **kwargs)]
 
 
+class Worker:
+    """As much of one as receivers of its signals look at."""
+
+    app = Celery("worker", set_as_current=False)
+
+
 @pytest.fixture
 def in_a_worker() -> Iterator[None]:
-    signals.worker_init.send(sender=None)
+    worker = Worker()
+    signals.worker_init.send(sender=worker)
     yield
-    signals.worker_shutdown.send(sender=None)
+    signals.worker_shutdown.send(sender=worker)
 
 
 @pytest.mark.usefixtures("in_a_worker")
@@ -384,6 +393,53 @@ def test_a_body_after_the_end_of_its_run_is_refused(
         threads.submit(Late.calls[0]).result(30)
     assert "no run that goes on holds" in caplog.text
     assert task(key) is None, "a direct call is one everywhere"
+
+
+@pytest.mark.usefixtures("in_a_worker")
+def test_a_body_with_other_arguments_is_not_in_the_run(lock_server: LockServer, key: str) -> None:
+    class Wrong(Task):
+        abstract = True
+
+        def __call__(self, key: str) -> Any:
+            with ThreadPoolExecutor(1) as threads:
+                return threads.submit(super().__call__, f"{key}:other").result(30)
+
+    base = type("Both", (Wrong, LockedTask), {"abstract": True})
+    task = add(make_app(lock_server), base=base, lock_key="{key}")
+    with pytest.raises(ImproperlyConfigured, match=f"holds '{key}:other'"):
+        task.delay(key).get()
+
+
+@pytest.mark.usefixtures("in_a_worker")
+def test_no_body_begins_while_its_run_gives_the_lock_back(key: str) -> None:
+    @make_app().task(name="plain", base=PoliteLocked, shared=False, lazy=False, lock_key="{key}")
+    def task(key: str) -> str:
+        return key
+
+    locks: Any = SimpleNamespace(keys=[key], state="held", check=lambda: None)
+    request, run = Context(), gate.Run(type(task), locks)
+    gate.begin(request, run)
+    try:
+        assert task.run(key) == key, "beside it, under its lock"
+        assert gate.end(run)
+        with pytest.raises(ImproperlyConfigured):
+            task.run(key)
+    finally:
+        gate.forget(request, run)
+
+
+def test_a_base_in_front_of_an_item_that_takes_no_lock(lock_server: LockServer) -> None:
+    base = type("Both", (ContextTask, LockedTask), {"abstract": True})
+    app = make_app(lock_server)
+    task = add(app, base=base, lock_key="{key}")
+    with pytest.raises(NotImplementedError, match="would run it without its lock"):
+        app.tasks["celery.map"].delay(task.s(), ["a"]).get()
+
+
+def test_a_base_in_front_when_no_server_answers() -> None:
+    app = make_app()
+    app.conf.dflock_unavailable = "run"
+    assert add(app, base=PoliteLocked).delay("").get() == (["polite, not locked"], None)
 
 
 def test_a_body_without_its_lock_is_refused(lock_server: LockServer, key: str) -> None:
