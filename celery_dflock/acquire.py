@@ -51,7 +51,9 @@ def locks_of(plan: Plan, on_lost: Callable[[LockBase], object]) -> Locks:
     for key in plan.keys:
         locks.append(make(key, label=label, owner=owner, group=plan.group, on_lost=on_lost))
     make_all = Locks if bound.options.rate is None else RatedLocks
-    return make_all(locks, plan.timeout, bound.is_cluster, partial(_tell_waiting, plan))
+    made = make_all(locks, plan.timeout, bound.is_cluster, partial(_tell_waiting, plan))
+    made.heeds_shutdown = not request.is_eager
+    return made
 
 
 def acquire(plan: Plan, locks: Locks) -> Refusal | None:
@@ -128,7 +130,7 @@ def _wait(plan: Plan, locks: Locks) -> Refusal | None:
     if plan.hand_off is not None and locks.held:
         return None
     key, ticket = plan.keys[0], plan.header.ticket
-    if shutdown.begun:
+    if locks.heeds_shutdown and shutdown.begun:
         return ShuttingDown(LockNotAcquiredError(key, "the worker is shutting down"), ticket)
     if (outer := locks.outer) is not None:
         for each in filter(outer.has_under, plan.keys):

@@ -48,7 +48,7 @@ class dflock:
         app: the app whose settings apply. Default: the current app.
 
     Raises:
-        LockNotAcquiredError: the lock was not granted in time, or this worker is shutting down.
+        LockNotAcquiredError: the lock was not granted in time.
         LockUnavailableError: no lock server answered.
         RuntimeError: this object is in use already.
     """
@@ -83,7 +83,7 @@ class dflock:
         self._locks = locks
         try:
             started = time.monotonic()
-            refused = self._acquire(locks) if is_enabled else None
+            refused = locks.acquire() if is_enabled else None
             if refused is not None:
                 raise self._not_acquired(refused, locks.look(refused))
             locks.waited = time.monotonic() - started if is_enabled else 0.0
@@ -156,12 +156,6 @@ class dflock:
         )
         return kind([lock], self.timeout, app_settings.is_cluster), app_settings.enabled
 
-    def _acquire(self, locks: Locks) -> str | None:
-        try:
-            return locks.acquire()
-        except errors.AcquireCancelledError:
-            raise LockNotAcquiredError(locks.keys[0], "the worker is shutting down") from None
-
     def _not_acquired(self, key: str, look: Look) -> LockNotAcquiredError:
         waited = f"waited {self.timeout} s" if self.timeout else ""
         return LockNotAcquiredError(key, look.refusal(waited), look.holder)
@@ -191,7 +185,7 @@ class AsyncLock(HeldLock):
 
 
 class AsyncLocks(LocksBase[client.DistributedLock]):
-    """A lock for asyncio. A worker that shuts down does not end its waiting."""
+    """A lock for asyncio."""
 
     _lock_class = client.DistributedLock
     _semaphore_class = client.DistributedSemaphore

@@ -157,6 +157,9 @@ class Locks(LocksBase[DistributedLock]):
     waited = 0.0
     """Seconds that it took until all were granted."""
 
+    heeds_shutdown = False
+    """Whether a shutdown of the worker ends the wait: that of a message which can go elsewhere."""
+
     outer: Locks | None = None
     """Those of the task that called this one in the same thread, if any."""
 
@@ -181,7 +184,7 @@ class Locks(LocksBase[DistributedLock]):
             The key that was not granted in time, or ``None`` once all are held.
 
         Raises:
-            AcquireCancelledError: the worker is shutting down.
+            AcquireCancelledError: the worker is shutting down; see `heeds_shutdown`.
             OwnerConflictError: the same owner holds one of them already, or waits for it.
             SupersededError: somebody newer has asked for the first.
             LockUnavailableError: a server could not be asked, or refused.
@@ -224,9 +227,10 @@ class Locks(LocksBase[DistributedLock]):
         ticket: str | None,
         reserve: ReserveFunction | None,
     ) -> bool:
-        """Ask a server for a lock: until a shutdown, and what goes wrong frees all of them."""
+        """Ask a server for a lock; what goes wrong frees all of them."""
         try:
-            shutdown.add(lock)
+            if self.heeds_shutdown:
+                shutdown.add(lock)
             return ask(lock, ticket, reserve)
         except (*errors.IN_ORDER, errors.AcquireCancelledError):
             self.release()
@@ -236,8 +240,10 @@ class Locks(LocksBase[DistributedLock]):
             raise LockUnavailableError(lock.key, with_remedy(exc)) from exc
         finally:
             # Not in a function: an exception of a signal handler may come as one begins.
-            shutdown.waiting.pop(lock, None)
-            shutdown.look_again()
+            if self.heeds_shutdown:
+                if not shutdown.begun:
+                    shutdown.waiting.pop(lock, None)
+                shutdown.look_again()
 
     def _reserve(self, reserve: ReserveFunction | None) -> Reservation | None:
         self.reservation = None if reserve is None else reserve()

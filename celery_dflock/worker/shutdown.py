@@ -1,4 +1,7 @@
-"""What worker processes owe to those who wait: at shutdown, waiting for locks ends at once.
+"""What workers owe to those who wait: at shutdown, tasks that have not begun wait no more.
+
+Only the run of a message listens, until it has its locks. Nobody else does: what the code of a body,
+an eager task or a program takes has nothing to do with the end of a worker.
 
 Only the main process knows that the worker ends; `celery_dflock.worker.ending` tells it here. Prefork
 children learn of it through a pipe that they inherit: the main process closes its end, which every
@@ -29,17 +32,14 @@ LOOK = 0.01
 
 
 class Shutdown:
-    """Whether this worker is shutting down, and who has to be told."""
+    """Whether the worker is shutting down, and who has to be told."""
 
     def __init__(self) -> None:
         self.begun = False
-        """Whether nobody should begin to wait any more."""
+        """Whether no task should begin to wait any more: until the next worker is made."""
         self.waiting: dict[DistributedLock, int] = {}
-        """Those that are waited for, with the thread in which; `look_again` once one is gone."""
-        self._told: set[int] = set()
-        """The threads that waited when this began, until their tasks have moved on."""
-        self._read_end = -1
-        self._write_end = -1
+        """What runs wait for, with their threads; once this has begun, until these runs have ended."""
+        self._pipe = [-1, -1]
         self._marks: mmap.mmap | None = None
         self._mark = -1
         """The one of this process, if it is a child."""
@@ -48,41 +48,37 @@ class Shutdown:
     def add(self, lock: DistributedLock) -> None:
         """From now on a shutdown makes `lock.acquire()` raise `AcquireCancelledError`."""
         self.waiting[lock] = threading.get_ident()
-        if self._marks is not None and self._mark >= 0:  # a child
-            if self._listener is None:
-                self._listen()
-            self._marks[self._mark] = 1
+        if self._mark >= 0:
+            self._set_mark()
+            if self._listener is None and not self.begun:
+                hear = threading.Thread(target=self._hear, name="dflock-shutdown", daemon=True)
+                self._listener = hear
+                hear.start()
         if self.begun:
-            self._tell(lock)
+            lock.cancel()
 
     def look_again(self) -> None:
-        """See whether anybody waits still."""
+        """See whether anybody waits still; whoever was told has to move on first."""
         if self.begun:
-            self._sees_ends()  # its task has to move on first
-        elif self._mark >= 0:
-            self._set_mark(bool(self.waiting))
+            signals.task_postrun.connect(self._moved_on, weak=False)
+        else:
+            self._set_mark()
 
     def prepare(self, **_: Any) -> None:
-        """Make the pipe, before the pool forks."""
+        """Begin with a worker: make the pipe, before the pool forks."""
         self.begun = False
-        self._told.clear()
-        if self._write_end < 0:
-            self._close_read_end()
-            self._read_end, self._write_end = os.pipe()
+        self.waiting.clear()
+        if self._pipe[1] < 0:
+            self._close(0)
+            self._pipe[:] = os.pipe()
             self._marks = mmap.mmap(-1, MARKS)
 
     def begin(self, **_: Any) -> None:
         """Tell everybody. Runs in a signal handler: it takes no lock and does not block."""
         self.begun = True
-        self._close_write_end()
+        self._close(1)
         for lock in list(self.waiting):
-            self._tell(lock)
-
-    def _tell(self, lock: DistributedLock) -> None:
-        thread = self.waiting.get(lock)
-        if thread is not None:
-            self._told.add(thread)
-        lock.cancel()
+            lock.cancel()
 
     def settle(self) -> None:
         """Return once those who were told have moved on, or are given up.
@@ -96,53 +92,37 @@ class Shutdown:
     def after_fork(self) -> None:
         """Start as a child: with the read end only, and nobody waiting yet."""
         self.waiting = {}
-        self._told = set()
         self._listener = None
-        self._close_write_end()
+        self._close(1)
         self._mark = -1 if self._marks is None else os.getpid() % MARKS
-        self._set_mark(0)
+        self._set_mark()
 
     @property
     def _is_awaited(self) -> bool:
-        if self._marks is not None and any(self._marks[:]):
-            return True
         here = threading.get_ident()
-        return any(thread != here for thread in list(self._told))
+        is_child_awaited = self._marks is not None and any(self._marks[:])
+        return is_child_awaited or any(each != here for each in list(self.waiting.values()))
 
-    def _set_mark(self, value: int) -> None:
+    def _set_mark(self) -> None:
         if self._mark >= 0 and self._marks is not None:
-            self._marks[self._mark] = value
-
-    def _sees_ends(self) -> None:
-        """Notice the end of each task from now on; in the thread of one that has been told."""
-        signals.task_postrun.connect(self._moved_on, weak=False)
-
-    def _listen(self) -> None:
-        is_child = self._read_end >= 0 and self._write_end < 0
-        if is_child and self._listener is None and not self.begun:
-            self._listener = threading.Thread(
-                target=self._hear, name="dflock-shutdown", daemon=True
-            )
-            self._listener.start()
+            self._marks[self._mark] = bool(self.waiting)
 
     def _hear(self) -> None:
-        os.read(self._read_end, 1)  # returns at the end of the pipe
+        os.read(self._pipe[0], 1)  # returns at the end of the pipe
         self.begin()
 
     def _moved_on(self, **_: Any) -> None:
         """A task has ended, however: its message is sent, its state is stored."""
-        self._told.discard(threading.get_ident())
-        self._set_mark(0)
+        here = threading.get_ident()
+        for lock, thread in list(self.waiting.items()):
+            if thread == here:
+                self.waiting.pop(lock, None)
+        self._set_mark()
 
-    def _close_read_end(self) -> None:
-        read_end, self._read_end = self._read_end, -1
-        if read_end >= 0:
-            os.close(read_end)
-
-    def _close_write_end(self) -> None:
-        write_end, self._write_end = self._write_end, -1
-        if write_end >= 0:
-            os.close(write_end)
+    def _close(self, end: int) -> None:
+        descriptor, self._pipe[end] = self._pipe[end], -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 shutdown = Shutdown()

@@ -11,7 +11,7 @@ from typing import Any
 from celery import Task
 from celery.exceptions import Ignore, Reject
 
-from celery_dflock import current_lock
+from celery_dflock import current_lock, dflock
 from tests.celery_dflock.record import note
 
 SHORT = 3
@@ -119,6 +119,16 @@ def _be_busy(self: Task) -> str:
     return str(self.request.id)
 
 
+def _take_more(self: Task) -> str:
+    """Take locks in the body: a free one and another, each by itself and for a task within."""
+    key = self.request.kwargs["key"]
+    for inner in (f"{key}:free", f"{key}:held"):
+        with dflock(inner, LONG, app=self.app):
+            pass
+        self.app.tasks["patient"].apply(kwargs={"key": inner}, throw=True)
+    return str(self.request.id)
+
+
 def _send_again(self: Task) -> str:
     again = self.apply_async((), {"key": self.request.kwargs["key"]}, countdown=0)
     return str(again.id)
@@ -137,6 +147,7 @@ END: dict[str, Callable[[Task], Any]] = {
     "end in doubt": _end_in_doubt,
     "retry in doubt": _retry_in_doubt,
     "send again": _send_again,
+    "take more": _take_more,
     "fork": _fork,
     "spin": _spin,
     "busy": _be_busy,

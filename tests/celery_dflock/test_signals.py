@@ -11,7 +11,6 @@ import pytest
 from celery import Celery, Task
 
 from celery_dflock import LockedTask, LockLostError, LockNotAcquiredError, current_lock, signals
-from celery_dflock.worker.shutdown import shutdown
 from dflockd import admin
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, wait_until
@@ -199,15 +198,6 @@ def test_waited_in_vain_and_skipped(
     assert names(told) == ["lock_waiting", "lock_conflict", "task_skipped"]
     assert {arguments["key"] for _, arguments in told} == {key}
     assert is_the_holder(told[-1][1]["holder"])
-
-
-def test_shutdown_is_no_conflict(
-    app: Celery, told: Any, held: DistributedLock, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutdown, "begun", True)
-    with pytest.raises(LockNotAcquiredError, match="shutting down"):
-        locked(app, lock_conflict="skip").delay(key)
-    assert names(told) == []
 
 
 def test_lost(app: Celery, told: Any, lock_server: LockServer, key: str) -> None:

@@ -75,6 +75,81 @@ def test_pytest_finds_the_plugin_and_it_imports_nothing_heavy(user: pytest.Pytes
     )
 
 
+CONFTEST = """
+import pytest
+import celery.contrib.testing.tasks
+
+pytest_plugins = ["celery.contrib.pytest"]
+
+@pytest.fixture(scope="session")
+def celery_config():
+    return {"broker_url": "memory://", "result_backend": "cache+memory://"}
+"""
+
+IN_WORKER = """
+from celery_dflock import LockedTask
+from celery_dflock.testing import assert_not_locked
+
+def test_in_a_worker(dflock_app, celery_app, celery_worker):
+    dflock_app(celery_app)
+
+    @celery_app.task(base=LockedTask, lock_key="report")
+    def report():
+        return "done"
+
+    celery_worker.reload()
+    assert report.delay().get(timeout=10) == "done"
+    assert_not_locked("report", celery_app)
+"""
+
+NEVER_STARTS = """
+from celery._state import _set_task_join_will_block
+from celery.bootsteps import StartStopStep
+
+def test_a_worker_that_does_not_start(celery_app):
+    class Crash(StartStopStep):
+        requires = ("celery.worker.components:Pool",)
+
+        def start(self, parent):
+            raise RuntimeError("as asked")
+
+    celery_app.steps["worker"].add(Crash)
+    worker = celery_app.WorkController(pool="solo")
+    worker.start()
+    _set_task_join_will_block(False)  # as Celery's own fixture does for a worker in this process
+    assert worker.exitcode
+"""
+
+HERE = """
+from celery_dflock import dflock
+from shop import app, sync
+
+def test_here(dflock_app):
+    dflock_app(app)
+    assert sync.delay(7).get() == "account:7"
+    with dflock("account:7", app=app) as lock:
+        assert lock.held
+"""
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        [IN_WORKER, HERE],
+        [HERE, IN_WORKER],
+        [IN_WORKER, IN_WORKER, HERE, NEVER_STARTS, HERE, IN_WORKER],
+    ],
+    ids=["the worker first", "the worker last", "several workers"],
+)
+def test_the_order_of_tests_with_workers_does_not_matter(
+    user: pytest.Pytester, tests: list[str]
+) -> None:
+    """The end of one worker ends nothing but what that worker has received."""
+    user.makeconftest(CONFTEST)
+    user.makeini("[pytest]\naddopts = -p no:cacheprovider -p no:asyncio")
+    run(user, *tests, passed=len(tests))
+
+
 def test_public_names_are_there() -> None:
     for name in celery_dflock.__all__:
         assert getattr(celery_dflock, name).__name__ == name

@@ -119,6 +119,30 @@ def test_a_holder_finishes(cluster: Cluster, gate: Path, key: str) -> None:
     assert [each.get(timeout=PATIENCE) for each in sent] == [each.id for each in sent]
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+def test_a_body_gets_its_inner_locks(cluster: Cluster, gate: Path, key: str, pool: str) -> None:
+    """Those that are free, and those that it has to wait for: of a locked task and of a plain one."""
+    tasks = [jobs.patient, jobs.plain][: 1 if pool == "solo" else None]
+    held = f"{key}:held"
+    with cluster.worker(f"inner-{pool}", pool=pool) as worker, cluster.lock(held) as lock:
+        worker.wait_ready()
+        sent = [
+            cluster.send(task, key, then="take more", gate=str(gate), queue=worker.name)
+            for task in tasks
+        ]
+        for each in sent:
+            cluster.wait_event("start", each)
+        os.kill(worker.pid, signal.SIGTERM)
+        worker.wait_log("Warm shutdown")
+        gate.touch()
+        cluster.wait_waiters(held, len(sent))
+        lock.release()
+        assert [each.get(timeout=PATIENCE) for each in sent] == [each.id for each in sent]
+        cluster.wait(lambda: not worker.running or None, "the end of the worker")
+    for inner in (f"{key}:free", held):
+        assert len(cluster.events(what="start", key=inner)) == len(sent)
+
+
 SOFT = 1.0
 """Seconds of a soft shutdown here."""
 
@@ -260,7 +284,6 @@ def test_a_cold_shutdown_waits_until_a_task_has_moved_on_not_only_left_the_queue
         shutdown.add(cast(DistributedLock, lock))
         waits.set()
         lock.wait(PATIENCE)
-        shutdown.waiting.pop(cast(DistributedLock, lock))
         shutdown.look_again()
         left.set()
         sends.wait(PATIENCE)
