@@ -43,9 +43,6 @@ class Unchosen(int):
     """A number that is there because nobody has chosen one."""
 
 
-ONE = Unchosen(1)
-"""Holder of a key."""
-
 SLOT_TIMEOUT = Unchosen(5)
 """Seconds to wait in a worker slot."""
 
@@ -61,6 +58,9 @@ MAX_SECONDS = 9_223_372_036
 
 MAX_LIMIT = 1 << 20
 """The most holders that a lock server gives one key."""
+
+UNLIMITED = "a whole number, 1 or more, or a {0}rate or {0}group_limit too: else nothing is locked"
+"""What to give instead of no limit, with what these names begin with."""
 
 ConflictFunction: TypeAlias = Callable[[Task, LockNotAcquiredError], Any]
 """``(task, error) -> result``; see `LockedTask.lock_conflict`."""
@@ -97,7 +97,7 @@ class TaskOptions(TypedDict, total=False):
     """
 
     lock_key: LockKey
-    lock_limit: int
+    lock_limit: int | None
     lock_group: str | KeyFunction | None
     lock_group_limit: int | None
     lock_rate: RateLike | None
@@ -222,7 +222,7 @@ class LockOptions:
         conflict, supersedes = _conflict(values, sources)
         return cls(
             keys=sources,
-            limit=_limit(values, supersedes),
+            limit=_limit(values),
             group=group,
             group_limit=_group_limit(values),
             rate=_rate(values),
@@ -372,11 +372,13 @@ def _conflict(
     return words[1], True
 
 
-def _limit(values: _Values, supersedes: bool) -> int:
-    """Return how many may hold a key: of one with a rate as many as that lets, if nobody has chosen."""
-    limit = values.whole("lock_limit", MAX_LIMIT)
-    is_open = values["lock_rate"] is not None and isinstance(values["lock_limit"], Unchosen)
-    return MAX_LIMIT if is_open and not supersedes else limit
+def _limit(values: _Values) -> int:
+    """Return how many may hold a key."""
+    if values["lock_limit"] is not None:
+        return values.whole("lock_limit", MAX_LIMIT)
+    if values["lock_rate"] is None and values["lock_group_limit"] is None:
+        raise values.bad("lock_limit", UNLIMITED.format("lock_"))
+    return MAX_LIMIT
 
 
 def _rate(values: _Values) -> RunRate | None:
