@@ -36,7 +36,8 @@ class dflock:
     time. With ``dflock_enabled = False`` no server is asked, and ``lock.held`` is ``False``.
 
     Args:
-        key: the key, as a task's ``lock_key`` makes it; the app's prefix is put in front.
+        key: a `LockKey`, such as ``sync.lock_keys(7)[0]``, or a text: it becomes what a task with a
+            function as ``lock_key`` makes of it, with the app's prefix in front.
         timeout: seconds to wait, first come, first served. 0 tries once, ``None`` waits without
             end.
         ttl: the lease, in seconds. It is renewed for as long as the block runs.
@@ -74,7 +75,7 @@ class dflock:
             )
         self._limit = limit
         # What is no text is refused where all of it is checked.
-        self._group = keys.finish(keys.encode(group), "") if isinstance(group, str) else group
+        self._group = keys.finished(group) if isinstance(group, str) else group
         self._group_limit = group_limit
         self._rate = rate
         self._app = app
@@ -155,7 +156,7 @@ class dflock:
             begins=True,
         )
         lock = make(
-            keys.finish(keys.encode(self.key), app_settings.key_prefix),
+            keys.finished(self.key, app_settings.key_prefix),
             label=_label(),
             group=self._group,
         )

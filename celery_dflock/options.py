@@ -22,6 +22,7 @@ from celery_dflock.keys import (
     encode,
     finish,
 )
+from celery_dflock.lock_key import LockKey
 from dflockd.errors import InvalidArgumentError
 from dflockd.rates import RateLike, RunRate, parse_rate
 
@@ -68,7 +69,7 @@ ConflictFunction: TypeAlias = Callable[[Task, LockNotAcquiredError], Any]
 LostFunction: TypeAlias = Callable[[Task, Any], object]
 """``(task, lock)``; see `LockedTask.lock_lost`."""
 
-LockKey: TypeAlias = str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None
+KeySource: TypeAlias = str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None
 """A template, a function ``(task, args, kwargs) -> key or keys``, or several of these."""
 
 
@@ -96,7 +97,7 @@ class TaskOptions(TypedDict, total=False):
     one call: ``headers={"dflock": TaskOptions(lock_timeout=60)}``.
     """
 
-    lock_key: LockKey
+    lock_key: KeySource
     lock_limit: int | None
     lock_group: str | KeyFunction | None
     lock_group_limit: int | None
@@ -445,6 +446,8 @@ def _group_limit(values: _Values) -> int | None:
 def _key(
     values: _Values, signature: inspect.Signature, key: Any, option: str = "lock_key"
 ) -> KeyTemplate | KeyFunction:
+    if isinstance(key, LockKey):
+        return lambda task, args, kwargs: key
     if isinstance(key, str):
         try:
             template = KeyTemplate(key, signature)
@@ -480,12 +483,18 @@ def _backoff(values: _Values) -> Backoff:
 def _refuse_unknown(task: type[Task]) -> None:
     # Only near misses: a task may have attributes of its own that begin with lock_.
     for name in dir(task):
-        if name.startswith("lock_") and name not in OPTIONS:
+        if name.startswith("lock_") and name not in OPTIONS and not _is_ours(task, name):
             near = difflib.get_close_matches(name, OPTIONS, 1, 0.8)
             if near:
                 raise ImproperlyConfigured(
                     f"task {task.name}: there is no option {name}: did you mean {near[0]}?"
                 )
+
+
+def _is_ours(task: type[Task], name: str) -> bool:
+    """Whether an attribute of a task is a method of `LockedTask`."""
+    module = getattr(inspect.getattr_static(task, name), "__module__", "")
+    return module == "celery_dflock.task"
 
 
 def _is_number(value: object) -> bool:

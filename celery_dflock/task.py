@@ -13,11 +13,12 @@ from celery.result import AsyncResult
 from celery_dflock import bases, each
 from celery_dflock.bases import ENTERED
 from celery_dflock.config import Wait, read, settings
+from celery_dflock.lock_key import LockKey
 from celery_dflock.options import (
     SLOT_TIMEOUT,
     Conflict,
     Duplicate,
-    LockKey,
+    KeySource,
     LockOptions,
     Lost,
     RequeueOptions,
@@ -101,7 +102,7 @@ class LockedTask(each.OneByOne):
     ``task.apply_async(args, headers={"dflock": {"lock_timeout": 60}})``.
     """
 
-    lock_key: ClassVar[LockKey] = None
+    lock_key: ClassVar[KeySource] = None
     lock_limit: ClassVar[int | None] = 1
     lock_group: ClassVar[str | Callable[..., Any] | None] = None
     lock_group_limit: ClassVar[int | None] = None
@@ -184,6 +185,15 @@ class LockedTask(each.OneByOne):
             lambda **more: publish(**{**options, **more}),
         )
 
+    def lock_keys(self, *args: Any, **kwargs: Any) -> list[LockKey]:
+        """Return the keys that a call with these arguments locks, in order: ``dflock()`` takes them.
+
+        Raises:
+            LockKeyError: the arguments make no key.
+            TypeError: the arguments do not fit the task.
+        """
+        return self._bound().keys_of(self, args, kwargs)
+
     def _send_with_age(
         self,
         publish: Callable[..., AsyncResult],
@@ -240,6 +250,6 @@ class SingletonTask(LockedTask):
     defaults, and you can set every option.
     """
 
-    lock_key: ClassVar[LockKey] = staticmethod(lambda task, _args, _kwargs: task.name)
+    lock_key: ClassVar[KeySource] = staticmethod(lambda task, _args, _kwargs: task.name)
     lock_timeout: ClassVar[float | None] = 0
     lock_conflict: ClassVar[Conflict | Callable[..., Any]] = "skip"
