@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         SupersededError,
     )
     from celery_dflock.held import TaskLock, current_lock, require_lock
+    from celery_dflock.lock_key import LockKey
     from celery_dflock.options import RequeueOptions, TaskOptions
     from celery_dflock.outcome.skipped import Skipped
     from celery_dflock.task import LockedTask, SingletonTask
@@ -27,6 +28,7 @@ else:
     _MODULES = {
         "DuplicateTaskError": "exceptions",
         "LockError": "exceptions",
+        "LockKey": "lock_key",
         "LockKeyError": "exceptions",
         "LockLostError": "exceptions",
         "LockNotAcquiredError": "exceptions",
@@ -57,6 +59,7 @@ else:
 __all__ = [
     "DuplicateTaskError",
     "LockError",
+    "LockKey",
     "LockKeyError",
     "LockLostError",
     "LockNotAcquiredError",

@@ -201,9 +201,12 @@ def _held(app_settings: Settings, server: str) -> Iterator[dict[str, Any]]:
 @as_json
 @click.pass_context
 def waiters(ctx: click.Context, key: str | None, as_json: bool) -> None:
-    """List the waiters for KEY, or for all keys, in the order in which they will get the lock."""
+    """List the waiters for KEY, or for all keys, in the order in which they will get the lock.
+
+    KEY is a finished key, as these commands print it: prefix included, nothing is encoded.
+    """
     app_settings = _settings(ctx)
-    reports = _of_key(app_settings, key) if key else _waited_for(app_settings)
+    reports = _of_key(app_settings, key) if key is not None else _waited_for(app_settings)
     rows = [
         {"key": report["key"], "place": place, **waiter, **_rate(report)}
         for report in reports
@@ -281,6 +284,7 @@ def _found(app_settings: Settings, server: str, text: str, notes: bool) -> Itera
 def release(ctx: click.Context, key: str, yes: bool, as_json: bool) -> None:
     """Release KEY in place of its holder. The next waiter gets the lock at once.
 
+    KEY is a finished key, as these commands print it: prefix included, nothing is encoded.
     Do not use this while the holder still works: it goes on for up to half its lease before it
     learns of the release. The exit status is 1 if nobody held the key.
     """

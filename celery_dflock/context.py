@@ -17,7 +17,7 @@ from celery_dflock.held import HeldLock, TaskLock
 from celery_dflock.identity import block_label_of, process_label
 from celery_dflock.locks import Locks, LocksBase, lost_error
 from celery_dflock.look import Look
-from celery_dflock.options import MAX_LIMIT
+from celery_dflock.options import MAX_LIMIT, UNLIMITED
 from dflockd import client, errors
 from dflockd.client import arguments
 from dflockd.rates import RateLike
@@ -36,12 +36,13 @@ class dflock:
     time. With ``dflock_enabled = False`` no server is asked, and ``lock.held`` is ``False``.
 
     Args:
-        key: the key, as a task's ``lock_key`` makes it; the app's prefix is put in front.
+        key: a `LockKey`, such as ``sync.lock_keys(7)[0]``, or a text: it becomes what a task with a
+            function as ``lock_key`` makes of it, with the app's prefix in front.
         timeout: seconds to wait, first come, first served. 0 tries once, ``None`` waits without
             end.
         ttl: the lease, in seconds. It is renewed for as long as the block runs.
-        limit: the ``lock_limit`` of the tasks that share the key. With a `rate` the default is no
-            limit.
+        limit: the ``lock_limit`` of the tasks that share the key; ``None`` is no limit, with a
+            `rate` or a `group_limit`.
         group: the group, as a task's ``lock_group`` makes it.
         group_limit: the ``lock_group_limit`` of these tasks.
         rate: the ``lock_rate`` of these tasks. The block counts as one run.
@@ -59,7 +60,7 @@ class dflock:
         timeout: float | None = 10,
         ttl: int = 30,
         *,
-        limit: int | None = None,
+        limit: int | None = 1,
         group: str | None = None,
         group_limit: int | None = None,
         rate: RateLike | None = None,
@@ -68,9 +69,13 @@ class dflock:
         self.key = key
         self.timeout = timeout
         self._ttl = ttl
-        self._limit = (1 if rate is None else MAX_LIMIT) if limit is None else limit
+        if limit is None and rate is None and group_limit is None:
+            raise errors.InvalidArgumentError(
+                f"limit is None: give {UNLIMITED.format('')}", key=key
+            )
+        self._limit = limit
         # What is no text is refused where all of it is checked.
-        self._group = keys.finish(keys.encode(group), "") if isinstance(group, str) else group
+        self._group = keys.finished(group) if isinstance(group, str) else group
         self._group_limit = group_limit
         self._rate = rate
         self._app = app
@@ -145,12 +150,13 @@ class dflock:
             arguments.checked_group(None, self._group_limit, self.key)
         app_settings = settings(self._app or current_app._get_current_object())
         make = kind.maker(
-            *(self._limit, self._ttl, app_settings, self._rate),
+            *(MAX_LIMIT if self._limit is None else self._limit, self._ttl),
+            *(app_settings, self._rate),
             group_limit=self._group_limit,
             begins=True,
         )
         lock = make(
-            keys.finish(keys.encode(self.key), app_settings.key_prefix),
+            keys.finished(self.key, app_settings.key_prefix),
             label=_label(),
             group=self._group,
         )

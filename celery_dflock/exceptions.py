@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from celery.exceptions import Ignore
 
+from celery_dflock.lock_key import LockKey
+
 
 class LockError(Exception):
     """Root of the plugin's errors.
@@ -19,8 +21,8 @@ class LockError(Exception):
     _what = "failed"
 
     def __init__(self, key: str, reason: str) -> None:
-        super().__init__(key, reason)
-        self.key = key
+        super().__init__(str(key), reason)
+        self.key: str = LockKey(key)
         self.reason = reason
 
     def __str__(self) -> str:
@@ -43,7 +45,7 @@ class LockNotAcquiredError(LockError):
 
     def __init__(self, key: str, reason: str, holder: str | None = None) -> None:
         super().__init__(key, reason)
-        self.args = (key, reason, holder)
+        self.args = (*self.args, holder)
         self.holder = holder
 
     def __str__(self) -> str:
@@ -85,7 +87,7 @@ class SupersededError(LockError, Ignore):
 
     def __init__(self, key: str, reason: str, by: str = "") -> None:
         super().__init__(key, reason)
-        self.args = (key, reason, by)
+        self.args = (*self.args, by)
         self.by = by
 
 

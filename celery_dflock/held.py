@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from typing import Any
 from weakref import ref
 
+from celery_dflock.lock_key import LockKey
 from celery_dflock.locks import Locks, LocksBase
 
 
@@ -25,7 +26,7 @@ class HeldLock:
         self.waited = waited
 
     @property
-    def key(self) -> str:
+    def key(self) -> LockKey:
         """The key. If ``lock_key`` names several, the first in sorted order."""
         return self.keys[0]
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 from kombu.utils import json
 
 from celery_dflock.exceptions import LockKeyError
+from celery_dflock.lock_key import LockKey
 
 MAX_BYTES = 256
 """Longest key that the lock server takes; a longer one is cut and completed with a digest."""
@@ -204,16 +205,23 @@ def default_key(task_name: str, arguments: Mapping[str, Any]) -> str:
     return f"{encode(task_name)}:{_digest(text)}"
 
 
-def finish(key: str, prefix: str = "") -> str:
-    """Return the key as it is sent: with the prefix, and short enough."""
+def finished(key: str, prefix: str = "") -> LockKey:
+    """Return the key that somebody names, by a text or as it is."""
+    return finish(encode(key), prefix)
+
+
+def finish(key: str, prefix: str = "") -> LockKey:
+    """Return the key as it is sent: with the prefix, and short enough. A finished one stays."""
+    if isinstance(key, LockKey):
+        return key
     key = prefix + key
     if len(key) < _SHORTEST_CUT and key.isascii():
-        return key  # nearly every one
+        return LockKey(key)  # nearly every one
     data = key.encode("utf-8", "backslashreplace")
     if len(data) <= MAX_BYTES and not _CUT.fullmatch(data):
-        return data.decode()
+        return LockKey(data.decode())
     head = data[: MAX_BYTES - DIGEST_DIGITS - 1].decode("utf-8", "ignore")
-    return f"{head}~{_digest(key)}"
+    return LockKey(f"{head}~{_digest(key)}")
 
 
 def is_plain(text: str) -> bool:
@@ -230,9 +238,11 @@ def join(keys: Iterable[str]) -> str:
 def encode(text: str, also: str = "") -> str:
     """Percent-encode white space, control characters, the percent sign and the characters in `also`.
 
-    Different texts stay different.
+    Different texts stay different. A finished key stays as it is.
     """
     if text.isprintable() and " " not in text and "%" not in text and not also:
+        return text
+    if isinstance(text, LockKey):
         return text
     return "".join(
         "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "surrogatepass"))

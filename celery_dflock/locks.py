@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from celery_dflock.config import Settings, with_remedy
 from celery_dflock.exceptions import LockLostError, LockUnavailableError
+from celery_dflock.lock_key import LockKey
 from celery_dflock.look import Look
 from celery_dflock.worker.shutdown import shutdown
 from dflockd import errors
@@ -105,14 +106,15 @@ class LocksBase(Generic[L]):
         )
 
     @property
-    def keys(self) -> list[str]:
+    def keys(self) -> list[LockKey]:
         """Of the locks, in their order."""
-        return [lock.key for lock in self._locks]
+        return [LockKey(lock.key) for lock in self._locks]
 
     @property
     def group(self) -> str | None:
         """To which group they belong; ``None`` if to none."""
-        return self._locks[0].group
+        group = self._locks[0].group
+        return None if group is None else LockKey(group)  # as finished as a key
 
     @property
     def held(self) -> bool:

@@ -22,6 +22,7 @@ from celery_dflock.keys import (
     encode,
     finish,
 )
+from celery_dflock.lock_key import LockKey
 from dflockd.errors import InvalidArgumentError
 from dflockd.rates import RateLike, RunRate, parse_rate
 
@@ -43,9 +44,6 @@ class Unchosen(int):
     """A number that is there because nobody has chosen one."""
 
 
-ONE = Unchosen(1)
-"""Holder of a key."""
-
 SLOT_TIMEOUT = Unchosen(5)
 """Seconds to wait in a worker slot."""
 
@@ -62,13 +60,16 @@ MAX_SECONDS = 9_223_372_036
 MAX_LIMIT = 1 << 20
 """The most holders that a lock server gives one key."""
 
+UNLIMITED = "a whole number, 1 or more, or a {0}rate or {0}group_limit too: else nothing is locked"
+"""What to give instead of no limit, with what these names begin with."""
+
 ConflictFunction: TypeAlias = Callable[[Task, LockNotAcquiredError], Any]
 """``(task, error) -> result``; see `LockedTask.lock_conflict`."""
 
 LostFunction: TypeAlias = Callable[[Task, Any], object]
 """``(task, lock)``; see `LockedTask.lock_lost`."""
 
-LockKey: TypeAlias = str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None
+KeySource: TypeAlias = str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None
 """A template, a function ``(task, args, kwargs) -> key or keys``, or several of these."""
 
 
@@ -96,8 +97,8 @@ class TaskOptions(TypedDict, total=False):
     one call: ``headers={"dflock": TaskOptions(lock_timeout=60)}``.
     """
 
-    lock_key: LockKey
-    lock_limit: int
+    lock_key: KeySource
+    lock_limit: int | None
     lock_group: str | KeyFunction | None
     lock_group_limit: int | None
     lock_rate: RateLike | None
@@ -222,7 +223,7 @@ class LockOptions:
         conflict, supersedes = _conflict(values, sources)
         return cls(
             keys=sources,
-            limit=_limit(values, supersedes),
+            limit=_limit(values),
             group=group,
             group_limit=_group_limit(values),
             rate=_rate(values),
@@ -372,11 +373,13 @@ def _conflict(
     return words[1], True
 
 
-def _limit(values: _Values, supersedes: bool) -> int:
-    """Return how many may hold a key: of one with a rate as many as that lets, if nobody has chosen."""
-    limit = values.whole("lock_limit", MAX_LIMIT)
-    is_open = values["lock_rate"] is not None and isinstance(values["lock_limit"], Unchosen)
-    return MAX_LIMIT if is_open and not supersedes else limit
+def _limit(values: _Values) -> int:
+    """Return how many may hold a key."""
+    if values["lock_limit"] is not None:
+        return values.whole("lock_limit", MAX_LIMIT)
+    if values["lock_rate"] is None and values["lock_group_limit"] is None:
+        raise values.bad("lock_limit", UNLIMITED.format("lock_"))
+    return MAX_LIMIT
 
 
 def _rate(values: _Values) -> RunRate | None:
@@ -443,6 +446,8 @@ def _group_limit(values: _Values) -> int | None:
 def _key(
     values: _Values, signature: inspect.Signature, key: Any, option: str = "lock_key"
 ) -> KeyTemplate | KeyFunction:
+    if isinstance(key, LockKey):
+        return lambda task, args, kwargs: key
     if isinstance(key, str):
         try:
             template = KeyTemplate(key, signature)
@@ -478,12 +483,18 @@ def _backoff(values: _Values) -> Backoff:
 def _refuse_unknown(task: type[Task]) -> None:
     # Only near misses: a task may have attributes of its own that begin with lock_.
     for name in dir(task):
-        if name.startswith("lock_") and name not in OPTIONS:
+        if name.startswith("lock_") and name not in OPTIONS and not _is_ours(task, name):
             near = difflib.get_close_matches(name, OPTIONS, 1, 0.8)
             if near:
                 raise ImproperlyConfigured(
                     f"task {task.name}: there is no option {name}: did you mean {near[0]}?"
                 )
+
+
+def _is_ours(task: type[Task], name: str) -> bool:
+    """Whether an attribute of a task is a method of `LockedTask`."""
+    module = getattr(inspect.getattr_static(task, name), "__module__", "")
+    return module == "celery_dflock.task"
 
 
 def _is_number(value: object) -> bool:

@@ -14,6 +14,7 @@ from celery.app.task import Context
 from celery_dflock import gate, keys
 from celery_dflock.config import Read, Settings
 from celery_dflock.identity import Owner, runs_of
+from celery_dflock.lock_key import LockKey
 from celery_dflock.locks import Locks
 from celery_dflock.options import LockOptions, Unchosen
 from celery_dflock.outcome import delivery
@@ -68,7 +69,7 @@ class Bound:
         self._owner = runs_of(task.name, self.settings.key_prefix)
         self._only_key = options.only_key()
 
-    def keys_of(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    def keys_of(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[LockKey]:
         """Return what a call locks, complete and in order; for what is raised see `LockOptions`."""
         prefix = self.settings.key_prefix
         if self._only_key is not None:
@@ -76,7 +77,10 @@ class Bound:
                 return [keys.finish(self._only_key(args, kwargs), prefix)]
             except Exception:
                 pass  # the general way says what is wrong
-        return [keys.finish(key, prefix) for key in self.options.keys_of(task, args, kwargs)]
+        # In order as they are finished: what a function returns may be that already.
+        return sorted(
+            {keys.finish(key, prefix) for key in self.options.keys_of(task, args, kwargs)}
+        )
 
     def owner_of(self, request: Context) -> Owner:
         """Return who asks for the lock of a run."""
@@ -111,7 +115,7 @@ class Plan:
     bound: Bound
     options: LockOptions
     settings: Settings
-    keys: list[str]
+    keys: list[LockKey]
     header: Header
     is_redelivered: bool
     hand_off: HandOff | None

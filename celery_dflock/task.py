@@ -12,12 +12,12 @@ from celery.result import AsyncResult
 
 from celery_dflock import each, gate
 from celery_dflock.config import Wait, read, settings
+from celery_dflock.lock_key import LockKey
 from celery_dflock.options import (
-    ONE,
     SLOT_TIMEOUT,
     Conflict,
     Duplicate,
-    LockKey,
+    KeySource,
     LockOptions,
     Lost,
     RequeueOptions,
@@ -50,15 +50,15 @@ class LockedTask(each.OneByOne):
         lock_key: the key: a template over the arguments (``"account:{account_id}"``), a function
             ``(task, args, kwargs) -> key``, or a list of these. The task takes all keys of a list,
             in sorted order. Default: the name of the task and all its arguments.
-        lock_limit: how many runs may hold the key at once. All users of a key must give the same
-            number.
+        lock_limit: how many runs may hold the key at once; ``None`` is no limit, for tasks with a
+            `lock_rate` or a `lock_group_limit`. All users of a key must give the same.
         lock_group: the group of a call: a template or a function, as in `lock_key`
             (``"tenant:{tenant_id}"``). Groups that wait for the same key take turns. Within a
             group the order is first come, first served. Calls without a group form one group.
         lock_group_limit: how many runs of one group may hold the key at once. Default: no limit.
         lock_rate: how many runs may begin in any window of a second, minute or hour, over all
-            workers: ``"10/m"``, or ``(10, 60)`` for 10 runs in 60 seconds. It does not limit how
-            many run at once; `lock_limit` does. See docs/rates.md.
+            workers: ``"10/m"``, or ``(10, 60)`` for 10 runs in 60 seconds. `lock_limit` applies
+            too: with ``None`` any number may run at once. See docs/rates.md.
         lock_ttl: the lease, in seconds. If a worker is cut off from the lock server, its locks
             are free after this time.
         lock_timeout: how long the task waits for the lock, in seconds. ``0`` tries once, ``None``
@@ -101,8 +101,8 @@ class LockedTask(each.OneByOne):
     ``task.apply_async(args, headers={"dflock": {"lock_timeout": 60}})``.
     """
 
-    lock_key: ClassVar[LockKey] = None
-    lock_limit: ClassVar[int] = ONE
+    lock_key: ClassVar[KeySource] = None
+    lock_limit: ClassVar[int | None] = 1
     lock_group: ClassVar[str | Callable[..., Any] | None] = None
     lock_group_limit: ClassVar[int | None] = None
     lock_rate: ClassVar[RateLike | None] = None
@@ -184,6 +184,15 @@ class LockedTask(each.OneByOne):
             lambda **more: publish(**{**options, **more}),
         )
 
+    def lock_keys(self, *args: Any, **kwargs: Any) -> list[LockKey]:
+        """Return the keys that a call with these arguments locks, in order: ``dflock()`` takes them.
+
+        Raises:
+            LockKeyError: the arguments make no key.
+            TypeError: the arguments do not fit the task.
+        """
+        return self._bound().keys_of(self, args, kwargs)
+
     def _send_with_age(
         self,
         publish: Callable[..., AsyncResult],
@@ -258,7 +267,6 @@ class SingletonTask(LockedTask):
     defaults, and you can set every option.
     """
 
-    lock_key: ClassVar[LockKey] = staticmethod(lambda task, _args, _kwargs: task.name)
-    lock_limit: ClassVar[int] = 1
+    lock_key: ClassVar[KeySource] = staticmethod(lambda task, _args, _kwargs: task.name)
     lock_timeout: ClassVar[float | None] = 0
     lock_conflict: ClassVar[Conflict | Callable[..., Any]] = "skip"

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from celery_dflock.exceptions import LockNotAcquiredError
+from celery_dflock.lock_key import LockKey
 from celery_dflock.plan import Plan
 from celery_dflock.signals import task_skipped
 
@@ -29,6 +30,8 @@ class Skipped(dict[str, Any]):
         holder: str | None = None,
         superseded_by: str | None = None,
     ) -> None:
+        # A plain text: there are readers who do not have the plugin.
+        key = str(key)
         super().__init__({self.MARK: "skipped", "key": key, "task_id": task_id, "holder": holder})
         if superseded_by is not None:
             self["superseded_by"] = superseded_by
@@ -38,9 +41,9 @@ class Skipped(dict[str, Any]):
         return type(self), (self.key, self.task_id, self.holder, self.superseded_by)
 
     @property
-    def key(self) -> str:
+    def key(self) -> LockKey:
         """The key that was held."""
-        return str(self["key"])
+        return LockKey(self["key"])
 
     @property
     def task_id(self) -> str | None:

@@ -189,7 +189,7 @@ def assert_locked(key: str, app: Celery | None = None) -> None:
     """Fail unless the lock is held.
 
     Args:
-        key: the key, as a task's ``lock_key`` makes it; the app's prefix is put in front.
+        key: a `LockKey`, such as ``sync.lock_keys(7)[0]``, or a text, as for `dflock`.
         app: the app whose settings apply. Default: the current app.
     """
     __tracebackhide__ = True
@@ -236,7 +236,7 @@ class _Asked:
         from celery_dflock import keys
         from dflockd.sync_client import DistributedLock, DistributedSemaphore
 
-        self.name = keys.finish(keys.encode(key), settings.key_prefix)
+        self.name = keys.finished(key, settings.key_prefix)
         options = settings.connection_options()
         lock = DistributedLock(self.name, **options)
         # The limit does not matter for a question.

@@ -13,6 +13,7 @@ from uuid import uuid4
 from celery.app.task import Context
 from celery.canvas import Signature
 
+from celery_dflock.lock_key import LockKey
 from celery_dflock.outcome.header import options_of_call
 from celery_dflock.plan import Bound
 from celery_dflock.task import LockedTask
@@ -118,7 +119,7 @@ class _Asked(NamedTuple):
     """What a call asks for."""
 
     bound: Bound
-    keys: list[str]
+    keys: list[LockKey]
     group: str | None
 
     @classmethod

@@ -19,6 +19,7 @@ from celery_dflock import (
     LockNotAcquiredError,
     SingletonTask,
     current_lock,
+    require_lock,
 )
 from celery_dflock.signals import (
     lock_acquired,
@@ -191,6 +192,22 @@ CHECKED = {"bind": True, "base": LockedTask, "lock_key": "{key}"}
 checked = app.task(shared=False, name="checked", **CHECKED)(_checked)
 checked_alone = app.task(shared=False, name="checked_alone", lock_lost="warn", **CHECKED)(_checked)
 
+
+def _in_region(self: Task, number: int, key: str, gate: str) -> str:
+    """Say which lock it holds, and go on until the file `gate` is there."""
+    note("start", self, key=key)
+    while not Path(gate).exists():
+        time.sleep(0.005)
+    return require_lock().key
+
+
+in_region = app.task(
+    bind=True,
+    base=LockedTask,
+    shared=False,
+    name="in_region",
+    lock_key="{key}:{number}",
+)(_in_region)
 
 two_keys = job("two_keys", lock_key=["{key}:b", "{key}:a"], lock_timeout=LONG)
 by_twos = job("by_twos", lock_limit=2, lock_timeout=LONG)

@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +15,19 @@ from celery import Celery
 
 from celery_dflock import (
     LockedTask,
+    LockKey,
     LockLostError,
     LockNotAcquiredError,
     LockUnavailableError,
     dflock,
 )
+from celery_dflock.testing import assert_locked, assert_not_locked
 from celery_dflock.worker.shutdown import shutdown
 from dflockd import admin, errors
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
-from examples.demo.stage import LockServer
-from tests.celery_dflock.processes import PATIENCE, waiters
+from examples.demo.stage import LockServer, Worker
+from tests.celery_dflock import jobs
+from tests.celery_dflock.processes import PATIENCE, Cluster, waiters
 
 Hold = Callable[..., AbstractAsyncContextManager[Any]]
 
@@ -90,6 +94,35 @@ async def test_it_is_the_lock_of_tasks(
             task.delay(key)
         assert failure.value.key == lock.key
     assert task.delay(key).get() == "ran"
+
+
+def test_the_key_of_a_call_names_the_lock_of_its_run(
+    app: Celery, cluster: Cluster, workers: tuple[Worker, Worker], tmp_path: Path, key: str
+) -> None:
+    region, gate = f"eu:{key} 50%", tmp_path / "gate"
+    gate.touch()
+    said = cluster.send(jobs.in_region, region, 7, gate=str(gate)).get(timeout=PATIENCE)
+    gate.unlink()
+    sent = cluster.send(jobs.in_region, region, 7, gate=str(gate))
+    cluster.wait_event("start", sent)
+    try:
+        [made] = jobs.in_region.lock_keys(7, key=region, gate="")
+        assert said == made
+        for name in (made, LockKey(said)):
+            with pytest.raises(LockNotAcquiredError) as failure, dflock(name, 0, app=app):
+                raise AssertionError
+            assert type(failure.value.key) is LockKey
+            with pytest.raises(LockNotAcquiredError), dflock(failure.value.key, 0, app=app):
+                raise AssertionError
+            assert_locked(name, app)
+        with dflock(said, 0, app=app) as lock:
+            assert lock.key != said, "a text is encoded"
+            assert_not_locked(LockKey(f"{said}?"), app)
+    finally:
+        gate.touch()
+    assert sent.get(timeout=PATIENCE) == made
+    with dflock(made, 0, app=app) as lock:
+        assert (lock.key, type(lock.key)) == (made, LockKey)
 
 
 async def test_what_the_lock_says(hold: Hold, lock_server: LockServer, key: str) -> None:

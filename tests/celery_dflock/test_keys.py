@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -12,12 +13,14 @@ from uuid import UUID
 
 import pytest
 from celery import Celery, Task
+from celery.exceptions import ImproperlyConfigured
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kombu.utils import json
 
-from celery_dflock import LockedTask
-from celery_dflock.keys import KeyTemplate, Parameters, encode, finish, join
+from celery_dflock import LockedTask, LockKey, LockNotAcquiredError, Skipped, dflock
+from celery_dflock.keys import KeyTemplate, Parameters, encode, finish, finished, join
+from celery_dflock.locks import Locks
 from dflockd.sync_client import DistributedLock
 
 app = Celery("keys", set_as_current=False)
@@ -186,7 +189,7 @@ def test_a_cut_key_is_nobody_elses_whole_key(char: str) -> None:
     for length in range(60, 300):
         cut = finish(char * length + "y" * (length % 7))
         if "~" in cut:
-            assert finish(cut) != cut
+            assert finish(str(cut)) != cut
 
 
 def test_any_argument_text_is_taken_by_the_server(lock_server: Any) -> None:
@@ -373,3 +376,55 @@ def test_most_keys_are_of_one_argument() -> None:
     assert all(is_quick.values())
     assert template._lock_options.only_key() is None
     assert locked(_open, "open.one", lock_key="{a}")._lock_options.only_key() is None
+
+
+def names(key: str, proj: Celery) -> list[str]:
+    """The keys that a block asks for."""
+    return dflock(key, app=proj)._make(Locks)[0].keys
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        None,
+        "{a}:{b}",
+        ["{a}:{b}", "z:{b}"],
+        lambda task, args, kwargs: [f"{args[0]}", f"%{args[1]}"],
+        lambda task, args, kwargs: plain.lock_keys(*args),
+    ],
+    ids=["default", "template", "several", "function", "of another"],
+)
+@given(a=st.text(), b=st.text(), prefix=st.sampled_from(["", "shop:", "50%:", "p" * 200]))
+@example(a="eu:west", b="7", prefix="")
+@example(a="eu%3Awest", b="7 ", prefix="shop:")
+@example(a="\u8a9e" * 100, b="%", prefix="shop:")
+def test_a_block_takes_the_keys_of_a_call_as_they_are(
+    key: Any, a: str, b: str, prefix: str
+) -> None:
+    proj = Celery("prefixed", set_as_current=False)
+    proj.conf.dflock_key_prefix = prefix
+    a, b = a or "a", b or "b"
+    task = proj.task(base=LockedTask, name="call", shared=False, lazy=False, lock_key=key)(_plain)
+    made = task.lock_keys(a, b)
+    # What a run takes.
+    assert made == task._bound().keys_of(task, (a, b), {}) == sorted(set(made))
+    for each in made:
+        assert type(each) is LockKey
+        assert names(each, proj) == [each]
+        assert pickle.loads(pickle.dumps(each)) == each
+        assert type(pickle.loads(pickle.dumps(each))) is LockKey
+        assert names(LockKey(json.loads(json.dumps(each))), proj) == [each]
+        assert names(LockNotAcquiredError(str(each), "why").key, proj) == [each]
+        assert names(Skipped(str(each), "id").key, proj) == [each]
+        assert finish(finished(each, "other:"), "other:") is each
+
+
+def test_a_finished_key_is_a_lock_key_too() -> None:
+    [key] = template.lock_keys("1:%", 2)
+    other = locked(_plain, "of.a.key", lock_key=LockKey(key + "{}"))
+    assert other.lock_keys(1) == [f"{key}{{}}"]
+
+
+def test_lock_keys_is_no_option() -> None:
+    with pytest.raises(ImproperlyConfigured, match="there is no option lock_keys: did you mean"):
+        locked(_plain, "mistaken", lock_keys=["a"])

@@ -17,7 +17,7 @@ from tests.dflockd.shards.etcd_process import Etcd
 
 RUNS, WINDOW = 10, 0.5
 
-HEADERS = {"dflock": {"lock_rate": [RUNS, WINDOW], "lock_ttl": 3}}
+HEADERS = {"dflock": {"lock_rate": [RUNS, WINDOW], "lock_limit": None, "lock_ttl": 3}}
 
 LONG_ENOUGH = PATIENCE + 30
 """Seconds, for who also waits until the holders of a server that was killed have had their time."""

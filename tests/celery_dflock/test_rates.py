@@ -36,11 +36,9 @@ def rated(app: Celery, function: Any, **options: Any) -> Any:
     return app.task(base=LockedTask, shared=False, **options)(function)
 
 
-def rate_of(server: LockServer, key: str, *, is_lock: bool = False) -> Any:
-    address = [server.address]
-    if is_lock:
-        return DistributedLock(key, servers=address).inspect()["rate"]
-    return DistributedSemaphore(key, 1, servers=address).inspect()["rate"]
+def rate_of(server: LockServer, key: str, kind: type[DistributedLock] = DistributedLock) -> Any:
+    limit = {"limit": 1} if kind is DistributedSemaphore else {}
+    return kind(key, servers=[server.address], **limit).inspect()["rate"]
 
 
 def nothing(key: str) -> str:
@@ -66,13 +64,13 @@ def test_one_that_fails_counts_and_one_that_never_begins_does_not(
         failing.delay(key)
     assert rate_of(lock_server, key)["free"] == 2
     # Of two keys, in their order, the second is somebody else's.
-    both = rated(app, nothing, lock_rate="3/h", lock_key=["{key}", "{key}:z"], lock_limit=1)
+    both = rated(app, nothing, lock_rate="3/h", lock_key=["{key}", "{key}:z"])
     with DistributedLock(f"{key}:z", servers=[lock_server.address]):
         with pytest.raises(LockNotAcquiredError):
             both.delay(key)
-        assert rate_of(lock_server, key, is_lock=True)["free"] == 3
+        assert rate_of(lock_server, key)["free"] == 2
     assert both.delay(key).get() == key
-    assert rate_of(lock_server, key, is_lock=True)["free"] == 2
+    assert rate_of(lock_server, key)["free"] == 1
 
 
 def test_a_retry_counts_as_another_run(app: Celery, key: str, lock_server: LockServer) -> None:
@@ -91,14 +89,15 @@ def test_a_retry_counts_as_another_run(app: Celery, key: str, lock_server: LockS
     ("options", "limit", "rate"),
     [
         ({}, 1, None),
-        ({"lock_rate": "10/m"}, MAX_LIMIT, (10, 60)),
-        ({"lock_rate": (3, 0.5), "lock_limit": 1}, 1, (3, 0.5)),
+        ({"lock_rate": "10/m"}, 1, (10, 60)),
+        ({"lock_rate": (3, 0.5), "lock_limit": None}, MAX_LIMIT, (3, 0.5)),
+        ({"lock_group": "{key}", "lock_group_limit": 1, "lock_limit": None}, MAX_LIMIT, None),
         ({"lock_rate": "7/h", "lock_limit": 2}, 2, (7, 3600)),
         ({"lock_rate": "7/h", "base": SingletonTask}, 1, (7, 3600)),
         ({"lock_rate": "7/h", "lock_conflict": "supersede"}, 1, (7, 3600)),
     ],
 )
-def test_a_rate_is_beside_a_limit_or_instead_of_one(
+def test_a_rate_is_beside_a_limit(
     app: Celery, options: dict[str, Any], limit: int, rate: Any
 ) -> None:
     task = app.task(**{"base": LockedTask, "shared": False, **options})(nothing)
@@ -116,18 +115,38 @@ def test_a_block_counts_as_the_run_of_a_task(
     app: Celery, key: str, lock_server: LockServer
 ) -> None:
     async def enter() -> None:
-        async with dflock(key, rate="3/h", app=app):
+        async with dflock(key, rate="3/h", limit=None, app=app):
             pass
 
-    with dflock(key, rate="3/h", app=app) as lock:
+    with dflock(key, rate="3/h", limit=None, app=app) as lock:
         assert lock.held
         asyncio.run(enter())  # no limit but the rate
-    assert rate_of(lock_server, key)["free"] == 1
-    task = rated(app, nothing, lock_rate="3/h")
+    assert rate_of(lock_server, key, DistributedSemaphore)["free"] == 1
+    task = rated(app, nothing, lock_rate="3/h", lock_limit=None)
     assert task.delay(key).get() == key
-    with pytest.raises(LockNotAcquiredError), dflock(key, 0, rate="3/h", app=app):
+    with pytest.raises(LockNotAcquiredError), dflock(key, 0, rate="3/h", limit=None, app=app):
         raise AssertionError
     assert re.search(r"limit=2, rate='3/h'", repr(dflock("k", limit=2, rate="3/h")))
+
+
+def test_a_rate_alone_lets_no_two_run_at_once(app: Celery, key: str) -> None:
+    def again(key: str) -> str:
+        with pytest.raises(LockNotAcquiredError, match="held by"):
+            task.delay(key)
+        with pytest.raises(LockNotAcquiredError), dflock(key, 0, rate="9/h", app=app):
+            raise AssertionError
+        return key
+
+    task = rated(app, again, lock_rate="9/h")
+    assert task.delay(key).get() == key
+
+
+@pytest.mark.parametrize("options", [{}, {"lock_conflict": "supersede", "lock_rate": "1/h"}])
+def test_no_limit_at_all_is_refused(app: Celery, options: dict[str, Any]) -> None:
+    with pytest.raises(ImproperlyConfigured, match="lock_limit is None: give "):
+        app.task(base=LockedTask, lock_limit=None, shared=False, **options)(nothing).bind(app)
+    with pytest.raises(ValueError, match=r"^limit is None: give .*: else nothing is locked$"):
+        dflock("k", limit=None, app=app)
 
 
 def check_windows(starts: list[dict[str, Any]], runs: int, window: float) -> None:
@@ -151,6 +170,8 @@ def test_no_window_of_real_workers_has_more(
 ) -> None:
     """In their slots with a limit besides, and in the consumer without."""
     headers = {"dflock": {"lock_rate": [5, 0.5]}}
+    if task == "parked":
+        headers["dflock"]["lock_limit"] = None
     send = getattr(jobs, task)
     sent = [cluster.send(send, f"{key}:{n % 2}", headers=headers) for n in range(40)]
     for each in sent:
@@ -169,7 +190,7 @@ def test_thousands_over_four_workers(
 ) -> None:
     """Three keys at 20/s: the server is killed and started again, and then a worker is killed."""
     names = [f"rated-{key.replace(':', '-')}-{number}" for number in range(4)]
-    headers = {"dflock": {"lock_rate": [20, 1], "lock_timeout": 500}}
+    headers = {"dflock": {"lock_rate": [20, 1], "lock_limit": None, "lock_timeout": 500}}
     with contextlib.ExitStack() as running:
         state = str(tmp_path / "state")
         server = running.enter_context(LockServer(tmp_path, "--state-dir", state, name="rated"))
