@@ -58,7 +58,7 @@ class Shutdown:
             lock.cancel()
 
     def look_again(self) -> None:
-        """See whether anybody waits still; whoever was told has to move on first."""
+        """See whether anybody waits still; those who were told have to move on first."""
         if self.begun:
             signals.task_postrun.connect(self._moved_on, weak=False)
         else:
