@@ -108,7 +108,7 @@ def test_mistakes_are_found(found: dict[str, list[str]]) -> None:
 
 
 def test_the_options_are_those_of_the_task() -> None:
-    declared = {name for name in vars(LockedTask) if name.startswith("lock_")}
+    declared = {name for name in LockedTask.__annotations__ if name.startswith("lock_")}
 
     assert declared == set(OPTIONS) == set(TaskOptions.__annotations__)
     assert set(RequeueOptions.__annotations__) == set(Backoff.__dataclass_fields__)
