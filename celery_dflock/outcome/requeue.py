@@ -8,8 +8,9 @@ import time
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from celery import Task
+from celery import Task, states
 from celery.app.task import Context
+from celery.app.trace import TraceInfo
 from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
 from kombu.serialization import registry
@@ -26,8 +27,7 @@ from dflockd.sync_client import Reservation
 LEAST_PAUSE = 0.2
 """Seconds before the next attempt at least, unless ``lock_requeue`` has a lower ``cap``.
 
-This run stores ``RETRY`` after it has sent the task again. If the next run has stored its result by
-then, ``RETRY`` would overwrite it, and a caller that waits for the result would wait forever.
+A task that has nothing to wait for would go round through its broker as fast as that can.
 """
 
 PUBLISH_PAUSE = 1.0
@@ -45,6 +45,10 @@ class CopyDropped(Ignore):
 
 class RedeliveryRequeued(Ignore):
     """A redelivery was sent again. Nothing is stored: that is for another run."""
+
+
+class Requeued(Retry, Ignore):
+    """A run was sent again, and all that this one stores is stored: Celery is to store nothing more."""
 
 
 class UnmetRequeued(RedeliveryRequeued):
@@ -165,20 +169,33 @@ def requeue(
 ) -> NoReturn:
     """Send a task again, and end this run of it; see `send_again`.
 
-    Celery logs a line at INFO for that, and what it says of a `Retry` is all that there is to say.
+    All that this run says of the task is said before the message is out: the next run may end before
+    this one goes on, and ``RETRY`` would overwrite its result. A caller would wait for it forever.
 
     Raises:
-        Retry: which tells Celery that the task goes on elsewhere.
+        Requeued: which tells Celery that the task goes on elsewhere.
         RedeliveryRequeued: which tells it to store nothing, for that would be the other run's.
     """
+    why = f"requeued for {seconds:.1f} s, attempt {attempt}: {error}"
+    if not plan.is_redelivered and not plan.request.is_eager:
+        _store_retry(plan, Requeued(why, exc=error, when=seconds))
     send_again(plan, seconds, header, error)
     tell_requeued(plan, error, seconds, attempt)
     if plan.is_redelivered:
-        said = plan.name, seconds, attempt, error
-        logger.info("task %s: its redelivery is requeued for %.1f s, attempt %d: %s", *said)
+        logger.info("task %s: its redelivery is %s", plan.name, why)
         raise RedeliveryRequeued if plan.header.redelivery else UnmetRequeued
-    why = f"requeued for {seconds:.1f} s, attempt {attempt}: {error}"
-    raise Retry(why, exc=error, when=seconds)
+    raise Requeued(why, exc=error, when=seconds)
+
+
+def _store_retry(plan: Plan, retry: Requeued) -> None:
+    """Do what Celery does for a retry: store ``RETRY``, call `on_retry`, send its signal, log it."""
+    try:
+        raise retry  # Celery looks at the exception that is handled
+    except Requeued:
+        try:
+            TraceInfo(states.RETRY, retry).handle_error_state(plan.task, plan.request)
+        except Exception as exc:  # the results are away, or a handler fails: the task still goes on
+            logger.warning("task %s is requeued, and its state is not stored: %r", plan.name, exc)
 
 
 def tell_requeued(plan: Plan, error: LockError, seconds: float, attempt: int) -> None:

@@ -16,12 +16,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from celery import Task
+from celery import Task, signals
 from celery.app.task import Context
+from celery.exceptions import Retry
 from celery.worker.consumer import Consumer
 from kombu.exceptions import OperationalError
+from kombu.utils.encoding import safe_repr, safe_str
 
 from celery_dflock.exceptions import LockNotAcquiredError
+from celery_dflock.outcome.requeue import Requeued
 from celery_dflock.signals import (
     RunSignal,
     lock_acquired,
@@ -144,6 +147,14 @@ def send_superseded(
         if was_running:
             # Of Celery's own: it sends none for a task that ends like this.
             _send("task-revoked", sender, request, terminated=True, signum=None, expired=False)
+
+
+@signals.task_retry.connect
+def send_retried(sender: Task, request: Context, reason: Retry, einfo: Any, **_: Any) -> None:
+    """Send the event of Celery's own for a requeued task: it sends none for one that ends like this."""
+    if _wanted[0] and isinstance(reason, Requeued):
+        said = {"exception": safe_repr(reason.exc), "traceback": safe_str(einfo.traceback)}
+        _send("task-retried", sender, request, **said)
 
 
 lock_acquired.for_events = lock_released.for_events = 1
