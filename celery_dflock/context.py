@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from pathlib import Path
@@ -9,18 +10,19 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from celery import Celery, current_app, current_task
+from kombu.utils.compat import detect_environment
 
 from celery_dflock import keys
+from celery_dflock.checks import check_app, check_seconds, check_whole, refused
 from celery_dflock.config import settings, with_remedy
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
-from celery_dflock.held import HeldLock, TaskLock
+from celery_dflock.held import HeldLock, TaskLock, check_lease
 from celery_dflock.identity import block_label_of, process_label
 from celery_dflock.locks import Locks, LocksBase, lost_error
 from celery_dflock.look import Look
-from celery_dflock.options import MAX_LIMIT, UNLIMITED
+from celery_dflock.options import MAX_LIMIT, MAX_SECONDS, UNLIMITED
 from dflockd import client, errors
-from dflockd.client import arguments
-from dflockd.rates import RateLike
+from dflockd.rates import RateLike, parse_rate
 
 B = TypeVar("B", bound=LocksBase[Any])
 
@@ -51,7 +53,8 @@ class dflock:
     Raises:
         LockNotAcquiredError: the lock was not granted in time.
         LockUnavailableError: no lock server answered.
-        RuntimeError: this object is in use already.
+        ValueError: an argument is bad.
+        RuntimeError: this object is in use already, or ``with`` is used in a coroutine.
     """
 
     def __init__(
@@ -66,16 +69,26 @@ class dflock:
         rate: RateLike | None = None,
         app: Celery | None = None,
     ) -> None:
+        check_app(app)
+        keys.finished(key)
+        if timeout is not None:
+            check_seconds("timeout", timeout, MAX_SECONDS)
+        check_whole("ttl", ttl, 1, MAX_SECONDS, "number of seconds")
+        if limit is not None:
+            check_whole("limit", limit, 1, MAX_LIMIT)
+        elif rate is None and group_limit is None:
+            raise refused("limit", limit, UNLIMITED.format(""))
+        if group_limit is not None:
+            check_whole("group_limit", group_limit, 1, MAX_LIMIT)
+            if group is None:
+                raise refused("group_limit", group_limit, "a group too, or remove it")
+        if rate is not None:
+            parse_rate(rate)
         self.key = key
         self.timeout = timeout
         self._ttl = ttl
-        if limit is None and rate is None and group_limit is None:
-            raise errors.InvalidArgumentError(
-                f"limit is None: give {UNLIMITED.format('')}", key=key
-            )
         self._limit = limit
-        # What is no text is refused where all of it is checked.
-        self._group = keys.finished(group) if isinstance(group, str) else group
+        self._group = None if group is None else keys.finished(group, name="group")
         self._group_limit = group_limit
         self._rate = rate
         self._app = app
@@ -84,13 +97,14 @@ class dflock:
 
     def __enter__(self) -> TaskLock:
         """Wait for the lock."""
+        self._refuse_event_loop()
         locks, is_enabled = self._make(Locks)
         self._locks = locks
         try:
             started = time.monotonic()
-            refused = locks.acquire() if is_enabled else None
-            if refused is not None:
-                raise self._not_acquired(refused, locks.look(refused))
+            missed = locks.acquire() if is_enabled else None
+            if missed is not None:
+                raise self._not_acquired(missed, locks.look(missed))
             locks.waited = time.monotonic() - started if is_enabled else 0.0
             return TaskLock.of(locks)
         except BaseException:
@@ -114,9 +128,9 @@ class dflock:
         self._async_locks = locks
         try:
             started = time.monotonic()
-            refused = await locks.acquire() if is_enabled else None
-            if refused is not None:
-                raise self._not_acquired(refused, await locks.look())
+            missed = await locks.acquire() if is_enabled else None
+            if missed is not None:
+                raise self._not_acquired(missed, await locks.look())
             return AsyncLock(locks, time.monotonic() - started if is_enabled else 0.0)
         except BaseException:
             await self.__aexit__(None, None, None)
@@ -146,8 +160,6 @@ class dflock:
         """Make the locks; whether the app wants any comes with them."""
         if self._locks is not None or self._async_locks is not None:
             raise RuntimeError(f"{self!r} is in use: make another one for this block")
-        if self._group is None:
-            arguments.checked_group(None, self._group_limit, self.key)
         app_settings = settings(self._app or current_app._get_current_object())
         make = kind.maker(
             *(MAX_LIMIT if self._limit is None else self._limit, self._ttl),
@@ -161,6 +173,17 @@ class dflock:
             group=self._group,
         )
         return kind([lock], self.timeout, app_settings.is_cluster), app_settings.enabled
+
+    def _refuse_event_loop(self) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        # One greenlet may run a loop beside another that waits; and who waits there gives way.
+        if detect_environment() == "default":
+            raise RuntimeError(
+                f"with {self!r} would stop the event loop that runs in this thread: use async with"
+            )
 
     def _not_acquired(self, key: str, look: Look) -> LockNotAcquiredError:
         waited = f"waited {self.timeout} s" if self.timeout else ""
@@ -179,6 +202,7 @@ class AsyncLock(HeldLock):
         something that stops all threads of the process for longer than the lease. It waits while
         the state is in doubt, as `check` does.
         """
+        check_lease(seconds)
         return await self._locks.renew(seconds)
 
     async def check(self) -> None:

@@ -6,8 +6,10 @@ from contextvars import ContextVar
 from typing import Any
 from weakref import ref
 
+from celery_dflock.checks import check_whole
 from celery_dflock.lock_key import LockKey
 from celery_dflock.locks import Locks, LocksBase
+from celery_dflock.options import MAX_SECONDS
 
 
 class HeldLock:
@@ -98,6 +100,7 @@ class TaskLock(HeldLock):
         A thread renews it all the time. Call this before something that stops all threads of the
         process for longer than the lease. It waits while the state is in doubt, as `check` does.
         """
+        check_lease(seconds)
         return self._locks.renew(seconds)
 
     def check(self) -> None:
@@ -123,6 +126,12 @@ class TaskLock(HeldLock):
     def __hash__(self) -> int:
         """As `__eq__` wants it."""
         return hash(self._locks)
+
+
+def check_lease(seconds: object) -> None:
+    """Refuse what `extend` cannot ask for."""
+    if seconds is not None:
+        check_whole("seconds", seconds, 1, MAX_SECONDS)
 
 
 running: ContextVar[Locks | None] = ContextVar("celery_dflock.running", default=None)

@@ -17,8 +17,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from kombu.utils import json
 
+from celery_dflock.checks import refused
 from celery_dflock.exceptions import LockKeyError
 from celery_dflock.lock_key import LockKey
+from dflockd.client.arguments import check_key
 
 MAX_BYTES = 256
 """Longest key that the lock server takes; a longer one is cut and completed with a digest."""
@@ -205,8 +207,17 @@ def default_key(task_name: str, arguments: Mapping[str, Any]) -> str:
     return f"{encode(task_name)}:{_digest(text)}"
 
 
-def finished(key: str, prefix: str = "") -> LockKey:
-    """Return the key that somebody names, by a text or as it is."""
+def finished(key: str, prefix: str = "", name: str = "key") -> LockKey:
+    """Return the key that somebody names, by a text or as it is.
+
+    Raises:
+        InvalidArgumentError: it is neither; `name` is what the error calls it.
+        InvalidKeyError: it is no finished key that can be sent.
+    """
+    if not isinstance(key, str) or not key:
+        raise refused(name, key, "a text, or a LockKey")
+    if isinstance(key, LockKey):
+        check_key(key)
     return finish(encode(key), prefix)
 
 

@@ -12,6 +12,7 @@ from celery import Task
 from celery.exceptions import ImproperlyConfigured
 
 from celery_dflock import signatures
+from celery_dflock.checks import is_number
 from celery_dflock.config import WAIT, Wait
 from celery_dflock.exceptions import LockKeyError, LockNotAcquiredError
 from celery_dflock.keys import (
@@ -328,8 +329,8 @@ class _Values:
         return value.__func__ if isinstance(value, staticmethod) else value
 
     def whole(self, option: str, most: int) -> int:
-        value = self[option]
-        if not (isinstance(value, int) and _is_number(value) and 0 < value <= most):
+        value: int = self[option]
+        if not (isinstance(value, int) and is_number(value) and 0 < value <= most):
             what = "whole seconds" if most == MAX_SECONDS else "a whole number"
             raise self.bad(option, f"{what}, 1 or more")
         return value
@@ -393,7 +394,7 @@ def _rate(values: _Values) -> RunRate | None:
 
 def _timeout(values: _Values) -> float | None:
     timeout = values["lock_timeout"]
-    if timeout is None or (_is_number(timeout) and 0 <= timeout <= MAX_SECONDS):
+    if timeout is None or (is_number(timeout) and 0 <= timeout <= MAX_SECONDS):
         seconds: float | None = timeout
         return seconds
     raise values.bad("lock_timeout", "seconds, 0 or more, or None to wait without end")
@@ -474,7 +475,7 @@ def _backoff(values: _Values) -> Backoff:
             raise values.bad("lock_requeue", _one_of(name, known))
         if value is None and name == "hold":
             continue
-        if not (_is_number(value) and 0 <= value <= MAX_SECONDS):
+        if not (is_number(value) and 0 <= value <= MAX_SECONDS):
             also = ", or None" if name == "hold" else ""
             raise values.bad("lock_requeue", f"a number, 0 or more{also}, for {name}")
     return Backoff(**given)
@@ -495,10 +496,6 @@ def _is_ours(task: type[Task], name: str) -> bool:
     """Whether an attribute of a task is a method of `LockedTask`."""
     module = getattr(inspect.getattr_static(task, name), "__module__", "")
     return module == "celery_dflock.task"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
 def _one_of(value: object, known: tuple[str, ...]) -> str:

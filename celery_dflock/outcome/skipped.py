@@ -66,9 +66,13 @@ class Skipped(dict[str, Any]):
     @classmethod
     def of(cls, result: object) -> Skipped | None:
         """Return `result` as a `Skipped` if it is the result of a skipped task, otherwise ``None``."""
-        if isinstance(result, dict) and result.get(cls.MARK) == "skipped":
+        if (
+            isinstance(result, dict)
+            and result.get(cls.MARK) == "skipped"
+            and isinstance(result.get("key"), str)
+        ):
             by = result.get("superseded_by")
-            return cls(result["key"], result["task_id"], result.get("holder"), by)
+            return cls(result["key"], result.get("task_id"), result.get("holder"), by)
         return None
 
 

@@ -247,6 +247,9 @@ class _Asked:
 
 
 def _app(app: Celery | None) -> Celery:
+    from celery_dflock.checks import check_app
+
+    check_app(app)
     if app is not None:
         return app
     from celery import current_app

@@ -13,7 +13,9 @@ from uuid import uuid4
 from celery.app.task import Context
 from celery.canvas import Signature
 
+from celery_dflock.checks import check_seconds, check_whole, refused
 from celery_dflock.lock_key import LockKey
+from celery_dflock.options import MAX_LIMIT, MAX_SECONDS
 from celery_dflock.outcome.header import options_of_call
 from celery_dflock.plan import Bound
 from celery_dflock.task import LockedTask
@@ -37,6 +39,7 @@ def supersede(call: Signature, timeout_s: float = 10) -> None:
         AssertionError: nobody holds the lock who could be superseded, or it does not let go.
     """
     __tracebackhide__ = True
+    check_seconds("timeout_s", timeout_s, MAX_SECONDS)
     asked = _Asked.of(call)
     if not asked.bound.options.supersedes:
         raise AssertionError(
@@ -67,6 +70,7 @@ def use_up_rate(call: Signature, leave: int = 0) -> None:
         AssertionError: it has no rate, or fewer than `leave` may begin, or the lock is held.
     """
     __tracebackhide__ = True
+    check_whole("leave", leave, 0, MAX_LIMIT)
     asked = _Asked.of(call)
     rate = asked.bound.options.rate
     if rate is None:
@@ -124,6 +128,8 @@ class _Asked(NamedTuple):
 
     @classmethod
     def of(cls, call: Signature) -> _Asked:
+        if not isinstance(call, Signature):
+            raise refused("call", call, "a call of a LockedTask, such as render.s(7)")
         task, args, kwargs = call.type, tuple(call.args), dict(call.kwargs)
         if not isinstance(task, LockedTask):
             raise AssertionError(f"{call!r} takes no lock: give a call of a LockedTask")
