@@ -10,7 +10,7 @@ from functools import cache
 from queue import Queue
 from typing import Any
 
-from celery import Task, signals
+from celery import Task, signals, states
 from celery.app.task import Context
 from celery.exceptions import Ignore, ImproperlyConfigured, Reject, Retry
 
@@ -25,6 +25,9 @@ from dflockd import errors
 
 _LOOKED_AFTER = "_dflock_looked_after"
 """Set on a request whose lock of this kind ends with its run."""
+
+ENDED = (states.FAILURE, states.IGNORED, states.REJECTED)
+"""The states of a task that may have ended before it began; one that is rejected may come again."""
 
 logger = logging.getLogger("celery_dflock")
 
@@ -186,11 +189,14 @@ def _looked_after(plan: Plan, ours: Mapping[str, str]) -> Iterator[Carried]:
         brought.end(None, options)
 
 
-def free_failed(sender: Task, **_: Any) -> None:
-    """Release the lock of a task that has failed before its run could look after it.
+def free_ended(sender: Task, state: str, retval: Any, **_: Any) -> None:
+    """Release the lock of a task that has ended before its run could look after it.
 
-    Its key could not be made here, or its `before_start` raised. A redelivery has no claim to it.
+    Its key could not be made here, or its `before_start` raised, whatever that is: no other signal of
+    Celery's comes after `Ignore`. A redelivery has no claim to it.
     """
+    if state not in ENDED or getattr(retval, "requeue", False):
+        return
     request = sender.request
     ours = header.unique_of(request)
     if ours is None or getattr(request, _LOOKED_AFTER, False) or _is_redelivery(request):
@@ -206,7 +212,7 @@ def _is_redelivery(request: Context) -> bool:
         return True  # nobody can say what it is
 
 
-signals.task_failure.connect(free_failed, dispatch_uid="celery_dflock.free_failed")
+signals.task_postrun.connect(free_ended, dispatch_uid="celery_dflock.free_ended")
 
 
 # Where it is revoked, or found to have expired: in the main process of a worker.

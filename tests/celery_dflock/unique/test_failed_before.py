@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from celery import Task
 from celery.app.trace import build_tracer
+from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult
 from celery.signals import after_task_publish
 
@@ -16,7 +17,7 @@ from dflockd import admin
 from examples.demo.stage import LockServer
 from tests.celery_dflock.unique.support import own_app
 
-WHERE = ["lock_key", "before_start", "header"]
+WHERE = ["lock_key", "before_start", "ignore", "reject", "header"]
 
 
 class Away(LockedTask):
@@ -28,6 +29,12 @@ class Away(LockedTask):
     def before_start(self, *_: Any) -> None:
         if self.is_away == "before_start":
             raise ConnectionError("the database is away")
+        if self.is_away == "ignore":
+            raise Ignore
+        if self.is_away in ("reject", "reject to the queue"):
+            raise Reject("as asked", requeue=self.is_away != "reject")
+        if self.is_away == "retry":
+            raise Retry
 
 
 def make_key(task: Any, args: Any, _: Any) -> str:
@@ -83,10 +90,24 @@ def test_another_can_be_sent(where: str, task: Task, lock_server: LockServer, ke
         headers["dflock"]["lock_tiemout"] = 5
     type(task).is_away = where
     run(task, first, key, headers)
-    assert first.state == "FAILURE"
+    assert first.state == {"ignore": "PENDING", "reject": "PENDING"}.get(where, "FAILURE")
     assert not holders(lock_server, task)
     type(task).is_away = ""
     assert send(task, key)[0].id != first.id
+
+
+@pytest.mark.parametrize("where", ["reject to the queue", "retry"])
+def test_it_stays_with_a_task_that_goes_on(
+    where: str, task: Task, lock_server: LockServer, key: str
+) -> None:
+    first, headers = send(task, key)
+    type(task).is_away = where
+    run(task, first, key, headers)
+    assert holders(lock_server, task)
+    type(task).is_away = ""
+    run(task, first, key, headers)
+    assert first.state == "SUCCESS"
+    assert not holders(lock_server, task)
 
 
 def test_a_redelivery_that_fails_so_takes_it_from_nobody(
