@@ -206,7 +206,7 @@ class ConsumerWait:
                 reservation=waiter.reservation,
                 told_ms=TOLD_MS,
                 queued=partial(self._announcer.announce, partial(self._announce, waiter)),
-                told=partial(post, partial(self._told, waiter)),
+                told=partial(self._hear_turn, waiter),
                 ended=lambda error: post(partial(self._ended, waiter, error)),
             )
             self._waiters[waiter] = None
@@ -233,6 +233,14 @@ class ConsumerWait:
             self._settle(waiter)
             waiter.handed = waiter.redelivery("another delivery holds it")
             self._send(waiter)
+
+    def _hear_turn(self, waiter: Waiter) -> None:
+        """Its turn has come; on the client's thread."""
+        with self._mutex:
+            pending = waiter.pending
+        if not slots.is_answering(self._consumer):
+            pending.pass_on()  # or the key would be idle until the task that runs here has ended
+        self._inbox.post(partial(self._told, waiter))
 
     def _told(self, waiter: Waiter) -> None:
         """Its turn has come: have it go to the pool, or let others go first."""

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ SOFT = "JOBS_SOFT_SHUTDOWN"
 VISIBILITY = "JOBS_VISIBILITY"
 """Seconds after which Redis delivers again what a worker has not acknowledged."""
 
+TOLD_MS = "JOBS_TOLD_MS"
+"""Milliseconds for which a lock is set aside for a task whose turn has come in the consumer."""
+
 AT_ONCE = {"base": 0.05, "cap": 0.05}
 
 app = Celery("tests.celery_dflock.jobs", set_as_current=False)
@@ -80,6 +84,8 @@ def configure(env: Mapping[str, str]) -> None:
             "unacked_mutex_expire": 3,
         }
     app.conf.update(json.loads(env.get(MORE, "{}")))
+    if TOLD_MS in env:
+        import_module("celery_dflock.worker.consumer_wait").TOLD_MS = int(env[TOLD_MS])  # type: ignore[attr-defined]
 
 
 configure(os.environ)

@@ -161,6 +161,22 @@ def present(lock: DistributedLock) -> list[dict[str, Any]]:
     return [each for each in lock.inspect()["waiters"] if not each["away"]]
 
 
+def test_a_busy_solo_worker_lets_others_go_first(cluster: Cluster, key: str, gate: Path) -> None:
+    """Nobody in it could say so: a lock that is set aside for a minute would be idle for so long."""
+    env = {jobs.TOLD_MS: str(int(10_000 * PATIENCE))}
+    with cluster.worker("alone", pool="solo", env=env) as alone:
+        cluster.wait_ready(alone)
+        with cluster.lock(key):
+            waiting = [cluster.send(jobs.parked, key, queue=alone.name) for _ in range(3)]
+            cluster.wait_waiters(key, 3)
+            busy = cluster.send(jobs.plain, key, gate=str(gate), queue=alone.name)
+            cluster.wait_event("start", busy)
+        with cluster.lock(key, timeout=PATIENCE):
+            assert not [e for e in cluster.events(what="start") if e["id"] in ids(waiting)]
+        gate.touch()
+        assert [each.get(timeout=PATIENCE) for each in waiting] == ids(waiting)
+
+
 def test_who_is_passed_goes_back_and_that_is_no_conflict(
     cluster: Cluster, worker: Worker, key: str, gate: Path
 ) -> None:
