@@ -98,6 +98,14 @@ class Carried:
         elif not (held and self._lock.release()) and options.duplicate == "replace":
             self._unmark()  # replaced while it ran already: no worker receives it again
 
+    def prolong(self, ttl: int) -> None:
+        """Have the lock last for `ttl` seconds from now, while the task waits and nobody renews it.
+
+        A process that has taken it meanwhile keeps it: its next renewal takes it back.
+        """
+        if self._adopt():
+            self._detach(ttl)
+
     def free(self) -> None:
         """Release the lock: the task will never run."""
         if self._adopt():

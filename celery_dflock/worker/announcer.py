@@ -1,4 +1,4 @@
-"""Announces that tasks wait."""
+"""Announces that tasks wait, and asks servers for them, where that holds nobody up."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ class Announcer:
             try:
                 say()
             except Exception:
-                logger.exception("the signal lock_waiting could not be sent")
+                logger.exception("%r of a task that waits failed", say)

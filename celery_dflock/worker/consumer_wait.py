@@ -316,6 +316,8 @@ class ConsumerWait:
             self._drop(waiter)
         elif waiter.is_late and self._turns.is_due(waiter):
             waiter.pending.come_back()
+        elif waiter.has_unique_to_prolong:
+            self._announcer.announce(waiter.prolong_unique)
 
     # The pool.
 

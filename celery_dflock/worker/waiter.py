@@ -8,12 +8,14 @@ from typing import Any
 
 from celery.app.task import Context
 
+from celery_dflock.config import settings
 from celery_dflock.identity import Owner, is_unnamed_run, label_of
 from celery_dflock.options import LockOptions
-from celery_dflock.outcome.header import Header, age_of, is_silent, options_of_call
+from celery_dflock.outcome.header import Header, age_of, is_silent, options_of_call, unique_of
 from celery_dflock.outcome.requeue import reservation, short_reservation
 from celery_dflock.outcome.types import refused_with
 from celery_dflock.plan import Bound, keeps_position
+from celery_dflock.unique.run import Carried
 from celery_dflock.worker import unacknowledged
 from celery_dflock.worker.hand_off import HandOff
 from dflockd import errors
@@ -67,6 +69,13 @@ class Waiter:
             left = max(0.0, left - header.waited)
         self._is_cut = most is not None and (left is None or left > most)
         self.timeout = most if self._is_cut else left
+        self._unique_ttl = options.unique_ttl
+        self._unique: Carried | None = None
+        self._unique_due = 0.0
+        ours = None if header.is_redelivered(self.context) else unique_of(self.context)
+        if ours is not None:
+            said = settings(request.task.app)
+            self._unique = Carried(request.task, self.context, ours, options.ttl, said)
         self._late_at = None if self.timeout is None else time.monotonic() + self.timeout
         self.reservation: Reservation | None = None
         if self._is_cut:
@@ -121,6 +130,17 @@ class Waiter:
     def is_late(self) -> bool:
         """Whether its time to wait is over."""
         return self._late_at is not None and time.monotonic() > self._late_at
+
+    @property
+    def has_unique_to_prolong(self) -> bool:
+        """Whether its lock of ``lock_unique`` could run out before this is looked at again."""
+        return self._unique is not None and time.monotonic() >= self._unique_due
+
+    def prolong_unique(self) -> None:
+        """Have that lock last while this waits. Asks a server, so not for the consumer's own thread."""
+        if self._unique is not None and not (self.is_in_pool or self.is_over):
+            self._unique_due = time.monotonic() + self._unique_ttl / 3
+            self._unique.prolong(self._unique_ttl)
 
     def waits_for_itself(self) -> bool:
         """Whether it is a redelivery of a message that runs in a worker of 0.1. Asks the server.

@@ -253,6 +253,13 @@ late_untold = acked_late("late_untold", ignore_result=True)
 # Tasks that wait in the consumer.
 
 parked = job("parked", lock_wait="consumer", lock_timeout=LONG)
+parked_unique = job(
+    "parked_unique",
+    lock_wait="consumer",
+    lock_timeout=LONG,
+    lock_unique="until_executed",
+    lock_unique_ttl=2,
+)
 parked_short = job("parked_short", lock_wait="consumer", lock_timeout=1, lock_conflict="skip")
 parked_again = job(
     "parked_again", lock_wait="consumer", lock_timeout=1, lock_requeue={"base": 0.05, "cap": 0.05}

@@ -14,6 +14,7 @@ from celery.result import AsyncResult
 from celery_dflock import Skipped
 from celery_dflock.acquire import TURN_TIMEOUT
 from celery_dflock.outcome.header import HEADER, RUN
+from dflockd import admin
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import Worker
 from tests.celery_dflock import jobs
@@ -159,6 +160,28 @@ def test_who_has_no_slot_holds_nothing_and_keeps_its_position(
 def present(lock: DistributedLock) -> list[dict[str, Any]]:
     """Those who wait for a lock, without those for whom a position is kept."""
     return [each for each in lock.inspect()["waiters"] if not each["away"]]
+
+
+def test_the_unique_lock_lasts_as_long_as_the_wait(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    def holders() -> list[dict[str, Any]]:
+        stats = admin.stats(cluster.lock_server.address)["locks"]
+        [name] = [e["key"] for e in stats if "parked_unique" in e["key"] and key in e["key"]]
+        found: list[dict[str, Any]] = admin.inspect(cluster.lock_server.address, name)["holders"]
+        return found
+
+    def outlives() -> bool | None:
+        return holders()[0]["held_s"] > 2 * jobs.parked_unique.lock_unique_ttl or None
+
+    with cluster.lock(key):
+        sent = cluster.send(jobs.parked_unique, key, queue=worker.name)
+        cluster.wait_waiters(key, 1)
+        cluster.wait(outlives, "a unique lock that is older than its first lease")
+        again = cluster.send(jobs.parked_unique, key, queue=worker.name)
+        assert again.id == sent.id, "it is on its way"
+    assert sent.get(timeout=PATIENCE) == sent.id
+    assert len(cluster.events(what="start", id=sent.id)) == 1
 
 
 def test_a_busy_solo_worker_lets_others_go_first(cluster: Cluster, key: str, gate: Path) -> None:
