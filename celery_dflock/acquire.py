@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from celery_dflock.exceptions import LockNotAcquiredError, LockUnavailableError
-from celery_dflock.identity import AgedOwner, Owner, is_unnamed_run, label_of
+from celery_dflock.identity import AgedOwner, Owner, label_of
 from celery_dflock.locks import Locks, RatedLocks
-from celery_dflock.look import Look, describe, tell_waiting
+from celery_dflock.look import Look, tell_waiting
 from celery_dflock.outcome.outage import outages
 from celery_dflock.outcome.requeue import reservation, short_reservation
 from celery_dflock.outcome.types import (
@@ -136,9 +135,6 @@ def _wait(plan: Plan, locks: Locks) -> Refusal | None:
         for each in filter(outer.has_under, plan.keys):
             why = "it is held by a task in the same thread that waits for this one"
             return TimedOut(LockNotAcquiredError(each, why))
-    # Waiting for a run without an owner, its redelivery would have the lock in the end.
-    if plan.is_redelivered and (holder := _unnamed_run(plan, locks.look(key))) is not None:
-        return _redelivered(plan, f"held by {describe(holder)}")
     reserve = partial(reservation, plan.task, plan.header, plan.options, locks.timeout)
     refused = locks.acquire(ticket, reserve if plan.keeps_position else None)
     if refused is None:
@@ -152,12 +148,8 @@ def _kept(ticket: str | None, pause: float | None) -> Kept | None:
     return None if ticket is None or pause is None else Kept(ticket, pause)
 
 
-def _timed_out(
-    plan: Plan, locks: Locks, key: str, waited: str, kept: Kept | None
-) -> TimedOut | Redelivered:
+def _timed_out(plan: Plan, locks: Locks, key: str, waited: str, kept: Kept | None) -> TimedOut:
     look = locks.look(key)
-    if (holder := _unnamed_run(plan, look)) is not None:
-        return _redelivered(plan, f"held by {describe(holder)}", key)
     return TimedOut(LockNotAcquiredError(key, look.refusal(waited), look.holder), kept)
 
 
@@ -168,12 +160,6 @@ def _redelivered(plan: Plan, why: str, key: str | None = None) -> Redelivered:
 def _superseded(key: str, by: str) -> Superseded:
     by = by or "a newer task"
     return Superseded(LockNotAcquiredError(key, f"superseded, the newest wins: {by}", by))
-
-
-def _unnamed_run(plan: Plan, look: Look) -> Mapping[str, Any] | None:
-    """Return the holder that is a run of this message in a worker, or at a server, of 0.1."""
-    name, task_id = plan.task.name, plan.request.id
-    return next((each for each in look.holders if is_unnamed_run(each, name, task_id)), None)
 
 
 def _tell_waiting(plan: Plan, key: str, look: Callable[[], Look]) -> None:

@@ -47,13 +47,9 @@ NAMES = (
     "dflock_enabled",
     "dflock_wait",
     "dflock_max_waiting",
-    "dflock_max_parked",
     "dflock_consumer_timeout",
 )
 """The settings; for their meaning see `Settings`."""
-
-OLD_NAMES = {"dflock_max_waiting": "dflock_max_parked"}
-"""What settings were called before. These names stay."""
 
 VARIABLES = ("DFLOCK_SERVERS", "DFLOCK_AUTH_TOKEN", "DFLOCK_AUTH_TOKEN_FILE")
 """Variables of the environment that stand in for settings."""
@@ -310,9 +306,11 @@ def _enabled(conf: Mapping[str, Any]) -> Any:
 
 
 def _max_waiting(conf: Mapping[str, Any]) -> int:
-    name, value = _renamed(conf, "dflock_max_waiting", MAX_WAITING)
+    value = _given(conf, "dflock_max_waiting", MAX_WAITING)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ImproperlyConfigured(f"{name} is {value!r}: give a whole number, 0 or more")
+        raise ImproperlyConfigured(
+            f"dflock_max_waiting is {value!r}: give a whole number, 0 or more"
+        )
     return value
 
 
@@ -323,19 +321,6 @@ def _consumer_timeout(conf: Mapping[str, Any]) -> float:
             f"dflock_consumer_timeout is {value!r}: give seconds, or 0 for no limit"
         )
     return value
-
-
-def _renamed(conf: Mapping[str, Any], name: str, default: Any) -> tuple[str, Any]:
-    """Return a setting, and under which of its names it is set."""
-    old = OLD_NAMES[name]
-    value, old_value = conf.get(name), conf.get(old)
-    if old_value is None:
-        return name, default if value is None else value
-    if value is not None and value != old_value:
-        raise ImproperlyConfigured(
-            f"{name} is {value!r} and {old}, its old name, is {old_value!r}: remove {old}"
-        )
-    return old, old_value
 
 
 def _given(conf: Mapping[str, Any], name: str, default: Any) -> Any:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from celery.utils.nodenames import gethostname
 
@@ -64,13 +64,3 @@ def _forget_process() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_process)
-
-
-def is_unnamed_run(entry: Mapping[str, Any], task_name: str, task_id: str) -> bool:
-    """Whether a holder that a server reports is a run of this message without an owner.
-
-    So are the runs of workers of 0.1, and all where the server is that old. To go with 0.1.
-    """
-    label: str = entry["label"]
-    run = f"{task_name}[{task_id}] "
-    return not entry.get("owner") and label.startswith(run) and not label.startswith(run + _BLOCK)

@@ -59,7 +59,7 @@ def combined() -> dict[str, Any]:
         for name, run_there in saving.saved(PLACE):
             pairs[name].update(run_there)
         measured.get_data().add_arcs(pairs)
-        # Not the older releases that some tests install.
+        # Not the older Celery that some tests install.
         inside = [f"{package}/*" for package in PACKAGES]
         measured.json_report(outfile=str(report), include=inside)
     files: dict[str, Any] = json.loads(report.read_text())["files"]

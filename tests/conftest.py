@@ -21,7 +21,6 @@ Process.launch = staticmethod(forkserver.start)
 
 LONGEST = (
     "rabbitmq/",
-    "upgrade/test_roll_outs.py",
     "published/test_published_servers.py",
     "worker/test_consumer_wait_faults.py",
     "test_benchmarks.py",

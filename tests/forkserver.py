@@ -68,7 +68,6 @@ PRELOADED = {
         "celery.concurrency.prefork",
         *CLIENTS,
     ),
-    "tests.celery_dflock.upgrade.rolled": CLIENTS,
     "tests.snippet": CLIENTS,
 }
 """What the programs import first, by the module that is run."""

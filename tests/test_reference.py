@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_dflock import LockedTask
-from celery_dflock.config import NAMES, OLD_NAMES, settings
+from celery_dflock.config import NAMES, settings
 from celery_dflock.options import OPTIONS, QUEUE_TIMEOUT, Backoff
 from examples.demo.stage import ROOT
 
@@ -75,7 +75,7 @@ def test_a_part_of_requeue(part: str) -> None:
     assert f"`{part}` ({value})" in meaning
 
 
-@pytest.mark.parametrize("setting", [each for each in NAMES if each not in OLD_NAMES.values()])
+@pytest.mark.parametrize("setting", NAMES)
 def test_a_setting(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("DFLOCK_SERVERS", "DFLOCK_AUTH_TOKEN", "DFLOCK_AUTH_TOKEN_FILE"):
         monkeypatch.delenv(variable, raising=False)

@@ -1,8 +1,7 @@
 """What the message headers of a task say, written and read in one place.
 
 The header ``dflock`` is a dict: the options of a call, the counters of a requeued task, and the
-mark of `lock_unique`. Workers of 0.1 read and write it too. They take an unknown name in it for an
-option, and refuse it. So newer counters have a header of their own.
+mark of `lock_unique`. What counts for one task id alone has a header of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ HEADER = "dflock"
 """The message header of a call's own options, and of the counters of a requeued task: a dict."""
 
 RUN = "dflock_run"
-"""The message header of the counters that 0.1 does not know: a dict."""
+"""The message header of what counts for one task id alone: a dict."""
 
 UNIQUE = "unique"
 """The name in the header for the lock of `lock_unique`."""
@@ -236,8 +235,7 @@ def options_of_call(request: Context) -> Mapping[str, Any]:
 def unique_of(request: Context) -> dict[str, str] | None:
     """Return what `celery_dflock.unique` has sent along: ``key``, ``token``, ``until`` and ``id``.
 
-    Only if it is this task's, because tasks can pass their headers to others. A sender of 0.1 that
-    had just lost the lock sent no token.
+    Only if it is this task's, because tasks can pass their headers to others.
     """
     ours = (request.headers or {}).get(HEADER)
     ours = ours.get(UNIQUE) if isinstance(ours, dict) else None

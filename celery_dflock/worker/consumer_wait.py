@@ -216,23 +216,12 @@ class ConsumerWait:
         self._prefetch.raise_for(request)
 
     def _announce(self, waiter: Waiter) -> None:
-        """Say that it waits, if it does not wait for its own message; on the announcer's thread."""
-        if waiter.waits_for_itself():
-            self._inbox.post(partial(self._gives_way, waiter))
-            return
+        """Say that it waits; on the announcer's thread."""
         task, request, lock = waiter.request.task, waiter.context, waiter.lock
         logger.info(
             "task %s[%s] waits for lock %r in the consumer", task.name, request.id, lock.key
         )
         tell_waiting(task, request, lock.key, lock.group, cache(partial(Look.at, lock)))
-
-    def _gives_way(self, waiter: Waiter) -> None:
-        """It is a redelivery, and would be granted the lock once its own message has run."""
-        if not waiter.is_over and waiter.handed is None:
-            waiter.pending.leave()
-            self._settle(waiter)
-            waiter.handed = waiter.redelivery("another delivery holds it")
-            self._send(waiter)
 
     def _hear_turn(self, waiter: Waiter) -> None:
         """Its turn has come; on the client's thread."""

@@ -19,7 +19,7 @@ from celery.worker.control import inspect_command
 
 from celery_dflock import gate
 from celery_dflock.config import settings
-from celery_dflock.identity import Owner, is_unnamed_run
+from celery_dflock.identity import Owner
 from celery_dflock.outcome.header import options_of_call
 from celery_dflock.plan import Bound
 from celery_dflock.task import LockedTask
@@ -48,9 +48,7 @@ class _Question(NamedTuple):
 
         Another delivery of the message is refused, wherever it is.
         """
-        if entry.get("owner"):
-            return self.owner == (entry["owner"], entry["attempt"])
-        return is_unnamed_run(entry, self.task, self.id)
+        return self.owner == (entry.get("owner"), entry.get("attempt"))
 
 
 @inspect_command(name="dflock")

@@ -9,7 +9,7 @@ from typing import Any
 from celery.app.task import Context
 
 from celery_dflock.config import settings
-from celery_dflock.identity import Owner, is_unnamed_run, label_of
+from celery_dflock.identity import Owner, label_of
 from celery_dflock.options import LockOptions
 from celery_dflock.outcome.header import Header, age_of, is_silent, options_of_call, unique_of
 from celery_dflock.outcome.requeue import reservation, short_reservation
@@ -141,20 +141,6 @@ class Waiter:
         if self._unique is not None and not (self.is_in_pool or self.is_over):
             self._unique_due = time.monotonic() + self._unique_ttl / 3
             self._unique.prolong(self._unique_ttl)
-
-    def waits_for_itself(self) -> bool:
-        """Whether it is a redelivery of a message that runs in a worker of 0.1. Asks the server.
-
-        Such a run has no owner to be compared. To go with 0.1.
-        """
-        if not Header.read(self.context).is_redelivered(self.context):
-            return False
-        try:
-            holders = self.lock.inspect()["holders"]
-        except errors.RemoteError:
-            return False
-        name, task_id = self.request.task.name, self.request.id
-        return any(is_unnamed_run(each, name, task_id) for each in holders)
 
     def hand_off(self, ticket: str | None) -> HandOff:
         """Return what the process that runs the task is told when the turn has come."""

@@ -42,7 +42,7 @@ RESULTS = "JOBS_RESULT_BACKEND"
 MORE = "JOBS_SETTINGS"
 """More settings of the app, as JSON."""
 WAIT = "JOBS_WAIT"
-MAX_PARKED = "JOBS_MAX_PARKED"
+MAX_WAITING = "JOBS_MAX_WAITING"
 SLOW = "JOBS_SLOW"
 """Seconds that a receiver of `lock_waiting` takes."""
 SOFT = "JOBS_SOFT_SHUTDOWN"
@@ -69,7 +69,7 @@ def configure(env: Mapping[str, str]) -> None:
         result_extended=True,
         worker_soft_shutdown_timeout=float(env.get(SOFT, "0")),
         dflock_wait=env.get(WAIT, "slot"),
-        dflock_max_waiting=int(env.get(MAX_PARKED, "500")),
+        dflock_max_waiting=int(env.get(MAX_WAITING, "500")),
     )
     if VISIBILITY in env:
         app.conf.broker_transport_options |= {

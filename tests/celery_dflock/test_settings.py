@@ -34,7 +34,6 @@ from celery_dflock.config import SSL_FILES, settings
         ("dflock_consumer_timeout", "1h", "'1h': give seconds, or 0 for no limit"),
         ("dflock_max_waiting", -1, "-1: give a whole number, 0 or more"),
         ("dflock_max_waiting", True, "True: give a whole number, 0 or more"),
-        ("dflock_max_parked", -1, "-1: give a whole number, 0 or more"),
         ("dflock_key_prefix", "my app:", "'my app:': give text without white space"),
         ("dflock_key_prefix", "a\nb", "give text without white space"),
         ("dflock_key_prefix", 5, "5: give text"),
@@ -62,34 +61,6 @@ def test_bad_setting(setting: str, value: object, text: str) -> None:
     assert not ran
     if setting == "dflock_auth_token":
         assert str(value) not in message
-
-
-@pytest.mark.parametrize("namespace", [None, "CELERY"])
-def test_the_old_name_of_a_setting(namespace: str | None) -> None:
-    """It says the same as the new one, and never something else."""
-
-    def read(**conf: int) -> int:
-        app = Celery("renamed", set_as_current=False)
-        prefixed = {f"CELERY_{name.upper()}": value for name, value in conf.items()}
-        app.config_from_object(prefixed if namespace else conf, namespace=namespace)
-        return settings(app).max_waiting
-
-    assert read() == 500
-    assert read(dflock_max_parked=7) == read(dflock_max_waiting=7) == 7
-    assert read(dflock_max_parked=0, dflock_max_waiting=0) == 0
-    with pytest.raises(ImproperlyConfigured) as refused:
-        read(dflock_max_parked=7, dflock_max_waiting=0)
-    assert str(refused.value) == (
-        "dflock_max_waiting is 0 and dflock_max_parked, its old name, is 7: "
-        "remove dflock_max_parked"
-    )
-
-
-def test_a_setting_that_is_changed_under_its_old_name() -> None:
-    app = Celery("changed", set_as_current=False)
-    assert settings(app).max_waiting == 500
-    app.conf.dflock_max_parked = 7
-    assert settings(app).max_waiting == 7
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the headers of a message say, and that workers of 0.1 understand it."""
+"""What the headers of a message say."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from celery_dflock.outcome.header import (
     with_age,
 )
 
-COUNTERS_OF_0_1 = ("attempt", "since", "place", "retries", "copy", "free")
-
 options = st.dictionaries(
     st.sampled_from(["lock_timeout", "lock_limit", "lock_conflict"]), st.integers(0, 9), max_size=2
 )
@@ -44,20 +42,6 @@ headers = st.builds(
     paused=st.none() | st.floats(1, 2e9),
     overtaken=st.integers(0, 99),
 )
-
-
-def attempts_of_0_1(request: Context) -> dict[str, Any]:
-    """As 0.1 had it."""
-    history = (request.headers or {}).get(HEADER) or {}
-    if history.get("retries") != request.retries:
-        return {}
-    return {name: history[name] for name in COUNTERS_OF_0_1 if name in history}
-
-
-def options_of_0_1(request: Context) -> dict[str, Any]:
-    history = (request.headers or {}).get(HEADER) or {}
-    ours = (*COUNTERS_OF_0_1, "unique")
-    return {name: value for name, value in history.items() if name not in ours}
 
 
 @given(header=headers, retries=st.integers(0, 3))
@@ -88,37 +72,6 @@ def test_a_task_that_was_sent_with_the_headers_of_another_counts_anew(
     assert child == Header(header.options, header.unique, age=age)
     own = Header.read(Context(id="parent", headers=written, retries=0))
     assert age or own == header
-
-
-@given(header=headers, retries=st.integers(0, 3))
-def test_0_1_reads_it(header: Header, retries: int) -> None:
-    request = Context(headers=header.write(Context(retries=retries)), retries=retries)
-    read = attempts_of_0_1(request)
-    assert int(read.get("attempt", 0)) == header.attempt
-    assert read.get("since") == header.since
-    assert read.get("place") == header.ticket
-    assert int(read.get("copy", 0)) == header.redelivery
-    assert ("copy" in read) == (header.redelivery > 0)
-    assert ("free" in read) == header.is_free
-    assert options_of_0_1(request) == header.options
-
-
-@given(
-    counters=st.fixed_dictionaries(
-        {"attempt": st.integers(1, 99), "since": st.floats(1, 2e9)},
-        optional={"place": st.none() | tickets, "copy": st.integers(1, 9), "free": st.just(True)},
-    ),
-    given_options=options,
-)
-def test_it_reads_0_1(counters: dict[str, Any], given_options: dict[str, Any]) -> None:
-    written = {HEADER: {**given_options, **counters, "retries": 2}}
-    header = Header.read(Context(headers=written, retries=2))
-    assert header.options == given_options
-    assert (header.attempt, header.since) == (counters["attempt"], counters["since"])
-    assert header.ticket == counters.get("place")
-    assert header.redelivery == counters.get("copy", 0)
-    assert header.is_free == ("free" in counters)
-    assert header.paused is None
 
 
 def test_most_messages_say_nothing() -> None:

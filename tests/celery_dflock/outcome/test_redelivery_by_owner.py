@@ -9,7 +9,6 @@ import pytest
 from celery import Task, states
 from celery.result import AsyncResult
 
-from dflockd.sync_client import DistributedLock
 from tests.celery_dflock import jobs
 from tests.celery_dflock.outcome.test_redelivery import assert_in_turns
 from tests.celery_dflock.processes import PATIENCE, Cluster
@@ -95,18 +94,3 @@ def test_another_task_of_the_same_id_is_another_run(
     assert cluster.wait_event("end", other)["task"] == "by_twos"
     gate.touch()
     cluster.wait_free(key)
-
-
-@pytest.mark.usefixtures("workers")
-@pytest.mark.parametrize("task", [jobs.skipped, jobs.patient], ids=["skip", "waits"])
-def test_a_run_of_0_1_has_no_owner_and_is_known_by_its_label(
-    cluster: Cluster, key: str, task: Task
-) -> None:
-    name = f"old-{key}"
-    label = f"{task.name}[{name}] elsewhere pid 1"
-    options = {"lock_timeout": 0.2}
-    with DistributedLock(key, 0, 30, [cluster.lock_server.address], label=label):
-        sent = cluster.send(task, key, task_id=name, headers={"dflock": options})
-        cluster.wait_event("requeued", sent, 2)
-    assert sent.get(timeout=PATIENCE) == name
-    assert not cluster.events(what="skipped", id=name)

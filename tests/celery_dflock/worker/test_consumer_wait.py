@@ -393,7 +393,7 @@ def test_chords_and_chains(cluster: Cluster, worker: Worker, key: str, rounds: i
 
 
 def test_an_app_can_ask_for_it_and_bound_it(cluster: Cluster, key: str) -> None:
-    env = {jobs.WAIT: "consumer", jobs.MAX_PARKED: "3"}
+    env = {jobs.WAIT: "consumer", jobs.MAX_WAITING: "3"}
     with cluster.worker("bounded", env=env) as worker, cluster.lock(key):
         worker.wait_ready()
         for _ in range(10):

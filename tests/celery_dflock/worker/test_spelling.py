@@ -32,7 +32,7 @@ def configured(namespace: str | None = None, **given: Any) -> Celery:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"dflock_servers": ["a:1"], "dflock_max_parked": 3, "broker_url": "memory://"}, None),
+        ({"dflock_servers": ["a:1"], "dflock_max_waiting": 3, "broker_url": "memory://"}, None),
         (
             {"dflock_server": ["a:1"]},
             "dflock_server is not a setting: did you mean dflock_servers?",

@@ -16,8 +16,8 @@ import pytest
 
 from examples.demo.stage import ROOT, LockServer, Redis, StageError, Worker, redis_executable
 from tests.celery_dflock import jobs
+from tests.celery_dflock.oldest_celery import oldest
 from tests.celery_dflock.record import RECORD
-from tests.celery_dflock.upgrade import oldest
 from tests.environments import NotToBeHadError, environment
 
 OLDEST = "5.4"
@@ -68,7 +68,14 @@ def test_scenarios(python: str, tmp_path: Path) -> None:
         with OldWorker(python, tmp_path, env) as worker:
             worker.wait_ready()
             run = subprocess.run(
-                [python, "-W", "error", "-m", "tests.celery_dflock.upgrade.oldest", *scenarios],
+                [
+                    python,
+                    "-W",
+                    "error",
+                    "-m",
+                    "tests.celery_dflock.oldest_celery.oldest",
+                    *scenarios,
+                ],
                 cwd=ROOT,
                 env={**os.environ, **env},
                 capture_output=True,
