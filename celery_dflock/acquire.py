@@ -73,7 +73,7 @@ def acquire(plan: Plan, locks: Locks) -> Refusal | None:
         return _superseded(exc.key or plan.keys[0], exc.by)
     except errors.AcquireCancelledError:
         return ShuttingDown(LockNotAcquiredError(plan.keys[0], "the worker is shutting down"))
-    if outages.known[0] and not isinstance(refusal, Unavailable):
+    if outages.known and not isinstance(refusal, Unavailable):
         outages.over(locks.server(plan.keys[0]))
     locks.waited = time.monotonic() - started
     if plan.hand_off is not None:

@@ -1,9 +1,8 @@
-"""What a worker logs of a lock server that is away: one line for all its processes."""
+"""What a process logs of a lock server that is away: one line when it begins, one when it ends."""
 
 from __future__ import annotations
 
 import logging
-import os
 import re
 import threading
 import time
@@ -11,16 +10,13 @@ import time
 import pytest
 
 from celery_dflock.outcome import outage
-from celery_dflock.outcome.outage import MOST, Outages
+from celery_dflock.outcome.outage import Outages
 from tests.dflockd.raw_server import PATIENCE
 
 
 @pytest.fixture
 def outages() -> Outages:
-    """As a worker has them that is about to fork."""
-    made = Outages()
-    made.prepare()
-    return made
+    return Outages()
 
 
 @pytest.fixture
@@ -41,11 +37,11 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_one_line_when_it_begins_and_one_when_it_ends(outages: Outages, said: list[str]) -> None:
-    assert not outages.known[0]
+    assert not outages.known
     begun_at = time.monotonic()
     for _ in range(500):
         outages.requeued("one:1", "cannot be reached: Connection refused")
-    assert outages.known[0]
+    assert outages.known
     outages.over("one:1")
     outages.over("one:1")
 
@@ -57,7 +53,7 @@ def test_one_line_when_it_begins_and_one_when_it_ends(outages: Outages, said: li
     assert over.startswith("lock server one:1 answers again after ")
     assert int(over.split(" s, ")[0].split()[-1]) <= time.monotonic() - begun_at + 1
     assert over.endswith("tasks requeued meanwhile: 500")
-    assert not outages.known[0]
+    assert not outages.known
 
 
 def test_what_a_server_refuses_is_no_outage(outages: Outages, said: list[str]) -> None:
@@ -66,7 +62,7 @@ def test_what_a_server_refuses_is_no_outage(outages: Outages, said: list[str]) -
         outages.refused("one:1", "MaxRatesError", "has no room")
         outages.over("one:1")
     outages.refused("one:1", "RefusedError", "no")
-    assert not outages.known[0]
+    assert not outages.known
     assert said == [
         f"lock server one:1 refuses a lock, its task is requeued until it is granted: {why}"
         for why in ("has no room", "no")
@@ -101,7 +97,7 @@ def test_servers_are_told_apart(outages: Outages, said: list[str]) -> None:
     outages.requeued("two:2", "why")
     outages.over("two:2")
 
-    assert outages.known[0], "the first is still away"
+    assert outages.known, "the first is still away"
     assert [line.split()[2] for line in said] == ["one:1", "two:2", "two:2"]
 
 
@@ -139,41 +135,12 @@ def test_a_server_that_is_away_at_the_start_is_said_once(outages: Outages, said:
     ]
 
 
-def test_processes_count_as_one(outages: Outages, said: list[str]) -> None:
-    """The children of a prefork pool say nothing that another has said."""
-    children = []
-    for _ in range(4):
-        pid = os.fork()
-        if not pid:
-            for _ in range(50):
-                outages.requeued("one:1", "why")
-            os._exit(len(said))
-        children.append(pid)
-    statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-    assert sorted(statuses) == [0, 0, 0, 1], "one of them has said it"
+def test_a_child_says_it_for_itself(outages: Outages, said: list[str]) -> None:
+    outages.requeued("one:1", "why")
+    outages.after_fork()
     outages.over("one:1")
-    assert said[-1].endswith("tasks requeued meanwhile: 200"), "and none has miscounted"
-
-
-def test_workers_that_one_process_has_forked_are_told_apart(said: list[str]) -> None:
-    outages = Outages()
-    pid = os.fork()
-    if not pid:
-        outages.prepare()
-        outages.requeued("one:1", "why")
-        os._exit(len(said))
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
-    outages.prepare()
+    assert len(said) == 1, "it has met no outage yet"
     outages.requeued("one:1", "why")
     outages.over("one:1")
-    assert len(said) == 2
+    assert len(said) == 3
     assert said[-1].endswith("tasks requeued meanwhile: 1")
-
-
-def test_more_servers_than_there_is_room_for(outages: Outages, said: list[str]) -> None:
-    for number in range(MOST + 5):
-        outages.requeued(f"lock-{number}:1", "why")
-    for number in range(MOST + 5):
-        outages.over(f"lock-{number}:1")
-    assert len(said) == MOST + 5 + MOST
-    assert not outages.known[0]
