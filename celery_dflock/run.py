@@ -11,7 +11,7 @@ from celery_dflock.exceptions import SupersededError
 from celery_dflock.held import TaskLock, running
 from celery_dflock.locks import Locks
 from celery_dflock.loss import Loss
-from celery_dflock.outcome.apply import apply
+from celery_dflock.outcome.decide import decide
 from celery_dflock.outcome.header import is_firing
 from celery_dflock.outcome.once import once
 from celery_dflock.outcome.redelivery import look_before_it_runs, say_why_it_runs
@@ -55,7 +55,7 @@ def _run(
 ) -> Any:
     refusal = refusal or acquire(plan, locks)
     if refusal is not None:
-        return apply(plan, refusal)
+        return decide(plan, refusal)
     if plan.is_redelivered:
         state = look_before_it_runs(plan)
         with once(plan):

@@ -25,7 +25,7 @@ from celery_dflock import (
     signals,
 )
 from celery_dflock.outcome import once, redelivery, requeue
-from celery_dflock.outcome.apply import apply
+from celery_dflock.outcome.decide import decide
 from celery_dflock.outcome.header import HEADER, RUN
 from celery_dflock.outcome.redelivery import RESULT_PAUSE
 from celery_dflock.outcome.requeue import (
@@ -97,7 +97,7 @@ class Stage:
         self.task.push_request(**request)
         self.before = datetime.now(UTC)
         try:
-            return apply(
+            return decide(
                 plan(self.task, self.task.request, self.task.run, (), {}, self.task._bound()), it
             )
         finally:

@@ -15,7 +15,7 @@ from kombu.message import Message
 from kombu.utils.uuid import uuid
 
 from celery_dflock import LockedTask, LockNotAcquiredError, Skipped
-from celery_dflock.outcome.apply import apply
+from celery_dflock.outcome.decide import decide
 from celery_dflock.outcome.header import HEADER, Header
 from celery_dflock.outcome.redelivery import RedeliveryRequeued
 from celery_dflock.outcome.types import (
@@ -71,7 +71,7 @@ def refuse(task: Task, it: Refusal, **said: Any) -> tuple[Any, Message, Message]
     try:
         run = plan(task, task.request, task.run, (), {}, task._bound())
         with pytest.raises((Retry, RedeliveryRequeued)) as raised:
-            apply(run, it)
+            decide(run, it)
     finally:
         task.pop_request()
     return raised.value, before, received(task.app)
@@ -144,7 +144,7 @@ def test_an_older_one_is_skipped_with_the_name_of_the_newer(task: Task) -> None:
     task.push_request(id="older", called_directly=False)
     try:
         run = plan(task, task.request, task.run, (), {}, task._bound())
-        skipped = apply(run, Superseded(ERROR))
+        skipped = decide(run, Superseded(ERROR))
     finally:
         task.pop_request()
     assert isinstance(skipped, Skipped)

@@ -15,7 +15,7 @@ from kombu.utils.uuid import uuid
 
 from celery_dflock import LockedTask, LockNotAcquiredError, LockUnavailableError
 from celery_dflock.options import Backoff
-from celery_dflock.outcome.apply import apply
+from celery_dflock.outcome.decide import decide
 from celery_dflock.outcome.header import HEADER, RUN
 from celery_dflock.outcome.requeue import LEAST_PAUSE, RedeliveryRequeued, pause
 from celery_dflock.outcome.types import Overtaken, Refusal, ShuttingDown, TimedOut, Unavailable
@@ -126,7 +126,7 @@ def requeue(
     try:
         run = plan(task, task.request, task.run, (1,), {"two": 2}, task._bound())
         with pytest.raises(ends):
-            apply(run, outcome)
+            decide(run, outcome)
     finally:
         task.pop_request()
 

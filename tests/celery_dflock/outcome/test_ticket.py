@@ -16,9 +16,9 @@ from celery.result import AsyncResult
 from celery_dflock import LockNotAcquiredError
 from celery_dflock.identity import runs_of
 from celery_dflock.locks import try_once
+from celery_dflock.outcome.decide import requeue_or_give_up
 from celery_dflock.outcome.header import HEADER, Header
 from celery_dflock.outcome.requeue import reservation
-from celery_dflock.outcome.timed_out import requeue_or_give_up
 from celery_dflock.outcome.types import Kept, TimedOut
 from celery_dflock.plan import Plan, plan
 from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation

@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_dflock import LockedTask, LockUnavailableError, current_lock
-from celery_dflock.outcome.unavailable import LONGEST_PAUSE
+from celery_dflock.outcome.decide import LONGEST_PAUSE
 from dflockd.sharding import stable_hash_shard
 from dflockd.sync_client import DistributedSemaphore
 from examples.demo.stage import LockServer, Worker
