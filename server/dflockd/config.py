@@ -53,8 +53,6 @@ class Setting:
     kind: Kind
     help: str
     secret: bool = False
-    former: tuple[str, str] | None = None
-    """The flag and the variable by which it was known before: they mean the same."""
 
     @property
     def name(self) -> str:
@@ -378,7 +376,6 @@ SETTINGS: tuple[Setting, ...] = (
         SERVING_LEASE,
         _number(2, 3600),
         "How long a server of a cluster continues without etcd before the others take over (seconds)",
-        former=("--cluster-promise", "DFLOCKD_CLUSTER_PROMISE_S"),
     ),
     Setting(
         "--cluster-max-lease-ttl",
@@ -703,13 +700,11 @@ def _parser(version: str) -> argparse.ArgumentParser:
             parser.add_argument(setting.flag, action=argparse.BooleanOptionalAction, help=text)
         else:
             parser.add_argument(setting.flag, metavar="VALUE", help=text)
-        if setting.former is not None:
-            parser.add_argument(setting.former[0], dest=setting.name, help=argparse.SUPPRESS)
     return parser
 
 
 def _value(setting: Setting, flags: argparse.Namespace, environ: Mapping[str, str]) -> Any:
-    source, given = _variable(setting, environ)
+    source, given = setting.variable, environ.get(setting.variable)
     if given is None:
         source, given = setting.flag, getattr(flags, setting.name)
     if given is None:
@@ -731,20 +726,6 @@ def _value(setting: Setting, flags: argparse.Namespace, environ: Mapping[str, st
         raise SettingError(f"{source}: {shown} is not {setting.kind.describe}{hint}") from None
 
 
-def _variable(setting: Setting, environ: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return the variable of a setting that is set, and its value."""
-    given = environ.get(setting.variable)
-    if setting.former is None:
-        return setting.variable, given
-    former = environ.get(setting.former[1])
-    if None not in (given, former) and given != former:
-        raise SettingError(
-            f"{setting.former[1]} is the former name of {setting.variable}, and both are set: "
-            "unset the former"
-        )
-    return (setting.former[1], former) if given is None else (setting.variable, given)
-
-
 def _unknown_argument(argument: str) -> str:
     # Only the name is shown: what stands behind a misspelt flag may be a secret.
     if not argument.startswith("-"):
@@ -757,7 +738,6 @@ def _unknown_argument(argument: str) -> str:
 
 def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
     known = [setting.variable for setting in SETTINGS]
-    known += [setting.former[1] for setting in SETTINGS if setting.former is not None]
     warnings = []
     for name in sorted(environ):
         # The names that Kubernetes makes for a service called dflockd are nobody's mistake.

@@ -3,7 +3,6 @@
 from dflockd.client.blocking import (
     DistributedLock,
     DistributedSemaphore,
-    KeepPlace,
     RateLimit,
     Reservation,
     ShardingStrategy,
@@ -13,7 +12,6 @@ from dflockd.client.blocking import (
 __all__ = [
     "DistributedLock",
     "DistributedSemaphore",
-    "KeepPlace",
     "RateLimit",
     "Reservation",
     "ShardingStrategy",

@@ -19,7 +19,7 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
 from celery_dflock.cli import dflock
-from dflockd.sync_client import DistributedLock, DistributedSemaphore, KeepPlace, RateLimit
+from dflockd.sync_client import DistributedLock, DistributedSemaphore, RateLimit, Reservation
 from examples.demo.stage import ROOT, LockServer
 from tests import forkserver
 from tests.celery_dflock.processes import Waiter
@@ -228,7 +228,7 @@ def test_locks_and_waiters(run: Run, server: LockServer) -> None:
         assert run("waiters", "api").stdout.startswith("api  1. third  for ")
         away = semaphore(server, "api", "fourth")
         assert away.enqueue() == "queued"
-        assert away.wait(0, KeepPlace(30, 0)) is False
+        assert away.wait(0, Reservation(30, 0)) is False
         lines = run("waiters", "api").stdout.splitlines()
         assert [line.endswith(" s, requeued") for line in lines] == [False, True]
         assert len(run("locks").stdout.splitlines()) == 2

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from dflockd.client.aio import (
         DistributedLock,
         DistributedSemaphore,
-        KeepPlace,
         RateLimit,
         Reservation,
         ShardingStrategy,
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DistributedLock",
     "DistributedSemaphore",
-    "KeepPlace",
     "RateLimit",
     "Reservation",
     "ShardingStrategy",

@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 
 from dflockd import errors
 from dflockd.client import clock, operations, process
-from dflockd.client.arguments import KeepPlace, Reservation
+from dflockd.client.arguments import Reservation
 from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
 from dflockd.client.frames import without_frames
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
@@ -34,7 +34,6 @@ from dflockd.wire import UnexpectedReplyError
 __all__ = [
     "DistributedLock",
     "DistributedSemaphore",
-    "KeepPlace",
     "RateLimit",
     "Reservation",
     "ShardingStrategy",
@@ -84,12 +83,11 @@ class DistributedLock(LockBase):
             session.let_go(claim)
             raise
 
-    async def enqueue(self, ticket: str | None = None, *, place: str | None = None) -> str:
+    async def enqueue(self, ticket: str | None = None) -> str:
         """Take a position in the queue without waiting: ``"acquired"`` or ``"queued"``.
 
         Args:
             ticket: the ticket of a position that a `wait` with a `Reservation` has left.
-            place: the name of `ticket` before 0.2.
 
         Raises:
             InvalidArgumentError: the ticket is malformed.
@@ -97,7 +95,7 @@ class DistributedLock(LockBase):
         """
         claim = object()
         try:
-            flow = self._enqueueing(claim, place if ticket is None else ticket)
+            flow = self._enqueueing(claim, ticket)
             return "acquired" if await _run(flow) else "queued"
         except BaseException:
             self._session.let_go(claim)
@@ -107,8 +105,6 @@ class DistributedLock(LockBase):
         self,
         timeout_s: float | None = None,
         reservation: Reservation | None = None,
-        *,
-        keep: Reservation | None = None,
     ) -> bool:
         """Wait up to `timeout_s` (default `acquire_timeout_s`) for the grant of an enqueued position.
 
@@ -116,7 +112,6 @@ class DistributedLock(LockBase):
             timeout_s: seconds; rounded up to whole ones with a reservation.
             reservation: keep the position if the wait returns ``False``. The lock then has a
                 `ticket` for `enqueue`.
-            keep: the name of `reservation` before 0.2.
 
         Raises:
             InvalidArgumentError: a time is not a number of seconds, 0 or more.
@@ -127,7 +122,7 @@ class DistributedLock(LockBase):
         session = self._session
         claim = None, session.waiter
         try:
-            flow = self._waiting(claim, timeout_s, keep if reservation is None else reservation)
+            flow = self._waiting(claim, timeout_s, reservation)
             if self._own_lease() is not None:  # `enqueue` has been granted it
                 return True
             return await _run(flow)

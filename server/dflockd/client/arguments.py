@@ -45,10 +45,6 @@ class Reservation(NamedTuple):
     """Seconds before and after that in which a slot may be idle for its sake; 0 holds nothing."""
 
 
-KeepPlace = Reservation
-"""Its name before 0.2."""
-
-
 def check_key(key: object) -> None:
     """Refuse a key that cannot be sent.
 

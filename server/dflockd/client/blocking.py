@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from dflockd import errors
 from dflockd.client import clock, operations
-from dflockd.client.arguments import KeepPlace, Reservation
+from dflockd.client.arguments import Reservation
 from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
 from dflockd.client.frames import without_frames
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
@@ -28,7 +28,6 @@ from dflockd.wire import ENQUEUED, UnexpectedReplyError
 __all__ = [
     "DistributedLock",
     "DistributedSemaphore",
-    "KeepPlace",
     "RateLimit",
     "Reservation",
     "ShardingStrategy",
@@ -87,13 +86,12 @@ class DistributedLock(LockBase):
                 return True
         return _run(session.acquire(claim, self.acquire_timeout_s, link, reply))
 
-    def enqueue(self, ticket: str | None = None, *, place: str | None = None) -> str:
+    def enqueue(self, ticket: str | None = None) -> str:
         """Take a position in the queue without waiting.
 
         Args:
             ticket: the ticket of a position that a `wait` with a `Reservation` has left; it is taken
                 up again. If it is gone, this takes a new position at the end of the queue.
-            place: the name of `ticket` before 0.2.
 
         Returns:
             ``"acquired"`` if the lock was free, or reserved for this ticket; otherwise ``"queued"``.
@@ -103,7 +101,7 @@ class DistributedLock(LockBase):
             InvalidArgumentError: the ticket is malformed.
             RemoteError: as for `acquire`; `acquire_timeout_s` bounds this call as well.
         """
-        claim, ticket = object(), place if ticket is None else ticket
+        claim = object()
         try:
             if ticket is None:
                 is_granted = self._enqueue(claim)
@@ -129,8 +127,6 @@ class DistributedLock(LockBase):
         self,
         timeout_s: float | None = None,
         reservation: Reservation | None = None,
-        *,
-        keep: Reservation | None = None,
     ) -> bool:
         """Wait up to `timeout_s` (default `acquire_timeout_s`) for the grant of an enqueued position.
 
@@ -140,7 +136,6 @@ class DistributedLock(LockBase):
             timeout_s: seconds; rounded up to whole ones with a reservation.
             reservation: keep the position if the wait returns ``False``. The lock then has a
                 `ticket` for `enqueue`. If the wait ends in another way, nothing is kept.
-            keep: the name of `reservation` before 0.2.
 
         Raises:
             InvalidArgumentError: a time is not a number of seconds, 0 or more.
@@ -151,7 +146,7 @@ class DistributedLock(LockBase):
         session = self._session
         claim = None, session.waiter
         try:
-            flow = self._waiting(claim, timeout_s, keep if reservation is None else reservation)
+            flow = self._waiting(claim, timeout_s, reservation)
             if self._own_lease() is not None:  # `enqueue` has been granted it
                 return True
             return _run(flow)

@@ -319,11 +319,6 @@ class LockBase:
         """
         return self._session.ticket
 
-    @property
-    def place(self) -> str | None:
-        """The name of `ticket` before 0.2."""
-        return self._session.ticket
-
     def __repr__(self) -> str:
         """Without secrets: neither the token nor the auth token."""
         return f"<{type(self).__name__} {self.key!r} on {self.server}, {self.state}>"

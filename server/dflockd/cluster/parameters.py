@@ -17,12 +17,9 @@ MARGIN = 1.0
 """Seconds added to a wait on account of everything else."""
 
 
-_STORED_AS = {"serving_lease": "promise"}
-"""What parameters are called in the store, where servers of 0.1 look for them as well."""
-
 _SETTINGS = {
     "num_shards": "the number of shards",
-    "promise": "--cluster-serving-lease",
+    "serving_lease": "--cluster-serving-lease",
     "max_lease": "--cluster-max-lease-ttl",
 }
 
@@ -57,10 +54,7 @@ class ClusterParameters:
 
     def dump(self) -> bytes:
         """Return them as the store keeps them."""
-        return json.dumps(self._stored(), sort_keys=True).encode()
-
-    def _stored(self) -> dict[str, int]:
-        return {_STORED_AS.get(name, name): value for name, value in asdict(self).items()}
+        return json.dumps(asdict(self), sort_keys=True).encode()
 
     def check(self, kept: bytes) -> None:
         """Compare them with those of the cluster.
@@ -70,7 +64,7 @@ class ClusterParameters:
         """
         try:
             theirs = json.loads(kept)
-            ours = self._stored()
+            ours = asdict(self)
             differing = [name for name, value in ours.items() if theirs[name] != value]
         except (ValueError, KeyError, TypeError):
             raise ParametersError(

@@ -2,7 +2,7 @@
 
 - `directory`: what a server must know to go on; `state_file`: the few facts that come first.
 - `journal` writes; `segment` is one of its files, `records` are what is in them.
-- `reading`: what may be believed of what was left, and what is damage. `version1`: the old format.
+- `reading`: what may be believed of what was left, and what is damage.
 - `syncing`: the thread that brings it to the disk. `disk`: all that is asked of the system.
 """
 

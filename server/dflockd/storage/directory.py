@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dflockd.storage import reading, state_file, version1
+from dflockd.storage import reading, state_file
 from dflockd.storage.disk import Disk
 from dflockd.storage.journal import Journal
 from dflockd.storage.reading import ALL_NAMES, DamagedError, Journaled, Restored, Trust
@@ -175,8 +175,7 @@ class StateDir:
         """Return the open files that keep every other process out.
 
         The directory itself is locked, for anybody may delete a file in it and let the next server in;
-        and the file ``lock``, because 0.1.0 locks nothing else, and where a file system locks no
-        directories.
+        and the file ``lock``, where a file system locks no directories.
         """
         locks: list[int] = []
         try:
@@ -246,8 +245,6 @@ class StateDir:
         state = self._state
         if not state["generation"]:
             return Restored([], 0)
-        if state["format"] == 1:
-            return version1.read(self._disk, state["generation"], trust, state["fence"])
         identity = bytes.fromhex(state["identity"])
         journal = Journaled(identity, state["generation"], state["segments"])
         return reading.read(self._disk, journal, trust)

@@ -12,13 +12,13 @@ used at all: what it lacks could be a lock that somebody holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from dflockd.storage import segment
 from dflockd.storage.disk import Disk
-from dflockd.storage.records import Record, UnknownRecordError
+from dflockd.storage.records import UnknownRecordError
 from dflockd.storage.segment import Content, Stage
 from dflockd.storage.state_file import OtherFormatError
 from dflockd.table import HoldRecord, NewestRecord
@@ -86,7 +86,7 @@ def read(disk: Disk, journal: Journaled, trust: Trust) -> Restored:
     """
     found: dict[int, Content | None] = {}
     for name in disk.names(names_of(journal.generation)):
-        number = number_of(name)
+        number = _number_of(name)
         try:
             content = segment.parse(disk.read(name), journal.identity, journal.generation, number)
         except UnknownRecordError as exc:
@@ -105,7 +105,7 @@ def read(disk: Disk, journal: Journaled, trust: Trust) -> Restored:
     return _result([content for _, content in sorted(found.items()) if content is not None])
 
 
-def number_of(name: str) -> int:
+def _number_of(name: str) -> int:
     """Return the number of the segment of that name."""
     return int(name.rpartition("-")[2])
 
@@ -192,24 +192,17 @@ class _Check:
 
 
 def _result(contents: list[Content]) -> Restored:
-    return restored((content.fence, content.records) for content in contents)
-
-
-def restored(segments: Iterable[tuple[int, list[Record]]]) -> Restored:
-    """Return what records say, one after the other: the latest of all that has not ended.
+    """Return what segments say, one after the other: the latest of all that has not ended.
 
     And of each part of a rate that is of use.
-
-    Args:
-        segments: of each in turn the last fence that was given out before it, and its records.
     """
     holds: dict[int, HoldRecord] = {}
     newest: dict[bytes, NewestRecord] = {}
     rates: dict[int, RateRecord] = {}
     highest = 0
-    for fence, records in segments:
-        highest = max(highest, fence)
-        for record in records:
+    for content in contents:
+        highest = max(highest, content.fence)
+        for record in content.records:
             if isinstance(record, int):
                 holds.pop(record, None)
                 rates.pop(-record, None)

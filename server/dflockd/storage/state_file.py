@@ -74,7 +74,7 @@ def dump(state: Mapping[str, Any]) -> bytes:
 
 
 def load(text: bytes) -> dict[str, Any]:
-    """Return the state that a text says. Its format is 1 if a server of version 0.1 wrote it.
+    """Return the state that a text says.
 
     Raises:
         OtherFormatError: it is of another version.
@@ -82,16 +82,11 @@ def load(text: bytes) -> dict[str, Any]:
     """
     try:
         known = json.loads(text)
-        if known["format"] not in (1, FORMAT):
+        if known["format"] != FORMAT:
             raise OtherFormatError(f"format {known['format']}")
         state = dict(known)
-        if state["format"] == 1:
-            # What version 0.1 did not have.
-            state |= {"identity": new()["identity"], "segments": []}
-            state["checksum"] = _checksum(state)
         checksum = state.pop("checksum")
         is_intact = checksum == _checksum(state)
-        state.setdefault("rates_since", LONG_AGO)  # which was not there before rates were
         if state.keys() != NEW.keys():
             raise KeyError("fields")
         for name, default in NEW.items():

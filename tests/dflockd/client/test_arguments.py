@@ -310,7 +310,7 @@ def test_any_argument_of_a_method_is_refused_or_works(
     scripted.script(Evict, Status.OK)
     scripted.script(Detach, renewed)
     keep = st.tuples(NUMBERS | GARBAGE, NUMBERS | GARBAGE).map(
-        lambda two: face.module.KeepPlace(*two)
+        lambda two: face.module.Reservation(*two)
     )
     likely = GARBAGE | NUMBERS | (keep if name == "wait-keep" else st.text("0aZ", max_size=40))
 

@@ -12,7 +12,7 @@ import pytest
 from dflockd import errors, sync_client
 from dflockd.client.pending import PendingAcquire, PendingAcquires
 from dflockd.client.process import close_idle_connections
-from dflockd.sync_client import KeepPlace, Reservation
+from dflockd.sync_client import Reservation
 from dflockd.wire import Acquire, Enqueue, Reserve, Resume, Status, TimedOut, Wait
 from tests.dflockd.client_support import Client, is_free, soon, stats, until
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
@@ -194,22 +194,6 @@ async def test_a_ticket_that_is_unknown_is_a_new_position(
     free = client.lock(f"{key}-free", server)
     assert await free.enqueue("00deadbeef") == "acquired"
     await free.release()
-
-
-async def test_the_names_of_before(client: Client, server: ServerProcess, key: str) -> None:
-    """Those of 0.1 go on to work."""
-    holder, first = client.lock(key, server), client.lock(key, server)
-    assert await holder.acquire()
-    assert await first.enqueue() == "queued"
-    assert await first.wait(0, keep=KeepPlace(0, 30)) is False
-    assert first.place == first.ticket
-    assert await holder.release()
-    assert await first.enqueue(place=first.place) == "acquired"
-    assert await first.release()
-    for name in ("enqueue", "wait"):
-        arguments = {"enqueue": {"place": ""}, "wait": {"keep": 0}}[name]
-        with pytest.raises(errors.InvalidArgumentError):
-            await getattr(first, name)(**arguments)
 
 
 @pytest.mark.parametrize("ticket", ["", "with space", "line\nbreak", "ünlike", 7, "x" * 300])

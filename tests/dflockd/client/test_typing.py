@@ -72,7 +72,7 @@ DistributedLock("key", label=None)
 
 METHODS = {
     sync_client: """
-from {module} import DistributedLock, DistributedSemaphore, KeepPlace
+from {module} import DistributedLock, DistributedSemaphore, Reservation
 
 def right(lock: DistributedSemaphore) -> None:
     with lock as held:
@@ -81,7 +81,7 @@ def right(lock: DistributedSemaphore) -> None:
         limit: int = held.limit
     granted: bool = lock.acquire() and lock.renew(5) and lock.release()
     place: str = lock.enqueue()
-    waited: bool = lock.wait(0.5, KeepPlace(1, 2))
+    waited: bool = lock.wait(0.5, Reservation(1, 2))
 
 def wrong(lock: DistributedSemaphore) -> None:
     lock.acquire(5)  # wrong
@@ -92,7 +92,7 @@ def wrong(lock: DistributedSemaphore) -> None:
     token: str = lock.token  # wrong
 """,
     client: """
-from {module} import DistributedLock, DistributedSemaphore, KeepPlace
+from {module} import DistributedLock, DistributedSemaphore, Reservation
 
 async def right(lock: DistributedSemaphore) -> None:
     async with lock as held:
@@ -101,7 +101,7 @@ async def right(lock: DistributedSemaphore) -> None:
         limit: int = held.limit
     granted: bool = await lock.acquire() and await lock.renew(5) and await lock.release()
     place: str = await lock.enqueue()
-    waited: bool = await lock.wait(0.5, KeepPlace(1, 2))
+    waited: bool = await lock.wait(0.5, Reservation(1, 2))
 
 async def wrong(lock: DistributedSemaphore) -> None:
     await lock.acquire(5)  # wrong

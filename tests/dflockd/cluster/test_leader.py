@@ -178,7 +178,6 @@ def test_what_nobody_knows_the_end_of_is_decided_again() -> None:
 def test_parameters_agree_with_themselves_and_with_nothing_else() -> None:
     parameters = ClusterParameters(num_shards=64, serving_lease=3, max_lease=4)
     parameters.check(parameters.dump())
-    parameters.check(b'{"num_shards": 64, "promise": 3, "max_lease": 4}')  # as 0.1 writes it
     with pytest.raises(
         ParametersError, match="--cluster-max-lease-ttl is 4 here and 60 in the cluster"
     ):

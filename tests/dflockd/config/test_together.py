@@ -16,7 +16,6 @@ from dflockd.config import (
     PREFIX,
     SETTINGS,
     SettingError,
-    load,
     read_etcd_tls,
     read_etcd_user,
 )
@@ -339,18 +338,3 @@ def test_tls_with_etcd_needs_all_of_it(files: Path) -> None:
 def test_recovering_what_is_not_there() -> None:
     with pytest.raises(SettingError, match="--state-recover is set and --state-dir is not"):
         settings("--state-recover")
-
-
-def test_a_former_name_means_the_same() -> None:
-    assert load(["--cluster-promise", "7"], {}, "1")["cluster_serving_lease"] == 7
-    environ = {"DFLOCKD_CLUSTER_PROMISE_S": "8"}
-    flags = ["--cluster-serving-lease", "7", "--host", "127.0.0.1"]
-    settings = load(flags, environ, "1")
-    assert settings["cluster_serving_lease"] == 8
-    assert not settings.warnings
-    with pytest.raises(SettingError, match=r"^DFLOCKD_CLUSTER_PROMISE_S: 'x' is not a whole"):
-        load([], {"DFLOCKD_CLUSTER_PROMISE_S": "x"}, "1")
-    both = environ | {"DFLOCKD_CLUSTER_SERVING_LEASE_S": "9"}
-    with pytest.raises(SettingError, match="both are set"):
-        load([], both, "1")
-    assert load([], dict.fromkeys(both, "9"), "1")["cluster_serving_lease"] == 9

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dflockd.storage import state_file
 from dflockd.storage.directory import StateDir
 from dflockd.table import Limits, LockTable, TokenIssuer
 from dflockd.wire import UNLIMITED, Acquire, Begun, Granted, Rate, Space, Status
@@ -118,12 +116,3 @@ def test_after_a_clean_stop_and_a_boot_a_window_has_the_time_that_it_had_left(
     for left, free in ((1, 39), (-1, 40)):
         after.now = 7.0 + 3000 - left
         assert after.free(b"k") == free
-
-
-def test_a_directory_from_before_there_were_rates_waits_for_none(tmp_path: Path) -> None:
-    Run(tmp_path, 5.0).stop()
-    path = tmp_path / "state.json"
-    known = json.loads(path.read_bytes())
-    del known["checksum"], known["rates_since"]
-    path.write_bytes(state_file.dump(known))
-    assert isinstance(Run(tmp_path, 6.0).begin(b"k"), Granted)

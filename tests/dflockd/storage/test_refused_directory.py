@@ -178,7 +178,7 @@ def test_a_directory_that_cannot_be_listed_is_not_empty(
         b"[]",
         b"null",
         b"\xff",
-        b'{"format": 1}',
+        b'{"format": 2}',
     ],
 )
 def test_a_damaged_state_file(stopped: Machine, text: bytes) -> None:
