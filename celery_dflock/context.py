@@ -26,6 +26,9 @@ from dflockd.rates import RateLike, parse_rate
 
 B = TypeVar("B", bound=LocksBase[Any])
 
+_CLAIM = "_locks"
+"""The attribute for the locks of the block that an object is in use for; absent while it is free."""
+
 
 class dflock:
     """Hold a lock while a block of code runs: the one that a task with this `lock_key` would hold.
@@ -92,14 +95,11 @@ class dflock:
         self._group_limit = group_limit
         self._rate = rate
         self._app = app
-        self._locks: Locks | None = None
-        self._async_locks: AsyncLocks | None = None
 
     def __enter__(self) -> TaskLock:
         """Wait for the lock."""
         self._refuse_event_loop()
-        locks, is_enabled = self._make(Locks)
-        self._locks = locks
+        locks, is_enabled = self._claim(Locks)
         try:
             started = time.monotonic()
             missed = locks.acquire() if is_enabled else None
@@ -118,14 +118,13 @@ class dflock:
         traceback: TracebackType | None,
     ) -> None:
         """Release the lock."""
-        locks, self._locks = self._locks, None
+        locks = self.__dict__.pop(_CLAIM, None)
         if locks is not None:
             locks.release()
 
     async def __aenter__(self) -> AsyncLock:
         """Wait for the lock. If the wait is cancelled, nothing is left behind."""
-        locks, is_enabled = self._make(AsyncLocks)
-        self._async_locks = locks
+        locks, is_enabled = self._claim(AsyncLocks)
         try:
             started = time.monotonic()
             missed = await locks.acquire() if is_enabled else None
@@ -143,7 +142,7 @@ class dflock:
         traceback: TracebackType | None,
     ) -> None:
         """Release the lock."""
-        locks, self._async_locks = self._async_locks, None
+        locks = self.__dict__.pop(_CLAIM, None)
         if locks is not None:
             await locks.release()
 
@@ -156,10 +155,19 @@ class dflock:
         rate = "" if self._rate is None else f", rate={self._rate!r}"
         return f"limit={self._limit}{rate}"
 
-    def _make(self, kind: type[B]) -> tuple[B, bool]:
-        """Make the locks; whether the app wants any comes with them."""
-        if self._locks is not None or self._async_locks is not None:
+    def _claim(self, kind: type[B]) -> tuple[B, bool]:
+        """Make the locks of a block; whether the app wants any comes with them.
+
+        Raises:
+            RuntimeError: the object is in use already.
+        """
+        locks, is_enabled = self._make(kind)
+        # One operation: of two threads that come at once, one has the object and the other is refused.
+        if self.__dict__.setdefault(_CLAIM, locks) is not locks:
             raise RuntimeError(f"{self!r} is in use: make another one for this block")
+        return locks, is_enabled
+
+    def _make(self, kind: type[B]) -> tuple[B, bool]:
         app_settings = settings(self._app or current_app._get_current_object())
         make = kind.maker(
             *(MAX_LIMIT if self._limit is None else self._limit, self._ttl),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -293,6 +294,39 @@ async def test_one_block_at_a_time(
                     pass
             assert lock.held, "that of the first block"
         assert waiters(lock_server, key) is None
+
+
+def test_of_two_threads_one_has_the_object(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    app.conf.update(dflock_enabled=False)
+    # Both have looked at the object before either goes on.
+    both = threading.Barrier(2)
+    make = dflock._make
+
+    def make_slowly(self: dflock, kind: Any) -> Any:
+        made = make(self, kind)
+        both.wait(PATIENCE)
+        return made
+
+    monkeypatch.setattr(dflock, "_make", make_slowly)
+    made, tried = dflock("shared", app=app), threading.Barrier(2)
+    outcomes = []
+
+    def use() -> None:
+        try:
+            made.__enter__()
+        except RuntimeError:
+            outcomes.append("refused")
+        else:
+            outcomes.append("in")
+        tried.wait(PATIENCE)
+
+    threads = [threading.Thread(target=use) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert sorted(outcomes) == ["in", "refused"]
+    made.__exit__(None, None, None)
 
 
 def test_the_end_of_a_worker_is_none_of_its_business(
