@@ -47,7 +47,7 @@ from dflockd.wire.messages import (
 )
 from dflockd.wire.tokens import MAX_FENCE
 
-_forbidden_in_key = re.compile(rb"[\0\t\r\n ]").search
+_forbidden_in_key = re.compile(rb"[\0\t-\r\x1c-\x20]").search  # as `str.isspace` has it
 _printable_ascii = re.compile(rb"[!-~]{1,%d}" % MAX_REF).fullmatch
 _PACKED = b"zlib"
 _is_ticket = re.compile(rb"[0-9A-Za-z]{1,%d}" % MAX_TICKET).fullmatch
@@ -59,14 +59,16 @@ def key_problem(key: bytes) -> str | None:
         return "is empty"
     if len(key) > MAX_LINE:
         return f"has {len(key)} bytes, {MAX_LINE} are allowed"
-    # The second is said at once of most keys that do; other white space may be in one.
-    if (0 in key or key.split() != [key]) and _forbidden_in_key(key):
+    if key.isascii():
+        if _forbidden_in_key(key):
+            return "contains white space or NUL"
+        return None
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return "is not UTF-8"
+    if "\0" in text or text.split() != [text]:
         return "contains white space or NUL"
-    if not key.isascii():
-        try:
-            key.decode()
-        except UnicodeDecodeError:
-            return "is not UTF-8"
     return None
 
 

@@ -86,6 +86,7 @@ REFUSED = [
     b"l\na\tb\n0\n",
     b"l\na\rb\n0\n",
     b"l\na\0b\n0\n",
+    *(f"l\na{space}b\n0\n".encode() for space in "\v\f\x1c\x1f\x85\xa0\u2028\u3000"),
     b"l\n\xff\xfe\n0\n",
     b"r\n\n" + TOKEN + b"\n",
     # Fields, too few and too many.
