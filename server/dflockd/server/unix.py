@@ -45,6 +45,8 @@ class UnixSocket:
             SocketPathError: another server lives there, or there can be no socket.
         """
         where = Path(path)
+        if where.name in ("", ".."):
+            raise SocketPathError("it is a directory")
         try:
             async with _alone_at(where):
                 _clear(where)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dflockd.files import refuse_irregular
 from dflockd.storage import reading, state_file
 from dflockd.storage.disk import Disk
 from dflockd.storage.journal import Journal
@@ -183,6 +184,7 @@ class StateDir:
                 (self._path, os.O_RDONLY | os.O_DIRECTORY),
                 (self._path / "lock", os.O_RDWR | os.O_CREAT),
             ):
+                refuse_irregular(self._path / "lock")
                 locks.append(os.open(path, flags | os.O_CLOEXEC, 0o600))
                 try:
                     fcntl.flock(locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from dflockd.files import refuse_irregular
+
 
 class Mapped:
     """A file in memory. What is copied into it is the kernel's, whatever happens to the process.
@@ -43,8 +45,16 @@ class Disk:
         self.path = path
 
     def make(self) -> None:
-        """Make the directory if it is missing; its parent is not made."""
+        """Make the directory if it is missing, for this user alone; its parent is not made.
+
+        Who may only read a directory could lock it, and keep every server from starting. So a directory
+        of this user is closed to others. One of somebody else, such as a volume that a group may
+        use, stays as it is.
+        """
         self.path.mkdir(mode=0o700, exist_ok=True)
+        with suppress(PermissionError):
+            if self.path.stat().st_mode & 0o077:
+                self.path.chmod(0o700)
         # Or a power cut could take the directory, and with it all that is known of its holders.
         with suppress(PermissionError):
             _sync_directory(self.path.parent)
@@ -63,7 +73,9 @@ class Disk:
 
     def read(self, name: str) -> bytes:
         """Return what is in a file."""
-        return (self.path / name).read_bytes()
+        path = self.path / name
+        refuse_irregular(path)
+        return path.read_bytes()
 
     # What changes it.
 

@@ -98,7 +98,7 @@ def load(text: bytes) -> dict[str, Any]:
             raise ValueError("identity")
         if not is_intact:
             raise ValueError("checksum")
-    except (ValueError, KeyError, TypeError) as exc:
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
         # Not what is wrong with it in detail: a part of the secret could be in that.
         raise StateFileError(type(exc).__name__) from None
     return state

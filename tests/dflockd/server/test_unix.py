@@ -169,3 +169,9 @@ async def test_a_socket_of_another_kind_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(SocketPathError):
             await asyncio.wait_for(UnixSocket.bind(str(path), None), 15)
         assert path.exists()
+
+
+@pytest.mark.parametrize("path", ["/", ".", "..", ""])
+def test_a_directory_is_no_path_for_a_socket(path: str) -> None:
+    with pytest.raises(SocketPathError, match="it is a directory"):
+        asyncio.run(UnixSocket.bind(path, None))

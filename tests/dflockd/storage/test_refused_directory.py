@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import sys
 import zlib
@@ -184,6 +185,26 @@ def test_a_directory_that_cannot_be_listed_is_not_empty(
 def test_a_damaged_state_file(stopped: Machine, text: bytes) -> None:
     (stopped.path / "state.json").write_bytes(text)
     assert "state.json is damaged" in refusal(stopped)
+
+
+def test_a_state_file_of_many_lists(stopped: Machine) -> None:
+    (stopped.path / "state.json").write_bytes(b"[" * 100_000)
+    assert "state.json is damaged" in refusal(stopped)
+
+
+@pytest.mark.parametrize("name", ["state.json", "lock"])
+def test_a_pipe_in_the_place_of_a_file(stopped: Machine, name: str) -> None:
+    (stopped.path / name).unlink()
+    os.mkfifo(stopped.path / name)
+    with pytest.raises(StateError, match="Not a regular file"):
+        StateDir(str(stopped.path), stopped.now, LIMITS)
+
+
+def test_others_cannot_open_the_directory(stopped: Machine) -> None:
+    # Who may read it could lock it, and keep every server from starting.
+    stopped.path.chmod(0o755)
+    stopped.start()
+    assert stopped.path.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize(
