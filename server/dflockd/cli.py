@@ -25,6 +25,7 @@ from dflockd.cluster.member import SECRET_SIZE
 from dflockd.config import SettingError, Settings, load, load_cluster, read_etcd_tls, read_etcd_user
 from dflockd.server import Server, ServerOptions
 from dflockd.server.descriptors import Shares, raise_limit, share
+from dflockd.server.log import BoundedLog
 from dflockd.server.unix import SocketPathError
 from dflockd.shards import StoreDeniedError, StoreError, StoreFullError, StoreUnreachableError
 from dflockd.storage import StateDir, StateError
@@ -69,7 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"dflockd: {exc}", file=sys.stderr)
         return 2
     logging.basicConfig(
-        level=settings["log_level"], format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=settings["log_level"],
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        handlers=[BoundedLog(sys.stderr.fileno())],
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         serve = _serve if settings["cluster"] is None else _serve_shards
@@ -457,6 +460,7 @@ def _on_signals(stopped: asyncio.Event) -> None:
         name = signal.Signals(number).name
         if stopped.is_set():
             logger.warning("%s again: stopping at once", name)
+            logging.shutdown()
             os._exit(128 + number)
         logger.info("%s: draining", name)
         stopped.set()

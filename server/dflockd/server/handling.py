@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from dflockd.server.blocking import Blocking
+from dflockd.server.log import SparingLog
 from dflockd.server.options import ServerOptions
 from dflockd.server.searches import Searches
 from dflockd.table import Change, Effect, Hold, LockTable, Peer
@@ -70,6 +71,7 @@ class Handling:
         self, table: LockTable, options: ServerOptions, journal: HoldJournal | None
     ) -> None:
         self.loop: asyncio.AbstractEventLoop
+        self.log: SparingLog
         self.table = table
         self.options = options
         self.journal = journal
@@ -172,7 +174,7 @@ class Handling:
         effects = self.table.handle(peer, request, now)
         self._others += effects
         if type(request) is Evict and (peer.id, _DONE) in effects:
-            logger.warning("connection %d evicts the holder of %r", peer.id, request.key.decode())
+            self.log.warning("connection %d evicts the holder of %r", peer.id, request.key.decode())
 
     def _dispatch(self, effects: list[Effect]) -> None:
         """Send what a step of the table has brought."""

@@ -1,9 +1,19 @@
-"""Lines of the log that strangers can cause: no more than one a second of each sort."""
+"""The log of a server: it holds up nobody, and strangers cannot fill it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import queue
+import threading
+
+MOST_LINES = 10_000
+"""Lines that wait to be written. More are dropped and counted."""
+
+LAST_LINES = 1.0
+"""Seconds for what is left to be written at the end."""
 
 PAUSE = 1.0
 """Seconds between two lines of one sort."""
@@ -62,3 +72,45 @@ class _Sort:
         """Those of the latest event."""
         self.more = 0
         """Events since the last line."""
+
+
+class BoundedLog(logging.Handler):
+    """Writes lines to a descriptor in a thread: a full disk or pipe stops that thread alone.
+
+    Args:
+        file: the descriptor. No buffer of Python's is in between: at its end the process would wait for
+            the lock of one.
+    """
+
+    def __init__(self, file: int) -> None:
+        super().__init__()
+        self._file = file
+        self._lines: queue.Queue[bytes] = queue.Queue(MOST_LINES)
+        self._dropped = 0
+        threading.Thread(target=self._write, name="dflockd-log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand a line over, or count it if there are too many."""
+        text = self.format(record) + "\n"
+        if self._dropped:
+            text = f"{self._dropped} lines dropped: the log was not read\n{text}"
+        try:
+            self._lines.put_nowait(text.encode(errors="backslashreplace"))
+            self._dropped = 0
+        except queue.Full:
+            self._dropped += 1
+
+    def flush(self) -> None:
+        """Wait until all is written, but not for long."""
+        with self._lines.all_tasks_done:
+            self._lines.all_tasks_done.wait_for(
+                lambda: not self._lines.unfinished_tasks, LAST_LINES
+            )
+
+    def _write(self) -> None:
+        while True:
+            line = self._lines.get()
+            with contextlib.suppress(OSError):  # the reader is gone
+                while line:
+                    line = line[os.write(self._file, line) :]
+            self._lines.task_done()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
+import threading
 
 import pytest
 
+from dflockd.server.log import MOST_LINES, BoundedLog
 from tests.dflockd.raw_server import ServerProcess, StartServer
 
 
@@ -59,3 +63,37 @@ def test_two_servers_on_one_port(start_server: StartServer, server: ServerProces
     assert len(second.log) == 1
     assert str(server.port) in second.log[0]
     assert server.connect().ask("ping") == "ok"
+
+
+def test_one_client_does_not_fill_the_log(start_server: StartServer) -> None:
+    server = start_server()
+    client = server.connect()
+    for number in range(300):
+        token = client.lock(f"k{number}")
+        assert client.ask("evict", f"k{number}", int(token[:16], 16)) == "ok"
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    lines = [line for line in server.log if "evicts" in line]
+    assert 1 <= len(lines) < 30, "one a second"
+
+
+def test_a_log_that_nobody_reads_stops_nobody() -> None:
+    reading, writing = os.pipe()
+    log, more = BoundedLog(writing), 100
+    record = logging.LogRecord("dflockd", logging.WARNING, __file__, 0, "x" * 100, None, None)
+    # More than the pipe, the thread and the queue can take.
+    for _ in range(MOST_LINES + 65_536 // 100 + more):
+        log.emit(record)
+    found = b""
+
+    def read() -> None:
+        nonlocal found
+        while b"lines dropped" not in found and (data := os.read(reading, 65_536)):
+            found += data
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    while reader.is_alive():
+        log.emit(record)  # the first for which there is room says how many were dropped
+        reader.join(0.01)
+    assert found.count(b"x" * 100) >= MOST_LINES
