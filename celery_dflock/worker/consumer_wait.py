@@ -144,7 +144,10 @@ class ConsumerWait:
         gone = [waiter for waiter in tuple(self._waiters) if not waiter.is_accepted]
         waiting = [waiter.request for waiter in gone if not waiter.is_in_pool]
         for waiter in gone:
-            self._drop(waiter)
+            try:
+                self._drop(waiter)
+            except Exception:  # the others must not keep positions with messages that are gone
+                logger.exception("%r could not be given up", waiter.request)
         has_broker = consumer.connection is not None and consumer.blueprint.state != bootsteps.RUN
         if has_broker and waiting:
             # Else this worker would receive them again.

@@ -101,7 +101,10 @@ class Prefetch:
         if threading.get_ident() != self._thread:
             self._consumer.call_soon(self._say)
             return
-        with ignore_errors(self._consumer.connection):  # if it is lost, the loop will find out
+        connection = self._consumer.connection
+        if connection is None:
+            return  # it is lost, and the count begins anew with the next one
+        with ignore_errors(connection):  # if it is lost, the loop will find out
             self._send()
 
     def _send(self) -> None:
