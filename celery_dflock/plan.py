@@ -42,9 +42,9 @@ class Bound:
     """
 
     __slots__ = (
+        "_app",
         "_only_key",
         "_owner",
-        "_queues",
         "is_cluster",
         "is_locked",
         "make_lock",
@@ -65,7 +65,7 @@ class Bound:
             group_limit=options.group_limit,
         )
         self.read = read
-        self._queues = task.app.amqp.queues
+        self._app = task.app
         self._owner = runs_of(task.name, self.settings.key_prefix)
         self._only_key = options.only_key()
 
@@ -84,7 +84,7 @@ class Bound:
 
     def owner_of(self, request: Context) -> Owner:
         """Return who asks for the lock of a run."""
-        audience = delivery.audience(self._queues, request)
+        audience = delivery.audience(self._app, request)
         return self._owner(request.id, request.retries or 0, audience)
 
 

@@ -42,18 +42,23 @@ def pause(app: Celery, seconds: float) -> float:
 def route_of(app: Celery, request: Context) -> dict[str, Any]:
     """Return the options of `apply_async` that send a task to the queue that it came from.
 
-    None for most: Celery sends it where it was sent. But if that was to all workers, it would be to
-    all again; and where RabbitMQ delays messages it would be to the default queue.
+    None for most: Celery sends it where it was sent. But an exchange that has several queues would
+    give it to all of them; and where RabbitMQ delays messages it would be to the default queue.
 
     Raises:
         ImproperlyConfigured: it was sent to all workers, and cannot be sent to this one alone.
     """
     queue = queue_of(app.amqp.queues, request)
-    if queue is not None and _is_for_all(queue):
-        return _route_to_one(app, request, queue)
     exchange, key = _origin(request)
-    if not exchange or not has_quorum_queues(app):
+    if queue is not None and _is_for_all(app, queue):
+        return _route_to_one(app, request, queue)
+    if not exchange:
         return {}
+    if not has_quorum_queues(app):
+        # A queue that has the exchange and the key for itself, as Celery makes them.
+        if queue is None or (queue.exchange.type == "direct" and queue.name == key):
+            return {}
+        return _route_to_one(app, request, queue)
     kinds = {each.exchange.name: each.exchange.type for each in app.amqp.queues.values()}
     kind = "topic" if exchange == DELAYED else kinds.get(exchange)
     if kind is None or (kind == "direct" and queue is None):
@@ -64,7 +69,7 @@ def route_of(app: Celery, request: Context) -> dict[str, Any]:
 
 
 def _route_to_one(app: Celery, request: Context, queue: Queue) -> dict[str, Any]:
-    if driver(app) in FANOUT_WITHOUT_QUEUES:
+    if queue.exchange.type == "fanout" and driver(app) in FANOUT_WITHOUT_QUEUES:
         raise ImproperlyConfigured(
             f"task {request.task} came from {queue.exchange.name}, which sends to all workers, and "
             f"{driver(app)} cannot send it back to one of them: set lock_conflict to 'skip' or "
@@ -84,17 +89,17 @@ def without_counts(headers: Mapping[str, Any]) -> dict[str, Any]:
     return {name: headers[name] for name in headers if not ADDED_BY_BROKER.fullmatch(name)}
 
 
-def audience(queues: Queues, request: Context) -> str:
+def audience(app: Celery, request: Context) -> str:
     """Return for whom a message is: the worker, if each gets one of its own; else nothing.
 
     Runs of one message in several workers are then not the same run delivered twice.
 
     Args:
-        queues: those of the app.
+        app: knows its queues.
         request: the message.
     """
-    queue = queue_of(queues, request)
-    if queue is None or not _is_for_all(queue):
+    queue = queue_of(app.amqp.queues, request)
+    if queue is None or not _is_for_all(app, queue):
         return ""
     return request.hostname or ""
 
@@ -107,11 +112,20 @@ def queue_of(queues: Queues, request: Context) -> Queue | None:
         return found
     queue: Queue
     for queue in (*queues.consume_from.values(), *queues.values()):
-        if exchange == queue.exchange.name and (queue.routing_key == key or _is_for_all(queue)):
-            return queue
-        if exchange == DELAYED and queue.routing_key == key:
+        kind = "topic" if exchange == DELAYED else queue.exchange.type
+        if exchange in (queue.exchange.name, DELAYED) and _gets(queue, kind, key):
             return queue
     return None
+
+
+def _gets(queue: Queue, kind: str, key: str) -> bool:
+    """Whether an exchange of that kind gives its queue messages with this routing key."""
+    if kind == "topic":
+        # A dot before `#` is part of it: it stands for any number of words.
+        words = re.escape(queue.routing_key or "").replace(r"\*", r"[^.]*")
+        pattern = words.replace(r"\.\#", r"(\..*)?").replace(r"\#\.", r"(.*\.)?")
+        return re.fullmatch(pattern.replace(r"\#", ".*"), key) is not None
+    return kind in ("fanout", "headers") or queue.routing_key == key
 
 
 def _origin(request: Context) -> tuple[str, str]:
@@ -134,5 +148,11 @@ def driver(app: Celery) -> str:
     return str(app.producer_pool.connections.connection.transport.driver_type)
 
 
-def _is_for_all(queue: Queue) -> bool:
-    return bool(queue.exchange.type == "fanout")
+def _is_for_all(app: Celery, queue: Queue) -> bool:
+    """Whether each worker has a queue of its own for these messages, as with Celery's `Broadcast`.
+
+    A queue that several workers share gets one copy of a message, whatever its exchange does.
+    """
+    if queue.exchange.type != "fanout":
+        return False
+    return bool(queue.exclusive or queue.auto_delete) or driver(app) in FANOUT_WITHOUT_QUEUES

@@ -108,8 +108,8 @@ def test_what_is_for_all_goes_to_this_worker_alone() -> None:
     app = an_app("amqp://", a_queue("default", "direct"), own)
     for request in (received("for-all", ""), received("", own.name)):
         assert route(app, request) == (own.name, "", "direct", own.name)
-        assert delivery.audience(app.amqp.queues, request) == "one@here"
-    assert delivery.audience(app.amqp.queues, received("", "default")) == ""
+        assert delivery.audience(app, request) == "one@here"
+    assert delivery.audience(app, received("", "default")) == ""
 
 
 def test_consumer_and_process_of_a_worker_are_one_owner() -> None:
@@ -132,6 +132,47 @@ def test_consumer_and_process_of_a_worker_are_one_owner() -> None:
     (one, same), (other, _) = owners("for-all", "one@here"), owners("for-all", "two@here")
     assert one == same != other
     assert owners("", "one@here")[0] == owners("", "two@here")[1]
+
+
+@pytest.mark.parametrize("kind", ["fanout", "headers", "topic"])
+@pytest.mark.parametrize("broker", ["amqp://", "redis://"])
+def test_what_a_shared_queue_gets_goes_back_to_it_and_is_for_one(broker: str, kind: str) -> None:
+    app = an_app(broker, a_queue("default", "direct"), a_queue("shared", kind, "work.#"))
+    request = received("shared", "work.eu")
+    if (broker, kind) == ("redis://", "fanout"):
+        assert delivery.audience(app, request) == "one@here", "there is no such queue"
+        with pytest.raises(ImproperlyConfigured, match="redis cannot send it back"):
+            delivery.route_of(app, request)
+    else:
+        assert delivery.audience(app, request) == ""
+        assert route(app, request) == ("shared", "", "direct", "shared")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key", "fits"),
+    [
+        ("work.#", "work", True),
+        ("work.#", "work.eu.west", True),
+        ("work.#", "works", False),
+        ("#.eu", "eu", True),
+        ("#.eu", "a.b.eu", True),
+        ("#.eu", "neu", False),
+        ("*.eu", "a.eu", True),
+        ("*.eu", "a.b.eu", False),
+        ("a.#.b", "a.b", True),
+        ("a.#.b", "a.x.y.b", True),
+        ("#", "", True),
+        ("a+b", "aab", False),
+    ],
+)
+def test_which_keys_a_topic_fits(pattern: str, key: str, fits: bool) -> None:
+    queues = an_app("amqp://", a_queue("shared", "topic", pattern)).amqp.queues
+    assert (delivery.queue_of(queues, received("shared", key)) is not None) == fits
+
+
+def test_two_queues_of_one_direct_exchange_are_told_apart() -> None:
+    app = an_app("amqp://", a_queue("default", "direct"), a_queue("mine", "direct", "both"))
+    assert route(app, received("mine", "both")) == ("mine", "", "direct", "mine")
 
 
 def test_redis_cannot_send_to_one_what_was_for_all() -> None:

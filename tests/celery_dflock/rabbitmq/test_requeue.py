@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from kombu import Exchange, Queue
 
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE
@@ -56,3 +58,32 @@ def test_a_requeue_stays_in_its_queue(make_bus: Callable[..., Bus], kind: str, k
         end = other.cluster.wait_event("end", sent)
 
     assert end["worker"] == worker.name
+
+
+def test_a_message_of_two_queues_is_requeued_to_each_alone(
+    make_bus: Callable[..., Bus], key: str
+) -> None:
+    """The exchange would give each of them every copy: one message became hundreds."""
+    bus = make_bus("classic")
+    exchange = Exchange("orders", "topic")
+    queues = {"orders.all": "orders.#", "orders.eu": "#.eu"}
+    with contextlib.ExitStack() as running:
+        for name, pattern in queues.items():
+            Queue(name, exchange, pattern).bind(bus.connection.default_channel).declare()
+            settings = {
+                "task_default_queue": name,
+                "task_default_exchange": exchange.name,
+                "task_default_exchange_type": "topic",
+                "task_default_routing_key": pattern,
+            }
+            running.enter_context(bus.running(name, **settings))
+        with bus.cluster.lock(key):
+            options = {"queue": None, "exchange": "orders", "routing_key": "orders.eu"}
+            sent = bus.send(jobs.requeued, key, seconds=0.05, **options)
+            bus.cluster.wait_event("requeued", sent, 8)
+        bus.cluster.wait_event("end", sent)
+        bus.cluster.wait_free(key)
+    requeued = bus.cluster.events(what="requeued", id=sent.id)
+    assert len({each["worker"] for each in requeued}) == 2
+    # Each copy counts its attempts; a copy too many would begin anew with an old number.
+    assert max(Counter((each["worker"], each["attempt"]) for each in requeued).values()) == 1
