@@ -52,7 +52,7 @@ class Reservations:
     ) -> None:
         """Keep the position of a waiter in the queue whose peer leaves it."""
         owners.discard(waiter.entry, waiter)
-        waiter.owner = None
+        waiter.away_age, waiter.owner = waiter.age, None
         waiter.peer = Peer(0)
         waiter.peer.label = label
         waiter.two_phase = False
@@ -138,6 +138,7 @@ class Reservations:
             if not waiter.is_away or waiter.state == EXPECTED:
                 queue.remove(waiter)
         waiter.reservation = None
+        waiter.away_age = 0
         waiter.state = QUEUED
         waiter.entry = entry  # not the same, if nobody was here meanwhile
         return has_slot

@@ -264,6 +264,7 @@ class Waiter(Timed):
     """
 
     __slots__ = (
+        "away_age",
         "entry",
         "group",
         "hold",
@@ -316,8 +317,15 @@ class Waiter(Timed):
         """The reservation of its position if the wait for it ends."""
         self.reservation: Reservation | None = None
         """What is done for it while it is away."""
+        self.away_age = 0
+        """Its age while it is away: it is nobody's then, but somebody newer still goes first."""
         self.turn: float | None = None
         """Seconds for which a slot is held once it has a turn; without, it is granted one."""
+
+    @property
+    def age(self) -> int:
+        """The age of who asks, or is away; 0 without."""
+        return self.away_age if self.owner is None else self.owner.age
 
     @property
     def is_away(self) -> bool:

@@ -65,7 +65,7 @@ class Superseding(Connections):
         older = [
             waiter
             for waiter in entry.waiters or ()
-            if waiter.owner is not None and 0 < waiter.owner.age < age and waiter is not resumed
+            if 0 < waiter.age < age and waiter is not resumed
         ]
         for waiter in older:
             if waiter.state == WAITING:

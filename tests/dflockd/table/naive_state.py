@@ -52,6 +52,8 @@ class Waiter:
     since: int = 0
     hold: Hold | None = None
     owner: Owner | None = None
+    away_age: int = 0
+    """That of its owner, while it is away and nobody's."""
     group: InGroup | None = None
 
     @property

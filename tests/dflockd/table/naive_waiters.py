@@ -52,7 +52,8 @@ class NaiveWaiters(NaiveState):
         if age == newest or name not in self.keys:
             return None
         for waiter in list(self.keys[name].order()):
-            if waiter.owner and 0 < waiter.owner[3] < age and waiter is not kept:
+            of_waiter = waiter.owner[3] if waiter.owner else waiter.away_age
+            if 0 < of_waiter < age and waiter is not kept:
                 self.seen["told and older" if waiter.is_told else "older waiter"] += 1
                 if waiter.peer and self.peers[waiter.peer].waiting is waiter:
                     self.answers.append(Answer(waiter.peer, f"superseded {age}"))
@@ -197,6 +198,7 @@ class NaiveWaiters(NaiveState):
         due = self.now + away / 1000
         waiter.reservation = Reservation(due, hold / 1000, due + RESERVED_LATE)
         waiter.peer, waiter.two_phase, waiter.reserve = 0, False, None
+        waiter.away_age = waiter.owner[3] if waiter.owner else waiter.away_age
         waiter.owner = waiter.turn = None
         self._set(waiter, rounded(waiter.reservation.until - self.now))
         self.away.append(waiter)
@@ -259,7 +261,7 @@ class NaiveWaiters(NaiveState):
         waiter.reservation = waiter.turn = None
         waiter.is_told = waiter.has_slot = False
         waiter.peer, waiter.lease, waiter.two_phase = peer, lease, two_phase
-        waiter.owner = self.peers[peer].owner
+        waiter.owner, waiter.away_age = self.peers[peer].owner, 0
         self.seen["back to a free key"] += not (key.holds or key.queue)
         queue = key.queue
         if waiter not in queue:
