@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import select
-import socket
 import threading
 import time
 import weakref
@@ -14,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from dflockd import errors
-from dflockd.client import clock, operations
+from dflockd.client import clock, operations, process
 from dflockd.client.arguments import Reservation
 from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
 from dflockd.client.frames import without_frames
@@ -455,10 +454,24 @@ def _wait(wait: Wait) -> object:
     if isinstance(wait, Hear):
         return _await(wait)
     assert isinstance(wait, Resolve)
-    try:
-        return socket.getaddrinfo(wait.host, wait.port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as exc:
-        return exc
+    return _look_up(wait)
+
+
+def _look_up(wait: Resolve) -> object:
+    """Return what a name stands for, or what went wrong; a resolver that hangs takes no more time."""
+    found: list[object] = []
+    gate = threading.Lock()
+    gate.acquire()
+
+    def answer(outcome: object) -> None:
+        found.append(outcome)
+        gate.release()
+
+    process.current().reactor.resolver.resolve(wait, answer)
+    left = min(max(0.0, wait.until - clock.now()), LONGEST_POLL)
+    if gate.acquire(timeout=left):
+        return found[0]
+    return TimeoutError("the name was not looked up in time")
 
 
 def _await(wait: Hear) -> bool:

@@ -114,7 +114,7 @@ class Reactor:
         self._is_closed = False
         self._selector: selectors.BaseSelector
         self._pipe: _Pipe | None = None
-        self._resolver = _Resolver()
+        self.resolver = Resolver()
 
     # What others call, from any thread.
 
@@ -408,7 +408,7 @@ class Reactor:
             wait.signal.listen(listener)
         else:
             task.over = TimeoutError("the name was not looked up in time")
-            self._resolver.resolve(wait, answer)
+            self.resolver.resolve(wait, answer)
 
     def _answer(self, task: Task) -> Callable[[object], None]:
         """Return what resumes a task from any thread, unless its time is over before."""
@@ -478,33 +478,43 @@ class _Pipe:
     forget_after_fork = close
 
 
-class _Resolver:
-    """Looks up names, which takes a thread of its own: nobody can do it without waiting."""
+class Resolver:
+    """Looks up names, which takes threads of their own: nobody can do it without waiting.
+
+    There is one for each host: who asks for one that does not answer holds up nobody else. From any
+    thread, and without a lock.
+    """
 
     def __init__(self) -> None:
-        self._asked: deque[tuple[Resolve, Callable[[object], object]]] = deque()
-        self._is_running = False
+        self._asked: dict[str, deque[tuple[Resolve, Callable[[object], object]]]] = {}
+        """By host."""
+        self._running: dict[str, object] = {}
+        """The hosts that have a thread, by a single operation."""
 
     def resolve(self, name: Resolve, found: Callable[[object], object]) -> None:
-        """Have it looked up; called by the reactor alone."""
-        self._asked.append((name, found))
-        if not self._is_running:
-            self._is_running = True
-            _thread.start_new_thread(self._run, ())
+        """Have it looked up, and `found` called in another thread with what `getaddrinfo` brings."""
+        self._asked.setdefault(name.host, deque()).append((name, found))
+        self._begin(name.host)
 
-    def _run(self) -> None:
-        while True:
+    def _begin(self, host: str) -> None:
+        me = object()
+        if self._running.setdefault(host, me) is me:
             try:
-                name, found = self._asked.popleft()
-            except IndexError:
-                self._is_running = False
-                if not self._asked:
-                    return
-                self._is_running = True
-                continue
+                _thread.start_new_thread(self._run, (host,))
+            except BaseException:
+                del self._running[host]
+                raise
+
+    def _run(self, host: str) -> None:
+        asked = self._asked[host]
+        while asked:
+            name, found = asked.popleft()
             outcome: object
             try:
                 outcome = socket.getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
             except Exception as exc:
                 outcome = exc
             found(outcome)
+        del self._running[host]
+        if asked:  # somebody has come in between, and was told that there is a thread
+            self._begin(host)

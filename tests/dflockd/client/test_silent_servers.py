@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import queue
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,10 +20,10 @@ from typing import Any
 import pytest
 
 from dflockd import client as async_client
-from dflockd import errors
+from dflockd import errors, sync_client
 from dflockd.address import Address
-from dflockd.client import aio, asking, blocking, clock, flows, operations
-from dflockd.client.connection import carry_out
+from dflockd.client import aio, asking, blocking, clock, flows, operations, process
+from dflockd.client.connection import Resolve, carry_out
 from dflockd.client.steps import Flow, Open, Route
 from tests.dflockd.client.silence import KEY, TOO_LONG, is_not_answered
 from tests.dflockd.client_support import Calls, Client, soon, stats, until
@@ -256,3 +259,38 @@ async def test_a_name_with_many_addresses(
     addresses.append(("127.0.0.1", start().port))
     assert await soon(lock.acquire()) is True
     assert await lock.release() is True
+
+
+def test_a_look_up_that_hangs_holds_up_nobody_else(
+    start: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the look-ups of others, nor who asks for longer than they wait."""
+    port, hangs, look_up = start().port, threading.Event(), socket.getaddrinfo
+
+    def getaddrinfo(host: str, *args: Any, **named: Any) -> list[Any]:
+        if host.endswith(".example"):
+            if named.get("flags"):
+                raise socket.gaierror("it is a name")
+            if host.startswith("hangs"):
+                hangs.wait(60)
+            host = "127.0.0.1"
+        return look_up(host, *args, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    away = sync_client.DistributedLock("k", 0, servers=[f"hangs.example:{port}"])
+    try:
+        began = time.monotonic()
+        with pytest.raises(errors.UnreachableError, match="no answer in time"):
+            away.acquire()
+        assert time.monotonic() - began < 30, "as long as its resolver"
+        # The reactor looks names up as well: behind one that hangs it would wait.
+        answers: queue.SimpleQueue[object] = queue.SimpleQueue()
+        resolve = process.current().reactor.resolver.resolve
+        for host in ("hangs.example", "other.example"):
+            resolve(Resolve(host, port, math.inf), answers.put)
+        assert isinstance(answers.get(timeout=10), list)
+        other = sync_client.DistributedLock("k", 0, servers=[f"other.example:{port}"])
+        assert other.acquire()
+        assert other.release()
+    finally:
+        hangs.set()
