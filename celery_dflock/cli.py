@@ -41,9 +41,9 @@ def dflock() -> None:
 @as_json
 @click.pass_context
 def status(ctx: click.Context, as_json: bool) -> None:
-    """Show whether each lock server answers, what it holds, and which beat leads.
+    """Show whether each lock server grants locks, what it holds, and which beat leads.
 
-    The exit status is 1 if a server does not answer.
+    The exit status is 1 if a server does not answer, or grants nothing.
     """
     from celery_dflock.beat.status import beat_status  # every celery command loads this module
     from celery_dflock.worker.spelling import ignored
@@ -60,7 +60,14 @@ def status(ctx: click.Context, as_json: bool) -> None:
     else:
         for row in rows:
             click.echo(_status_line(row))
-    sys.exit(any("error" in row for row in rows))
+    sys.exit(any("error" in row or row.get("status") in _NOT_SERVING for row in rows))
+
+
+_NOT_SERVING = {
+    "recovering": "it waits for holders from before its restart to renew",
+    "cut off": "it has no connection to etcd, or has only just joined the cluster",
+}
+"""What a server says of itself that grants nothing, and why that is."""
 
 
 def _of_all_servers(
@@ -86,6 +93,7 @@ def _status(app_settings: Settings, server: str) -> dict[str, Any]:
     entries = [*stats["locks"], *stats["semaphores"]]
     return {
         **answer,
+        "status": stats.get("status", "serving"),  # a published server does not say
         "connections": stats["connections"],
         "keys": len(entries) + stats.get("omitted", 0),
         "waiters": sum(entry["waiters"] for entry in entries),
@@ -103,11 +111,13 @@ def _status_line(row: dict[str, Any]) -> str:
     circles = "".join(
         click.style(f"\n  deadlock: {printable(each)}", fg="red") for each in row["circles"]
     )
+    why = _NOT_SERVING.get(row["status"], "")
+    nothing = click.style(f", grants nothing ({row['status']}): {why}", fg="red") if why else ""
     numbers = ((row["connections"], "connection"), (row["keys"], "key"), (row["waiters"], "waiter"))
     connections, keys, waiters = (f"{n} {word}{'' if n == 1 else 's'}" for n, word in numbers)
     return (
         f"{row['server']}: answers in {row['ping_ms']} ms, {connections}, {keys} held, "
-        f"{waiters}{circles}"
+        f"{waiters}{nothing}{circles}"
     )
 
 

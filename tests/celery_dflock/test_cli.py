@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from examples.demo.stage import ROOT, LockServer
 from tests import forkserver
 from tests.celery_dflock.processes import Waiter
 from tests.dflockd.raw_server import RawClient, eventually
+from tests.dflockd.storage.machine import rewrite
 from tests.dflockd.top.terminal import Terminal
 
 BOUND = 30
@@ -95,6 +97,17 @@ def test_status_and_ping(run: Run, server: LockServer) -> None:
     [row] = json.loads(run("ping", "--json").stdout)
     assert row["server"] == server.address
     assert row["ping_ms"] > 0
+
+
+def test_status_of_a_server_that_grants_nothing_yet(run: Run, tmp_path: Path) -> None:
+    flags = ("--state-dir", str(tmp_path / "state"))
+    with LockServer(tmp_path, *flags):
+        pass
+    rewrite(tmp_path / "state", recovers_until=time.monotonic() + 60)
+    with LockServer(tmp_path, *flags, name="again") as again:
+        done = run("status", servers=again.address)
+    assert done.exit_code == 1
+    assert "grants nothing (recovering): it waits for holders" in done.stdout
 
 
 def test_status_of_a_beat_whose_scheduler_cannot_be_loaded_here(

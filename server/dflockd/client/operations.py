@@ -845,7 +845,7 @@ def refused(reply: object, target: Target) -> errors.RefusedError:
     elif isinstance(reply, Recovering):
         retry_s = reply.milliseconds / 1000
         return errors.RecoveringError(
-            f"{_about(target)}: the server waits for holders to renew: try again in {retry_s:g} s",
+            f"{_about(target)}: the server grants nothing at the moment: try again in {retry_s:g} s",
             retry_s=retry_s,
             key=target.name or None,
             server=target.server,

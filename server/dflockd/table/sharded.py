@@ -295,6 +295,10 @@ class ShardTable(LockTable):
         }
         return effects, idle
 
+    def status(self, now: float) -> str:
+        """Return whether it may grant locks; a single shard may recover all the same."""
+        return "serving" if now < self._serves_until else "cut off"
+
     def each_group(self) -> Iterable[Group]:
         """Return all that is in the table."""
         return self.groups.values()

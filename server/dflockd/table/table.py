@@ -169,6 +169,11 @@ class LockTable(Locking):
             self.deadlines.clear(hold)
             self._lapse(hold, now, effects)
 
+    def status(self, now: float) -> str:
+        """Return whether locks are granted, as a word: ``serving``, ``recovering`` or ``cut off``."""
+        until = self._group.recovers_until
+        return "serving" if until is None or now >= until else "recovering"
+
     @property
     def fence(self) -> int:
         """The last fence that was given out."""
@@ -343,6 +348,7 @@ class LockTable(Locking):
             lambda listed: {
                 **report.stats(groups, self._size, connections, now, listed),
                 **self.about,
+                "status": self.status(now),
             }
         )
 

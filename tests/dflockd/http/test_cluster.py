@@ -11,6 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from dflockd import admin
 from dflockd.cluster.tenures import Stage
 from tests.dflockd.cluster.stage import ClusterServer, ClusterStage, FewShards
 from tests.dflockd.raw_server import PATIENCE, eventually
@@ -108,12 +109,14 @@ def test_without_the_store_it_is_not_ready(cluster: ClusterStage) -> None:
             return not checks["store_answers"]["ok"]
 
         eventually(lapsed)
+        assert admin.stats(server.address)["status"] == "cut off"
         with pytest.raises(OSError, match="503") as refused:
             ask(server, "readyz")
         refused.value.close()  # type: ignore[attr-defined]
     finally:
         cluster.etcd.resume()
     eventually(lambda: ask(server, "api/stats")["ready"])
+    assert admin.stats(server.address)["status"] == "serving"
 
 
 def test_it_says_what_readiness_is_made_of(cluster: ClusterStage) -> None:
