@@ -2,8 +2,12 @@
 
 `inspect.signature` takes a wrapper's word for what it wraps, by ``__wrapped__``. A decorator that puts
 an argument of its own in front then shifts all others: what the caller gives first would be taken for
-the injected one. So a wrapper that takes ``*args`` is read. What does not call what it wraps by itself,
-but has others do so, is taken at its word.
+the injected one. So the bytecode of a wrapper that takes ``*args`` is read. What does not call what it
+wraps by itself, but has others do so, is taken at its word.
+
+No simpler rule gives both things that matter. To trust ``__wrapped__`` makes keys of shifted arguments,
+and two tasks that exclude each other would have two keys. To distrust it refuses every decorator that
+passes everything on, as most do.
 """
 
 from __future__ import annotations
