@@ -238,7 +238,7 @@ def test_an_owner_is_the_same_in_all_versions(
     """Workers of other versions compare it: it is a digest of what they make it of as well."""
     task = of_a_shop
     request = Context({**message, "id": task_id})
-    audience = delivery.audience(task.app.amqp.queues, request)
+    audience = delivery.audience(task.app, request)
     text = "\0".join(("shop:", task.name, task_id, audience)).encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(text, digest_size=16).hexdigest()
     assert task._bound().owner_of(request) == (digest, message["retries"])
