@@ -289,7 +289,7 @@ def test_release_asks_and_lets_the_next_in(run: Run, server: LockServer) -> None
     finally:
         holder.release()
     assert run("release", "stuck", "--yes").exit_code == 1
-    assert "evicts the holder of 'stuck'" in server.log_text()
+    server.wait_log("evicts the holder of 'stuck'")
 
 
 def test_serve_is_the_server(run: Run) -> None:

@@ -195,7 +195,7 @@ def test_it_answers_who_has_not_shown_the_secret_once(start_at: StartAt) -> None
         assert friend.ask("identify", "_", "no nonce") == "error"
         assert friend.ask("identify", "_", "n" * 65) == "error"
         assert malformed.ask("identify", "_", "no nonce") == "error_auth"
-    assert "wrong or missing auth token" in server.log_text()  # of the last one
+    server.wait_log("wrong or missing auth token")  # of the last one
 
 
 # What becomes of it.
