@@ -193,17 +193,27 @@ def _watch(app_settings: Settings, interval: float, notes: bool) -> None:
 def _held(app_settings: Settings, server: str) -> Iterator[dict[str, Any]]:
     stats = _ask(admin.stats, app_settings, server)
     for lock in stats["locks"]:
-        fields = ("key", "label", "held_s", "lease_expires_in_s", "waiters")
-        seldom = {field: lock[field] for field in SELDOM if lock.get(field)}
-        yield {"server": server, **{field: lock[field] for field in fields}, **seldom}
+        if lock.get("limit", 1) == 1:
+            fields = ("key", "label", "held_s", "lease_expires_in_s", "waiters")
+            seldom = {field: lock[field] for field in SELDOM if lock.get(field)}
+            yield {"server": server, **{field: lock[field] for field in fields}, **seldom}
+        else:
+            yield from _holders(app_settings, server, lock, semaphore=False)
     for semaphore in stats["semaphores"]:
-        report = _inspect(app_settings, semaphore["key"], semaphore=True)
-        for holder in report["holders"]:
-            waiting = semaphore["waiters"]
-            row = {"server": server, "key": report["key"], **holder, **_rate(report)}
-            yield {**row, "waiters": waiting}
+        yield from _holders(app_settings, server, semaphore, semaphore=True)
     if stats.get("omitted"):
         click.echo(f"{server} holds {stats['omitted']} more keys that are not listed", err=True)
+
+
+def _holders(
+    app_settings: Settings, server: str, entry: dict[str, Any], *, semaphore: bool
+) -> Iterator[dict[str, Any]]:
+    """Return a row for each holder of a key that several may hold."""
+    inspect = partial(admin.inspect, key=entry["key"], semaphore=semaphore)
+    report = _ask(inspect, app_settings, server)
+    for holder in report["holders"]:
+        row = {"server": server, "key": report["key"], **holder, **_rate(report)}
+        yield {**row, "waiters": entry["waiters"]}
 
 
 @dflock.command(cls=CeleryCommand)
@@ -216,7 +226,7 @@ def waiters(ctx: click.Context, key: str | None, as_json: bool) -> None:
     KEY is a finished key, as these commands print it: prefix included, nothing is encoded.
     """
     app_settings = _settings(ctx)
-    reports = _of_key(app_settings, key) if key is not None else _waited_for(app_settings)
+    reports = [_inspect(app_settings, key)] if key is not None else _waited_for(app_settings)
     rows = [
         {"key": report["key"], "place": place, **waiter, **_rate(report)}
         for report in reports
@@ -242,7 +252,8 @@ def _waited_for(app_settings: Settings) -> Iterator[dict[str, Any]]:
             for entry in stats[kind]:
                 if entry["waiters"]:
                     semaphore = kind == "semaphores"
-                    yield _inspect(app_settings, entry["key"], semaphore=semaphore)
+                    inspect = partial(admin.inspect, key=entry["key"], semaphore=semaphore)
+                    yield _ask(inspect, app_settings, server)
 
 
 @dflock.command(cls=CeleryCommand)
@@ -299,14 +310,13 @@ def release(ctx: click.Context, key: str, yes: bool, as_json: bool) -> None:
     learns of the release. The exit status is 1 if nobody held the key.
     """
     app_settings, ended = _settings(ctx), []
-    for report in _of_key(app_settings, key):
-        for holder in report["holders"]:
-            if not yes:
-                text = f"Release {key}, held by {_name(holder)} for {holder['held_s']:.0f} s?"
-                click.confirm(text, abort=True, err=True)
-            lock = _lock(app_settings, key, semaphore=report["semaphore"])
-            if _in_words(partial(lock.evict, holder["fence"])):
-                ended.append({"key": key, **holder})
+    lock = _lock(app_settings, key)
+    for holder in _in_words(lock.inspect)["holders"]:
+        if not yes:
+            text = f"Release {key}, held by {_name(holder)} for {holder['held_s']:.0f} s?"
+            click.confirm(text, abort=True, err=True)
+        if _in_words(partial(lock.evict, holder["fence"])):
+            ended.append({"key": key, **holder})
     if as_json:
         _print_json(ended)
     else:
@@ -326,21 +336,15 @@ def serve(arguments: tuple[str, ...]) -> None:
     sys.exit(main(list(arguments)))
 
 
-def _of_key(app_settings: Settings, key: str) -> list[dict[str, Any]]:
-    """What the server in charge of a key says of it, as a lock and as a semaphore."""
-    return [_inspect(app_settings, key, semaphore=kind) for kind in (False, True)]
+def _inspect(app_settings: Settings, key: str) -> dict[str, Any]:
+    """What the server in charge of a key says of it."""
+    report: dict[str, Any] = _in_words(_lock(app_settings, key).inspect)
+    return report
 
 
-def _inspect(app_settings: Settings, key: str, *, semaphore: bool) -> dict[str, Any]:
-    report = _in_words(_lock(app_settings, key, semaphore=semaphore).inspect)
-    return {"semaphore": semaphore, **report}
+def _lock(app_settings: Settings, key: str) -> DistributedLock:
+    return _in_words(partial(DistributedLock, key, **app_settings.connection_options()))
 
-
-def _lock(app_settings: Settings, key: str, *, semaphore: bool) -> DistributedLock:
-    options = app_settings.connection_options()
-    # The limit does not matter for a question.
-    make = partial(DistributedSemaphore, limit=1) if semaphore else DistributedLock
-    return _in_words(partial(make, key, **options))
 
 
 def _servers(app_settings: Settings) -> list[str]:

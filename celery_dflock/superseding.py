@@ -55,22 +55,22 @@ def headers_with_age(
 
 
 def prepare(plan: Plan) -> Unavailable | None:
-    """See to it that a run has an age, and that its server knows of ages.
+    """See to it that a run has an age.
 
     Raises:
         LockKeyError: there are several keys.
     """
-    lock = plan.bound.make_lock(_only(plan.keys))
+    key = _only(plan.keys)
+    if plan.age:
+        return None
+    lock = plan.bound.make_lock(key)
     try:
-        if plan.age:
-            lock.require_ages()
-        else:
-            plan.age = lock.draw_age()
-            request, plan.header = plan.request, replace(plan.header, age=plan.age)
-            request.headers = header.with_age(request.headers, plan.age, request.id)
+        plan.age = lock.draw_age()
     except errors.RemoteError as exc:
         error = LockUnavailableError(lock.key, str(exc))
         return Unavailable(error, lock.server, refused_with(exc))
+    request, plan.header = plan.request, replace(plan.header, age=plan.age)
+    request.headers = header.with_age(request.headers, plan.age, request.id)
     return None
 
 

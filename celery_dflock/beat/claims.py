@@ -12,10 +12,10 @@ from urllib.parse import unquote
 
 from celery_dflock.beat.firing import Firing
 from celery_dflock.config import Settings
-from celery_dflock.keys import encode
+from celery_dflock.keys import encode, finish
 from celery_dflock.locks import MOMENT, try_once
 from dflockd import errors
-from dflockd.sync_client import DistributedSemaphore
+from dflockd.sync_client import DistributedLock
 
 CLAIM_TTL = 3600
 """Seconds that a claim outlives the beat that made it: for so long a firing is not forgotten."""
@@ -29,8 +29,12 @@ class Claims:
     """The claims of the beats of one app. There is one at a time, since a beat sends one at a time.
 
     A claim is a hold that outlives its connection, so it tells the next leader what the last one
-    did not finish. It is a semaphore with the key of the beats' lock, so that the same server is in
-    charge of both.
+    did not finish.
+
+    Args:
+        key: of the beats' lock. Of a list of servers the one with this lock has the claims as well:
+            a beat that leads needs no other.
+        settings: of the app.
     """
 
     def __init__(self, key: str, settings: Settings) -> None:
@@ -109,9 +113,12 @@ class Claims:
         holders: list[dict[str, Any]] = self._claim("").inspect()["holders"]
         return holders
 
-    def _claim(self, label: str) -> DistributedSemaphore:
+    def _claim(self, label: str) -> DistributedLock:
         options = self._settings.connection_options()
-        return DistributedSemaphore(self._key, 1, 0, MOMENT, label=label, **options)
+        if not self._settings.is_cluster:
+            server_of = options["sharding_strategy"]
+            options["sharding_strategy"] = lambda _key, servers: server_of(self._key, servers)
+        return DistributedLock(finish(f"{self._key}:claim"), 0, MOMENT, label=label, **options)
 
 
 def _label(firing: Firing) -> str:

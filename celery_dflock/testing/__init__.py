@@ -234,16 +234,13 @@ class _Asked:
 
     def __init__(self, key: str, settings: Settings) -> None:
         from celery_dflock import keys
-        from dflockd.sync_client import DistributedLock, DistributedSemaphore
+        from dflockd.sync_client import DistributedLock
 
         self.name = keys.finished(key, settings.key_prefix)
-        options = settings.connection_options()
-        lock = DistributedLock(self.name, **options)
-        # The limit does not matter for a question.
-        reports = [lock.inspect(), DistributedSemaphore(self.name, 1, **options).inspect()]
+        lock = DistributedLock(self.name, **settings.connection_options())
+        report = lock.inspect()
         self.server = lock.server  # now it is known in a cluster as well
-        self.holders = [entry for report in reports for entry in report["holders"]]
-        self.waiters = [entry for report in reports for entry in report["waiters"]]
+        self.holders, self.waiters = report["holders"], report["waiters"]
 
 
 def _app(app: Celery | None) -> Celery:

@@ -90,9 +90,10 @@ def stats(
         ssl_context: for a server that speaks TLS.
 
     Returns:
-        ``connections``, ``locks`` (each with ``key``, ``label``, ``held_s``, ``waiters`` and more)
-        and ``semaphores`` (``key``, ``limit``, ``holders``, ``waiters``). A server lists some
-        thousands of keys and counts the rest as ``omitted``.
+        ``connections``, ``locks`` (each with ``key``, ``label``, ``held_s``, ``waiters`` and more; of
+        one with another limit than 1 also ``limit`` and ``holders``) and, of published clients,
+        ``semaphores`` (``key``, ``limit``, ``holders``, ``waiters``). A server lists some thousands of
+        keys and counts the rest as ``omitted``.
 
     Raises:
         InvalidArgumentError: the server or the token is malformed.
@@ -125,8 +126,8 @@ class Inquiry:
         return self._ask(_stats(self.server))
 
     def inspect(self, key: str, *, semaphore: bool = False) -> dict[str, Any]:
-        """Return the holders and waiters of a key; see `DistributedLock.inspect`."""
-        return self._ask(operations.inspect(_target(self.server, key, semaphore)))
+        """Return the holders and waiters of a key; see `dflockd.admin.inspect`."""
+        return self._ask(operations.inspect(_target(self.server, key), _space(semaphore)))
 
     def find(self, text: str, *, waiters: bool = False, notes: bool = False) -> dict[str, Any]:
         """Search keys, holders and waiters; see `dflockd.admin.find`."""
@@ -141,7 +142,7 @@ class Inquiry:
         Raises:
             RefusedError: the server is not in a cluster.
         """
-        return self._ask(operations.shards(self.server, known))
+        return self._ask(operations.shards(operations.about_server(self.server), known))
 
     def close(self) -> None:
         """Close the connection, if there is one."""
@@ -200,10 +201,11 @@ def inspect(
 ) -> dict[str, Any]:
     """Return the holders and waiters of a key; see `DistributedLock.inspect`.
 
-    It takes the other arguments of `stats` and raises the same errors.
+    With `semaphore`, of the semaphore that published clients have under that name beside the lock. This
+    takes the other arguments of `stats` and raises the same errors.
     """
-    target = _target(server, key, semaphore)
-    return _ask(operations.inspect(target), server, auth_token, ssl_context)
+    operation = operations.inspect(_target(server, key), _space(semaphore))
+    return _ask(operation, server, auth_token, ssl_context)
 
 
 def find(
@@ -256,15 +258,19 @@ def evict(
     Somebody else gets the lock at once, and the former holder goes on until its next renewal: for
     operators who know that it is stuck. The other arguments and the errors are those of `stats`.
     """
-    target = _target(server, key, semaphore)
+    target = _target(server, key)
     arguments.check_fence(fence, key)
-    return _ask(operations.evict(target, fence), server, auth_token, ssl_context)
+    operation = operations.evict(target, fence, _space(semaphore))
+    return _ask(operation, server, auth_token, ssl_context)
 
 
-def _target(server: ServerLike, key: str, semaphore: bool) -> Target:
+def _target(server: ServerLike, key: str) -> Target:
     arguments.check_key(key)
-    space = Space.SEMAPHORE if semaphore else Space.LOCK
-    return Target(space, key.encode(), 1, None, str(parse_server(server)))
+    return Target(Space.LOCK, key.encode(), 1, None, str(parse_server(server)))
+
+
+def _space(semaphore: bool) -> Space:
+    return Space.SEMAPHORE if semaphore else Space.LOCK
 
 
 def _stats(server: str) -> Operation[dict[str, Any]]:

@@ -21,7 +21,6 @@
     │       ├── OwnerConflictError
     │       ├── SupersededError
     │       ├── UnsupportedError
-    │       ├── GroupsUnsupportedError
     │       ├── LeaseExpiredError
     │       ├── DrainingError
     │       ├── RecoveringError
@@ -120,7 +119,7 @@ class MaxRatesError(RefusedError):
 
 
 class LimitMismatchError(RefusedError):
-    """The semaphore is in use with another limit."""
+    """The semaphore is in use with another limit, at a server of the published protocol."""
 
 
 class OwnerConflictError(RefusedError):
@@ -151,16 +150,12 @@ class SupersededError(RefusedError):
         self.by = by
 
 
-class UnsupportedError(RefusedError):
-    """The server is too old for this request."""
-
-
 IN_ORDER = (OwnerConflictError, SupersededError)
 """What is said of who asks: the connection is as good as before."""
 
 
-class GroupsUnsupportedError(RefusedError):
-    """The server is too old for groups."""
+class UnsupportedError(RefusedError):
+    """The server does not know what is asked for: a published or an older one."""
 
 
 class LeaseExpiredError(RefusedError):

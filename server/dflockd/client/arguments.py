@@ -18,7 +18,7 @@ from dflockd.wire import (
     MAX_OWNER,
     MAX_SECONDS,
     MAX_SECRET,
-    InGroup,
+    FairGroup,
     Owner,
     Reserve,
     key_problem,
@@ -149,7 +149,7 @@ def check_limit(limit: object, key: object) -> None:
         )
 
 
-def checked_group(group: object, limit: object, key: str) -> InGroup | None:
+def checked_group(group: object, limit: object, key: str) -> FairGroup | None:
     """Return a group as it is sent.
 
     Raises:
@@ -175,7 +175,7 @@ def checked_group(group: object, limit: object, key: str) -> InGroup | None:
         )
     check_group_limit(limit, key)
     assert isinstance(group, str)
-    return InGroup(group.encode(), limit if isinstance(limit, int) else 0)
+    return FairGroup(group.encode(), limit if isinstance(limit, int) else 0)
 
 
 def check_group_limit(limit: object, key: str) -> None:

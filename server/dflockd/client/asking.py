@@ -8,9 +8,16 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import clock, flows, operations
-from dflockd.client.flows import Links, introduced
+from dflockd.client.flows import Links
 from dflockd.client.lease import SILENCE, Lease
-from dflockd.client.operations import GRACE, Detour, Operation, Progress, Target
+from dflockd.client.operations import (
+    GRACE,
+    SHARDS_PATIENCE,
+    Detour,
+    Operation,
+    Progress,
+    Target,
+)
 from dflockd.client.routing import Ask, Path, ShardMap, pursue
 from dflockd.client.steps import SILENT, Flow, Hear, Link, Open, Route, Signal, Talk
 
@@ -90,13 +97,11 @@ class Asker:
         """Ask something that leaves nothing behind, whatever else this session is doing."""
         links, target = self._home().pool, self.target
         if self.shards is None:
-            return (
-                yield from flows.ask(links, self.route, lambda: operation(target), ANSWER_PATIENCE)
-            )
+            return (yield from flows.ask(links, self.route, operation, target, ANSWER_PATIENCE))
 
         def attempt(step: Ask) -> Flow[R]:
-            there = target.at(step.server)
-            return flows.ask(links, self.route.at(step.server), lambda: operation(there), GRACE)
+            route, there = self.route.at(step.server), target.at(step.server)
+            return flows.ask(links, route, operation, there, GRACE)
 
         path = self._path(self.shards, ANSWER_PATIENCE)
         return (yield from flows.walk(links, path, self.route, attempt))
@@ -164,7 +169,7 @@ class Asker:
         if link is None:
             link = links.take(self.route) or (yield from self._open(until, owner))
         self.asking = link
-        talk = Talk(link, begin(introduced(self.target, link), timeout), until)
+        talk = Talk(link, begin(self._knowing(link), timeout), until)
         return (yield from self._ask_twice(begin, timeout, talk, look))
 
     def _ask_twice(
@@ -182,7 +187,7 @@ class Asker:
         except errors.UnreachableError:
             if self.is_cancelled:
                 raise self._cancelled() from None
-            if not (link.pooled or link.refused):
+            if not link.pooled:
                 raise
             # The other idle ones are most likely dead as well.
             links.clear(self.route)
@@ -192,16 +197,28 @@ class Asker:
         if timeout is not None and until is not None:
             timeout = min(timeout, max(0, until - GRACE - clock.now()))
         self.asking = link = yield from self._open(until, owner)
-        operation = begin(introduced(self.target, link), timeout)
+        operation = begin(self._knowing(link), timeout)
         return (yield from self._talk(link, operation, until, look))
 
     def _open(self, until: float | None, owner: object) -> Flow[Link]:
         """Connect, unless the request is abandoned meanwhile: there was nothing to close."""
-        link: Link = yield Open(self.route, until)
+        link: Link = yield Open(self.route, self._open_until(until))
         if self._owner.get("by") is not owner:
             link.close()
             raise self._cancelled()
         return link
+
+    def _open_until(self, until: float | None) -> float | None:
+        """Return when to give up a server that does not say hello; in a cluster others know more."""
+        if self.shards is None:
+            return until
+        soon = clock.now() + SHARDS_PATIENCE
+        return soon if until is None else min(until, soon)
+
+    def _knowing(self, link: Link) -> Target:
+        """Return the target for the server of a connection, and keep it so."""
+        self.target = self.target.knowing(link.features)
+        return self.target
 
     def _look(self, shards: ShardMap, route: Route, is_waiting: bool) -> Flow[float]:
         """Look at a server of the cluster that has not answered yet."""
@@ -247,8 +264,8 @@ class Asker:
             if link is None or link.closed or link.route.address != step.server:
                 if link is not None and link is not stood_on:
                     link.close()
-                self.telling = link = yield Open(route, until)
-            told = operations.kept(operation(self.target))
+                self.telling = link = yield Open(route, self._open_until(until))
+            told = operations.kept(operation(self._knowing(link)))
             try:
                 answer = yield from flows.talk(link, told, until, look)
             except errors.RemoteError:
@@ -291,7 +308,7 @@ class Asker:
                     return answer, first
         try:
             self.telling = link = yield Open(self.route, until)
-            answer = yield Talk(link, operation(self.target), until)
+            answer = yield Talk(link, operation(self._knowing(link)), until)
             if on_first is not None:
                 on_first.look_at = clock.now() + SILENCE
                 try:

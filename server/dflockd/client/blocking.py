@@ -285,17 +285,6 @@ class DistributedLock(LockBase):
         """
         listen(self._session.lease, told)
 
-    def require_ages(self) -> None:
-        """Return if the server of the key knows ages; it is asked, unless it is known to.
-
-        For who was given an age by another process, before it asks for the lock.
-
-        Raises:
-            UnsupportedError: the server is too old: it would grant the lock to who is older, too.
-            RemoteError: the server could not be asked.
-        """
-        _run(self._session.require_ages())
-
     def inspect(self) -> dict[str, Any]:
         """Return the holders and waiters of the key.
 

@@ -22,10 +22,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client import abilities, clock
+from dflockd.client import clock
 from dflockd.client.frames import without_frames
-from dflockd.client.introduction import ANONYMOUS
-from dflockd.client.operations import Answer, Exchange, authenticate
+from dflockd.client.operations import Answer, Exchange, authenticate, greet
 from dflockd.client.steps import SILENT, Flow, Hear, Open, Pause, Ready, Route, Silent, Talk
 from dflockd.wire import ReplyReader, UnexpectedReplyError
 
@@ -94,17 +93,15 @@ class Connection:
         "_sock",
         "asked_at",
         "closed",
+        "features",
         "guard",
         "idle_since",
-        "introduction",
         "is_tls",
-        "knows_owners",
         "left",
         "owed",
         "poll",
         "pooled",
         "reader",
-        "refused",
         "rested",
         "route",
     )
@@ -112,10 +109,7 @@ class Connection:
     def __init__(self, route: Route, family: int, kind: int, protocol: int) -> None:
         self.route = route
         self.closed = False
-        is_old = abilities.knows(route.address, abilities.EXTENSIONS) is False
-        self.introduction = None if is_old else ANONYMOUS
-        self.refused = False
-        self.knows_owners: bool | None = None
+        self.features: frozenset[bytes] = frozenset()
         self.pooled = False
         self.idle_since = 0.0
         self.rested = False
@@ -159,15 +153,9 @@ class Connection:
         """Return whether there is something to read that the socket no longer has."""
         return self.is_tls and cast(ssl.SSLSocket, self._sock).pending() > 0
 
-    def ask(self, request: bytes, now: float, ahead: int = 0) -> None:
-        """Send a request, whose reply the caller waits for; if that fails, close it instead.
-
-        Args:
-            request: it.
-            now: the time.
-            ahead: requests before it in the same bytes, whose replies nobody needs.
-        """
-        self.reader.ahead = ahead
+    def ask(self, request: bytes, now: float) -> None:
+        """Send a request, whose reply the caller waits for; if that fails, close it instead."""
+        self.reader.ahead = 0
         self.asked_at = now
         try:
             if self._sock.send(request) == len(request):
@@ -176,12 +164,8 @@ class Connection:
             pass
         self.close()
 
-    def accept(self, line: bytes, has_owner: bool) -> None:
-        """Take in what a reply says of its server.
-
-        Args:
-            line: the reply.
-            has_owner: whether an owner was named right before its request.
+    def accept(self, line: bytes) -> None:
+        """Take in that something was heard.
 
         Raises:
             ConnectionResetError: it is no reply, but the server's farewell.
@@ -190,21 +174,14 @@ class Connection:
             self.rested = False
             if line == b"error":
                 raise ConnectionResetError("the server gave up an idle connection")
-        if has_owner and (knows := not self.reader.refused) is not self.knows_owners:
-            self.knows_owners = knows
-            abilities.note(self.route.address, abilities.OWNERS, knows=knows)
 
-    def send_now(self, request: bytes, ahead: int = 0) -> None:
+    def send_now(self, request: bytes) -> None:
         """Send a request, for `receive_now` to fetch the reply later.
-
-        Args:
-            request: it.
-            ahead: requests before it in the same bytes, whose replies nobody needs.
 
         Raises:
             OSError: the connection broke, or its buffer is full: the server has stopped reading.
         """
-        self.reader.ahead = ahead
+        self.reader.ahead = 0
         if self._sock.send(request) != len(request):
             raise BlockingIOError("send buffer full")
         self.owed = True
@@ -365,8 +342,8 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
             if not sent:
                 sent = clock.now()
                 limit = _limit(talk, exchange, sent)
-                # The replies that are still to come before its own are passed over.
-                link.reader.ahead = exchange.ahead + link.owed
+                # A reply that is still to come before its own is passed over.
+                link.reader.ahead = int(link.owed)
                 link.owed = False
                 if rest := link.send(exchange.request):
                     yield from link.finish(rest, limit)
@@ -381,7 +358,7 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
             if isinstance(line, Exception):
                 raise line
             if line is not None:
-                link.accept(line, exchange.has_owner)
+                link.accept(line)
                 answer = Answer(line, sent, clock.now())
             elif talk.look_at < limit:
                 talk.under_way = exchange, sent, None
@@ -407,10 +384,7 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
         link.close()
         if isinstance(exc, errors.DflockdError):
             raise
-        reader = link.reader
-        if reader.refused and reader.ahead == exchange.ahead - 1:
-            link.refused = True  # the first thing that it was told
-            abilities.note(link.route.address, abilities.EXTENSIONS, knows=False)
+        _published.discard(link.route.address)  # another one may be there by now
         server = str(link.route.address)
         raise errors.UnreachableError(
             f"connection to lock server {server} broke: {reason(exc)}", server=server
@@ -433,8 +407,12 @@ def _limit(talk: Talk[Any], exchange: Exchange, sent: float) -> float:
     return until if talk.is_strict else max(until, min(limit, sent + LEAST_PATIENCE))
 
 
+_published: set[Address] = set()
+"""Servers that know the published protocol alone, as long as no connection to them breaks."""
+
+
 def _open(route: Route, until: float | None, is_strict: bool) -> Waits[Connection]:
-    """Connect and authenticate.
+    """Connect, and say who is there.
 
     Raises:
         UnreachableError: nobody answered there in time.
@@ -444,18 +422,34 @@ def _open(route: Route, until: float | None, is_strict: bool) -> Waits[Connectio
     until = now + CONNECT_TIMEOUT if until is None else min(until, now + CONNECT_TIMEOUT)
     if not is_strict:
         until = max(until, now + LEAST_PATIENCE)
-    try:
-        link = yield from _reach(route, until)
-    except (OSError, ValueError) as exc:  # the latter for what cannot be a host name
-        server = str(address)
-        raise errors.UnreachableError(
-            f"lock server {server} cannot be reached: {reason(exc)}", server=server
-        ) from without_frames(exc)
-    if route.auth_secret is not None:
-        talk = Talk(link, authenticate(route.auth_secret, str(address)), until)
+    secret, server = route.auth_secret, str(address)
+    if address not in _published:
+        link = yield from _connect(route, until)
+        hello: Talk[Any] = Talk(link, greet(secret, server), until)
+        hello.is_strict = is_strict
+        features: Any = yield from _talk(hello)
+        if features is not None:
+            link.features = features
+            return link
+        # Older ones hang up on what they do not know, newer ones on who does not begin with the secret.
+        link.close()
+        _published.add(address)
+    link = yield from _connect(route, until)
+    if secret is not None:
+        talk = Talk(link, authenticate(secret, server), until)
         talk.is_strict = is_strict
         yield from _talk(talk)
     return link
+
+
+def _connect(route: Route, until: float) -> Waits[Connection]:
+    try:
+        return (yield from _reach(route, until))
+    except (OSError, ValueError) as exc:  # the latter for what cannot be a host name
+        server = str(route.address)
+        raise errors.UnreachableError(
+            f"lock server {server} cannot be reached: {reason(exc)}", server=server
+        ) from without_frames(exc)
 
 
 def _reach(route: Route, until: float) -> Waits[Connection]:

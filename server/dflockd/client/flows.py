@@ -7,14 +7,14 @@ from functools import partial
 from typing import Protocol, TypeAlias, TypeVar, cast
 
 from dflockd import errors
-from dflockd.client import abilities, clock
+from dflockd.client import clock
 from dflockd.client.frames import without_frames
-from dflockd.client.introduction import NOTHING, Introduction, Opening
 from dflockd.client.operations import (
     PING_PATIENCE,
     Operation,
     ShardReport,
     Target,
+    about_server,
     ping,
     shards,
 )
@@ -42,28 +42,6 @@ class Links(Protocol):
 
     def clear(self, route: Route | None = None) -> None:
         """Close the idle ones."""
-
-
-def introduced(target: Target, link: Link) -> Target:
-    """Return what to ask for on a connection that may have said something else of who asks."""
-    opening = opening_on(link, target.introduction)
-    if opening is None:
-        return target._replace(is_plain=True)
-    return target if opening is NOTHING else target._replace(says=opening)
-
-
-def opening_on(link: Link, says: Introduction) -> Opening | None:
-    """Return the introduction that a connection needs; ``None`` if its server knows none."""
-    said = link.introduction
-    if said == says:
-        return NOTHING
-    if said is None:
-        return None
-    link.introduction = says
-    knows_owners = link.knows_owners
-    if knows_owners is None:
-        knows_owners = abilities.knows(link.route.address, abilities.OWNERS)
-    return says.after(said, knows_owners)
 
 
 def talk(
@@ -109,7 +87,11 @@ def go_on(going_on: Talk[R], look: Look | None) -> Flow[R]:
 
 
 def ask(
-    links: Links, route: Route, operation: Callable[[], Operation[R]], patience: float
+    links: Links,
+    route: Route,
+    operation: Callable[[Target], Operation[R]],
+    target: Target,
+    patience: float,
 ) -> Flow[R]:
     """Run an operation that leaves nothing behind; again, if its connection has died in the pool.
 
@@ -117,6 +99,7 @@ def ask(
         links: the pool.
         route: to the server.
         operation: begins it.
+        target: what it is about.
         patience: seconds for all of it.
 
     Raises:
@@ -126,7 +109,7 @@ def ask(
     link = links.take(route)
     if link is not None:
         try:
-            result = yield from talk(link, operation(), until)
+            result = yield from talk(link, operation(target.knowing(link.features)), until)
         except errors.UnreachableError:
             links.clear(route)  # the other idle ones are most likely dead as well
             if clock.now() >= until:
@@ -135,7 +118,7 @@ def ask(
             links.give(link)
             return result
     link = yield Open(route, until)
-    result = yield from talk(link, operation(), until)
+    result = yield from talk(link, operation(target.knowing(link.features)), until)
     links.give(link)
     return result
 
@@ -191,11 +174,11 @@ def walk(
             if isinstance(step, Ask):
                 return (yield from attempt(step))
             if isinstance(step, Load):
-                loading = partial(shards, str(step.server), step.known)
-                report = yield from ask(links, route.at(step.server), loading, step.patience)
+                there, loading = about_server(str(step.server)), partial(shards, known=step.known)
+                report = yield from ask(links, route.at(step.server), loading, there, step.patience)
             elif isinstance(step, Ping):
-                pinging = partial(ping, str(step.server))
-                yield from ask(links, route.at(step.server), pinging, PING_PATIENCE)
+                there = about_server(str(step.server))
+                yield from ask(links, route.at(step.server), ping, there, PING_PATIENCE)
             else:
                 yield from wait(step.seconds)
         except errors.RemoteError as exc:

@@ -13,7 +13,7 @@ from dflockd.address import DEFAULT_PORT, ServerLike, parse_servers
 from dflockd.client import arguments, clock, operations, process
 from dflockd.client import plan as plans
 from dflockd.client.arguments import OwnerLike, Reservation
-from dflockd.client.introduction import ANONYMOUS, NOBODY, Introduction, new
+from dflockd.client.introduction import ANONYMOUS, Introduction, new
 from dflockd.client.lease import DOUBTFUL, HELD, Lease
 from dflockd.client.operations import Exchange, Progress, Target
 from dflockd.client.rated import RatedSession
@@ -67,8 +67,7 @@ class LockBase:
             part, for locks alone, is an age: the newest wins; see `DistributedLock.listen`.
         group: the group that this lock belongs to; the rules for keys apply. Groups that wait for
             the same key take turns. Within a group the order is first come, first served; locks
-            without a group form one group. A server that does not know groups raises
-            `GroupsUnsupportedError`.
+            without a group form one group. A server that does not know groups: `UnsupportedError`.
         group_limit: how many of the group may hold the key at once. The latest request counts.
         rate: how many runs may begin in a window of time: ``"10/m"`` (``s``, ``m`` or ``h``), or
             ``(10, 60)`` for ten in any 60 seconds. The latest request for the key sets its rate. A
@@ -382,7 +381,6 @@ class LockBase:
             if ticket is None
             else arguments.check_name(ticket, key, "ticket", "wait() has left"),
             keep=None if reservation is None else arguments.reservation_request(reservation, key),
-            may_move=self._session.shards is not None,
         )
 
     def _timed_out(self) -> errors.LockTimeoutError:
@@ -440,15 +438,20 @@ class Maker(Generic[L]):
 
 def _who(label: str, owner: OwnerLike | None, key: str) -> Introduction:
     shown = b"" if label == "" else arguments.checked_label(label, key)
-    run = NOBODY if owner is None else arguments.checked_owner(owner, key)
+    run = None if owner is None else arguments.checked_owner(owner, key)
     return new(Introduction, (shown, run))
 
 
 class SemaphoreBase(LockBase):
     """A lock with several holders at once.
 
+    It is the same lock as a `DistributedLock` of its key, for which `limit` is 1: one queue, one set of
+    holders. Published servers know semaphores as something else beside locks, and refuse another limit
+    while a key is in use.
+
     Args:
-        limit: how many may hold it; all users of the key must give the same number.
+        limit: how many may hold it, from the latest request on. If that is less than before, nobody
+            loses the lock, and nobody gets it until there is room.
     """
 
     _space = Space.SEMAPHORE

@@ -1,8 +1,11 @@
 """What a client does, step by step, without saying how bytes travel.
 
 Each operation is a generator: it yields what to send, is resumed with the line that came back, and
-returns the result. `run` functions beside the connections drive them, one blocking, one for asyncio,
-so every rule of the client side is written once. (psycopg 3 is built this way.)
+returns the result. Connections go through them (`dflockd.client.steps.Talk`), so every rule of the
+client side is written once. (psycopg 3 is built this way.)
+
+A `Target` has what the server at the other end knows beyond the published protocol. What it does not
+know is not sent: an operation raises `UnsupportedError` instead.
 """
 
 from __future__ import annotations
@@ -11,27 +14,27 @@ import json
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Never, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from dflockd import errors
+from dflockd import __version__, errors
 from dflockd.address import Address, parse_server
-from dflockd.client.introduction import ANONYMOUS, NOTHING, Introduction, Opening, new
+from dflockd.client.introduction import ANONYMOUS, Introduction, instance, new
 from dflockd.wire import (
+    FEATURES,
     GRANTED,
     MAX_SECONDS,
     Acquire,
     Aged,
     Auth,
-    Begun,
-    Confirm,
-    Detach,
     DrawAge,
     Enqueue,
     Enqueued,
     Evict,
+    FairGroup,
     Find,
     Granted,
-    InGroup,
+    Hello,
+    How,
     Inspect,
     Listen,
     Moved,
@@ -44,25 +47,25 @@ from dflockd.wire import (
     Renewed,
     Report,
     Reserve,
-    Resume,
     Shards,
     Space,
     Status,
     Superseded,
     TimedOut,
-    Turn,
     Unbegun,
     UnexpectedReplyError,
+    Unwelcome,
     Wait,
+    Welcome,
     YourTurn,
     decode_map,
-    encode_enqueue,
     encode_release,
     encode_request,
     parse_aged,
     parse_done,
     parse_enqueued,
     parse_granted,
+    parse_hello,
     parse_map,
     parse_renewed,
     parse_report,
@@ -109,12 +112,8 @@ class Exchange(NamedTuple):
     timeout_is_reply: bool = False
     """Whether running out of time counts as the reply ``timeout`` and not as a fault, because a
     server has said that somebody else has the lock."""
-    ahead: int = 0
-    """Requests before it in the same bytes, whose replies nobody needs."""
     waits: bool = False
     """Whether the server may be right to say nothing for a while: the lock is not free."""
-    has_owner: bool = False
-    """Whether the last of those ahead names an owner: an ``error`` means that it knows none."""
 
 
 class Answer(NamedTuple):
@@ -137,39 +136,45 @@ class Progress:
     """The reservation of the position if the wait ends without a grant..."""
     kept: bytes = b""
     """... and its name once it is."""
-    may_move: bool = True
-    """Whether it is in a cluster at all."""
 
 
 class Target(NamedTuple):
     """What an operation is about."""
 
     space: Space
+    """Whether it is a lock or a semaphore for a server that knows the published protocol alone."""
     key: bytes
     limit: int
     lease: int | None
     server: str
     introduction: Introduction = ANONYMOUS
-    """Who asks..."""
-    says: Opening = NOTHING
-    """... and what says so, if the connection has said something else so far."""
-    is_plain: bool = False
-    """Whether its server hangs up on who says what the published protocol does not know."""
+    """Who asks."""
     progress: Progress | None = None
     """Of a waiter that has a position with a ticket, or may get one."""
     rate: Rate | None = None
     """How many runs may begin in a while, if they may not at any time."""
-    group: InGroup | None = None
+    group: FairGroup | None = None
     """To which group it belongs."""
+    features: frozenset[bytes] = FEATURES
+    """What its server knows beyond the published protocol."""
 
     @property
     def name(self) -> str:
         """The key as text."""
         return self.key.decode()
 
+    @property
+    def is_published(self) -> bool:
+        """Whether its server knows nothing beyond the published protocol."""
+        return b"slots" not in self.features
+
     def at(self, server: Address) -> Target:
         """Return the same, asked of this server."""
         return self._replace(server=str(server))
+
+    def knowing(self, features: frozenset[bytes]) -> Target:
+        """Return the same, asked of a server that knows these."""
+        return self if features is self.features else self._replace(features=features)
 
 
 def about_server(server: str) -> Target:
@@ -200,27 +205,29 @@ def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
 
     A wait that the client ends itself begins with an attempt that does not wait. Its answer comes
     at once, and says that somebody else has the lock. A waiter with a position would lose it that
-    way, so it waits for whole seconds instead.
+    way, and so would one that is to keep it, so they wait for whole seconds instead.
+
+    Raises:
+        UnsupportedError: the server does not know what is asked for.
     """
     start: float | None = None
     remaining = timeout
     grant = (yield from _confirmed_elsewhere(target)) if target.progress is not None else None
     if grant is not None:
         return grant
-    if timeout is not None and target.progress is not None and target.progress.place:
+    if timeout is not None and (_ticket_of(target) or _reserve_of(target) is not None):
         remaining = math.ceil(timeout)
     is_told = False
     while True:
         is_attempt = remaining is not None and not _is_whole(remaining) and not is_told
         seconds, patience, is_reply, waits = _waiting(0 if is_attempt else remaining)
-        request = Acquire(
-            target.space, target.key, target.limit, seconds, target.lease, target.rate
-        )
-        exchange = Exchange(encode_request(request), patience, is_reply, 0, waits)
-        if target.group is not None:
-            yield from _belong(target, target.group)
-        answer = yield with_ahead(exchange, target)
+        reserve = None if is_attempt else _reserve_of(target)
+        request = encode_request(_acquire(target, seconds, reserve))
+        answer = yield new(Exchange, (request, patience, is_reply, waits))
         reply = _read(parse_granted, answer, target)
+        if isinstance(reply, TimedOut) and target.progress is not None:
+            target.progress.kept = reply.ticket
+            return None
         is_told = reply is Status.TIMEOUT
         if is_told and not is_attempt:
             return None
@@ -244,14 +251,71 @@ def to_acquire(target: Target, timeout: float | None) -> Exchange:
     return next(acquire(target, timeout))
 
 
+def _acquire(target: Target, seconds: int, reserve: Reserve | None) -> Acquire:
+    if target.features is not FEATURES:
+        _check(target)
+        if target.is_published:
+            return Acquire(target.space, target.key, target.limit, seconds, target.lease)
+    label, owner = target.introduction
+    said = target.rate, owner, label, target.group, _ticket_of(target), reserve
+    return new(Acquire, (Space.LOCK, target.key, target.limit, seconds, target.lease, *said))
+
+
+def _enqueue(target: Target, turn: int | None = None) -> Enqueue:
+    if target.features is not FEATURES:
+        _check(target)
+        if turn is not None and b"turns" not in target.features:
+            raise unsupported(target, "turns", "wait for the lock in the slot")
+        if target.is_published:
+            return Enqueue(target.space, target.key, target.limit, target.lease)
+    label, owner = target.introduction
+    said = target.rate, owner, label, target.group, _ticket_of(target), turn
+    return new(Enqueue, (Space.LOCK, target.key, target.limit, target.lease, *said))
+
+
+def _check(target: Target) -> None:
+    """Refuse what the server does not know. A label, and an owner without an age, are left out.
+
+    Raises:
+        UnsupportedError: it cannot be asked of it.
+    """
+    if target.rate is not None and b"rates" not in target.features:
+        raise unsupported(target, "rates", "remove the rate")
+    if target.group is not None and b"groups" not in target.features:
+        raise unsupported(target, "groups", f"remove the group {target.group.name.decode()!r}")
+    owner = target.introduction.owner
+    if owner is not None and owner.age:
+        _check_ages(target)
+
+
+def _check_ages(target: Target) -> None:
+    if b"ages" not in target.features:
+        remedy = "use another lock_conflict than 'supersede'"
+        raise unsupported(target, "which task is the newest", remedy)
+
+
+def _ticket_of(target: Target) -> bytes:
+    """Return the ticket of the position that is taken up; empty without."""
+    return b"" if target.progress is None else target.progress.place
+
+
+def _reserve_of(target: Target) -> Reserve | None:
+    """Return how the position is to be kept, if it is and the server can."""
+    if target.progress is None or target.is_published:
+        return None
+    return target.progress.keep
+
+
 def enqueue(target: Target) -> Operation[Grant | None]:
-    """Take a position in the queue; return the grant if a slot was free."""
+    """Take a position in the queue; return the grant if a slot was free.
+
+    Raises:
+        UnsupportedError: the server does not know what is asked for.
+    """
     grant = (yield from _confirmed_elsewhere(target)) if target.progress is not None else None
     if grant is not None:
         return grant
-    if target.group is not None:
-        yield from _belong(target, target.group)
-    answer = yield with_ahead(to_enqueue(target), target)
+    answer = yield to_enqueue(target)
     reply = _read(parse_enqueued, answer, target)
     if reply is Status.QUEUED:
         return None
@@ -262,10 +326,7 @@ def enqueue(target: Target) -> Operation[Grant | None]:
 
 def to_enqueue(target: Target, _timeout: float | None = None) -> Exchange:
     """Return the request of an `enqueue`."""
-    request = encode_enqueue(target.space, target.key, target.limit, target.lease)
-    if target.rate is not None:
-        request = encode_request(Enqueue(*target[:4], target.rate))
-    return new(Exchange, (request, REPLY_PATIENCE, False, 0, False, False))
+    return new(Exchange, (encode_request(_enqueue(target)), REPLY_PATIENCE, False, False))
 
 
 def line_up_patience(timeout: float | None) -> float:
@@ -286,8 +347,7 @@ def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
     that somebody else had the lock when it queued, but that may be long ago.
     """
     progress = target.progress
-    keep = None if progress is None or target.is_plain else progress.keep
-    if timeout is not None and keep is not None:
+    if timeout is not None and _reserve_of(target) is not None:
         timeout = math.ceil(timeout)
     if timeout is not None and not _is_whole(timeout):
         alive = yield Exchange(encode_request(Ping()), timeout + GRACE)
@@ -306,43 +366,27 @@ def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
 
 def _waiting_for(target: Target, timeout: float | None) -> Exchange:
     seconds, patience, is_reply, waits = _waiting(timeout)
-    request = encode_request(Wait(target.space, target.key, seconds))
-    waiting = Exchange(request, patience, is_reply, 0, waits)
-    keep = None if target.progress is None or target.is_plain else target.progress.keep
-    return waiting if keep is None else behind(Opening((encode_request(keep),)), waiting)
+    if target.is_published:
+        request = Wait(target.space, target.key, seconds)
+    else:
+        owner = target.introduction.owner
+        age = 0 if owner is None else owner.age
+        request = Wait(Space.LOCK, target.key, seconds, _reserve_of(target), age)
+    return Exchange(encode_request(request), patience, is_reply, waits)
 
 
-def queue(target: Target, timeout: float | None) -> Operation[Grant | None]:
-    """Wait as `acquire` does, but so that the position can be reserved."""
-    grant = yield from enqueue(target)
-    return grant if grant is not None else (yield from wait(target, timeout))
-
-
-def line_up(target: Target, turn: Turn, *, knows_turns: bool | None) -> Operation[bytes | None]:
+def line_up(target: Target, turn: int) -> Operation[bytes | None]:
     """Take a position that gets a turn and no grant; return the ticket if the turn is now.
 
-    Ask the server first whether it knows turns, unless that is known: an older one would grant.
+    Args:
+        target: what is waited for.
+        turn: milliseconds for which a slot is set aside once the turn is there.
 
     Raises:
-        UnsupportedError: it does not.
+        UnsupportedError: the server does not know turns.
     """
-    if target.is_plain or knows_turns is False:
-        raise unsupported(target)
-    said = encode_request(turn)
-    if not knows_turns:
-        reply = _read(parse_done, (yield Exchange(said, REPLY_PATIENCE)), target)
-        if reply is Status.ERROR:
-            raise unsupported(target)
-        if reply is not Status.OK:
-            raise refused(reply, target)
-    if target.group is not None:
-        yield from _belong(target, target.group)
-    exchange = with_ahead(to_enqueue(target), target)
-    if knows_turns:
-        exchange = behind(Opening((said,)), exchange)
-    answer = _read(parse_enqueued, (yield exchange), target)
-    if isinstance(answer, Enqueued):
-        return (yield from _declined(target, answer.token))
+    request = encode_request(_enqueue(target, turn))
+    answer = _read(parse_enqueued, (yield Exchange(request, REPLY_PATIENCE)), target)
     if answer is Status.QUEUED:
         return None
     if not isinstance(answer, YourTurn):
@@ -351,16 +395,10 @@ def line_up(target: Target, turn: Turn, *, knows_turns: bool | None) -> Operatio
 
 
 def await_turn(target: Target, timeout: int | None) -> Operation[bytes | None]:
-    """Wait for the turn of a position on this connection; its ticket, or ``None`` if not in time.
-
-    Raises:
-        UnsupportedError: the server has granted it: it is another one than that which was asked first.
-    """
+    """Wait for the turn of a position on this connection; its ticket, or ``None`` if not in time."""
     reply = _read(parse_granted, (yield _waiting_for(target, timeout)), target)
     if isinstance(reply, YourTurn):
         return reply.ticket
-    if isinstance(reply, Granted):
-        return (yield from _declined(target, reply.token))
     if isinstance(reply, TimedOut) and target.progress is not None:
         target.progress.kept = reply.ticket
     elif reply is not Status.TIMEOUT:
@@ -368,36 +406,9 @@ def await_turn(target: Target, timeout: int | None) -> Operation[bytes | None]:
     return None
 
 
-def _belong(target: Target, group: InGroup) -> Operation[None]:
-    """Say to which group the next request belongs.
-
-    By itself: a server that does not know groups would have that request wait in its one queue.
-
-    Raises:
-        GroupsUnsupportedError: it does not.
-    """
-    if not target.is_plain:
-        reply = _read(parse_done, (yield Exchange(encode_request(group), REPLY_PATIENCE)), target)
-        if reply is Status.OK:
-            return
-        if reply is not Status.ERROR:
-            raise refused(reply, target)
-    raise errors.GroupsUnsupportedError(
-        f"{_about(target)}: the server is too old to let groups take turns: "
-        f"upgrade it, or remove the group {group.name.decode()!r}",
-        key=target.name,
-        server=target.server,
-    )
-
-
-def _declined(target: Target, token: bytes) -> Operation[Never]:
-    yield from (release if target.rate is None else give_back)(target, token)
-    raise unsupported(target)
-
-
 def pass_on(target: Target, ticket: bytes) -> Operation[bool]:
     """Let others go first; ``False`` if the position is not on this connection any more."""
-    request = encode_request(Pass(target.space, target.key, ticket))
+    request = encode_request(Pass(target.key, ticket))
     reply = _read(parse_done, (yield Exchange(request, REPLY_PATIENCE)), target)
     if reply in (Status.OK, Status.ERROR):
         return reply is Status.OK
@@ -406,7 +417,7 @@ def pass_on(target: Target, ticket: bytes) -> Operation[bool]:
 
 def is_taken_up(target: Target) -> Operation[bool]:
     """Whether nothing is left on this connection of a position: somebody has taken it up."""
-    request = encode_request(Wait(target.space, target.key, 0))
+    request = encode_request(Wait(Space.LOCK, target.key, 0))
     reply = _read(parse_granted, (yield Exchange(request, REPLY_PATIENCE)), target)
     return reply in (Status.NOT_ENQUEUED, Status.TIMEOUT)
 
@@ -416,11 +427,11 @@ def renew(
 ) -> Operation[Grant | None]:
     """Start the lease anew; ``None`` if the slot is no longer held.
 
-    It belongs to this connection from now on, whichever it was granted on.
+    It belongs to this connection from now on, whichever it was granted on. A server that has forgotten
+    it learns whose it is.
     """
-    request = renewal_request(target, token, lease, has_begun=has_begun)
-    exchange = Exchange(request, REPLY_PATIENCE)
-    return read_renewal(target, token, (yield with_ahead(exchange, target)))
+    request = renewal_request(target, token, lease, has_begun=has_begun, is_new=True)
+    return read_renewal(target, token, (yield Exchange(request, REPLY_PATIENCE)))
 
 
 def confirm(target: Target, token: bytes, lease: int | None) -> Operation[Grant | None]:
@@ -431,7 +442,7 @@ def confirm(target: Target, token: bytes, lease: int | None) -> Operation[Grant 
     """
     exchange = Exchange(_confirmation_request(target, token, lease), REPLY_PATIENCE)
     while True:
-        answer = yield with_ahead(exchange, target)
+        answer = yield exchange
         grant = read_renewal(target, token, answer)
         if grant is None or answer.received < grant.deadline:
             return grant
@@ -442,9 +453,14 @@ def detach(target: Target, token: bytes, lease: int) -> Operation[bool]:
     """Start the lease anew and let the hold outlive this connection, whose it is no more.
 
     ``False`` if it is another's by now, or held no more.
+
+    Raises:
+        UnsupportedError: the server does not know that.
     """
-    request = encode_request(Detach(target.space, target.key, token, lease))
-    answer = yield Exchange(request, REPLY_PATIENCE)
+    if target.is_published:
+        raise unsupported(target, "how to detach a hold", "release it")
+    request = _renew(target, token, lease, How.DETACH)
+    answer = yield Exchange(encode_request(request), REPLY_PATIENCE)
     reply = _read(parse_renewed, answer, target)
     if isinstance(reply, Renewed):
         return True
@@ -454,7 +470,12 @@ def detach(target: Target, token: bytes, lease: int) -> Operation[bool]:
 
 
 def renewal_request(
-    target: Target, token: bytes, lease: int | None, *, has_begun: bool = False
+    target: Target,
+    token: bytes,
+    lease: int | None,
+    *,
+    has_begun: bool = False,
+    is_new: bool = False,
 ) -> bytes:
     """Return the bytes of a renewal, for those who wait for its answer in their own way.
 
@@ -463,13 +484,26 @@ def renewal_request(
         token: of the grant.
         lease: seconds.
         has_begun: whether it says that the run has begun, of a lock with a rate.
+        is_new: whether its connection is another one than before: its server may have forgotten the
+            hold, and is told whose it is.
     """
-    message = Begun if has_begun else Renew
-    return encode_request(message(target.space, target.key, token, lease))
+    if target.is_published:
+        return encode_request(Renew(target.space, target.key, token, lease))
+    if has_begun or is_new:
+        how = How.BEGUN if has_begun else How.PLAIN
+        return encode_request(_renew(target, token, lease, how))
+    return encode_request(Renew(Space.LOCK, target.key, token, lease))
+
+
+def _renew(target: Target, token: bytes, lease: int | None, how: How) -> Renew:
+    label, owner = target.introduction
+    return Renew(Space.LOCK, target.key, token, lease, how, owner, label, target.group)
 
 
 def _confirmation_request(target: Target, token: bytes, lease: int | None) -> bytes:
-    return encode_request(Confirm(target.space, target.key, token, lease))
+    if target.is_published:  # which bring nothing back
+        return encode_request(Renew(target.space, target.key, token, lease))
+    return encode_request(Renew(Space.LOCK, target.key, token, lease, How.CONFIRM))
 
 
 def read_renewal(target: Target, token: bytes, answer: Answer) -> Grant | None:
@@ -485,12 +519,18 @@ def read_renewal(target: Target, token: bytes, answer: Answer) -> Grant | None:
 
 def give_back(target: Target, token: bytes) -> Operation[bool]:
     """Give the slot back of a run that never begins; ``False`` if it was no longer held."""
-    return _given_back(target, encode_request(Unbegun(target.space, target.key, token)))
+    return _given_back(target, encode_request(Unbegun(target.key, token)))
 
 
 def release(target: Target, token: bytes) -> Operation[bool]:
     """Give the slot back; ``False`` if it was no longer held."""
-    return _given_back(target, encode_release(target.space, target.key, token))
+    return _given_back(target, to_release(target, token))
+
+
+def to_release(target: Target, token: bytes) -> bytes:
+    """Return the request of a `release`."""
+    space = target.space if target.is_published else Space.LOCK
+    return encode_release(space, target.key, token)
 
 
 def _given_back(target: Target, request: bytes) -> Operation[bool]:
@@ -503,27 +543,52 @@ def _given_back(target: Target, request: bytes) -> Operation[bool]:
     raise refused(reply, target)
 
 
+def greet(secret: bytes | None, server: str) -> Operation[frozenset[bytes] | None]:
+    """Say hello, first thing on a connection, and show the shared secret with that if there is one.
+
+    Returns:
+        What the server knows beyond the published protocol; ``None`` if it does not know this request,
+        and may hang up.
+
+    Raises:
+        AuthRefusedError: it wants another secret.
+    """
+    request = encode_request(Hello(instance(), __version__.encode(), secret))
+    target = about_server(server)
+    reply = _read(parse_hello, (yield Exchange(request, REPLY_PATIENCE)), target)
+    if isinstance(reply, Welcome):
+        return FEATURES if reply.features >= FEATURES else reply.features
+    if isinstance(reply, Unwelcome):
+        raise _unwelcome(reply.status, secret, target)
+    if reply in (Status.ERROR, Status.AUTH):
+        return None
+    raise refused(reply, target)
+
+
 def authenticate(secret: bytes, server: str) -> Operation[None]:
-    """Show the shared secret, first thing on a connection."""
+    """Show the shared secret to a server that knows the published protocol alone."""
     answer = yield Exchange(encode_request(Auth(secret)), REPLY_PATIENCE)
     target = about_server(server)
     status = _read(parse_done, answer, target)
-    if status is Status.OK:
-        return
-    if status is Status.DRAINING:
-        raise refused(status, target)
+    if status is not Status.OK:
+        raise _unwelcome(status, secret, target)
+
+
+def _unwelcome(status: object, secret: bytes | None, target: Target) -> errors.RefusedError:
+    if secret is None or status not in (Status.ERROR, Status.AUTH):
+        return refused(status, target)
     why = (
         "takes no auth token: remove yours"
         if status is Status.ERROR
         else "refused the auth token: set the one that it was started with"
     )
-    raise errors.AuthRefusedError(f"server {server} {why}", server=server)
+    return errors.AuthRefusedError(f"server {target.server} {why}", server=target.server)
 
 
-def inspect(target: Target) -> Operation[dict[str, Any]]:
-    """Ask who holds the key and who waits for it."""
-    request = encode_request(Inspect(target.space, target.key))
-    answer = yield with_ahead(Exchange(request, REPLY_PATIENCE), target)
+def inspect(target: Target, space: Space = Space.LOCK) -> Operation[dict[str, Any]]:
+    """Ask who holds the key and who waits for it; the semaphores of published clients are another."""
+    request = encode_request(Inspect(space, target.key))
+    answer = yield Exchange(request, REPLY_PATIENCE)
     reply = _read(parse_report, answer, target)
     if not isinstance(reply, Report):
         raise refused(reply, target)
@@ -544,10 +609,7 @@ def find(target: Target, text: bytes, *, waiters: bool, notes: bool) -> Operatio
     answer = yield Exchange(encode_request(Find(text, waiters, notes)), SEARCH_PATIENCE)
     reply = _read(parse_report, answer, target)
     if reply is Status.ERROR:
-        raise errors.UnsupportedError(
-            f"{_about(target)}: the server is too old for searches: upgrade it",
-            server=target.server,
-        )
+        raise unsupported(target, "searches")
     if not isinstance(reply, Report):
         raise refused(reply, target)
     report = read_report(reply, target)
@@ -576,9 +638,9 @@ def read_report(reply: Report, target: Target) -> dict[str, Any]:
     return report
 
 
-def evict(target: Target, fence: int) -> Operation[bool]:
+def evict(target: Target, fence: int, space: Space = Space.LOCK) -> Operation[bool]:
     """End the hold with this fence without its token; ``False`` if it has ended already."""
-    request = encode_request(Evict(target.space, target.key, fence))
+    request = encode_request(Evict(space, target.key, fence))
     answer = yield Exchange(request, REPLY_PATIENCE)
     reply = _read(parse_done, answer, target)
     if reply in (Status.OK, Status.ERROR):
@@ -587,18 +649,16 @@ def evict(target: Target, fence: int) -> Operation[bool]:
 
 
 def draw_age(target: Target) -> Operation[int]:
-    """Ask for a number that is larger than all before."""
+    """Ask for a number that is larger than all before.
+
+    Raises:
+        UnsupportedError: the server knows no ages.
+    """
+    _check_ages(target)
     answer = yield Exchange(encode_request(DrawAge(target.key)), REPLY_PATIENCE)
     reply = _read(parse_aged, answer, target)
     if isinstance(reply, Aged):
         return reply.age
-    if reply is Status.ERROR:
-        raise errors.UnsupportedError(
-            f"{_about(target)}: the server is too old to tell which task is the newest: "
-            "upgrade it, or use another lock_conflict than 'supersede'",
-            key=target.name,
-            server=target.server,
-        )
     raise refused(reply, target)
 
 
@@ -614,7 +674,7 @@ def listen(target: Target, token: bytes) -> Operation[Superseded | None]:
     raise refused(reply, target)
 
 
-def ping(server: str) -> Operation[None]:
+def ping(_target: Target) -> Operation[None]:
     """Ask a server for a sign of life, which any answer is."""
     yield Exchange(encode_request(Ping()), PING_PATIENCE)
 
@@ -629,16 +689,16 @@ class ShardReport(NamedTuple):
     epochs: Sequence[int]
     """For each shard how new that is; see `dflockd.wire.Moved`."""
     version: bytes = b""
-    """By which servers know it; empty if it came from one of 0.1."""
+    """By which servers know it; empty if it came without."""
 
 
-def shards(server: str, known: ShardReport | None = None) -> Operation[ShardReport]:
+def shards(target: Target, known: ShardReport | None = None) -> Operation[ShardReport]:
     """Ask a server of a cluster which of them has which shard.
 
     Returns:
         `known` itself, if the server says the same. Else nothing is spent on sending and reading it.
     """
-    target = about_server(server)
+    server = target.server
     version = b"" if known is None else known.version
     request = encode_request(Shards(version, packed=True))
     reply = _read(parse_map, (yield Exchange(request, SHARDS_PATIENCE)), target)
@@ -695,28 +755,6 @@ def raised(answer: R | Detour) -> R:
     if isinstance(answer, Detour):
         raise answer
     return answer
-
-
-def with_ahead(exchange: Exchange, target: Target) -> Exchange:
-    """Return the same with an introduction before it, which an older server answers with ``error``.
-
-    In one piece, so that it costs no round trip.
-    """
-    if (target.says is NOTHING and target.progress is None) or target.is_plain:
-        return exchange
-    if target.progress is None or not target.progress.place:
-        return behind(target.says, exchange)
-    resume = encode_request(Resume(target.progress.place))
-    return behind(Opening((resume,)), behind(target.says, exchange))
-
-
-def behind(opening: Opening, exchange: Exchange) -> Exchange:
-    """Return the same with an introduction of a client that asks for a slot before it."""
-    ahead, has_owner = opening
-    request, patience, is_reply, others, waits, had_owner = exchange
-    request = b"".join((*ahead, request))
-    fields = request, patience, is_reply, others + len(ahead), waits, has_owner or had_owner
-    return new(Exchange, fields)
 
 
 def _waiting(timeout: float | None) -> tuple[int, float | None, bool, bool]:
@@ -786,11 +824,8 @@ def _confirmed_elsewhere(target: Target) -> Operation[Grant | None]:
 
 
 def _confirmation(target: Target, granted: Granted) -> Operation[Grant | None]:
-    # Published servers do not know the better request. They bring nothing back either.
-    is_in_cluster = target.progress is not None and target.progress.may_move
-    make_request = _confirmation_request if is_in_cluster else renewal_request
     while True:
-        request = make_request(target, granted.token, granted.lease)
+        request = _confirmation_request(target, granted.token, granted.lease)
         answer = yield Exchange(request, REPLY_PATIENCE)
         grant = read_renewal(target, granted.token, answer)
         if grant is None or answer.received < grant.deadline:
@@ -867,13 +902,6 @@ def _not_granted(reply: object, target: Target) -> errors.RefusedError:
         return errors.SupersededError(
             f"{_about(target)}: {newer} is newer", by=by, key=target.name, server=target.server
         )
-    if reply is Status.ERROR and target.rate is not None:
-        return errors.UnsupportedError(
-            f"{_about(target)}: the server is too old for rates, or refuses the lease: "
-            "upgrade it, or remove the rate",
-            key=target.name,
-            server=target.server,
-        )
     if not isinstance(reply, OwnerConflict):
         return refused(reply, target)
     state = reply.state.decode()
@@ -886,12 +914,18 @@ def _not_granted(reply: object, target: Target) -> errors.RefusedError:
     )
 
 
-def unsupported(target: Target) -> errors.UnsupportedError:
-    """Return the error for a server that does not know turns."""
+def unsupported(target: Target, what: str, remedy: str = "") -> errors.UnsupportedError:
+    """Return the error for a server that lacks something.
+
+    Args:
+        target: what was asked for.
+        what: the server does not know.
+        remedy: to do without.
+    """
+    remedy = f"{remedy}, or upgrade it" if remedy else "upgrade it"
     return errors.UnsupportedError(
-        f"{_about(target)}: the server is too old to tell whose turn it is: "
-        "upgrade it, or wait for the lock in the slot",
-        key=target.name,
+        f"{_about(target)}: the server does not know {what}: {remedy}",
+        key=target.name or None,
         server=target.server,
     )
 

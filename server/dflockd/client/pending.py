@@ -20,15 +20,14 @@ from typing import Any, Final
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client import abilities, clock
+from dflockd.client import clock
 from dflockd.client.arguments import Reservation
 from dflockd.client.blocking import DistributedLock
-from dflockd.client.operations import GRACE, Progress, unsupported
+from dflockd.client.operations import GRACE, Progress
 from dflockd.client.process import current
 from dflockd.client.reactor import Task
 from dflockd.client.routing import PASSING
 from dflockd.client.steps import Flow, Pause, Ready
-from dflockd.wire import Turn
 
 __all__ = ["PendingAcquire", "PendingAcquires"]
 
@@ -118,8 +117,9 @@ class PendingAcquires:
         """
         number = next(self._numbers)
         progress = lock._progress(ticket, reservation)
-        turn = Turn(told_ms)
-        pending = PendingAcquire(self, number, lock, timeout_s, progress, turn, queued, told, ended)
+        pending = PendingAcquire(
+            self, number, lock, timeout_s, progress, told_ms, queued, told, ended
+        )
         self._all.add(pending)
         current().reactor.call(partial(self._line_up, pending))
         return pending
@@ -181,9 +181,6 @@ class PendingAcquires:
         if pending.left:
             return
         session, asked, started = pending.lock._session, pending.server, clock.now()
-        if abilities.knows(asked, abilities.TURNS) is False:
-            self._end(pending, unsupported(session.target.at(asked)))
-            return
         try:
             ticket = yield from session.line_up(pending, pending.progress, pending.turn)
         except Exception as exc:  # whatever it is, somebody waits for the end
@@ -318,7 +315,7 @@ class PendingAcquire:
         lock: DistributedLock,
         timeout_s: float | None,
         progress: Progress,
-        turn: Turn,
+        turn: int,
         queued: Callable[[], object],
         told: Callable[[], object],
         ended: Callable[[errors.RemoteError | None], object],

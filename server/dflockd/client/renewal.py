@@ -17,14 +17,13 @@ import math
 from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import clock
-from dflockd.client.flows import introduced, look_at, walk
+from dflockd.client.flows import look_at, walk
 from dflockd.client.later import Probing, Turn
 from dflockd.client.lease import DOUBTFUL, SILENCE, Lease
 from dflockd.client.operations import (
     Answer,
     Grant,
     read_renewal,
-    renew,
     renewal_request,
 )
 from dflockd.client.routing import Ask
@@ -227,7 +226,7 @@ class _Rescue:
             else:
                 grant, link = answer
                 self._keeper.report()
-                lease.target = target.at(link.route.address)
+                lease.target = target.at(link.route.address).knowing(link.features)
                 self._end(link)
                 if lease.renewed(grant, link):
                     return
@@ -294,14 +293,14 @@ class _Rescue:
 
     def _ask(self, link: Link) -> None:
         lease, server = self._lease, link.route.address
-        # A server that has forgotten the hold takes from here whose it is.
-        target = introduced(lease.target.at(server), link)
-        self._keeper.says_begun = lease.begun is True
-        renewing = renew(target, lease.token, lease.asked, has_begun=self._keeper.says_begun)
-        exchange = next(renewing)
+        target = lease.target.at(server).knowing(link.features)
+        has_begun = self._keeper.says_begun = lease.begun is True
+        request = renewal_request(
+            target, lease.token, lease.asked, has_begun=has_begun, is_new=True
+        )
         self._keeper.sent[link] = clock.now()
         try:
-            link.send_now(exchange.request, exchange.ahead)
+            link.send_now(request)
         except OSError as exc:
             self._broke(link)
             raise self._unreachable(server) from exc

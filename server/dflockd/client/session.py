@@ -25,16 +25,14 @@ from typing import Any, Final, TypeAlias
 
 from dflockd import errors
 from dflockd.address import Address
-from dflockd.client import abilities, clock, flows, forks, operations, outage
+from dflockd.client import clock, flows, forks, operations, outage
 from dflockd.client.asking import ANSWER_PATIENCE, Asker, Begin, Home
-from dflockd.client.flows import introduced, opening_on
 from dflockd.client.frames import without_frames
-from dflockd.client.introduction import NOTHING
 from dflockd.client.lease import DOUBTFUL, HELD, LOST, Lease
 from dflockd.client.operations import Exchange, Grant, Operation, Progress, Target
 from dflockd.client.routing import PASSING, ShardMap
 from dflockd.client.steps import Flow, Hear, Link, Pause, Route, Talk
-from dflockd.wire import GRANTED, Turn, encode_release
+from dflockd.wire import GRANTED
 
 FREE: Final = "free"
 ASKING: Final = "asking"
@@ -124,8 +122,6 @@ class Session(Asker):
         self.target = target
         self.route = route
         self.shards = shards
-        self.is_straight = shards is None and target.group is None
-        """Whether the first thing to be asked is the same each time; see `ask`."""
         self._renew_ratio = renew_ratio
         self._home = home
         self.home = home()
@@ -214,18 +210,8 @@ class Session(Asker):
 
         Or an `enqueue`, by `operations.to_enqueue`.
         """
-        if not self.is_straight:
+        if self.shards is not None:
             return None
-        beginnings = self._beginnings
-        if beginnings is None:
-            first = request(self.target, timeout)
-        else:
-            known = beginnings.get((request, timeout))
-            if known is None:
-                if len(beginnings) == MOST_BEGINNINGS:
-                    beginnings.clear()
-                known = beginnings[request, timeout] = request(self.target, timeout)
-            first = known
         if self._forks != forks.count or self._owner.setdefault("by", claim) is not claim:
             self._take_possession(claim)
         link = self.home.pool.take(self.route)
@@ -234,12 +220,21 @@ class Session(Asker):
         self.asking = link
         if self.is_cancelled:
             raise self._cancelled()
-        if link.introduction is not self.target.introduction:
-            opening = opening_on(link, self.target.introduction)
-            if opening is not None and opening is not NOTHING:
-                first = operations.behind(opening, first)
+        features, beginnings = link.features, self._beginnings
+        if features is not self.target.features:
+            self._knowing(link)
+        if beginnings is None:
+            first = request(self.target, timeout)
+        else:
+            known = beginnings.get((request, timeout, features))
+            if known is None:
+                if len(beginnings) == MOST_BEGINNINGS:
+                    beginnings.clear()
+                known = request(self.target, timeout)
+                beginnings[request, timeout, features] = known
+            first = known
         self.asked = first
-        link.ask(first.request, clock.now(), first.ahead)
+        link.ask(first.request, clock.now())
         return link
 
     def is_granted(self, claim: object, link: Link, line: bytes, word: bytes = GRANTED) -> bool:
@@ -247,8 +242,6 @@ class Session(Asker):
         grant = operations.granted_at_once(line, link.asked_at, clock.now(), word)
         if grant is None:
             return False
-        if self.asked.has_owner:
-            link.accept(line, True)
         link.rested = False
         return self._settle(grant, claim)
 
@@ -266,7 +259,7 @@ class Session(Asker):
             lease.put(link)
             return None
         self.telling = link
-        link.ask(encode_release(self.target.space, self.target.key, lease.token), now)
+        link.ask(operations.to_release(lease.target, lease.token), now)
         return link
 
     def is_released(self, link: Link, line: bytes) -> bool:
@@ -390,10 +383,9 @@ class Session(Asker):
 
     def _wait_on(self, link: Link, timeout: float | None, progress: Progress) -> Flow[Grant | None]:
         if self.shards is not None:
-            # Both begin with the wait for this position.
-            begin = operations.acquire if progress.keep is None else operations.queue
-            return self._follow(self.shards, begin, timeout, link, progress)
-        target = introduced(self.target, link)._replace(progress=progress)
+            # It begins with the wait for this position.
+            return self._follow(self.shards, operations.acquire, timeout, link, progress)
+        target = self._knowing(link)._replace(progress=progress)
         until = operations.give_up_at(timeout, clock.now())
         return self._talk(link, operations.wait(target, timeout), until, None)
 
@@ -420,43 +412,20 @@ class Session(Asker):
         Raises:
             UnsupportedError: it does not know ages.
         """
-        age = yield from self.question(operations.draw_age)
-        server = self.asked_first
-        if abilities.knows(server, abilities.EXTENSIONS) is False:
-            # It is another one than before. Nobody is introduced on the connections of then.
-            abilities.note(server, abilities.EXTENSIONS, knows=True)
-            self._home().pool.clear(self.route)
-        abilities.note(server, abilities.OWNERS, knows=True)
-        abilities.note(server, abilities.AGES, knows=True)
-        return age
-
-    def require_ages(self) -> Flow[None]:
-        """Ask the server whether it knows ages, unless it is known to.
-
-        One that does not would take no notice of who asks.
-
-        Raises:
-            UnsupportedError: it does not.
-        """
-        if abilities.knows(self.asked_first, abilities.AGES) is not True:
-            yield from self.draw_age()
+        return self.question(operations.draw_age)
 
     # Turns, for those who keep many waiters in order: only on one connection, and what goes wrong is
     # theirs to deal with.
 
-    def line_up(self, claim: object, progress: Progress, turn: Turn) -> Flow[bytes | None]:
+    def line_up(self, claim: object, progress: Progress, turn: int) -> Flow[bytes | None]:
         """Take a position that gets a turn, now or not at all; its ticket if the turn is now.
 
         Raises:
-            UnsupportedError: the server does not know turns, and will not be asked for a while.
+            UnsupportedError: the server does not know turns.
         """
-        if self.target.introduction.owner.age:
-            yield from self.require_ages()
 
         def begin(target: Target, _: float | None) -> Operation[bytes | None]:
-            is_known = abilities.knows(self.route.address, abilities.TURNS)
-            target = target._replace(progress=progress)
-            return operations.line_up(target, turn, knows_turns=is_known)
+            return operations.line_up(target._replace(progress=progress), turn)
 
         self._take_possession(claim)
         try:
@@ -464,10 +433,6 @@ class Session(Asker):
         except errors.IN_ORDER:
             self._settle(None, claim)
             raise
-        except errors.UnsupportedError:
-            abilities.note(self.route.address, abilities.TURNS, knows=False)
-            raise
-        abilities.note(self.route.address, abilities.TURNS, knows=True)
         self._line_up(self._own(claim))
         self._end_request()
         return ticket
@@ -477,12 +442,9 @@ class Session(Asker):
         link, shards, claim = self.queued, self.shards, self._owner.get("by")
         assert link is not None
         look = None if shards is None else partial(self._look, shards, link.route)
-        target, ticket = self.target._replace(progress=progress), None
+        target = self.target._replace(progress=progress)
         try:
             ticket = yield from flows.talk(link, operations.await_turn(target, timeout), None, look)
-        except errors.UnsupportedError:
-            abilities.note(link.route.address, abilities.TURNS, knows=False)
-            raise
         except errors.IN_ORDER:
             self._leave_queue(claim)  # its process has asked again on another connection
             raise

@@ -15,7 +15,6 @@ from collections.abc import Callable, Generator
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from dflockd.address import Address
-from dflockd.client.introduction import Introduction
 from dflockd.client.operations import Exchange, Operation
 
 R = TypeVar("R")
@@ -42,12 +41,8 @@ class Link(Protocol):
 
     route: Route
     closed: bool
-    introduction: Introduction | None
-    """What it has said of who asks; ``None`` if its server would hang up on that."""
-    refused: bool
-    """Whether its server has done so."""
-    knows_owners: bool | None
-    """Whether its server takes owners; ``None`` as long as none was named on it."""
+    features: frozenset[bytes]
+    """What its server knows beyond the published protocol."""
     pooled: bool
     """Whether it has lain idle, so that the server may have left meanwhile."""
     rested: bool
@@ -59,33 +54,11 @@ class Link(Protocol):
     asked_at: float
     """When the latest `ask` was."""
 
-    def ask(self, request: bytes, now: float, ahead: int = 0) -> None:
-        """Send a request, whose reply the caller waits for; if that fails, close it instead.
+    def ask(self, request: bytes, now: float) -> None:
+        """Send a request, whose reply the caller waits for; if that fails, close it instead."""
 
-        Args:
-            request: it.
-            now: the time.
-            ahead: requests before it in the same bytes, whose replies nobody needs.
-        """
-
-    def accept(self, line: bytes, has_owner: bool) -> None:
-        """Take in what a reply says of its server.
-
-        Args:
-            line: the reply.
-            has_owner: whether an owner was named right before its request.
-
-        Raises:
-            ConnectionResetError: it is no reply, but the server's farewell.
-        """
-
-    def send_now(self, request: bytes, ahead: int = 0) -> None:
-        """Send a request whose reply `receive_now` fetches; raises OSError.
-
-        Args:
-            request: it.
-            ahead: requests before it in the same bytes, whose replies nobody needs.
-        """
+    def send_now(self, request: bytes) -> None:
+        """Send a request whose reply `receive_now` fetches; raises OSError."""
 
     def receive_now(self) -> bytes | None:
         """Return the reply if it is there; raises OSError or UnexpectedReplyError."""

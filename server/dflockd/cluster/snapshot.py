@@ -9,7 +9,7 @@ from typing import Any
 
 from dflockd.table import HoldRecord, NewestRecord, Reservation, Snapshot, WaiterRecord
 from dflockd.table.rates import RateRecord
-from dflockd.wire import MAX_LIMIT, MAX_SECONDS, InGroup, Space
+from dflockd.wire import MAX_LIMIT, MAX_SECONDS, FairGroup, Space
 from dflockd.wire.tokens import MAX_FENCE
 
 _HOLD_OWNERS, _WAITER_OWNERS = "hold_owners", "place_owners"
@@ -104,7 +104,7 @@ def load(text: bytes, epoch: int, now: float) -> Snapshot:
         for index, group in document.get(_HOLD_GROUPS, ()):
             holds[index] = holds[index]._replace(group=group.encode())
         for index, group, most in document.get(_WAITER_GROUPS, ()):
-            waiters[index] = waiters[index]._replace(group=InGroup(group.encode(), int(most)))
+            waiters[index] = waiters[index]._replace(group=FairGroup(group.encode(), int(most)))
         for index, age in document.get(_HOLD_AGES, ()):
             holds[index] = holds[index]._replace(age=int(age))
         for index, age in document.get(_WAITER_AGES, ()):

@@ -195,7 +195,7 @@ def _waiter(waiter: Waiter, now: float) -> Json:
     return {
         "group": group,
         "details": _in_group(group),
-        "label": waiter.peer.label.decode(),
+        "label": waiter.label.decode(),
         **report.owner(waiter),
         "connection": waiter.peer.id or None,
         "waited_s": round(now - waiter.since, 3),

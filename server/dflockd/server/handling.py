@@ -26,7 +26,7 @@ from dflockd.wire import (
     Status,
     encode_reply,
 )
-from dflockd.wire.reader import ACQUIRE, ENQUEUE, OWNER, RELEASE, RENEW
+from dflockd.wire.reader import ACQUIRE, ENQUEUE, RELEASE, RENEW
 from dflockd.wire.replies import enqueued_line, granted_line, renewed_line
 
 if TYPE_CHECKING:
@@ -102,18 +102,11 @@ class Handling:
                 done = table.release(reader.space, reader.key, reader.token, now, others)
                 out = _OK if done is _DONE else encode_reply(done)
             elif kind == ACQUIRE:
-                asked = reader.asked
-                limit, timeout, lease = asked.limit, asked.timeout, asked.lease
-                answer = table.acquire(
-                    peer, reader.space, reader.key, limit, timeout, lease, now, others
-                )
+                answer = table.acquire(peer, reader.space, reader.key, reader.asked, now, others)
                 if isinstance(answer, Hold):
                     out = granted_line(answer.token, answer.lease)
                 elif answer is not None:
                     out = encode_reply(answer)
-            elif kind == OWNER:
-                done = table.introduce(peer, reader.owner)
-                out = _OK if done is _DONE else encode_reply(done)
             else:
                 out = self._answer_others(peer, reader, kind, now)
         except FrameTooLongError:
@@ -153,9 +146,9 @@ class Handling:
         if kind == RENEW:
             answer = table.renew(peer, space, key, reader.token, reader.lease, now)
         elif kind == ENQUEUE:
-            answer = table.enqueue(peer, space, key, asked.limit, asked.lease, now, self._others)
+            answer = table.enqueue(peer, space, key, asked, now, self._others)
         else:
-            answer = table.wait(peer, space, key, asked.timeout, now, self._others)
+            answer = table.wait(peer, space, key, asked, now, self._others)
         if answer is None:
             return b""
         if not isinstance(answer, Hold):

@@ -9,18 +9,23 @@ import re
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
+from dflockd import __version__
 from dflockd.server.stalls import has_left
 from dflockd.wire import (
+    FEATURES,
     Auth,
     FrameTooLongError,
+    Hello,
     Identify,
     Reply,
     Request,
     RequestReader,
     Status,
+    Unwelcome,
+    Welcome,
     encode_reply,
 )
-from dflockd.wire.reader import ACQUIRE, AUTH, ENQUEUE, OTHER, REPORT
+from dflockd.wire.reader import ACQUIRE, ENQUEUE, ENTRY, OTHER, REPORT
 
 if TYPE_CHECKING:
     from dflockd.server.admission import Guest
@@ -113,8 +118,6 @@ class Session(asyncio.Protocol):
             return
         # One request alone: there is nothing to collect, and nobody to let go first.
         out = server.answer(peer, reader, kind, now)
-        if reader.ready:  # that was who asks for the slot
-            out += server.answer(peer, reader, reader.next(), now)
         if out:
             self._transport.write(out)
         if server.draining:
@@ -243,7 +246,7 @@ class Session(asyncio.Protocol):
                     now = monotonic()
                 taken += 1
                 kind = reader.next()
-                if kind == AUTH or not self._trusted:
+                if kind == ENTRY or not self._trusted:
                     reply, leaves = self._hear_stranger(reader.request())
                     out += reply
                     if leaves or self._ended:
@@ -294,14 +297,37 @@ class Session(asyncio.Protocol):
         Returns:
             The reply, and whether the connection ends with that.
         """
-        reply = self._authenticate(request)
-        if reply is None:
+        if type(request) is Hello:
+            return self._greet(request), False
+        if type(request) is Identify and self._server.table.identity is not None:
+            # A server asks it once, and shows its secret to nobody whom it does not know yet.
+            return encode_reply(self._server.table.identify(request)), True
+        if self._trusted and type(request) is not Auth:
+            return encode_reply(Status.ERROR), False  # a malformed one
+        status = self._let_in(request.secret if type(request) is Auth else None)
+        if status is None:
             self._end()
             return b"", False
-        if reply is Status.AUTH:
+        if status is Status.AUTH:
             self._refuse()
-        # `Identify` is for once, for somebody who has not shown the secret.
-        return encode_reply(reply), type(request) is Identify and reply is not Status.AUTH
+        return encode_reply(status), False
+
+    def _greet(self, request: Hello) -> bytes:
+        """Answer who knows more than the published protocol, and may show the secret with that."""
+        status = Status.OK
+        if request.secret is not None or not self._trusted:
+            found = self._let_in(request.secret)
+            if found is None:
+                self._end()
+                return b""
+            status = found
+        if status is Status.OK and not self._server.table.greet(self.peer, request):
+            status = Status.ERROR
+        if status is Status.AUTH:
+            self._refuse()
+        if status is not Status.OK:
+            return encode_reply(Unwelcome(status))
+        return encode_reply(Welcome(__version__.encode(), FEATURES))
 
     def _served(self, taken: int) -> None:
         """Do what must follow so many requests in one go."""
@@ -345,21 +371,18 @@ class Session(asyncio.Protocol):
             self._server.log.warning(text, self.peer.id)
             self._end(Status.ERROR)
 
-    def _authenticate(self, request: Request) -> Reply | None:
-        """Return the reply to a request of somebody unknown; ``None`` if there is no room for them."""
+    def _let_in(self, shown: bytes | None) -> Status | None:
+        """Return what to say to the secret of somebody; ``None`` if there is no room for them."""
         secret = self._server.options.auth_secret
         if secret is None:
             return Status.ERROR
-        if isinstance(request, Auth) and hmac.compare_digest(request.secret, secret):
-            if not self._guest.admit():
-                return None
-            self._trusted = True
-            self._review()
-            return Status.OK
-        if isinstance(request, Identify) and self._server.table.identity is not None:
-            # A server asks it, and shows its secret to nobody whom it does not know yet.
-            return self._server.table.identify(request)
-        return Status.AUTH
+        if shown is None or not hmac.compare_digest(shown, secret):
+            return Status.AUTH
+        if not self._guest.admit():
+            return None
+        self._trusted = True
+        self._review()
+        return Status.OK
 
     def _limit_unknown(self) -> None:
         """Refuse a peer without the secret that sends more than the secret takes.

@@ -34,13 +34,9 @@ class Link(NamedTuple):
 
 def run_of(item: Hold | Waiter) -> bytes:
     """Return who somebody is at all of their keys; empty if that cannot be said."""
-    if isinstance(item, Hold):
-        if item.detached:
-            return b""  # nobody runs on the strength of it
-        label = item.label
-    else:
-        label = item.peer.label
-    found = _task(label)
+    if isinstance(item, Hold) and item.detached:
+        return b""  # nobody runs on the strength of it
+    found = _task(item.label)
     if found is not None:
         return found[0]
     return b"run " + item.owner.id if item.owner is not None else b""

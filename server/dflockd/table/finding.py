@@ -112,10 +112,7 @@ class Walk:
         assert self._entry is not None
         if isinstance(item, Waiter):
             self._position += 1
-            label = item.peer.label
-        else:
-            label = item.label
-        if not self._wanted or self._wanted in label.lower():
+        if not self._wanted or self._wanted in item.label.lower():
             found.append(Match(self._entry, item, self._position))
 
 

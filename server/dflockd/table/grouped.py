@@ -14,7 +14,7 @@ from dflockd.table.states import EXPECTED, PASSED, UNTOLD
 
 if TYPE_CHECKING:
     from dflockd.table.state import Waiter
-    from dflockd.wire import InGroup
+    from dflockd.wire import FairGroup
 
 
 UNSAID: Final = -1
@@ -172,7 +172,7 @@ class GroupedQueue(Queue):
         """Note that somebody who is the `first` one is given a slot: the group is the last one now."""
         self._ring.move_to_end(self._lane(waiter.group))
 
-    def begin(self, fence: int, group: InGroup | None) -> None:
+    def begin(self, fence: int, group: FairGroup | None) -> None:
         """Note that a member of a group has a slot."""
         if group is not None:
             lane = self._held[fence] = self._lane(group)
@@ -197,7 +197,7 @@ class GroupedQueue(Queue):
         lane = self._held.get(fence)
         return b"" if lane is None else lane.name
 
-    def heed(self, group: InGroup) -> bool:
+    def heed(self, group: FairGroup) -> bool:
         """Take in what is said of a group; say whether its waiters may have their turn with that."""
         lane = self._lanes.get(group.name)
         if lane is None or lane.limit == group.limit:
@@ -206,12 +206,12 @@ class GroupedQueue(Queue):
         self._review(lane)
         return lane.ready > before
 
-    def has_room(self, group: InGroup) -> bool:
+    def has_room(self, group: FairGroup) -> bool:
         """Whether a group may have another slot."""
         lane = self._lanes.get(group.name)
         return lane is None or lane.has_room
 
-    def limit_of(self, group: InGroup) -> int:
+    def limit_of(self, group: FairGroup) -> int:
         """Return how many slots a group may have by what was said of it last."""
         lane = self._lanes.get(group.name)
         return group.limit if lane is None or lane.limit == UNSAID else lane.limit
@@ -231,7 +231,7 @@ class GroupedQueue(Queue):
                 lines.setdefault(_name(waiter.group), []).append(waiter)
         return [*first, *_rounds(lines.values())]
 
-    def _lane(self, group: InGroup | None) -> Lane:
+    def _lane(self, group: FairGroup | None) -> Lane:
         """Return the lane of a group, new if it has none."""
         name = _name(group)
         lane = self._lanes.get(name)
@@ -256,7 +256,7 @@ class GroupedQueue(Queue):
             del self._lanes[lane.name]
 
 
-def _name(group: InGroup | None) -> bytes:
+def _name(group: FairGroup | None) -> bytes:
     return b"" if group is None else group.name
 
 

@@ -24,15 +24,15 @@ class TokenIssuer:
         """Make the tokens of another secret from now on, and know those alone."""
         self._keyed = blake2b(key=secret, digest_size=8)
 
-    def issue(self, space: int, key: bytes) -> bytes:
-        """Return a new token, which carries the new `fence`.
+    def issue(self, space: int, key: bytes, *, is_sole: bool) -> bytes:
+        """Return a new token, which carries the new `fence`, and whether its hold is the only one.
 
         Raises:
             OverflowError: no 64-bit fence is left: it must not start again at 0.
         """
         fence = self.fence + 1
         try:
-            token = self.token(space, key, fence)
+            token = self.token(space, key, fence, is_sole=is_sole)
         except OverflowError:
             raise OverflowError("no fence is left: start the server with a smaller one") from None
         self.fence = fence
@@ -40,7 +40,7 @@ class TokenIssuer:
 
     def ticket(self, space: int, key: bytes) -> bytes:
         """Return a new name for a position in a queue. It is no token of the key: it proves no hold."""
-        return self.issue(space, b"\0" + key)
+        return self.issue(space, b"\0" + key, is_sole=False)
 
     def number(self) -> int:
         """Return a number of its own, larger than all fences and numbers until now."""
@@ -53,16 +53,22 @@ class TokenIssuer:
         issuer._keyed = self._keyed
         return issuer
 
-    def token(self, space: int, key: bytes, fence: int) -> bytes:
+    def token(self, space: int, key: bytes, fence: int, *, is_sole: bool) -> bytes:
         """Return the token that carries `fence`: the same one every time."""
         digest = self._keyed.copy()
-        digest.update(b"%d %d %b" % (fence, space, key))
+        digest.update(b"%d %d %b" % (fence, 2 * space + is_sole, key))
         return format_token(fence, digest.digest())
 
-    def verify(self, space: int, key: bytes, token: bytes) -> int | None:
-        """Return the fence of a token, or ``None`` if it was not made with this secret."""
+    def verify(self, space: int, key: bytes, token: bytes) -> tuple[int, bool] | None:
+        """Return the fence of a token, and whether its hold was granted as the only one.
+
+        ``None`` if it was not made with this secret.
+        """
         try:
             fence = fence_from_token(token)
         except ValueError:
             return None
-        return fence if hmac.compare_digest(self.token(space, key, fence), token) else None
+        for is_sole in (True, False):
+            if hmac.compare_digest(self.token(space, key, fence, is_sole=is_sole), token):
+                return fence, is_sole
+        return None

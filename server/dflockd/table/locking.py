@@ -11,24 +11,26 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
-from dflockd import wire
 from dflockd.table import owners
 from dflockd.table.newest import OLDEST
 from dflockd.table.rates import Rate
 from dflockd.table.slots import Effect
-from dflockd.table.state import Ahead, Entry, Group, Hold, Peer, Waiter
+from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
 from dflockd.table.states import EXPECTED, GONE, GRANTED, PASSED, QUEUED, UNTOLD, WAITING
 from dflockd.table.superseding import Superseding
 from dflockd.wire import (
-    InGroup,
+    FairGroup,
     Owner,
     OwnerConflict,
     Refusal,
     Reply,
+    Space,
     Status,
     YourTurn,
     key_problem,
 )
+from dflockd.wire import Rate as RateAsked
+from dflockd.wire.arguments import Asked
 
 Answer: TypeAlias = Hold | Reply
 """What to answer: that it is granted, or that it was renewed, if it is a hold."""
@@ -40,185 +42,90 @@ _ERROR: Final = Status.ERROR
 class Locking(Superseding):
     """What those ask who want a slot or have one. Effects are what others are told."""
 
-    @staticmethod
-    def introduce(peer: Peer, owner: Owner) -> Refusal:
-        """Note who asks with all that follows, and what that is shown as if it is said."""
-        if owner.label is not None:
-            peer.label = owner.label
-        peer.owner = owner if owner.id else None
-        return _OK
-
     def acquire(
-        self,
-        peer: Peer,
-        space: int,
-        key: bytes,
-        limit: int,
-        timeout: int,
-        lease: int | None,
-        now: float,
-        effects: list[Effect],
+        self, peer: Peer, space: int, key: bytes, asked: Asked, now: float, effects: list[Effect]
     ) -> Answer | None:
         """Take a slot, or let the peer wait for one: then there is no answer yet."""
-        group = self._group if self._is_whole else self._serving(key, now)
-        entry: Entry | None = None
-        if isinstance(group, Group) and group.recovers_until is None:
-            entry = group.spaces[space].get(key)
-        if entry is None and key_problem(key):
+        lease = self.limits.default_lease if asked.lease is None else asked.lease
+        if lease > self.limits.max_lease or self._is_beyond(asked):
             return _ERROR
-        ticket, in_group = b"", None
-        ahead = peer.ahead
-        if ahead is not None:
-            peer.ahead, ticket, in_group = None, ahead.ticket, ahead.group
-        if lease is None:
-            lease = self.limits.default_lease
-        if lease > self.limits.max_lease:
-            return _ERROR
-        if entry is None or entry.limit != limit:
-            found = self._entry(group, space, key, limit, now)
-            if not isinstance(found, Entry):
-                return found
-            entry = found
-        owner = peer.owner
-        rate: Rate | None = None
-        if ahead is not None or (owner is not None and owner.age):
-            heeded = self._heed(entry, peer, ahead, now, effects)
-            if not isinstance(heeded, Entry):
-                return heeded
-            entry, owner = heeded, peer.owner
-            if ahead is not None and ahead.rate is not None:
-                rate = entry.queue().rate
-        most = self._max_holds
-        if ahead is not None and (waiter := self._resumed(entry, ticket)) is not None:
-            if len(peer.holds) >= most or (limit > most and self._is_used_up(entry, waiter)):
-                return self._refuse(entry)
-            has_slot = self._reservations.take_up(
-                waiter, entry, peer, lease, owner, two_phase=False
-            )
-            waiter.is_rated = rate is not None
-            self._go_on_waiting(waiter, has_slot, timeout, now, effects)
-            return None
-        if owner is not None and entry.owners is not None:
-            there = self._there(entry, owner)
-            if isinstance(there, Waiter):
-                if len(peer.holds) >= most:
-                    return self._refuse(entry)
-                has_slot = self._take_over(there, peer, lease, effects, two_phase=False)
-                there.is_rated = rate is not None
-                self._go_on_waiting(there, has_slot, timeout, now, effects)
-                return None
-            if there is not None:
-                return there
-        if len(peer.holds) >= most or (limit > most and self._is_used_up(entry, None)):
+        entry = self._admit(peer, space, key, asked, now, effects)
+        if not isinstance(entry, Entry):
+            return entry
+        if asked.ticket or asked.owner is not None:
+            waiter = self._position_of(entry, peer, asked)
+            if isinstance(waiter, OwnerConflict):
+                return waiter
+            if waiter is not None:
+                return self._go_on_waiting(waiter, entry, peer, asked, lease, now, effects)
+        if self._is_too_much(entry, asked, None, len(peer.holds)):
             return self._refuse(entry)
-        if in_group is None:
-            has_room = self._has_room(entry, rate, now)
-        else:
-            has_room = self._has_room_for(entry, in_group, rate, now, effects)
-        if has_room:
-            hold = self._grant(entry, peer, lease, now, rate)
-            if in_group is not None:
-                entry.grouped().begin(hold.fence, in_group)
-            if hold.owner is not None:
-                owners.add(entry, hold)
+        rate = None if asked.rate is None else entry.queue().rate
+        if self._has_room(entry, asked.group, rate, now, effects):
+            hold = self._grant(entry, peer, lease, asked.owner, asked.label, now, rate)
+            if asked.group is not None:
+                entry.grouped().begin(hold.fence, asked.group)
             if self.changes is not None:
                 self._note(hold)
             return hold
         if self._is_full(entry):
             self.counts.full += 1
             return Status.MAX_WAITERS
-        if timeout == 0:
+        if asked.timeout == 0 and asked.reserve is None:
             self.counts.busy += 1
             if not (entry.holds or entry.waiters):  # it is new, and its rate lets nobody begin
                 self._remove(entry)
             return Status.TIMEOUT
-        is_rated = rate is not None
         waiter = self._join(
-            entry, peer, lease, now, two_phase=False, is_rated=is_rated, group=in_group
+            *(entry, peer, lease, now, asked.owner, asked.label, asked.group),
+            two_phase=False,
+            is_rated=rate is not None,
         )
-        self._block(waiter, timeout, now)
+        waiter.reserve = asked.reserve
+        if asked.timeout == 0:
+            return self._end_wait(waiter, now)
+        self._block(waiter, asked.timeout, now)
         return None
 
     def enqueue(
-        self,
-        peer: Peer,
-        space: int,
-        key: bytes,
-        limit: int,
-        lease: int | None,
-        now: float,
-        effects: list[Effect],
+        self, peer: Peer, space: int, key: bytes, asked: Asked, now: float, effects: list[Effect]
     ) -> Answer:
         """Take a slot or a position in the queue."""
-        group = self._group if self._is_whole else self._serving(key, now)
-        entry: Entry | None = None
-        if isinstance(group, Group) and group.recovers_until is None:
-            entry = group.spaces[space].get(key)
-        if entry is None and key_problem(key):
-            return _ERROR
-        ahead, peer.ahead = peer.ahead, None
-        turn, peer.turn = peer.turn, None
-        lease = self._lease(lease)
-        if lease is None:
+        lease = self.limits.default_lease if asked.lease is None else asked.lease
+        if lease > self.limits.max_lease or self._is_beyond(asked):
             return _ERROR
         name = (space, key)
         if name in peer.enqueued:
             return Status.ALREADY_ENQUEUED
-        if entry is None or entry.limit != limit:
-            found = self._entry(group, space, key, limit, now)
-            if not isinstance(found, Entry):
+        entry = self._admit(peer, space, key, asked, now, effects)
+        if not isinstance(entry, Entry):
+            return entry
+        waiter: Waiter | None = None
+        if asked.ticket or asked.owner is not None:
+            found = self._position_of(entry, peer, asked)
+            if isinstance(found, OwnerConflict):
                 return found
-            entry = found
-        owner = peer.owner
-        rate: Rate | None = None
-        if ahead is not None or (owner is not None and owner.age):
-            heeded = self._heed(entry, peer, ahead, now, effects)
-            if not isinstance(heeded, Entry):
-                return heeded
-            entry, owner = heeded, peer.owner
-            if ahead is not None and ahead.rate is not None:
-                rate = entry.queue().rate
-        waiter = None if ahead is None else self._resumed(entry, ahead.ticket)
-        lost: Waiter | None = None
-        if owner is not None and entry.owners is not None and waiter is None:
-            there = self._there(entry, owner)
-            if isinstance(there, OwnerConflict):
-                return there
-            lost = there
-        if max(len(peer.holds), len(peer.enqueued)) >= self._max_holds or (
-            lost is None and limit > self._max_holds and self._is_used_up(entry, waiter)
-        ):
+            waiter = found
+        if self._is_too_much(entry, asked, waiter, max(len(peer.holds), len(peer.enqueued))):
             return self._refuse(entry)
-        if lost is not None:
-            has_slot = self._take_over(lost, peer, lease, effects, two_phase=True)
-            waiter = lost
-        elif waiter is not None:
-            has_slot = self._reservations.take_up(waiter, entry, peer, lease, owner, two_phase=True)
-        else:
-            in_group = None if ahead is None else ahead.group
-            return self._enqueue_anew(entry, peer, lease, turn, rate, in_group, now, effects)
+        if waiter is None:
+            return self._enqueue_anew(entry, peer, asked, lease, now, effects)
+        has_slot = self._move(waiter, entry, peer, asked, lease, effects, two_phase=True)
         peer.enqueued[name] = waiter
-        waiter.turn = turn
-        waiter.is_rated = rate is not None
         self._go_on_with(waiter, has_slot, now, effects)
         return self._answer_enqueued(waiter)
 
     def wait(
-        self,
-        peer: Peer,
-        space: int,
-        key: bytes,
-        timeout: int,
-        now: float,
-        effects: list[Effect],
+        self, peer: Peer, space: int, key: bytes, asked: Asked, now: float, effects: list[Effect]
     ) -> Answer | None:
         """Have the slot that the peer has enqueued for, or wait for it: then there is no answer yet."""
         waiter = peer.enqueued.get((space, key))
-        if waiter is None and key_problem(key):
-            return _ERROR
-        reserve, peer.reserve = peer.reserve, None
         if waiter is None:
-            return self._outdated(peer, space, key) or Status.NOT_ENQUEUED
+            if key_problem(key):
+                return _ERROR
+            return self._outdated(space, key, asked.age) or Status.NOT_ENQUEUED
+        if self._is_beyond(asked):
+            return _ERROR
         hold = waiter.hold
         if hold is not None:
             self._forget_waiter(waiter)
@@ -233,10 +140,10 @@ class Locking(Superseding):
             self._promote(waiter.entry, now, effects)
         if waiter.state == EXPECTED:
             return YourTurn(waiter.ticket)
-        waiter.reserve = reserve
-        if timeout == 0:
+        waiter.reserve = asked.reserve
+        if asked.timeout == 0:
             return self._end_wait(waiter, now)
-        self._block(waiter, timeout, now)
+        self._block(waiter, asked.timeout, now)
         return None
 
     def release(
@@ -255,26 +162,21 @@ class Locking(Superseding):
             return group
         return self._release_forgotten(group, space, key, token, now, effects)
 
-    def unbegun(
-        self, space: int, key: bytes, token: bytes, now: float, effects: list[Effect]
-    ) -> Refusal:
+    def unbegun(self, key: bytes, token: bytes, now: float, effects: list[Effect]) -> Refusal:
         """Give a slot back whose run has not begun: it does not count for the rate of the key."""
         group = self._group_of(key)
-        hold = self._find(group, space, key, token) if isinstance(group, Group) else None
+        hold = self._find(group, Space.LOCK, key, token) if isinstance(group, Group) else None
         if hold is not None:
             self._give_place_back(hold)
-        return self.release(space, key, token, now, effects)
+        return self.release(Space.LOCK, key, token, now, effects)
 
-    def begun(
-        self, peer: Peer, space: int, key: bytes, token: bytes, lease: int | None, now: float
-    ) -> Answer:
-        """Start a lease anew, and note that the run begins: it counts for one window from now."""
-        answer = self.renew(peer, space, key, token, lease, now)
-        if isinstance(answer, Hold) and (queue := answer.entry.waiters) is not None:
+    def begun(self, hold: Hold, now: float) -> None:
+        """Note that a run begins: it counts for one window from now."""
+        queue = hold.entry.waiters
+        if queue is not None:
             rate = queue.rate
-            if rate is not None and self.rates.begin(rate, answer.fence, now) and queue:
+            if rate is not None and self.rates.begin(rate, hold.fence, now) and queue:
                 self._wake(queue, rate, now)
-        return answer
 
     def renew(
         self,
@@ -284,28 +186,45 @@ class Locking(Superseding):
         token: bytes,
         lease: int | None,
         now: float,
+        owner: Owner | None = None,
+        label: bytes = b"",
+        group: FairGroup | None = None,
         *,
         confirm: bool = False,
     ) -> Answer:
-        """Let a lease begin anew; what was forgotten comes back, unless it is to `confirm`."""
-        lease = self._lease(lease)
-        if lease is None:
+        """Let a lease begin anew; what was forgotten comes back, unless it is to `confirm`.
+
+        Args:
+            peer: whose the hold is from now on.
+            space: of the key.
+            key: it.
+            token: of the hold.
+            lease: seconds; ``None`` for the default.
+            now: the time.
+            owner: whose run has it, and its label and group, should it come back.
+            label: see there.
+            group: see there.
+            confirm: see above.
+        """
+        lease = self.limits.default_lease if lease is None else lease
+        if lease > self.limits.max_lease:
             return _ERROR
-        group = self._group if self._is_whole else self._serving(key, now)
-        hold = self._find(group, space, key, token) if isinstance(group, Group) else None
+        serving = self._group if self._is_whole else self._serving(key, now)
+        hold = self._find(serving, space, key, token) if isinstance(serving, Group) else None
         if hold is None and key_problem(key):
             return _ERROR
-        if not isinstance(group, Group):
-            return group
+        if not isinstance(serving, Group):
+            return serving
         if hold is None:
             back = None
             if not confirm:
-                back = self._reclaim(group, peer, space, key, token, lease, now)
+                who = owner, label, group
+                back = self._reclaim(serving, peer, space, key, token, lease, now, *who)
             if back is None:
                 self.counts.unknown += 1
             return back or _ERROR
-        if group.recovers_until is not None:
-            doubt = self._doubt(group, hold, now, confirm=confirm)
+        if serving.recovers_until is not None:
+            doubt = self._doubt(serving, hold, now, confirm=confirm)
             if doubt is not None:
                 return doubt
         self.counts.renewed.add(1 - (hold.deadline - now) / hold.span)
@@ -316,51 +235,118 @@ class Locking(Superseding):
                 del hold.peer.holds[hold]
             hold.peer = peer
             hold.detached = False
-            hold.label = peer.label or hold.label
+            hold.label = label or hold.label
             peer.holds[hold] = None
         return hold
 
     # What they come to.
 
-    @staticmethod
-    def _has_room(entry: Entry, rate: Rate | None, now: float) -> bool:
-        """Whether a newcomer can have a slot, and the rate lets it begin.
+    def _admit(
+        self, peer: Peer, space: int, key: bytes, asked: Asked, now: float, effects: list[Effect]
+    ) -> Entry | Refusal:
+        """Let somebody ask for a slot of a key, and take in what they say of it.
+
+        That is its limit and its rate, and how old a run there is that wants it.
+
+        Returns:
+            The entry, which may be new, or what to answer.
+        """
+        group = self._group if self._is_whole else self._serving(key, now)
+        entry: Entry | None = None
+        if isinstance(group, Group) and group.recovers_until is None:
+            entry = group.spaces[space].get(key)
+        if entry is None and key_problem(key):
+            return _ERROR
+        if entry is None or entry.limit != asked.limit:
+            found = self._entry(group, space, key, asked.limit, now, effects)
+            if not isinstance(found, Entry):
+                return found
+            entry = found
+        if asked.owner is not None and asked.owner.age:
+            found = self._contend_with_age(entry, peer, asked, now, effects)
+            if not isinstance(found, Entry):
+                return found
+            entry = found
+        if asked.rate is not None:
+            refusal = self._name_rate(entry, asked.rate, now)
+            if refusal is not None:
+                return refusal
+        return entry
+
+    def _is_beyond(self, asked: Asked) -> bool:
+        """Whether somebody wants to be waited for longer than any lease may last."""
+        most, reserve, turn = self.limits.max_lease * 1000, asked.reserve, asked.turn
+        if reserve is not None and max(reserve.away, reserve.hold) > most:
+            return True
+        return turn is not None and turn > most
+
+    def _position_of(self, entry: Entry, peer: Peer, asked: Asked) -> Waiter | OwnerConflict | None:
+        """Return the position that somebody takes up, by its ticket or as what their process lost."""
+        if asked.ticket:
+            waiter = self._reservations.find(entry.group, entry.space, entry.key, asked.ticket)
+            if waiter is not None:
+                return waiter
+        if asked.owner is None or entry.owners is None:
+            return None
+        return self._there(entry, peer, asked.owner)
+
+    def _move(
+        self,
+        waiter: Waiter,
+        entry: Entry,
+        peer: Peer,
+        asked: Asked,
+        lease: int,
+        effects: list[Effect],
+        *,
+        two_phase: bool,
+    ) -> bool:
+        """Let a peer wait at a position from `_position_of`.
+
+        Returns:
+            Whether there is a slot for it alone.
+        """
+        if _is_resumed(waiter, asked):
+            owner, label = asked.owner, asked.label
+            has_slot = self._reservations.take_up(
+                waiter, entry, peer, lease, owner, label, two_phase=two_phase
+            )
+        else:
+            has_slot = self._take_over(waiter, peer, lease, effects, two_phase=two_phase)
+        waiter.is_rated = asked.rate is not None
+        waiter.reserve = asked.reserve
+        waiter.turn = None if asked.turn is None else asked.turn / 1000
+        return has_slot
+
+    def _has_room(
+        self,
+        entry: Entry,
+        of_group: FairGroup | None,
+        rate: Rate | None,
+        now: float,
+        effects: list[Effect],
+    ) -> bool:
+        """Whether a newcomer can have a slot, and the rate and the group let it begin.
 
         A waiter beside a free slot is one for which it is held, or one that gets it as soon as
         grants are given again.
         """
-        free = entry.limit - len(entry.holds)
         queue = entry.waiters
-        if free <= 0 or queue is None:
-            return free > 0
-        if rate is not None:
+        if queue is None:
+            return len(entry.holds) < entry.limit
+        if of_group is not None:
+            if queue.heed(of_group):  # it had all that it might: so the entry stays
+                self._promote(entry, now, effects)
+            if not queue.has_room(of_group):
+                return False
+        free = entry.limit - len(entry.holds)
+        if free > 0 and rate is not None:
             free = min(free, rate.free(now))
             if queue.ahead > len(queue.told) + len(queue.expected):
                 return False  # the rate lets one begin, and they are next
         return queue.ahead < free
 
-    def _heed(
-        self, entry: Entry, peer: Peer, ahead: Ahead | None, now: float, effects: list[Effect]
-    ) -> Entry | Refusal:
-        """Take in how old it is who asks for a slot, and at what rate such runs may begin.
-
-        Returns:
-            The entry, which may be new, or what to answer.
-        """
-        owner = peer.owner
-        if owner is not None and owner.age:
-            ticket = b"" if ahead is None else ahead.ticket
-            answer = self._asked_with_age(entry, peer, owner, ticket, now, effects)
-            if not isinstance(answer, Entry):
-                return answer
-            entry = answer
-        if ahead is not None and ahead.rate is not None:
-            refusal = self._name_rate(entry, ahead.rate, now)
-            if refusal is not None:
-                return refusal
-        return entry
-
-    def _name_rate(self, entry: Entry, asked: wire.Rate, now: float) -> Status | None:
+    def _name_rate(self, entry: Entry, asked: RateAsked, now: float) -> Status | None:
         """Let the rate of an entry, which may be new, be what was asked; or say why not."""
         refusal = self.rates.refusal(entry.group, (entry.space, entry.key), asked)
         if refusal is None:
@@ -370,25 +356,21 @@ class Locking(Superseding):
             self._remove(entry)
         return refusal
 
-    def _has_room_for(
-        self,
-        entry: Entry,
-        in_group: InGroup,
-        rate: Rate | None,
-        now: float,
-        effects: list[Effect],
-    ) -> bool:
-        """Whether somebody of a group who has just come can have a slot."""
-        queue = entry.waiters
-        if queue is None:
-            return self._has_room(entry, rate, now)
-        if queue.heed(in_group):  # it had all that it might: so the entry stays
-            self._promote(entry, now, effects)
-        return queue.has_room(in_group) and self._has_room(entry, rate, now)
+    def _is_too_much(self, entry: Entry, asked: Asked, back: Waiter | None, number: int) -> bool:
+        """Whether a connection has as much as it may, or a key has all holders that it ever may.
 
-    def _is_used_up(self, entry: Entry, resumed: Waiter | None) -> bool:
-        """Whether an entry has all the holders that it may have; a waiter with a turn is one."""
-        told = len(entry.waiters.told) if entry.waiters is not None and resumed is None else 0
+        Args:
+            entry: of the key.
+            asked: for a slot of it.
+            back: the position that is taken up, if one is. What its own process has lost is waited
+                for already, and one with a turn is not counted beside its own hold.
+            number: how much the connection has.
+        """
+        if number >= self._max_holds:
+            return True
+        if asked.limit <= self._max_holds or (back is not None and not _is_resumed(back, asked)):
+            return False
+        told = len(entry.waiters.told) if entry.waiters is not None and back is None else 0
         return len(entry.holds) + told >= self._max_holds
 
     def _refuse(self, entry: Entry) -> Reply:
@@ -398,17 +380,8 @@ class Locking(Superseding):
             self._remove(entry)
         return Status.MAX_HOLDS
 
-    def _resumed(self, entry: Entry, ticket: bytes) -> Waiter | None:
-        return self._reservations.find(entry.group, entry.space, entry.key, ticket)
-
-    def _asked_with_age(
-        self,
-        entry: Entry,
-        peer: Peer,
-        owner: Owner,
-        ticket: bytes,
-        now: float,
-        effects: list[Effect],
+    def _contend_with_age(
+        self, entry: Entry, peer: Peer, asked: Asked, now: float, effects: list[Effect]
     ) -> Entry | Refusal:
         """Have somebody with an age ask for a lock; see `_contend`.
 
@@ -417,53 +390,60 @@ class Locking(Superseding):
         the list of servers changed, or nobody's; if it counted as it is, it could be the newest for
         good. It wins over nobody that way, and nobody is kept from the lock by it.
         """
+        owner = asked.owner
+        assert owner is not None
         if owner.age > entry.group.issuer.fence:
-            owner = peer.owner = owner._replace(age=OLDEST)
-        resumed = self._resumed(entry, ticket) if ticket else None
-        if resumed is None and entry.owners is not None:
-            there = self._there(entry, owner)
-            if isinstance(there, OwnerConflict):
-                return there
-        return self._contend(entry, peer, owner.age, resumed, now, effects)
+            owner = asked.owner = owner._replace(age=OLDEST)
+        found = self._position_of(entry, peer, asked)
+        if isinstance(found, OwnerConflict):
+            return found
+        resumed = found if found is not None and _is_resumed(found, asked) else None
+        return self._contend(entry, owner.age, asked.label, resumed, now, effects)
 
     def _go_on_waiting(
-        self, waiter: Waiter, has_slot: bool, timeout: int, now: float, effects: list[Effect]
-    ) -> None:
-        """Let somebody who is back in a queue wait there: the answer is one of the effects."""
-        self._block(waiter, timeout, now)
+        self,
+        waiter: Waiter,
+        entry: Entry,
+        peer: Peer,
+        asked: Asked,
+        lease: int,
+        now: float,
+        effects: list[Effect],
+    ) -> Answer | None:
+        """Let somebody who is back in a queue wait there: a grant is one of the effects."""
+        if self._is_too_much(entry, asked, waiter, len(peer.holds)):
+            return self._refuse(entry)
+        has_slot = self._move(waiter, entry, peer, asked, lease, effects, two_phase=False)
+        self._block(waiter, asked.timeout, now)
         self._go_on_with(waiter, has_slot, now, effects)
+        return None
 
     def _enqueue_anew(
         self,
         entry: Entry,
         peer: Peer,
+        asked: Asked,
         lease: int,
-        turn: float | None,
-        rate: Rate | None,
-        in_group: InGroup | None,
         now: float,
         effects: list[Effect],
     ) -> Answer:
         """Enqueue a request that has no position yet, and wants a turn or a grant."""
-        if in_group is None:
-            has_room = self._has_room(entry, rate, now)
-        else:
-            has_room = self._has_room_for(entry, in_group, rate, now, effects)
-        if turn is None and has_room:
-            waiter = self._grant_enqueued(entry, peer, lease, rate, now)
-            if waiter.hold is not None and in_group is not None:
-                entry.grouped().begin(waiter.hold.fence, in_group)
+        rate = None if asked.rate is None else entry.queue().rate
+        has_room = self._has_room(entry, asked.group, rate, now, effects)
+        if asked.turn is None and has_room:
+            waiter = self._grant_enqueued(entry, peer, asked, lease, rate, now)
         elif self._is_full(entry):
             self.counts.full += 1
             return Status.MAX_WAITERS
         else:
-            is_rated = rate is not None
             waiter = self._join(
-                entry, peer, lease, now, two_phase=True, is_rated=is_rated, group=in_group
+                *(entry, peer, lease, now, asked.owner, asked.label, asked.group),
+                two_phase=True,
+                is_rated=rate is not None,
             )
         peer.enqueued[entry.space, entry.key] = waiter
-        if turn is not None:
-            waiter.turn = turn
+        if asked.turn is not None:
+            waiter.turn = asked.turn / 1000
             self._promote(entry, now, effects)
         return self._answer_enqueued(waiter)
 
@@ -478,19 +458,19 @@ class Locking(Superseding):
         return hold
 
     def _grant_enqueued(
-        self, entry: Entry, peer: Peer, lease: int, rate: Rate | None, now: float
+        self, entry: Entry, peer: Peer, asked: Asked, lease: int, rate: Rate | None, now: float
     ) -> Waiter:
         """Grant at once what somebody enqueues for, and return who has yet to say ``wait``."""
-        hold = self._grant(entry, peer, lease, now, rate)
-        if hold.owner is not None:
-            owners.add(entry, hold)
+        hold = self._grant(entry, peer, lease, asked.owner, asked.label, now, rate)
+        if asked.group is not None:
+            entry.grouped().begin(hold.fence, asked.group)
         number = next(self._arrivals)
         waiter = Waiter(entry, peer, number, lease, now, two_phase=True, state=GRANTED)
         hold.waiter, waiter.hold = waiter, hold
         return waiter
 
     @staticmethod
-    def _there(entry: Entry, owner: Owner) -> OwnerConflict | Waiter | None:
+    def _there(entry: Entry, peer: Peer, owner: Owner) -> OwnerConflict | Waiter | None:
         """Return the answer to an owner whose attempt is at a key already, or a later one is.
 
         Or the waiter of the same process: then its former connection is lost.
@@ -500,8 +480,8 @@ class Locking(Superseding):
             return None
         if isinstance(there, Hold):
             return OwnerConflict(b"held", there.owner.attempt)
-        is_same = there.owner[1:3] == owner[1:3]  # attempt and instance; labels may differ
-        if owner.instance and is_same and not there.is_away:
+        is_same = there.owner.attempt == owner.attempt and there.peer.instance == peer.instance
+        if peer.instance and is_same and not there.is_away:
             return there
         return OwnerConflict(b"waiting", there.owner.attempt)
 
@@ -524,5 +504,10 @@ class Locking(Superseding):
         if waiter.two_phase:
             self._forget_waiter(waiter)
         waiter.peer, waiter.lease, waiter.two_phase = peer, lease, two_phase
-        waiter.reserve = waiter.turn = None
         return has_slot
+
+
+def _is_resumed(waiter: Waiter, asked: Asked) -> bool:
+    """Whether a position is taken up by its ticket."""
+    ticket = asked.ticket
+    return ticket != b"" and waiter.entry.group.reserved.get(ticket) is waiter

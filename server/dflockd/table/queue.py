@@ -14,7 +14,7 @@ from dflockd.table.states import EXPECTED, PASSED
 if TYPE_CHECKING:
     from dflockd.table.rates import Rate
     from dflockd.table.state import Waiter
-    from dflockd.wire import InGroup
+    from dflockd.wire import FairGroup
 
 LEAST_TURN = 0.01
 """Least seconds for which a slot is held for a waiter with a turn that wants as many."""
@@ -147,24 +147,24 @@ class Queue:
         A process that has been stopped says nothing to any of its turns, and hundreds may be its own:
         each costs those behind it half as much as the one before.
         """
-        if self.silent is None or waiter.owner is None:
+        if self.silent is None:
             return seconds
-        share = 0.5 ** self.silent.get(waiter.owner.instance, 0)
+        share = 0.5 ** self.silent.get(waiter.peer.instance, 0)
         return max(min(seconds, LEAST_TURN), seconds * share)
 
     def said_nothing(self, waiter: Waiter) -> None:
         """Note that somebody who was told has let the time run out."""
-        if waiter.owner is None or not waiter.owner.instance:
+        if not waiter.peer.instance:
             return
         if self.silent is None:
             self.silent = {}
-        turns = self.silent.get(waiter.owner.instance, 0)
-        self.silent[waiter.owner.instance] = min(turns + 1, MOST_SILENT)
+        turns = self.silent.get(waiter.peer.instance, 0)
+        self.silent[waiter.peer.instance] = min(turns + 1, MOST_SILENT)
 
     def has_spoken(self, waiter: Waiter) -> None:
         """Note that a process has said something to one of its turns."""
-        if self.silent is not None and waiter.owner is not None:
-            self.silent.pop(waiter.owner.instance, None)
+        if self.silent is not None:
+            self.silent.pop(waiter.peer.instance, None)
 
     def remove(self, waiter: Waiter) -> None:
         """Take somebody out, who is still in the state in which they were here."""
@@ -184,7 +184,7 @@ class Queue:
     def use_turn(self, waiter: Waiter) -> None:
         """Note that somebody who is the `first` one is given a slot."""
 
-    def begin(self, fence: int, group: InGroup | None) -> None:
+    def begin(self, fence: int, group: FairGroup | None) -> None:
         """Note that a member of a group has a slot."""
 
     def restore(self, fence: int, name: bytes) -> None:
@@ -197,15 +197,15 @@ class Queue:
         """Return to which group somebody belongs who has a slot; nothing if to none."""
         return b""
 
-    def heed(self, group: InGroup) -> bool:
+    def heed(self, group: FairGroup) -> bool:
         """Take in what is said of a group; say whether its waiters may have their turn with that."""
         return False
 
-    def has_room(self, group: InGroup) -> bool:
+    def has_room(self, group: FairGroup) -> bool:
         """Whether a group may have another slot."""
         return True
 
-    def limit_of(self, group: InGroup) -> int:
+    def limit_of(self, group: FairGroup) -> int:
         """Return how many slots a group may have by what was said of it last."""
         return group.limit
 

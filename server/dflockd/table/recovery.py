@@ -1,8 +1,9 @@
 """What a table takes back: the holds that were kept of it, and those that only holders know of.
 
 After a loss some records are missing and others are out of date. What they prove is that a hold was
-granted, and to a lock that every earlier hold of it had ended. Whether it lasts, and for how long, is
-in doubt until its holder renews it or the recovery ends: by then all that was not renewed has ended.
+granted; and if it was granted alone, that every earlier hold of its key had ended. Whether it lasts,
+and for how long, is in doubt until its holder renews it or the recovery ends: by then all that was not
+renewed has ended.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dflockd.table.deadlines import rounded
 from dflockd.table.rates import RateRecord
 from dflockd.table.slots import Effect, Slots
 from dflockd.table.state import UNKNOWN, Entry, Group, Hold, HoldRecord, Peer
-from dflockd.wire import Owner, Recovering, Space, Status
+from dflockd.wire import FairGroup, Owner, Recovering, Status
 
 
 class Recovery(Slots):
@@ -26,7 +27,8 @@ class Recovery(Slots):
     ) -> None:
         """Take in what was kept of an earlier table; nobody owns it until it is renewed.
 
-        Of two records of one lock the later grant counts: the earlier hold had ended before it.
+        Of two records of one key the later grant counts, if it was granted alone: the earlier hold had
+        ended before it.
         """
         group = self._group
         for record in rates:
@@ -61,19 +63,18 @@ class Recovery(Slots):
         entry = group.spaces[kept.space].get(kept.key)
         if entry is None:
             entry = self._add(group, kept.space, kept.key, kept.limit)
-        elif entry.limit == UNKNOWN:
+        elif kept.fence > max(entry.holds, default=0):
             entry.limit = kept.limit
-        token = self._issuer.token(kept.space, kept.key, kept.fence)
-        hold = entry.holds[kept.fence] = Hold(entry, kept.fence, token, None, 0, kept.since)
-        hold.label = kept.label
+        token = self._issuer.token(kept.space, kept.key, kept.fence, is_sole=kept.limit == 1)
+        owner = Owner(kept.owner, kept.attempt, kept.age) if kept.owner else None
+        hold = Hold(*(entry, kept.fence, token, None, 0, kept.since), kept.limit, owner, kept.label)
+        entry.holds[kept.fence] = hold
         hold.detached = kept.detached
         if kept.is_pending and (rate := group.rates.get((kept.space, kept.key))) is not None:
             rate.pending.add(kept.fence)
         if kept.group:
             entry.grouped().restore(kept.fence, kept.group)
-        if kept.owner:
-            hold.owner = Owner(kept.owner, kept.attempt, age=kept.age)
-            owners.add(entry, hold)
+        owners.add(entry, hold)
         self.deadlines.set(hold, rounded(left), now)  # a lease that ends late harms nobody
         group.issuer.fence = max(group.issuer.fence, kept.fence)
         self.counts.returned += 1
@@ -96,16 +97,17 @@ class Recovery(Slots):
 
     def _forgotten(
         self, group: Group, space: int, key: bytes, token: bytes, now: float
-    ) -> int | None:
-        """Return the fence of a hold that is authentic and was forgotten, while that may be."""
+    ) -> tuple[int, bool] | None:
+        """Return the fence of a hold that is authentic and was forgotten, while that may be.
+
+        And whether it was granted as the only one.
+        """
         if group.recovers_until is None or now >= group.recovers_until:
             return None
-        fence = self._issuer.verify(space, key, token)
-        if fence is None or fence in group.ended:
+        verified = self._issuer.verify(space, key, token)
+        if verified is None or verified[0] in group.ended:
             return None
-        if space == Space.LOCK and fence <= group.last_ended.get(key, 0):
-            return None
-        return fence
+        return None if verified[0] <= group.last_ended.get((space, key), 0) else verified
 
     def _release_forgotten(
         self,
@@ -116,19 +118,20 @@ class Recovery(Slots):
         now: float,
         effects: list[Effect],
     ) -> Status:
-        """End a hold that was forgotten, and what is here of the lock from before it was granted."""
-        fence = self._forgotten(group, space, key, token, now)
-        if fence is None:
+        """End a hold that was forgotten, and what is here of the key that had ended before it."""
+        forgotten = self._forgotten(group, space, key, token, now)
+        if forgotten is None:
             return Status.ERROR
-        group.remember_end(space, key, fence)
-        if space == Space.LOCK:
+        fence, is_sole = forgotten
+        group.remember_end((space, key), fence, is_sole=is_sole)
+        if is_sole:
             self._supersede(group.spaces[space].get(key), fence, now, effects)
         return Status.OK
 
     def _supersede(
         self, entry: Entry | None, fence: int, now: float, effects: list[Effect]
     ) -> None:
-        """End what is here of a lock that was granted once more, with that fence."""
+        """End what is here of a key that was granted once more with that fence, to one alone."""
         for other in list(entry.holds.values()) if entry is not None else ():
             if other.fence < fence:
                 self.counts.superseded += 1
@@ -143,26 +146,33 @@ class Recovery(Slots):
         token: bytes,
         lease: int,
         now: float,
+        owner: Owner | None,
+        label: bytes,
+        of_group: FairGroup | None,
     ) -> Hold | None:
         """Bring back a hold that was forgotten here, and return it.
 
-        Of two for one lock the later grant counts: the earlier one had ended before it.
+        A grant to one alone says that all before it had ended.
         """
-        fence = self._forgotten(group, space, key, token, now)
-        if fence is None:
+        forgotten = self._forgotten(group, space, key, token, now)
+        if forgotten is None:
             return None
-        is_lock = space == Space.LOCK
+        fence, is_sole = forgotten
         entry = group.spaces[space].get(key)
-        if entry is not None and is_lock:
-            if any(other.fence > fence for other in entry.holds.values()):
+        if entry is not None:
+            if any(other.is_sole and other.fence > fence for other in entry.holds.values()):
                 return None
-            self._supersede(entry, fence, now, [])
-            entry = group.spaces[space].get(key)
+            if is_sole:
+                self._supersede(entry, fence, now, [])
+                entry = group.spaces[space].get(key)
+        limit = 1 if is_sole else UNKNOWN
         if entry is None:
-            limit = 1 if is_lock else UNKNOWN
             entry = self._add(group, space, key, limit)
-        hold = entry.holds[fence] = Hold(entry, fence, token, peer, lease, now)
+        hold = Hold(entry, fence, token, peer, lease, now, limit, owner, label)
+        entry.holds[fence] = hold
         owners.add(entry, hold)
+        if of_group is not None:
+            entry.grouped().begin(fence, of_group)
         peer.holds[hold] = None
         self.deadlines.set(hold, lease * self._stretch, now)
         group.issuer.fence = max(group.issuer.fence, fence)
@@ -172,11 +182,12 @@ class Recovery(Slots):
 
 
 def latest(holds: Iterable[HoldRecord]) -> list[HoldRecord]:
-    """Return the records that count: of each lock that with the largest fence, of semaphores all."""
+    """Return the records that count: of each key those since the last grant to one alone."""
+    alone: dict[tuple[int, bytes], int] = {}
     found: dict[tuple[int, bytes, int], HoldRecord] = {}
     for kept in holds:
-        name = (kept.space, kept.key, 0 if kept.space == Space.LOCK else kept.fence)
-        other = found.get(name)
-        if other is None or other.fence <= kept.fence:
-            found[name] = kept
-    return list(found.values())
+        name = kept.space, kept.key
+        if kept.limit == 1 and kept.fence > alone.get(name, 0):
+            alone[name] = kept.fence
+        found[*name, kept.fence] = kept
+    return [kept for kept in found.values() if kept.fence >= alone.get((kept.space, kept.key), 0)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from dflockd.table.rates import Rate
 from dflockd.table.state import Entry, Group, Hold, Waiter
-from dflockd.wire import UNLIMITED, Report
+from dflockd.wire import UNLIMITED, Report, Space
 
 MAX_LISTED = 1000
 """Keys, holders or waiters that one report lists: others wait while it is made, some milliseconds."""
@@ -45,8 +45,8 @@ def stats(
                 entries += itertools.islice(space.values(), most - len(entries))
     return {
         "connections": connections,
-        "locks": [_lock(entry, now) for entry in entries if entry.limit == 1],
-        "semaphores": [_semaphore(entry) for entry in entries if entry.limit != 1],
+        "locks": [_lock(entry, now) for entry in entries if not _is_semaphore(entry)],
+        "semaphores": [_semaphore(entry) for entry in entries if _is_semaphore(entry)],
         # Entries are dropped as soon as they are idle, so there is nothing to list here.
         "idle_locks": [],
         "idle_semaphores": [],
@@ -74,6 +74,10 @@ def inspect(
     }
 
 
+def _is_semaphore(entry: Entry) -> bool:
+    return entry.space == Space.SEMAPHORE and entry.limit != 1
+
+
 def _lock(entry: Entry, now: float) -> dict[str, object]:
     # Without a holder while grants are withheld from those who wait.
     hold = next(iter(entry.holds.values()), None)
@@ -84,6 +88,7 @@ def _lock(entry: Entry, now: float) -> dict[str, object]:
         "held_s": round(now - hold.since, 3) if hold else 0.0,
         "lease_expires_in_s": round(hold.deadline - now, 3) if hold else 0.0,
         "waiters": len(entry.waiters or ()),
+        **({"limit": entry.limit, "holders": len(entry.holds)} if entry.limit != 1 else {}),
         **({} if hold is None else newer(hold)),
         **({"group": hold.group.decode()} if hold is not None and hold.group else {}),
         **({"rate": known} if (known := rate_of(entry, now)) is not None else {}),
@@ -124,7 +129,7 @@ def _age(item: Hold | Waiter) -> dict[str, object]:
 def waiter(item: Waiter, now: float) -> dict[str, object]:
     """Return what there is to say of somebody who waits; times in seconds."""
     return {
-        "label": item.peer.label.decode(),
+        "label": item.label.decode(),
         **owner(item),
         **_age(item),
         "group": "" if item.group is None else item.group.name.decode(),

@@ -47,14 +47,11 @@ class Reservations:
 
     # Away, or with a turn.
 
-    def reserve(
-        self, waiter: Waiter, ticket: bytes, label: bytes, reservation: Reservation, now: float
-    ) -> None:
+    def reserve(self, waiter: Waiter, ticket: bytes, reservation: Reservation, now: float) -> None:
         """Keep the position of a waiter in the queue whose peer leaves it."""
         owners.discard(waiter.entry, waiter)
         waiter.away_age, waiter.owner = waiter.age, None
         waiter.peer = Peer(0)
-        waiter.peer.label = label
         waiter.two_phase = False
         waiter.reserve = None
         waiter.turn = None
@@ -96,6 +93,7 @@ class Reservations:
         peer: Peer,
         lease: int,
         owner: Owner | None,
+        label: bytes,
         *,
         two_phase: bool,
     ) -> bool:
@@ -108,7 +106,7 @@ class Reservations:
         has_slot = self.come_back(waiter, entry)
         owners.discard(entry, waiter)
         waiter.peer = peer
-        waiter.owner = owner
+        waiter.owner, waiter.label = owner, label
         owners.add(entry, waiter)
         waiter.lease = lease
         waiter.turn = None

@@ -22,7 +22,7 @@ from dflockd.table.state import Entry, Group, HoldRecord, Left, Peer, Reservatio
 from dflockd.table.states import EXPECTED, GONE, QUEUED, WAITING
 from dflockd.table.table import LockTable
 from dflockd.wire import (
-    InGroup,
+    FairGroup,
     MapReport,
     Moved,
     Owner,
@@ -32,6 +32,7 @@ from dflockd.wire import (
     Shards,
     key_problem,
 )
+from dflockd.wire.arguments import Asked
 
 FROZEN = Recovering(20)
 """The answer while a shard is being handed over, which takes about so many milliseconds."""
@@ -72,7 +73,7 @@ class WaiterRecord(NamedTuple):
     owner: bytes = b""
     attempt: int = 0
     age: int = 0
-    group: InGroup | None = None
+    group: FairGroup | None = None
 
 
 class Snapshot(NamedTuple):
@@ -175,17 +176,17 @@ class ShardTable(LockTable):
                 entry = self._add(group, record.space, record.key, record.limit)
             is_rated = (record.space, record.key) in group.rates
             waiter = self._join(
-                *(entry, Peer(0), record.lease, record.since),
+                *(entry, Peer(0), record.lease, record.since, None, record.label, record.group),
                 two_phase=False,
                 is_rated=is_rated,
-                group=record.group,
             )
+            entry.limit = record.limit  # as the latest request has said
             until = now + RESUME_TIMEOUT
             reservation = record.reservation or Reservation(now, RESUME_TIMEOUT, until)
-            self._reservations.reserve(waiter, record.ticket, record.label, reservation, now)
+            self._reservations.reserve(waiter, record.ticket, reservation, now)
             if record.owner:
                 # Not away on purpose: it waits, though its connection is elsewhere.
-                waiter.owner = Owner(record.owner, record.attempt, age=record.age)
+                waiter.owner = Owner(record.owner, record.attempt, record.age)
                 owners.add(entry, waiter)
         for entry in [entry for entry in _entries(group) if entry.waiters]:
             self._promote(entry, now, [])  # grants nothing: no waiter is connected yet
@@ -223,7 +224,7 @@ class ShardTable(LockTable):
                     waiter.ticket,
                     waiter.lease,
                     waiter.since,
-                    waiter.peer.label,
+                    waiter.label,
                     reservation,
                     *((b"", 0, 0) if owner is None else (owner.id, owner.attempt, owner.age)),
                     _group_of(waiter),
@@ -354,7 +355,7 @@ class ShardTable(LockTable):
         peer: Peer,
         space: int,
         key: bytes,
-        timeout: int,
+        asked: Asked,
         now: float,
         effects: list[Effect],
     ) -> Answer | None:
@@ -363,24 +364,19 @@ class ShardTable(LockTable):
         if name in peer.enqueued:
             serving = self._serving(key, now)
             if not isinstance(serving, Group):
-                return self._wait_later(peer, serving)
+                return serving
         elif not key_problem(key):
             group = self._group_of(key)
             if isinstance(group, Recovering):
-                return self._wait_later(peer, group)
+                return group
             left = peer.left.pop(name, Left(b"", None))
             if not isinstance(group, Group):
-                return self._wait_later(peer, _naming(group, left.ticket))
+                return _naming(group, left.ticket)
             self._return(group, left, peer, name, now, effects)
-        return super().wait(peer, space, key, timeout, now, effects)
+        return super().wait(peer, space, key, asked, now, effects)
 
     def _shards(self, _peer: Peer, request: Shards, now: float, _effects: list[Effect]) -> Reply:
         return self._directory.report(now).answer(request)
-
-    @staticmethod
-    def _wait_later(peer: Peer, reply: Refusal) -> Refusal:
-        peer.reserve = None  # was said for this request only
-        return reply
 
     def _return(
         self,
@@ -397,8 +393,8 @@ class ShardTable(LockTable):
             return
         space, key = name
         entry = group.spaces[space].get(key) or self._add(group, space, key, waiter.entry.limit)
-        lease, owner = waiter.lease, waiter.owner or peer.owner
-        self._reservations.take_up(waiter, entry, peer, lease, owner, two_phase=True)
+        who = waiter.lease, waiter.owner, waiter.label
+        self._reservations.take_up(waiter, entry, peer, *who, two_phase=True)
         waiter.turn = left.turn
         peer.enqueued[name] = waiter
         self._promote(entry, now, effects)
@@ -429,9 +425,9 @@ def _in_turn(group: Group, waiters: Iterable[Waiter]) -> Iterable[Waiter]:
         yield from queue.in_turn(members)
 
 
-def _group_of(waiter: Waiter) -> InGroup | None:
+def _group_of(waiter: Waiter) -> FairGroup | None:
     group, queue = waiter.group, waiter.entry.waiters
-    return group if group is None or queue is None else InGroup(group.name, queue.limit_of(group))
+    return group if group is None or queue is None else FairGroup(group.name, queue.limit_of(group))
 
 
 def _entries(group: Group) -> Iterable[Entry]:

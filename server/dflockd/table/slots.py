@@ -21,7 +21,18 @@ from dflockd.table.rates import Rate, Rates
 from dflockd.table.reservations import RESERVED_LATE, Reservations
 from dflockd.table.state import UNKNOWN, Change, Entry, Group, Hold, Peer, Reservation, Waiter
 from dflockd.table.states import GONE, LISTENING, RESERVED, UNTOLD, WAITING
-from dflockd.wire import Granted, InGroup, Recovering, Refusal, Reply, Status, TimedOut, YourTurn
+from dflockd.wire import (
+    FairGroup,
+    Granted,
+    Owner,
+    Recovering,
+    Refusal,
+    Reply,
+    Space,
+    Status,
+    TimedOut,
+    YourTurn,
+)
 
 Effect: TypeAlias = tuple[int, Reply]
 """What to do after a step: send this reply to the peer with that number."""
@@ -74,9 +85,19 @@ class Slots:
     # What is where.
 
     def _entry(
-        self, group: Group | Refusal, space: int, key: bytes, limit: int, now: float
+        self,
+        group: Group | Refusal,
+        space: int,
+        key: bytes,
+        limit: int,
+        now: float,
+        effects: list[Effect],
     ) -> Entry | Refusal:
-        """Return the entry of a group that somebody wants a slot of, new if it has to be."""
+        """Return the entry of a group that somebody wants a slot of, new if it has to be.
+
+        How many may hold a lock is what the latest request says. A semaphore has its limit from who
+        asked for it first.
+        """
         if not isinstance(group, Group):
             return group
         if group.recovers_until is not None:
@@ -88,11 +109,16 @@ class Slots:
             if self._size >= self.limits.max_locks:
                 self.counts.full += 1
                 return Status.MAX_LOCKS
-            entry = self._add(group, space, key, limit)
-        elif entry.limit == UNKNOWN:
-            entry.limit = limit
-        elif entry.limit != limit:
-            return Status.LIMIT_MISMATCH
+            return self._add(group, space, key, limit)
+        if entry.limit != limit:
+            if space == Space.SEMAPHORE and entry.limit != UNKNOWN:
+                return Status.LIMIT_MISMATCH
+            is_more, entry.limit = limit > entry.limit, limit
+            if is_more and entry.waiters:
+                # Ahead of who asks, and the entry may end with that.
+                self._promote(entry, now, effects)
+                if not self._is_here(entry):
+                    return self._add(group, space, key, limit)
         return entry
 
     def _group_of(self, key: bytes) -> Group | Refusal:
@@ -121,17 +147,27 @@ class Slots:
         return lease if lease <= self.limits.max_lease else None
 
     def _grant(
-        self, entry: Entry, peer: Peer, lease: int, now: float, rate: Rate | None = None
+        self,
+        entry: Entry,
+        peer: Peer,
+        lease: int,
+        owner: Owner | None,
+        label: bytes,
+        now: float,
+        rate: Rate | None = None,
     ) -> Hold:
-        issuer = entry.group.issuer
-        token = issuer.issue(entry.space, entry.key)
+        issuer, limit = entry.group.issuer, entry.limit
+        token = issuer.issue(entry.space, entry.key, is_sole=limit == 1)
         fence = issuer.fence
-        hold = entry.holds[fence] = Hold(entry, fence, token, peer, lease, now)
+        hold = Hold(entry, fence, token, peer, lease, now, limit, owner, label)
+        entry.holds[fence] = hold
         peer.holds[hold] = None
         self.deadlines.set(hold, lease * self._stretch, now)
         self.counts.granted += 1
         if rate is not None:
             rate.pending.add(fence)
+        if owner is not None:
+            owners.add(entry, hold)
         return hold
 
     def _extend(self, hold: Hold, span: float, now: float) -> None:
@@ -154,7 +190,7 @@ class Slots:
         if entry is None:
             return None
         holds = entry.holds
-        if len(holds) == 1:  # as of every lock: there is no number to look for
+        if len(holds) == 1:  # as of nearly every lock: there is no number to look for
             for hold in holds.values():
                 return hold if compare_digest(hold.token, token) else None
         try:
@@ -174,7 +210,8 @@ class Slots:
             self._note(hold)
         if entry.group.recovers_until is not None:
             entry.group.doubted.discard(hold)
-            entry.group.remember_end(entry.space, entry.key, hold.fence)
+            name = entry.space, entry.key
+            entry.group.remember_end(name, hold.fence, is_sole=hold.is_sole)
         if hold.owner is not None:
             owners.discard(entry, hold)
         if hold.peer is not None:
@@ -213,13 +250,20 @@ class Slots:
         peer: Peer,
         lease: int,
         now: float,
+        owner: Owner | None,
+        label: bytes,
+        group: FairGroup | None,
         *,
         two_phase: bool,
         is_rated: bool = False,
-        group: InGroup | None = None,
     ) -> Waiter:
-        number = next(self._arrivals)
-        waiter = Waiter(entry, peer, number, lease, now, two_phase=two_phase, group=group)
+        waiter = Waiter(
+            *(entry, peer, next(self._arrivals), lease, now),
+            two_phase=two_phase,
+            owner=owner,
+            label=label,
+            group=group,
+        )
         queue = entry.waiters
         if group is not None:
             queue = entry.grouped()
@@ -252,16 +296,16 @@ class Slots:
             self.counts.timed_out += 1
             self._give_up(waiter)
             return Status.TIMEOUT
-        peer, reserve = waiter.peer, waiter.reserve
+        reserve = waiter.reserve
         if waiter.state == WAITING:
-            peer.waiting = None
+            waiter.peer.waiting = None
         self._forget_waiter(waiter)
         # The next server of its shard may know it by the ticket that it has already.
         entry = waiter.entry
         ticket = waiter.ticket or entry.group.issuer.ticket(entry.space, entry.key)
         due = now + reserve.away / 1000
         reservation = Reservation(due, reserve.hold / 1000, due + RESERVED_LATE)
-        self._reservations.reserve(waiter, ticket, peer.label, reservation, now)
+        self._reservations.reserve(waiter, ticket, reservation, now)
         self.counts.kept += 1
         return TimedOut(ticket)
 
@@ -361,17 +405,15 @@ class Slots:
             return
         entry, peer = waiter.entry, waiter.peer
         rate = queue.rate if waiter.is_rated else None
-        hold = self._grant(entry, peer, waiter.lease, now, rate)
+        if waiter.owner is not None:
+            owners.discard(entry, waiter)
+        hold = self._grant(entry, peer, waiter.lease, waiter.owner, waiter.label, now, rate)
         if waiter in queue.line:
             del queue.line[waiter]
         else:
             if queue.is_grouped:  # before it is removed: its group is not to be forgotten
                 queue.begin(hold.fence, waiter.group)
             queue.remove(waiter)
-        hold.owner = waiter.owner  # as it was when it asked
-        if waiter.owner is not None:
-            owners.discard(entry, waiter)
-            owners.add(entry, hold)
         self.counts.waited.add(now - waiter.since)
         queue.has_served(waiter.since, now)
         if waiter.state == WAITING:

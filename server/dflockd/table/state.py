@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, TypeAlias
 
-from dflockd import wire
 from dflockd.table.deadlines import Timed
 from dflockd.table.grouped import GroupedQueue
 from dflockd.table.issuer import TokenIssuer
@@ -13,7 +12,7 @@ from dflockd.table.newest import Newest
 from dflockd.table.queue import Queue
 from dflockd.table.rates import Rate, RateBlock
 from dflockd.table.states import EXPECTED, PASSED, QUEUED
-from dflockd.wire import InGroup, Owner, Reserve, Space
+from dflockd.wire import FairGroup, Owner, Reserve
 
 
 class Group:
@@ -54,17 +53,17 @@ class Group:
         self.doubted: set[Hold] = set()
         """What was restored then and nobody has renewed since."""
         self.ended: set[int] = set()
-        """The fences of what has ended since, of semaphores: nobody can bring that back."""
-        self.last_ended: dict[bytes, int] = {}
-        """The largest such fence of each lock: nor what was granted before it."""
+        """The fences of what has ended since: nobody can bring that back."""
+        self.last_ended: dict[tuple[int, bytes], int] = {}
+        """The largest such fence of each key that was held alone: nor what was granted before it."""
 
         self.newest: dict[bytes, Newest] = {}
         """The newest that has asked for a lock, of those with an age; see `superseding`."""
 
-    def remember_end(self, space: int, key: bytes, fence: int) -> None:
+    def remember_end(self, name: tuple[int, bytes], fence: int, *, is_sole: bool) -> None:
         """See to it that nobody brings back what has ended, nor what had ended before it began."""
-        if space == Space.LOCK:
-            self.last_ended[key] = max(fence, self.last_ended.get(key, 0))
+        if is_sole:
+            self.last_ended[name] = max(fence, self.last_ended.get(name, 0))
         else:
             self.ended.add(fence)
 
@@ -77,7 +76,7 @@ class Group:
 
 
 UNKNOWN = 0
-"""The limit of a semaphore whose holders have come back, and nobody else yet."""
+"""The limit of a key whose holders have come back, and nobody else yet."""
 
 
 class HoldRecord(NamedTuple):
@@ -86,6 +85,7 @@ class HoldRecord(NamedTuple):
     space: int
     key: bytes
     limit: int
+    """How many could hold the key when it was granted; see `Hold.is_sole`."""
     fence: int
     lease: float
     """How long it was last set to run."""
@@ -102,7 +102,7 @@ class HoldRecord(NamedTuple):
     is_pending: bool = False
     """Whether its run has yet to begin, and counts then; see `dflockd.table.rates`."""
     group: bytes = b""
-    """To which group its holder belongs; see `dflockd.wire.InGroup`."""
+    """To which group its holder belongs; see `dflockd.wire.FairGroup`."""
 
 
 HoldFields: TypeAlias = tuple[
@@ -121,6 +121,8 @@ class Entry:
         self.space = space
         self.key = key
         self.limit = limit
+        """How many may hold it, by the latest request for a slot. If it has become less, more may
+        still do so, and nobody new gets in until there is room."""
         self.holds: dict[int, Hold] = {}
         """By fence: the part of a token that is no secret."""
         self.waiters: Queue | None = None
@@ -151,6 +153,7 @@ class Hold(Timed):
         "fence",
         "label",
         "lease",
+        "limit",
         "owner",
         "peer",
         "since",
@@ -160,17 +163,26 @@ class Hold(Timed):
     )
 
     def __init__(
-        self, entry: Entry, fence: int, token: bytes, peer: Peer | None, lease: int, since: float
+        self,
+        entry: Entry,
+        fence: int,
+        token: bytes,
+        peer: Peer | None,
+        lease: int,
+        since: float,
+        limit: int,
+        owner: Owner | None = None,
+        label: bytes = b"",
     ) -> None:
         self.entry = entry
         self.lease = lease
         """The lease, in seconds, of the last answer to its holder."""
-        self.label = b""
-        """What people see; it outlives the peer of a detached hold."""
-        self.owner: Owner | None = None
+        self.limit = limit
+        """How many could hold the key when it was granted; `UNKNOWN` of one that came back."""
+        self.label = label
+        """What people see."""
+        self.owner = owner
         """Whose run it is; nobody's once it is detached."""
-        if peer is not None:
-            self.label, self.owner = peer.label, peer.owner
         self.since = since
         self.fence = fence
         self.token = token
@@ -187,6 +199,11 @@ class Hold(Timed):
     def ended(self) -> bool:
         """Whether it is no longer in the table."""
         return self.fence not in self.entry.holds
+
+    @property
+    def is_sole(self) -> bool:
+        """Whether it was granted as the only one: all that were granted before had ended then."""
+        return self.limit == 1
 
     @property
     def is_pending(self) -> bool:
@@ -209,7 +226,7 @@ class Hold(Timed):
         return (
             entry.space,
             entry.key,
-            entry.limit,
+            self.limit,
             self.fence,
             self.span,
             self.deadline,
@@ -218,7 +235,7 @@ class Hold(Timed):
             self.detached,
             b"" if owner is None else owner[0],
             0 if owner is None else owner[1],
-            0 if owner is None else owner[4],
+            0 if owner is None else owner[2],
             self.is_pending,
             self.group,
         )
@@ -269,6 +286,7 @@ class Waiter(Timed):
         "group",
         "hold",
         "is_rated",
+        "label",
         "lease",
         "number",
         "owner",
@@ -292,7 +310,9 @@ class Waiter(Timed):
         *,
         two_phase: bool,
         state: int = QUEUED,
-        group: InGroup | None = None,
+        owner: Owner | None = None,
+        label: bytes = b"",
+        group: FairGroup | None = None,
     ) -> None:
         self.state = state
         """One of `dflockd.table.states`."""
@@ -301,10 +321,12 @@ class Waiter(Timed):
         """Grows with every arrival at the table."""
         self.since = since
         self.peer = peer
-        self.owner: Owner | None = peer.owner
+        self.owner = owner
         """Who asks."""
+        self.label = label
+        """What people see of them."""
         self.group = group
-        """To which group they belong, as was said when they came."""
+        """To which group they belong."""
         self.lease = lease
         self.two_phase = two_phase
         self.is_rated = False
@@ -338,44 +360,25 @@ class Waiter(Timed):
         return self.state in (EXPECTED, PASSED) and self.reservation is None
 
 
-class Ahead:
-    """What was said ahead of the next request for a slot, and is about that alone."""
-
-    __slots__ = ("group", "rate", "ticket")
-
-    def __init__(self) -> None:
-        self.ticket = b""
-        """Of the position that it takes up."""
-        self.rate: wire.Rate | None = None
-        """How many runs like its own may begin in a while."""
-        self.group: InGroup | None = None
-        """To which group it belongs."""
-
-
 class Peer:
     """One connection, as the table sees it. Number 0 stands for one that is not here."""
 
     __slots__ = (
-        "ahead",
         "detaches",
         "ended",
         "enqueued",
         "granted",
         "holds",
         "id",
-        "label",
+        "instance",
         "left",
-        "owner",
-        "reserve",
-        "turn",
         "waiting",
     )
 
     def __init__(self, number: int) -> None:
         self.id = number
-        self.label = b""
-        self.owner: Owner | None = None
-        """Who asks with its requests."""
+        self.instance = b""
+        """Which process it is; empty of one that has not said `Hello`."""
         self.detaches = False
         """Its end leaves its holds to their leases: it has declared a ``stable-ref``."""
         self.holds: dict[Hold, None] = {}
@@ -388,11 +391,5 @@ class Peer:
         """What its last wait was answered with."""
         self.waiting: Waiter | None = None
         """What it is blocked on: its next request is handled only after that is answered."""
-        self.ahead: Ahead | None = None
-        """What it has said of its next request for a slot."""
-        self.reserve: Reserve | None = None
-        """What happens to its position if its next ``wait`` ends without a grant."""
-        self.turn: float | None = None
-        """What its next ``enqueue`` wants instead of a grant; see `Waiter.turn`."""
         self.left: dict[tuple[int, bytes], Left] = {}
         """What it enqueued, where the queues are at another server now."""

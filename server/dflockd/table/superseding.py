@@ -28,8 +28,8 @@ class Superseding(Connections):
     def _contend(
         self,
         entry: Entry,
-        peer: Peer,
         age: int,
+        label: bytes,
         resumed: Waiter | None,
         now: float,
         effects: list[Effect],
@@ -38,8 +38,8 @@ class Superseding(Connections):
 
         Args:
             entry: of the lock.
-            peer: who asks.
-            age: its age.
+            age: of who asks.
+            label: its label.
             resumed: the position that it takes up, if it does.
             now: the time.
             effects: what others are told.
@@ -48,7 +48,7 @@ class Superseding(Connections):
             The entry of the lock, which may be another one now; or what to answer.
         """
         group, space, key, limit = entry.group, entry.space, entry.key, entry.limit
-        if space != Space.LOCK:
+        if limit != 1:
             return self._turn_away(entry, Status.ERROR)
         newest = group.newest.get(key) or self._newest_there(entry)
         if newest is not None and newest.age >= age:
@@ -60,8 +60,8 @@ class Superseding(Connections):
                 self._promote(entry, now, effects)
             self.counts.outdated += 1
             return self._turn_away(entry, Superseded(newest.age, newest.label))
-        self._remember(group, NewestRecord(key, age, peer.label))
-        answer = Superseded(age, peer.label)
+        self._remember(group, NewestRecord(key, age, label))
+        answer = Superseded(age, label)
         older = [
             waiter
             for waiter in entry.waiters or ()
@@ -91,8 +91,7 @@ class Superseding(Connections):
                 best, most = item, age
         if best is None:
             return None
-        label = best.label if isinstance(best, Hold) else best.peer.label
-        self._remember(entry.group, NewestRecord(entry.key, most, label))
+        self._remember(entry.group, NewestRecord(entry.key, most, best.label))
         return entry.group.newest[entry.key]
 
     def _oust(self, waiter: Waiter, entry: Entry) -> None:
@@ -107,13 +106,13 @@ class Superseding(Connections):
             self._remove(entry)
         return answer
 
-    def _outdated(self, peer: Peer, space: int, key: bytes) -> Superseded | None:
+    def _outdated(self, space: int, key: bytes, age: int) -> Superseded | None:
         """Return what to tell somebody who has lost its position, if it has because it is older."""
         group = self._group_of(key)
-        if peer.owner is None or space != Space.LOCK or not isinstance(group, Group):
+        if not age or space != Space.LOCK or not isinstance(group, Group):
             return None
         newest = group.newest.get(key)
-        if newest is None or not 0 < peer.owner.age < newest.age:
+        if newest is None or not age < newest.age:
             return None
         return Superseded(newest.age, newest.label)
 

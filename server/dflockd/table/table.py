@@ -13,27 +13,23 @@ from dflockd.table.limits import Limits
 from dflockd.table.locking import Answer, Locking
 from dflockd.table.rates import Rate
 from dflockd.table.slots import Effect
-from dflockd.table.state import Ahead, Entry, Group, Hold, Peer
+from dflockd.table.state import Entry, Group, Hold, Peer
 from dflockd.wire import (
     Acquire,
     Aged,
     Barrier,
-    Begun,
-    Confirm,
-    Detach,
     DrawAge,
     Enqueue,
     Enqueued,
     Evict,
     Find,
     Granted,
+    Hello,
+    How,
     Identify,
-    InGroup,
     Inspect,
-    Label,
     Listen,
     Malformed,
-    Owner,
     Pass,
     Ping,
     Refusal,
@@ -43,19 +39,17 @@ from dflockd.wire import (
     Reply,
     Report,
     Request,
-    Reserve,
-    Resume,
     Shards,
     Space,
     StableRef,
     Stats,
     Status,
-    Turn,
     Unbegun,
     Wait,
 )
+from dflockd.wire.arguments import Asked
 
-_ABOUT_HOLDS = (Release, Renew, Confirm, Begun, Unbegun)
+_ABOUT_HOLDS = (Release, Renew, Unbegun)
 """What is answered to the end."""
 
 
@@ -77,27 +71,18 @@ class LockTable(Locking):
             Wait: self._wait,
             Release: self._release,
             Renew: self._renew,
-            Confirm: self._renew,
-            Begun: self._begun,
             Unbegun: self._unbegun,
-            Detach: self._detach,
             Stats: self._stats,
             StableRef: self._stable_ref,
-            Label: self._label,
-            Owner: self._owner,
             Inspect: self._inspect,
             Find: self._find_at_once,
             Evict: self._evict,
             Ping: self._ping,
             # One server: every change is in effect as soon as it is answered.
             Barrier: self._ping,
-            Resume: self._resume,
-            InGroup: self._in_group,
-            Reserve: self._reserve,
             # What only a cluster knows.
             Shards: self._shards,
             Identify: self._identify,
-            Turn: self._turn,
             Pass: self._pass,
             DrawAge: self._draw_age,
             Listen: self._listen,
@@ -105,6 +90,13 @@ class LockTable(Locking):
         }
 
     # What the server calls.
+
+    def greet(self, peer: Peer, request: Hello) -> bool:
+        """Take in whose process a connection is; ``False`` if that was said before."""
+        is_new = not peer.instance
+        if is_new:
+            peer.instance = request.instance
+        return is_new
 
     def identify(self, request: Identify) -> Reply:
         """Return what no other process can answer; in no cluster an error."""
@@ -157,10 +149,11 @@ class LockTable(Locking):
         if isinstance(request, Wait):
             waiter = peer.enqueued.get((request.space, request.key))
             hold = waiter.hold if waiter is not None else None
-        elif isinstance(request, Release | Renew | Confirm | Detach | Begun | Unbegun):
+        elif isinstance(request, Release | Renew | Unbegun):
             group = self._group_of(request.key)
             if isinstance(group, Group):
-                hold = self._find(group, request.space, request.key, request.token)
+                space = Space.LOCK if isinstance(request, Unbegun) else request.space
+                hold = self._find(group, space, request.key, request.token)
         elif isinstance(request, Acquire | Enqueue) and request.space is Space.LOCK:
             entry = self.find(request.space, request.key)
             if isinstance(entry, Entry):
@@ -208,43 +201,43 @@ class LockTable(Locking):
     def _acquire(
         self, peer: Peer, request: Acquire, now: float, effects: list[Effect]
     ) -> Reply | None:
-        space, key, limit, timeout, lease, rate = request
-        if rate is not None:
-            _ahead(peer).rate = rate
-        return _granted(self.acquire(peer, space, key, limit, timeout, lease, now, effects))
+        space, key, limit, timeout, lease, rate, owner, label, group, ticket, reserve = request
+        asked = Asked(timeout, limit, lease, rate, owner, label, group, ticket, None, reserve)
+        return _granted(self.acquire(peer, space, key, asked, now, effects))
 
     def _enqueue(self, peer: Peer, request: Enqueue, now: float, effects: list[Effect]) -> Reply:
-        space, key, limit, lease, rate = request
-        if rate is not None:
-            _ahead(peer).rate = rate
-        answer = self.enqueue(peer, space, key, limit, lease, now, effects)
+        space, key, limit, lease, rate, owner, label, group, ticket, turn = request
+        asked = Asked(0, limit, lease, rate, owner, label, group, ticket, turn)
+        answer = self.enqueue(peer, space, key, asked, now, effects)
         return Enqueued(answer.token, answer.lease) if isinstance(answer, Hold) else answer
 
     def _wait(self, peer: Peer, request: Wait, now: float, effects: list[Effect]) -> Reply | None:
-        return _granted(self.wait(peer, request.space, request.key, request.timeout, now, effects))
+        asked = Asked(request.timeout, reserve=request.reserve, age=request.age)
+        return _granted(self.wait(peer, request.space, request.key, asked, now, effects))
 
     def _release(self, _peer: Peer, request: Release, now: float, effects: list[Effect]) -> Reply:
         return self.release(request.space, request.key, request.token, now, effects)
 
-    def _renew(
-        self, peer: Peer, request: Renew | Confirm, now: float, _effects: list[Effect]
-    ) -> Reply:
-        space, key, token, lease = request
-        confirm = type(request) is Confirm
-        answer = self.renew(peer, space, key, token, lease, now, confirm=confirm)
-        return Renewed(answer.lease) if isinstance(answer, Hold) else answer
-
-    def _begun(self, peer: Peer, request: Begun, now: float, _effects: list[Effect]) -> Reply:
-        space, key, token, lease = request
-        answer = self.begun(peer, space, key, token, lease, now)
-        return Renewed(answer.lease) if isinstance(answer, Hold) else answer
-
     def _unbegun(self, _peer: Peer, request: Unbegun, now: float, effects: list[Effect]) -> Reply:
-        return self.unbegun(request.space, request.key, request.token, now, effects)
+        return self.unbegun(request.key, request.token, now, effects)
 
-    def _detach(self, peer: Peer, request: Detach, now: float, _effects: list[Effect]) -> Reply:
-        space, key, token, _ = request
-        lease = self.limits.default_lease if request.lease is None else request.lease
+    def _renew(self, peer: Peer, request: Renew, now: float, _effects: list[Effect]) -> Reply:
+        space, key, token, lease, how, owner, label, group = request
+        if how is How.DETACH:
+            return self._detach(peer, request, now)
+        confirm = how is How.CONFIRM
+        answer = self.renew(
+            peer, space, key, token, lease, now, owner, label, group, confirm=confirm
+        )
+        if not isinstance(answer, Hold):
+            return answer
+        if how is How.BEGUN:
+            self.begun(answer, now)
+        return Renewed(answer.lease)
+
+    def _detach(self, peer: Peer, request: Renew, now: float) -> Reply:
+        space, key, token, asked, _, owner, label, in_group = request
+        lease = self.limits.default_lease if asked is None else asked
         if lease > self.limits.max_detached_lease:
             return Status.ERROR
         group = self._serving(key, now)
@@ -252,7 +245,8 @@ class LockTable(Locking):
             return group
         hold = self._find(group, space, key, token)
         if hold is None:
-            hold = self._reclaim(group, peer, space, key, token, lease, now)
+            who = owner, label, in_group
+            hold = self._reclaim(group, peer, space, key, token, lease, now, *who)
         # Somebody may have taken it over by now, and keeps it. One that was restored has no peer.
         if hold is None or hold.peer not in (peer, None):
             return Status.LEASE_EXPIRED
@@ -274,38 +268,11 @@ class LockTable(Locking):
         peer.detaches = True
         return Status.OK
 
-    def _label(self, peer: Peer, request: Label, _now: float, _effects: list[Effect]) -> Reply:
-        peer.label = request.text
-        return Status.OK
-
-    def _owner(self, peer: Peer, request: Owner, _now: float, _effects: list[Effect]) -> Reply:
-        return self.introduce(peer, request)
-
-    def _resume(self, peer: Peer, request: Resume, _now: float, _effects: list[Effect]) -> Reply:
-        _ahead(peer).ticket = request.ticket
-        return Status.OK
-
-    def _in_group(self, peer: Peer, request: InGroup, _now: float, _effects: list[Effect]) -> Reply:
-        _ahead(peer).group = request
-        return Status.OK
-
-    def _reserve(self, peer: Peer, request: Reserve, _now: float, _effects: list[Effect]) -> Reply:
-        if max(request.away, request.hold) > self.limits.max_lease * 1000:
-            return Status.ERROR
-        peer.reserve = request
-        return Status.OK
-
-    def _turn(self, peer: Peer, request: Turn, _now: float, _effects: list[Effect]) -> Reply:
-        if request.hold > self.limits.max_lease * 1000:
-            return Status.ERROR
-        peer.turn = request.hold / 1000
-        return Status.OK
-
     def _pass(self, _peer: Peer, request: Pass, now: float, effects: list[Effect]) -> Reply:
         group = self._group_of(request.key)
         if not isinstance(group, Group):
             return group
-        waiter = self._reservations.find(group, request.space, request.key, request.ticket)
+        waiter = self._reservations.find(group, Space.LOCK, request.key, request.ticket)
         if waiter is None:
             return Status.ERROR
         if self._reservations.pass_on(waiter, now):
@@ -377,12 +344,6 @@ class LockTable(Locking):
         self, _peer: Peer, _request: Malformed, _now: float, _effects: list[Effect]
     ) -> Reply:
         return Status.ERROR
-
-
-def _ahead(peer: Peer) -> Ahead:
-    if peer.ahead is None:
-        peer.ahead = Ahead()
-    return peer.ahead
 
 
 def _granted(answer: Answer | None) -> Reply | None:

@@ -31,7 +31,7 @@ class Row:
     """A key, as its server described it; times in seconds.
 
     Attributes:
-        limit: of a semaphore, else 1.
+        limit: how many may hold it.
         holders: how many hold it.
         label: of the holder that has had it longest.
         held_s: for how long, ``inf`` while that is not known.
@@ -43,6 +43,7 @@ class Row:
         group: to which group it belongs, if to one.
         rate: when another run may begin, in a few words, where that is not at any time.
         oldest_s: for how long the first in the queue has waited.
+        semaphore: whether it is that of published clients, beside the lock of that name.
     """
 
     server: str
@@ -60,6 +61,7 @@ class Row:
     newer: str = ""
     group: str = ""
     oldest_s: float = 0.0
+    semaphore: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +127,10 @@ class Shards:
 
 
 SORTS: dict[str, Callable[[Row], Rank]] = {
-    "waiters": lambda row: (-row.waiters, -row.held_s, row.key, row.limit),
-    "wait": lambda row: (-row.oldest_s, -row.waiters, row.key, row.limit),
-    "age": lambda row: (-row.held_s, row.key, row.limit),
-    "key": lambda row: (row.key, row.limit),
+    "waiters": lambda row: (-row.waiters, -row.held_s, row.key, row.semaphore),
+    "wait": lambda row: (-row.oldest_s, -row.waiters, row.key, row.semaphore),
+    "age": lambda row: (-row.held_s, row.key, row.semaphore),
+    "key": lambda row: (row.key, row.semaphore),
 }
 """In what order keys can be listed: the longest queue or wait, the oldest holder, or by name."""
 
@@ -207,7 +209,7 @@ def _waiting(server: str, found: Mapping[str, Any]) -> Waiting:
 
 def _of_found(server: str, found: Sequence[Mapping[str, Any]], others: Sequence[Row]) -> list[Row]:
     """Return a row for each key of what was found, and behind them those of others."""
-    rows: dict[tuple[str, int], Row] = {}
+    rows: dict[tuple[str, bool], Row] = {}
     for each in found:
         holder = each["holder"]
         row = Row(
@@ -219,19 +221,22 @@ def _of_found(server: str, found: Sequence[Mapping[str, Any]], others: Sequence[
             holder["label"] if holder else "",
             holder["held_s"] if holder else 0.0,
             oldest_s=each["waiter"]["waited_s"] if each["waiter"] else 0.0,
+            semaphore=each["space"] == "semaphore",
         )
-        rows.setdefault((row.key, row.limit), row)
+        rows.setdefault((row.key, row.semaphore), row)
     for row in others:
-        rows.setdefault((row.key, row.limit), row)
+        rows.setdefault((row.key, row.semaphore), row)
     return list(rows.values())
 
 
 def _listed(server: str, stats: Mapping[str, Any]) -> Iterator[Row]:
     for lock in stats["locks"]:
-        held = lock["held_s"]
-        yield Row(server, lock["key"], 1, 1, lock["waiters"], lock["label"], held)
+        limit, holders = lock.get("limit", 1), lock.get("holders", 1)
+        seen = lock["waiters"], lock["label"], lock["held_s"]
+        yield Row(server, lock["key"], limit, holders, *seen)
     for each in stats["semaphores"]:
-        yield Row(server, each["key"], each["limit"], each["holders"], each["waiters"])
+        seen = each["limit"], each["holders"], each["waiters"]
+        yield Row(server, each["key"], *seen, semaphore=True)
 
 
 def _longest(report: Mapping[str, Any]) -> float:
@@ -242,7 +247,7 @@ def _longest(report: Mapping[str, Any]) -> float:
 def _looked_at(inquiry: Inquiry, row: Row) -> Row | None:
     """Return the row with its oldest holder; ``None`` if the key is free, or not here, by now."""
     try:
-        report = inquiry.inspect(row.key, semaphore=row.limit != 1)
+        report = inquiry.inspect(row.key, semaphore=row.semaphore)
     except (MovedError, RecoveringError):
         return None
     holders, waiters = report["holders"], len(report["waiters"])

@@ -11,8 +11,14 @@ from typing import Final, NamedTuple, TypeAlias
 MAX_LINE: Final = 256
 """Longest line, in bytes, without its line feed (and without a carriage return before it)."""
 
+MAX_FIELDS: Final = 1024
+"""Longest argument of a request with named fields, in bytes."""
+
 MAX_SECRET: Final = 64 * 1024
-"""Longest argument of ``auth``, in bytes: the one line that may be longer than `MAX_LINE`."""
+"""Longest shared secret, in bytes: the argument of ``auth``, and with it that of ``hello``."""
+
+MAX_HELLO: Final = MAX_SECRET + MAX_FIELDS
+"""Longest argument of ``hello``, in bytes."""
 
 MAX_REF: Final = 64
 """Longest ref of ``stable-ref``, in bytes."""
@@ -22,6 +28,13 @@ MAX_TICKET: Final = 64
 
 MAX_OWNER: Final = 64
 """Longest name of an owner, and of an instance, in bytes."""
+
+FEATURES: Final = frozenset({b"slots", b"rates", b"groups", b"ages", b"turns"})
+"""What a server can know beyond the published protocol: each stands for some fields of requests.
+
+``slots``: requests with named fields at all, with any limit, owners, labels, tickets and
+reservations. ``rates``, ``groups``, ``ages`` and ``turns``: the fields of that name.
+"""
 
 MAX_ATTEMPT: Final = (1 << 31) - 1
 """Largest number of an attempt."""
@@ -33,28 +46,31 @@ MAX_SECONDS: Final = 9_223_372_036
 """Largest timeout or lease that any published server accepts: 2**63 nanoseconds, in seconds."""
 
 MAX_LIMIT: Final = 1 << 20
-"""Largest number of holders of one semaphore."""
+"""Largest number of holders of one key."""
 
 
 MAX_RATE: Final = 1 << 20
 """Largest number of runs that may begin in one window of a `Rate`."""
 
 UNLIMITED: Final = MAX_LIMIT
-"""The limit of a semaphore that only a `Rate` bounds."""
+"""The limit of a key that only a `Rate` or a `FairGroup` bounds."""
 
 
 class Space(IntEnum):
-    """The two namespaces of keys: a lock and a semaphore of the same text do not meet."""
+    """The two namespaces of keys of the published protocol: a lock and a semaphore do not meet.
+
+    Requests with named fields know locks alone, of any limit.
+    """
 
     LOCK = 0
     SEMAPHORE = 1
 
 
 class Rate(NamedTuple):
-    """``<runs>/<window>`` behind an `Acquire` or `Enqueue`: how many runs may begin in a window.
+    """How many runs of a key may begin in a window.
 
-    A grant counts until one window after its run has begun, which a `Begun` or the end of the hold
-    says. An extension of this server, which others refuse.
+    A grant counts until one window after its run has begun, which a `Renew` or the end of the hold
+    says.
     """
 
     runs: int
@@ -62,8 +78,65 @@ class Rate(NamedTuple):
     """Milliseconds."""
 
 
+class Owner(NamedTuple):
+    """Whose run asks for a slot. See `OwnerConflict`."""
+
+    id: bytes
+    """A name for one run of something."""
+    attempt: int
+    """Grows with every time that the run is tried again on purpose."""
+    age: int = 0
+    """Of those who ask for a lock with one, the newest wins; 0 takes no part. See `Superseded`."""
+
+
+class FairGroup(NamedTuple):
+    """The group that somebody belongs to who asks for a slot.
+
+    The groups that wait for a key take turns; within one it is first come, first served. All
+    requests without a group form one.
+    """
+
+    name: bytes
+    """As a key may be."""
+    limit: int = 0
+    """How many slots of the key the group may have at once; 0 is no limit of its own."""
+
+
+class Reserve(NamedTuple):
+    """Keeps the position if the wait ends without a grant; see `TimedOut`.
+
+    The waiter is expected back in `away` milliseconds. If its turn comes within `hold` milliseconds
+    of that, before or after, a slot is held for it until `hold` milliseconds after. Otherwise, and
+    after that, the next has its turn; the position is still ahead of all that came later.
+    """
+
+    away: int
+    hold: int
+
+
+class Hello(NamedTuple):
+    """``hello``: the first request of a client that knows more than the published protocol.
+
+    Its answer is a `Welcome` or an `Unwelcome`.
+    """
+
+    instance: bytes
+    """Names the process, so that it can take over what its own lost connection waits for."""
+    version: bytes
+    """Of the client, for people."""
+    secret: bytes | None = None
+    """As that of `Auth`."""
+
+    def __repr__(self) -> str:
+        """Without the secret: requests are logged."""
+        return f"Hello({self.instance!r}, {self.version!r})"
+
+
 class Acquire(NamedTuple):
-    """``l`` and ``sl``: wait up to `timeout` seconds for a slot; 0 tries once."""
+    """``l``, ``sl`` and ``acquire``: wait up to `timeout` seconds for a slot; 0 tries once.
+
+    What comes behind `lease` only ``acquire`` can say.
+    """
 
     space: Space
     key: bytes
@@ -71,24 +144,51 @@ class Acquire(NamedTuple):
     timeout: int
     lease: int | None
     rate: Rate | None = None
+    """How many runs may begin in a while, if they may not at any time."""
+    owner: Owner | None = None
+    label: bytes = b""
+    """What people see of who asks."""
+    group: FairGroup | None = None
+    ticket: bytes = b""
+    """Of a position that was kept, and is taken up again: from a `Moved`, `TimedOut` or `YourTurn`."""
+    reserve: Reserve | None = None
 
 
 class Enqueue(NamedTuple):
-    """``e`` and ``se``: queue, or take the slot if one is free, without waiting."""
+    """``e``, ``se`` and ``enqueue``: queue, or take the slot if one is free, without waiting.
+
+    For the fields see `Acquire`.
+    """
 
     space: Space
     key: bytes
     limit: int
     lease: int | None
     rate: Rate | None = None
+    owner: Owner | None = None
+    label: bytes = b""
+    group: FairGroup | None = None
+    ticket: bytes = b""
+    turn: int | None = None
+    """Asks for a turn, and no grant: milliseconds for which a slot is set aside once it is told.
+
+    After its turn the client takes the position up, in the process that is ready to hold the key;
+    see `YourTurn`.
+    """
 
 
 class Wait(NamedTuple):
-    """``w`` and ``sw``: wait up to `timeout` seconds for the grant of an earlier `Enqueue`."""
+    """``w``, ``sw`` and ``wait``: wait up to `timeout` seconds for the grant of an earlier `Enqueue`.
+
+    What comes behind `timeout` only ``wait`` can say.
+    """
 
     space: Space
     key: bytes
     timeout: int
+    reserve: Reserve | None = None
+    age: int = 0
+    """Of the owner, who is told why if somebody newer has ended the wait."""
 
 
 class Release(NamedTuple):
@@ -99,36 +199,47 @@ class Release(NamedTuple):
     token: bytes
 
 
-class Renew(NamedTuple):
-    """``n`` and ``sn``: the lease starts anew; without `lease`, with the server's default."""
-
-    space: Space
-    key: bytes
-    token: bytes
-    lease: int | None
-
-
-class Begun(NamedTuple):
-    """``begun`` and ``sbegun``: as `Renew`, and the run that a `Rate` let through has begun.
-
-    It counts until one window after the first such request. An extension of this server.
-    """
-
-    space: Space
-    key: bytes
-    token: bytes
-    lease: int | None
-
-
 class Unbegun(NamedTuple):
-    """``unbegun`` and ``sunbegun``: as `Release`, of a run that has not begun and never will.
+    """``unbegun``: as `Release`, of a run that has not begun and never will.
 
-    So it no longer counts for a `Rate`. An extension of this server.
+    So it no longer counts for a `Rate`. Of locks alone.
+    """
+
+    key: bytes
+    token: bytes
+
+
+class How(Enum):
+    """What a `Renew` does beside starting the lease anew."""
+
+    PLAIN = b""
+    """Nothing. What the server has forgotten comes back if the token is authentic."""
+    BEGUN = b"begun"
+    """The run that a `Rate` let through has begun: it counts until one window after the first such
+    request."""
+    CONFIRM = b"confirm"
+    """What the server has forgotten stays so. For those who do not know whether the lease has ended
+    since: they could bring a hold back that others have come after."""
+    DETACH = b"detach"
+    """The hold belongs to no connection any more, and stays for its lease. Refused to any but the
+    connection that it belongs to."""
+
+
+class Renew(NamedTuple):
+    """``n``, ``sn`` and ``renew``: the lease starts anew; without `lease`, with the server's default.
+
+    What comes behind `lease` only ``renew`` can say. A server that has forgotten the hold takes from
+    there whose it is.
     """
 
     space: Space
     key: bytes
     token: bytes
+    lease: int | None
+    how: How = How.PLAIN
+    owner: Owner | None = None
+    label: bytes = b""
+    group: FairGroup | None = None
 
 
 class Stats(NamedTuple):
@@ -159,33 +270,6 @@ class StableRef(NamedTuple):
     ref: bytes
 
 
-class Label(NamedTuple):
-    """``label``: what this connection's holds and waiters are shown as; empty for nothing."""
-
-    text: bytes
-
-
-class Owner(NamedTuple):
-    """``owner <id> <attempt> [<instance> [<age>]]``, or ``_``: who asks with all that follows.
-
-    Its key line can carry a label as well. An extension of this server; see `OwnerConflict`.
-    """
-
-    id: bytes
-    """A name for one run of something; empty for nobody's."""
-    attempt: int
-    """Grows with every time that the run is tried again on purpose."""
-    instance: bytes = b""
-    """Which process asks, so that it can take over what its own lost connection waits for."""
-    label: bytes | None = None
-    """As that of `Label`; ``None`` leaves it as it is. ``_`` alone cannot be said here."""
-    age: int = 0
-    """Of those who ask for a lock with one, the newest wins; 0 takes no part. See `Superseded`.
-
-    Only where the instance is said as well.
-    """
-
-
 class Inspect(NamedTuple):
     """``i`` and ``si``: who holds a key and who waits for it, as JSON."""
 
@@ -196,7 +280,7 @@ class Inspect(NamedTuple):
 class Find(NamedTuple):
     """``find``: keys, holders and waiters with a text in the key or the label, as JSON.
 
-    The longest wait comes first. An extension of this server.
+    The longest wait comes first.
     """
 
     text: bytes
@@ -205,31 +289,6 @@ class Find(NamedTuple):
     """Nobody but waiters."""
     notes: bool = False
     """The keys of notes as well; see `dflockd.wire.notes`."""
-
-
-class Detach(NamedTuple):
-    """``detach`` and ``sdetach``: the hold stays for `lease`, and belongs to no connection.
-
-    Refused to any but the connection that it belongs to. An extension of this server.
-    """
-
-    space: Space
-    key: bytes
-    token: bytes
-    lease: int | None
-
-
-class Confirm(NamedTuple):
-    """``confirm`` and ``sconfirm``: as `Renew`, but what the server has forgotten stays so.
-
-    For those who do not know whether the lease has ended since: a `Renew` of theirs could bring a
-    hold back that others have come after. An extension of this server.
-    """
-
-    space: Space
-    key: bytes
-    token: bytes
-    lease: int | None
 
 
 class Evict(NamedTuple):
@@ -244,10 +303,10 @@ class Evict(NamedTuple):
 
 
 class Shards(NamedTuple):
-    """``shards``: which server of a cluster has which shard, as JSON. An extension of this server.
+    """``shards``: which server of a cluster has which shard, as JSON.
 
     A client that has a map names its version. If that is the latest, the answer is only
-    `Status.OK`. Servers of 0.1 ignore both fields and answer with the whole map.
+    `Status.OK`.
     """
 
     version: bytes = b""
@@ -259,74 +318,21 @@ class Shards(NamedTuple):
 class Identify(NamedTuple):
     """``identify``: what only this process can answer to a nonce, as JSON.
 
-    A server of a cluster asks it where it says that it is. An extension of this server.
+    A server of a cluster asks it where it says that it is.
     """
 
     nonce: bytes
 
 
-class Resume(NamedTuple):
-    """``resume``: the next `Acquire` or `Enqueue` takes up a queue position that was kept.
-
-    Its ticket comes from a `Moved` or a `TimedOut`. An extension of this server.
-    """
-
-    ticket: bytes
-
-
-class InGroup(NamedTuple):
-    """``group``: the next `Acquire` or `Enqueue` belongs to this group.
-
-    The groups that wait for a key take turns; within one it is first come, first served. All
-    requests without a group form one. An extension of this server.
-    """
-
-    name: bytes
-    """As a key may be."""
-    limit: int = 0
-    """How many slots of the key the group may have at once; 0 is no limit of its own."""
-
-
-class Reserve(NamedTuple):
-    """``keep``: if the next `Wait` ends without a grant, its position is reserved; see `TimedOut`.
-
-    The waiter is expected back in `away` milliseconds. If its turn comes within `hold` milliseconds
-    of that, before or after, a slot is held for it until `hold` milliseconds after. Otherwise, and
-    after that, the next has its turn; the position is still ahead of all that came later. An
-    extension of this server.
-    """
-
-    away: int
-    hold: int
-
-
-class Turn(NamedTuple):
-    """``turn``: the next `Enqueue` wants a turn, and no grant.
-
-    After its turn the client sends `Resume`, from the process that is ready to hold the key; see
-    `YourTurn`. An extension of this server.
-    """
-
-    hold: int
-    """Milliseconds for which a slot is set aside once it has been told."""
-
-
 class Pass(NamedTuple):
-    """``pass`` and ``spass``: others may go first, and the position with that ticket stays.
+    """``pass``: others may go first, and the position with that ticket stays."""
 
-    An extension of this server.
-    """
-
-    space: Space
     key: bytes
     ticket: bytes
 
 
 class DrawAge(NamedTuple):
-    """``age``: a number for an `Owner`, larger than all that were given out for the key before.
-
-    An extension of this server.
-    """
+    """``age``: a number for an `Owner`, larger than all that were given out for the key before."""
 
     key: bytes
 
@@ -349,31 +355,23 @@ class Malformed(NamedTuple):
 
 
 Request: TypeAlias = (
-    Acquire
+    Hello
+    | Acquire
     | Enqueue
     | Wait
     | Release
-    | Renew
-    | Begun
     | Unbegun
+    | Renew
     | Stats
     | Auth
     | Ping
     | Barrier
     | StableRef
-    | Label
-    | Owner
     | Inspect
     | Find
-    | Detach
-    | Confirm
     | Evict
     | Shards
     | Identify
-    | Resume
-    | InGroup
-    | Reserve
-    | Turn
     | Pass
     | DrawAge
     | Listen
@@ -418,8 +416,7 @@ class Moved(NamedTuple):
     """``error_moved <shard> <epoch> <server>[ <ticket>]``: another server is in charge of the key.
 
     The epoch grows each time that the shard changes hands: of two such replies the one with the
-    smaller epoch is out of date. A waiter keeps its position if it shows the ticket there soon
-    (`Resume`).
+    smaller epoch is out of date. A waiter keeps its position if it shows the ticket there soon.
     """
 
     shard: int
@@ -431,7 +428,7 @@ class Moved(NamedTuple):
 class OwnerConflict(NamedTuple):
     """``error_owner held|waiting <attempt>``: the owner is there already, with that attempt.
 
-    The answer to an `Acquire` or `Enqueue` of an `Owner` with the same or a lower attempt.
+    The answer to an `Acquire` or `Enqueue` of the same `Owner` with the same or a lower attempt.
     """
 
     state: bytes
@@ -452,6 +449,21 @@ class Superseded(NamedTuple):
     """The label of the newest; empty if it has none."""
 
 
+class Welcome(NamedTuple):
+    """``hello ok <version> <features>``: the answer to a `Hello`."""
+
+    version: bytes
+    """Of the server, for people."""
+    features: frozenset[bytes]
+    """What it knows beyond the published protocol; see `FEATURES`."""
+
+
+class Unwelcome(NamedTuple):
+    """``hello <status>``: a `Hello` was refused."""
+
+    status: Status
+
+
 class Granted(NamedTuple):
     """``ok <token> <lease>``: the answer to `Acquire` and `Wait`."""
 
@@ -467,7 +479,7 @@ class Enqueued(NamedTuple):
 
 
 class TimedOut(NamedTuple):
-    """``timeout <ticket>``: the answer to a `Wait` that ended without a grant, after a `Reserve`.
+    """``timeout <ticket>``: the answer to a wait with a `Reserve` that ended without a grant.
 
     The position in the queue is kept under that ticket until some time after it was expected back.
     """
@@ -476,10 +488,10 @@ class TimedOut(NamedTuple):
 
 
 class YourTurn(NamedTuple):
-    """``turn <ticket>``: the answer to an `Enqueue` and its `Wait` after a `Turn`.
+    """``turn <ticket>``: the answer to an `Enqueue` for a turn, and to its `Wait`.
 
-    Nothing is held. The position lasts as long as the connection. A `Resume` with the ticket on
-    another connection takes it over; a `Wait` on this one waits for the next turn.
+    Nothing is held. The position lasts as long as the connection. Another connection takes it over
+    with the ticket; a `Wait` on this one waits for the next turn.
     """
 
     ticket: bytes
@@ -506,4 +518,15 @@ class Report(NamedTuple):
 Refusal: TypeAlias = Status | Recovering | Moved | OwnerConflict | Superseded
 """What any request can be answered with."""
 
-Reply: TypeAlias = Refusal | Granted | Enqueued | TimedOut | YourTurn | Renewed | Aged | Report
+Reply: TypeAlias = (
+    Refusal
+    | Welcome
+    | Unwelcome
+    | Granted
+    | Enqueued
+    | TimedOut
+    | YourTurn
+    | Renewed
+    | Aged
+    | Report
+)

@@ -11,13 +11,14 @@ from typing import Final, final
 
 from dflockd.wire import arguments
 from dflockd.wire.arguments import Asked, MalformedError
-from dflockd.wire.messages import MAX_LINE, MAX_SECRET, Owner, Request
+from dflockd.wire.messages import MAX_FIELDS, MAX_HELLO, MAX_LINE, MAX_SECRET, Request
 from dflockd.wire.requests import parse_request
 
 # Kinds of requests. What those say that are made all day stands in the reader; of all others there is
 # only the message.
 OTHER: Final = 0
-AUTH: Final = 1
+ENTRY: Final = 1
+"""Who is there, and may be: `Auth` and `Hello`."""
 REPORT: Final = 2
 """The answer can be long."""
 RELEASE: Final = 3
@@ -26,7 +27,6 @@ RENEW: Final = 4
 ACQUIRE: Final = 5
 ENQUEUE: Final = 6
 WAIT: Final = 7
-OWNER: Final = 8
 
 MOST_KNOWN: Final = 256
 """Arguments of one command that are kept, read: clients use the same few again and again."""
@@ -44,14 +44,24 @@ class FrameTooLongError(Exception):
 class _Command:
     """How to read a request."""
 
-    __slots__ = ("_read", "kind", "known", "space")
+    __slots__ = ("_read", "_varies", "kind", "known", "longest", "space")
 
     def __init__(
-        self, kind: int, space: int = 0, read: Callable[[bytes], Asked] | None = None
+        self,
+        kind: int,
+        space: int = 0,
+        read: Callable[[bytes], Asked] | None = None,
+        *,
+        varies: bool = False,
+        longest: int = MAX_LINE,
     ) -> None:
         self.kind = kind
         self.space = space
         self._read = read
+        self._varies = varies
+        """Whether hardly two arguments are equal: they say whose run it is."""
+        self.longest = longest
+        """Bytes that an argument may have."""
         self.known: dict[bytes, Asked] = {}
         """What arguments say."""
 
@@ -64,8 +74,8 @@ class _Command:
         if self._read is None:
             raise MalformedError("not in numbers")
         asked = self._read(argument)
-        if asked.rate is not None:
-            raise MalformedError("more than a slot is asked for: see the message")
+        if self._varies:
+            return asked
         if len(self.known) >= MOST_KNOWN:
             self.known.clear()
         self.known[argument] = asked
@@ -80,14 +90,18 @@ _COMMANDS: Final[dict[bytes, _Command]] = {
     b"r": _Command(RELEASE, _LOCK),
     b"n": _Command(RENEW, _LOCK),
     b"e": _Command(ENQUEUE, _LOCK, arguments.enqueue_lock),
-    b"w": _Command(WAIT, _LOCK, arguments.wait),
+    b"w": _Command(WAIT, _LOCK, arguments.wait_published),
     b"sl": _Command(ACQUIRE, _SEMAPHORE, arguments.acquire_semaphore),
     b"sr": _Command(RELEASE, _SEMAPHORE),
     b"sn": _Command(RENEW, _SEMAPHORE),
     b"se": _Command(ENQUEUE, _SEMAPHORE, arguments.enqueue_semaphore),
-    b"sw": _Command(WAIT, _SEMAPHORE, arguments.wait),
-    b"owner": _Command(OWNER),
-    b"auth": _Command(AUTH),
+    b"sw": _Command(WAIT, _SEMAPHORE, arguments.wait_published),
+    b"acquire": _Command(ACQUIRE, _LOCK, arguments.acquire, varies=True, longest=MAX_FIELDS),
+    b"enqueue": _Command(ENQUEUE, _LOCK, arguments.enqueue, varies=True, longest=MAX_FIELDS),
+    b"wait": _Command(WAIT, _LOCK, arguments.wait, varies=True, longest=MAX_FIELDS),
+    b"renew": _Command(OTHER, _LOCK, longest=MAX_FIELDS),
+    b"hello": _Command(ENTRY, longest=MAX_HELLO),
+    b"auth": _Command(ENTRY, longest=MAX_SECRET),
     b"stats": _Command(REPORT),
     b"i": _Command(REPORT),
     b"si": _Command(REPORT),
@@ -114,7 +128,6 @@ class RequestReader:
         "in_frame",
         "key",
         "lease",
-        "owner",
         "ready",
         "space",
         "token",
@@ -137,8 +150,6 @@ class RequestReader:
         """Of `RELEASE` and `RENEW`."""
         self.lease: int | None = None
         """Of `RENEW`."""
-        self.owner = Owner(b"", 0)
-        """All of `OWNER`."""
 
     def receive(self, data: bytes) -> None:
         """Take in what was read, cut anywhere."""
@@ -161,8 +172,6 @@ class RequestReader:
     def receive_one(self, data: bytes) -> int:
         """Take in what was read, and cut it out if it is one whole request and nothing else.
 
-        Or an owner and the request for a slot that follows, which is `ready` then.
-
         Returns:
             Its kind; if there is only the message `OTHER`, and nothing is cut out.
         """
@@ -177,14 +186,6 @@ class RequestReader:
                 self._lines = lines
                 self._taken = 3
                 return kind
-        if len(lines) == 7 and not lines[6] and len(data) <= MAX_LINE and _is_ahead(lines):
-            kind = self._read(lines[0], lines[1], lines[2])
-            if kind == OWNER:
-                lines.pop()
-                self._lines = lines
-                self._taken = 3
-                self.ready = 1
-                return kind
         self._keep(lines)
         return OTHER
 
@@ -193,14 +194,12 @@ class RequestReader:
         word, key, argument = self._lines[self._taken : self._taken + 3]
         self._taken += 3
         self.ready -= 1
-        if len(key) > MAX_LINE or len(argument) > MAX_LINE:
-            return OTHER
         return self._read(word, key, argument)
 
     def _read(self, word: bytes, key: bytes, argument: bytes) -> int:
-        """Return the kind of a request of short lines; if it is for a slot, the rest is here then."""
+        """Return the kind of a request; if it is for a slot, the rest is here then."""
         command = _COMMANDS.get(word)
-        if command is None:
+        if command is None or len(key) > MAX_LINE or len(argument) > command.longest:
             return OTHER
         kind = command.kind
         if kind < RELEASE:
@@ -211,9 +210,7 @@ class RequestReader:
                 alone = argument.isalnum()
                 self.token = argument if alone else arguments.release(argument)
             elif kind == RENEW:
-                self.token, self.lease = arguments.renew(argument)
-            elif kind == OWNER:
-                self.owner = arguments.owner(key, argument)
+                self.token, self.lease = arguments.renew_published(argument)
             else:
                 self.asked = command.known.get(argument) or command.learn(argument)
         except MalformedError:
@@ -270,16 +267,9 @@ class RequestReader:
         return sum(len(line) + 1 for line in self._lines[self._taken :]) + len(self._tail)
 
 
-def _is_ahead(lines: list[bytes]) -> bool:
-    """Whether what comes first says who asks with a request for a slot that follows."""
-    if lines[0] != b"owner":
-        return False
-    command = _COMMANDS.get(lines[3])
-    return command is not None and (command.kind == ACQUIRE or command.kind == ENQUEUE)
-
-
 def _check_lengths(lines: list[bytes]) -> None:
+    command = _COMMANDS.get(lines[0])
     for number, line in enumerate(lines):
-        limit = MAX_SECRET if number == 2 and lines[0] == b"auth" else MAX_LINE
+        limit = MAX_LINE if number < 2 or command is None else command.longest
         if len(line) > limit:
             raise FrameTooLongError(f"line {number + 1} of a request is over {limit} bytes")

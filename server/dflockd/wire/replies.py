@@ -21,6 +21,8 @@ from dflockd.wire.messages import (
     Status,
     Superseded,
     TimedOut,
+    Unwelcome,
+    Welcome,
     YourTurn,
 )
 
@@ -34,6 +36,9 @@ _MOVED = re.compile(rb"error_moved ([0-9]{1,9}) ([0-9]{1,9}) ([!-~]{1,255})(?: (
 _OWNER = re.compile(rb"error_owner (held|waiting) ([0-9]{1,10})")
 _SUPERSEDED = re.compile(rb"error_superseded ([0-9]{1,20}) (.+)")
 _AGED = re.compile(rb"ok ([0-9]{1,20})")
+_WELCOME = re.compile(rb"hello ok ([!-~]+) ([!-~]+)")
+_HELLO = b"hello "
+"""What the answers to `Hello` begin with: no other server says so."""
 _NO_LABEL = b"_"
 """Stands where who has superseded somebody has not said who it is."""
 _STATUSES = {status.value: status for status in Status}
@@ -99,6 +104,10 @@ def encode_reply(reply: Reply) -> bytes:
         return b"error_superseded %d %b\n" % (reply.age, reply.label or _NO_LABEL)
     if type(reply) is Aged:
         return b"ok %d\n" % reply
+    if type(reply) is Welcome:
+        return b"hello ok %b %b\n" % (reply.version, b",".join(sorted(reply.features)))
+    if type(reply) is Unwelcome:
+        return _HELLO + reply.status.line
     raise AssertionError(f"no such reply: {reply!r}")
 
 
@@ -107,20 +116,16 @@ MOST_LEASES = 64
 
 _leases: dict[bytes, int] = {}
 
-_WANTS_AUTH = Status.AUTH.value
-
 
 class ReplyReader:
     """Cuts the bytes that a server sent into reply lines."""
 
-    __slots__ = ("_buffer", "ahead", "refused")
+    __slots__ = ("_buffer", "ahead")
 
     def __init__(self) -> None:
         self._buffer = b""
         self.ahead = 0
         """Replies that come before the one that is waited for, and that nobody needs."""
-        self.refused = False
-        """Whether the latest of those was ``error``."""
 
     def receive(self, data: bytes) -> bytes | None:
         """Take in what was read and return the line it completes, or ``None`` until more comes.
@@ -131,14 +136,9 @@ class ReplyReader:
         lines = (self._buffer + data if self._buffer else data).split(b"\n")
         rest = lines.pop()
         if self.ahead:
-            passed_over = lines[: self.ahead]
-            for line in passed_over:
-                if line.removesuffix(b"\r") == _WANTS_AUTH:  # to whatever came first: that is all
-                    self._buffer, self.ahead = b"", 0
-                    return _WANTS_AUTH
-                self.refused = line.removesuffix(b"\r") == b"error"
-            self.ahead -= len(passed_over)
-            del lines[: len(passed_over)]
+            passed_over = min(self.ahead, len(lines))
+            self.ahead -= passed_over
+            del lines[:passed_over]
         if not lines:
             if len(rest) > MAX_REPLY and len(rest.removesuffix(b"\r")) > MAX_REPLY:
                 raise UnexpectedReplyError("more in reply than one line")
@@ -153,6 +153,16 @@ class ReplyReader:
 
 # What a line may be depends on what was asked, so there is a parser for each expectation. They are
 # strict: a reply that is only nearly right comes from something that is not a lock server.
+
+
+def parse_hello(line: bytes) -> Welcome | Unwelcome | Status:
+    """Read the answer to `Hello`. A server that does not know it answers with a bare `Status`."""
+    if welcome := _WELCOME.fullmatch(line):
+        return Welcome(welcome[1], frozenset(welcome[2].split(b",")))
+    status = _STATUSES.get(line.removeprefix(_HELLO))
+    if status is None or status is Status.OK:
+        raise UnexpectedReplyError(f"unexpected reply {line[:80]!r}")
+    return Unwelcome(status) if line.startswith(_HELLO) else status
 
 
 def parse_granted(line: bytes) -> Granted | TimedOut | YourTurn | Refusal:
