@@ -19,7 +19,7 @@ from dflockd import admin
 from dflockd.admin import printable
 from dflockd.errors import DflockdError
 from dflockd.rates import describe_rate
-from dflockd.sync_client import DistributedLock, DistributedSemaphore
+from dflockd.sync_client import DistributedLock
 
 R = TypeVar("R")
 

@@ -331,7 +331,7 @@ function fill(row, lock, now) {
     still(row);
   }
   row.meter.hidden = !holder;
-  const many = lock.space === "semaphore";
+  const many = lock.limit !== 1;
   row.chip.hidden = !many && !lock.rate;
   const slots = lock.limit ? `${lock.holders} of ${lock.limit}` : String(lock.holders);
   say(row.chip, [many ? slots : "", placesOf(lock.rate)].filter(Boolean).join(", "));
