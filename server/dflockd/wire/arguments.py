@@ -84,13 +84,13 @@ class Asked:
         """Of a `Wait`; that of the others is the owner's."""
 
 
-def number(text: bytes, lowest: int, highest: int = MAX_SECONDS) -> int:
-    """Return a number within bounds.
+def number(text: bytes, lowest: int, highest: int = MAX_SECONDS, digits: int = 10) -> int:
+    """Return a number within bounds, of so many digits at most.
 
     Raises:
         MalformedError: it is none.
     """
-    if text.isdigit() and len(text) <= 20 and lowest <= (found := int(text)) <= highest:
+    if text.isdigit() and len(text) <= digits and lowest <= (found := int(text)) <= highest:
         return found
     raise MalformedError("number missing, malformed or out of range")
 
@@ -219,25 +219,33 @@ def renew(argument: bytes) -> Renewal:
     return Renewal(_named(argument, _RENEW))
 
 
-def _named(argument: bytes, known: frozenset[bytes]) -> dict[bytes, bytes]:
-    """Return the fields of an argument by their names.
+def hello(argument: bytes) -> tuple[bytes, bytes | None]:
+    """Read the version of a client, and the secret if it shows one.
 
-    One space is between two fields. ``label`` comes last and goes on to the end: it has spaces.
+    Other fields are for later servers: every server must be able to answer.
+    """
+    found = _named(argument, None, b"secret")
+    return checked_name(found.get(b"version", b"")), found.get(b"secret")
+
+
+def _named(
+    argument: bytes, known: frozenset[bytes] | None, rest: bytes = b"label"
+) -> dict[bytes, bytes]:
+    """Return the fields of an argument by their names; those that may be there, unless all may.
+
+    One space is between two fields. The one called `rest` goes on to the end: it has spaces.
     """
     found: dict[bytes, bytes] = {}
-    if argument.startswith(b"label="):
-        argument = b" " + argument
-    said, has_label, shown = argument.partition(b" label=")
-    if said:
-        for field in said.split(b" "):
-            name, _, value = field.partition(b"=")
-            if not value or name not in known or name in found:
-                raise MalformedError("a field is empty, unknown or there twice")
-            found[name] = value
-    if has_label:
-        if b"label" not in known:
-            raise MalformedError("no label belongs here")
-        found[b"label"] = shown
+    said, is_there, last = (argument and b" " + argument).partition(b" %b=" % rest)
+    for field in said.split(b" ")[1:]:
+        name, _, value = field.partition(b"=")
+        if not value or name in found or (known is not None and name not in known):
+            raise MalformedError("a field is empty, unknown or there twice")
+        found[name] = value
+    if is_there:
+        if known is not None and (not last or rest not in known):
+            raise MalformedError(f"an empty {rest.decode()}, or one that does not belong here")
+        found[rest] = last
     return found
 
 
@@ -272,7 +280,7 @@ def _owner(found: dict[bytes, bytes]) -> Owner | None:
 
 def _age(found: dict[bytes, bytes]) -> int:
     age = found.get(b"age")
-    return 0 if age is None else number(age, 1, MAX_AGE)
+    return 0 if age is None else number(age, 1, MAX_AGE, 20)
 
 
 def _group(found: dict[bytes, bytes]) -> FairGroup | None:

@@ -107,14 +107,7 @@ def _renew(key: bytes, argument: bytes) -> Request:
 
 
 def _hello(instance: bytes, argument: bytes) -> Request:
-    # Fields that are unknown are for later servers: every one must be able to answer.
-    said, has_secret, secret = (b" " + argument).partition(b" secret=")
-    version = b""
-    for field in said.split(b" "):
-        name, _, value = field.partition(b"=")
-        if name == b"version":
-            version = arguments.checked_name(value)
-    return Hello(arguments.checked_name(instance), version, secret if has_secret else None)
+    return Hello(arguments.checked_name(instance), *arguments.hello(argument))
 
 
 def _stable_ref(ref: bytes, _argument: bytes) -> Request:
