@@ -26,8 +26,8 @@ from dflockd.wire import (
     Status,
     encode_reply,
 )
-from dflockd.wire.reader import ACQUIRE, ENQUEUE, RELEASE, RENEW
 from dflockd.wire.replies import enqueued_line, granted_line, renewed_line
+from dflockd.wire.requests import ACQUIRE, ENQUEUE, RELEASE, RENEW
 
 if TYPE_CHECKING:
     from dflockd.server.session import Session

@@ -29,8 +29,8 @@ from dflockd.wire import (
     Wait,
     key_problem,
 )
-from dflockd.wire import reader as module
-from dflockd.wire.reader import ACQUIRE, ENQUEUE, ENTRY, OTHER, RELEASE, RENEW, REPORT, WAIT
+from dflockd.wire import requests as module
+from dflockd.wire.requests import ACQUIRE, ENQUEUE, ENTRY, OTHER, RELEASE, RENEW, REPORT, WAIT
 from tests.dflockd.wire.frames import FRAMES
 from tests.dflockd.wire.test_any_requests import streams
 from tests.dflockd.wire.test_requests import BAD_NUMBERS, READ_ONLY, REFUSED
@@ -194,4 +194,4 @@ def test_few_arguments_are_kept() -> None:
         reader = RequestReader()
         assert reader.receive_one(b"l\nk\n%d %d\n" % (timeout, lease)) == ACQUIRE
         assert (reader.asked.timeout, reader.asked.lease) == (timeout, lease)
-        assert all(len(each.known) <= module.MOST_KNOWN for each in module._COMMANDS.values())
+        assert all(len(each.known) <= module.MOST_KNOWN for each in module.COMMANDS.values())

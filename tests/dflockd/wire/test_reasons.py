@@ -34,7 +34,7 @@ from tests.dflockd.wire.frames import read
         (b"acquire\nk\ntimeout=0 age=7\n", "the attempt of nobody, or the age"),
         (b"acquire\nk\ntimeout=0 group-limit=7\n", "the limit of no group"),
         (b"enqueue\nk\ngroup=\xff\n", "group is not UTF-8"),
-        (b"enqueue\nk\nowner=\xff\n", "an owner is 1 to 64 printable ASCII characters"),
+        (b"enqueue\nk\nowner=\xff\n", "a name is 1 to 64 printable ASCII characters"),
         (b"enqueue\nk\nticket=-\n", "a ticket is 1 to 64 letters and digits"),
         (b"renew\nk\nlease=9\n", "no token"),
         (b"renew\nk\ntoken=t how=so\n", "an unknown way to renew"),

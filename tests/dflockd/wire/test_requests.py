@@ -123,7 +123,14 @@ WRONG_FIELDS = [
         b"enqueue group=",
     ),
     *(b"acquire timeout=1 label=", b"enqueue label=", b"renew token=", b"renew token=abc how="),
-    *(b"acquire timeout=1 lease", b"acquire timeout=1 =1", b"acquire 1", b"hello version="),
+    *(
+        b"acquire timeout=1 lease",
+        b"acquire timeout=1 =1",
+        b"enqueue =1",
+        b"wait timeout=1 =1",
+        b"acquire 1",
+        b"hello version=",
+    ),
     *(b"hello version=1 colour= secret=s", b"hello version=1 colour secret=s"),
     # Spaces: one, between two fields.
     *(
