@@ -137,7 +137,9 @@ class LockBase:
             target = target._replace(group=arguments.checked_group(group, group_limit, key))
         if ssl_context is not None:
             route = Route(route.address, route.auth_secret, ssl_context)
-        self._begin(key, plan.sort, target, route, on_lost, plan.beginnings)
+        # What a request says of who asks is not for the next lock with these arguments.
+        beginnings = plan.beginnings if target is plan.target else None
+        self._begin(key, plan.sort, target, route, on_lost, beginnings)
         if rate is not None:
             self.with_rate(rate)
 
