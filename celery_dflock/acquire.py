@@ -14,18 +14,18 @@ from celery_dflock.look import Look, tell_waiting
 from celery_dflock.outcome.outage import outages
 from celery_dflock.outcome.requeue import reservation, short_reservation
 from celery_dflock.outcome.types import (
+    HandOff,
     Kept,
     Overtaken,
-    Redelivered,
     Refusal,
     ShuttingDown,
-    Superseded,
     TimedOut,
+    Turn,
     Unavailable,
+    refusal_of,
     refused_with,
 )
 from celery_dflock.plan import Plan
-from celery_dflock.worker.hand_off import HandOff
 from celery_dflock.worker.shutdown import shutdown
 from dflockd import errors
 from dflockd.client.lock import LockBase
@@ -67,10 +67,8 @@ def acquire(plan: Plan, locks: Locks) -> Refusal | None:
         refusal = refusal or _wait(plan, locks)
     except LockUnavailableError as error:
         return Unavailable(error, locks.server(error.key), refused_with(error.__cause__))
-    except errors.OwnerConflictError as exc:
-        return _redelivered(plan, str(exc), exc.key)
-    except errors.SupersededError as exc:
-        return _superseded(exc.key or plan.keys[0], exc.by)
+    except errors.IN_ORDER as exc:
+        return refusal_of(exc, plan.keys[0], "")
     except errors.AcquireCancelledError:
         return ShuttingDown(LockNotAcquiredError(plan.keys[0], "the worker is shutting down"))
     if outages.known and not isinstance(refusal, Unavailable):
@@ -83,32 +81,23 @@ def acquire(plan: Plan, locks: Locks) -> Refusal | None:
 
 def _go_on(plan: Plan, handed: HandOff, locks: Locks) -> Refusal | None:
     """Continue after the wait in the consumer."""
-    match handed.verdict:
-        case "turn":
-            return _take_up(plan, handed, locks)
-        case "timeout":
-            waited = f"waited {handed.waited:.0f} s in the consumer (lock_timeout)"
-            kept = _kept(handed.ticket, handed.pause)
-            return _timed_out(plan, locks, handed.key, waited, kept)
-        case "unavailable":
-            error = LockUnavailableError(handed.key, handed.error)
-            return Unavailable(error, locks.server(handed.key), handed.refused)
-        case "redelivered":
-            return _redelivered(plan, handed.error)
-        case "superseded":
-            return _superseded(handed.key, handed.error)
-        case "slot":
-            return None
+    match handed.came:
+        case Turn(ticket):
+            return _take_up(plan, ticket, locks)
+        case TimedOut(error, kept):
+            return _timed_out(locks, error.key, error.reason, kept)
+        case refusal:
+            return refusal
 
 
-def _take_up(plan: Plan, handed: HandOff, locks: Locks) -> Overtaken | None:
+def _take_up(plan: Plan, ticket: str | None, locks: Locks) -> Overtaken | None:
     """Take up the position whose turn has come; the server reserves a slot for it for a moment."""
     said = short_reservation(plan.task, plan.options)
-    seconds = _turn_timeout(plan)
-    if handed.ticket is None or not locks.take_up(handed.ticket, seconds, lambda: said):
+    if ticket is None or not locks.take_up(ticket, _turn_timeout(plan), lambda: said):
         why = "its turn came, but others went first before it had a slot"
-        error = LockNotAcquiredError(handed.key, why)
-        return Overtaken(error, _kept(locks.ticket, said.away_s))
+        return Overtaken(
+            LockNotAcquiredError(plan.keys[0], why), Kept.of(locks.ticket, said.away_s)
+        )
     return None
 
 
@@ -141,25 +130,12 @@ def _wait(plan: Plan, locks: Locks) -> Refusal | None:
         return None
     seconds, said = locks.timeout, locks.reservation
     waited = f"waited {seconds} s (lock_timeout)" if seconds else ""
-    return _timed_out(plan, locks, refused, waited, _kept(locks.ticket, said and said.away_s))
+    return _timed_out(locks, refused, waited, Kept.of(locks.ticket, said and said.away_s))
 
 
-def _kept(ticket: str | None, pause: float | None) -> Kept | None:
-    return None if ticket is None or pause is None else Kept(ticket, pause)
-
-
-def _timed_out(plan: Plan, locks: Locks, key: str, waited: str, kept: Kept | None) -> TimedOut:
+def _timed_out(locks: Locks, key: str, waited: str, kept: Kept | None) -> TimedOut:
     look = locks.look(key)
     return TimedOut(LockNotAcquiredError(key, look.refusal(waited), look.holder), kept)
-
-
-def _redelivered(plan: Plan, why: str, key: str | None = None) -> Redelivered:
-    return Redelivered(LockNotAcquiredError(key or plan.keys[0], why))
-
-
-def _superseded(key: str, by: str) -> Superseded:
-    by = by or "a newer task"
-    return Superseded(LockNotAcquiredError(key, f"superseded, the newest wins: {by}", by))
 
 
 def _tell_waiting(plan: Plan, key: str, look: Callable[[], Look]) -> None:

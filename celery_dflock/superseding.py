@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 from celery import Task
 
-from celery_dflock.exceptions import LockKeyError, LockUnavailableError, SupersededError
+from celery_dflock.exceptions import LockKeyError, SupersededError
 from celery_dflock.outcome import header
-from celery_dflock.outcome.types import Unavailable, refused_with
+from celery_dflock.outcome.types import Refusal, refusal_of
 from celery_dflock.plan import Bound, Plan
 from celery_dflock.signals import task_superseded
 from dflockd import errors
@@ -54,7 +54,7 @@ def headers_with_age(
     return header.with_age(headers, age, task_id)
 
 
-def prepare(plan: Plan) -> Unavailable | None:
+def prepare(plan: Plan) -> Refusal | None:
     """See to it that a run has an age, and that its server knows of ages.
 
     Raises:
@@ -69,8 +69,7 @@ def prepare(plan: Plan) -> Unavailable | None:
             request, plan.header = plan.request, replace(plan.header, age=plan.age)
             request.headers = header.with_age(request.headers, plan.age, request.id)
     except errors.RemoteError as exc:
-        error = LockUnavailableError(lock.key, str(exc))
-        return Unavailable(error, lock.server, refused_with(exc))
+        return refusal_of(exc, lock.key, lock.server)
     return None
 
 

@@ -28,8 +28,9 @@ from kombu.common import ignore_errors
 from celery_dflock import gate
 from celery_dflock.config import settings
 from celery_dflock.look import Look, tell_waiting
+from celery_dflock.outcome.types import HANDED, prepare
 from celery_dflock.task import LockedTask
-from celery_dflock.worker import hand_off, slots, unacknowledged
+from celery_dflock.worker import slots, unacknowledged
 from celery_dflock.worker.announcer import Announcer
 from celery_dflock.worker.events import look_whether_wanted
 from celery_dflock.worker.inbox import Inbox
@@ -96,7 +97,7 @@ class ConsumerWait:
 
     def take(self, request: Any) -> None:
         """Send a request to the pool, after it has waited for its turn if it is to do so here."""
-        hand_off.prepare(request)
+        prepare(request)
         look_whether_wanted(self._consumer)
         if shutdown.begun:
             return  # it may just have come from here; it goes back when the connection ends
@@ -107,7 +108,7 @@ class ConsumerWait:
         if waiter is None or not self._prefetch.has_room:
             self._consumer.on_task_request(request)
         elif self._waits_already(waiter):
-            waiter.redelivery("another delivery waits for it").put(request.request_dict)
+            request.request_dict[HANDED] = waiter.redelivery("another delivery waits for it")
             self._consumer.on_task_request(request)
         elif self._timer is not None:  # else it is too late: it goes the way of those that wait
             try:
@@ -321,7 +322,7 @@ class ConsumerWait:
         if request.revoked():
             self._drop(waiter)
             return
-        handed.put(request.request_dict)
+        request.request_dict[HANDED] = handed
         self._listen(waiter)
         self._prefetch.lower_for(request)
         state.task_reserved(request)

@@ -18,9 +18,15 @@ from celery_dflock.options import Backoff
 from celery_dflock.outcome.decide import decide
 from celery_dflock.outcome.header import HEADER, RUN
 from celery_dflock.outcome.requeue import LEAST_PAUSE, RedeliveryRequeued, pause
-from celery_dflock.outcome.types import Overtaken, Refusal, ShuttingDown, TimedOut, Unavailable
+from celery_dflock.outcome.types import (
+    Overtaken,
+    Refusal,
+    ShuttingDown,
+    TimedOut,
+    Unavailable,
+    prepare,
+)
 from celery_dflock.plan import plan
-from celery_dflock.worker import hand_off
 from celery_dflock.worker.shutdown import shutdown
 from tests.celery_dflock.record import RECORD
 
@@ -143,7 +149,7 @@ def test_arguments_stay_written_as_they_were(app: Celery, serializer: str) -> No
     task.apply_async((1,), {"two": 2}, serializer=serializer)
     before = received(app)
     request = Request(before, app=app, decoded=False)
-    hand_off.prepare(request)
+    prepare(request)
     requeue(task, before, TimedOut(ERROR), properties=request.request_dict["properties"])
     after = received(app)
     assert (after.payload, after.content_type) == (before.payload, before.content_type)
