@@ -51,7 +51,7 @@ def headers_with_age(
         why = "its age counts from when a worker receives it"
         logger.warning("task %s[%s]: %s: %s", task.name, task_id, why, exc)
         return headers
-    return header.with_age(headers, age, task_id)
+    return header.said_of(task_id, headers, "age", age)
 
 
 def prepare(plan: Plan) -> Refusal | None:
@@ -67,7 +67,7 @@ def prepare(plan: Plan) -> Refusal | None:
         else:
             plan.age = lock.draw_age()
             request, plan.header = plan.request, replace(plan.header, age=plan.age)
-            request.headers = header.with_age(request.headers, plan.age, request.id)
+            request.headers = header.said_of(request.id, request.headers, "age", plan.age)
     except errors.RemoteError as exc:
         return refusal_of(exc, lock.key, lock.server)
     return None

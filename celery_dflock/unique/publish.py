@@ -91,11 +91,10 @@ def send(
             why = f"lock {key!r} is held by {first.holder}, which is no task"
             logger.warning("task %s[%s] is sent without lock_unique: %s", task.name, task_id, why)
             return publish(task_id=task_id)
-        headers = dict(message.get("headers") or {})
-        token = lock.token  # none if it is lost by now
+        headers, token = message.get("headers"), lock.token  # none if it is lost by now
         if options.unique != "until_expired" and token is not None:
-            ours = {"id": task_id, "key": key, "token": token, "until": options.unique}
-            headers[header.HEADER] = {**(headers.get(header.HEADER) or {}), header.UNIQUE: ours}
+            ours = {"key": key, "token": token, "until": options.unique}
+            headers = header.said_of(task_id, headers, "unique", ours)
         return publish(task_id=task_id, headers=headers)
 
 

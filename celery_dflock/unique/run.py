@@ -174,7 +174,7 @@ def _goes_on(exc: BaseException | None) -> bool:
 
 def carried(plan: Plan) -> AbstractContextManager[Carried | None]:
     """Look after what a task has brought along from its sender, if anything, while it runs."""
-    ours = None if plan.header.unique is None else header.unique_of(plan.request)
+    ours = plan.header.unique
     return _NOTHING if ours is None else _looked_after(plan, ours)
 
 

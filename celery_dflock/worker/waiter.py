@@ -12,7 +12,7 @@ from celery_dflock.config import settings
 from celery_dflock.exceptions import LockNotAcquiredError
 from celery_dflock.identity import Owner, label_of
 from celery_dflock.options import LockOptions
-from celery_dflock.outcome.header import Header, age_of, is_silent, options_of_call, unique_of
+from celery_dflock.outcome.header import Header, age_of, is_silent, options_of_call
 from celery_dflock.outcome.requeue import reservation, short_reservation
 from celery_dflock.outcome.types import HandOff, Kept, Redelivered, TimedOut, Turn, refusal_of
 from celery_dflock.plan import Bound, keeps_position
@@ -72,10 +72,9 @@ class Waiter:
         self._unique_ttl = options.unique_ttl
         self._unique: Carried | None = None
         self._unique_due = 0.0
-        ours = None if header.is_redelivered(self.context) else unique_of(self.context)
-        if ours is not None:
+        if header.unique is not None and not header.is_redelivered(self.context):
             said = settings(request.task.app)
-            self._unique = Carried(request.task, self.context, ours, options.ttl, said)
+            self._unique = Carried(request.task, self.context, header.unique, options.ttl, said)
         self._late_at = None if self.timeout is None else time.monotonic() + self.timeout
         self.reservation: Reservation | None = None
         if self._is_cut:
