@@ -15,12 +15,12 @@ from celery_dflock.outcome.outage import outages
 from celery_dflock.outcome.requeue import reservation, short_reservation
 from celery_dflock.outcome.types import (
     HandOff,
+    ItsTurn,
     Kept,
     Overtaken,
     Refusal,
     ShuttingDown,
     TimedOut,
-    Turn,
     Unavailable,
     refusal_of,
     refused_with,
@@ -82,7 +82,7 @@ def acquire(plan: Plan, locks: Locks) -> Refusal | None:
 def _go_on(plan: Plan, handed: HandOff, locks: Locks) -> Refusal | None:
     """Continue after the wait in the consumer."""
     match handed.came:
-        case Turn(ticket):
+        case ItsTurn(ticket):
             return _take_up(plan, ticket, locks)
         case TimedOut(error, kept):
             return _timed_out(locks, error.key, error.reason, kept)

@@ -125,7 +125,7 @@ def refused_with(error: BaseException | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ItsTurn:
     """The key is free for the task; nothing is granted yet.
 
     Attributes:
@@ -148,7 +148,7 @@ class HandOff:
 
     key: str
     waited: float
-    came: Turn | Refusal | None
+    came: ItsTurn | Refusal | None
 
     @classmethod
     def take(cls, request: Context) -> HandOff | None:

@@ -14,7 +14,7 @@ from celery_dflock.identity import Owner, label_of
 from celery_dflock.options import LockOptions
 from celery_dflock.outcome.header import Header, age_of, is_silent, options_of_call
 from celery_dflock.outcome.requeue import reservation, short_reservation
-from celery_dflock.outcome.types import HandOff, Kept, Redelivered, TimedOut, Turn, refusal_of
+from celery_dflock.outcome.types import HandOff, ItsTurn, Kept, Redelivered, TimedOut, refusal_of
 from celery_dflock.plan import Bound, keeps_position
 from celery_dflock.unique.run import Carried
 from celery_dflock.worker import unacknowledged
@@ -143,7 +143,7 @@ class Waiter:
 
     def hand_off(self, ticket: str | None) -> HandOff:
         """Return what the process that runs the task is told when the turn has come."""
-        return HandOff(self.lock.key, self._waited, Turn(ticket))
+        return HandOff(self.lock.key, self._waited, ItsTurn(ticket))
 
     def redelivery(self, why: str) -> HandOff:
         """Return what it is told if another delivery of its message is there before it."""
