@@ -13,7 +13,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery_dflock.config import Settings, settings, with_remedy
 from celery_dflock.outcome.outage import outages
 from celery_dflock.worker import spelling
-from celery_dflock.worker.at_once import at_once
+from celery_dflock.worker.errands import at_once
 from dflockd import admin
 from dflockd.errors import DflockdError
 
