@@ -28,12 +28,7 @@ from celery.utils.imports import symbol_by_name
 from celery_dflock.checks import is_number
 from celery_dflock.keys import is_plain
 from dflockd.address import CLUSTER_PREFIX, Seeds, Servers, parse_servers
-from dflockd.errors import (
-    AuthRefusedError,
-    DflockdError,
-    InvalidArgumentError,
-    UnreachableError,
-)
+from dflockd.errors import AuthRefusedError, DflockdError, InvalidArgumentError, UnreachableError
 from dflockd.files import read_secret, refuse_irregular
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.sync_client import DistributedLock

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, assert_never
 
 from celery_dflock import gate
 from celery_dflock.exceptions import LockNotAcquiredError
-from celery_dflock.outcome import once, redelivery, requeue
+from celery_dflock.outcome import redelivery, requeue
 from celery_dflock.outcome.header import Header
 from celery_dflock.outcome.outage import outages
 from celery_dflock.outcome.skipped import Skipped, skip
@@ -66,7 +66,7 @@ def drop_ended(plan: Plan, it: Refusal) -> None:
     if isinstance(it, Redelivered):
         # Who has the lock may be a redelivery too, and only look for the result.
         redelivery.drop_if_ended(plan)
-        once.drop_if_run(plan)
+        redelivery.drop_if_run(plan)
     elif plan.header.redelivery:
         redelivery.drop_if_ended(plan)  # it is requeued, and looks again
     else:

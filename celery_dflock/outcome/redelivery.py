@@ -1,30 +1,57 @@
-"""A message that the broker delivers again, under the same id, while its task runs: a redelivery."""
+"""A message that the broker delivers again, under the same id: a redelivery; or the copy of a firing.
+
+A task that has run does not run again.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NoReturn
 
 from celery import states
 from celery.backends.base import Backend, DisabledBackend
 from celery.backends.rpc import RPCBackend
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Reject, Retry
 
 from celery_dflock.exceptions import LockNotAcquiredError
+from celery_dflock.identity import process_label
+from celery_dflock.keys import encode, finish
+from celery_dflock.locks import MOMENT, try_once
 from celery_dflock.outcome import requeue
 from celery_dflock.outcome.header import Header
-from celery_dflock.outcome.requeue import RedeliveryRequeued
+from celery_dflock.outcome.requeue import CopyDropped, RedeliveryRequeued
 from celery_dflock.outcome.types import Redelivered
 from celery_dflock.plan import Plan
 from celery_dflock.signals import task_deduplicated
+from dflockd import errors
+from dflockd.sync_client import DistributedSemaphore
 
 RESULT_PAUSE = 1.0
 """Seconds from a redelivery's finding the lock free to its running: a result is stored after that."""
 
-MOMENT = 0.1
+FIRST_LOOK = 0.1
 """Seconds for which one that has met no other run holds the lock and waits for the result of one."""
+
+DONE_TTL = 120
+"""Seconds for which the workers remember that a firing, or what was delivered again, has been run.
+
+The copy of a firing is sent within a fail-over of the first. It arrives later by what it spends in
+the queue and in the pauses of ``requeue``. Of a redelivery that comes later its result tells.
+"""
+
+DONE_LIMIT = 1000
+"""How many of these runs of one task the workers remember: all of them, up to 8 a second.
+
+They are the holders of one semaphore, so that all together are one key of the lock server: it has
+``--max-locks`` of them, and they are for those who lock something.
+"""
+
+WITHOUT_RESULT = "-without-result"
+"""Behind the name of a run that has stored no result: it goes on elsewhere, or none was wanted."""
 
 logger = logging.getLogger("celery_dflock")
 
@@ -97,7 +124,7 @@ def look_twice(plan: Plan) -> str:
     """
     state = drop_if_ended(plan)
     if leaves_result(plan):
-        time.sleep(MOMENT)
+        time.sleep(FIRST_LOOK)
         state = drop_if_ended(plan)
     return state
 
@@ -168,3 +195,82 @@ def _stored_state(plan: Plan) -> str:
         return str(task.AsyncResult(plan.request.id).state)
     except Exception as exc:  # whatever it is, nobody has said that the task has ended
         return repr(exc)
+
+
+@contextmanager
+def once(plan: Plan) -> Iterator[None]:
+    """Run a firing that has not been run, in this block, under the lock of its task.
+
+    The lock keeps two copies apart, so that the second finds what the first has left: a hold on the
+    lock server that outlives it. So it is for a message that the broker has delivered again, of any
+    task, for the sake of its own redeliveries.
+
+    Raises:
+        CopyDropped: it has been run; the result stays as it is.
+        RedeliveryRequeued: it has been run, but has no result yet. It is looked for once more: its
+            process may have been killed before it stored one.
+    """
+    if drop_if_run(plan):
+        look_for_result(plan)
+    try:
+        yield
+    except Reject:
+        raise
+    except (Ignore, Retry):
+        _leave(plan, WITHOUT_RESULT)
+        raise
+    except Exception:
+        _leave(plan)
+        raise
+    _leave(plan)
+
+
+def drop_if_run(plan: Plan) -> bool:
+    """End this run if the task has run already; ``True`` if it has, but should have a result.
+
+    Raises:
+        CopyDropped: it has; nothing is stored.
+    """
+    run, found = _run_of(plan), _found(plan)
+    is_told_by_result = plan.is_redelivered and leaves_result(plan)
+    if run + WITHOUT_RESULT in found or (run in found and not is_told_by_result):
+        logger.info("task %s has run already, its copy is dropped", plan.name)
+        tell_dropped(plan)
+        raise CopyDropped
+    return run in found
+
+
+def _run_of(plan: Plan) -> str:
+    request = plan.request
+    run = f"{request.id}:{request.retries}"
+    # What a task has put in its own place (`Task.replace`) has its id and its number of retries.
+    replaced = request.replaced_task_nesting
+    return finish(encode(f"{run}:{replaced}" if replaced else run))
+
+
+def _marks(plan: Plan, label: str = "") -> DistributedSemaphore:
+    done = finish(f"celery-done:{encode(plan.task.name)}", plan.settings.key_prefix)
+    options = plan.settings.connection_options()
+    return DistributedSemaphore(done, DONE_LIMIT, 0, MOMENT, label=label, **options)
+
+
+def _found(plan: Plan) -> set[str]:
+    """Return the runs of a task that are remembered."""
+    try:
+        return {each["label"].split(" ")[0] for each in _marks(plan).inspect()["holders"]}
+    except errors.RemoteError as exc:
+        logger.warning("cannot tell whether a task has run already: %s", exc)
+        return set()
+
+
+def _leave(plan: Plan, more: str = "") -> None:
+    mark = _marks(plan, f"{_run_of(plan)}{more} {process_label()}")
+    try:
+        if try_once(mark):
+            mark.detach(DONE_TTL)
+        else:
+            logger.warning(
+                "a copy of task %s would run again: %d are remembered", plan.name, DONE_LIMIT
+            )
+    except errors.RemoteError as exc:
+        logger.warning("a copy of task %s would run again: %s", plan.name, exc)

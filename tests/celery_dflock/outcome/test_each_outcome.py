@@ -24,7 +24,7 @@ from celery_dflock import (
     Skipped,
     signals,
 )
-from celery_dflock.outcome import once, redelivery, requeue
+from celery_dflock.outcome import redelivery, requeue
 from celery_dflock.outcome.decide import decide
 from celery_dflock.outcome.header import HEADER, RUN
 from celery_dflock.outcome.redelivery import RESULT_PAUSE
@@ -477,7 +477,7 @@ def test_one_that_has_met_its_run_leaves_all_to_that(make: Callable[..., Stage],
 def test_one_that_meets_another_redelivery_is_dropped_if_its_task_has_run_without_a_result(
     make: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
-    monkeypatch.setattr(once, "_found", lambda plan: {once._run_of(plan)})
+    monkeypatch.setattr(redelivery, "_found", lambda plan: {redelivery._run_of(plan)})
     stage = make(ignore_result=of == "the task")
     stage.ignores = of == "the call"
     with pytest.raises(CopyDropped):

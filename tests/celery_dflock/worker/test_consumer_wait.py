@@ -12,8 +12,8 @@ from celery import Task, chain, chord
 from celery.result import AsyncResult
 
 from celery_dflock import Skipped
-from celery_dflock.acquire import TURN_TIMEOUT
 from celery_dflock.outcome.header import RUN
+from celery_dflock.run import TURN_TIMEOUT
 from dflockd import admin
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import Worker
