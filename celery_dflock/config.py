@@ -187,16 +187,6 @@ class Read:
         settings: checked.
     """
 
-    __slots__ = (
-        "_absent",
-        "_environ",
-        "_found",
-        "_maps",
-        "_number_of_maps",
-        "_switched_off",
-        "settings",
-    )
-
     def __init__(self, conf: Any) -> None:
         self._switched_off = switched_off
         self._environ = os.environ

@@ -41,19 +41,6 @@ class Bound:
         make_lock: what makes the lock of a key; see `LocksBase.maker`.
     """
 
-    __slots__ = (
-        "_app",
-        "_only_key",
-        "_owner",
-        "is_cluster",
-        "is_locked",
-        "make_lock",
-        "options",
-        "read",
-        "settings",
-        "task",
-    )
-
     def __init__(self, task: type[Task], options: LockOptions, read: Read) -> None:
         self.task = task
         self.options = options

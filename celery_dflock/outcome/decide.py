@@ -9,7 +9,7 @@ from typing import Any, NoReturn, assert_never
 
 from celery_dflock import gate
 from celery_dflock.exceptions import LockNotAcquiredError
-from celery_dflock.outcome import redelivery, requeue
+from celery_dflock.outcome import delivery, redelivery, requeue
 from celery_dflock.outcome.header import Header
 from celery_dflock.outcome.outage import outages
 from celery_dflock.outcome.skipped import Skipped, skip
@@ -129,7 +129,7 @@ def _send_again(plan: Plan, it: TimedOut, header: Header, number: int) -> NoRetu
         ticket, seconds = it.kept.ticket, it.kept.pause
     else:
         pause = requeue.pause(plan.options.requeue, number)
-        ticket, seconds = None, requeue.countdown(plan.task, pause)
+        ticket, seconds = None, delivery.pause(plan.task.app, pause)
     requeue.requeue(plan, seconds, replace(header, ticket=ticket), it.error, number)
 
 
@@ -157,14 +157,14 @@ def send_again_soon(plan: Plan, it: Unavailable) -> NoReturn:
     """
     number = plan.header.outage + 1
     longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(number - 1, 32))
-    seconds = requeue.countdown(plan.task, round(longest * (1 + requeue.chance.random()) / 2, 3))
+    seconds = delivery.pause(plan.task.app, round(longest * (1 + requeue.chance.random()) / 2, 3))
     header = requeue.without_counting(plan, plan.header.ticket, outage=number)
     reason = it.error.reason.removeprefix(f"lock server {it.server} ")
     if not plan.request.is_eager:
         if it.refused:
             outages.refused(it.server, it.refused, reason)
         else:
-            outages.requeued(it.server, reason)
+            outages.away(it.server, reason)
     requeue.requeue(plan, seconds, header, it.error, number)
 
 
@@ -177,7 +177,7 @@ def wait_in_consumer_again(plan: Plan, it: Overtaken) -> NoReturn:
         Retry: which tells Celery that the task goes on elsewhere.
     """
     ticket = None if it.kept is None else it.kept.ticket
-    seconds = requeue.at_once(plan.task) if it.kept is None else it.kept.pause
+    seconds = requeue.at_once(plan.task.app) if it.kept is None else it.kept.pause
     overtaken = plan.header.overtaken + 1
     header = requeue.without_counting(
         plan, ticket, outage=0, waited=plan.waited, overtaken=overtaken
@@ -200,6 +200,6 @@ def send_elsewhere(plan: Plan, it: ShuttingDown) -> NoReturn:
     Raises:
         Retry: which tells Celery that the task goes on elsewhere.
     """
-    seconds = requeue.at_once(plan.task)
+    seconds = requeue.at_once(plan.task.app)
     header = requeue.without_counting(plan, it.ticket)
     requeue.requeue(plan, seconds, header, it.error, plan.header.attempt)

@@ -21,7 +21,7 @@ from celery_dflock.exceptions import LockNotAcquiredError
 from celery_dflock.identity import process_label
 from celery_dflock.keys import encode, finish
 from celery_dflock.locks import MOMENT, try_once
-from celery_dflock.outcome import requeue
+from celery_dflock.outcome import delivery, requeue
 from celery_dflock.outcome.header import Header
 from celery_dflock.outcome.requeue import CopyDropped, RedeliveryRequeued
 from celery_dflock.outcome.types import Redelivered
@@ -67,7 +67,7 @@ def send_again(plan: Plan, it: Redelivered) -> NoReturn:
         LockError: the error of `it`, in eager mode.
     """
     number = plan.header.redelivery + 1
-    seconds = requeue.countdown(plan.task, requeue.pause(plan.options.requeue, number))
+    seconds = delivery.pause(plan.task.app, requeue.pause(plan.options.requeue, number))
     before = plan.header
     header = Header(before.options, before.unique, redelivery=number, age=before.age)
     requeue.send_again(plan, seconds, header, it.error)
@@ -143,7 +143,7 @@ def look_for_result(plan: Plan) -> str:
     if plan.header.is_free:
         return state
     # The run may have ended at this moment: it releases its lock, then stores its result.
-    seconds = requeue.countdown(plan.task, RESULT_PAUSE)
+    seconds = delivery.pause(plan.task.app, RESULT_PAUSE)
     error = LockNotAcquiredError(plan.keys[0], "another run of this task has just ended")
     number = plan.header.redelivery or 1
     requeue.send_again(plan, seconds, replace(plan.header, redelivery=number, is_free=True), error)

@@ -43,7 +43,7 @@ def _lines(app: Celery) -> list[str]:
     found = ask_all(app_settings)
     for server, (is_there, text) in found.items():
         if not is_there:
-            outages.begun(server, text)
+            outages.away(server, text, tasks=0)
     width = max(map(len, found))
     return [
         f"  .> {server:{width}}  {text if is_there else f'unavailable: {text}'}"
