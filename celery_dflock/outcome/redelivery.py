@@ -101,19 +101,15 @@ def look_before_it_runs(plan: Plan) -> str:
 
 def say_why_it_runs(plan: Plan, state: str) -> None:
     """Log that a redelivery runs, though another run may have."""
+    text = (
+        "task %s runs: it was delivered before, and its result (%s) does not say that it has ended"
+    )
     if plan.header.redelivery:
-        logger.warning(
+        text = (
             "task %s runs again: it was delivered twice, and its result (%s) does not say that "
-            "the other run has ended",
-            plan.name,
-            state,
+            "the other run has ended"
         )
-    else:
-        logger.info(
-            "task %s runs: it was delivered before, and its result (%s) does not say that it has ended",
-            plan.name,
-            state,
-        )
+    logger.log(logging.WARNING if plan.header.redelivery else logging.INFO, text, plan.name, state)
 
 
 def look_twice(plan: Plan) -> str:

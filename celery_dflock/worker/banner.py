@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,19 +13,22 @@ from celery.exceptions import ImproperlyConfigured
 
 from celery_dflock.config import Settings, settings, with_remedy
 from celery_dflock.outcome.outage import outages
-from celery_dflock.worker import spelling
 from celery_dflock.worker.errands import at_once
+from celery_dflock.worker.spelling import ignored
 from dflockd import admin
 from dflockd.errors import DflockdError
 
 PATIENCE = 2.0
 """Seconds that the start of a worker waits for its lock servers."""
 
+logger = logging.getLogger("celery_dflock")
+
 
 @signals.celeryd_after_setup.connect(dispatch_uid="celery_dflock.banner")
 def add_servers(instance: Any, **_: Any) -> None:
     """Ask the lock servers how they are, and put it into the banner; log those that do not answer."""
-    spelling.warn(instance.app)
+    for text in ignored(instance.app):
+        logger.warning("%s", text)
     lines = list(_lines(instance.app))
     instance.extra_info = partial(_with, lines, instance.extra_info)
 

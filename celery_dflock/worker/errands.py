@@ -7,6 +7,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+Job: TypeAlias = Callable[[], object]
 
 logger = logging.getLogger("celery_dflock")
 
@@ -16,10 +19,10 @@ class Errands:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def run(self, job: Callable[[], object]) -> None:
+    def run(self, job: Job) -> None:
         """Have something done, after what came before. Returns at once."""
         self._jobs.put(job)
         if self._thread is None:
@@ -33,10 +36,15 @@ class Errands:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except Exception:
-                logger.exception("%r failed", job)
+            do(job)
+
+
+def do(job: Job) -> None:
+    """Do something that must not end who does it."""
+    try:
+        job()
+    except Exception:
+        logger.exception("%r failed", job)
 
 
 def at_once(jobs: Sequence[Callable[[], None]], deadline: float) -> list[bool]:

@@ -14,6 +14,7 @@ import logging
 import mmap
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery import Task, signals
@@ -111,13 +112,9 @@ def send_lost(sender: Task, request: Context, key: str, lock: Any, **_: Any) -> 
     """A task has lost a lock. On a thread of its own: this one has to renew the locks of others."""
     if _wanted[0]:
         fence, group = (None, None) if lock is None else (lock.fences[key], lock.group)
-        threading.Thread(
-            target=_send,
-            args=("lock-lost", sender, request),
-            kwargs={"key": key, "fence": fence, **_in_group(group)},
-            name="dflock-event",
-            daemon=True,
-        ).start()
+        said = {"key": key, "fence": fence, **_in_group(group)}
+        send = partial(_send, "lock-lost", sender, request, **said)
+        threading.Thread(target=send, name="dflock-event", daemon=True).start()
 
 
 @task_superseded.connect
