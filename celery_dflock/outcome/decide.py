@@ -1,4 +1,7 @@
-"""What happens to a task that does not get its lock: a function for each reason."""
+"""What happens to a task that does not get its lock: a function for each reason.
+
+One that sends the task again does not return: `requeue.requeue` raises what tells Celery so.
+"""
 
 from __future__ import annotations
 
@@ -58,11 +61,7 @@ def decide(plan: Plan, it: Refusal) -> Any:
 
 
 def drop_ended(plan: Plan, it: Refusal) -> None:
-    """End a redelivery if its task has ended, whatever else would happen to it.
-
-    Raises:
-        Ignore: it has; nothing is stored.
-    """
+    """End a redelivery if its task has ended, whatever else would happen to it."""
     if isinstance(it, Redelivered):
         # Who has the lock may be a redelivery too, and only look for the result.
         redelivery.drop_if_ended(plan)
@@ -114,11 +113,7 @@ def requeue_or_give_up(plan: Plan, it: TimedOut) -> NoReturn:
 
 
 def requeue_redelivery(plan: Plan, it: TimedOut) -> NoReturn:
-    """Send a redelivery again, however often: only a result or a free lock ends it.
-
-    Raises:
-        RedeliveryRequeued: which tells Celery to store nothing.
-    """
+    """Send a redelivery again, however often: only a result or a free lock ends it."""
     number = plan.header.redelivery + 1
     header = requeue.without_counting(plan, None, redelivery=number, outage=0, waited=0.0)
     _send_again(plan, it, header, number)
@@ -149,12 +144,7 @@ def end_unavailable(plan: Plan, it: Unavailable) -> Any:
 
 
 def send_again_soon(plan: Plan, it: Unavailable) -> NoReturn:
-    """Send the task again, however often: an outage is not a conflict and does not count.
-
-    Raises:
-        Retry: which tells Celery that the task continues elsewhere.
-        LockError: `it.error` itself, in eager mode; see `requeue.send_again`.
-    """
+    """Send the task again, however often: an outage is not a conflict and does not count."""
     number = plan.header.outage + 1
     longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(number - 1, 32))
     seconds = delivery.pause(plan.task.app, round(longest * (1 + requeue.chance.random()) / 2, 3))
@@ -172,9 +162,6 @@ def wait_in_consumer_again(plan: Plan, it: Overtaken) -> NoReturn:
     """Send a task again whose turn had passed before it had a slot, with its position.
 
     That is no conflict, for it was not the lock that was missing.
-
-    Raises:
-        Retry: which tells Celery that the task goes on elsewhere.
     """
     ticket = None if it.kept is None else it.kept.ticket
     seconds = requeue.at_once(plan.task.app) if it.kept is None else it.kept.pause
@@ -195,11 +182,7 @@ def skip_older(plan: Plan, it: Superseded) -> Skipped:
 
 
 def send_elsewhere(plan: Plan, it: ShuttingDown) -> NoReturn:
-    """Send the task again, after the shortest pause: a shutdown says nothing about the lock.
-
-    Raises:
-        Retry: which tells Celery that the task goes on elsewhere.
-    """
+    """Send the task again, after the shortest pause: a shutdown says nothing about the lock."""
     seconds = requeue.at_once(plan.task.app)
     header = requeue.without_counting(plan, it.ticket)
     requeue.requeue(plan, seconds, header, it.error, plan.header.attempt)

@@ -1,6 +1,8 @@
 """A message that the broker delivers again, under the same id: a redelivery; or the copy of a firing.
 
-A task that has run does not run again.
+A task that has run does not run again. Who finds that it has ends this run with `Ignore`, so that
+nothing is stored and the result stays as the sender knows it. `RedeliveryRequeued` is one too: it is
+too early to say. A process may have been killed before it stored a result.
 """
 
 from __future__ import annotations
@@ -61,10 +63,6 @@ def send_again(plan: Plan, it: Redelivered) -> NoReturn:
 
     The result under the id they share is that of the run that holds the lock. It never gives up:
     that would be a result.
-
-    Raises:
-        RedeliveryRequeued: which tells Celery to store nothing.
-        LockError: the error of `it`, in eager mode.
     """
     number = plan.header.redelivery + 1
     seconds = delivery.pause(plan.task.app, requeue.pause(plan.options.requeue, number))
@@ -89,10 +87,6 @@ def look_before_it_runs(plan: Plan) -> str:
     It looks twice, since a run stores its result after it has released its lock. One that has met the
     other run is sent again in between. One that has met nobody waits here, and for a moment only:
     mostly the worker of the other was killed, or had not begun.
-
-    Raises:
-        Ignore: it is; nothing is stored, so that the result stays as the sender knows it.
-        RedeliveryRequeued: it is too early to say.
     """
     if plan.header.redelivery:
         return look_for_result(plan)
@@ -113,11 +107,7 @@ def say_why_it_runs(plan: Plan, state: str) -> None:
 
 
 def look_twice(plan: Plan) -> str:
-    """End this run of a redelivery if the task has its result, now or in a moment; else its state.
-
-    Raises:
-        Ignore: it has; nothing is stored.
-    """
+    """End this run of a redelivery if the task has its result, now or in a moment; else its state."""
     state = drop_if_ended(plan)
     if leaves_result(plan):
         time.sleep(FIRST_LOOK)
@@ -130,10 +120,6 @@ def look_for_result(plan: Plan) -> str:
 
     Returns:
         The state of the task, where there was no result the second time either.
-
-    Raises:
-        Ignore: it has its result; nothing is stored.
-        RedeliveryRequeued: it is too early to say.
     """
     state = drop_if_ended(plan)
     if plan.header.is_free:
@@ -148,11 +134,7 @@ def look_for_result(plan: Plan) -> str:
 
 
 def drop_if_ended(plan: Plan) -> str:
-    """End this run of a redelivery if the task has its result; else return its state.
-
-    Raises:
-        Ignore: it has; nothing is stored.
-    """
+    """End this run of a redelivery if the task has its result; else return its state."""
     state = _stored_state(plan)
     if state in states.READY_STATES:
         logger.info("task %s ended as %s: its copy is dropped", plan.name, state)
@@ -200,11 +182,6 @@ def once(plan: Plan) -> Iterator[None]:
     The lock keeps two copies apart, so that the second finds what the first has left: a hold on the
     lock server that outlives it. So it is for a message that the broker has delivered again, of any
     task, for the sake of its own redeliveries.
-
-    Raises:
-        CopyDropped: it has been run; the result stays as it is.
-        RedeliveryRequeued: it has been run, but has no result yet. It is looked for once more: its
-            process may have been killed before it stored one.
     """
     if drop_if_run(plan):
         look_for_result(plan)
@@ -222,11 +199,7 @@ def once(plan: Plan) -> Iterator[None]:
 
 
 def drop_if_run(plan: Plan) -> bool:
-    """End this run if the task has run already; ``True`` if it has, but should have a result.
-
-    Raises:
-        CopyDropped: it has; nothing is stored.
-    """
+    """End this run if the task has run already; ``True`` if it has, but should have a result."""
     run, found = _run_of(plan), _found(plan)
     is_told_by_result = plan.is_redelivered and leaves_result(plan)
     if run + WITHOUT_RESULT in found or (run in found and not is_told_by_result):

@@ -7,7 +7,7 @@ from typing import Any
 
 from celery import signals
 
-from celery_dflock.worker.shutdown import Ending
+from celery_dflock.worker.shutdown import WorkersEnd
 
 
 @signals.worker_init.connect(dispatch_uid="celery_dflock.worker")
@@ -17,5 +17,5 @@ def begin_worker(sender: Any, **_: Any) -> None:
     import_module("celery_dflock.worker.events")
     import_module("celery_dflock.worker.inspect")
     wait = import_module("celery_dflock.worker.consumer_wait")
-    sender.app.steps["worker"].add(Ending)
+    sender.app.steps["worker"].add(WorkersEnd)
     sender.app.steps["consumer"].add(wait.Step)

@@ -3,7 +3,7 @@
 Only the run of a message listens, until it has its locks. Nobody else does: what the code of a body,
 an eager task or a program takes has nothing to do with the end of a worker.
 
-Only the main process knows that the worker ends; `Ending` tells it here. Prefork
+Only the main process knows that the worker ends; `WorkersEnd` tells it here. Prefork
 children learn of it through a pipe that they inherit: the main process closes its end, which every
 child sees at once, and a write end that a child has inherited is closed by a fork hook. In shared
 memory each child says whether a task waits in it, or has been told and has not moved on yet.
@@ -135,7 +135,7 @@ signals.worker_init.connect(shutdown.prepare, dispatch_uid="celery_dflock.prepar
 signals.worker_shutting_down.connect(shutdown.begin, dispatch_uid="celery_dflock.begin")
 
 
-class Ending(bootsteps.StartStopStep):
+class WorkersEnd(bootsteps.StartStopStep):
     """Tells those who wait that the worker ends, in whatever way, before anything else is waited for.
 
     A signal is heard of early, by ``worker_shutting_down``. A shutdown that was asked for from remote,
