@@ -1,8 +1,8 @@
 """A message that the broker delivers again, under the same id: a redelivery; or the copy of a firing.
 
-A task that has run does not run again. Who finds that it has ends this run with `Ignore`, so that
-nothing is stored and the result stays as the sender knows it. `RedeliveryRequeued` is one too: it is
-too early to say. A process may have been killed before it stored a result.
+A task that has run does not run again. A run that finds this out ends with `Ignore`. Nothing
+is stored then, so that the result stays as the sender knows it. Where it is too early to say, the run
+ends with `RedeliveryRequeued`: a process may have been killed before it stored a result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What can come of asking for the lock of a task, beside the lock: a type for each.
 
-Whoever asks says it in these: the process that runs the task, or the consumer of the worker, which then
-hands it to that process.
+The process that runs the task says it in these, and so does the consumer of the worker if the task has
+waited there; then it hands it to that process.
 """
 
 from __future__ import annotations

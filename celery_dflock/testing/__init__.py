@@ -198,7 +198,7 @@ def assert_locked(key: str, app: Celery | None = None) -> None:
     settings = _settings(app)
     if not settings.enabled:
         _fail(f"lock {key!r} is not held: locking is switched off")
-    lock = _Asked(key, settings)
+    lock = _AtServer(key, settings)
     if not lock.holders:
         report = admin.stats(lock.server, **settings.credentials())
         held = sorted(entry["key"] for entry in report["locks"] + report["semaphores"])
@@ -218,7 +218,7 @@ def assert_not_locked(key: str, app: Celery | None = None) -> None:
     settings = _settings(app)
     if not settings.enabled:
         return
-    lock = _Asked(key, settings)
+    lock = _AtServer(key, settings)
     if lock.holders:
         by = ", ".join(
             f"{entry['label'] or 'connection {conn_id}'.format(**entry)} "
@@ -229,7 +229,7 @@ def assert_not_locked(key: str, app: Celery | None = None) -> None:
         _fail(f"lock {lock.name!r} on {lock.server} is held by {by}{waiting}")
 
 
-class _Asked:
+class _AtServer:
     """What the server in charge says about a key, be it a lock or a semaphore."""
 
     def __init__(self, key: str, settings: Settings) -> None:

@@ -53,7 +53,7 @@ class Inbox:
             self._consumer.timer.call_after(0, self._do_all)
 
     def close(self) -> None:
-        """The worker has ended, and perhaps not the process. What has not been done is not."""
+        """The worker has ended, and perhaps not the process."""
         if self._errands is not None:
             self._errands.close()
         for each in self._pair or ():
