@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -61,19 +62,17 @@ def ask_all(app_settings: Settings) -> dict[str, tuple[bool, str]]:
     names = list(map(str, app_settings.servers))
     if app_settings.is_cluster:
         members: list[str] = []
-        at_once([partial(_find, app_settings, members)], deadline)
+
+        def find() -> None:
+            with suppress(DflockdError):  # each of them is asked, and says why
+                members.extend(admin.members(app_settings.servers, **app_settings.credentials()))
+
+        at_once([find], deadline)
         names = members or names
     late = f"no answer within {PATIENCE:g} s"
     found = dict.fromkeys(names, (False, late))
     at_once([partial(_ask, app_settings, name, found) for name in names], deadline)
     return dict(found)
-
-
-def _find(app_settings: Settings, members: list[str]) -> None:
-    try:
-        members += admin.members(app_settings.servers, **app_settings.credentials())
-    except DflockdError:
-        return  # each of them is asked, and says why
 
 
 def _ask(app_settings: Settings, server: str, found: dict[str, tuple[bool, str]]) -> None:
