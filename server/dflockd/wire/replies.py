@@ -160,7 +160,7 @@ def parse_hello(line: bytes) -> Welcome | Unwelcome | Status:
     if welcome := _WELCOME.fullmatch(line):
         return Welcome(welcome[1], frozenset(welcome[2].split(b",")))
     status = _STATUSES.get(line.removeprefix(_HELLO))
-    if status is None or status is Status.OK:
+    if status is None or status in (Status.OK, Status.QUEUED, Status.TIMEOUT):
         raise UnexpectedReplyError(f"unexpected reply {line[:80]!r}")
     return Unwelcome(status) if line.startswith(_HELLO) else status
 
