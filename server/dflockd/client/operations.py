@@ -525,7 +525,8 @@ def _renew(target: Target, token: bytes, lease: int | None, how: How) -> Renew:
 def _confirmation_request(target: Target, token: bytes, lease: int | None) -> bytes:
     if target.is_published:  # which bring nothing back
         return encode_request(Renew(target.space, target.key, token, lease))
-    return encode_request(Renew(Space.LOCK, target.key, token, lease, How.CONFIRM))
+    label = target.introduction.label
+    return encode_request(Renew(Space.LOCK, target.key, token, lease, How.CONFIRM, None, label))
 
 
 def read_renewal(target: Target, token: bytes, answer: Answer) -> Grant | None:
