@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dflockd.client import abilities, clock
+from dflockd.client import clock, connection
 from dflockd.client.pending import PendingAcquires
 from dflockd.client.process import close_idle_connections
 from tests.dflockd.client_support import Client, Time, client_named
@@ -79,10 +79,10 @@ def clients_time() -> Iterator[Time]:
 
 
 @pytest.fixture(autouse=True)
-def forget_abilities() -> Iterator[None]:
-    """Forget what servers turned out to know: the next test may have one on the same port."""
+def _forget_published_servers() -> Iterator[None]:
+    """Forget which servers do not know `hello`: the next test may have another on the same port."""
     yield
-    abilities.forget_all()
+    connection._published.clear()
 
 
 @pytest.fixture

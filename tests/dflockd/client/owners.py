@@ -15,7 +15,7 @@ from dflockd.client.operations import GRACE, Progress, Target
 from dflockd.client.routing import ShardMap
 from dflockd.client.session import ANSWER_PATIENCE, RELEASE_PATIENCE, Reply
 from dflockd.client.steps import Flow, Ready, Route
-from dflockd.wire import Reserve, Space, Turn, UnexpectedReplyError, format_token
+from dflockd.wire import Reserve, Space, UnexpectedReplyError, format_token
 from tests.dflockd.client.homes import Home, Task, WatchedSession
 from tests.dflockd.client.service import KEY
 from tests.dflockd.client.stage import Stage, standing_on
@@ -219,7 +219,7 @@ class Call:
     def _line_up(self) -> Flow[bytes | None]:
         self.timeout = 0
         self.owner.came_for_turns |= not self.was_owned
-        return self.session.line_up(self.claim, self._progress(), Turn(500))
+        return self.session.line_up(self.claim, self._progress(), 500)
 
     def _await_turn(self) -> Flow[bytes | None]:
         keep = Reserve(2000, 0) if self.owner.rng.random() < 0.3 else None
@@ -261,7 +261,7 @@ class Call:
         return self.session.question(operations.inspect)
 
     def _progress(self, place: bytes = b"", keep: Reserve | None = None) -> Progress:
-        return Progress(place, keep=keep, may_move=self.stage.service.is_cluster)
+        return Progress(place, keep=keep)
 
     # What came of it.
 

@@ -11,7 +11,7 @@ import pytest
 
 from dflockd import client, errors, sync_client
 from dflockd.rates import describe_rate, parse_rate
-from dflockd.wire import Acquire, Status
+from dflockd.wire import Hello, Welcome
 from tests.dflockd.raw_server import ServerProcess, eventually
 from tests.dflockd.scripted_server import ScriptedServer
 
@@ -123,7 +123,7 @@ def test_a_run_whose_connection_ends_counts(server: ServerProcess, key: str, thr
     eventually(lambda: not asked.inspect()["holders"] or asked.inspect()["rate"]["pending"] == 0)
     assert asked.inspect()["rate"]["free"] == 0
     lock.release()
-    assert limit(key, "1/h", server).inspect()["rate"] is None  # a semaphore is another key
+    assert limit(key, "1/h", server).inspect()["rate"]["free"] == 0  # it is the same key
 
 
 @pytest.mark.parametrize(
@@ -159,14 +159,13 @@ def test_rates_are_written_as_celery_writes_them() -> None:
     assert [str(parse_rate(each)) for each in ("10/m", (5, 0.5))] == ["10/m", "5/0.5 s"]
 
 
-def test_an_older_server_gives_one_error_that_names_it(key: str) -> None:
-    older = ScriptedServer()
-    older.script(Acquire, Status.ERROR)
-    lock = sync_client.RateLimit(key, "10/m", servers=[str(older)])
-    with pytest.raises(errors.UnsupportedError, match="too old for rates") as caught:
+def test_an_older_server_gives_one_error_that_names_it(scripted: ScriptedServer) -> None:
+    scripted.script(Hello, Welcome(b"0.1.0", frozenset({b"slots"})))
+    lock = sync_client.RateLimit("k", "10/m", servers=[str(scripted)])
+    with pytest.raises(errors.UnsupportedError, match="does not know rates: remove") as caught:
         lock.acquire()
-    assert str(older) in str(caught.value)
-    older.stop()
+    assert str(scripted) in str(caught.value)
+    assert scripted.asked() == []
 
 
 def test_a_server_says_which_of_its_bounds_a_rate_exceeds(start: Any, key: str) -> None:
