@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from tests.dflockd.client_support import Client, Face, soon, until, waiters
 from tests.dflockd.proxy import Proxy
 from tests.dflockd.raw_server import ServerProcess
 from tests.dflockd.scripted_server import Last, ScriptedCluster, ScriptedServer, Silence
+from tests.dflockd.storage.recovery_support import Site, all_back, inspected
 from tests.pace import Pace
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
@@ -104,6 +106,29 @@ def test_a_renewal_says_whose_the_hold_is_on_another_connection_alone(
     said = (Owner(b"run", 1), b"me", FairGroup(b"tenant"))
     assert (renewal.owner, renewal.label, renewal.group) == said
     face.do(lock.release())
+
+
+async def test_a_server_that_has_lost_all_learns_whose_a_hold_is(
+    client: Client, tmp_path: Path
+) -> None:
+    site = Site(tmp_path / "state", "--default-lease-ttl", "6")
+    try:
+        options = {"lease_ttl_s": 6, "group": "tenant", "group_limit": 2, **WHO}
+        lock = client.semaphore("key", 3, site.start(), **options)
+        assert await lock.acquire()
+        site.kill()
+        site.change_boot()
+        for path in site.path.glob("journal-*"):
+            path.unlink()
+        site.start("--state-recover")
+        await all_back(site.server, lock)
+        [holder] = inspected(site.connect(), "key")["holders"]
+        said = {"label": "me", "owner": "run", "attempt": 1, "group": "tenant"}
+        assert holder | said == holder
+        assert holder["fence"] == lock.fence
+        assert await lock.release()
+    finally:
+        site.end()
 
 
 def test_a_fork_is_another_process(scripted: ScriptedServer) -> None:
