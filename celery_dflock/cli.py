@@ -346,7 +346,6 @@ def _lock(app_settings: Settings, key: str) -> DistributedLock:
     return _in_words(partial(DistributedLock, key, **app_settings.connection_options()))
 
 
-
 def _servers(app_settings: Settings) -> list[str]:
     return _in_words(partial(admin.members, app_settings.servers, **app_settings.credentials()))
 

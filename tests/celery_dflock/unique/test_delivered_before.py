@@ -35,7 +35,10 @@ def task(lock_server: LockServer, key: str) -> Task:
 
 
 def seconds_left(server: LockServer, task: Task) -> float:
-    [lock] = [e for e in admin.stats(server.address)["locks"] if task.name in e["key"]]
+    keys = admin.stats(server.address)["locks"]
+    [lock] = [
+        each for each in keys if each["key"].startswith("unique:") and task.name in each["key"]
+    ]
     return float(lock["lease_expires_in_s"])
 
 
