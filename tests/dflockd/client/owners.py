@@ -179,14 +179,17 @@ class Call:
 
     def _ask(self) -> Flow[bool]:
         """Acquire as locks do: by straight calls, and by a flow what these have not come to."""
-        session = self.session
-        link = session.ask(self.claim, self.timeout)
+        session, rng = self.session, self.owner.rng
+        progress = None
+        if rng.random() < 0.2:
+            progress = self._progress((session.ticket or "").encode(), Reserve(2000, 0))
+        link = session.ask(self.claim, self.timeout, progress=progress)
         reply = None
         if link is not None:
             reply = yield from self._heard(link, session.asked.patience)
             if type(reply) is bytes and session.is_granted(self.claim, link, reply):
                 return True
-        return (yield from session.acquire(self.claim, self.timeout, link, reply))
+        return (yield from session.acquire(self.claim, self.timeout, link, reply, progress))
 
     def _hand_back(self) -> Flow[bool]:
         session = self.session
@@ -213,8 +216,8 @@ class Call:
         ticket = (self.session.ticket or "").encode()
         if self.stage.tickets and self.owner.rng.random() < 0.5:
             ticket = self.stage.tickets.pop()
-        progress = self._progress(ticket)
-        return self.session.enqueue(self.claim, self.timeout, progress if ticket else None)
+        progress = self._progress(ticket) if ticket else None
+        return self.session.enqueue(self.claim, self.timeout, progress=progress)
 
     def _line_up(self) -> Flow[bytes | None]:
         self.timeout = 0
