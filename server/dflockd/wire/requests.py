@@ -225,20 +225,10 @@ def encode_request(request: Request) -> bytes:
 
     The values are trusted to be sendable: check a key with `key_problem` first.
     """
+    if isinstance(request, Acquire):  # that of every lock: among the cases it would take twice as long
+        return _encode_acquire(request)
     # Those of every lock first: it looks through the cases in order.
     match request:
-        case Acquire(space, key, limit, timeout, lease, None, None, b"", None, b"", None) if (
-            limit == 1 or space is Space.SEMAPHORE
-        ):
-            if space is Space.SEMAPHORE:
-                return b"sl\n%b\n%b\n" % (key, _numbers(timeout, limit, lease))
-            return b"l\n%b\n%b\n" % (key, _numbers(timeout, lease))
-        case Acquire(_, key, limit, timeout, lease, rate, owner, label, group, ticket, reserve):
-            said = b"timeout=%d" % timeout
-            if reserve is not None:
-                said += b" away=%d hold=%d" % reserve
-            said += _slot(limit, lease, rate, owner, label, group, ticket)
-            return b"acquire\n%b\n%b\n" % (key, said)
         case Release(space, key, token):
             return encode_release(space, key, token)
         case Enqueue(space, key, limit, lease, None, None, b"", None, b"", None) if (
@@ -306,6 +296,23 @@ def encode_request(request: Request) -> bytes:
             return b"listen\n%b\n%b\n" % (key, token)
         case Malformed():
             raise ValueError("a malformed request cannot be sent")
+
+
+_NOTHING_MORE = Acquire(Space.LOCK, b"", 1, 0, None)[5:]
+
+
+def _encode_acquire(request: Acquire) -> bytes:
+    space, key, limit, timeout, lease, rate, owner, label, group, ticket, reserve = request
+    if request[5:] == _NOTHING_MORE:
+        if space is Space.SEMAPHORE:
+            return b"sl\n%b\n%b\n" % (key, _numbers(timeout, limit, lease))
+        if limit == 1:
+            return b"l\n%b\n%b\n" % (key, _numbers(timeout, lease))
+    said = b"timeout=%d" % timeout
+    if reserve is not None:
+        said += b" away=%d hold=%d" % reserve
+    said += _slot(limit, lease, rate, owner, label, group, ticket)
+    return b"acquire\n%b\n%b\n" % (key, said)
 
 
 def encode_release(space: Space, key: bytes, token: bytes) -> bytes:
