@@ -13,10 +13,8 @@ import pytest
 from dflockd import errors
 from dflockd.client import DistributedLock as AsyncLock
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
-from dflockd.wire import Hello, Welcome
 from tests.dflockd.client_support import waiters
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
-from tests.dflockd.scripted_server import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -130,15 +128,6 @@ def test_it_hears_though_the_server_has_ended_meanwhile(
     eventually(lambda: not newer.acquire())
     assert heard.get(timeout=PATIENCE) == "task-2"
     older.release()
-
-
-def test_an_older_server_is_named_and_nothing_is_asked_of_it(scripted: ScriptedServer) -> None:
-    scripted.script(Hello, Welcome(b"0.1.0", frozenset({b"slots"})))
-    lock = DistributedLock("k", 0, 30, [scripted.address], owner=("run", 0, 7))
-    for ask in (lock.acquire, lock.draw_age):
-        with pytest.raises(errors.UnsupportedError, match=r"'k' on .*the newest.*upgrade it"):
-            ask()
-    assert scripted.asked() == []
 
 
 @pytest.mark.parametrize("age", [0, -1, 2**64, 1.5, True, "1"])

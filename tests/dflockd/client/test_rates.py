@@ -11,9 +11,7 @@ import pytest
 
 from dflockd import client, errors, sync_client
 from dflockd.rates import describe_rate, parse_rate
-from dflockd.wire import Hello, Welcome
 from tests.dflockd.raw_server import ServerProcess, eventually
-from tests.dflockd.scripted_server import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -157,15 +155,6 @@ def test_rates_are_written_as_celery_writes_them() -> None:
         (5, 0.5),
     ]
     assert [str(parse_rate(each)) for each in ("10/m", (5, 0.5))] == ["10/m", "5/0.5 s"]
-
-
-def test_an_older_server_gives_one_error_that_names_it(scripted: ScriptedServer) -> None:
-    scripted.script(Hello, Welcome(b"0.1.0", frozenset({b"slots"})))
-    lock = sync_client.RateLimit("k", "10/m", servers=[str(scripted)])
-    with pytest.raises(errors.UnsupportedError, match="does not know rates: remove") as caught:
-        lock.acquire()
-    assert str(scripted) in str(caught.value)
-    assert scripted.asked() == []
 
 
 def test_a_server_says_which_of_its_bounds_a_rate_exceeds(start: Any, key: str) -> None:
