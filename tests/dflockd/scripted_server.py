@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from dflockd.address import Address
 from dflockd.client import process
 from dflockd.shards import get_shard_id
 from dflockd.wire import (
+    FEATURES,
     Acquire,
     Auth,
-    Confirm,
     Granted,
-    Label,
+    Hello,
+    How,
     Moved,
-    Owner,
     Ping,
     Release,
     Renew,
     Renewed,
     Reply,
-    Report,
     Request,
     RequestReader,
-    Reserve,
-    Resume,
     Shards,
     Status,
-    Turn,
+    Welcome,
     encode_map,
     encode_reply,
     format_token,
@@ -55,6 +51,15 @@ class Last(bytes):
 
 Answer: TypeAlias = "Reply | bytes | type[End] | type[Silence] | Callable[[Request], Answer]"
 """Bytes are sent as they are, whether they are a reply or not."""
+
+Kind: TypeAlias = "type | How"
+"""Of a request: its class; a `Renew` that does more than that is of the kind of `How` it does it."""
+
+
+def kind_of(request: Request) -> Kind:
+    if isinstance(request, Renew) and request.how is not How.PLAIN:
+        return request.how
+    return type(request)
 
 
 def _listen(port: int) -> socket.socket:
@@ -84,7 +89,7 @@ class ScriptedServer:
         """The numbers of the connections that clients have ended."""
         self.accepted = 0
         self._is_stopped = False
-        self._script: dict[type, list[Answer]] = {}
+        self._script: dict[Kind, list[Answer]] = {}
         self._changed = threading.Condition()
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -93,29 +98,25 @@ class ScriptedServer:
     def __str__(self) -> str:
         return str(self.address)
 
-    def script(self, kind: type, *answers: Answer) -> None:
+    def script(self, kind: Kind, *answers: Answer) -> None:
         """Answer requests of a kind so from now on."""
         self._script[kind] = list(answers)
 
-    def asked(self, *kinds: type) -> list[Any]:
-        """Return the requests of these kinds; without kinds, all but who asks, pings and shards."""
+    def asked(self, *kinds: Kind) -> list[Any]:
+        """Return the requests of these kinds; without kinds, all that are about a lock."""
         with self._changed:
             return [
                 r
                 for _, r in self.requests
-                if (
-                    isinstance(r, kinds)
-                    if kinds
-                    else not isinstance(r, Label | Owner | Auth | Ping | Shards)
-                )
+                if (kind_of(r) in kinds if kinds else kind_of(r) not in _ASIDE)
             ]
 
-    def wait_asked(self, kind: type, number: int = 1) -> None:
+    def wait_asked(self, kind: Kind, number: int = 1) -> None:
         """Wait until so many requests of a kind have come."""
         with self._changed:
             assert self._changed.wait_for(
-                lambda: sum(isinstance(r, kind) for _, r in self.requests) >= number, 15
-            ), f"{self} was not asked {number} times for {kind.__name__}: {self.requests}"
+                lambda: sum(kind_of(r) is kind for _, r in self.requests) >= number, 15
+            ), f"{self} was not asked {number} times for {kind}: {self.requests}"
 
     def say(self, line: bytes) -> None:
         """Send something that nobody asked for, on all connections."""
@@ -179,9 +180,8 @@ class ScriptedServer:
         with self._changed:
             self.requests.append((number, request))
             self._changed.notify_all()
-            answers = self._script.get(type(request)) or [
-                _DEFAULTS.get(type(request), Status.ERROR)
-            ]
+            kind = kind_of(request)
+            answers = self._script.get(kind) or [_DEFAULTS.get(kind, Status.ERROR)]
             answer: Any = answers.pop(0) if len(answers) > 1 else answers[0]
         while callable(answer) and not isinstance(answer, type):
             answer = answer(request)
@@ -200,34 +200,27 @@ def renewed(request: Any) -> Renewed:
     return Renewed(request.lease or 33)
 
 
-_DEFAULTS: dict[type, Any] = {
+_DEFAULTS: dict[Kind, Any] = {
+    Hello: Welcome(b"scripted", FEATURES),
     Acquire: grant,
     Renew: renewed,
-    Confirm: renewed,
+    How.BEGUN: renewed,
+    How.CONFIRM: renewed,
+    How.DETACH: renewed,
     Release: Status.OK,
-    Label: Status.OK,
-    Owner: Status.OK,
     Auth: Status.OK,
     Ping: Status.OK,
-    Resume: Status.OK,
-    Reserve: Status.OK,
-    Turn: Status.OK,
     Shards: Status.ERROR,
 }
+_ASIDE = (Hello, Auth, Ping, Shards)
 
 
 class ScriptedCluster:
-    """Some of them, which agree on which of them has which shard.
+    """Some of them, which agree on which of them has which shard."""
 
-    Args:
-        number: of servers.
-        old: the numbers of those that know nothing of versions, as servers of 0.1.
-    """
-
-    def __init__(self, number: int = 2, old: Collection[int] = ()) -> None:
+    def __init__(self, number: int = 2) -> None:
         self.servers = [ScriptedServer() for _ in range(number)]
         self.epoch = 7
-        self.old = old
         self.is_at(0)
 
     @property
@@ -239,8 +232,6 @@ class ScriptedCluster:
         owner: int | None,
         epoch: int,
         servers: Iterable[ScriptedServer] | None = None,
-        *,
-        is_old: bool = False,
     ) -> Answer:
         """What `shards` is answered where one server has all shards."""
         listed = list(self.servers if servers is None else servers)
@@ -251,8 +242,6 @@ class ScriptedCluster:
             "shards": [index] * NUM_SHARDS,
             "epochs": [epoch] * NUM_SHARDS,
         }
-        if is_old:
-            return Report(json.dumps(document).encode())
         return encode_map(document).answer  # type: ignore[return-value]
 
     def shared(self, owners: Iterable[int]) -> Answer:
@@ -268,9 +257,8 @@ class ScriptedCluster:
     def is_at(self, owner: int | None, epoch: int | None = None) -> None:
         """Let all servers report that this one has all shards."""
         self.epoch = self.epoch if epoch is None else epoch
-        for number, server in enumerate(self.servers):
-            report = self.report(owner, self.epoch, is_old=number in self.old)
-            server.script(Shards, report)
+        for server in self.servers:
+            server.script(Shards, self.report(owner, self.epoch))
 
     def moved(self, key: str, to: int, epoch: int | None = None, place: str = "") -> Moved:
         """The refusal that sends clients to another server."""

@@ -294,7 +294,7 @@ class Asker:
         on_first: Talk[R] | None = None
         if first is not None and not first.closed:
             self.telling = first
-            on_first, now = Talk(first, operation(self.target), until), clock.now()
+            on_first, now = Talk(first, operation(self._knowing(first)), until), clock.now()
             on_first.look_at = now + min(SILENCE, (until - now) / 2)
             try:
                 answer = yield on_first

@@ -210,6 +210,8 @@ class Connection:
     def close(self) -> None:
         """Close it. A server lets go of what was held on it. From any thread."""
         self.closed = True
+        if not self.features:
+            _published.discard(self.route.address)
         self._sock.close()
 
     def forget_after_fork(self) -> None:
@@ -384,7 +386,6 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
         link.close()
         if isinstance(exc, errors.DflockdError):
             raise
-        _published.discard(link.route.address)  # another one may be there by now
         server = str(link.route.address)
         raise errors.UnreachableError(
             f"connection to lock server {server} broke: {reason(exc)}", server=server
@@ -408,7 +409,8 @@ def _limit(talk: Talk[Any], exchange: Exchange, sent: float) -> float:
 
 
 _published: set[Address] = set()
-"""Servers that know the published protocol alone, as long as no connection to them breaks."""
+"""Servers that know the published protocol alone, until a connection to them ends: from then on another
+one may be there."""
 
 
 def _open(route: Route, until: float | None, is_strict: bool) -> Waits[Connection]:
@@ -535,4 +537,5 @@ def forget_connections_after_fork() -> None:
     for connection in list(CONNECTIONS):
         connection.forget_after_fork()
     CONNECTIONS.clear()
+    _published.clear()
     _making.clear()

@@ -91,7 +91,7 @@ def _later(lease: Lease, links: Probing, do: Callable[[Link, Target], Flow[None]
         route = route.at(step.server)
         yield from turn.wait(route, lease.left)
         link: Link = yield Open(route)
-        yield from do(link, lease.target.at(step.server))
+        yield from do(link, lease.target.at(step.server).knowing(link.features))
         links.give(link)
         is_back = True
 

@@ -605,7 +605,7 @@ class Session(Asker):
                 self.telling = link
                 until = clock.now() + RELEASE_PATIENCE
                 try:
-                    talk = Talk(link, give(self.target, lease.token), until)
+                    talk = Talk(link, give(self._knowing(link), lease.token), until)
                     if asked is not None:
                         talk.under_way = next(talk.operation), link.asked_at, reply
                     released = yield talk

@@ -256,20 +256,11 @@ def encode_request(request: Request) -> bytes:
 
     The values are trusted to be sendable: check a key with `key_problem` first.
     """
-    # Those of every lock first: it looks through the cases in order.
+    # That of every lock before all: among the cases it would take twice as long.
+    if isinstance(request, Acquire):
+        return _encode_acquire(request)
+    # Then what comes often: it looks through the cases in order.
     match request:
-        case Acquire(space, key, limit, timeout, lease, None, None, b"", None, b"", None) if (
-            limit == 1 or space is Space.SEMAPHORE
-        ):
-            if space is Space.SEMAPHORE:
-                return b"sl\n%b\n%b\n" % (key, _numbers(timeout, limit, lease))
-            return b"l\n%b\n%b\n" % (key, _numbers(timeout, lease))
-        case Acquire(_, key, limit, timeout, lease, rate, owner, label, group, ticket, reserve):
-            said = b"timeout=%d" % timeout
-            if reserve is not None:
-                said += b" away=%d hold=%d" % reserve
-            said += _slot(limit, lease, rate, owner, label, group, ticket)
-            return b"acquire\n%b\n%b\n" % (key, said)
         case Release(space, key, token):
             return encode_release(space, key, token)
         case Enqueue(space, key, limit, lease, None, None, b"", None, b"", None) if (
@@ -322,6 +313,23 @@ def encode_request(request: Request) -> bytes:
             lines: list[Any] = [*request]
             key = lines[0] if has_key else ANY
             return b"%b\n%b\n%b\n" % (command, key, lines[-1] if has_argument else ANY)
+
+
+_NOTHING_MORE = Acquire(Space.LOCK, b"", 1, 0, None)[5:]
+
+
+def _encode_acquire(request: Acquire) -> bytes:
+    space, key, limit, timeout, lease, rate, owner, label, group, ticket, reserve = request
+    if request[5:] == _NOTHING_MORE:
+        if space is Space.SEMAPHORE:
+            return b"sl\n%b\n%b\n" % (key, _numbers(timeout, limit, lease))
+        if limit == 1:
+            return b"l\n%b\n%b\n" % (key, _numbers(timeout, lease))
+    said = b"timeout=%d" % timeout
+    if reserve is not None:
+        said += b" away=%d hold=%d" % reserve
+    said += _slot(limit, lease, rate, owner, label, group, ticket)
+    return b"acquire\n%b\n%b\n" % (key, said)
 
 
 def encode_release(space: Space, key: bytes, token: bytes) -> bytes:

@@ -26,10 +26,6 @@ class Peer:
         self.alive = True
         self.place: Waiter | None = None
         """The position that was taken on it, and not asked about to the end."""
-        self.resumes = b""
-        self.reserves = False
-        self.turn: float | None = None
-        """Seconds for which a slot is set aside for who comes next, and is to be told of its turn."""
 
 
 class Hold:
@@ -59,7 +55,9 @@ class Waiter:
         """``None`` while nobody is there: it is passed over."""
         self.lease = lease
         self.asks = False
-        """Whether its peer waits for a reply."""
+        """Whether its peer waits for a reply..."""
+        self.reserves = False
+        """... and the position is kept if that does not come in time."""
         self.hold: Hold | None = None
         """What it was granted while nobody asked."""
         self.turn: float | None = None

@@ -15,6 +15,8 @@ from dflockd.wire import Space
 LOCK = Target(Space.LOCK, b"key", 1, None, "host:6388")
 LEASED = LOCK._replace(lease=10)
 SEMAPHORE = Target(Space.SEMAPHORE, b"key", 3, 10, "host:6388")
+PUBLISHED = SEMAPHORE.knowing(frozenset())
+"""The same, of a server that knows the published protocol alone."""
 TOKEN = b"0123456789abcdef0123456789abcdef"
 
 

@@ -15,7 +15,7 @@ from dflockd.client.operations import GRACE, Progress, Target
 from dflockd.client.routing import ShardMap
 from dflockd.client.session import ANSWER_PATIENCE, RELEASE_PATIENCE, Reply
 from dflockd.client.steps import Flow, Ready, Route
-from dflockd.wire import Reserve, Space, Turn, UnexpectedReplyError, format_token
+from dflockd.wire import Reserve, Space, UnexpectedReplyError, format_token
 from tests.dflockd.client.homes import Home, Task, WatchedSession
 from tests.dflockd.client.service import KEY
 from tests.dflockd.client.stage import Stage, standing_on
@@ -179,14 +179,17 @@ class Call:
 
     def _ask(self) -> Flow[bool]:
         """Acquire as locks do: by straight calls, and by a flow what these have not come to."""
-        session = self.session
-        link = session.ask(self.claim, self.timeout)
+        session, rng = self.session, self.owner.rng
+        progress = None
+        if rng.random() < 0.2:
+            progress = self._progress((session.ticket or "").encode(), Reserve(2000, 0))
+        link = session.ask(self.claim, self.timeout, progress=progress)
         reply = None
         if link is not None:
             reply = yield from self._heard(link, session.asked.patience)
             if type(reply) is bytes and session.is_granted(self.claim, link, reply):
                 return True
-        return (yield from session.acquire(self.claim, self.timeout, link, reply))
+        return (yield from session.acquire(self.claim, self.timeout, link, reply, progress))
 
     def _hand_back(self) -> Flow[bool]:
         session = self.session
@@ -213,13 +216,13 @@ class Call:
         ticket = (self.session.ticket or "").encode()
         if self.stage.tickets and self.owner.rng.random() < 0.5:
             ticket = self.stage.tickets.pop()
-        progress = self._progress(ticket)
-        return self.session.enqueue(self.claim, self.timeout, progress if ticket else None)
+        progress = self._progress(ticket) if ticket else None
+        return self.session.enqueue(self.claim, self.timeout, progress=progress)
 
     def _line_up(self) -> Flow[bytes | None]:
         self.timeout = 0
         self.owner.came_for_turns |= not self.was_owned
-        return self.session.line_up(self.claim, self._progress(), Turn(500))
+        return self.session.line_up(self.claim, self._progress(), 500)
 
     def _await_turn(self) -> Flow[bytes | None]:
         keep = Reserve(2000, 0) if self.owner.rng.random() < 0.3 else None
@@ -261,7 +264,7 @@ class Call:
         return self.session.question(operations.inspect)
 
     def _progress(self, place: bytes = b"", keep: Reserve | None = None) -> Progress:
-        return Progress(place, keep=keep, may_move=self.stage.service.is_cluster)
+        return Progress(place, keep=keep)
 
     # What came of it.
 

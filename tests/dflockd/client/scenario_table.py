@@ -10,15 +10,13 @@ from dflockd import errors
 from dflockd.wire import (
     Acquire,
     Auth,
-    Confirm,
-    Detach,
     Enqueue,
     Enqueued,
     Evict,
     Granted,
+    Hello,
+    How,
     Inspect,
-    Label,
-    Owner,
     OwnerConflict,
     Recovering,
     Release,
@@ -26,10 +24,19 @@ from dflockd.wire import (
     Renewed,
     Report,
     Status,
+    Unwelcome,
     Wait,
     format_token,
 )
-from tests.dflockd.scripted_server import End, Last, ScriptedCluster, ScriptedServer, Silence, grant
+from tests.dflockd.scripted_server import (
+    End,
+    Kind,
+    Last,
+    ScriptedCluster,
+    ScriptedServer,
+    Silence,
+    grant,
+)
 
 PATIENCE = 15.0
 TOKEN = format_token(7, b"scenario").decode()
@@ -61,13 +68,11 @@ def answers(**kinds: Any) -> Script:
     return script
 
 
-KINDS: dict[str, type] = {
+KINDS: dict[str, Kind] = {
     kind.__name__.lower(): kind
-    for kind in (
-        *(Acquire, Auth, Confirm, Detach, Enqueue, Evict),
-        *(Inspect, Label, Owner, Release, Renew, Wait),
-    )
+    for kind in (Acquire, Auth, Enqueue, Evict, Hello, Inspect, Release, Renew, Wait)
 }
+KINDS |= {"confirm": How.CONFIRM, "detach": How.DETACH}
 HELD = Granted(TOKEN.encode(), 30)
 REPORT = {"key": "k", "limit": 1, "holders": [], "waiters": []}
 AT_ONCE = Enqueued(TOKEN.encode(), 30)
@@ -187,8 +192,8 @@ TABLE: dict[str, Scenario] = {
         ],
         {"owner": ("run", 1)},
     ),
-    "its server hangs up on who introduces himself": Scenario(
-        answers(label=[Last(b"error\n")], acquire=HELD),
+    "its server is a published one, and hangs up on hello": Scenario(
+        answers(hello=Last(b"error\n"), acquire=HELD),
         [
             (("acquire",), True),
             (("release",), True),
@@ -199,9 +204,9 @@ TABLE: dict[str, Scenario] = {
         ],
         {"owner": ("run", 1), "label": "me"},
     ),
-    "its server knows no owners": Scenario(
-        answers(owner=Status.ERROR, acquire=HELD),
-        [(("acquire",), True), (("release",), True), (("connections",), 1)],
+    "its server is a published one, and stays": Scenario(
+        answers(hello=Status.ERROR, acquire=HELD),
+        [(("acquire",), True), (("release",), True), (("connections",), 2)],
         {"owner": ("run", 1), "label": "me"},
     ),
     "it is held by this object": Scenario(
@@ -345,7 +350,12 @@ TABLE: dict[str, Scenario] = {
     ),
     "a check of what was never held": Scenario(answers(), [(("check",), errors.LockLostError)]),
     "the secret is wrong": Scenario(
-        answers(auth=Status.AUTH),
+        answers(hello=Unwelcome(Status.AUTH)),
+        [(("acquire",), errors.AuthRefusedError), (("state",), "free")],
+        {"auth_token": "secret"},
+    ),
+    "the secret is wrong for a published server": Scenario(
+        answers(hello=Last(b"error_auth\n"), auth=Status.AUTH),
         [(("acquire",), errors.AuthRefusedError), (("state",), "free")],
         {"auth_token": "secret"},
     ),

@@ -31,7 +31,7 @@ class Scene:
     ) -> None:
         self.server = server
         self.owner = owner
-        """As whom the rival holds it, and only that: what it asks for later is nobody's conflict."""
+        """As whom the rival holds it."""
         self.key = key
         self.lock = lock
         self.rival = rival
@@ -43,11 +43,8 @@ class Scene:
 
     def hold(self) -> None:
         """Let the rival have the lock."""
-        if self.owner:
-            assert self.rival.ask("owner", "_", self.owner) == "ok"
-        self.token = self.rival.lock(self.key, "0 600")
-        if self.owner:
-            assert self.rival.ask("owner", "_", "rival 0") == "ok"
+        said = f"timeout=0 lease=600{self.owner}"
+        self.token = granted(self.rival.ask("acquire", self.key, said))
 
     def unhold(self) -> None:
         token, self.token = self.token, None

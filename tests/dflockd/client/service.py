@@ -13,12 +13,13 @@ from typing import Any
 from dflockd.address import Address
 from dflockd.shards import get_shard_id
 from dflockd.wire import (
+    FEATURES,
     Acquire,
-    Confirm,
-    Detach,
     Enqueue,
     Enqueued,
     Granted,
+    Hello,
+    How,
     Inspect,
     Moved,
     Pass,
@@ -27,13 +28,11 @@ from dflockd.wire import (
     Renew,
     Renewed,
     Report,
-    Reserve,
-    Resume,
     Shards,
     Status,
     TimedOut,
-    Turn,
     Wait,
+    Welcome,
     YourTurn,
     encode_map,
     format_token,
@@ -155,17 +154,11 @@ class Service:
             return encode_map(document).answer(request)
         if isinstance(request, Inspect):
             return Report(b'{"key": "k", "limit": 1, "holders": [], "waiters": []}')
-        if isinstance(request, Resume):
-            peer.resumes = request.ticket
-        elif isinstance(request, Reserve):
-            peer.reserves = True
-        elif isinstance(request, Turn):
-            peer.turn = request.hold / 1000
-        return Status.OK
+        return Welcome(b"simulated", FEATURES) if isinstance(request, Hello) else Status.OK
 
     def _acquire(self, peer: Peer, request: Acquire) -> None:
-        waiter = self._line_up(peer, request.lease)
-        waiter.asks = True
+        waiter = self._line_up(peer, request)
+        waiter.asks, waiter.reserves = True, request.reserve is not None
         self.serve()
         if waiter.asks:
             self._await(waiter, request.timeout)
@@ -174,8 +167,8 @@ class Service:
         if peer.place is not None:
             peer.reply(Status.ALREADY_ENQUEUED)
             return
-        peer.place = waiter = self._line_up(peer, request.lease)
-        waiter.turn, peer.turn = peer.turn, None
+        peer.place = waiter = self._line_up(peer, request)
+        waiter.turn = None if request.turn is None else request.turn / 1000
         waiter.asks = waiter.turn is not None
         self.serve()
         hold = waiter.hold
@@ -195,7 +188,7 @@ class Service:
                 self._start(hold, hold.lease)
             peer.reply(Granted(hold.token, hold.lease) if is_there else Status.LEASE_EXPIRED)
         else:
-            waiter.asks = True
+            waiter.asks, waiter.reserves = True, request.reserve is not None
             if waiter.turn is not None:
                 self.tickets.pop(waiter.ticket, None)
                 waiter.ticket = b""
@@ -212,16 +205,20 @@ class Service:
         peer.reply(Status.OK)
         self.serve()
 
-    def _renew(self, peer: Peer, request: Renew | Confirm) -> None:
+    def _renew(self, peer: Peer, request: Renew) -> None:
+        if request.how is How.DETACH:
+            self._detach(peer, request)
+            return
         hold = self.holds.get(request.token)
         if hold is None:
-            peer.reply(Status.ERROR if isinstance(request, Renew) else Status.LEASE_EXPIRED)
+            is_certain = request.how is How.CONFIRM
+            peer.reply(Status.LEASE_EXPIRED if is_certain else Status.ERROR)
             return
         hold.peer = peer
         self._start(hold, request.lease)
         peer.reply(Renewed(hold.lease))
 
-    def _detach(self, peer: Peer, request: Detach) -> None:
+    def _detach(self, peer: Peer, request: Renew) -> None:
         hold = self.holds.get(request.token)
         if hold is None or hold.peer not in (peer, None):
             peer.reply(Status.LEASE_EXPIRED)
@@ -245,8 +242,6 @@ class Service:
         Wait: _wait,
         Pass: _pass,
         Renew: _renew,
-        Confirm: _renew,
-        Detach: _detach,
         Release: _release,
     }
 
@@ -283,11 +278,10 @@ class Service:
         self.tickets[waiter.ticket] = waiter
         peer.reply(YourTurn(waiter.ticket))
 
-    def _line_up(self, peer: Peer, lease: int | None) -> Waiter:
-        waiter = self.tickets.pop(peer.resumes, None)
-        peer.resumes = b""
+    def _line_up(self, peer: Peer, request: Acquire | Enqueue) -> Waiter:
+        waiter = self.tickets.pop(request.ticket, None)
         if waiter is None or waiter not in self.queue:
-            waiter = Waiter(peer, lease or DEFAULT_LEASE)
+            waiter = Waiter(peer, request.lease or DEFAULT_LEASE)
             self.queue.append(waiter)
         if waiter.peer is not None:
             waiter.peer.place = None
@@ -302,8 +296,8 @@ class Service:
             if waiter.peer is not peer or not waiter.asks or not peer.alive:
                 return
             waiter.asks, peer.place = False, None
-            if peer.reserves:
-                peer.reserves, waiter.peer = False, None
+            if waiter.reserves:
+                waiter.peer = None
                 peer.reply(TimedOut(self._ticket(waiter)))
             else:
                 self.queue.remove(waiter)

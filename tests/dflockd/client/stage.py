@@ -17,15 +17,13 @@ from typing import Any
 import pytest
 
 from dflockd.address import Address
-from dflockd.client import abilities, clock, connection, lease, routing, session
+from dflockd.client import clock, connection, lease, routing, session
 from dflockd.client.connection import Connection
 from dflockd.client.lease import Lease
 from dflockd.client.session import TRANSITIONS, Session
 from dflockd.client.steps import Link, Pause, Route
 from dflockd.wire import (
     Acquire,
-    Confirm,
-    Detach,
     Enqueue,
     Moved,
     Pass,
@@ -41,7 +39,7 @@ from tests.dflockd.client.weather import BrokenRuleError, Weather
 from tests.dflockd.client.wires import NO, FakeLink, Wire
 from tests.dflockd.client_support import in_this_thread
 
-ABOUT_A_LOCK = (Acquire, Enqueue, Wait, Pass, Renew, Confirm, Detach, Release)
+ABOUT_A_LOCK = (Acquire, Enqueue, Wait, Pass, Renew, Release)
 START = 1000.0
 
 
@@ -84,7 +82,7 @@ class Stage:
     @contextmanager
     def set_up(self) -> Iterator[None]:
         """Let the real code run here. What other tests have left is not collected meanwhile."""
-        abilities.forget_all()
+        connection._published.clear()
         with collector_off(), pytest.MonkeyPatch.context() as patch:
             for owner, name, simulated in (
                 (clock, "now", lambda: self.now),
@@ -99,7 +97,7 @@ class Stage:
             try:
                 yield
             finally:
-                abilities.forget_all()
+                connection._published.clear()
                 stages.pop()
                 self._events.clear()
 

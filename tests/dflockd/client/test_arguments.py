@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dflockd import errors
-from dflockd.wire import Detach, Enqueue, Evict, Status, Wait
+from dflockd.wire import Enqueue, Evict, Status, Wait
 from tests.dflockd.client_support import Face
 from tests.dflockd.raw_server import PATIENCE
-from tests.dflockd.scripted_server import ScriptedServer, renewed
+from tests.dflockd.scripted_server import ScriptedServer
 from tests.effort import more
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
@@ -308,7 +308,6 @@ def test_any_argument_of_a_method_is_refused_or_works(
     scripted.script(Enqueue, Status.QUEUED)
     scripted.script(Wait, Status.TIMEOUT)
     scripted.script(Evict, Status.OK)
-    scripted.script(Detach, renewed)
     keep = st.tuples(NUMBERS | GARBAGE, NUMBERS | GARBAGE).map(
         lambda two: face.module.Reservation(*two)
     )

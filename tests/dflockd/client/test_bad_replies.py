@@ -19,24 +19,25 @@ from hypothesis import strategies as st
 
 from dflockd import errors
 from dflockd.wire import (
+    FEATURES,
     Acquire,
     Auth,
-    Confirm,
-    Detach,
     Enqueue,
     Enqueued,
     Evict,
     Granted,
+    Hello,
+    How,
     Inspect,
-    Label,
     Release,
     Renew,
     Shards,
     Status,
     Wait,
+    Welcome,
 )
 from tests.dflockd.client_support import Calls, Client, Face, until
-from tests.dflockd.scripted_server import Last, ScriptedServer, grant, renewed
+from tests.dflockd.scripted_server import Kind, Last, ScriptedServer, grant, renewed
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -108,19 +109,20 @@ def looked_at(lock: Any) -> None:
     assert "\n" not in repr(lock)
 
 
-METHODS: dict[str, tuple[type, Callable[[Any], Any], tuple[Any, ...]]] = {
+METHODS: dict[str, tuple[Kind, Callable[[Any], Any], tuple[Any, ...]]] = {
     "acquire": (Acquire, lambda lock: lock.acquire(), (True, False)),
     "enqueue": (Enqueue, lambda lock: lock.enqueue(), ("acquired", "queued")),
     "wait": (Wait, lambda lock: lock.wait(0), (True, False)),
-    "adopt": (Confirm, lambda lock: lock.adopt(TOKEN.decode()), (True, False)),
+    "adopt": (How.CONFIRM, lambda lock: lock.adopt(TOKEN.decode()), (True, False)),
     "renew": (Renew, lambda lock: lock.renew(), (True, False)),
-    "detach": (Detach, lambda lock: lock.detach(), None),
+    "detach": (How.DETACH, lambda lock: lock.detach(), None),
     "release": (Release, lambda lock: lock.release(), (True, False)),
     "evict": (Evict, lambda lock: lock.evict(5), (True, False)),
     "inspect": (Inspect, lambda lock: lock.inspect(), None),
     "auth": (Auth, lambda lock: lock.acquire(), (True, False)),
-    "label": (Label, lambda lock: lock.acquire(), (True, False)),
+    "hello": (Hello, lambda lock: lock.acquire(), (True, False)),
 }
+WELCOME = Welcome(b"1.0", FEATURES)
 HELD = ("renew", "detach", "release")
 
 
@@ -133,18 +135,16 @@ def test_any_bytes(face: Face, scripted: ScriptedServer, name: str) -> None:
         # The connection of before may have said the last that it will ever say.
         servers = [("127.0.0.1", scripted.port)]
         secret = "secret" if name == "auth" else None
-        label = "label" if name == "label" else ""
-        return face.module.DistributedLock(
-            "key", 0, 30, servers=servers, auth_token=secret, label=label
-        )
+        return face.module.DistributedLock("key", 0, 30, servers=servers, auth_token=secret)
 
     @many
     @given(reply=REPLIES)
     def check(reply: bytes) -> None:
-        for each in (Acquire, Confirm, Enqueue, Wait, Renew, Detach, Release, Evict, Inspect):
+        for each in (How.CONFIRM, Wait, How.DETACH, Evict, Inspect):
             scripted.script(each, Status.ERROR)
+        # A published server is shown the token by itself.
+        scripted.script(Hello, Status.ERROR if name == "auth" else WELCOME)
         scripted.script(Auth, Status.OK)
-        scripted.script(Label, Status.OK)
         scripted.script(Acquire, grant)
         scripted.script(Release, Status.OK)
         scripted.script(Renew, renewed)
@@ -154,8 +154,8 @@ def test_any_bytes(face: Face, scripted: ScriptedServer, name: str) -> None:
             assert face.do(lock.acquire()) is True
         elif name == "wait":
             assert face.do(lock.enqueue()) == "queued"
-        if name == "auth":
-            scripted.cut()  # only a new connection shows the token
+        if name in ("auth", "hello"):
+            scripted.cut()  # only a new connection says so
         scripted.script(kind, reply)
         try:
             result = face.do(call(lock))
@@ -166,15 +166,12 @@ def test_any_bytes(face: Face, scripted: ScriptedServer, name: str) -> None:
         else:
             assert meanings is None or result in meanings
         looked_at(lock)
-        scripted.script(
-            kind, *{Acquire: [grant], Auth: [Status.OK], Label: [Status.OK]}.get(kind, [Status.OK])
-        )
+        scripted.script(kind, {Acquire: grant, Hello: WELCOME}.get(kind, Status.OK))
         face.do(lock.release())
         # What is left in the pool is in order, or nobody uses it.
-        if name != "label":
-            after = make()
-            assert face.do(after.acquire()) is True
-            assert face.do(after.release()) is True
+        after = make()
+        assert face.do(after.acquire()) is True
+        assert face.do(after.release()) is True
 
     check()
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from dflockd import errors
-from dflockd.wire import Acquire, Auth, Confirm, Enqueue, Granted, Label, Renew, Status, Wait
+from dflockd.wire import Acquire, Auth, Enqueue, Granted, Hello, How, Renew, Status, Wait
 from tests.dflockd.client.silence import GRACE, SLACK
 from tests.dflockd.client_support import Client, soon
 from tests.dflockd.raw_server import PATIENCE, ServerProcess
@@ -238,15 +238,17 @@ async def test_a_server_that_is_silent_about_one_thing(
     async def ask(client: Client, silent: type, is_idle: bool) -> None:
         server = scripts()
         options: dict[str, Any] = {"auth_token": "secret", "acquire_timeout_s": 0}
+        if silent is Auth:
+            server.script(Hello, Status.ERROR)
         if is_idle:
             async with client.lock(KEY, server, **options):
                 pass
-            if silent is Auth:
-                server.cut()  # it is asked for the token again
+            if silent is not Acquire:
+                server.cut()  # it is shown the token again
         server.script(silent, Silence)
         await in_time(client.lock(KEY, server, label="label", **options).acquire(), 0)
 
-    cases = itertools.product(clients, (Acquire, Auth, Label), (True, False))
+    cases = itertools.product(clients, (Acquire, Auth, Hello), (True, False))
     await asyncio.gather(*itertools.starmap(ask, cases))
 
 
@@ -275,7 +277,7 @@ async def test_a_confirmation_that_never_comes_in_time(
         time.sleep(0.6)
         return Granted(b"ab" * 16, 1) if isinstance(request, Acquire) else Status.ERROR
 
-    for kind in (Acquire, Renew, Confirm):
+    for kind in (Acquire, Renew, How.CONFIRM):
         scripted.script(kind, late)
     lock = client.lock(KEY, scripted, acquire_timeout_s=timeout, lease_ttl_s=1)
     with Pace() as pace, contextlib.suppress(errors.RemoteError):

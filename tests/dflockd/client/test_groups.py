@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dflockd import errors, sync_client
-from dflockd.wire import Acquire, InGroup, Status
 from tests.dflockd.client_support import Client
 from tests.dflockd.raw_server import ServerProcess
-from tests.dflockd.scripted_server import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -76,17 +74,3 @@ async def test_a_group_has_as_many_as_its_limit(
 def test_what_is_no_group_is_refused_early(given: dict[str, object], text: str) -> None:
     with pytest.raises(errors.InvalidArgumentError, match=text):
         sync_client.DistributedLock("k", **given)  # type: ignore[arg-type]
-
-
-def test_a_server_that_knows_no_groups_is_not_asked_for_the_lock() -> None:
-    """It would let the request wait in its one queue: the error says what to do."""
-    server = ScriptedServer()
-    try:
-        server.script(InGroup, Status.ERROR)
-        lock = sync_client.DistributedLock("k", servers=[str(server)], group="tenant:7")
-        with pytest.raises(errors.GroupsUnsupportedError, match="upgrade it, or remove the group"):
-            lock.acquire()
-        assert str(server) in str(lock)
-        assert server.asked(Acquire) == []
-    finally:
-        server.stop()

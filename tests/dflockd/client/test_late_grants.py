@@ -22,6 +22,8 @@ from tests.dflockd.client.operations_support import (
     granted,
 )
 
+CONFIRM = b"renew\nkey\ntoken=%b how=confirm lease=%d\n"
+
 
 @pytest.mark.parametrize("operation", [operations.acquire, operations.wait])
 @pytest.mark.parametrize(
@@ -37,7 +39,7 @@ def test_a_long_wait_is_followed_by_a_renewal(
         return
     renewed = Answer(b"ok 10", 1200.0, 1200.001)
     played = Played(operation(LEASED, 1000), grant, renewed)
-    assert played.requests[1] == b"n\nkey\n%b 10\n" % TOKEN
+    assert played.requests[1] == CONFIRM % (TOKEN, 10)
     assert played.sent[1].patience == REPLY_PATIENCE
     assert played.result == Grant(TOKEN, 10, 1210.0)
 
@@ -46,7 +48,7 @@ def test_the_renewal_of_a_late_grant_asks_for_what_was_granted() -> None:
     grant = granted(40, received=150.0)
     renewed = Answer(b"ok 40", 150.0, 150.001)
     played = Played(operations.acquire(LOCK, 100), grant, renewed)
-    assert played.requests[1] == b"n\nkey\n%b 40\n" % TOKEN
+    assert played.requests[1] == CONFIRM % (TOKEN, 40)
 
 
 def test_a_late_grant_whose_lease_has_ended_is_not_believed() -> None:
@@ -94,7 +96,7 @@ def test_a_late_renewal_of_a_late_grant_is_not_believed_either() -> None:
         Answer(b"ok 10", 105.0, 115.0),  # the lease of this answer ends as it comes
         Answer(b"ok 10", 115.0, 118.0),
     )
-    assert played.requests[1] == played.requests[2] == b"n\nkey\n%b 10\n" % TOKEN
+    assert played.requests[1] == played.requests[2] == CONFIRM % (TOKEN, 10)
     assert played.result == Grant(TOKEN, 10, 125.0)
 
 

@@ -14,10 +14,10 @@ from dflockd import errors
 from dflockd.client import DistributedLock
 from dflockd.wire import (
     Acquire,
-    Detach,
     Enqueue,
     Evict,
     Granted,
+    How,
     Inspect,
     Renew,
     Renewed,
@@ -77,14 +77,13 @@ async def test_each_renewal_asks_for_what_was_granted(
 
 async def test_so_do_renew_and_detach(client: Client, scripted: ScriptedServer) -> None:
     scripted.script(Renew, rounded_down)
-    scripted.script(Detach, renewed)
     lock = client.lock("key", scripted, lease_ttl_s=10)
     assert await lock.acquire() is True
     for _ in range(3):
         assert await lock.renew() is True
     assert [request.lease for request in scripted.asked(Renew)] == [10] * 3
     assert await lock.detach()
-    assert [request.lease for request in scripted.asked(Detach)] == [10]
+    assert [request.lease for request in scripted.asked(How.DETACH)] == [10]
 
 
 async def test_after_a_break_as_well(client: Client, scripted: ScriptedServer) -> None:

@@ -12,12 +12,9 @@ import pytest
 
 from dflockd import errors
 from dflockd.client import DistributedLock as AsyncLock
-from dflockd.client import abilities
 from dflockd.sync_client import DistributedLock, DistributedSemaphore
-from dflockd.wire import Acquire, DrawAge, Owner, Status
 from tests.dflockd.client_support import waiters
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
-from tests.dflockd.scripted_server import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
@@ -40,7 +37,6 @@ def test_ages_grow(server: ServerProcess, key: str) -> None:
 def test_who_holds_the_lock_hears_of_the_newest(server: ServerProcess, key: str) -> None:
     heard: queue.Queue[str] = queue.Queue()
     older, newer = lock_of(server, key, 1), lock_of(server, key, 2)
-    older.require_ages()
     assert older.acquire()
     older.listen(heard.put)
     assert not newer.acquire()
@@ -65,7 +61,6 @@ async def test_asyncio_draws_and_hears_on_its_loop(server: ServerProcess, key: s
     heard: asyncio.Future[tuple[str, object]] = loop.create_future()
     older = AsyncLock(key, 0, 30, at, owner=("older", 0, first))
     newer = AsyncLock(key, 60, 30, at, label="the newer", owner=("newer", 0, second))
-    await older.require_ages()
     older.listen(lambda by: heard.set_result(("", "not held yet")))
     assert await older.acquire()
     older.listen(lambda by: heard.set_result((by, asyncio.get_running_loop())))
@@ -106,7 +101,6 @@ def test_who_listens_on_a_loop_that_is_closed_is_told_nothing(
 
 def test_who_waits_is_told(server: ServerProcess, key: str) -> None:
     holder, older, newer = (lock_of(server, key, age, 60) for age in (1, 2, 3))
-    holder.require_ages()
     assert holder.acquire()
     assert older.enqueue() == "queued"
     newer.acquire_timeout_s = 0
@@ -125,40 +119,15 @@ def test_it_hears_though_the_server_has_ended_meanwhile(
     first = start("--state-dir", state)
     heard: queue.Queue[str] = queue.Queue()
     older = lock_of(first, key, 1)
-    older.require_ages()
     assert older.acquire()
     older.listen(heard.put)
     first.signal(signal.SIGKILL)
     first.wait()
     second = start("--state-dir", state, "--port", str(first.port))
     newer = lock_of(second, key, 2)
-    newer.require_ages()
     eventually(lambda: not newer.acquire())
     assert heard.get(timeout=PATIENCE) == "task-2"
     older.release()
-
-
-def test_an_older_server_is_named_and_nothing_is_asked_of_it(scripted: ScriptedServer) -> None:
-    scripted.script(DrawAge, Status.ERROR)
-    lock = DistributedLock("k", 0, 30, [scripted.address], owner=("run", 0, 7))
-    with pytest.raises(errors.UnsupportedError, match=r"'k' on .*too old.*upgrade it"):
-        lock.require_ages()
-    assert scripted.asked(Owner, Acquire) == []
-
-
-@pytest.mark.parametrize("what", [abilities.EXTENSIONS, abilities.OWNERS])
-def test_a_server_in_the_place_of_an_older_one_is_told_who_asks(
-    server: ServerProcess, key: str, what: str
-) -> None:
-    address = DistributedLock(key, servers=[("127.0.0.1", server.port)])._session.asked_first
-    abilities.forget_all()
-    abilities.note(address, what, knows=False)
-    lock = lock_of(server, key, 7)
-    lock.require_ages()
-    assert lock.acquire()
-    [holder] = lock.inspect()["holders"]
-    assert holder["age"] == 7
-    assert lock.release()
 
 
 @pytest.mark.parametrize("age", [0, -1, 2**64, 1.5, True, "1"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from typing import Any
 
@@ -11,17 +10,20 @@ import pytest
 from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import operations
+from dflockd.client.introduction import Introduction
 from dflockd.client.operations import (
     GRACE,
     Answer,
     Grant,
     Operation,
     Progress,
+    about_server,
 )
-from dflockd.wire import MAX_SECONDS, encode_map
+from dflockd.wire import MAX_SECONDS, Owner, encode_map
 from tests.dflockd.client.operations_support import (
     LEASED,
     LOCK,
+    PUBLISHED,
     SEMAPHORE,
     TOKEN,
     Played,
@@ -36,42 +38,28 @@ MAP = {"num_shards": 2, "servers": ["a:1"], "shards": [0, -1], "epochs": [7, 0]}
 
 def test_the_map_comes_packed_and_is_not_sent_twice() -> None:
     report = encode_map(MAP)
-    first = Played(operations.shards("a:1"), at_once(b"ok " + report.packed.json))
+    first = Played(operations.shards(about_server("a:1")), at_once(b"ok " + report.packed.json))
     assert first.requests == [b"shards\n_\n_ zlib\n"]
     assert first.result == ([Address("a", 1)], [0, -1], [7, 0], report.version)
-    again = Played(operations.shards("b:1", first.result), at_once(b"ok"))
+    again = Played(operations.shards(about_server("b:1"), first.result), at_once(b"ok"))
     assert again.requests == [b"shards\n_\n%b zlib\n" % report.version]
     assert again.result is first.result
     other = encode_map(MAP | {"epochs": [8, 0]})
     changed = Played(
-        operations.shards("b:1", first.result), at_once(b"ok " + other.packed.json)
+        operations.shards(about_server("b:1"), first.result), at_once(b"ok " + other.packed.json)
     ).result
     assert (changed.epochs, changed.version) == ([8, 0], other.version)
-
-
-def test_a_server_of_0_1_sends_the_whole_map_whatever_is_asked() -> None:
-    whole = at_once(b"ok " + json.dumps(MAP).encode())
-    known = operations.ShardReport([], [-1], [0], b"0af3")
-    assert Played(operations.shards("a:1"), whole).result == (
-        [Address("a", 1)],
-        [0, -1],
-        [7, 0],
-        b"",
-    )
-    old = Played(operations.shards("a:1", known), whole)
-    assert old.requests == [b"shards\n_\n0af3 zlib\n"]
-    assert old.result.version == b""
-    next_ = Played(operations.shards("a:1", old.result), whole)
-    assert next_.requests == [b"shards\n_\n_ zlib\n"], "it has nothing that could be named"
 
 
 @pytest.mark.parametrize("known", [None, operations.ShardReport([], [-1], [0])])
 def test_the_same_as_nothing_is_no_answer(known: operations.ShardReport | None) -> None:
     with pytest.raises(errors.RefusedError, match="unexpected answer"):
-        Played(operations.shards("a:1", known), at_once(b"ok"))
+        Played(operations.shards(about_server("a:1"), known), at_once(b"ok"))
 
 
 # What is asked.
+
+TASK = LOCK._replace(introduction=Introduction(b"a task", Owner(b"run", 2)))
 
 
 @pytest.mark.parametrize(
@@ -82,17 +70,37 @@ def test_the_same_as_nothing_is_no_answer(known: operations.ShardReport | None) 
         (operations.acquire(LEASED, 0.2), b"l\nkey\n0 10\n"),
         (operations.acquire(LOCK, 9.98), b"l\nkey\n10\n"),
         (operations.acquire(LOCK, None), b"l\nkey\n%d\n" % MAX_SECONDS),
-        (operations.acquire(SEMAPHORE, 5), b"sl\nkey\n5 3 10\n"),
-        (operations.acquire(SEMAPHORE._replace(lease=None), 5), b"sl\nkey\n5 3\n"),
+        (operations.acquire(SEMAPHORE, 5), b"acquire\nkey\ntimeout=5 limit=3 lease=10\n"),
+        (operations.acquire(PUBLISHED, 5), b"sl\nkey\n5 3 10\n"),
+        (operations.acquire(PUBLISHED._replace(lease=None), 5), b"sl\nkey\n5 3\n"),
+        (
+            operations.acquire(TASK, 5),
+            b"acquire\nkey\ntimeout=5 owner=run attempt=2 label=a task\n",
+        ),
+        (operations.acquire(TASK.knowing(frozenset()), 5), b"l\nkey\n5\n"),
         (operations.enqueue(LOCK), b"e\nkey\n\n"),
         (operations.enqueue(LEASED), b"e\nkey\n10\n"),
-        (operations.enqueue(SEMAPHORE), b"se\nkey\n3 10\n"),
+        (operations.enqueue(SEMAPHORE), b"enqueue\nkey\nlimit=3 lease=10\n"),
+        (operations.enqueue(PUBLISHED), b"se\nkey\n3 10\n"),
+        (operations.line_up(LOCK, 500), b"enqueue\nkey\nturn=500\n"),
         (operations.wait(LOCK, 5), b"w\nkey\n5\n"),
-        (operations.wait(SEMAPHORE, 1), b"sw\nkey\n1\n"),
+        (operations.wait(SEMAPHORE, 1), b"w\nkey\n1\n"),
+        (operations.wait(PUBLISHED, 1), b"sw\nkey\n1\n"),
         (operations.renew(LOCK, TOKEN, 33), b"n\nkey\n%b 33\n" % TOKEN),
-        (operations.renew(SEMAPHORE, TOKEN, 7), b"sn\nkey\n%b 7\n" % TOKEN),
+        (operations.renew(SEMAPHORE, TOKEN, 7), b"n\nkey\n%b 7\n" % TOKEN),
+        (operations.renew(PUBLISHED, TOKEN, 7), b"sn\nkey\n%b 7\n" % TOKEN),
+        (
+            operations.renew(TASK, TOKEN, 7),
+            b"renew\nkey\ntoken=%b lease=7 owner=run attempt=2 label=a task\n" % TOKEN,
+        ),
+        (
+            operations.confirm(TASK, TOKEN, 7),
+            b"renew\nkey\ntoken=%b how=confirm lease=7 label=a task\n" % TOKEN,
+        ),
+        (operations.confirm(PUBLISHED, TOKEN, 7), b"sn\nkey\n%b 7\n" % TOKEN),
         (operations.release(LOCK, TOKEN), b"r\nkey\n%b\n" % TOKEN),
-        (operations.release(SEMAPHORE, TOKEN), b"sr\nkey\n%b\n" % TOKEN),
+        (operations.release(SEMAPHORE, TOKEN), b"r\nkey\n%b\n" % TOKEN),
+        (operations.release(PUBLISHED, TOKEN), b"sr\nkey\n%b\n" % TOKEN),
         (operations.authenticate(b"secret", "host:6388"), b"auth\n_\nsecret\n"),
     ],
 )
@@ -154,7 +162,7 @@ def test_who_is_queued_asks_for_a_sign_of_life_before_that() -> None:
 def test_a_place_in_the_queue_is_not_given_up_for_an_attempt() -> None:
     target = LOCK._replace(progress=Progress(place=b"p1"))
     exchange = next(operations.acquire(target, 9.5))
-    assert exchange.request == b"resume\n_\np1\nl\nkey\n10\n"
+    assert exchange.request == b"acquire\nkey\ntimeout=10 ticket=p1\n"
     assert (exchange.patience, exchange.timeout_is_reply) == (10 + GRACE, False)
 
 

@@ -15,7 +15,7 @@ from dflockd import errors
 from dflockd.client import introduction
 from dflockd.client.pending import PendingAcquire
 from dflockd.client.process import close_idle_connections
-from dflockd.sync_client import DistributedSemaphore, Reservation
+from dflockd.sync_client import DistributedLock, DistributedSemaphore, Reservation
 from examples.demo.stage import LockServer, wait_until
 from tests.dflockd.client.crowd import PATIENCE, Crowd, take_up
 
@@ -209,11 +209,10 @@ def test_who_leaves_lets_others_in(crowd: Crowd) -> None:
 
 
 def test_a_refusal_is_told(crowd: Crowd) -> None:
-    with DistributedSemaphore("refused", 3, servers=[crowd.server.address]):
-        crowd.join(DistributedSemaphore("refused", 2, servers=[crowd.server.address]))
-        number, error = crowd.hear("ended")
+    crowd.join(DistributedLock("refused", None, 1_000_000, [crowd.server.address]))
+    number, error = crowd.hear("ended")
     assert number == 0
-    assert isinstance(error, errors.LimitMismatchError)
+    assert isinstance(error, errors.RefusedError)
 
 
 def test_a_run_that_is_sent_twice_is_told_so(crowd: Crowd) -> None:

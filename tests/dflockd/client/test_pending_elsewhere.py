@@ -13,17 +13,12 @@ from dflockd.client import pending
 from dflockd.sync_client import DistributedLock
 from dflockd.wire import (
     Enqueue,
-    Enqueued,
-    Granted,
-    Label,
+    Hello,
     Recovering,
-    Release,
-    Resume,
     Status,
-    Turn,
     Wait,
+    Welcome,
     YourTurn,
-    format_token,
 )
 from examples.demo.stage import LockServer
 from tests.dflockd.client.crowd import PATIENCE, Crowd, take_up
@@ -112,7 +107,7 @@ def test_in_a_cluster_a_position_goes_where_its_key_goes(
     acquire = crowd.join(DistributedLock(key, None, 10, cluster.seeds))
     assert crowd.hear("queued") == (0, None)
     crowd.hear_told(0)
-    assert {resume.ticket for resume in second.asked(Resume)} == {b"7ticket7"}
+    assert {request.ticket for request in second.asked(Enqueue)} == {b"7ticket7"}
     assert acquire.hand_over() == "8ticket8"
     acquire.leave()
     second.wait_asked(Wait, 2)
@@ -133,22 +128,25 @@ def test_in_a_cluster_a_turn_goes_where_its_key_goes(cluster: ScriptedCluster) -
     crowd.hear("queued")
     crowd.hear_told(0)
     assert acquire.ticket == "2ticket2"
-    assert [resume.ticket for resume in second.asked(Resume)] == [b"1ticket1"]
+    assert [request.ticket for request in second.asked(Enqueue)] == [b"1ticket1"]
     first.script(Enqueue, YourTurn(b"3ticket3"))
     cluster.is_at(0, 9)
     second.stop()
     crowd.hear_told(0)
     assert acquire.ticket == "3ticket3"
-    assert [resume.ticket for resume in first.asked(Resume)] == [b"2ticket2"]
+    assert [request.ticket for request in first.asked(Enqueue)] == [b"", b"2ticket2"]
     crowd.pending.close()
 
 
 # Servers that are too old.
 
 
-def test_a_server_that_knows_no_turns_is_asked_once(scripted: ScriptedServer) -> None:
-    """And is not asked for the lock: it would grant it."""
-    scripted.script(Turn, Status.ERROR)
+@pytest.mark.parametrize("hello", [Welcome(b"0.1.0", frozenset({b"slots"})), Last(b"error\n")])
+def test_a_server_that_knows_no_turns_is_asked_for_nothing(
+    scripted: ScriptedServer, hello: Any
+) -> None:
+    """It would grant the lock."""
+    scripted.script(Hello, hello)
     crowd = Crowd(None)
     for number in range(3):
         crowd.join(DistributedLock("key", servers=[str(scripted)], label="me"))
@@ -156,39 +154,6 @@ def test_a_server_that_knows_no_turns_is_asked_once(scripted: ScriptedServer) ->
         assert told == number
         assert isinstance(error, errors.UnsupportedError)
         assert error.key == "key"
-    assert len(scripted.asked(Turn)) == 1
-    assert not scripted.asked(Enqueue)
-    # Connections are accepted in order: this is the second.
+    assert not scripted.asked()
     assert DistributedLock("key", servers=[str(scripted)]).acquire()
-    assert scripted.accepted == 2
-
-
-def test_a_server_that_hangs_up_on_turns(scripted: ScriptedServer) -> None:
-    for kind in (Label, Turn):
-        scripted.script(kind, Last(b"error\n"))
-    crowd = Crowd(None)
-    for label in ("", "me"):
-        crowd.join(DistributedLock("key", servers=[str(scripted)], label=label))
-        _, error = crowd.hear("ended")
-        assert isinstance(error, errors.UnsupportedError)
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_a_server_that_was_replaced_by_an_older_one(scripted: ScriptedServer, waits: bool) -> None:
-    """What it has granted is given back at once."""
-    scripted.script(Enqueue, YourTurn(b"1ticket1"))
-    crowd = Crowd(None)
-    crowd.join(DistributedLock("key", servers=[str(scripted)]))
-    crowd.hear_told(0)
-    token = format_token(99, b"scripted")
-    scripted.script(Turn, Status.ERROR)
-    scripted.script(Enqueue, Status.QUEUED if waits else Enqueued(token, 10))
-    scripted.script(Wait, Granted(token, 10))
-    crowd.join(DistributedLock("key", servers=[str(scripted)]))
-    if waits:
-        crowd.hear("queued")
-    number, error = crowd.hear("ended")
-    assert number == 1
-    assert isinstance(error, errors.UnsupportedError)
-    assert [release.token for release in scripted.asked(Release)] == [token]
     crowd.pending.close()

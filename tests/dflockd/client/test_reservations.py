@@ -13,7 +13,7 @@ from dflockd import errors, sync_client
 from dflockd.client.pending import PendingAcquire, PendingAcquires
 from dflockd.client.process import close_idle_connections
 from dflockd.sync_client import Reservation
-from dflockd.wire import Acquire, Enqueue, Reserve, Resume, Status, TimedOut, Wait
+from dflockd.wire import Acquire, Enqueue, Hello, Reserve, Space, Status, TimedOut, Wait
 from tests.dflockd.client_support import Client, is_free, soon, stats, until
 from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 from tests.dflockd.scripted_server import ScriptedCluster, ScriptedServer
@@ -229,20 +229,18 @@ async def test_longer_than_the_server_keeps_anything(
     await holder.release()
 
 
-async def test_an_older_server(client: Client, scripted: ScriptedServer) -> None:
-    """It answers what it does not know with an error, and is asked the rest on the same connection."""
-    scripted.script(Reserve, Status.ERROR)
-    scripted.script(Resume, Status.ERROR)
+async def test_a_published_server(client: Client, scripted: ScriptedServer) -> None:
+    """It keeps no position, and is asked for all else."""
+    scripted.script(Hello, Status.ERROR)
     scripted.script(Enqueue, Status.QUEUED)
     scripted.script(Wait, Status.TIMEOUT)
-    lock = client.lock("older", servers=[str(scripted)])
+    lock = client.lock("key", servers=[str(scripted)])
     for ticket in (None, "0123456789"):
         assert await lock.enqueue(ticket) == "queued"
         assert await soon(lock.wait(1, Reservation(1.5, 0.25))) is False
         assert lock.ticket is None
-    assert scripted.asked(Reserve) == [Reserve(1500, 250)] * 2
-    assert scripted.asked(Resume) == [Resume(b"0123456789")]
-    assert scripted.accepted == 1
+    assert scripted.asked(Enqueue) == [Enqueue(Space.LOCK, b"key", 1, None)] * 2
+    assert {request.reserve for request in scripted.asked(Wait)} == {None}
 
 
 async def test_in_a_cluster_it_is_kept_where_the_key_has_gone(client: Client) -> None:
@@ -250,19 +248,18 @@ async def test_in_a_cluster_it_is_kept_where_the_key_has_gone(client: Client) ->
     first, second = cluster.servers
     first.script(Enqueue, Status.QUEUED)
     first.script(Wait, cluster.moved(key, 1, 8, place="7moved7"))
+    second.script(Acquire, TimedOut(b"7kept7"))
     second.script(Enqueue, Status.QUEUED)
-    second.script(Wait, TimedOut(b"7kept7"))
     try:
         lock = client.lock(key, servers=cluster.seeds, acquire_timeout_s=5)
         assert await lock.enqueue() == "queued"
         assert await soon(lock.wait(3, Reservation(2, 1))) is False
         assert lock.ticket == "7kept7"
-        assert first.asked(Reserve) == second.asked(Reserve) == [Reserve(2000, 1000)]
-        assert second.asked(Resume) == [Resume(b"7moved7")]
-        assert second.asked(Acquire) == [], "who has no position cannot have it kept"
+        [wait, acquire] = first.asked(Wait) + second.asked(Acquire)
+        assert wait.reserve == acquire.reserve == Reserve(2000, 1000)
+        assert acquire.ticket == b"7moved7"
         assert await lock.enqueue(lock.ticket) == "queued"
-        assert second.asked(Resume)[1:] == [Resume(b"7kept7")]
-        assert len(second.asked(Enqueue)) == 2
+        assert [request.ticket for request in second.asked(Enqueue)] == [b"7kept7"]
         await lock.release()
     finally:
         cluster.stop()

@@ -27,9 +27,8 @@ from tests.dflockd.client.stage import START, Stage
 from tests.dflockd.client.weather import BrokenRuleError, some_weather
 
 RARE = {
-    "a position that is left is not looked after": 33,
-    "nobody notices that a position is forgotten": 37,
-    "a shorter lease begins once it is confirmed": 146,
+    "a position that is left is not looked after": 266,
+    "a shorter lease begins once it is confirmed": 37,
 }
 """Planted faults that few worlds show, and the first world that does."""
 

@@ -15,7 +15,7 @@ from dflockd import client, errors, sync_client
 from dflockd.client import arguments
 from dflockd.client.lock import LockBase
 from dflockd.client.rated import RatedSession
-from dflockd.wire import InGroup, Rate, key_problem
+from dflockd.wire import FairGroup, Rate, key_problem
 
 keys: st.SearchStrategy[Any] = (
     st.text(st.sampled_from("abz09:{}~ \t\0\n\u00e9\u2028\udc80"), max_size=5)
@@ -150,7 +150,7 @@ def test_a_sort_has_a_rate_and_a_limit_of_groups() -> None:
             assert isinstance(session, RatedSession)
             assert not session._begins
             assert session.target.rate == Rate(10, 60_000)
-            assert session.target.group == InGroup(b"a", 2)
+            assert session.target.group == FairGroup(b"a", 2)
         assert make("key")._session.target.group is None
 
 

@@ -252,7 +252,7 @@ def test_a_signal_at_every_instruction(
     def new_scene() -> Scene:
         lost.locks.clear()
         lock = sync_client.DistributedLock(key, on_lost=lost, **options)
-        scene = Scene(server, key, lock, rival, "run 0" if how == "conflict" else "")
+        scene = Scene(server, key, lock, rival, " owner=run attempt=0" if how == "conflict" else "")
         if how in BUSY:
             scene.hold()
         return scene

@@ -192,7 +192,7 @@ async def test_an_answer_is_given_a_moment_also_when_the_time_is_over(
 
     def ask() -> Flow[None]:
         link = yield Open(route, is_over)
-        yield from flows.talk(link, operations.ping(""), is_over)
+        yield from flows.talk(link, operations.ping(operations.about_server("")), is_over)
         link.close()
 
     blocking.drive(carry_out(ask()))

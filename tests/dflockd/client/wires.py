@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dflockd.client.connection import Connection
-from dflockd.client.introduction import ANONYMOUS
 from dflockd.client.steps import Route
 from dflockd.wire import (
     Granted,
@@ -214,9 +213,7 @@ class FakeLink(Connection):
     def __init__(self, wire: Wire, route: Route) -> None:
         self.route = route
         self.closed = False
-        self.introduction = ANONYMOUS
-        self.refused = False
-        self.knows_owners = None
+        self.features = frozenset()
         self.pooled = False
         self.idle_since = 0.0
         self.rested = False

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from dflockd.table import Effect, ShardTable, Snapshot
-from dflockd.table.state import Entry, Group, Peer
-from dflockd.wire import Owner, Rate, Refusal, Renew, Status
+from dflockd.table.state import Entry, Group, Hold, Peer
+from dflockd.wire import Rate, Refusal, Status
+from dflockd.wire.arguments import Asked
 
 
 @contextmanager
@@ -45,13 +46,15 @@ class DoesNotFreeze(ShardTable):
 
 
 class LowerFenceWins(ShardTable):
-    def _reclaim(self, group: Group, peer: Peer, request: Renew, lease: int, now: float) -> bool:
-        entry = group.spaces[request.space].get(request.key)
-        fence = self._forgotten(group, request, now)
-        if entry is not None and fence is not None and not request.space:
+    def _reclaim(
+        self, group: Group, peer: Peer, space: int, key: bytes, *renewal: Any
+    ) -> Hold | None:
+        token, _, now, *_ = renewal
+        entry = group.spaces[space].get(key)
+        if entry is not None and self._forgotten(group, space, key, token, now) is not None:
             for hold in list(entry.holds.values()):
                 self._free(hold, now, [])
-        return super()._reclaim(group, peer, request, lease, now)
+        return super()._reclaim(group, peer, space, key, *renewal)
 
 
 class ForgetsPositions(ShardTable):
@@ -86,19 +89,14 @@ class LetsOneMoreBegin(ShardTable):
 class DoesNotWaitForTheRelease(ShardTable):
     """Takes the lock from who is older, and does not wait until they have let go."""
 
-    def _asked_with_age(
-        self,
-        entry: Entry,
-        peer: Peer,
-        owner: Owner,
-        ticket: bytes,
-        now: float,
-        effects: list[Effect],
+    def _contend_with_age(
+        self, entry: Entry, peer: Peer, asked: Asked, now: float, effects: list[Effect]
     ) -> Entry | Refusal:
-        found = super()._asked_with_age(entry, peer, owner, ticket, now, effects)
+        found = super()._contend_with_age(entry, peer, asked, now, effects)
         if isinstance(found, Entry):
+            assert asked.owner is not None
             for hold in list(found.holds.values()):
-                if hold.owner is not None and hold.owner.age < owner.age:
+                if hold.owner is not None and hold.owner.age < asked.owner.age:
                     self._free(hold, now, effects)
             if not self._is_here(found):
                 return self._add(found.group, found.space, found.key, found.limit)

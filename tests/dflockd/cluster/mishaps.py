@@ -286,10 +286,10 @@ def stray_renewal(world: World) -> None:
     def arrive() -> None:
         (server,) = (s for s in world.servers.values() if 0 in s.able())
         fence = (min(epoch for epoch in epochs) << 40) + 1
-        token = server.table._issuer.token(*KEYS[0][:2], fence)
+        token = server.table._issuer.token(*KEYS[0][:2], fence, is_sole=True)
         sender = Client(world, "stray", world.clients["c1"].clock, _nothing)
         connection = Connection(sender, server)
-        server.receive(server.handle, connection, [Renew(*KEYS[0][:2], token, 8)])
+        server.receive(server.handle, connection, Renew(*KEYS[0][:2], token, 8))
 
     epochs: list[int] = []
     world.at(4.5, lambda: epochs.append(world.servers[FIRST].node.view.epochs[0]))

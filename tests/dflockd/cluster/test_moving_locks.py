@@ -55,8 +55,7 @@ def test_a_drained_server_hands_over_holders_and_waiters_in_their_order(
     resumed = []
     for address, place in reversed(places):
         client = cluster.connect(cluster.at(address))
-        client.send(f"resume\n_\n{place}\nl\n{holder.key}\n20 {LEASE}\n".encode())
-        assert client.line() == "ok"
+        client.request("acquire", holder.key, f"timeout=20 lease={LEASE} ticket={place}")
         resumed.insert(0, client)
     assert ask_at_once(cluster, holder.key) == "timeout"
     holder.keep()

@@ -20,7 +20,7 @@ from examples.demo.stage import WAIT, LockServer
 from tests import forkserver
 from tests.dflockd.client_support import make_certificate
 from tests.dflockd.cluster.stage import ClusterStage, FewShards
-from tests.dflockd.raw_server import RawClient
+from tests.dflockd.raw_server import RawClient, granted
 from tests.dflockd.shards.etcd_process import Etcd
 from tests.dflockd.top.terminal import ENTER, HIDE, LEAVE, SHOW, Terminal
 
@@ -33,14 +33,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LockServer]:
         yield server
 
 
+class Holder(RawClient):
+    """Asks for locks under a label."""
+
+    label = ""
+
+    def wait(self, key: str, *, seconds: int = 0, lease: int = 60) -> None:
+        self.request("acquire", key, f"timeout={seconds} lease={lease} label={self.label}")
+
+    def hold(self, key: str, *, lease: int = 60) -> str:
+        self.wait(key, lease=lease)
+        return granted(self.line())
+
+
 @pytest.fixture
-def client(server: LockServer) -> Iterator[Callable[[str], RawClient]]:
+def client(server: LockServer) -> Iterator[Callable[[str], Holder]]:
     """Make clients with a label that are connected until the end of the test."""
     clients = []
 
-    def make(label: str) -> RawClient:
-        clients.append(RawClient(socket.create_connection((server.host, server.port), WAIT)))
-        assert clients[-1].ask("label", "_", label) == "ok"
+    def make(label: str) -> Holder:
+        clients.append(Holder(socket.create_connection((server.host, server.port), WAIT)))
+        clients[-1].label = label
         return clients[-1]
 
     yield make
@@ -52,12 +65,12 @@ def top(*arguments: str) -> Sequence[str]:
     return [*TOP, *arguments]
 
 
-def test_a_lock_changes_hands(server: LockServer, client: Callable[[str], RawClient]) -> None:
+def test_a_lock_changes_hands(server: LockServer, client: Callable[[str], Holder]) -> None:
     first, second = client("first-holder"), client("second-holder")
-    token = first.lock("account:7")
+    token = first.hold("account:7")
     with Terminal(top("--server", server.address)) as terminal:
         terminal.wait_line("account:7", "first-holder")
-        second.request("l", "account:7", "60")
+        second.wait("account:7", seconds=60)
         terminal.wait_line("1 of 1 servers answer, 1 key, 1 waiting, ")
         assert terminal.wait_line("account:7", "first-holder").split()[-1] == "1"
 
@@ -69,13 +82,13 @@ def test_a_lock_changes_hands(server: LockServer, client: Callable[[str], RawCli
 
 
 def test_a_lease_drains_and_is_filled_by_a_renewal(
-    server: LockServer, client: Callable[[str], RawClient]
+    server: LockServer, client: Callable[[str], Holder]
 ) -> None:
     holder = client("me")
     # What has drained is grey, or nothing where there are no colours.
     with Terminal(top("--server", server.address), env={"NO_COLOR": "1"}) as terminal:
         terminal.wait_line("1 of 1 servers answer")
-        token = holder.lock("draining", "0 12")
+        token = holder.hold("draining", lease=12)
         full = terminal.wait_line("draining", "━").count("━")
         terminal.wait(lambda lines: bars(lines, "draining") < full or None, "shorter bar")
         assert holder.ask("n", "draining", f"{token} 30").startswith("ok ")
@@ -86,10 +99,10 @@ def bars(lines: list[str], key: str) -> int:
     return next((line.count("━") for line in lines if line.startswith(key)), 100)
 
 
-def test_orders_sizes_and_the_end(server: LockServer, client: Callable[[str], RawClient]) -> None:
+def test_orders_sizes_and_the_end(server: LockServer, client: Callable[[str], Holder]) -> None:
     holder = client("me")
     for number in range(30):
-        holder.lock(f"key-{number:02}")
+        holder.hold(f"key-{number:02}")
     with Terminal(top("--server", server.address, "--sort", "key"), height=10) as terminal:
         terminal.wait_line("key-00")
         assert [line[:6] for line in terminal.screen[2:9]] == [f"key-{n:02}" for n in range(7)]
@@ -111,13 +124,13 @@ def test_orders_sizes_and_the_end(server: LockServer, client: Callable[[str], Ra
 
 
 def test_who_waits_and_what_is_filtered(
-    server: LockServer, client: Callable[[str], RawClient]
+    server: LockServer, client: Callable[[str], Holder]
 ) -> None:
-    client("shop.sync[11111111-aa] w1 pid 1").lock("account:7")
-    client("shop.mail[99999999-aa] w1 pid 9").lock("mail:1")
+    client("shop.sync[11111111-aa] w1 pid 1").hold("account:7")
+    client("shop.mail[99999999-aa] w1 pid 9").hold("mail:1")
     for number in (2, 3):
         label = f"shop.sync[{number}2222222-bb] w{number} pid {number}"
-        client(label).request("l", "account:7", "60")
+        client(label).wait("account:7", seconds=60)
     with Terminal(top("--server", server.address), width=80) as terminal:
         assert "shop.sync[11111111] w1:1" in terminal.wait_line("account:7")
         terminal.type("w")
@@ -158,9 +171,9 @@ def is_left_clean(terminal: Terminal) -> None:
 
 
 def test_a_key_that_would_command_the_terminal(
-    server: LockServer, client: Callable[[str], RawClient]
+    server: LockServer, client: Callable[[str], Holder]
 ) -> None:
-    client("me").lock("evil:\x1b[2J\x1b]0;owned\x07")
+    client("me").hold("evil:\x1b[2J\x1b]0;owned\x07")
     with Terminal(top("--server", server.address)) as terminal:
         terminal.wait_line(r"evil:\x1b[2J\x1b]0;owned\x07", "me")
         assert b"\x1b[2J" not in terminal.output
@@ -218,8 +231,8 @@ def test_all_servers_of_a_cluster(tmp_path: Path) -> None:
             terminal.wait_line(keys[1], "me")
 
 
-def test_without_a_terminal(server: LockServer, client: Callable[[str], RawClient]) -> None:
-    client("me").lock("piped")
+def test_without_a_terminal(server: LockServer, client: Callable[[str], Holder]) -> None:
+    client("me").hold("piped")
     process = forkserver.start(top("--server", server.address), stdout=subprocess.PIPE)
     with process.stdout:
         for _ in range(2):

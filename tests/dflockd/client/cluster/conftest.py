@@ -15,9 +15,9 @@ from tests.dflockd.scripted_server import (
 
 
 @pytest.fixture
-def cluster(request: pytest.FixtureRequest) -> Iterator[ScriptedCluster]:
-    """Two servers; the first has all shards. The parameter says which of them are old."""
-    cluster = ScriptedCluster(old=getattr(request, "param", ()))
+def cluster() -> Iterator[ScriptedCluster]:
+    """Two servers; the first has all shards."""
+    cluster = ScriptedCluster()
     yield cluster
     cluster.stop()
 

@@ -11,9 +11,8 @@ import pytest
 
 from dflockd.wire import (
     Acquire,
-    Confirm,
-    Detach,
     Evict,
+    How,
     Inspect,
     Recovering,
     Release,
@@ -281,16 +280,16 @@ async def test_release_after_the_server_has_died(
 
 async def test_detach_and_adopt_follow(make: Callable[..., Any], cluster: ScriptedCluster) -> None:
     first, second = cluster.servers
-    first.script(Detach, Recovering(20), cluster.moved(KEY, 1, epoch=8))
-    second.script(Detach, Renewed(60))
-    second.script(Confirm, cluster.moved(KEY, 0, epoch=9))
+    first.script(How.DETACH, Recovering(20), cluster.moved(KEY, 1, epoch=8))
+    second.script(How.DETACH, Renewed(60))
+    second.script(How.CONFIRM, cluster.moved(KEY, 0, epoch=9))
     lock = make(acquire_timeout_s=0)
     await lock.acquire()
     token = lock.token
     assert await lock.detach(60) == token
     assert not lock.held
     other = make(acquire_timeout_s=0)
-    first.script(Confirm, Recovering(20), Renewed(33))
+    first.script(How.CONFIRM, Recovering(20), Renewed(33))
     assert await other.adopt(token) is True
     assert other.held
     assert await other.release() is True

@@ -13,13 +13,12 @@ import pytest
 from dflockd import errors
 from dflockd.wire import (
     Acquire,
-    Confirm,
     Enqueue,
     Granted,
+    How,
     Moved,
     Recovering,
     Release,
-    Resume,
     Status,
     Wait,
 )
@@ -95,11 +94,9 @@ async def test_a_place_is_taken_along(make: Callable[..., Any], cluster: Scripte
     cluster.servers[1].script(Acquire, Recovering(10), moved_back)
     async with make(label="me") as lock:
         assert lock.server == str(cluster.servers[0])
-    kinds = (Resume, Acquire)
-    first, second = (server.asked(*kinds) for server in cluster.servers)
-    assert [type(r) for r in second] == [Resume, Acquire, Resume, Acquire]
-    assert {r.ticket for r in second if isinstance(r, Resume)} == {b"p1"}
-    assert [r.ticket if isinstance(r, Resume) else "l" for r in first] == ["l", b"p2", "l"]
+    first, second = (server.asked(Acquire) for server in cluster.servers)
+    assert [request.ticket for request in second] == [b"p1", b"p1"]
+    assert [request.ticket for request in first] == [b"", b"p2"]
 
 
 async def test_a_blocked_waiter_moves(make: Callable[..., Any], cluster: ScriptedCluster) -> None:
@@ -115,7 +112,8 @@ async def test_a_blocked_waiter_moves(make: Callable[..., Any], cluster: Scripte
     await until(lambda: len(first.asked(Acquire)) == 1)
     go.set()
     assert await soon(waiting) is True
-    assert [type(r) for r in second.asked()] == [Resume, Acquire, Release]
+    assert [type(r) for r in second.asked()] == [Acquire, Release]
+    assert second.asked(Acquire)[0].ticket == b"p1"
 
 
 async def test_wait_goes_on_where_the_place_is(
@@ -128,8 +126,8 @@ async def test_wait_goes_on_where_the_place_is(
     assert await lock.enqueue() == "queued"
     assert await lock.wait(7) is True
     assert lock.server == str(second)
-    assert [type(r) for r in second.asked()] == [Resume, Acquire]
-    assert second.asked(Acquire)[0].timeout == 7
+    [request] = second.asked()
+    assert (type(request), request.ticket, request.timeout) == (Acquire, b"p1", 7)
     assert await lock.release() is True
 
 
@@ -172,7 +170,7 @@ async def test_wait_once_the_place_has_moved_and_the_next_is_not_ready(
     lock = make()
     assert await lock.enqueue() == "queued"
     assert await lock.wait() is True
-    assert [type(r) for r in second.asked()] == [Resume, Acquire, Resume, Acquire]
+    assert [(type(r), r.ticket) for r in second.asked()] == [(Acquire, b"p1")] * 2
     assert await lock.release() is True
 
 
@@ -212,10 +210,14 @@ async def test_a_grant_that_moves_before_it_is_confirmed(
         return grant(request)
 
     first.script(Acquire, late)
-    first.script(Confirm, cluster.moved(KEY, 1))
+    first.script(How.CONFIRM, cluster.moved(KEY, 1))
     lock = make(lease_ttl_s=3)
     assert await lock.acquire() is True
     assert lock.server == str(second)
-    assert first.asked(Confirm)[0].token == second.asked(Confirm)[0].token == lock.token.encode()
+    assert (
+        first.asked(How.CONFIRM)[0].token
+        == second.asked(How.CONFIRM)[0].token
+        == lock.token.encode()
+    )
     assert second.asked(Acquire) == []
     assert await lock.release() is True

@@ -31,10 +31,6 @@ from tests.pace import Pace
 
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
-during_a_roll_out = pytest.mark.parametrize(
-    "cluster", [(), (0,), (1,), (0, 1)], indirect=True, ids=["new", "old-new", "new-old", "old"]
-)
-
 
 # Where a lock is asked for.
 
@@ -53,7 +49,6 @@ async def test_the_server_in_charge_is_asked(
     assert [type(r) for r in cluster.servers[1].asked(Acquire, Release)] == [Acquire, Release]
 
 
-@during_a_roll_out
 async def test_the_map_is_loaded_once(make: Callable[..., Any], cluster: ScriptedCluster) -> None:
     for number in range(5):
         async with make(f"{KEY}-{number}"):
@@ -135,7 +130,6 @@ async def test_a_server_that_says_the_same_of_nothing(
         await make().acquire()
 
 
-@during_a_roll_out
 async def test_the_map_is_asked_for_by_its_version(
     make: Callable[..., Any], cluster: ScriptedCluster
 ) -> None:
@@ -151,12 +145,9 @@ async def test_the_map_is_asked_for_by_its_version(
         assert cluster.loads() > loads
     assert make().server == str(second)
     versions = [request.version for server in cluster.servers for request in server.asked(Shards)]
-    if len(cluster.old) == 0:
-        # Who is shutting down is asked last.
-        assert len(set(versions) - {b""}) == 1, versions
-        assert versions.count(b"") == 1, versions
-    elif len(cluster.old) == 2:
-        assert set(versions) == {b""}
+    # Who is shutting down is asked last.
+    assert len(set(versions) - {b""}) == 1, versions
+    assert versions.count(b"") == 1, versions
 
 
 # What belongs to the blocking client alone.

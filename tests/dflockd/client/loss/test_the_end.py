@@ -24,7 +24,7 @@ from dflockd.client.operations import Grant, Target
 from dflockd.client.pool import Pool
 from dflockd.client.reactor import Reactor
 from dflockd.client.steps import Ready, Route
-from dflockd.wire import Space
+from dflockd.wire import FEATURES, Space, Welcome, encode_reply
 from tests.dflockd.client.loss.support import LEASE, Held
 from tests.dflockd.client_support import (
     Calls,
@@ -38,6 +38,11 @@ from tests.dflockd.raw_server import PATIENCE
 pytestmark = pytest.mark.usefixtures("no_idle_connections")
 
 
+def _greet(sock: socket.socket) -> None:
+    assert sock.recv(1000).startswith(b"hello\n")
+    sock.sendall(encode_reply(Welcome(b"1.0", FEATURES)))
+
+
 @contextlib.asynccontextmanager
 async def _answered_and_left(client: Client, again: bytes) -> AsyncIterator[Held]:
     """A lock whose first renewal is answered with the end of its connection."""
@@ -46,6 +51,7 @@ async def _answered_and_left(client: Client, again: bytes) -> AsyncIterator[Held
         with contextlib.suppress(OSError):
             sock, _ = listener.accept()
             with sock:
+                _greet(sock)
                 sock.recv(1000)
                 sock.sendall(b"ok 0123456789abcdef0123456789abcdef %d\n" % LEASE)
                 sock.recv(1000)
@@ -56,6 +62,7 @@ async def _answered_and_left(client: Client, again: bytes) -> AsyncIterator[Held
             while True:
                 sock, _ = listener.accept()
                 with sock:
+                    _greet(sock)
                     sock.recv(1000)
                     sock.sendall(again)
 
@@ -97,7 +104,7 @@ class Line:
     def __init__(self, *lines: bytes) -> None:
         self.route = Route(Address("host", 1))
         self.closed = self.pooled = False
-        self.label = b""
+        self.features = FEATURES
         self.owed = True
         self.lines = list(lines)
         self.sent: list[bytes] = []
@@ -287,6 +294,7 @@ async def _kept_by_the_next(client: Client) -> None:
     def serve(listener: socket.socket) -> None:
         sock, _ = listener.accept()
         with sock:
+            _greet(sock)
             sock.recv(1000)
             sock.sendall(b"ok 0123456789abcdef0123456789abcdef 1\n")
             sock.recv(1000)
@@ -296,6 +304,7 @@ async def _kept_by_the_next(client: Client) -> None:
             sock.shutdown(socket.SHUT_RDWR)
         sock, _ = listener.accept()
         with sock:
+            _greet(sock)
             sock.recv(1000)
             sock.sendall(b"ok 33\n")
             renewed.set()

@@ -12,7 +12,6 @@ from dflockd.wire import (
     Recovering,
     Reply,
     Request,
-    Resume,
 )
 from tests.dflockd.cluster.simulation.machines import (
     PATIENCE,
@@ -39,16 +38,16 @@ class Asking(Process):
     """A process that asks servers, and follows where they send it."""
 
     def _ask_on(self, key: Key, request: Request, until: float) -> Life:
-        return (yield from self._pursue(key, lambda: [request], until, [b""]))
+        return (yield from self._pursue(key, lambda: request, until, [b""]))
 
     def _pursue(
-        self, key: Key, requests: Callable[[], list[Request]], until: float, place: list[bytes]
+        self, key: Key, begin: Callable[[], Request], until: float, place: list[bytes]
     ) -> Life:
         """Ask whoever is in charge; return the answer, or ``None`` when there was none in time."""
         refusals = 0
         while True:
-            asked = requests()
-            waits = asked[-1].timeout if isinstance(asked[-1], Acquire) else 0
+            asked = begin()
+            waits = asked.timeout if isinstance(asked, Acquire) else 0
             answer = yield from self._ask(self._connect(key), asked, waits + PATIENCE)
             if answer is None:
                 self.owners.pop(self._shard(key), None)
@@ -73,9 +72,9 @@ class Asking(Process):
                 return None
             yield from self._sleep(min(self.world.random.uniform(0.05, 0.2), until - self.now))
 
-    def _ask(self, connection: Connection, requests: list[Request], patience: float) -> Life:
+    def _ask(self, connection: Connection, request: Request, patience: float) -> Life:
         sent = self.now
-        self.outbox.append((connection.send, (requests,)))
+        self.outbox.append((connection.send, (request,)))
         while self.now < sent + patience:
             event = yield sent + patience
             if event is not None and event[0] is connection:
@@ -113,10 +112,3 @@ class Asking(Process):
             self.outbox.append((connection.close, ()))
         self._old.clear()
         self._connection = None
-
-    def _resuming(self, place: bytes, request: Request) -> list[Request]:
-        """Return what says who asks, and for which position, and the request."""
-        said: list[Request] = [] if self._owner is None else [self._owner]
-        if self._group is not None:
-            said.append(self._group)
-        return [*said, Resume(place), request] if place else [*said, request]

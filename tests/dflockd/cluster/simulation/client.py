@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflockd.wire import (
     Acquire,
     Aged,
-    Begun,
-    Confirm,
     DrawAge,
     Enqueue,
     Enqueued,
+    FairGroup,
     Granted,
-    InGroup,
+    How,
     Moved,
     Owner,
     Pass,
@@ -26,11 +25,9 @@ from dflockd.wire import (
     Reply,
     Request,
     Reserve,
-    Space,
     Status,
     Superseded,
     TimedOut,
-    Turn,
     Unbegun,
     Wait,
     YourTurn,
@@ -64,7 +61,7 @@ class Client(Asking):
         self.ages: dict[Key, list[int]] = {}
         """With which it has asked for each key."""
         self._owner: Owner | None = None
-        self._group: InGroup | None = None
+        self._group: FairGroup | None = None
         self._connection: Connection | None = None
         self._old: list[Connection] = []
         self._life = (errand or Client._live)(self)
@@ -137,9 +134,9 @@ class Client(Asking):
             take = self._by_turn
         if self.world.rules.groups:
             # These only have their turns when they are granted something.
-            take, self._group = self.acquire, InGroup(rng.choice((b"a", b"a", b"b", b"c")))
+            take, self._group = self.acquire, FairGroup(rng.choice((b"a", b"a", b"b", b"c")))
         hold = rng.choice((0.1, 0.5, 3, 9) if not self.world.calm else (0.2,))
-        if self.world.rules.ages and key.space is Space.LOCK and not (yield from self._age(key)):
+        if self.world.rules.ages and key.limit == 1 and not (yield from self._age(key)):
             return False
         granted = yield from self.use(take, key, timeout, lease, hold)
         self._owner = None
@@ -155,7 +152,7 @@ class Client(Asking):
                 return False
             former.append(answer.reply.age)
         name = f"{self.name}/{next(self.world.numbers)}".encode()
-        self._owner = Owner(name, 0, name, None, rng.choice(former[-3:]))
+        self._owner = Owner(name, 0, rng.choice(former[-3:]))
         if self.world.calm:
             self._owner = self._owner._replace(age=former[-1])
         return True
@@ -185,7 +182,7 @@ class Client(Asking):
             return False
         if key in self.world.rates:
             if self.world.chance(0.1):
-                yield from self._ask_on(key, Unbegun(*key[:2], token), deadline)
+                yield from self._ask_on(key, Unbegun(key.name, token), deadline)
                 self._hang_up()
                 return False
             self.world.begin(self, key, self.clock.true(self.now))
@@ -196,8 +193,8 @@ class Client(Asking):
 
     def _confirm(self, key: Key, token: bytes, lease: int) -> Life:
         """Find out whether a grant that took its time still counts."""
-        request = Renew if self.world.rules.confirms_by_renewal else Confirm
-        return (yield from self._ask_on(key, request(*key[:2], token, lease), self.now + lease))
+        how = How.PLAIN if self.world.rules.confirms_by_renewal else How.CONFIRM
+        return (yield from self._ask_on(key, Renew(*key[:2], token, lease, how), self.now + lease))
 
     def _hold(
         self, key: Key, token: bytes, lease: int, sent: float, deadline: float, until: float
@@ -205,7 +202,7 @@ class Client(Asking):
         # Who does not say so has begun when the hold ends, for all that the server knows.
         says_so = key in self.world.rates and not self.world.chance(0.2)
         while True:
-            request = Begun if says_so else Renew
+            how = How.BEGUN if says_so else How.PLAIN
             yield from self._sleep(0 if says_so else min(until, sent + lease / 2) - self.now)
             says_so = False
             if self.now >= deadline:
@@ -215,7 +212,8 @@ class Client(Asking):
                 return
             if self.now >= until:
                 break
-            answer = yield from self._ask_on(key, request(*key[:2], token, lease), deadline)
+            request = Renew(*key[:2], token, lease, how)
+            answer = yield from self._ask_on(key, request, deadline)
             if answer is None or self.now >= deadline:
                 self.world.counts["leases ended"] += 1
                 self.world.forget(self)
@@ -237,27 +235,29 @@ class Client(Asking):
         from_answer = self.world.rules.counts_from_answer
         return (answer.received if from_answer else answer.sent) + lease
 
+    def _said(self, key: Key) -> tuple[Any, ...]:
+        """Return what is said of a key and of who asks: the fields from `rate` to `group`."""
+        return self.world.rates.get(key), self._owner, b"", self._group
+
     def acquire(self, key: Key, timeout: float, lease: int, ticket: bytes = b"") -> Life:
         until, progress = self.now + timeout, [ticket]
 
-        def requests() -> list[Request]:
+        def begin() -> Request:
             left = max(0, math.ceil(until - self.now))
-            return self._resuming(
-                progress[0], Acquire(*key, left, lease, self.world.rates.get(key))
-            )
+            return Acquire(*key, left, lease, *self._said(key), progress[0])
 
-        answer = yield from self._pursue(key, requests, until, progress)
+        answer = yield from self._pursue(key, begin, until, progress)
         return answer if answer is not None and isinstance(answer.reply, Granted) else None
 
     def _enqueue(self, key: Key, timeout: float, lease: int) -> Life:
         until, progress = self.now + timeout, [b""]
 
-        def requests() -> list[Request]:
-            return self._resuming(progress[0], Enqueue(*key, lease, self.world.rates.get(key)))
+        def begin() -> Request:
+            return Enqueue(*key, lease, *self._said(key), progress[0])
 
         rng, keeps = self.world.random, self.world.rules.keeps_places
         while True:
-            answer = yield from self._pursue(key, requests, until, progress)
+            answer = yield from self._pursue(key, begin, until, progress)
             if answer is None or answer.reply is Status.ALREADY_ENQUEUED:
                 return None
             if isinstance(answer.reply, Enqueued):
@@ -268,10 +268,10 @@ class Client(Asking):
                 return None
             while True:
                 left = max(0, math.ceil(until - self.now))
-                waiting: list[Request] = [Wait(*key[:2], left)]
+                waiting = Wait(*key[:2], left)
                 if keeps:
-                    waiting = [Reserve(*rng.choice(((0, 1000), (500, 500), (2000, 100)))),
-                               Wait(*key[:2], min(left, rng.choice((0, 1))))]  # fmt: skip
+                    reserve = Reserve(*rng.choice(((0, 1000), (500, 500), (2000, 100))))
+                    waiting = Wait(*key[:2], min(left, rng.choice((0, 1))), reserve)
                 answer = yield from self._ask(connection, waiting, left + PATIENCE)
                 if answer is None or not isinstance(answer.reply, Recovering) or not left:
                     break
@@ -288,13 +288,12 @@ class Client(Asking):
     def _by_turn(self, key: Key, timeout: float, lease: int) -> Life:
         """Wait to be told of the turn, and take the lock on another connection once there is time."""
         rng, until, progress = self.world.random, self.now + timeout, [b""]
-        turn = Turn(rng.choice((100, 1000, 3000)))
+        turn = rng.choice((100, 1000, 3000))
 
-        def requests() -> list[Request]:
-            request = Enqueue(*key, lease, self.world.rates.get(key))
-            return [turn, *self._resuming(progress[0], request)]
+        def begin() -> Request:
+            return Enqueue(*key, lease, *self._said(key), progress[0], turn)
 
-        answer = yield from self._pursue(key, requests, until, progress)
+        answer = yield from self._pursue(key, begin, until, progress)
         while answer is not None:
             reply, connection = answer.reply, self._connection
             if isinstance(reply, Granted | Enqueued):
@@ -302,7 +301,7 @@ class Client(Asking):
             if isinstance(reply, Moved):
                 progress[0] = reply.ticket or progress[0]
                 self._learn(reply)
-                answer = yield from self._pursue(key, requests, until, progress)
+                answer = yield from self._pursue(key, begin, until, progress)
                 continue
             if isinstance(reply, YourTurn):
                 self.world.counts["told"] += 1
@@ -310,7 +309,7 @@ class Client(Asking):
                 if connection is None or self.world.calm or rng.random() < 0.6:
                     break
                 if rng.random() < 0.5:
-                    self.outbox.append((connection.send, ([Pass(*key[:2], reply.ticket)],)))
+                    self.outbox.append((connection.send, (Pass(key.name, reply.ticket),)))
                 yield from self._sleep(rng.choice((0, 0.5, 4)))
             elif isinstance(reply, Recovering):
                 yield from self._sleep(0.1)
@@ -318,7 +317,7 @@ class Client(Asking):
             if connection is None or self.now >= until or is_over:
                 return None
             left = max(1, math.ceil(until - self.now))
-            answer = yield from self._ask(connection, [Wait(*key[:2], left)], left + PATIENCE)
+            answer = yield from self._ask(connection, Wait(*key[:2], left), left + PATIENCE)
         if answer is None:
             return None
         yield from self._sleep(0 if self.world.calm else rng.choice((0, 0, 0.3, 2)))

@@ -11,10 +11,7 @@ from dflockd.address import Address
 from dflockd.client import connection
 from dflockd.client.connection import Resolve, Wait
 from dflockd.client.steps import Hear, Pause, Ready
-from dflockd.wire import (
-    Request,
-    RequestReader,
-)
+from dflockd.wire import RequestReader
 from tests.dflockd.cluster.simulation.machines import Connection
 
 if TYPE_CHECKING:
@@ -103,16 +100,14 @@ class Socket:
     def send(self, data: bytes) -> int:
         self._check()
         self._requests.receive(data)
-        requests: list[Request] = []
-        while (request := self._requests.next_request()) is not None:
-            requests.append(request)
         connection, client = self.connection, self._client
         if not connection.server.alive:
             world = client.world
             if world.random.random() < 0.5:
                 world.after(world.delay(), client.receive, client.heard, connection, None)
             connection.broken = True
-        client.outbox.append((connection.send, (requests,)))
+        while (request := self._requests.next_request()) is not None:
+            client.outbox.append((connection.send, (request,)))
         return len(data)
 
     def recv(self, _: int) -> bytes:

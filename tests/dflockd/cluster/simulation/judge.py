@@ -6,7 +6,6 @@ import bisect
 from typing import Any
 
 from dflockd.shards import get_shard_id
-from dflockd.wire import Space
 from tests.dflockd.cluster.simulation.client import Client
 from tests.dflockd.cluster.simulation.machines import (
     KINDS,
@@ -45,7 +44,7 @@ class Judge:
         self.counts["grants"] += 1
         self.granted[client.name] = self.time
         self.log(client.name, "holds %s, fence ...%x", key.name, fence & 0xFFFFFFFFFFFFF)
-        if key.space is Space.LOCK and fence <= latest:
+        if key.limit == 1 and fence <= latest:
             raise self.violation(f"fence {fence:x} of {key.name.decode()} has not grown")
         if fence > latest:
             self._fences[key] = fence, client

@@ -54,7 +54,7 @@ class Key(NamedTuple):
 KEYS = (
     Key(Space.LOCK, b"shard#0/a", 1),
     Key(Space.LOCK, b"shard#1/b", 1),
-    Key(Space.SEMAPHORE, b"shard#1/s", 2),
+    Key(Space.LOCK, b"shard#1/s", 2),
 )
 
 
@@ -216,7 +216,9 @@ class Connection:
         """What was asked for last."""
         self.ticket = 0
         self.group = b""
-        """To whose turns what is asked belongs."""
+        """To whose turns what is asked belongs..."""
+        self.age = 0
+        """... and the age with which it is asked."""
         self.told: set[bytes] = set()
         """The tickets of the positions of which it was told that it is their turn."""
         self.broken = False
@@ -227,8 +229,8 @@ class Connection:
         """Whether the server has."""
         self._up = self._down = 0.0
 
-    def send(self, requests: list[Request]) -> None:
-        self._up = self._pass(self._up, self.server.handle, self, requests)
+    def send(self, request: Request) -> None:
+        self._up = self._pass(self._up, self.server.handle, self, request)
 
     def reply(self, reply: Reply) -> None:
         self._down = self._pass(self._down, self.client.heard, self, reply)

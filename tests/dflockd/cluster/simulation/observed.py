@@ -182,24 +182,22 @@ class Observed(Process):
 
     def _note_age(self, connection: Connection) -> None:
         """Somebody has asked: from now on those who are older get nothing."""
-        key, peer = connection.key, connection.peer
-        if peer is not None and peer.owner is not None and key is not None:
-            age = peer.owner.age
-            newest, _, _ = self.world.newest.get(key, (0, "", 0.0))
-            if age > newest:
-                self.world.newest[key] = age, self.name, self.clock.read()
+        key = connection.key
+        newest, _, _ = self.world.newest.get(key, (0, "", 0.0))
+        if connection.age > newest:
+            self.world.newest[key] = connection.age, self.name, self.clock.read()
 
     def _judge_age(self, connection: Connection, token: bytes) -> None:
         key, peer = connection.key, connection.peer
-        if peer is None or peer.owner is None or key is None:
+        if peer is None or key is None or not connection.age:
             return
         (given,) = (hold.since for hold in peer.holds if hold.token == token)
         newest, server, asked = self.world.newest.get(key, (0, "", 0.0))
         if server == self.name and given <= asked:
             return  # it was its own before that
-        if peer.owner.age < newest:
+        if connection.age < newest:
             raise self.world.violation(
-                f"{self.name}: {connection.client.name}, of age {peer.owner.age}, was granted "
+                f"{self.name}: {connection.client.name}, of age {connection.age}, was granted "
                 f"{key.name.decode()} after {newest} had asked"
             )
 

@@ -18,27 +18,25 @@ from dflockd.table import Effect, Limits, ShardTable
 from dflockd.table.state import Peer, Waiter
 from dflockd.table.states import EXPECTED, PASSED
 from dflockd.wire import (
+    FEATURES,
     Acquire,
     Enqueue,
     Enqueued,
     Granted,
-    InGroup,
+    Hello,
     Moved,
-    Owner,
     OwnerConflict,
     Pass,
     Ping,
     Recovering,
     Renewed,
     Request,
-    Reserve,
-    Resume,
     Shards,
     Status,
     Superseded,
     TimedOut,
-    Turn,
     Wait,
+    Welcome,
     YourTurn,
 )
 from tests.dflockd.cluster.simulation.machines import (
@@ -221,45 +219,52 @@ class ServerProcess(Observed):
         waiters = [group.reserved.get(ticket) for group in self.table.groups.values()]
         return next(filter(None, waiters), None)
 
-    def handle(self, now: float, connection: Connection, requests: list[Request]) -> None:
+    def handle(self, now: float, connection: Connection, request: Request) -> None:
         if connection.ended:
             return
         if connection.peer is None:
             connection.peer = self.table.connect()
             self.sessions[connection.peer.id] = connection
+        peer = connection.peer
+        if isinstance(request, Hello):
+            self.table.greet(peer, request)
+            self._dispatch([(peer.id, Welcome(b"simulated", FEATURES))])
+            return
+        if isinstance(request, Shards | Ping):
+            self._dispatch(self.table.handle(peer, request, now))
+            return
+        if isinstance(request, Pass):  # whose sender does not wait for the answer
+            told = self.table.handle(peer, request, now)
+            self._dispatch(effect for effect in told if effect[0] != peer.id)
+            return
         resumed, kept_until = b"", -math.inf
-        for request in requests:
-            if isinstance(request, Shards | Ping):
-                self._dispatch(self.table.handle(connection.peer, request, now))
-                continue
-            returned = self.table.counts.returned
-            place = self._reserved(resumed)
-            has_slot = place is not None and place.is_told and place.state == EXPECTED
-            was_passed = isinstance(request, Wait) and self._was_passed(connection, request)
-            had_turn = place is not None and place.state == EXPECTED
-            self._taker = connection if had_turn else None
-            effects = self.table.handle(connection.peer, request, now)
-            self.world.counts["reclaims"] += self.table.counts.returned - returned
-            if isinstance(request, InGroup):
-                connection.group = request.name
-            elif isinstance(request, Resume):
-                resumed = request.ticket
-                _, kept_until = self.kept.pop(request.ticket, (0, kept_until))
-            elif isinstance(request, Acquire | Enqueue):
-                # It may be told at once that it is its turn, under the same ticket.
-                taken = place is not None and place.peer is connection.peer
-                taken = taken or (place is not None and self._reserved(resumed) is None)
-                self._note_place(connection, request, resumed if taken else b"", now)
-                is_refused = _is_refused(connection.peer, effects)
-                if not is_refused:
-                    self._note_age(connection)
-                if now < kept_until and not taken and not is_refused:
-                    raise self.world.violation(f"{connection.client.name} has lost its place")
-            elif isinstance(request, Wait):
-                self._note_return(connection, now, was_passed)
-            if not isinstance(request, InGroup | Owner | Resume | Reserve | Turn | Pass):
-                # A slot that was set aside is not for who came back before it was used.
-                self._dispatch(effects, connection if has_slot else None)
+        if isinstance(request, Acquire | Enqueue):
+            connection.group = b"" if request.group is None else request.group.name
+            connection.age = 0 if request.owner is None else request.owner.age
+            resumed = request.ticket
+            _, kept_until = self.kept.pop(resumed, (0, kept_until))
+        returned = self.table.counts.returned
+        place = self._reserved(resumed)
+        has_slot = place is not None and place.is_told and place.state == EXPECTED
+        was_passed = isinstance(request, Wait) and self._was_passed(connection, request)
+        had_turn = place is not None and place.state == EXPECTED
+        self._taker = connection if had_turn else None
+        effects = self.table.handle(peer, request, now)
+        self.world.counts["reclaims"] += self.table.counts.returned - returned
+        if isinstance(request, Acquire | Enqueue):
+            # It may be told at once that it is its turn, under the same ticket.
+            taken = place is not None and place.peer is peer
+            taken = taken or (place is not None and self._reserved(resumed) is None)
+            self._note_place(connection, request, resumed if taken else b"", now)
+            is_refused = _is_refused(peer, effects)
+            if not is_refused:
+                self._note_age(connection)
+            if now < kept_until and not taken and not is_refused:
+                raise self.world.violation(f"{connection.client.name} has lost its place")
+        elif isinstance(request, Wait):
+            self._note_return(connection, now, was_passed)
+        # A slot that was set aside is not for who came back before it was used.
+        self._dispatch(effects, connection if has_slot else None)
 
     def part(self, now: float, connection: Connection, clean: bool) -> None:
         self._disconnect(now, connection, clean=clean, silent=False)
