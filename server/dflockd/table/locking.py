@@ -274,7 +274,12 @@ class Locking(Superseding):
         return entry
 
     def _is_beyond(self, asked: Asked) -> bool:
-        """Whether somebody wants to be waited for longer than any lease may last."""
+        """Whether somebody asks for what cannot be: that changes nothing, not even the limit.
+
+        To be waited for longer than any lease may last, or to be the newest of several holders.
+        """
+        if asked.limit != 1 and asked.owner is not None and asked.owner.age:
+            return True
         most, reserve, turn = self.limits.max_lease * 1000, asked.reserve, asked.turn
         if reserve is not None and max(reserve.away, reserve.hold) > most:
             return True
