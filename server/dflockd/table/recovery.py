@@ -63,7 +63,9 @@ class Recovery(Slots):
         entry = group.spaces[kept.space].get(kept.key)
         if entry is None:
             entry = self._add(group, kept.space, kept.key, kept.limit)
-        elif kept.fence > max(entry.holds, default=0):
+        elif kept.limit != UNKNOWN and (
+            entry.limit == UNKNOWN or kept.fence > max(entry.holds, default=0)
+        ):
             entry.limit = kept.limit
         token = self._issuer.token(kept.space, kept.key, kept.fence, is_sole=kept.limit == 1)
         owner = Owner(kept.owner, kept.attempt, kept.age) if kept.owner else None
