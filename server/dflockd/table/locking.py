@@ -186,6 +186,7 @@ class Locking(Superseding):
         token: bytes,
         lease: int | None,
         now: float,
+        effects: list[Effect],
         owner: Owner | None = None,
         label: bytes = b"",
         group: FairGroup | None = None,
@@ -201,6 +202,7 @@ class Locking(Superseding):
             token: of the hold.
             lease: seconds; ``None`` for the default.
             now: the time.
+            effects: what others are told.
             owner: whose run has it, and its label and group, should it come back.
             label: see there.
             group: see there.
@@ -219,7 +221,7 @@ class Locking(Superseding):
             back = None
             if not confirm:
                 who = owner, label, group
-                back = self._reclaim(serving, peer, space, key, token, lease, now, *who)
+                back = self._reclaim(serving, peer, space, key, token, lease, now, effects, *who)
             if back is None:
                 self.counts.unknown += 1
             return back or _ERROR

@@ -87,7 +87,7 @@ class Recovery(Slots):
         """Return what to answer while nobody knows whether a hold lasts, and end the doubt if it does.
 
         Only a holder that has always renewed in time knows that, and says so with `Renew`. One that
-        asks for confirmation (`Confirm`) does not.
+        asks for confirmation (`How.CONFIRM`) does not.
         """
         until = group.recovers_until
         if until is None or now >= until or hold not in group.doubted:
@@ -148,6 +148,7 @@ class Recovery(Slots):
         token: bytes,
         lease: int,
         now: float,
+        effects: list[Effect],
         owner: Owner | None,
         label: bytes,
         of_group: FairGroup | None,
@@ -165,7 +166,7 @@ class Recovery(Slots):
             if any(other.is_sole and other.fence > fence for other in entry.holds.values()):
                 return None
             if is_sole:
-                self._supersede(entry, fence, now, [])
+                self._supersede(entry, fence, now, effects)
                 entry = group.spaces[space].get(key)
         limit = 1 if is_sole else UNKNOWN
         if entry is None:
