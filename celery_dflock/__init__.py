@@ -25,30 +25,13 @@ if TYPE_CHECKING:
 else:
     # Loaded when first asked for: pytest imports the package at its start, for the plugin in
     # `celery_dflock.testing`, and must not import Celery with it.
-    _MODULES = {
-        "DuplicateTaskError": "exceptions",
-        "LockError": "exceptions",
-        "LockKey": "lock_key",
-        "LockKeyError": "exceptions",
-        "LockLostError": "exceptions",
-        "LockNotAcquiredError": "exceptions",
-        "LockUnavailableError": "exceptions",
-        "SupersededError": "exceptions",
-        "LockedTask": "task",
-        "RequeueOptions": "options",
-        "SingletonTask": "task",
-        "Skipped": "outcome.skipped",
-        "TaskLock": "held",
-        "TaskOptions": "options",
-        "current_lock": "held",
-        "dflock": "context",
-        "require_lock": "held",
-    }
+    _MODULES = ("exceptions", "lock_key", "options", "held", "outcome.skipped", "context", "task")
 
     def __getattr__(name):
-        if name not in _MODULES:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        modules = (import_module(f"{__name__}.{module}") for module in _MODULES)
+        value = next(getattr(module, name) for module in modules if hasattr(module, name))
         globals()[name] = value
         return value
 

@@ -32,12 +32,24 @@ with_notes = click.option(
 )
 
 
+class _Command(CeleryCommand):
+    """A command that says in one line why a server, or a setting, is of no use to it."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DflockdError as exc:
+            raise click.ClickException(with_remedy(exc)) from exc
+        except ImproperlyConfigured as exc:
+            raise click.ClickException(str(exc)) from exc
+
+
 @click.group(name="dflock")
 def dflock() -> None:
     """Inspect and manage the locks of this app's tasks."""
 
 
-@dflock.command(cls=CeleryCommand)
+@dflock.command(cls=_Command)
 @as_json
 @click.pass_context
 def status(ctx: click.Context, as_json: bool) -> None:
@@ -52,7 +64,7 @@ def status(ctx: click.Context, as_json: bool) -> None:
     for line in ignored(ctx.obj.app):
         click.echo(f"Warning: {line}", err=True)
     rows = _of_all_servers(app_settings, _status)
-    beat = _in_words(partial(beat_status, ctx.obj.app)) if app_settings.enabled else None
+    beat = beat_status(ctx.obj.app) if app_settings.enabled else None
     if beat is not None:
         rows.append(beat)
     if as_json:
@@ -76,14 +88,14 @@ def _of_all_servers(
     """Make a row of what each server says, with the reason as ``error`` where one does not."""
     try:
         servers = _servers(app_settings)
-    except click.ClickException as exc:
-        return [{"server": str(app_settings.servers), "error": exc.message}]
+    except DflockdError as exc:
+        return [{"server": str(app_settings.servers), "error": with_remedy(exc)}]
     rows = []
     for server in servers:
         try:
             rows.append({"server": server, **row_of(app_settings, server)})
-        except click.ClickException as exc:
-            rows.append({"server": server, "error": exc.message})
+        except DflockdError as exc:
+            rows.append({"server": server, "error": with_remedy(exc)})
     return rows
 
 
@@ -121,7 +133,7 @@ def _status_line(row: dict[str, Any]) -> str:
     )
 
 
-@dflock.command(cls=CeleryCommand)
+@dflock.command(cls=_Command)
 @as_json
 @click.pass_context
 def ping(ctx: click.Context, as_json: bool) -> None:
@@ -140,7 +152,7 @@ def _ping(app_settings: Settings, server: str) -> dict[str, Any]:
     return {"ping_ms": round(_ask(admin.ping, app_settings, server) * 1000, 2)}
 
 
-@dflock.command(cls=CeleryCommand)
+@dflock.command(cls=_Command)
 @as_json
 @click.option(
     "--watch",
@@ -185,9 +197,7 @@ def _watch(app_settings: Settings, interval: float, notes: bool) -> None:
         raise click.ClickException(
             f"--watch needs {exc.name}, which is not installed: pip install 'celery-dflock[top]'"
         ) from None
-    _in_words(
-        partial(watch, app_settings.servers, interval, notes=notes, **app_settings.credentials())
-    )
+    watch(app_settings.servers, interval, notes=notes, **app_settings.credentials())
 
 
 def _held(app_settings: Settings, server: str) -> Iterator[dict[str, Any]]:
@@ -216,7 +226,7 @@ def _holders(
         yield {**row, "waiters": entry["waiters"]}
 
 
-@dflock.command(cls=CeleryCommand)
+@dflock.command(cls=_Command)
 @click.argument("key", required=False)
 @as_json
 @click.pass_context
@@ -256,7 +266,7 @@ def _waited_for(app_settings: Settings) -> Iterator[dict[str, Any]]:
                     yield _ask(inspect, app_settings, server)
 
 
-@dflock.command(cls=CeleryCommand)
+@dflock.command(cls=_Command)
 @click.argument("text")
 @as_json
 @with_notes
@@ -297,7 +307,7 @@ def _found(app_settings: Settings, server: str, text: str, notes: bool) -> Itera
         click.echo(f"{server} has {more} more matches: give a longer text", err=True)
 
 
-@dflock.command(cls=CeleryCommand)
+@dflock.command(cls=_Command)
 @click.argument("key")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @as_json
@@ -311,11 +321,11 @@ def release(ctx: click.Context, key: str, yes: bool, as_json: bool) -> None:
     """
     app_settings, ended = _settings(ctx), []
     lock = _lock(app_settings, key)
-    for holder in _in_words(lock.inspect)["holders"]:
+    for holder in lock.inspect()["holders"]:
         if not yes:
             text = f"Release {key}, held by {_name(holder)} for {holder['held_s']:.0f} s?"
             click.confirm(text, abort=True, err=True)
-        if _in_words(partial(lock.evict, holder["fence"])):
+        if lock.evict(holder["fence"]):
             ended.append({"key": key, **holder})
     if as_json:
         _print_json(ended)
@@ -338,17 +348,15 @@ def serve(arguments: tuple[str, ...]) -> None:
 
 def _inspect(app_settings: Settings, key: str) -> dict[str, Any]:
     """What the server in charge of a key says of it."""
-    report: dict[str, Any] = _in_words(_lock(app_settings, key).inspect)
-    return report
+    return _lock(app_settings, key).inspect()
 
 
 def _lock(app_settings: Settings, key: str) -> DistributedLock:
-    return _in_words(partial(DistributedLock, key, **app_settings.connection_options()))
-
+    return DistributedLock(key, **app_settings.connection_options())
 
 
 def _servers(app_settings: Settings) -> list[str]:
-    return _in_words(partial(admin.members, app_settings.servers, **app_settings.credentials()))
+    return admin.members(app_settings.servers, **app_settings.credentials())
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -367,21 +375,11 @@ def _rate(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings(ctx: click.Context) -> Settings:
-    return _in_words(partial(settings, ctx.obj.app))
+    return settings(ctx.obj.app)
 
 
 def _ask(question: Callable[..., R], app_settings: Settings, server: str) -> R:
-    return _in_words(partial(question, server, **app_settings.credentials()))
-
-
-def _in_words(question: Callable[[], R]) -> R:
-    """Ask, and turn an error into one line of text."""
-    try:
-        return question()
-    except DflockdError as exc:
-        raise click.ClickException(with_remedy(exc)) from exc
-    except ImproperlyConfigured as exc:
-        raise click.ClickException(str(exc)) from exc
+    return question(server, **app_settings.credentials())
 
 
 def _print_json(value: object) -> None:

@@ -11,7 +11,7 @@ import logging
 import os
 import ssl
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
@@ -25,14 +25,10 @@ from celery.exceptions import ImproperlyConfigured
 from celery.utils.collections import DictAttribute
 from celery.utils.imports import symbol_by_name
 
+from celery_dflock.checks import is_number
 from celery_dflock.keys import is_plain
 from dflockd.address import CLUSTER_PREFIX, Seeds, Servers, parse_servers
-from dflockd.errors import (
-    AuthRefusedError,
-    DflockdError,
-    InvalidArgumentError,
-    UnreachableError,
-)
+from dflockd.errors import AuthRefusedError, DflockdError, InvalidArgumentError, UnreachableError
 from dflockd.files import read_secret, refuse_irregular
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.sync_client import DistributedLock
@@ -191,16 +187,6 @@ class Read:
         settings: checked.
     """
 
-    __slots__ = (
-        "_absent",
-        "_environ",
-        "_found",
-        "_maps",
-        "_number_of_maps",
-        "_switched_off",
-        "settings",
-    )
-
     def __init__(self, conf: Any) -> None:
         self._switched_off = switched_off
         self._environ = os.environ
@@ -218,7 +204,7 @@ class Read:
             self._look(None, os.environ.get, frozenset(VARIABLES))
         else:
             self._look(data, data.get, frozenset(map(os.environ.encodekey, VARIABLES)))
-        self.settings = _checked(*_raw(conf))
+        self.settings = _checked(conf)
 
     def _look(
         self,
@@ -267,22 +253,87 @@ def _spellings(namespace: str | None) -> frozenset[str]:
     return frozenset((*NAMES, *map(str.upper, prefixed), *map(str.lower, prefixed)))
 
 
-def _raw(conf: Mapping[str, Any]) -> tuple[Any, ...]:
-    servers = conf.get("dflock_servers")
-    if servers is None:
-        servers = os.environ.get("DFLOCK_SERVERS") or DEFAULT_SERVER
-    return (
-        tuple(servers) if isinstance(servers, list) else servers,
-        conf.get("dflock_sharding_strategy"),
-        conf.get("dflock_auth_token") or _token_of_environment(),
-        conf.get("dflock_use_ssl"),
-        conf.get("dflock_key_prefix") or "",
-        conf.get("dflock_unavailable") or "requeue",
-        _enabled(conf),
-        conf.get("dflock_wait") or "slot",
-        _max_waiting(conf),
-        _consumer_timeout(conf),
+def _checked(conf: Mapping[str, Any]) -> Settings:
+    servers = _servers(
+        _given(conf, "dflock_servers", os.environ.get("DFLOCK_SERVERS") or DEFAULT_SERVER)
     )
+    return Settings(
+        servers=servers,
+        sharding_strategy=_strategy(conf.get("dflock_sharding_strategy"), servers),
+        auth_token=_token(conf, servers),
+        ssl_context=_ssl_context(conf.get("dflock_use_ssl")),
+        key_prefix=_good(conf, "dflock_key_prefix", "", _is_prefix, "text without white space"),
+        unavailable=_word(conf, "dflock_unavailable", UNAVAILABLE),
+        enabled=not switched_off
+        and _good(conf, "dflock_enabled", True, lambda it: isinstance(it, bool), "True or False"),
+        wait=_word(conf, "dflock_wait", WAIT),
+        max_waiting=_good(
+            conf, "dflock_max_waiting", MAX_WAITING, _is_count, "a whole number, 0 or more"
+        ),
+        consumer_timeout=_good(
+            *(conf, "dflock_consumer_timeout", CONSUMER_TIMEOUT),
+            *(lambda it: is_number(it) and it >= 0, "seconds, or 0 for no limit"),
+        ),
+    )
+
+
+def bad_setting(name: str, value: object, wanted: str) -> ImproperlyConfigured:
+    """Return the error for a setting with a bad value."""
+    return ImproperlyConfigured(f"{name} is {value!r}: give {wanted}")
+
+
+def _given(conf: Mapping[str, Any], name: str, default: Any) -> Any:
+    value = conf.get(name)
+    return default if value is None else value
+
+
+def _good(
+    conf: Mapping[str, Any], name: str, default: Any, is_good: Callable[[Any], bool], wanted: str
+) -> Any:
+    value = _given(conf, name, default)
+    if not is_good(value):
+        raise bad_setting(name, value, wanted)
+    return value
+
+
+def _word(conf: Mapping[str, Any], name: str, known: tuple[str, ...]) -> str:
+    """Return one of these; the first if none is given."""
+    value: str = conf.get(name) or known[0]
+    if value not in known:
+        raise bad_setting(name, value, f"one of {', '.join(known)}")
+    return value
+
+
+def _is_prefix(value: Any) -> bool:
+    return isinstance(value, str) and is_plain(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and is_number(value) and value >= 0
+
+
+def _strategy(given: Any, servers: Servers) -> ShardingStrategy:
+    name = "dflock_sharding_strategy"
+    try:
+        strategy: ShardingStrategy = symbol_by_name(given) if given else stable_hash_shard
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise ImproperlyConfigured(f"{name} {given!r}: {exc}") from None
+    if not callable(strategy):
+        raise bad_setting(name, strategy, "a function (key, number of servers) -> index")
+    if isinstance(servers, Seeds) and strategy is not stable_hash_shard:
+        raise ImproperlyConfigured(
+            f"{name} is set with dflock_servers {servers}: remove it, a cluster has its own"
+        )
+    return strategy
+
+
+def _token(conf: Mapping[str, Any], servers: Servers) -> str | None:
+    token = conf.get("dflock_auth_token") or _token_of_environment()
+    try:
+        DistributedLock("-", servers=servers, auth_token=token)
+    except InvalidArgumentError as exc:
+        raise ImproperlyConfigured(f"dflock_auth_token: {exc}") from None
+    return token
 
 
 def _token_of_environment() -> str | None:
@@ -299,103 +350,18 @@ def _token_of_environment() -> str | None:
         raise ImproperlyConfigured(f"DFLOCK_AUTH_TOKEN_FILE: {path!r} {exc}") from None
 
 
-def _enabled(conf: Mapping[str, Any]) -> Any:
-    if switched_off:
-        return False
-    return _given(conf, "dflock_enabled", True)
-
-
-def _max_waiting(conf: Mapping[str, Any]) -> int:
-    value = _given(conf, "dflock_max_waiting", MAX_WAITING)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ImproperlyConfigured(
-            f"dflock_max_waiting is {value!r}: give a whole number, 0 or more"
-        )
-    return value
-
-
-def _consumer_timeout(conf: Mapping[str, Any]) -> float:
-    value = _given(conf, "dflock_consumer_timeout", CONSUMER_TIMEOUT)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-        raise ImproperlyConfigured(
-            f"dflock_consumer_timeout is {value!r}: give seconds, or 0 for no limit"
-        )
-    return value
-
-
-def _given(conf: Mapping[str, Any], name: str, default: Any) -> Any:
-    value = conf.get(name)
-    return default if value is None else value
-
-
-def _checked(
-    servers: str | Sequence[Any],
-    strategy: Any,
-    auth_token: Any,
-    use_ssl: Any,
-    prefix: Any,
-    unavailable: Any,
-    enabled: Any,
-    wait: Any,
-    max_waiting: int,
-    consumer_timeout: float,
-) -> Settings:
+def _servers(servers: Any) -> Servers:
+    is_cluster = isinstance(servers, str) and servers.strip().startswith(CLUSTER_PREFIX)
+    if isinstance(servers, str) and not is_cluster:
+        servers = [server.strip() for server in servers.split(",")]
+    if not is_cluster and not isinstance(servers, list | tuple):
+        raise bad_setting("dflock_servers", servers, "a list of 'host:port'")
     try:
-        addresses = _servers(servers)
+        if is_cluster:
+            return parse_servers(servers.strip())
+        return parse_servers([tuple(s) if isinstance(s, list) else s for s in servers])
     except InvalidArgumentError as exc:
         raise ImproperlyConfigured(f"dflock_servers: {exc}") from None
-    try:
-        strategy = symbol_by_name(strategy) if strategy else stable_hash_shard
-    except (ImportError, AttributeError, ValueError) as exc:
-        raise ImproperlyConfigured(f"dflock_sharding_strategy {strategy!r}: {exc}") from None
-    if not callable(strategy):
-        raise ImproperlyConfigured(
-            f"dflock_sharding_strategy is {strategy!r}: "
-            "give a function (key, number of servers) -> index"
-        )
-    if isinstance(addresses, Seeds) and strategy is not stable_hash_shard:
-        raise ImproperlyConfigured(
-            f"dflock_sharding_strategy is set with dflock_servers {addresses}: "
-            "remove it, a cluster has its own"
-        )
-    if not isinstance(prefix, str) or not is_plain(prefix):
-        raise ImproperlyConfigured(
-            f"dflock_key_prefix is {prefix!r}: give text without white space"
-        )
-    if unavailable not in UNAVAILABLE:
-        raise ImproperlyConfigured(
-            f"dflock_unavailable is {unavailable!r}: give one of {', '.join(UNAVAILABLE)}"
-        )
-    if not isinstance(enabled, bool):
-        raise ImproperlyConfigured(f"dflock_enabled is {enabled!r}: give True or False")
-    if wait not in WAIT:
-        raise ImproperlyConfigured(f"dflock_wait is {wait!r}: give one of {', '.join(WAIT)}")
-    try:
-        DistributedLock("-", servers=addresses, auth_token=auth_token)
-    except InvalidArgumentError as exc:
-        raise ImproperlyConfigured(f"dflock_auth_token: {exc}") from None
-    return Settings(
-        servers=addresses,
-        sharding_strategy=strategy,
-        auth_token=auth_token,
-        ssl_context=_ssl_context(use_ssl),
-        key_prefix=prefix,
-        unavailable=unavailable,
-        enabled=enabled,
-        wait=wait,
-        max_waiting=max_waiting,
-        consumer_timeout=consumer_timeout,
-    )
-
-
-def _servers(servers: Any) -> Servers:
-    if isinstance(servers, str):
-        if servers.strip().startswith(CLUSTER_PREFIX):
-            return parse_servers(servers.strip())
-        servers = [server.strip() for server in servers.split(",")]
-    if not isinstance(servers, list | tuple):
-        raise ImproperlyConfigured(f"dflock_servers is {servers!r}: give a list of 'host:port'")
-    return parse_servers([tuple(s) if isinstance(s, list) else s for s in servers])
 
 
 def _ssl_context(use_ssl: Any) -> ssl.SSLContext | None:
@@ -404,9 +370,7 @@ def _ssl_context(use_ssl: Any) -> ssl.SSLContext | None:
     files: Any = {"ca_certs": None} if use_ssl is True else use_ssl
     # An empty dict could mean either: nobody is to find out later that it meant no TLS.
     if not files or not isinstance(files, Mapping) or set(files) - set(SSL_FILES):
-        raise ImproperlyConfigured(
-            f"dflock_use_ssl is {use_ssl!r}: give True or a dict of {', '.join(SSL_FILES)}"
-        )
+        raise bad_setting("dflock_use_ssl", use_ssl, f"True or a dict of {', '.join(SSL_FILES)}")
     try:
         refuse_irregular(*files.values())
         context = ssl.create_default_context(cafile=files.get("ca_certs"))

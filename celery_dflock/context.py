@@ -228,9 +228,13 @@ class AsyncLocks(LocksBase[client.DistributedLock]):
     _lock_class = client.DistributedLock
     _semaphore_class = client.DistributedSemaphore
 
+    @property
+    def _lock(self) -> client.DistributedLock:
+        return self._locks[0]
+
     async def acquire(self) -> str | None:
         """Take the lock; see `Locks.acquire`."""
-        [lock] = self._locks
+        lock = self._lock
         lock.acquire_timeout_s = self.timeout
         try:
             return None if await lock.acquire() else lock.key
@@ -239,13 +243,11 @@ class AsyncLocks(LocksBase[client.DistributedLock]):
 
     async def release(self) -> None:
         """Release it; nothing happens if it is not held."""
-        [lock] = self._locks
-        await lock.release()
+        await self._lock.release()
 
     async def renew(self, seconds: int | None = None) -> bool:
         """Renew the lease now; ``False`` if it is lost."""
-        [lock] = self._locks
-        return await lock.renew(seconds)
+        return await self._lock.renew(seconds)
 
     async def check(self) -> None:
         """Return once it is certain that it is held.
@@ -253,17 +255,15 @@ class AsyncLocks(LocksBase[client.DistributedLock]):
         Raises:
             LockLostError: it is not.
         """
-        [lock] = self._locks
         try:
-            await lock.check()
+            await self._lock.check()
         except errors.LockLostError as exc:
-            raise lost_error(lock) from exc
+            raise lost_error(self._lock) from exc
 
     async def look(self) -> Look:
         """Ask what the server knows of it."""
-        [lock] = self._locks
         try:
-            return Look.of(await lock.inspect())
+            return Look.of(await self._lock.inspect())
         except errors.RemoteError:
             return Look()
 

@@ -24,7 +24,7 @@ from celery import Task, signals
 from celery.app.task import Context
 from celery.exceptions import ImproperlyConfigured
 
-from celery_dflock import each
+from celery_dflock.config import settings
 from celery_dflock.held import running
 from celery_dflock.locks import Locks
 
@@ -114,6 +114,33 @@ def forget(request: Context, run: Run) -> None:
     _runs.discard(run)
 
 
+ITEMS_OF = {"celery.map": "map", "celery.starmap": "starmap"}
+"""The tasks of Celery's own that call another one for each item, and the methods that send them."""
+
+
+def refuse_items(task: Task, method: str) -> None:
+    """Refuse to send many items of a task in one message, as ``map``, ``starmap`` and ``chunks`` do.
+
+    They would be direct calls, without a lock. And a lock that one of them does not get could not be
+    waited for by requeueing, since the items before it have been run.
+
+    Raises:
+        NotImplementedError: one line says what to send instead.
+    """
+    if settings(task.app).enabled:
+        raise NotImplementedError(
+            f"task {task.name}: {method}() would run it without its lock: send "
+            f"group(task.s({'item' if method == 'map' else '*item'}) for item in items) instead"
+        )
+
+
+def refuse_item(task: Task) -> None:
+    """Refuse a direct call if it is that of an item; see `refuse_items`."""
+    caller = task.app.current_task
+    if caller is not None and caller.name in ITEMS_OF:
+        refuse_items(task, ITEMS_OF[caller.name])
+
+
 def is_of_celery(task: type[Task]) -> bool:
     """Whether it is one of Celery's own tasks, which also get the app's default base."""
     return task.__module__.startswith("celery.")
@@ -164,7 +191,7 @@ def _outermost(task: type[Task], call: Callable[..., Any]) -> Callable[..., Any]
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = self.request
         if request.called_directly:
-            each.refuse_item(self)
+            refuse_item(self)
         elif run_of(request) is None:
             return self._run_locked(request, functools.partial(call, self), args, kwargs)
         # A direct call, or one in the body of the task itself: both as Celery does them.

@@ -259,7 +259,7 @@ class Locks(LocksBase[DistributedLock]):
     def _resume(
         self, lock: DistributedLock, ticket: str | None, reserve: ReserveFunction | None
     ) -> bool:
-        return lock.enqueue(ticket) == "acquired" or lock.wait(reservation=self._reserve(reserve))
+        return lock.acquire(ticket, self._reserve(reserve))
 
     def _wait(
         self, lock: DistributedLock, ticket: str | None, reserve: ReserveFunction | None
@@ -385,10 +385,7 @@ def try_once(
     until = time.monotonic() + HAND_OVER_TIMEOUT
     while True:
         try:
-            if ticket is None and reserve is None:
-                return lock.acquire()
-            # As fast where the lock is free. Where it is not, only who has a position can keep it.
-            return lock.enqueue(ticket) == "acquired" or lock.wait(0, reserve and reserve())
+            return lock.acquire(ticket, reserve and reserve())
         except errors.MaxWaitersError:
             if ticket is None and reserve is None:
                 raise

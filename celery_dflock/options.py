@@ -15,14 +15,7 @@ from celery_dflock import signatures
 from celery_dflock.checks import is_number
 from celery_dflock.config import WAIT, Wait
 from celery_dflock.exceptions import LockKeyError, LockNotAcquiredError
-from celery_dflock.keys import (
-    KeyFunction,
-    KeyTemplate,
-    Parameters,
-    default_key,
-    encode,
-    finish,
-)
+from celery_dflock.keys import KeyFunction, KeyTemplate, Parameters, default_key, encode, finish
 from celery_dflock.lock_key import LockKey
 from dflockd.errors import InvalidArgumentError
 from dflockd.rates import RateLike, RunRate, parse_rate

@@ -19,7 +19,7 @@ from celery_dflock.locks import Locks
 from celery_dflock.options import LockOptions, Unchosen
 from celery_dflock.outcome import delivery
 from celery_dflock.outcome.header import Header
-from celery_dflock.worker.hand_off import HandOff
+from celery_dflock.outcome.types import HandOff, ItsTurn
 
 RETRY_TIMEOUT = 1.0
 """Seconds that a retry waits at least: it can arrive before the run that sent it has ended."""
@@ -40,19 +40,6 @@ class Bound:
         is_cluster: whether their servers are a cluster.
         make_lock: what makes the lock of a key; see `LocksBase.maker`.
     """
-
-    __slots__ = (
-        "_app",
-        "_only_key",
-        "_owner",
-        "is_cluster",
-        "is_locked",
-        "make_lock",
-        "options",
-        "read",
-        "settings",
-        "task",
-    )
 
     def __init__(self, task: type[Task], options: LockOptions, read: Read) -> None:
         self.task = task
@@ -145,7 +132,11 @@ class Plan:
         if timeout is None:
             return None
         handed = self.hand_off
-        if handed is not None and handed.verdict == "turn" and not isinstance(timeout, Unchosen):
+        if (
+            handed is not None
+            and isinstance(handed.came, ItsTurn)
+            and not isinstance(timeout, Unchosen)
+        ):
             return max(0.0, timeout - handed.waited)
         if self.request.retries and not self.is_sent_again:
             return max(timeout, RETRY_TIMEOUT)

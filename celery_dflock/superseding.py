@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 from celery import Task
 
-from celery_dflock.exceptions import LockKeyError, LockUnavailableError, SupersededError
+from celery_dflock.exceptions import LockKeyError, SupersededError
 from celery_dflock.outcome import header
-from celery_dflock.outcome.types import Unavailable, refused_with
+from celery_dflock.outcome.types import Refusal, refusal_of
 from celery_dflock.plan import Bound, Plan
 from celery_dflock.signals import task_superseded
 from dflockd import errors
@@ -51,10 +51,10 @@ def headers_with_age(
         why = "its age counts from when a worker receives it"
         logger.warning("task %s[%s]: %s: %s", task.name, task_id, why, exc)
         return headers
-    return header.with_age(headers, age, task_id)
+    return header.said_of(task_id, headers, "age", age)
 
 
-def prepare(plan: Plan) -> Unavailable | None:
+def prepare(plan: Plan) -> Refusal | None:
     """See to it that a run has an age.
 
     Raises:
@@ -67,10 +67,9 @@ def prepare(plan: Plan) -> Unavailable | None:
     try:
         plan.age = lock.draw_age()
     except errors.RemoteError as exc:
-        error = LockUnavailableError(lock.key, str(exc))
-        return Unavailable(error, lock.server, refused_with(exc))
+        return refusal_of(exc, lock.key, lock.server)
     request, plan.header = plan.request, replace(plan.header, age=plan.age)
-    request.headers = header.with_age(request.headers, plan.age, request.id)
+    request.headers = header.said_of(request.id, request.headers, "age", plan.age)
     return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -10,7 +10,7 @@ from celery import Celery, Task, uuid
 from celery.app.task import Context
 from celery.result import AsyncResult
 
-from celery_dflock import each, gate
+from celery_dflock import gate
 from celery_dflock.config import Wait, read, settings
 from celery_dflock.lock_key import LockKey
 from celery_dflock.options import (
@@ -32,7 +32,7 @@ from celery_dflock.worker import boot as boot  # connects what a worker calls at
 from dflockd.rates import RateLike
 
 
-class LockedTask(each.OneByOne):
+class LockedTask(Task):
     """A task that runs while it holds a lock: ``@app.task(base=LockedTask, ...)``.
 
     The worker takes the lock just before the body runs and releases it when the body ends, however
@@ -193,6 +193,21 @@ class LockedTask(each.OneByOne):
         """
         return self._bound().keys_of(self, args, kwargs)
 
+    def map(self, it: Iterable[Any]) -> Any:
+        """Refuse: the items would run without their locks."""
+        gate.refuse_items(self, "map")
+        return super().map(it)
+
+    def starmap(self, it: Iterable[Any]) -> Any:
+        """Refuse: the items would run without their locks."""
+        gate.refuse_items(self, "starmap")
+        return super().starmap(it)
+
+    def chunks(self, it: Iterable[Any], n: int) -> Any:
+        """Refuse: the items would run without their locks."""
+        gate.refuse_items(self, "chunks")
+        return super().chunks(it, n)
+
     def _send_with_age(
         self,
         publish: Callable[..., AsyncResult],
@@ -212,7 +227,7 @@ class LockedTask(each.OneByOne):
         """Run the body under the lock."""
         request = self.request
         if request.called_directly:
-            each.refuse_item(self)
+            gate.refuse_item(self)
             return super().__call__(*args, **kwargs)
         run = gate.run_of(request)
         if run is None:

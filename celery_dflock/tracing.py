@@ -19,9 +19,7 @@ from celery import Task
 from celery.app.task import Context as Request
 from opentelemetry import context, trace
 from opentelemetry.context import Context
-from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]
-    BaseInstrumentor,
-)
+from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 from opentelemetry.trace import Span, Status, StatusCode, Tracer
 
 from celery_dflock import __version__

@@ -10,7 +10,7 @@ from celery.beat import PersistentScheduler, Scheduler
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.imports import load_extension_class_names, symbol_by_name
 
-from celery_dflock.config import settings
+from celery_dflock.config import bad_setting, settings
 from celery_dflock.keys import encode, finish, is_plain
 from celery_dflock.options import MAX_SECONDS
 
@@ -64,9 +64,7 @@ def beat_settings(app: Celery) -> BeatSettings:
     ttl = conf.get("dflock_beat_lock_ttl")
     ttl = DEFAULT_LOCK_TTL if ttl is None else ttl
     if not isinstance(ttl, int) or isinstance(ttl, bool) or not 1 <= ttl <= MAX_SECONDS:
-        raise ImproperlyConfigured(
-            f"dflock_beat_lock_ttl is {ttl!r}: give whole seconds, 1 or more"
-        )
+        raise bad_setting("dflock_beat_lock_ttl", ttl, "whole seconds, 1 or more")
     return BeatSettings(
         _scheduler(conf.get("dflock_beat_scheduler") or DEFAULT_SCHEDULER),
         key,
@@ -84,9 +82,7 @@ def lock_key(app: Celery) -> str:
     default_key = f"celery-beat:{encode(app.main)}" if app.main else "celery-beat"
     key = app.conf.get("dflock_beat_lock_key") or default_key
     if not isinstance(key, str) or not is_plain(key):
-        raise ImproperlyConfigured(
-            f"dflock_beat_lock_key is {key!r}: give text without white space"
-        )
+        raise bad_setting("dflock_beat_lock_key", key, "text without white space")
     return finish(key, settings(app).key_prefix)
 
 
@@ -98,9 +94,7 @@ def _scheduler(name: Any) -> type[Scheduler]:
         text = " ".join(str(exc).split())
         raise ImproperlyConfigured(f"dflock_beat_scheduler {name!r}: {text}") from exc
     if not (isinstance(found, type) and issubclass(found, Scheduler)):
-        raise ImproperlyConfigured(
-            f"dflock_beat_scheduler is {name!r}: give the scheduler that -S dflock should run"
-        )
+        raise bad_setting("dflock_beat_scheduler", name, "the scheduler that -S dflock should run")
     return found
 
 

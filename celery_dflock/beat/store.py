@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
 from celery import Celery
@@ -23,23 +23,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("celery_dflock.beat")
 
 Runs: TypeAlias = dict[str, datetime]
-"""The last run of each entry, by its name."""
+"""The last run of each entry, by its name. The leader writes them, and the next leader reads them."""
 
-
-class Store(Protocol):
-    """The last runs. The leader writes them, and the next leader reads them."""
-
-    def load(self) -> Runs:
-        """Return them all."""
-
-    def save(self, runs: Mapping[str, datetime]) -> None:
-        """Store these; others stay as they are."""
-
-    def forget(self, names: set[str]) -> None:
-        """Delete these: they are no longer in the schedule."""
-
-    def close(self) -> None:
-        """Close the connection, for good."""
+Store: TypeAlias = "RedisStore | FileStore"
+"""Where they are."""
 
 
 def store_for(app: Celery, settings: BeatSettings, schedule_filename: str | None) -> Store | None:
@@ -105,13 +92,13 @@ class RedisStore:
             ) from None
 
     def save(self, runs: Mapping[str, datetime]) -> None:
-        """Remember these; others stay as they are."""
+        """Store these; others stay as they are."""
         if runs:
             mapping = {name: at.isoformat() for name, at in runs.items()}
             self._client().hset(self._key, mapping=mapping)
 
     def forget(self, names: set[str]) -> None:
-        """Forget these: they are not in the schedule any more."""
+        """Delete these: they are no longer in the schedule."""
         if names:
             self._client().hdel(self._key, *names)
 
@@ -172,7 +159,7 @@ class FileStore:
         return dict(self._runs)
 
     def save(self, runs: Mapping[str, datetime]) -> None:
-        """Remember these; others stay as they are."""
+        """Store these; others stay as they are."""
         self._runs.update(runs)
         text = json.dumps({name: at.isoformat() for name, at in self._runs.items()}, indent=1)
         beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
@@ -180,7 +167,7 @@ class FileStore:
         beside.replace(self._path)
 
     def forget(self, names: set[str]) -> None:
-        """Forget these: they are not in the schedule any more."""
+        """Delete these: they are no longer in the schedule."""
         for name in names:
             self._runs.pop(name, None)
         if names:

@@ -1,4 +1,7 @@
-"""What happens to a task that does not get its lock: a function for each reason."""
+"""What happens to a task that does not get its lock: a function for each reason.
+
+One that sends the task again does not return: `requeue.requeue` raises what tells Celery so.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any, NoReturn, assert_never
 
 from celery_dflock import gate
 from celery_dflock.exceptions import LockNotAcquiredError
-from celery_dflock.outcome import once, redelivery, requeue
+from celery_dflock.outcome import delivery, redelivery, requeue
 from celery_dflock.outcome.header import Header
 from celery_dflock.outcome.outage import outages
 from celery_dflock.outcome.skipped import Skipped, skip
@@ -58,15 +61,11 @@ def decide(plan: Plan, it: Refusal) -> Any:
 
 
 def drop_ended(plan: Plan, it: Refusal) -> None:
-    """End a redelivery if its task has ended, whatever else would happen to it.
-
-    Raises:
-        Ignore: it has; nothing is stored.
-    """
+    """End a redelivery if its task has ended, whatever else would happen to it."""
     if isinstance(it, Redelivered):
         # Who has the lock may be a redelivery too, and only look for the result.
         redelivery.drop_if_ended(plan)
-        once.drop_if_run(plan)
+        redelivery.drop_if_run(plan)
     elif plan.header.redelivery:
         redelivery.drop_if_ended(plan)  # it is requeued, and looks again
     else:
@@ -114,11 +113,7 @@ def requeue_or_give_up(plan: Plan, it: TimedOut) -> NoReturn:
 
 
 def requeue_redelivery(plan: Plan, it: TimedOut) -> NoReturn:
-    """Send a redelivery again, however often: only a result or a free lock ends it.
-
-    Raises:
-        RedeliveryRequeued: which tells Celery to store nothing.
-    """
+    """Send a redelivery again, however often: only a result or a free lock ends it."""
     number = plan.header.redelivery + 1
     header = requeue.without_counting(plan, None, redelivery=number, outage=0, waited=0.0)
     _send_again(plan, it, header, number)
@@ -129,7 +124,7 @@ def _send_again(plan: Plan, it: TimedOut, header: Header, number: int) -> NoRetu
         ticket, seconds = it.kept.ticket, it.kept.pause
     else:
         pause = requeue.pause(plan.options.requeue, number)
-        ticket, seconds = None, requeue.countdown(plan.task, pause)
+        ticket, seconds = None, delivery.pause(plan.task.app, pause)
     requeue.requeue(plan, seconds, replace(header, ticket=ticket), it.error, number)
 
 
@@ -149,22 +144,17 @@ def end_unavailable(plan: Plan, it: Unavailable) -> Any:
 
 
 def send_again_soon(plan: Plan, it: Unavailable) -> NoReturn:
-    """Send the task again, however often: an outage is not a conflict and does not count.
-
-    Raises:
-        Retry: which tells Celery that the task continues elsewhere.
-        LockError: `it.error` itself, in eager mode; see `requeue.send_again`.
-    """
+    """Send the task again, however often: an outage is not a conflict and does not count."""
     number = plan.header.outage + 1
     longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(number - 1, 32))
-    seconds = requeue.countdown(plan.task, round(longest * (1 + requeue.chance.random()) / 2, 3))
+    seconds = delivery.pause(plan.task.app, round(longest * (1 + requeue.chance.random()) / 2, 3))
     header = requeue.without_counting(plan, plan.header.ticket, outage=number)
     reason = it.error.reason.removeprefix(f"lock server {it.server} ")
     if not plan.request.is_eager:
         if it.refused:
             outages.refused(it.server, it.refused, reason)
         else:
-            outages.requeued(it.server, reason)
+            outages.away(it.server, reason)
     requeue.requeue(plan, seconds, header, it.error, number)
 
 
@@ -172,12 +162,9 @@ def wait_in_consumer_again(plan: Plan, it: Overtaken) -> NoReturn:
     """Send a task again whose turn had passed before it had a slot, with its position.
 
     That is no conflict, for it was not the lock that was missing.
-
-    Raises:
-        Retry: which tells Celery that the task goes on elsewhere.
     """
     ticket = None if it.kept is None else it.kept.ticket
-    seconds = requeue.at_once(plan.task) if it.kept is None else it.kept.pause
+    seconds = requeue.at_once(plan.task.app) if it.kept is None else it.kept.pause
     overtaken = plan.header.overtaken + 1
     header = requeue.without_counting(
         plan, ticket, outage=0, waited=plan.waited, overtaken=overtaken
@@ -195,11 +182,7 @@ def skip_older(plan: Plan, it: Superseded) -> Skipped:
 
 
 def send_elsewhere(plan: Plan, it: ShuttingDown) -> NoReturn:
-    """Send the task again, after the shortest pause: a shutdown says nothing about the lock.
-
-    Raises:
-        Retry: which tells Celery that the task goes on elsewhere.
-    """
-    seconds = requeue.at_once(plan.task)
+    """Send the task again, after the shortest pause: a shutdown says nothing about the lock."""
+    seconds = requeue.at_once(plan.task.app)
     header = requeue.without_counting(plan, it.ticket)
     requeue.requeue(plan, seconds, header, it.error, plan.header.attempt)

@@ -79,11 +79,6 @@ def _route_to_one(app: Celery, request: Context, queue: Queue) -> dict[str, Any]
     return {"queue": alone, "exchange": "", "routing_key": queue.name}
 
 
-def headers_of(request: Context) -> dict[str, Any]:
-    """Return the headers of a message that go along when its task is sent again."""
-    return without_counts(request.headers or {})
-
-
 def without_counts(headers: Mapping[str, Any]) -> dict[str, Any]:
     """Return headers without those that a broker has added."""
     return {name: headers[name] for name in headers if not ADDED_BY_BROKER.fullmatch(name)}

@@ -1,7 +1,7 @@
 """What the message headers of a task say, written and read in one place.
 
-The header ``dflock`` is a dict: the options of a call, the counters of a requeued task, and the
-mark of `lock_unique`. What counts for one task id alone has a header of its own.
+The header ``dflock`` is for callers: the options of a call. What the plugin has to say of one task id
+is in ``dflock_run``, and counts for that id alone: a task can pass its headers on to others.
 """
 
 from __future__ import annotations
@@ -16,27 +16,18 @@ from celery.app.task import Context
 from celery.exceptions import ImproperlyConfigured
 
 HEADER = "dflock"
-"""The message header of a call's own options, and of the counters of a requeued task: a dict."""
+"""The message header of a call's own options: a dict."""
 
 RUN = "dflock_run"
-"""The message header of what counts for one task id alone: a dict."""
-
-UNIQUE = "unique"
-"""The name in the header for the lock of `lock_unique`."""
-
-UNIQUE_FIELDS = ("key", "token", "until")
-
-AGE, AGE_OF = "age", "of"
-"""The names there for the age by which the newest wins, and for the id of the task that has it."""
-
-COUNTED = "id"
-"""The name there for the id of the task whose attempts are counted, in this header and the other."""
+"""The message header of what the plugin says of a task: a dict with the ``id`` of that."""
 
 FIRING = "dflock_firing"
 """The message header of a firing: a dict of its ``id``, ``entry`` and ``due`` and the ``fence``."""
 
-RESERVED = frozenset(("attempt", "since", "place", "retries", "copy", "free", UNIQUE))
-"""The names in the header ``dflock`` that are no options."""
+UNIQUE_FIELDS = ("key", "token", "until")
+
+NUMBERS = ("attempt", "since", "redelivery", "outage", "waited", "paused", "overtaken")
+"""The fields of a `Header` that are numbers, and count for one retry of a task."""
 
 LARGEST = 1 << 53
 """Larger than any count or time of day; what is not a number is not below it."""
@@ -53,6 +44,7 @@ class Header:
     Attributes:
         options: those that the call names itself.
         unique: what `celery_dflock.unique` has sent along; see `unique_of`.
+        age: the number by which the newest wins; 0 for none.
         attempt: how often the task was requeued because of a conflict.
         since: when the first of these was; a time of day.
         ticket: of the position in the queue of the lock that was kept for this attempt.
@@ -62,13 +54,13 @@ class Header:
         waited: seconds in the consumer, of a wait that has gone through the broker since.
         paused: since when the time does not count, because the latest attempt was no conflict.
         overtaken: how often its turn had passed before it had a slot.
-        age: the number by which the newest wins; 0 for none.
         was_redelivered: whether the broker had delivered an earlier attempt before, which has met no
             other run.
     """
 
     options: Mapping[str, Any]
-    unique: Any = None
+    unique: Mapping[str, str] | None = None
+    age: int = 0
     attempt: int = 0
     since: float | None = None
     ticket: str | None = None
@@ -78,7 +70,6 @@ class Header:
     waited: float = 0.0
     paused: float | None = None
     overtaken: int = 0
-    age: int = 0
     was_redelivered: bool = False
 
     @classmethod
@@ -86,7 +77,7 @@ class Header:
         """Return that of a message.
 
         A retry inherits the headers of the run that sent it. That run had its lock, so counting
-        starts anew. So it does for a task that was sent with the headers of another.
+        starts anew.
 
         Raises:
             ImproperlyConfigured: a header says what none of ours does; one line says which.
@@ -94,52 +85,31 @@ class Header:
         headers = request.headers
         if headers is None or is_silent(headers):
             return NOTHING
-        ours, more = _fields(headers, HEADER), _fields(headers, RUN)
-        options = {name: value for name, value in ours.items() if name not in RESERVED}
-        header = cls(options, ours.get(UNIQUE), age=age_of(headers, request.id))
-        is_its_own = more.get(COUNTED, request.id) == request.id
-        if ours.get("retries") != request.retries or not is_its_own:
+        for name in (HEADER, RUN):
+            if not isinstance(headers.get(name) or {}, Mapping):
+                raise _no_dict(name, headers[name])
+        own = _own(headers, request.id)
+        header = cls(headers.get(HEADER) or {}, unique_of(request), _age(own))
+        if own.get("retries") != request.retries:
             return header
+        numbers = {name: _number(own, name) for name in NUMBERS if own.get(name) is not None}
         return replace(
             header,
-            attempt=int(_number(HEADER, ours, "attempt") or 0),
-            since=_number(HEADER, ours, "since"),
-            ticket=_ticket(ours),
-            redelivery=int(_number(HEADER, ours, "copy") or 0),
-            is_free="free" in ours,
-            outage=int(_number(RUN, more, "outage") or 0),
-            waited=_number(RUN, more, "waited") or 0.0,
-            paused=_number(RUN, more, "paused"),
-            overtaken=int(_number(RUN, more, "overtaken") or 0),
-            was_redelivered="again" in more,
+            ticket=_ticket(own),
+            is_free=bool(own.get("is_free")),
+            was_redelivered=bool(own.get("was_redelivered")),
+            **numbers,
         )
 
     def write(self, request: Context) -> dict[str, Any]:
         """Return all headers of the message of a task that is sent again, with these among them."""
-        ours = {
-            "attempt": self.attempt,
-            "since": self.since,
-            "place": self.ticket,
-            "copy": self.redelivery,
-            "free": self.is_free,
-            UNIQUE: self.unique,
-        }
-        more = {
-            "outage": self.outage,
-            "waited": self.waited,
-            "paused": self.paused,
-            "overtaken": self.overtaken,
-            "again": self._has_met_nobody(request),
-            COUNTED: request.id,
-            AGE: self.age,
-            AGE_OF: request.id if self.age else None,
-        }
-        headers = dict(request.headers or {})
-        headers[HEADER] = {**self.options, **_said(ours), "retries": request.retries}
-        headers.pop(RUN, None)
-        if said := _said(more):
-            headers[RUN] = said
-        return headers
+        met_nobody = not self.redelivery and self.is_redelivered(request)
+        named = (*NUMBERS, "ticket", "is_free", "unique", "age")
+        said = {name: value for name in named if (value := getattr(self, name))}
+        if met_nobody:
+            said["was_redelivered"] = True
+        own = {**said, "id": request.id, "retries": request.retries}
+        return {**(request.headers or {}), RUN: own}
 
     def is_redelivered(self, request: Context) -> bool:
         """Whether the broker says that it delivered this before, or an earlier attempt found a run.
@@ -149,33 +119,11 @@ class Header:
         info = request.delivery_info
         return bool(self.redelivery or self.was_redelivered or (info and info.get("redelivered")))
 
-    def _has_met_nobody(self, request: Context) -> bool:
-        return not self.redelivery and self.is_redelivered(request)
-
     def since_at(self, began: float) -> float | None:
         """Return `since` for an attempt that has begun then: time that does not count is left out."""
         if self.since is None or self.paused is None:
             return self.since
         return self.since + max(0.0, began - self.paused)
-
-
-def age_of(headers: Mapping[str, Any] | None, task_id: str) -> int:
-    """Return the number by which the newest wins that a message carries; 0 without one.
-
-    Only if it is this task's: a task that copies its headers passes it to others.
-    """
-    fields = (headers or {}).get(RUN)
-    if not isinstance(fields, Mapping) or fields.get(AGE_OF) != task_id:
-        return 0
-    age = fields.get(AGE)
-    return age if isinstance(age, int) and 0 < age <= LARGEST_AGE else 0
-
-
-def with_age(headers: Mapping[str, Any] | None, age: int, task_id: str) -> dict[str, Any]:
-    """Return the headers of a message with that number."""
-    before = (headers or {}).get(RUN)
-    more = before if isinstance(before, Mapping) else {}
-    return {**(headers or {}), RUN: {**more, AGE: age, AGE_OF: task_id}}
 
 
 NOTHING = Header({})
@@ -187,68 +135,71 @@ def is_silent(headers: Mapping[str, Any] | None) -> bool:
     return not headers or (HEADER not in headers and RUN not in headers)
 
 
-def _fields(headers: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    fields = headers.get(name) or {}
-    if isinstance(fields, Mapping):
-        return fields
-    example = "options of the task, such as {'lock_timeout': 60}"
-    wanted = example if name == HEADER else "what the plugin has written there"
-    raise ImproperlyConfigured(
-        f"the message header {name} is {_shown(fields)}: give a dict of {wanted}"
-    )
-
-
-def _number(header: str, fields: Mapping[str, Any], name: str) -> float | None:
-    value: float | None = fields.get(name)
-    if value is None or (isinstance(value, int | float) and 0 <= value <= LARGEST):
-        return value
-    raise _bad(header, name, value, "a number, 0 or more")
-
-
-def _ticket(fields: Mapping[str, Any]) -> str | None:
-    value: str | None = fields.get("place")
-    if not value or (isinstance(value, str) and is_ticket(value)):
-        return value or None
-    raise _bad(HEADER, "place", value, "a ticket of a lock server")
-
-
-def _bad(header: str, name: str, value: object, wanted: str) -> ImproperlyConfigured:
-    return ImproperlyConfigured(
-        f"the message header {header} has {name} {_shown(value)}, not {wanted}: "
-        f"send only options of the task there, and leave {name} to the plugin"
-    )
-
-
-def _shown(value: object) -> str:
-    return reprlib.repr(value)
-
-
-def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value}
-
-
 def options_of_call(request: Context) -> Mapping[str, Any]:
     """Return the options that this call names itself."""
     return Header.read(request).options
 
 
-def unique_of(request: Context) -> dict[str, str] | None:
-    """Return what `celery_dflock.unique` has sent along: ``key``, ``token``, ``until`` and ``id``.
+def age_of(headers: Mapping[str, Any] | None, task_id: str) -> int:
+    """Return the number by which the newest wins that a message carries; 0 without one."""
+    return _age(_own(headers, task_id))
 
-    Only if it is this task's, because tasks can pass their headers to others.
-    """
-    ours = (request.headers or {}).get(HEADER)
-    ours = ours.get(UNIQUE) if isinstance(ours, dict) else None
-    if not isinstance(ours, dict) or ours.get("id") != request.id:
+
+def unique_of(request: Context) -> dict[str, str] | None:
+    """Return what `celery_dflock.unique` has sent along: ``key``, ``token`` and ``until``."""
+    ours = _own(request.headers, request.id).get("unique")
+    if not isinstance(ours, dict):
         return None
     is_whole = all(ours.get(name) and isinstance(ours[name], str) for name in UNIQUE_FIELDS)
     return ours if is_whole else None
 
 
+def said_of(
+    task_id: str, headers: Mapping[str, Any] | None, name: str, value: object
+) -> dict[str, Any]:
+    """Return the headers of a message with one thing more that is said of its task."""
+    own = _own(headers, task_id)
+    return {**(headers or {}), RUN: {**own, "id": task_id, name: value}}
+
+
 def is_firing(request: Context) -> bool:
     """Whether a message is a firing. What a firing sends is none, though it may copy its headers."""
     headers = request.headers
-    if not headers or FIRING not in headers:
-        return False
-    about = headers[FIRING]
-    return isinstance(about, dict) and about.get("id") == request.id
+    return bool(headers) and FIRING in headers and bool(_own(headers, request.id, FIRING))
+
+
+def _own(headers: Mapping[str, Any] | None, task_id: str, name: str = RUN) -> Mapping[str, Any]:
+    """Return what a header says of this task; nothing if it speaks of another one."""
+    fields = (headers or {}).get(name)
+    return fields if isinstance(fields, Mapping) and fields.get("id") == task_id else {}
+
+
+def _age(own: Mapping[str, Any]) -> int:
+    age = own.get("age")
+    return age if isinstance(age, int) and 0 < age <= LARGEST_AGE else 0
+
+
+def _number(own: Mapping[str, Any], name: str) -> Any:
+    value = own[name]
+    if isinstance(value, int | float) and 0 <= value <= LARGEST:
+        return value
+    raise _bad(name, value, "a number, 0 or more")
+
+
+def _ticket(own: Mapping[str, Any]) -> str | None:
+    value: str | None = own.get("ticket")
+    if not value or (isinstance(value, str) and is_ticket(value)):
+        return value or None
+    raise _bad("ticket", value, "a ticket of a lock server")
+
+
+def _no_dict(header: str, value: object) -> ImproperlyConfigured:
+    example = "options of the task, such as {'lock_timeout': 60}"
+    wanted = example if header == HEADER else "what the plugin has written there"
+    shown = reprlib.repr(value)
+    return ImproperlyConfigured(f"the message header {header} is {shown}: give a dict of {wanted}")
+
+
+def _bad(name: str, value: object, wanted: str) -> ImproperlyConfigured:
+    said = f"the message header {RUN} has {name} {reprlib.repr(value)}, not {wanted}"
+    return ImproperlyConfigured(f"{said}: leave it to the plugin")

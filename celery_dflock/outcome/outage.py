@@ -20,8 +20,7 @@ logger = logging.getLogger("celery_dflock")
 @dataclass(slots=True)
 class _Outage:
     since: float
-    count: int = 0
-    """How often a task was requeued since."""
+    count: int = 0  # how often a task was requeued since
     is_said: bool = False
 
 
@@ -40,32 +39,22 @@ class Outages:
         self._said_at: dict[str, float] = {}
         self._mutex = threading.Lock()
 
-    def begun(self, server: str, reason: str) -> None:
-        """A server is unavailable, and no task has met that yet."""
+    def away(self, server: str, reason: str, tasks: int = 1) -> None:
+        """A server could not be asked, and so many tasks were sent again because of that."""
         now = time.monotonic()
         with self._mutex:
             outage = self.known.setdefault(server, _Outage(now))
-            if outage.is_said:
-                return
-            outage.is_said, self._said_at[server] = True, now
-        logger.warning("lock server %s is unavailable: %s", server, reason)
-
-    def requeued(self, server: str, reason: str) -> None:
-        """A task was sent again because a server could not be asked."""
-        now = time.monotonic()
-        with self._mutex:
-            outage = self.known.setdefault(server, _Outage(now))
-            outage.count += 1
+            outage.count += tasks
             was_said, seconds, count = outage.is_said, now - outage.since, outage.count
-            if not self._is_due(server, now, REMIND_AFTER if was_said else QUIET):
+            if not self._is_due(server, REMIND_AFTER if was_said else QUIET):
                 return
             outage.is_said = True
         if was_said:
             text = "lock server %s is still unavailable after %.0f s, tasks requeued since: %d: %s"
             logger.warning(text, server, seconds, count, reason)
         else:
-            text = "lock server %s is unavailable, its tasks are requeued until it answers: %s"
-            logger.warning(text, server, reason)
+            requeued = ", its tasks are requeued until it answers" if tasks else ""
+            logger.warning("lock server %s is unavailable%s: %s", server, requeued, reason)
 
     def refused(self, server: str, kind: str, reason: str) -> None:
         """A server that is there has said no to a task, which was sent again.
@@ -73,7 +62,7 @@ class Outages:
         It is no outage, for others have their locks. Each kind of error is said once a minute.
         """
         with self._mutex:
-            if not self._is_due(f"{server} {kind}", time.monotonic(), REMIND_AFTER):
+            if not self._is_due(f"{server} {kind}", REMIND_AFTER):
                 return
         text = "lock server %s refuses a lock, its task is requeued until it is granted: %s"
         logger.warning(text, server, reason)
@@ -93,9 +82,9 @@ class Outages:
         """Start as a child: what the parent knows is for the parent to say."""
         self.__init__()  # type: ignore[misc]
 
-    def _is_due(self, name: str, now: float, pause: float) -> bool:
+    def _is_due(self, name: str, pause: float) -> bool:
         """Whether so many seconds have gone since the last line; then this is one."""
-        said_at = self._said_at.get(name)
+        now, said_at = time.monotonic(), self._said_at.get(name)
         if said_at is not None and now - said_at < pause:
             return False
         self._said_at[name] = now

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from celery import Task, states
+from celery import Celery, Task, states
 from celery.app.task import Context
 from celery.app.trace import TraceInfo
 from celery.exceptions import Ignore, Reject, Retry
@@ -55,20 +55,15 @@ class UnmetRequeued(RedeliveryRequeued):
     """The same, of one that has met no other run: what it has brought along is still its own."""
 
 
-def countdown(task: Task, seconds: float) -> float:
-    """Return the pause before a task that is sent again, as its broker can do it."""
-    return delivery.pause(task.app, seconds)
-
-
 def pause(backoff: Backoff, attempt: int) -> float:
     """Draw the seconds before the attempt that follows number `attempt`."""
     drawn = backoff.pause(attempt - 1, chance.random())
     return round(max(drawn, min(LEAST_PAUSE, backoff.cap)), 3)
 
 
-def at_once(task: Task) -> float:
+def at_once(app: Celery) -> float:
     """Return the pause of a task that has nothing to wait for."""
-    return countdown(task, LEAST_PAUSE)
+    return delivery.pause(app, LEAST_PAUSE)
 
 
 def attempt_of(header: Header, began: float, ended: float) -> tuple[int, float]:
@@ -86,12 +81,12 @@ def reservation(
     attempt, since = attempt_of(header, now, end)
     if backoff.is_over(attempt, end - since):
         return None
-    return Reservation(countdown(task, pause(backoff, attempt)), backoff.hold or 0.0)
+    return Reservation(delivery.pause(task.app, pause(backoff, attempt)), backoff.hold or 0.0)
 
 
 def short_reservation(task: Task, options: LockOptions) -> Reservation:
     """Return how a position is kept for a task that is sent again with nothing to wait for."""
-    return Reservation(at_once(task), options.requeue.hold or 0.0)
+    return Reservation(at_once(task.app), options.requeue.hold or 0.0)
 
 
 def send_again(plan: Plan, seconds: float, header: Header, error: LockError) -> None:

@@ -12,7 +12,6 @@ test uses one of the fixtures.
 from __future__ import annotations
 
 import collections
-import contextlib
 import os
 import queue
 import re
@@ -51,7 +50,6 @@ STOP_TIMEOUT = 10.0
 """Seconds that the server may take to end before it is killed."""
 
 _LISTENING = re.compile(r"listening on (\S+):(\d+)$")
-_MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +131,7 @@ def dflockd_server() -> Iterator[DflockdServer]:
 
 
 @pytest.fixture
-def dflock_app(
-    dflockd_server: DflockdServer, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[ConfigureApp]:
+def dflock_app(dflockd_server: DflockdServer, monkeypatch: pytest.MonkeyPatch) -> ConfigureApp:
     """A function that makes an app use `dflockd_server` until the end of the test.
 
     It accepts any app: the one of Celery's fixture `celery_app`, or one of yours whose tasks are
@@ -143,24 +139,23 @@ def dflock_app(
     """
     for variable in ("DFLOCK_AUTH_TOKEN", "DFLOCK_AUTH_TOKEN_FILE"):
         monkeypatch.delenv(variable, raising=False)
-    with contextlib.ExitStack() as undo:
 
-        def configure(app: Celery | None = None, **settings: Any) -> Celery:
-            app = _app(app)
-            values = {
-                "dflock_servers": [dflockd_server.address],
-                "dflock_auth_token": None,
-                "dflock_use_ssl": None,
-                "dflock_enabled": True,
-                **settings,
-            }
-            for setting, value in values.items():
-                for name in _names(app, setting):
-                    undo.callback(_restore, app, name, _own(app, name))
-                    app.conf.changes[name] = value
-            return app
+    def configure(app: Celery | None = None, **settings: Any) -> Celery:
+        app = _app(app)
+        values = {
+            "dflock_servers": [dflockd_server.address],
+            "dflock_auth_token": None,
+            "dflock_use_ssl": None,
+            "dflock_enabled": True,
+            **settings,
+        }
+        for setting, value in values.items():
+            for name in _names(app, setting):
+                app.conf.get(name)  # a configuration that nobody has asked yet is not complete
+                monkeypatch.setitem(app.conf.changes, name, value)
+        return app
 
-        yield configure
+    return configure
 
 
 @pytest.fixture
@@ -198,7 +193,7 @@ def assert_locked(key: str, app: Celery | None = None) -> None:
     settings = _settings(app)
     if not settings.enabled:
         _fail(f"lock {key!r} is not held: locking is switched off")
-    lock = _Asked(key, settings)
+    lock = _AtServer(key, settings)
     if not lock.holders:
         report = admin.stats(lock.server, **settings.credentials())
         held = sorted(entry["key"] for entry in report["locks"] + report["semaphores"])
@@ -218,7 +213,7 @@ def assert_not_locked(key: str, app: Celery | None = None) -> None:
     settings = _settings(app)
     if not settings.enabled:
         return
-    lock = _Asked(key, settings)
+    lock = _AtServer(key, settings)
     if lock.holders:
         by = ", ".join(
             f"{entry['label'] or 'connection {conn_id}'.format(**entry)} "
@@ -229,7 +224,7 @@ def assert_not_locked(key: str, app: Celery | None = None) -> None:
         _fail(f"lock {lock.name!r} on {lock.server} is held by {by}{waiting}")
 
 
-class _Asked:
+class _AtServer:
     """What the server in charge says about a key, be it a lock or a semaphore."""
 
     def __init__(self, key: str, settings: Settings) -> None:
@@ -268,18 +263,6 @@ def _names(app: Celery, setting: str) -> tuple[str, ...]:
     full = f"{namespace.rstrip('_')}_{setting}"
     # Celery up to 5.6 prefers what is in the namespace to what was set later without.
     return (full.upper() if namespace.isupper() else full.lower()), setting
-
-
-def _own(app: Celery, name: str) -> Any:
-    app.conf.get(name)  # a configuration that nobody has asked yet is not complete
-    return app.conf.changes.get(name, _MISSING)
-
-
-def _restore(app: Celery, name: str, value: Any) -> None:
-    if value is _MISSING:
-        app.conf.changes.pop(name, None)
-    else:
-        app.conf.changes[name] = value
 
 
 def _fail(message: str) -> NoReturn:

@@ -14,8 +14,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from celery import Task, states
@@ -34,7 +33,7 @@ from celery_dflock.outcome.skipped import Skipped
 from celery_dflock.signals import task_deduplicated
 from celery_dflock.unique.lock import First, first_of, label_of, lock_on, mark_of
 from dflockd import errors
-from dflockd.sync_client import DistributedLock, DistributedSemaphore
+from dflockd.sync_client import DistributedLock
 
 ATTEMPTS = 50
 """How often a sender asks again who is first, when it finds each time that this has changed.
@@ -74,48 +73,128 @@ def send(
         options.parameters.bind(args, kwargs)
     except TypeError:
         return publish()  # it is Celery's to refuse, here or in the worker
-    app_settings, task_id = settings(task.app), uuid()
-    key = _key(task, options.keys_of(task, tuple(args), dict(kwargs)), app_settings)
-    label = label_of(task, task_id, "sent by ")
-    lock = lock_on(key, app_settings, MOMENT, label)
-    ttl = _lease(task, options, message)
-    with _handed_over(lock, ttl, f"{task.name}[{task_id}]") as handed_over:
+    sender = _Sender(task, options, options.keys_of(task, tuple(args), dict(kwargs)), message)
+    with sender:
+        first, headers = None, message.get("headers")
         try:
-            first = _take(lock, handed_over, label, task, options, app_settings)
+            first = sender.take()
         except (errors.RemoteError, errors.LockTimeoutError) as exc:
-            logger.warning("task %s[%s] is sent without lock_unique: %s", task.name, task_id, exc)
-            return publish(task_id=task_id)
-        if first is not None and (first.task_id or options.duplicate != "coalesce"):
-            return _refuse(task, options, key, first, task_id, message)
-        if first is not None:
-            why = f"lock {key!r} is held by {first.holder}, which is no task"
-            logger.warning("task %s[%s] is sent without lock_unique: %s", task.name, task_id, why)
-            return publish(task_id=task_id)
-        headers = dict(message.get("headers") or {})
-        token = lock.token  # none if it is lost by now
-        if options.unique != "until_expired" and token is not None:
-            ours = {"id": task_id, "key": key, "token": token, "until": options.unique}
-            headers[header.HEADER] = {**(headers.get(header.HEADER) or {}), header.UNIQUE: ours}
-        return publish(task_id=task_id, headers=headers)
+            sender.warn(exc)
+        else:
+            if first is not None and (first.task_id or options.duplicate != "coalesce"):
+                return sender.refuse(first, message)
+            if first is None:
+                headers = sender.headers(headers)
+            else:
+                sender.warn(f"lock {sender.lock.key!r} is held by {first.holder}, which is no task")
+        return publish(task_id=sender.task_id, headers=headers)
 
 
-@contextmanager
-def _handed_over(
-    lock: DistributedLock, ttl: int, name: str
-) -> Iterator[list[tuple[DistributedLock, int]]]:
-    """Detach a lock, and what is added to it, once the block has ended; release it if that raised."""
-    locks = [(lock, ttl)]
-    try:
-        yield locks
-    except BaseException:
-        for each, _ in locks:
-            each.release()
-        raise
-    for each, seconds in locks:
+class _Sender:
+    """Sends a task unless another one is first.
+
+    Once the block has ended, what it holds outlives this process for a while; if that raised, nothing.
+    """
+
+    def __init__(
+        self, task: Task, options: LockOptions, keys: Sequence[str], message: Mapping[str, Any]
+    ) -> None:
+        self._task = task
+        self._options = options
+        self._settings = settings(task.app)
+        self.task_id = uuid()
+        self._label = label_of(task, self.task_id, "sent by ")
+        key = _key(task, keys, self._settings)
+        self.lock = lock_on(key, self._settings, MOMENT, self._label)
+        self._held: list[tuple[DistributedLock, int]] = [
+            (self.lock, _lease(task, options, message))
+        ]
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        for lock, seconds in self._held:
+            if exc_type is not None:
+                lock.release()
+                continue
+            try:
+                lock.detach(seconds)  # a worker may have adopted it by now, and keeps it
+            except errors.RemoteError as exc:
+                name = f"{self._task.name}[{self.task_id}]"
+                logger.warning("task %s was sent, and goes on without lock_unique: %s", name, exc)
+
+    def warn(self, why: object) -> None:
+        name = f"{self._task.name}[{self.task_id}]"
+        logger.warning("task %s is sent without lock_unique: %s", name, why)
+
+    def headers(self, given: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Return the headers of the message, with what its worker adopts the lock by."""
+        token, until = self.lock.token, self._options.unique
+        if until == "until_expired" or token is None:  # it is lost by now
+            return given
+        ours = {"key": self.lock.key, "token": token, "until": until}
+        return header.said_of(self.task_id, given, "unique", ours)
+
+    def take(self) -> First | None:
+        """Take the lock, or return who was first.
+
+        Raises:
+            LockTimeoutError: that is never the same when asked again.
+            RemoteError: the server cannot say.
+        """
+        lock = self.lock
+        for _ in range(ATTEMPTS):
+            if try_once(lock):
+                return None
+            first = first_of(lock)
+            if first is None:
+                continue
+            if self._options.duplicate != "replace":
+                return first
+            self._oust(first)
+        why = f"lock {lock.key!r} on {lock.server} keeps changing hands"
+        raise errors.LockTimeoutError(why, key=lock.key, server=lock.server)
+
+    def _oust(self, first: First) -> None:
+        """End the hold of an earlier task, which is marked before, unless it has ended by itself."""
+        mark, ousted = mark_of(first.task_id, self._settings, self._label), False
+        try_once(mark)
         try:
-            each.detach(seconds)  # a worker may have adopted it by now, and keeps it
-        except errors.RemoteError as exc:
-            logger.warning("task %s was sent, and goes on without lock_unique: %s", name, exc)
+            ousted = self.lock.evict(first.fence)
+        finally:
+            if not ousted:
+                mark.release()
+        if ousted:
+            self._held.append((mark, self._options.unique_ttl))
+            logger.info("task %s[%s] is replaced by a newer one", self._task.name, first.task_id)
+            self._tell(first, "replace")
+
+    def refuse(self, first: First, message: Mapping[str, Any]) -> AsyncResult:
+        """Return the result of a task that is not sent.
+
+        Raises:
+            DuplicateTaskError: ``lock_duplicate`` says so.
+        """
+        task, key, verdict = self._task, self.lock.key, self._options.duplicate
+        text = "task %s is not sent (lock_unique, lock_duplicate=%s): lock %r is held by %s"
+        logger.info(text, task.name, verdict, key, first.holder)
+        self._tell(first, verdict)
+        if verdict == "coalesce":
+            return task.AsyncResult(first.task_id)
+        if verdict == "raise":
+            raise DuplicateTaskError(key, "a task like this one is on its way, held", first.holder)
+        skipped = Skipped(key, self.task_id, first.holder)
+        # For others that are told the id. A backend that sends results to who has sent the task has
+        # nobody to send this one to.
+        is_ignored = message.get("ignore_result", task.ignore_result)
+        if not is_ignored and not isinstance(task.backend, RPCBackend):
+            task.backend.mark_as_done(self.task_id, skipped)
+        return EagerResult(self.task_id, skipped, states.SUCCESS, name=task.name)
+
+    def _tell(self, first: First, verdict: str) -> None:
+        about = {"key": self.lock.key, "task_id": first.task_id, "verdict": verdict}
+        task_deduplicated.send(sender=self._task, request=None, **about)
 
 
 def _key(task: Task, parts: Sequence[str], app_settings: Settings) -> str:
@@ -133,93 +212,3 @@ def _lease(task: Task, options: LockOptions, message: Mapping[str, Any]) -> int:
     if expires >= options.unique_ttl:
         return options.unique_ttl
     return min(options.unique_ttl, math.ceil(max(0, expires)) + CLOCK_MARGIN)
-
-
-def _take(
-    lock: DistributedLock,
-    handed_over: list[tuple[DistributedLock, int]],
-    label: str,
-    task: Task,
-    options: LockOptions,
-    app_settings: Settings,
-) -> First | None:
-    """Take the lock, or return who was first.
-
-    Raises:
-        LockTimeoutError: that is never the same when asked again.
-        RemoteError: the server cannot say.
-    """
-    for _ in range(ATTEMPTS):
-        if try_once(lock):
-            return None
-        first = first_of(lock)
-        if first is None:
-            continue
-        if options.duplicate != "replace":
-            return first
-        mark = mark_of(first.task_id, app_settings, label)
-        if _oust(lock, mark, task, first):
-            handed_over.append((mark, options.unique_ttl))
-    raise errors.LockTimeoutError(
-        f"lock {lock.key!r} on {lock.server} keeps changing hands",
-        key=lock.key,
-        server=lock.server,
-    )
-
-
-def _oust(
-    lock: DistributedLock,
-    mark: DistributedSemaphore,
-    task: Task,
-    first: First,
-) -> bool:
-    """End the hold of an earlier task, which is marked before; ``False`` if it has ended by itself."""
-    try_once(mark)
-    try:
-        ousted = lock.evict(first.fence)
-    except BaseException:
-        mark.release()
-        raise
-    if not ousted:
-        mark.release()
-        return False
-    logger.info("task %s[%s] is replaced by a newer one", task.name, first.task_id)
-    task_deduplicated.send(
-        sender=task, request=None, key=lock.key, task_id=first.task_id, verdict="replace"
-    )
-    return True
-
-
-def _refuse(
-    task: Task,
-    options: LockOptions,
-    key: str,
-    first: First,
-    task_id: str,
-    message: Mapping[str, Any],
-) -> AsyncResult:
-    logger.info(
-        "task %s is not sent (lock_unique, lock_duplicate=%s): lock %r is held by %s",
-        task.name,
-        options.duplicate,
-        key,
-        first.holder,
-    )
-    task_deduplicated.send(
-        sender=task, request=None, key=key, task_id=first.task_id, verdict=options.duplicate
-    )
-    if options.duplicate == "coalesce":
-        return task.AsyncResult(first.task_id)
-    if options.duplicate == "skip":
-        skipped = Skipped(key, task_id, first.holder)
-        if not message.get("ignore_result", task.ignore_result):
-            _store(task, task_id, skipped)
-        return EagerResult(task_id, skipped, states.SUCCESS, name=task.name)
-    raise DuplicateTaskError(key, "a task like this one is on its way, held", first.holder)
-
-
-def _store(task: Task, task_id: str, skipped: Skipped) -> None:
-    """Store the result for others that are told the id."""
-    # A backend that sends results to who has sent the task has nobody to send this one to.
-    if not isinstance(task.backend, RPCBackend):
-        task.backend.mark_as_done(task_id, skipped)

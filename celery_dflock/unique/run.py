@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cache
-from queue import Queue
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from celery import Task, signals, states
 from celery.app.task import Context
@@ -21,6 +19,7 @@ from celery_dflock.outcome import header
 from celery_dflock.outcome.requeue import CopyDropped, RedeliveryRequeued, UnmetRequeued
 from celery_dflock.plan import Plan
 from celery_dflock.unique.lock import first_of, label_of, lock_on, mark_of
+from celery_dflock.worker.errands import Errands
 from dflockd import errors
 
 _LOOKED_AFTER = "_dflock_looked_after"
@@ -28,6 +27,10 @@ _LOOKED_AFTER = "_dflock_looked_after"
 
 ENDED = (states.FAILURE, states.IGNORED, states.REJECTED)
 """The states of a task that may have ended before it began; one that is rejected may come again."""
+
+T = TypeVar("T")
+
+_errands = Errands("dflock-revoked")
 
 logger = logging.getLogger("celery_dflock")
 
@@ -59,12 +62,9 @@ class Carried:
         self._lock = lock_on(ours["key"], app_settings, ttl, label_of(task, request.id))
         self._has_begun = False
 
-    def take(self) -> None:
-        """Make the lock that of this process, before the task waits for the other.
-
-        So that it ends with the process.
-        """
-        self._adopt()
+    def take(self) -> bool:
+        """Make the lock that of this process, so that it ends with that; ``False`` if it is over."""
+        return is_kept(self._lock) or bool(self._ask(partial(self._lock.adopt, self._token)))
 
     def begin(self, options: LockOptions, is_tried_again: bool = False) -> None:
         """Make sure that the lock is that of this process, for the task is about to run; or end it.
@@ -74,13 +74,13 @@ class Carried:
         """
         self._has_begun = True
         replaceable = options.duplicate == "replace"
-        held = self._adopt()
+        held = self.take()
         if self._until == "until_executing":
             held = self._lock.release()
         elif held and (replaceable or is_tried_again):
             # The run that has sent this one again may have detached the lock after it was taken
             # here; but before it gave back the other lock, which is held by now.
-            held = self._renew()
+            held = bool(self._ask(self._lock.renew))
         if not held and replaceable:
             self._check_replaced()
 
@@ -91,57 +91,40 @@ class Carried:
         is_copy = isinstance(exc, RedeliveryRequeued | CopyDropped)
         if is_copy and not isinstance(exc, UnmetRequeued) and not is_kept(self._lock):
             return  # it belongs to the other run, or to the retry of that
-        held = is_kept(self._lock) or (not self._has_begun and self._adopt())
+        held = is_kept(self._lock) or (not self._has_begun and self.take())
         if _goes_on(exc):
             if held:
-                self._detach(options.unique_ttl)
+                self._ask(partial(self._lock.detach, options.unique_ttl))
         elif not (held and self._lock.release()) and options.duplicate == "replace":
-            self._unmark()  # replaced while it ran already: no worker receives it again
+            self._ask(self._unmark)  # replaced while it ran already: no worker receives it again
 
     def prolong(self, ttl: int) -> None:
         """Have the lock last for `ttl` seconds from now, while the task waits and nobody renews it.
 
         A process that has taken it meanwhile keeps it: its next renewal takes it back.
         """
-        if self._adopt():
-            self._detach(ttl)
+        if self.take():
+            self._ask(partial(self._lock.detach, ttl))
 
     def free(self) -> None:
         """Release the lock: the task will never run."""
-        if self._adopt():
+        if self.take():
             self._lock.release()
 
     @property
     def _name(self) -> str:
         return f"{self._task.name}[{self._request.id}]"
 
-    def _adopt(self) -> bool:
-        if is_kept(self._lock):
-            return True
+    def _ask(self, question: Callable[[], T]) -> T | None:
+        """Ask the server; ``None`` if it cannot say."""
         try:
-            return self._lock.adopt(self._token)
+            return question()
         except errors.RemoteError as exc:
-            self._warn(exc)
-            return False
-
-    def _renew(self) -> bool:
-        try:
-            return self._lock.renew()
-        except errors.RemoteError as exc:
-            self._warn(exc)
-            return False
-
-    def _detach(self, ttl: int) -> None:
-        try:
-            self._lock.detach(ttl)
-        except errors.RemoteError as exc:
-            self._warn(exc)
-
-    def _warn(self, exc: errors.RemoteError) -> None:
-        logger.warning("task %s goes on without lock_unique: %s", self._name, exc)
+            logger.warning("task %s goes on without lock_unique: %s", self._name, exc)
+            return None
 
     def _check_replaced(self) -> None:
-        newer = self._unmark()
+        newer = self._ask(self._unmark)
         if newer is None:
             return
         task, request = self._task, self._request
@@ -155,14 +138,10 @@ class Carried:
     def _unmark(self) -> str | None:
         """Return which task has replaced this one, if any, and end the marks that say so."""
         mark = mark_of(self._request.id, self._settings, "")
-        try:
-            newer = left = first_of(mark)
-            while left is not None:  # several may have set out to replace it, of whom one has
-                mark.evict(left.fence)
-                left = first_of(mark)
-        except errors.RemoteError as exc:
-            self._warn(exc)
-            return None
+        newer = left = first_of(mark)
+        while left is not None:  # several may have set out to replace it, of whom one has
+            mark.evict(left.fence)
+            left = first_of(mark)
         return newer.task_id if newer is not None else None
 
 
@@ -174,7 +153,7 @@ def _goes_on(exc: BaseException | None) -> bool:
 
 def carried(plan: Plan) -> AbstractContextManager[Carried | None]:
     """Look after what a task has brought along from its sender, if anything, while it runs."""
-    ours = None if plan.header.unique is None else header.unique_of(plan.request)
+    ours = plan.header.unique
     return _NOTHING if ours is None else _looked_after(plan, ours)
 
 
@@ -230,22 +209,7 @@ def free_revoked(sender: Task, request: Context, **_: Any) -> None:
     """Give back the lock of a task that will not run, on a thread: the worker must not wait."""
     ours = header.unique_of(request)
     if ours is not None:
-        _to_be_freed().put(Carried(sender, request, ours, MOMENT, settings(sender.app)))
-
-
-@cache
-def _to_be_freed() -> Queue[Carried]:
-    pending: Queue[Carried] = Queue()
-
-    def free_all() -> None:
-        while True:
-            try:
-                pending.get().free()
-            except Exception:
-                logger.exception("the lock_unique lock of a revoked task could not be released")
-
-    threading.Thread(target=free_all, name="dflock-revoked", daemon=True).start()
-    return pending
+        _errands.run(Carried(sender, request, ours, MOMENT, settings(sender.app)).free)
 
 
 signals.task_revoked.connect(free_revoked, dispatch_uid="celery_dflock.free_revoked")

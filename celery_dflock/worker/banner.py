@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,19 +14,22 @@ from celery.exceptions import ImproperlyConfigured
 
 from celery_dflock.config import Settings, settings, with_remedy
 from celery_dflock.outcome.outage import outages
-from celery_dflock.worker import spelling
-from celery_dflock.worker.at_once import at_once
+from celery_dflock.worker.errands import at_once
+from celery_dflock.worker.spelling import ignored
 from dflockd import admin
 from dflockd.errors import DflockdError
 
 PATIENCE = 2.0
 """Seconds that the start of a worker waits for its lock servers."""
 
+logger = logging.getLogger("celery_dflock")
+
 
 @signals.celeryd_after_setup.connect(dispatch_uid="celery_dflock.banner")
 def add_servers(instance: Any, **_: Any) -> None:
     """Ask the lock servers how they are, and put it into the banner; log those that do not answer."""
-    spelling.warn(instance.app)
+    for text in ignored(instance.app):
+        logger.warning("%s", text)
     lines = list(_lines(instance.app))
     instance.extra_info = partial(_with, lines, instance.extra_info)
 
@@ -43,7 +48,7 @@ def _lines(app: Celery) -> list[str]:
     found = ask_all(app_settings)
     for server, (is_there, text) in found.items():
         if not is_there:
-            outages.begun(server, text)
+            outages.away(server, text, tasks=0)
     width = max(map(len, found))
     return [
         f"  .> {server:{width}}  {text if is_there else f'unavailable: {text}'}"
@@ -57,19 +62,17 @@ def ask_all(app_settings: Settings) -> dict[str, tuple[bool, str]]:
     names = list(map(str, app_settings.servers))
     if app_settings.is_cluster:
         members: list[str] = []
-        at_once([partial(_find, app_settings, members)], deadline)
+
+        def find() -> None:
+            with suppress(DflockdError):  # each of them is asked, and says why
+                members.extend(admin.members(app_settings.servers, **app_settings.credentials()))
+
+        at_once([find], deadline)
         names = members or names
     late = f"no answer within {PATIENCE:g} s"
     found = dict.fromkeys(names, (False, late))
     at_once([partial(_ask, app_settings, name, found) for name in names], deadline)
     return dict(found)
-
-
-def _find(app_settings: Settings, members: list[str]) -> None:
-    try:
-        members += admin.members(app_settings.servers, **app_settings.credentials())
-    except DflockdError:
-        return  # each of them is asked, and says why
 
 
 def _ask(app_settings: Settings, server: str, found: dict[str, tuple[bool, str]]) -> None:

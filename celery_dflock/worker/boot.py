@@ -7,6 +7,8 @@ from typing import Any
 
 from celery import signals
 
+from celery_dflock.worker.shutdown import WorkersEnd
+
 
 @signals.worker_init.connect(dispatch_uid="celery_dflock.worker")
 def begin_worker(sender: Any, **_: Any) -> None:
@@ -14,7 +16,6 @@ def begin_worker(sender: Any, **_: Any) -> None:
     import_module("celery_dflock.worker.banner")
     import_module("celery_dflock.worker.events")
     import_module("celery_dflock.worker.inspect")
-    ending = import_module("celery_dflock.worker.ending")
     wait = import_module("celery_dflock.worker.consumer_wait")
-    sender.app.steps["worker"].add(ending.Step)
+    sender.app.steps["worker"].add(WorkersEnd)
     sender.app.steps["consumer"].add(wait.Step)

@@ -21,6 +21,7 @@ from functools import cache, partial
 from typing import Any
 
 from celery import bootsteps
+from celery.concurrency import solo
 from celery.worker import state
 from celery.worker.consumer import Consumer
 from kombu.common import ignore_errors
@@ -28,9 +29,10 @@ from kombu.common import ignore_errors
 from celery_dflock import gate
 from celery_dflock.config import settings
 from celery_dflock.look import Look, tell_waiting
+from celery_dflock.outcome.types import HANDED, prepare
 from celery_dflock.task import LockedTask
-from celery_dflock.worker import hand_off, slots, unacknowledged
-from celery_dflock.worker.announcer import Announcer
+from celery_dflock.worker import unacknowledged
+from celery_dflock.worker.errands import Errands
 from celery_dflock.worker.events import look_whether_wanted
 from celery_dflock.worker.inbox import Inbox
 from celery_dflock.worker.prefetch import Prefetch
@@ -76,7 +78,8 @@ class ConsumerWait:
         """In the order of their arrival: those who wait, and those on their way through the pool."""
         self._runs: dict[Hashable, Waiter] = {}
         """The same, by who they are and what they wait for."""
-        self._announcer = Announcer()
+        self._errands = Errands("dflock-waiting")
+        """What may ask servers and take long: receivers that are told who waits, for one."""
         self._inbox = Inbox(consumer)
         self._prefetch = Prefetch(consumer)
         self._timer: Any = None
@@ -96,7 +99,7 @@ class ConsumerWait:
 
     def take(self, request: Any) -> None:
         """Send a request to the pool, after it has waited for its turn if it is to do so here."""
-        hand_off.prepare(request)
+        prepare(request)
         look_whether_wanted(self._consumer)
         if shutdown.begun:
             return  # it may just have come from here; it goes back when the connection ends
@@ -107,7 +110,7 @@ class ConsumerWait:
         if waiter is None or not self._prefetch.has_room:
             self._consumer.on_task_request(request)
         elif self._waits_already(waiter):
-            waiter.redelivery("another delivery waits for it").put(request.request_dict)
+            request.request_dict[HANDED] = waiter.redelivery("another delivery waits for it")
             self._consumer.on_task_request(request)
         elif self._timer is not None:  # else it is too late: it goes the way of those that wait
             try:
@@ -171,7 +174,7 @@ class ConsumerWait:
         self._pending.close()
         self._waiters.clear()
         self._runs.clear()
-        self._announcer.close()
+        self._errands.close()
         self._inbox.close()
 
     def _warn(self) -> None:
@@ -208,7 +211,7 @@ class ConsumerWait:
                 ticket=waiter.ticket,
                 reservation=waiter.reservation,
                 told_ms=TOLD_MS,
-                queued=partial(self._announcer.announce, partial(self._announce, waiter)),
+                queued=partial(self._errands.run, partial(self._announce, waiter)),
                 told=partial(self._hear_turn, waiter),
                 ended=lambda error: post(partial(self._ended, waiter, error)),
             )
@@ -219,7 +222,7 @@ class ConsumerWait:
         self._prefetch.raise_for(request)
 
     def _announce(self, waiter: Waiter) -> None:
-        """Say that it waits; on the announcer's thread."""
+        """Say that it waits; on a thread for that."""
         task, request, lock = waiter.request.task, waiter.context, waiter.lock
         logger.info(
             "task %s[%s] waits for lock %r in the consumer", task.name, request.id, lock.key
@@ -230,8 +233,9 @@ class ConsumerWait:
         """Its turn has come; on the client's thread."""
         with self._mutex:
             pending = waiter.pending
-        if not slots.is_answering(self._consumer):
-            pending.pass_on()  # or the key would be idle until the task that runs here has ended
+        if isinstance(self._consumer.pool, solo.TaskPool) and state.active_requests:
+            # Nobody says who goes to the pool until the task that runs here has ended.
+            pending.pass_on()
         self._inbox.post(partial(self._told, waiter))
 
     def _told(self, waiter: Waiter) -> None:
@@ -246,7 +250,9 @@ class ConsumerWait:
                 waiter.pending.pass_on()
         if ticket is not None:
             waiter.handed = waiter.hand_off(ticket)
-            if (spare := slots.spare(self._consumer)) < 0:
+            # How many slots do nothing: a hint, on which no lock depends.
+            spare = self._consumer.pool.num_processes - len(state.reserved_requests)
+            if spare < 0:
                 waiter.pending.pass_on()
             elif spare == 0:
                 self._after(NEXT_SLOT, self._pass_on, waiter)
@@ -309,7 +315,7 @@ class ConsumerWait:
         elif waiter.is_late and self._turns.is_due(waiter):
             waiter.pending.come_back()
         elif waiter.has_unique_to_prolong:
-            self._announcer.announce(waiter.prolong_unique)
+            self._errands.run(waiter.prolong_unique)
 
     # The pool.
 
@@ -321,7 +327,7 @@ class ConsumerWait:
         if request.revoked():
             self._drop(waiter)
             return
-        handed.put(request.request_dict)
+        request.request_dict[HANDED] = handed
         self._listen(waiter)
         self._prefetch.lower_for(request)
         state.task_reserved(request)

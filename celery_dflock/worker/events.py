@@ -14,11 +14,13 @@ import logging
 import mmap
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery import Task, signals
 from celery.app.task import Context
 from celery.exceptions import Retry
+from celery.utils.dispatch import Signal
 from celery.worker.consumer import Consumer
 from kombu.exceptions import OperationalError
 from kombu.utils.encoding import safe_repr, safe_str
@@ -60,93 +62,66 @@ def look_whether_wanted(consumer: Consumer) -> None:
     )
 
 
-@lock_waiting.connect
-def send_waiting(
-    sender: Task,
-    request: Context,
-    key: str,
-    group: str | None,
-    holder: Callable[[], str | None],
-    reason: Callable[[], str],
-    **_: Any,
-) -> None:
-    """A task has a position in the queue of a lock."""
-    if _wanted[0]:
-        fields = {"key": key, "holder": holder(), "reason": reason(), **_in_group(group)}
-        _send("lock-waiting", sender, request, **fields)
+def _sends(signal: Signal, kind: str, fields: Callable[..., dict[str, Any]]) -> None:
+    """Have an event sent whenever a signal is, with these fields of what that says."""
+
+    def receive(sender: Task, request: Context, **said: Any) -> None:
+        if _wanted[0]:
+            _send(kind, sender, request, **fields(**said))
+
+    signal.connect(receive, weak=False)
 
 
-@lock_acquired.connect
-def send_acquired(sender: Task, request: Context, lock: Any, **_: Any) -> None:
-    """A task has its lock."""
-    if _wanted[0]:
-        waited = round(lock.waited, 3)
-        _send("lock-acquired", sender, request, **_of_lock(lock), waited=waited)
+def _named(*names: str) -> Callable[..., dict[str, Any]]:
+    return lambda **said: {name: said[name] for name in names}
 
 
-@lock_released.connect
-def send_released(sender: Task, request: Context, lock: Any, **_: Any) -> None:
-    """A task has given its lock back."""
-    if _wanted[0]:
-        _send("lock-released", sender, request, **_of_lock(lock))
+def _waiting(
+    key: str, group: str | None, holder: Callable[[], object], reason: Callable[[], str], **_: Any
+) -> dict[str, Any]:
+    return {"key": key, "holder": holder(), "reason": reason(), **_in_group(group)}
+
+
+def _conflict(error: LockNotAcquiredError, **_: Any) -> dict[str, Any]:
+    return {"key": error.key, "holder": error.holder, "reason": error.reason}
+
+
+def _of_lock(lock: Any) -> dict[str, Any]:
+    fields = {"key": lock.key, "fence": lock.fence, **_in_group(lock.group)}
+    return fields if len(lock.keys) == 1 else {**fields, "fences": lock.fences}
+
+
+def _in_group(group: str | None) -> dict[str, str]:
+    return {} if group is None else {"group": group}
+
+
+_sends(lock_waiting, "lock-waiting", _waiting)
+_sends(
+    *(lock_acquired, "lock-acquired"),
+    lambda lock, **_: {**_of_lock(lock), "waited": round(lock.waited, 3)},
+)
+_sends(lock_released, "lock-released", lambda lock, **_: _of_lock(lock))
+_sends(lock_conflict, "lock-conflict", _conflict)
+_sends(task_requeued, "lock-requeued", _named("key", "reason", "countdown", "attempt"))
+_sends(task_skipped, "lock-skipped", _named("key", "holder"))
+_sends(task_superseded, "lock-superseded", _named("key", "by", "was_running"))
 
 
 @lock_lost.connect
 def send_lost(sender: Task, request: Context, key: str, lock: Any, **_: Any) -> None:
-    """A task has lost a lock."""
+    """A task has lost a lock. On a thread of its own: this one has to renew the locks of others."""
     if _wanted[0]:
-        fence = lock.fences[key] if lock is not None else None
-        # On a thread of its own: this one has to renew the locks of other tasks.
-        threading.Thread(
-            target=_send,
-            args=("lock-lost", sender, request),
-            kwargs={"key": key, "fence": fence, **_in_group(None if lock is None else lock.group)},
-            name="dflock-event",
-            daemon=True,
-        ).start()
-
-
-@lock_conflict.connect
-def send_conflict(sender: Task, request: Context, error: LockNotAcquiredError, **_: Any) -> None:
-    """A task did not get its lock in time."""
-    if _wanted[0]:
-        fields = {"key": error.key, "holder": error.holder, "reason": error.reason}
-        _send("lock-conflict", sender, request, **fields)
-
-
-@task_requeued.connect
-def send_requeued(
-    sender: Task,
-    request: Context,
-    key: str,
-    reason: str,
-    countdown: float,
-    attempt: int,
-    **_: Any,
-) -> None:
-    """A task was sent again because of its lock."""
-    if _wanted[0]:
-        fields = {"key": key, "reason": reason, "countdown": countdown, "attempt": attempt}
-        _send("lock-requeued", sender, request, **fields)
-
-
-@task_skipped.connect
-def send_skipped(sender: Task, request: Context, key: str, holder: str | None, **_: Any) -> None:
-    """A task was skipped because of its lock."""
-    if _wanted[0]:
-        _send("lock-skipped", sender, request, key=key, holder=holder)
+        fence, group = (None, None) if lock is None else (lock.fences[key], lock.group)
+        said = {"key": key, "fence": fence, **_in_group(group)}
+        send = partial(_send, "lock-lost", sender, request, **said)
+        threading.Thread(target=send, name="dflock-event", daemon=True).start()
 
 
 @task_superseded.connect
-def send_superseded(
-    sender: Task, request: Context, key: str, by: str, was_running: bool, **_: Any
-) -> None:
-    """A newer task has come, and the newest wins."""
-    if _wanted[0]:
-        _send("lock-superseded", sender, request, key=key, by=by, was_running=was_running)
-        if was_running:
-            # Of Celery's own: it sends none for a task that ends like this.
-            _send("task-revoked", sender, request, terminated=True, signum=None, expired=False)
+def send_revoked(sender: Task, request: Context, was_running: bool, **_: Any) -> None:
+    """Send the event of Celery's own for a task that is superseded: it sends none for such an end."""
+    if _wanted[0] and was_running:
+        _send("task-revoked", sender, request, terminated=True, signum=None, expired=False)
 
 
 @signals.task_retry.connect
@@ -158,15 +133,6 @@ def send_retried(sender: Task, request: Context, reason: Retry, einfo: Any, **_:
 
 
 lock_acquired.for_events = lock_released.for_events = 1
-
-
-def _of_lock(lock: Any) -> dict[str, Any]:
-    fields = {"key": lock.key, "fence": lock.fence, **_in_group(lock.group)}
-    return fields if len(lock.keys) == 1 else {**fields, "fences": lock.fences}
-
-
-def _in_group(group: str | None) -> dict[str, str]:
-    return {} if group is None else {"group": group}
 
 
 def _send(kind: str, task: Task, request: Context, **fields: Any) -> None:

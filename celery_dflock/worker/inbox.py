@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import socket
-import threading
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from celery.worker.consumer import Consumer
 
-Job: TypeAlias = Callable[[], object]
-
-logger = logging.getLogger("celery_dflock")
+from celery_dflock.worker.errands import Errands, Job, do
 
 
 class Inbox:
@@ -27,16 +22,15 @@ class Inbox:
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self._is_green = bool(getattr(consumer.pool, "is_green", False))
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._errands: Errands | None = None
         self._pair: tuple[socket.socket, socket.socket] | None = None
         """What wakes the event loop of the worker, if it has one."""
 
     def start(self) -> None:
         """Begin, before anything is posted."""
-        if self._consumer.hub is None and not self._is_green and self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="dflock-inbox", daemon=True)
-            self._thread.start()
+        if self._consumer.hub is None and not self._is_green and self._errands is None:
+            self._errands = Errands("dflock-inbox")
 
     def watch(self, hub: Any) -> None:
         """Have the event loop of the worker do the jobs, from its beginning or anew."""
@@ -48,6 +42,9 @@ class Inbox:
 
     def post(self, job: Job) -> None:
         """Have something done. Returns at once."""
+        if self._errands is not None:
+            self._errands.run(job)
+            return
         self._jobs.put(job)
         if self._pair is not None:
             with contextlib.suppress(OSError):  # it is awake for long, or has ended
@@ -56,14 +53,11 @@ class Inbox:
             self._consumer.timer.call_after(0, self._do_all)
 
     def close(self) -> None:
-        """The worker has ended, and perhaps not the process. What has not been done is not."""
-        self._jobs.put(None)
+        """The worker has ended, and perhaps not the process."""
+        if self._errands is not None:
+            self._errands.close()
         for each in self._pair or ():
             each.close()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            _do(job)
 
     def _wake(self) -> None:
         if self._pair is not None:
@@ -73,12 +67,5 @@ class Inbox:
 
     def _do_all(self) -> None:
         with contextlib.suppress(queue.Empty):
-            while (job := self._jobs.get_nowait()) is not None:
-                _do(job)
-
-
-def _do(job: Job) -> None:
-    try:
-        job()
-    except Exception:
-        logger.exception("%r failed", job)
+            while True:
+                do(self._jobs.get_nowait())

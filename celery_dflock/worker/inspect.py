@@ -23,7 +23,7 @@ from celery_dflock.identity import Owner
 from celery_dflock.outcome.header import options_of_call
 from celery_dflock.plan import Bound
 from celery_dflock.task import LockedTask
-from celery_dflock.worker.at_once import at_once
+from celery_dflock.worker.errands import at_once
 from dflockd.errors import DflockdError
 from dflockd.rates import describe_rate
 from dflockd.sync_client import DistributedLock

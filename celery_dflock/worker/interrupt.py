@@ -215,35 +215,17 @@ def _as_class(error: BaseException, stretch: Interruptible) -> type[BaseExceptio
 
 
 def _await_births() -> None:
-    """Let every thread that was started run; for a moment, for some that C has made never do.
+    """Let every `threading.Thread` that was started run; for a moment, for one that never does.
 
     Before Python 3.12 a thread has the id of the one that started it until it runs, and the
-    interpreter raises in the first thread that it finds with an id: the newest.
+    interpreter raises in the first thread that it finds with an id: the newest. One that is not made
+    by `threading` may get the error, hands it on, and ends.
     """
     if sys.version_info >= (3, 12):
         return
     until = time.monotonic() + LONGEST_BIRTH
-    while _count_threads() > len(sys._current_frames()) and time.monotonic() < until:
+    while threading._limbo and time.monotonic() < until:  # type: ignore[attr-defined]
         time.sleep(0.001)
-
-
-def _count_threads() -> int:
-    """Return how many threads the interpreter knows, also those that have not run yet."""
-    count, thread = 0, _first_thread(_interpreter())
-    while thread:
-        count, thread = count + 1, _next_thread(thread)
-    return count
-
-
-def _function(name: str, *takes: Any) -> Callable[..., int | None]:
-    found = getattr(ctypes.pythonapi, name)
-    found.argtypes, found.restype = takes, ctypes.c_void_p
-    return found  # type: ignore[no-any-return]
-
-
-_interpreter = _function("PyInterpreterState_Get")
-_first_thread = _function("PyInterpreterState_ThreadHead", ctypes.c_void_p)
-_next_thread = _function("PyThreadState_Next", ctypes.c_void_p)
 
 
 def _raise_in_thread(ident: int, error: type[BaseException]) -> None:

@@ -3,7 +3,7 @@
 Only the run of a message listens, until it has its locks. Nobody else does: what the code of a body,
 an eager task or a program takes has nothing to do with the end of a worker.
 
-Only the main process knows that the worker ends; `celery_dflock.worker.ending` tells it here. Prefork
+Only the main process knows that the worker ends; `WorkersEnd` tells it here. Prefork
 children learn of it through a pipe that they inherit: the main process closes its end, which every
 child sees at once, and a write end that a child has inherited is closed by a fork hook. In shared
 memory each child says whether a task waits in it, or has been told and has not moved on yet.
@@ -15,9 +15,11 @@ import mmap
 import os
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from celery import signals
+from celery import bootsteps, signals
 
 from dflockd.sync_client import DistributedLock
 
@@ -131,3 +133,40 @@ shutdown = Shutdown()
 os.register_at_fork(after_in_child=shutdown.after_fork)
 signals.worker_init.connect(shutdown.prepare, dispatch_uid="celery_dflock.prepare")
 signals.worker_shutting_down.connect(shutdown.begin, dispatch_uid="celery_dflock.begin")
+
+
+class WorkersEnd(bootsteps.StartStopStep):
+    """Tells those who wait that the worker ends, in whatever way, before anything else is waited for.
+
+    A signal is heard of early, by ``worker_shutting_down``. A shutdown that was asked for from remote,
+    and a restart, come as an exception out of the event loop: then this is the first to know, before
+    anybody waits for the pool.
+    """
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        super().__init__(worker, **options)
+        if hasattr(worker, "wait_for_soft_shutdown"):  # since Celery 5.5
+            worker.wait_for_soft_shutdown = partial(
+                _end_softly, worker, worker.wait_for_soft_shutdown
+            )
+
+    def close(self, _worker: Any) -> None:
+        """The worker is about to end its parts."""
+        shutdown.begin()
+        shutdown.settle()
+
+
+def _end_softly(worker: Any, wait: Callable[[], object]) -> None:
+    """Begin before a soft shutdown waits, and before a cold one kills what it finds.
+
+    This runs in a signal handler, in the thread of the event loop: the messages of those who wait in
+    the consumer go back when that goes on, but nobody else has to wait for them until then.
+    """
+    shutdown.begin()
+    consumer_wait = getattr(getattr(worker, "consumer", None), "dflock_wait", None)
+    if consumer_wait is not None:
+        consumer_wait.leave()
+    shutdown.settle()
+    wait()

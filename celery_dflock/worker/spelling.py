@@ -7,9 +7,8 @@ would ask the lock server on its own host.
 from __future__ import annotations
 
 import difflib
-import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -30,14 +29,6 @@ KNOWN = (*NAMES, *(f"{PREFIX}beat_{field.name}" for field in fields(BeatSettings
 
 _UNSET = object()
 
-logger = logging.getLogger("celery_dflock")
-
-
-def warn(app: Celery) -> None:
-    """Log each setting and variable that looks like one of ours and has no effect."""
-    for text in ignored(app):
-        logger.warning("%s", text)
-
 
 def ignored(app: Celery) -> list[str]:
     """Return a line for each setting of an app that looks like one of ours and has no effect.
@@ -47,7 +38,11 @@ def ignored(app: Celery) -> list[str]:
     conf = app.conf.finalize()
     found = [line for name in sorted(_names(conf)) if (line := _what_is_wrong(name, conf))]
     found += filter(None, map(_without_base, app.tasks.values()))
-    return found + [_not_a_variable(name) for name in sorted(os.environ) if _is_wrong(name)]
+    for name in sorted(os.environ):
+        is_ours = name.startswith(VARIABLE_PREFIX) and not name.startswith(LINKS)
+        if is_ours and name not in VARIABLES:
+            found.append(_not_a_variable(name))
+    return found
 
 
 def _without_base(task: Task) -> str:
@@ -59,11 +54,6 @@ def _without_base(task: Task) -> str:
         f"task {task.name} takes no lock: {', '.join(names)} without the base LockedTask: "
         f"write @app.task(base=LockedTask, {names[0]}=...)"
     )
-
-
-def _is_wrong(variable: str) -> bool:
-    is_ours = variable.startswith(VARIABLE_PREFIX) and not variable.startswith(LINKS)
-    return is_ours and variable not in VARIABLES
 
 
 def _not_a_variable(name: str) -> str:
@@ -94,14 +84,7 @@ def _what_is_wrong(name: str, conf: Any) -> str | None:
 
 def _names(conf: Any) -> Iterator[str]:
     for mapping in conf.maps:
+        # To iterate over an object would read every attribute, and those of Django can be expensive.
+        names = dir(mapping.obj) if isinstance(mapping, DictAttribute) else list(mapping)
         if mapping is not DEFAULTS:
-            yield from filter(_is_ours, _keys(mapping))
-
-
-def _keys(mapping: Any) -> Iterable[Any]:
-    # Its own iteration would read every attribute, and those of Django's settings can be expensive.
-    return dir(mapping.obj) if isinstance(mapping, DictAttribute) else list(mapping)
-
-
-def _is_ours(name: Any) -> bool:
-    return isinstance(name, str) and PREFIX in name.lower()
+            yield from (name for name in names if isinstance(name, str) and PREFIX in name.lower())

@@ -9,15 +9,15 @@ from typing import Any
 from celery.app.task import Context
 
 from celery_dflock.config import settings
+from celery_dflock.exceptions import LockNotAcquiredError
 from celery_dflock.identity import Owner, label_of
 from celery_dflock.options import LockOptions
-from celery_dflock.outcome.header import Header, age_of, is_silent, options_of_call, unique_of
+from celery_dflock.outcome.header import Header, age_of, is_silent, options_of_call
 from celery_dflock.outcome.requeue import reservation, short_reservation
-from celery_dflock.outcome.types import refused_with
+from celery_dflock.outcome.types import HandOff, ItsTurn, Kept, Redelivered, TimedOut, refusal_of
 from celery_dflock.plan import Bound, keeps_position
 from celery_dflock.unique.run import Carried
 from celery_dflock.worker import unacknowledged
-from celery_dflock.worker.hand_off import HandOff
 from dflockd import errors
 from dflockd.client.pending import PendingAcquire
 from dflockd.sync_client import DistributedLock, Reservation
@@ -72,10 +72,9 @@ class Waiter:
         self._unique_ttl = options.unique_ttl
         self._unique: Carried | None = None
         self._unique_due = 0.0
-        ours = None if header.is_redelivered(self.context) else unique_of(self.context)
-        if ours is not None:
+        if header.unique is not None and not header.is_redelivered(self.context):
             said = settings(request.task.app)
-            self._unique = Carried(request.task, self.context, ours, options.ttl, said)
+            self._unique = Carried(request.task, self.context, header.unique, options.ttl, said)
         self._late_at = None if self.timeout is None else time.monotonic() + self.timeout
         self.reservation: Reservation | None = None
         if self._is_cut:
@@ -144,11 +143,12 @@ class Waiter:
 
     def hand_off(self, ticket: str | None) -> HandOff:
         """Return what the process that runs the task is told when the turn has come."""
-        return HandOff(self.lock.key, self._waited, "turn", ticket)
+        return HandOff(self.lock.key, self._waited, ItsTurn(ticket))
 
     def redelivery(self, why: str) -> HandOff:
         """Return what it is told if another delivery of its message is there before it."""
-        return HandOff(self.lock.key, self._waited, "redelivered", error=why)
+        key = self.lock.key
+        return HandOff(key, self._waited, Redelivered(LockNotAcquiredError(key, why)))
 
     def verdict(self, error: errors.RemoteError | None) -> HandOff:
         """Return what it is told when the wait has ended otherwise."""
@@ -157,16 +157,13 @@ class Waiter:
             # The broker would wait no longer. A look at the lock, and it is sent again.
             return self.hand_off(self.lock.ticket)
         if error is None:
+            why = f"waited {waited:.0f} s in the consumer (lock_timeout)"
             pause = None if self.reservation is None else self.reservation.away_s
-            return HandOff(key, waited, "timeout", self.lock.ticket, pause)
-        if isinstance(error, errors.OwnerConflictError):
-            return HandOff(key, waited, "redelivered", error=str(error))
-        if isinstance(error, errors.SupersededError):
-            return HandOff(key, waited, "superseded", error=error.by)
+            kept = Kept.of(self.lock.ticket, pause)
+            return HandOff(key, waited, TimedOut(LockNotAcquiredError(key, why), kept))
         if isinstance(error, errors.UnsupportedError):
-            return HandOff(key, waited, "slot")
-        said = refused_with(error)
-        return HandOff(key, waited, "unavailable", error=str(error), refused=said)
+            return HandOff(key, waited, None)
+        return HandOff(key, waited, refusal_of(error, key, self.lock.server))
 
     @property
     def _waited(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Thread
@@ -14,7 +15,10 @@ import celery
 import pytest
 from celery import Celery, Task, signals
 from celery.app.task import Context
+from celery.app.trace import build_tracer
+from celery.contrib.django.task import DjangoTask
 from celery.exceptions import ImproperlyConfigured
+from kombu.utils.uuid import uuid
 
 from celery_dflock import (
     LockedTask,
@@ -253,7 +257,23 @@ class RunInThreadTask(Task):
             return threads.submit(self.run, *args, **kwargs).result(30)
 
 
+class BeforeAndAfterTask(Task):
+    """One that calls the function itself, while the task has its lock and once more in a thread."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.run(*args, **kwargs)
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(self.run, *args, **kwargs).result(30)
+        result = super().__call__(*args, **kwargs)
+        self.run(*args, **kwargs)
+        return result
+
+
 BASES = [
+    None,
+    DjangoTask,
     ContextTask,
     wrapped(with_wraps),
     wrapped(without_wraps),
@@ -266,47 +286,133 @@ BASES = [
     LookingUpTask,
     SometimesTask,
     TwiceTask,
+    BeforeAndAfterTask,
     ThreadTask,
     RunInThreadTask,
 ]
 
 
-@pytest.mark.parametrize("bind", [False, True])
-@pytest.mark.parametrize("order", ["in front", "behind"])
-@pytest.mark.parametrize("base", BASES)
+ENDLESS = (SkippingTask, "behind")
+"""It would call itself, without end."""
+
+PLACES = [
+    pytest.param(base, place, id=f"{base.__name__} {place}" if base else "alone")
+    for base, place in itertools.product(BASES, ["in front", "behind"])
+    if (base, place) != ENDLESS and (base or place == "in front")
+]
+
+MADE = ["function", "bound", "pydantic", "bound pydantic", "untyped", "shared", "class", "subclass"]
+"""How a task can be made."""
+
+
+@pytest.fixture
+def make(
+    lock_server: LockServer, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, type[Task], Callable[[str], str]], Task]:
+    """What makes a task, with a base and a body; how is one of `MADE`."""
+    app = make_app(lock_server)
+
+    def make(how: str, base: type[Task], body: Callable[[str], str]) -> Task:
+        if how in ("class", "subclass"):
+            fields = {"name": "added", "lock_key": "{key}", "run": lambda self, key: body(key)}
+            of_class = type("Added", (base,), fields)
+            if how == "subclass":
+                app.register_task(of_class())
+                again = lambda self, *args: super(of_derived, self).__call__(*args)  # noqa: E731
+                of_derived = type("Derived", (of_class,), {"name": "derived", "__call__": again})
+                return app.register_task(of_derived())
+            return app.register_task(of_class())
+
+        def bound(self: Task, key: str) -> str:
+            return body(key)
+
+        options: dict[str, Any] = {"name": "added", "base": base, "lock_key": "{key}"}
+        options |= {"pydantic": "pydantic" in how, "typing": how != "untyped"}
+        options["bind"] = "bound" in how
+        function = bound if "bound" in how else body
+        if how != "shared":
+            return app.task(shared=False, lazy=False, **options)(function)
+        # It is one of every app that there is, or will be.
+        apps = set[Celery]()
+        monkeypatch.setattr(celery._state, "_apps", {app})
+        monkeypatch.setattr(celery._state, "_on_app_finalizers", apps)
+        app.finalize()
+        celery.shared_task(**options)(function)
+        return app.tasks["added"]
+
+    return make
+
+
+def as_a_worker(task: Task, key: str) -> Any:
+    """Run it as a process of a worker does, and return its result."""
+    name = uuid()
+    request = {"id": name, "args": [key], "kwargs": {}, "retries": 0, "is_eager": False}
+    trace = build_tracer(task.name, task, app=task.app)
+    result, info, *_ = trace(name, (key,), {}, {**request, "delivery_info": {"routing_key": "q"}})
+    if info is not None:
+        raise info.retval
+    return result
+
+
+@pytest.mark.parametrize("how", MADE)
+@pytest.mark.parametrize(("base", "place"), PLACES)
 def test_the_body_has_its_lock(
-    lock_server: LockServer, key: str, base: type[Task], order: str, bind: bool
+    lock_server: LockServer,
+    make: Callable[[str, type[Task], Callable[[str], str]], Task],
+    key: str,
+    base: type[Task] | None,
+    place: str,
+    how: str,
 ) -> None:
-    """However a base calls it, wherever it stands."""
-    if base is SkippingTask and order == "behind":
-        pytest.skip("it would call itself, without end")
-    bases = (base, LockedTask) if order == "in front" else (LockedTask, base)
-    app, seen = make_app(lock_server), list[str | None]()
+    """However a base calls it, wherever that stands, however the task is made."""
+    bases = (base, LockedTask) if place == "in front" else (LockedTask, base)
+    seen = list[str | None]()
 
     def body(key: str) -> str:
         lock = current_lock()
         seen.append(lock.key if lock is not None and lock.held else None)
         return "done"
 
-    def bound(self: Task, key: str) -> str:
-        return body(key)
+    task = make(how, type("Mixed", bases, {"abstract": True}) if base else LockedTask, body)
 
-    task = app.task(
-        name="added",
-        base=type("Mixed", bases, {"abstract": True}),
-        shared=False,
-        lazy=False,
-        bind=bind,
-        lock_key="{key}",
-    )(bound if bind else body)
-
-    assert task.delay(key).get() == "done"
-    assert set(seen) == {key}
-    assert waiters(lock_server, key) is None, "it is free again"
-    seen.clear()
+    for run in (lambda: task.delay(key).get(), lambda: as_a_worker(task, key)):
+        assert run() == "done"
+        assert set(seen) == {key}
+        assert len(seen) == {TwiceTask: 2, BeforeAndAfterTask: 4}.get(base, 1)
+        assert waiters(lock_server, key) is None, "it is free again"
+        seen.clear()
     assert task(key) == "done"
     assert task.run(key) == "done"
     assert set(seen) == {None}, "a direct call takes no lock"
+
+
+class NeverTask(Task):
+    """One that calls nothing; it has the lock itself."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        lock = current_lock()
+        return lock.key if lock is not None and lock.held else None
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_a_base_that_never_calls_the_body(
+    lock_server: LockServer,
+    make: Callable[[str, type[Task], Callable[[str], str]], Task],
+    key: str,
+    how: str,
+) -> None:
+    ran = list[str]()
+
+    def body(key: str) -> str:
+        ran.append(key)
+        return "done"
+
+    task = make(how, type("Mixed", (NeverTask, LockedTask), {"abstract": True}), body)
+    assert as_a_worker(task, key) == key
+    assert not ran
+    assert waiters(lock_server, key) is None
 
 
 def test_a_body_that_outlives_its_run_keeps_the_lock(lock_server: LockServer, key: str) -> None:
@@ -521,6 +627,31 @@ def test_a_base_does_not_hinder_calls_in_the_body(lock_server: LockServer, key: 
 
     assert again.delay(key, 1).get() == [1, 0, 0, 0]
     assert again(key, 1) == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("base", [LockedTask, PoliteLocked, LockedPolite])
+def test_a_direct_call_in_the_body_has_arguments_of_its_own(
+    lock_server: LockServer, key: str, base: type[Task]
+) -> None:
+    """It says so in its request too, as with Celery's own base, and is in the run for all that."""
+    app, seen = make_app(lock_server), list[tuple[Any, ...]]()
+
+    @app.task(name="nested", base=base, shared=False, lazy=False, bind=True, lock_key="{key}")
+    def nested(self: Task, key: str, left: int) -> None:
+        lock, request = current_lock(), self.request
+        seen.append((*request.args, *request.kwargs.values(), left, lock and lock.key))
+        if left == 2:
+            self(key, 1)
+            self(key, left=0)
+            seen.append((*request.args, self.request is request))
+
+    nested.delay(key, 2).get()
+    assert seen == [
+        (key, 2, 2, key),
+        (key, 1, 1, key),
+        (key, 0, 0, key),
+        (key, 2, True),
+    ]
 
 
 def test_locking_that_is_switched_off_lets_all_bodies_run() -> None:

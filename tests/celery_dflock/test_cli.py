@@ -196,30 +196,27 @@ def test_groups_and_who_is_superseded(run: Run, server: LockServer) -> None:
         contextlib.closing(RawClient(socket.create_connection(address))) as older,
         contextlib.closing(RawClient(socket.create_connection(address))) as newer,
     ):
-        for number, client in ((1, older), (2, newer)):
-            assert client.ask("label", "_", f"run {number}") == "ok"
-            assert client.ask("group", f"tenant:{number}", "_") == "ok"
-            assert client.ask("owner", "_", f"run-{number} 0 here {number}") == "ok"
-        assert older.ask("l", "own", "30").startswith("ok ")
-        newer.request("l", "own", "30")
+        said = "timeout=30 owner=run-{0} attempt=0 age={0} group=tenant:{0} label=run {0}"
+        assert older.ask("acquire", "own", said.format(1)).startswith("ok ")
+        newer.request("acquire", "own", said.format(2))
         eventually(lambda: "run 2" in run("waiters", "own").stdout)
         held = run("locks").stdout
         assert held.startswith("own  run 1, group tenant:1, superseded by run 2  held ")
         assert run("waiters").stdout.startswith("own  1. run 2, group tenant:2  for ")
 
 
-@pytest.mark.parametrize("has_limit", [True, False])
-def test_rates(run: Run, server: LockServer, has_limit: bool) -> None:
+@pytest.mark.parametrize(("k", "has_limit"), [("k", True), ("j", False)])
+def test_rates(run: Run, server: LockServer, k: str, has_limit: bool) -> None:
     def lock(label: str) -> DistributedLock:
         given: dict[str, Any] = {"servers": [server.address], "label": label}
         if has_limit:
-            return DistributedLock("k", None, rate="1/h", **given)
-        return RateLimit("k", "1/h", None, **given)
+            return DistributedLock(k, None, rate="1/h", **given)
+        return RateLimit(k, "1/h", None, **given)
 
     with lock("first"), Waiter(lock("second")):
-        eventually(lambda: "second, rate: next in" in run("waiters", "k").stdout)
-        assert re.match(r"k  1\. second, rate: next in 3\d+ s  for", run("waiters").stdout)
-        assert re.match(r"k  first, rate: next in 3\d+ s  held", run("locks").stdout)
+        eventually(lambda: "second, rate: next in" in run("waiters", k).stdout)
+        assert re.match(rf"{k}  1\. second, rate: next in 3\d+ s  for", run("waiters").stdout)
+        assert re.match(rf"{k}  first, rate: next in 3\d+ s  held", run("locks").stdout)
         waits = run("find", "second").stdout
         assert re.search(r"the only one, for \d s; .*the rate lets the next begin in ", waits)
         assert ("held by first" in waits) is has_limit

@@ -271,11 +271,11 @@ def test_a_function_that_gives_several_keys_is_refused_when_it_runs(cluster: Clu
 
 
 def test_a_number_is_that_of_one_task() -> None:
-    headers = header.with_age({"x-tenant": "blue"}, 7, "t1")
+    headers = header.said_of("t1", {"x-tenant": "blue"}, "age", 7)
     assert headers["x-tenant"] == "blue"
     assert header.age_of(headers, "t1") == 7
     assert header.age_of(headers, "t2") == 0
-    for bad in (None, {}, {header.RUN: 1}, {header.RUN: {"of": "t1", "age": "7"}}):
+    for bad in (None, {}, {header.RUN: 1}, {header.RUN: {"id": "t1", "age": "7"}}):
         assert header.age_of(bad, "t1") == 0
 
 

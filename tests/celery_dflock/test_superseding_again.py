@@ -147,7 +147,7 @@ def test_a_copy_that_comes_later_leaves_the_result_as_it_is(
     cluster: Cluster, key: str, stored: bool, never: str
 ) -> None:
     age = cluster.lock(key).draw_age()
-    same = {"task_id": f"older:{key}", "headers": header.with_age({}, age, f"older:{key}")}
+    same = {"task_id": f"older:{key}", "headers": header.said_of(f"older:{key}", {}, "age", age)}
     older = cluster.send(jobs.latest, key, gate=never, ignore_result=not stored, **same)
     cluster.wait_event("start", older)
     newest = cluster.send(jobs.latest, key)

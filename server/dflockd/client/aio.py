@@ -61,8 +61,14 @@ class DistributedLock(LockBase):
 
     _may_have_async_callback = True
 
-    async def acquire(self) -> bool:
+    async def acquire(
+        self, ticket: str | None = None, reservation: Reservation | None = None
+    ) -> bool:
         """Wait up to `acquire_timeout_s` for the lock. Return ``False`` if it is not granted in time.
+
+        Args:
+            ticket: the ticket of a position that was kept; see `enqueue`.
+            reservation: keep the position if the lock is not granted in time; see `wait`.
 
         Raises:
             AlreadyHeldError: this object already holds the lock or waits for it.
@@ -72,13 +78,14 @@ class DistributedLock(LockBase):
         session, timeout = self._session, self.acquire_timeout_s
         claim = object()
         try:
-            link = session.ask(claim, timeout)
+            progress = self._kept(ticket, reservation)
+            link = session.ask(claim, timeout, progress=progress)
             reply = None
             if link is not None:
                 reply = await _hear(link, session.asked.patience)
                 if type(reply) is bytes and session.is_granted(claim, link, reply):
                     return True
-            return await _run(session.acquire(claim, timeout, link, reply))
+            return await _run(session.acquire(claim, timeout, link, reply, progress))
         except BaseException:
             session.let_go(claim)
             raise
@@ -95,7 +102,8 @@ class DistributedLock(LockBase):
         """
         claim = object()
         try:
-            flow = self._enqueueing(claim, ticket)
+            progress = self._kept(ticket, None)
+            flow = self._session.enqueue(claim, self.acquire_timeout_s, progress=progress)
             return "acquired" if await _run(flow) else "queued"
         except BaseException:
             self._session.let_go(claim)

@@ -19,6 +19,7 @@ from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_ou
 from dflockd.client.frames import without_frames
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
 from dflockd.client.newest import listen
+from dflockd.client.operations import Progress
 from dflockd.client.session import RELEASE_PATIENCE, Reply
 from dflockd.client.steps import Flow, Hear, Pause, Ready
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
@@ -54,10 +55,15 @@ class DistributedLock(LockBase):
     For the arguments see `dflockd.client.lock.LockBase`.
     """
 
-    def acquire(self) -> bool:
+    def acquire(self, ticket: str | None = None, reservation: Reservation | None = None) -> bool:
         """Wait up to `acquire_timeout_s` for the lock. Return ``False`` if it is not granted in time.
 
         ``False`` always comes from a server: another holder has the lock.
+
+        Args:
+            ticket: the ticket of a position that was kept; see `enqueue`.
+            reservation: keep the position if the lock is not granted in time; see `wait`. The time is
+                then rounded up to whole seconds.
 
         Raises:
             AlreadyHeldError: this object already holds the lock or waits for it.
@@ -70,20 +76,20 @@ class DistributedLock(LockBase):
         """
         claim = object()
         try:
-            return self._acquire(claim)
+            return self._acquire(claim, self._kept(ticket, reservation))
         except BaseException:
             self._session.let_go(claim)
             raise
 
-    def _acquire(self, claim: object) -> bool:
-        session = self._session
-        link = session.ask(claim, self.acquire_timeout_s)
+    def _acquire(self, claim: object, progress: Progress | None = None) -> bool:
+        session, timeout = self._session, self.acquire_timeout_s
+        link = session.ask(claim, timeout, progress=progress)
         reply = None
         if link is not None:
             reply = _hear(link, session.asked.patience)
             if type(reply) is bytes and session.is_granted(claim, link, reply):
                 return True
-        return _run(session.acquire(claim, self.acquire_timeout_s, link, reply))
+        return _run(session.acquire(claim, timeout, link, reply, progress))
 
     def enqueue(self, ticket: str | None = None) -> str:
         """Take a position in the queue without waiting.
@@ -102,25 +108,21 @@ class DistributedLock(LockBase):
         """
         claim = object()
         try:
-            if ticket is None:
-                is_granted = self._enqueue(claim)
-            else:
-                is_granted = _run(self._enqueueing(claim, ticket))
+            is_granted = self._enqueue(claim, self._kept(ticket, None))
             return "acquired" if is_granted else "queued"
         except BaseException:
             self._session.let_go(claim)
             raise
 
-    def _enqueue(self, claim: object) -> bool:
+    def _enqueue(self, claim: object, progress: Progress | None) -> bool:
         session, timeout = self._session, self.acquire_timeout_s
-        link = session.ask(claim, timeout, operations.to_enqueue)
+        link = session.ask(claim, timeout, operations.to_enqueue, progress)
         reply = None
         if link is not None:
-            session.ticket = None
             reply = _hear(link, operations.line_up_patience(timeout))
             if type(reply) is bytes and session.is_granted(claim, link, reply, ENQUEUED):
                 return True
-        return _run(session.enqueue(claim, timeout, None, link, reply))
+        return _run(session.enqueue(claim, timeout, link, reply, progress))
 
     def wait(
         self,

@@ -137,7 +137,9 @@ class LockBase:
             target = target._replace(group=arguments.checked_group(group, group_limit, key))
         if ssl_context is not None:
             route = Route(route.address, route.auth_secret, ssl_context)
-        self._begin(key, plan.sort, target, route, on_lost, plan.beginnings)
+        # What a request says of who asks is not for the next lock with these arguments.
+        beginnings = plan.beginnings if target is plan.target else None
+        self._begin(key, plan.sort, target, route, on_lost, beginnings)
         if rate is not None:
             self.with_rate(rate)
 
@@ -337,10 +339,6 @@ class LockBase:
 
     # The flows of what both kinds of locks can do.
 
-    def _enqueueing(self, claim: object, ticket: str | None) -> Flow[bool]:
-        progress = None if ticket is None else self._progress(ticket)
-        return self._session.enqueue(claim, self.acquire_timeout_s, progress)
-
     def _waiting(
         self, claim: Ending, timeout_s: float | None, reservation: Reservation | None
     ) -> Flow[bool]:
@@ -366,6 +364,12 @@ class LockBase:
     def _evicting(self, fence: int) -> Flow[bool]:
         arguments.check_fence(fence, self.key)
         return self._session.question(lambda target: operations.evict(target, fence))
+
+    def _kept(self, ticket: str | None, reservation: Reservation | None) -> Progress | None:
+        """Return what goes along with a request of somebody whose position is or was kept."""
+        if ticket is None and reservation is None:
+            return None
+        return self._progress(ticket, reservation)
 
     def _progress(
         self, ticket: str | None = None, reservation: Reservation | None = None

@@ -204,11 +204,15 @@ class Session(Asker):
     # else is left to the flows, which are told how far it has come.
 
     def ask(
-        self, claim: object, timeout: float | None, request: First = operations.to_acquire
+        self,
+        claim: object,
+        timeout: float | None,
+        request: First = operations.to_acquire,
+        progress: Progress | None = None,
     ) -> Link | None:
         """Begin an `acquire` on an idle connection, and return that; ``None`` if there is none.
 
-        Or an `enqueue`, by `operations.to_enqueue`.
+        Or an `enqueue`, by `operations.to_enqueue`. A position that is or was kept is in `progress`.
         """
         if self.shards is not None:
             return None
@@ -217,13 +221,15 @@ class Session(Asker):
         link = self.home.pool.take(self.route)
         if link is None:
             return None
-        self.asking = link
+        self.asking, self.ticket = link, None
         if self.is_cancelled:
             raise self._cancelled()
         features, beginnings = link.features, self._beginnings
         if features is not self.target.features:
             self._knowing(link)
-        if beginnings is None:
+        if progress is not None:
+            first = request(self.target._replace(progress=progress), timeout)
+        elif beginnings is None:
             first = request(self.target, timeout)
         else:
             known = beginnings.get((request, timeout, features))
@@ -299,6 +305,7 @@ class Session(Asker):
         timeout: float | None,
         asked: Link | None = None,
         reply: Reply = None,
+        progress: Progress | None = None,
     ) -> Flow[bool]:
         """Wait for the lock; ``False`` if it was not granted in time.
 
@@ -307,42 +314,34 @@ class Session(Asker):
             timeout: seconds; ``None`` for no end.
             asked: where `ask` has asked for it already...
             reply: ... and what has come since.
+            progress: of who takes up a position, or is to keep one.
         """
+        begin = partial(_with_progress, operations.acquire, progress)
         if asked is None:
             self._take_possession(claim)
-            begun = self._begin(operations.acquire, timeout)
+            begun = self._begin(begin, timeout)
         else:
-            begun = self._go_on(claim, operations.acquire, timeout, asked, reply)
+            begun = self._go_on(claim, begin, timeout, asked, reply)
+        self.ticket = None
         try:
             grant = yield from begun
         except errors.IN_ORDER:
             self._settle(None, claim)  # the server has answered in order
             raise
+        if progress is not None:
+            self.ticket = progress.kept.decode() or None
         return self._settle(grant, claim)
 
     def enqueue(
         self,
         claim: object,
         timeout: float | None,
-        progress: Progress | None,
         asked: Link | None = None,
         reply: Reply = None,
+        progress: Progress | None = None,
     ) -> Flow[bool]:
-        """Take a position; ``True`` if the lock was granted at once.
-
-        Args:
-            claim: of the caller.
-            timeout: seconds; ``None`` for no end.
-            progress: what goes along; ``None`` if `ask` has asked.
-            asked: where it has...
-            reply: ... and what has come since.
-        """
-
-        def begin(target: Target, timeout: float | None) -> Operation[Grant | None]:
-            if progress is not None:
-                target = target._replace(progress=progress)
-            return operations.line_up_for(target, timeout)
-
+        """Take a position; ``True`` if the lock was granted at once. For arguments see `acquire`."""
+        begin = partial(_with_progress, operations.line_up_for, progress)
         if asked is None:
             self._take_possession(claim)
             begun = self._begin(begin, timeout)
@@ -761,3 +760,9 @@ class Session(Asker):
             key=self._name,
             server=self.target.server,
         )
+
+
+def _with_progress(
+    begin: Begin[Grant | None], progress: Progress | None, target: Target, timeout: float | None
+) -> Operation[Grant | None]:
+    return begin(target if progress is None else target._replace(progress=progress), timeout)

@@ -145,7 +145,7 @@ def test_the_lease_ends_when_a_firing_is_written_down_and_not_sent(
     assert sent == ["job"]
     for each in (scheduler, following):
         each.close()
-    assert not admin.inspect(lock_server.address, name, semaphore=True)["holders"]
+    assert not admin.inspect(lock_server.address, f"{name}:claim")["holders"]
 
 
 @pytest.fixture(params=["remembers", "forgets"])

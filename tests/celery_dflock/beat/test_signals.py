@@ -53,7 +53,7 @@ def test_a_signal_while_it_sends(lock_server: LockServer, tmp_path: Path) -> Non
     scheduler.close()
     assert holders() == 0
     assert scheduler._store.load()["job"] == before  # it was not sent
-    [claim] = admin.inspect(lock_server.address, "signal", semaphore=True)["holders"]
+    [claim] = admin.inspect(lock_server.address, "signal:claim")["holders"]
     assert claim["label"].endswith(" of job")
 
 

@@ -15,7 +15,7 @@ from celery_dflock.beat.firing import Firing
 from celery_dflock.beat.leadership import MOST_AHEAD, restore
 from celery_dflock.beat.store import FileStore, Runs
 from celery_dflock.config import settings
-from dflockd.sync_client import DistributedSemaphore
+from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer
 
 HOUR = timedelta(hours=1)
@@ -80,7 +80,7 @@ def test_what_looks_like_a_claim_keeps_nobody_from_leading(
     app.conf.dflock_servers = [lock_server.address]
     label = f"firing {'0' * 8} due {due} of job"
     options = settings(app).connection_options()
-    somebody = DistributedSemaphore(key, 1, 0, 30, label=label, **options)
+    somebody = DistributedLock(f"{key}:claim", 0, 30, label=label, **options)
     assert somebody.acquire()
     somebody.detach(CLAIM_TTL)
     with caplog.at_level(logging.WARNING):

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from celery_dflock.outcome import once, redelivery
+from celery_dflock.outcome import redelivery
 
 
 @pytest.fixture
 def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """No lock server is asked which runs have ended."""
-    monkeypatch.setattr(once, "_found", lambda _: set())
+    monkeypatch.setattr(redelivery, "_found", lambda _: set())
 
 
 @pytest.fixture

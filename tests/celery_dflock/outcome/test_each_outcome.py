@@ -24,7 +24,7 @@ from celery_dflock import (
     Skipped,
     signals,
 )
-from celery_dflock.outcome import once, redelivery, requeue
+from celery_dflock.outcome import redelivery, requeue
 from celery_dflock.outcome.decide import decide
 from celery_dflock.outcome.header import HEADER, RUN
 from celery_dflock.outcome.redelivery import RESULT_PAUSE
@@ -56,10 +56,6 @@ HEARD = (
 )
 
 
-ITSELF = "itself"
-"""Stands for the id of the task."""
-
-
 class Stage:
     """A task whose broker and results are in memory, and what is heard of it."""
 
@@ -88,8 +84,8 @@ class Stage:
 
     def end(self, it: Refusal, *, redelivered: bool = False, **headers: Any) -> Any:
         """Let a run with these headers come to that, and return its result."""
-        if headers.get(RUN, {}).get("id") == ITSELF:
-            headers[RUN] = {**headers[RUN], "id": self.id}
+        if RUN in headers:
+            headers[RUN] = {"id": self.id, "retries": 0, **headers[RUN]}
         said = {} if self.ignores is None else {"ignore_result": self.ignores}
         self.task.apply_async(task_id=self.id, headers=headers, **said)
         request = as_request(received(self.app))
@@ -157,8 +153,8 @@ def test_a_conflict_sends_the_task_again_with_its_position(make: Callable[..., S
     assert caught.value.message == f"requeued for 7.5 s, attempt 1: {ERROR}"
     assert (caught.value.when, caught.value.exc) == (7.5, ERROR)
     assert stage.heard == [CONFLICT, requeued(7.5, 1)]
-    header = stage.sent(7.5).headers[HEADER]
-    assert (header["attempt"], header["place"]) == (1, "0123abcd")
+    header = stage.sent(7.5).headers[RUN]
+    assert (header["attempt"], header["ticket"]) == (1, "0123abcd")
 
 
 def test_a_conflict_without_a_position_has_the_pause_of_its_attempt(
@@ -166,21 +162,20 @@ def test_a_conflict_without_a_position_has_the_pause_of_its_attempt(
 ) -> None:
     stage = make(lock_requeue={"base": 60, "cap": 60})
     before = {
-        HEADER: {"attempt": 0, "retries": 0, "place": "old"},
-        RUN: {"waited": 9.0, "outage": 2, "paused": 1.0},
+        RUN: {"attempt": 0, "ticket": "old", "waited": 9.0, "outage": 2, "paused": 1.0},
     }
     with pytest.raises(Retry) as caught:
         stage.end(TimedOut(ERROR), **before)
     headers = stage.sent(caught.value.when).headers
-    assert headers[HEADER]["attempt"] == 1
-    assert "place" not in headers[HEADER]
-    assert headers[RUN] == {"id": stage.id}, "these count anew"
+    since = headers[RUN].pop("since")
+    assert since >= stage.before.timestamp()
+    assert headers[RUN] == {"id": stage.id, "retries": 0, "attempt": 1}, "the others count anew"
 
 
 def test_a_conflict_gives_up_in_the_end_and_says_after_how_long(make: Callable[..., Stage]) -> None:
     stage = make(lock_requeue={"max_attempts": 3})
     with pytest.raises(LockNotAcquiredError) as caught:
-        stage.end(TimedOut(ERROR, KEPT), **{HEADER: {"attempt": 2, "since": 1.0, "retries": 0}})
+        stage.end(TimedOut(ERROR, KEPT), **{RUN: {"attempt": 2, "since": 1.0}})
     assert caught.value.__cause__ is ERROR
     assert caught.value.key == "the-key"
     said = re.fullmatch(r"gave up after 3 attempts in (\d+) s: it is held", caught.value.reason)
@@ -204,8 +199,7 @@ def test_while_no_server_answers_the_pause_grows_to_five_seconds(
         monkeypatch.setattr(requeue.chance, "random", lambda drawn=drawn: drawn)
         stage.heard.clear()
         before = {
-            HEADER: {"place": "0123", "attempt": 2, "retries": 0},
-            RUN: {"outage": outage},
+            RUN: {"ticket": "0123", "attempt": 2, "outage": outage},
         }
         with pytest.raises(Retry) as caught:
             stage.end(Unavailable(error, server), **before)
@@ -218,7 +212,7 @@ def test_while_no_server_answers_the_pause_grows_to_five_seconds(
         )
         headers = stage.sent(caught.value.when).headers
         assert headers[RUN]["outage"] == outage + 1
-        assert (headers[HEADER]["place"], headers[HEADER]["attempt"]) == ("0123", 2)
+        assert (headers[RUN]["ticket"], headers[RUN]["attempt"]) == ("0123", 2)
     assert pauses == [longest / 2, pytest.approx(longest * 2 / 3, abs=0.0006)]
     assert round(pauses[1], 3) == pauses[1]
     [line] = [line for line in caplog.messages if server in line]
@@ -294,14 +288,14 @@ def test_who_was_overtaken_waits_again_at_its_position(
     make: Callable[..., Stage], kept: Kept | None, pause: float
 ) -> None:
     stage = make()
-    before = {HEADER: {"attempt": 3, "retries": 0}, RUN: {"overtaken": 4, "outage": 2}}
+    before = {RUN: {"attempt": 3, "overtaken": 4, "outage": 2}}
     with pytest.raises(Retry) as caught:
         stage.end(Overtaken(ERROR, kept), **before)
     assert caught.value.when == pause
     assert stage.heard == [requeued(pause, 3)], "it is no conflict, and no other attempt"
     headers = stage.sent(pause).headers
-    assert (headers[HEADER]["attempt"], headers[RUN]["overtaken"]) == (3, 5)
-    assert headers[HEADER].get("place") == (kept and kept.ticket)
+    assert (headers[RUN]["attempt"], headers[RUN]["overtaken"]) == (3, 5)
+    assert headers[RUN].get("ticket") == (kept and kept.ticket)
     assert "outage" not in headers[RUN]
 
 
@@ -311,10 +305,10 @@ def test_a_shutdown_sends_the_task_on_with_its_position(
 ) -> None:
     stage = make()
     with pytest.raises(Retry):
-        stage.end(ShuttingDown(ERROR, ticket), **{HEADER: {"attempt": 3, "retries": 0}})
+        stage.end(ShuttingDown(ERROR, ticket), **{RUN: {"attempt": 3}})
     assert stage.heard == [requeued(LEAST_PAUSE, 3)]
-    header = stage.sent(LEAST_PAUSE).headers[HEADER]
-    assert (header["attempt"], header.get("place")) == (3, ticket)
+    header = stage.sent(LEAST_PAUSE).headers[RUN]
+    assert (header["attempt"], header.get("ticket")) == (3, ticket)
 
 
 @pytest.mark.usefixtures("nothing_remembered")
@@ -323,13 +317,14 @@ def test_a_redelivery_is_sent_again_and_says_so_aloud_once(
     make: Callable[..., Stage], caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
     stage = make(lock_requeue={"base": 60, "cap": 60})
-    before = {"lock_timeout": 3, "attempt": 5, "retries": 0, "copy": number - 1}
+    before = {HEADER: {"lock_timeout": 3}, RUN: {"attempt": 5, "redelivery": number - 1}}
     with pytest.raises(RedeliveryRequeued):
-        stage.end(Redelivered(ERROR), **{HEADER: before})
+        stage.end(Redelivered(ERROR), **before)
     [(name, said)] = stage.heard
     assert (name, said) == requeued(said["countdown"], number)
-    header = stage.sent(said["countdown"]).headers[HEADER]
-    assert header == {"lock_timeout": 3, "copy": number, "retries": 0}
+    headers = stage.sent(said["countdown"]).headers
+    assert headers[HEADER] == {"lock_timeout": 3}
+    assert headers[RUN] == {"redelivery": number, "id": stage.id, "retries": 0}
     [record] = caplog.records
     assert record.levelno == (logging.WARNING if number == 1 else logging.INFO)
     assert ("visibility_timeout" in record.getMessage()) == (number == 1)
@@ -352,13 +347,13 @@ def test_who_is_older_and_was_delivered_twice_looks_for_a_result_first(
 ) -> None:
     stage = make()
     with pytest.raises(RedeliveryRequeued):
-        stage.end(Superseded(ERROR), redelivered=True, **{HEADER: {"attempt": 2, "retries": 0}})
+        stage.end(Superseded(ERROR), redelivered=True, **{RUN: {"attempt": 2}})
     assert caplog.messages == [
         f"task the-task[{stage.id}]: its redelivery looks for a result once more"
     ]
-    header = stage.sent(RESULT_PAUSE).headers[HEADER]
-    assert (header["attempt"], header["copy"], header["free"]) == (2, 1, True)
-    assert isinstance(stage.end(Superseded(ERROR), redelivered=True, **{HEADER: header}), Skipped)
+    header = stage.sent(RESULT_PAUSE).headers[RUN]
+    assert (header["attempt"], header["redelivery"], header["is_free"]) == (2, 1, True)
+    assert isinstance(stage.end(Superseded(ERROR), redelivered=True, **{RUN: header}), Skipped)
 
 
 @pytest.mark.parametrize("it", [TimedOut(ERROR), Overtaken(ERROR), ShuttingDown(ERROR)])
@@ -368,7 +363,7 @@ def test_a_redelivery_of_a_task_that_has_ended_is_dropped(
     stage = make()
     stage.app.backend.mark_as_failure(stage.id, ValueError("as asked"))
     with pytest.raises(Ignore):
-        stage.end(it, **{HEADER: {"copy": 1, "retries": 0}})
+        stage.end(it, **{RUN: {"redelivery": 1}})
     said = {"key": "the-key", "task_id": stage.id, "verdict": "copy"}
     assert stage.heard == [("task_deduplicated", said)]
     assert caplog.messages == [f"task the-task[{stage.id}] ended as FAILURE: its copy is dropped"]
@@ -395,10 +390,9 @@ REFUSALS = pytest.mark.parametrize("how", REFUSED)
 ONCE_MORE: dict[str, dict[str, Any]] = {
     "by the broker": {"redelivered": True},
     "by the broker, an attempt before": {
-        RUN: {"again": True, "id": ITSELF},
-        HEADER: {"retries": 0},
+        RUN: {"was_redelivered": True},
     },
-    "and has met its run": {HEADER: {"retries": 0, "copy": 1}},
+    "and has met its run": {RUN: {"redelivery": 1}},
 }
 DELIVERED_AGAIN = pytest.mark.parametrize("again", ONCE_MORE.values(), ids=ONCE_MORE)
 
@@ -455,9 +449,9 @@ def test_one_that_has_met_nobody_is_requeued_without_a_result_and_says_what_it_i
     assert [name for name, _ in stage.heard if name == "task_requeued"]
     assert stage.task.AsyncResult(stage.id).state == "PENDING"
     message = received(stage.app)
-    assert message.headers[RUN]["again"] is True
+    assert message.headers[RUN]["was_redelivered"] is True
     assert message.headers[RUN]["id"] == stage.id
-    assert "copy" not in message.headers[HEADER]
+    assert "redelivery" not in message.headers[RUN]
 
 
 @pytest.mark.usefixtures("nothing_remembered", "pauses")
@@ -475,7 +469,7 @@ def test_one_that_has_met_its_run_leaves_all_to_that(make: Callable[..., Stage],
     it, options = REFUSED[how]
     stage = make(**options)
     with pytest.raises(RedeliveryRequeued) as caught:
-        stage.end(it, **{HEADER: {"retries": 0, "copy": 1}})
+        stage.end(it, **{RUN: {"redelivery": 1}})
     assert type(caught.value) is RedeliveryRequeued
 
 
@@ -483,7 +477,7 @@ def test_one_that_has_met_its_run_leaves_all_to_that(make: Callable[..., Stage],
 def test_one_that_meets_another_redelivery_is_dropped_if_its_task_has_run_without_a_result(
     make: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
-    monkeypatch.setattr(once, "_found", lambda plan: {once._run_of(plan)})
+    monkeypatch.setattr(redelivery, "_found", lambda plan: {redelivery._run_of(plan)})
     stage = make(ignore_result=of == "the task")
     stage.ignores = of == "the call"
     with pytest.raises(CopyDropped):
@@ -496,6 +490,4 @@ def test_a_child_with_the_headers_of_its_parent_was_not_delivered_before(
 ) -> None:
     stage = make()
     with pytest.raises(Retry):
-        stage.end(
-            TimedOut(ERROR), **{RUN: {"again": True, "id": "its-parent"}, HEADER: {"retries": 0}}
-        )
+        stage.end(TimedOut(ERROR), **{RUN: {"was_redelivered": True, "id": "its-parent"}})

@@ -17,12 +17,13 @@ from celery_dflock.outcome.header import (
     HEADER,
     LARGEST_AGE,
     NOTHING,
+    NUMBERS,
     RUN,
     Header,
     age_of,
     is_firing,
+    said_of,
     unique_of,
-    with_age,
 )
 
 options = st.dictionaries(
@@ -32,7 +33,7 @@ tickets = st.text("0123456789abcdef", min_size=1, max_size=64)
 headers = st.builds(
     Header,
     options=options,
-    unique=st.none() | st.fixed_dictionaries({"id": st.text(), "key": st.text()}),
+    unique=st.none() | st.just({"key": "k", "token": "t", "until": "u"}),
     attempt=st.integers(0, 99),
     since=st.none() | st.floats(1, 2e9),
     ticket=st.none() | tickets,
@@ -46,17 +47,18 @@ headers = st.builds(
 
 @given(header=headers, retries=st.integers(0, 3))
 def test_what_is_written_is_read(header: Header, retries: int) -> None:
-    before = Context(headers={"x-tenant": "blue", FIRING: {"id": "1"}}, retries=retries)
+    said = {"x-tenant": "blue", FIRING: {"id": "1"}, HEADER: header.options}
+    before = Context(id="1", headers={**said}, retries=retries)
     written = header.write(before)
-    assert Header.read(Context(headers=written, retries=retries)) == header
-    assert {**written, HEADER: 0, RUN: 0} == {**before.headers, HEADER: 0, RUN: 0}
-    assert before.headers == {"x-tenant": "blue", FIRING: {"id": "1"}}, "that is another message"
+    assert Header.read(Context(id="1", headers=written, retries=retries)) == header
+    assert {**written, RUN: 0} == {**said, RUN: 0}
+    assert before.headers == said, "that is another message"
 
 
 @given(header=headers, retries=st.integers(0, 3))
 def test_a_retry_counts_anew(header: Header, retries: int) -> None:
-    written = header.write(Context(retries=retries))
-    again = Header.read(Context(headers=written, retries=retries + 1))
+    before = Context(id="1", headers={HEADER: header.options}, retries=retries)
+    again = Header.read(Context(id="1", headers=header.write(before), retries=retries + 1))
     assert again == Header(header.options, header.unique)
 
 
@@ -65,11 +67,11 @@ def test_a_task_that_was_sent_with_the_headers_of_another_counts_anew(
     header: Header, age: int
 ) -> None:
     """It has met no conflict, no run of its own was under way, and the place is not its own."""
-    written = header.write(Context(id="parent", retries=0))
+    written = header.write(Context(id="parent", headers={HEADER: header.options}, retries=0))
     if age:
-        written = with_age(written, age, "child")
+        written = said_of("child", written, "age", age)
     child = Header.read(Context(id="child", headers=written, retries=0))
-    assert child == Header(header.options, header.unique, age=age)
+    assert child == Header(header.options, age=age)
     own = Header.read(Context(id="parent", headers=written, retries=0))
     assert age or own == header
 
@@ -91,13 +93,11 @@ def nonsense() -> Any:
     bad: list[Any] = ["x", math.nan, math.inf, 10**400, -7, [1]]
     for value in ("text", [1], 5, True):
         yield f"{HEADER}={value!r}", {HEADER: value}
-        yield f"{RUN}={value!r}", {HEADER: {"retries": 0}, RUN: value}
-    for name, value in itertools.product(("attempt", "since", "copy"), bad):
-        yield f"{name}={value!r:.9}", {HEADER: {name: value, "retries": 0}}
-    for name, value in itertools.product(("outage", "paused"), bad):
-        yield f"{name}={value!r:.9}", {HEADER: {"retries": 0}, RUN: {name: value}}
+        yield f"{RUN}={value!r}", {RUN: value}
+    for name, value in itertools.product(NUMBERS, bad):
+        yield f"{name}={value!r:.9}", {RUN: {"id": "1", name: value, "retries": 0}}
     for value in (5, "a\nb", "a b", 257 * "a", ["a"]):
-        yield f"place={value!r:.9}", {HEADER: {"place": value, "retries": 0}}
+        yield f"ticket={value!r:.9}", {RUN: {"id": "1", "ticket": value, "retries": 0}}
 
 
 NONSENSE = dict(nonsense())
@@ -108,26 +108,27 @@ def test_nonsense_is_refused_in_one_line_that_names_the_header(headers: dict[str
     with pytest.raises(
         ImproperlyConfigured, match=r"^the message header dflock(_run)? .*\Z"
     ) as bad:
-        Header.read(Context(headers=headers, retries=0))
+        Header.read(Context(id="1", headers=headers, retries=0))
     assert "\n" not in str(bad.value)
     assert len(str(bad.value)) < 300
 
 
 @pytest.mark.parametrize(
-    "ours", ["text", {"unique": "x"}, {"unique": {"id": "1", "key": "k", "token": 5, "until": "u"}}]
+    "ours", ["text", {"unique": "x"}, {"unique": {"key": "k", "token": 5, "until": "u"}}]
 )
 def test_what_is_no_lock_of_a_sender_is_none(ours: Any) -> None:
     """Nobody is there to be told where a task is revoked."""
-    assert unique_of(Context(id="1", headers={HEADER: ours})) is None
+    said = {"id": "1", **ours} if isinstance(ours, dict) else ours
+    assert unique_of(Context(id="1", headers={RUN: said})) is None
 
 
 def test_what_a_sender_has_locked_is_its_own_tasks() -> None:
-    ours = {"id": "1", "key": "k", "token": "t", "until": "u"}
+    ours = {"key": "k", "token": "t", "until": "u"}
     for task, headers, found in (
-        ("1", {HEADER: {"unique": ours}}, ours),
-        ("2", {HEADER: {"unique": ours}}, None),
+        ("1", said_of("1", {}, "unique", ours), ours),
+        ("2", said_of("1", {}, "unique", ours), None),
         *(
-            ("1", {HEADER: {"unique": {**ours, name: ""}}}, None)
+            ("1", said_of("1", {}, "unique", {**ours, name: ""}), None)
             for name in ("key", "token", "until")
         ),
         ("1", {}, None),
@@ -137,12 +138,12 @@ def test_what_a_sender_has_locked_is_its_own_tasks() -> None:
 
 
 @pytest.mark.parametrize(
-    "headers", [None, {}, {"x": 1}, {RUN: {"outage": 2}, "x": 1}, {RUN: "bad"}]
+    "headers", [None, {}, {"x": 1}, {RUN: {"id": "1", "outage": 2}, "x": 1}, {RUN: "bad"}]
 )
 def test_an_age_is_its_own_tasks(headers: dict[str, Any] | None) -> None:
     assert age_of(headers, "1") == 0
     for age, read in ((1, 1), (LARGEST_AGE, LARGEST_AGE), (LARGEST_AGE + 1, 0), (0, 0), (-1, 0)):
-        aged = with_age(headers, age, "1")
+        aged = said_of("1", headers, "age", age)
         assert age_of(aged, "1") == read
         assert age_of(aged, "2") == 0
         assert {**aged, RUN: 0} == {**(headers or {}), RUN: 0}
@@ -150,7 +151,7 @@ def test_an_age_is_its_own_tasks(headers: dict[str, Any] | None) -> None:
         if more != "bad":
             assert {**aged[RUN], **(more or {})} == aged[RUN]
             assert Header.read(Context(id="1", headers=aged, retries=None)).age == read
-    assert age_of({RUN: {"age": "7", "of": "1"}}, "1") == 0
+    assert age_of({RUN: {"age": "7", "id": "1"}}, "1") == 0
 
 
 def test_a_firing_is_its_own_tasks() -> None:
@@ -171,9 +172,8 @@ def test_a_firing_is_its_own_tasks() -> None:
         ),
         ({RUN: "x"}, "dflock_run is 'x': give a dict of what the plugin has written there"),
         (
-            {HEADER: {"place": "a b", "retries": 0}},
-            "dflock has place 'a b', not a ticket of a lock server: "
-            "send only options of the task there, and leave place to the plugin",
+            {RUN: {"id": "1", "ticket": "a b", "retries": 0}},
+            "dflock_run has ticket 'a b', not a ticket of a lock server: leave it to the plugin",
         ),
     ],
 )
@@ -181,5 +181,5 @@ def test_a_header_that_is_wrong_is_named_with_what_to_send(
     headers: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(ImproperlyConfigured) as bad:
-        Header.read(Context(headers=headers, retries=0))
+        Header.read(Context(id="1", headers=headers, retries=0))
     assert str(bad.value) == f"the message header {line}"

@@ -16,7 +16,7 @@ from kombu.utils.uuid import uuid
 
 from celery_dflock import LockedTask, LockNotAcquiredError, Skipped
 from celery_dflock.outcome.decide import decide
-from celery_dflock.outcome.header import HEADER, Header
+from celery_dflock.outcome.header import RUN, Header
 from celery_dflock.outcome.redelivery import RedeliveryRequeued
 from celery_dflock.outcome.types import (
     Kept,
@@ -65,7 +65,8 @@ def told() -> Iterator[list[dict[str, Any]]]:
 
 def refuse(task: Task, it: Refusal, **said: Any) -> tuple[Any, Message, Message]:
     """Refuse a run with these counters the lock; return what ends it, its message and the next."""
-    task.apply_async(headers={HEADER: {"retries": 0, **said}})
+    name = uuid()
+    task.apply_async(task_id=name, headers={RUN: {"id": name, "retries": 0, **said}})
     before = received(task.app)
     task.push_request(**as_request(before))
     try:
@@ -128,7 +129,7 @@ def test_a_redelivery_is_asked_about_once(
 ) -> None:
     caplog.set_level(logging.INFO, "celery_dflock")
     for number in (1, 2):
-        _, _, again = refuse(task, Redelivered(ERROR), copy=number - 1)
+        _, _, again = refuse(task, Redelivered(ERROR), redelivery=number - 1)
         assert header_of(again, task).redelivery == number
         assert told[-1]["attempt"] == number
         assert told[-1]["countdown"] > 0
@@ -164,6 +165,7 @@ def test_a_skipped_result_is_recognised_again() -> None:
 
 
 def test_a_count_of_0_is_a_count(task: Task) -> None:
-    task.apply_async(headers={HEADER: {"retries": 0, "attempt": 0, "since": 0}})
+    said = {"id": "1", "retries": 0, "attempt": 0, "since": 0}
+    task.apply_async(task_id="1", headers={RUN: said})
     header = header_of(received(task.app), task)
     assert (header.attempt, header.since) == (0, 0)

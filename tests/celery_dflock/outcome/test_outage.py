@@ -40,7 +40,7 @@ def test_one_line_when_it_begins_and_one_when_it_ends(outages: Outages, said: li
     assert not outages.known
     begun_at = time.monotonic()
     for _ in range(500):
-        outages.requeued("one:1", "cannot be reached: Connection refused")
+        outages.away("one:1", "cannot be reached: Connection refused")
     assert outages.known
     outages.over("one:1")
     outages.over("one:1")
@@ -80,11 +80,11 @@ def test_a_log_that_blocks_keeps_nobody_waiting(outages: Outages) -> None:
 
     handler = Handler()
     logging.getLogger("celery_dflock").addHandler(handler)
-    thread = threading.Thread(target=outages.requeued, args=("one:1", "why"))
+    thread = threading.Thread(target=outages.away, args=("one:1", "why"))
     try:
         thread.start()
         assert blocks.wait(PATIENCE)
-        outages.requeued("one:1", "why")  # which says nothing itself
+        outages.away("one:1", "why")  # which says nothing itself
         assert thread.is_alive()
     finally:
         go_on.set()
@@ -93,8 +93,8 @@ def test_a_log_that_blocks_keeps_nobody_waiting(outages: Outages) -> None:
 
 
 def test_servers_are_told_apart(outages: Outages, said: list[str]) -> None:
-    outages.requeued("one:1", "why")
-    outages.requeued("two:2", "why")
+    outages.away("one:1", "why")
+    outages.away("two:2", "why")
     outages.over("two:2")
 
     assert outages.known, "the first is still away"
@@ -106,28 +106,28 @@ def test_one_that_comes_and_goes_is_no_flood(
 ) -> None:
     monkeypatch.setattr(outage, "QUIET", 1e6)
     for _ in range(100):
-        outages.requeued("one:1", "why")
+        outages.away("one:1", "why")
         outages.over("one:1")
     assert len(said) == 2
 
     monkeypatch.setattr(outage, "QUIET", 0.0)
-    outages.requeued("one:1", "why")
+    outages.away("one:1", "why")
     assert len(said) == 3, "after a while it is said again"
 
 
 def test_a_long_one_is_said_again(
     outages: Outages, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outages.requeued("one:1", "why")
+    outages.away("one:1", "why")
     monkeypatch.setattr(outage, "REMIND_AFTER", 0.0)
-    outages.requeued("one:1", "why")
+    outages.away("one:1", "why")
     still = r"lock server one:1 is still unavailable after \d+ s, tasks requeued since: 2: why"
     assert re.fullmatch(still, said[-1])
 
 
 def test_a_server_that_is_away_at_the_start_is_said_once(outages: Outages, said: list[str]) -> None:
-    outages.begun("one:1", "why")
-    outages.requeued("one:1", "why")
+    outages.away("one:1", "why", tasks=0)
+    outages.away("one:1", "why")
     outages.over("one:1")
     assert [line.split(" after ")[0] for line in said] == [
         "lock server one:1 is unavailable: why",
@@ -136,11 +136,11 @@ def test_a_server_that_is_away_at_the_start_is_said_once(outages: Outages, said:
 
 
 def test_a_child_says_it_for_itself(outages: Outages, said: list[str]) -> None:
-    outages.requeued("one:1", "why")
+    outages.away("one:1", "why")
     outages.after_fork()
     outages.over("one:1")
     assert len(said) == 1, "it has met no outage yet"
-    outages.requeued("one:1", "why")
+    outages.away("one:1", "why")
     outages.over("one:1")
     assert len(said) == 3
     assert said[-1].endswith("tasks requeued meanwhile: 1")

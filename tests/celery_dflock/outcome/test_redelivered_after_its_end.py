@@ -120,7 +120,8 @@ def test_one_that_is_killed_between_its_work_and_its_result_is_no_end(
     task.AsyncResult(key).forget()
     deliver(task, key, how, redelivered=True)
     assert runs == [how], "the result may be on its way: it looks again in a second"
-    deliver(task, key, how, redelivered=False, dflock={"retries": 0, "copy": 1, "free": True})
+    again = {"id": key, "retries": 0, "redelivery": 1, "is_free": True}
+    deliver(task, key, how, redelivered=False, dflock_run=again)
     assert runs == [how, how]
     assert not dropped
 

@@ -9,6 +9,7 @@ import pytest
 from celery import Task, states
 from celery.result import AsyncResult
 
+from celery_dflock.outcome.header import RUN
 from tests.celery_dflock import jobs
 from tests.celery_dflock.outcome.test_redelivery import assert_in_turns
 from tests.celery_dflock.processes import PATIENCE, Cluster
@@ -57,7 +58,7 @@ def test_a_copy_that_meets_another_task_leaves_the_result(
     with pytest.raises(ValueError, match="as asked"):
         sent.get(timeout=PATIENCE)
     with cluster.lock(key):
-        copy = {"dflock": {"copy": 1, "retries": 0}}
+        copy = {RUN: {"id": name, "redelivery": 1, "retries": 0}}
         cluster.wait_event("deduplicated", cluster.send(task, key, task_id=name, headers=copy))
     assert AsyncResult(name, app=jobs.app).state == states.FAILURE
     assert_in_turns(cluster, sent, runs=1)
@@ -66,7 +67,8 @@ def test_a_copy_that_meets_another_task_leaves_the_result(
 @pytest.mark.usefixtures("workers")
 def test_a_copy_that_meets_another_task_waits_for_the_lock(cluster: Cluster, key: str) -> None:
     """No result says that the first has ended: it may have been killed."""
-    name, copy = f"killed-{key}", {"dflock": {"copy": 1, "retries": 0}}
+    name = f"killed-{key}"
+    copy = {RUN: {"id": name, "redelivery": 1, "retries": 0}}
     with cluster.lock(key):
         sent = cluster.send(jobs.skipped, key, task_id=name, headers=copy)
         cluster.wait_event("requeued", sent, 3)

@@ -18,9 +18,15 @@ from celery_dflock.options import Backoff
 from celery_dflock.outcome.decide import decide
 from celery_dflock.outcome.header import HEADER, RUN
 from celery_dflock.outcome.requeue import LEAST_PAUSE, RedeliveryRequeued, pause
-from celery_dflock.outcome.types import Overtaken, Refusal, ShuttingDown, TimedOut, Unavailable
+from celery_dflock.outcome.types import (
+    Overtaken,
+    Refusal,
+    ShuttingDown,
+    TimedOut,
+    Unavailable,
+    prepare,
+)
 from celery_dflock.plan import plan
-from celery_dflock.worker import hand_off
 from celery_dflock.worker.shutdown import shutdown
 from tests.celery_dflock.record import RECORD
 
@@ -48,7 +54,7 @@ OPTIONS: dict[str, Any] = {
     "stamp": "value",
 }
 
-DIFFERENT = {("headers", "eta"), ("headers", HEADER), ("headers", RUN)} | {
+DIFFERENT = {("headers", "eta"), ("headers", RUN)} | {
     # It expires at the same time, in less of it; and what is said in the headers is repeated there.
     ("properties", name)
     for name in ("delivery_tag", "expiration", "argsrepr", "kwargsrepr", "origin")
@@ -143,7 +149,7 @@ def test_arguments_stay_written_as_they_were(app: Celery, serializer: str) -> No
     task.apply_async((1,), {"two": 2}, serializer=serializer)
     before = received(app)
     request = Request(before, app=app, decoded=False)
-    hand_off.prepare(request)
+    prepare(request)
     requeue(task, before, TimedOut(ERROR), properties=request.request_dict["properties"])
     after = received(app)
     assert (after.payload, after.content_type) == (before.payload, before.content_type)
@@ -173,12 +179,13 @@ def test_a_redelivery_stores_nothing_whatever_becomes_of_it(
     )
     def task(one: int, two: int) -> None: ...
 
-    name, headers = uuid(), {HEADER: {"copy": 1, "retries": 0}}
+    name = uuid()
+    headers = {RUN: {"id": name, "redelivery": 1, "retries": 0}}
     task.apply_async((1,), {"two": 2}, task_id=name, headers=headers)
     requeue(task, received(app), outcome, RedeliveryRequeued)
     again = received(app)
     assert again.headers["id"] == name
-    assert again.headers[HEADER]["copy"] >= 1
+    assert again.headers[RUN]["redelivery"] >= 1
 
     app.backend.mark_as_failure(name, ValueError("as asked"))
     requeue(task, again, outcome, Ignore)
@@ -218,7 +225,7 @@ def test_after_an_outage_of_the_broker_it_may_come_twice_if_it_was_not_acknowled
     monkeypatch.setattr("celery_dflock.outcome.requeue.PUBLISH_PAUSE", 0)
     requeue(task, before, ShuttingDown(ERROR))
     assert not failures
-    assert received(app).headers[HEADER].get("copy", 0) == (1 if late else 0)
+    assert received(app).headers[RUN].get("redelivery", 0) == (1 if late else 0)
 
 
 @pytest.mark.parametrize(

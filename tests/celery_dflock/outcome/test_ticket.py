@@ -17,7 +17,7 @@ from celery_dflock import LockNotAcquiredError
 from celery_dflock.identity import runs_of
 from celery_dflock.locks import try_once
 from celery_dflock.outcome.decide import requeue_or_give_up
-from celery_dflock.outcome.header import HEADER, Header
+from celery_dflock.outcome.header import RUN, Header
 from celery_dflock.outcome.requeue import reservation
 from celery_dflock.outcome.types import Kept, TimedOut
 from celery_dflock.plan import Plan, plan
@@ -201,9 +201,9 @@ def test_a_queue_that_is_full(cluster: Cluster, key: str) -> None:
 
 
 def test_a_retry_has_no_position() -> None:
-    header = {HEADER: {"attempt": 2, "since": 1.0, "place": "00ff", "retries": 0}}
+    header = {RUN: {"id": "1", "attempt": 2, "since": 1.0, "ticket": "00ff", "retries": 0}}
     for retries, ticket in ((0, "00ff"), (1, None)):
-        assert Header.read(Context(headers=header, retries=retries)).ticket == ticket
+        assert Header.read(Context(id="1", headers=header, retries=retries)).ticket == ticket
 
 
 def test_who_is_about_to_give_up_leaves_no_position() -> None:

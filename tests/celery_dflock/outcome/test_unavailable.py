@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from celery import Celery
@@ -12,10 +13,10 @@ from celery import Celery
 from celery_dflock import LockedTask, LockUnavailableError, current_lock
 from celery_dflock.outcome.decide import LONGEST_PAUSE
 from dflockd.sharding import stable_hash_shard
-from dflockd.sync_client import DistributedSemaphore
+from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer, Worker
 from tests.celery_dflock import jobs
-from tests.celery_dflock.processes import PATIENCE, Cluster
+from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter
 
 
 @pytest.fixture(scope="module")
@@ -94,21 +95,22 @@ def test_requeued_until_the_server_is_there(
     assert "Traceback" not in new_worker.log_text()
 
 
-@pytest.mark.parametrize("task", [jobs.by_twos, jobs.parked_by_twos], ids=["slot", "consumer"])
-def test_a_server_that_refuses_is_not_away(
-    cluster: Cluster, worker: Worker, key: str, task: LockedTask
-) -> None:
+@pytest.mark.parametrize("task", [jobs.patient, jobs.parked], ids=["slot", "consumer"])
+def test_a_server_that_refuses_is_not_away(cluster: Cluster, key: str, task: LockedTask) -> None:
     """It is asked again and again, and the log says what it said: nobody looks for an outage."""
-    key = key_on(0, key)
-    server = (cluster.lock_server.host, cluster.lock_server.port)
-    with DistributedSemaphore(key, 3, servers=[server]):
-        sent = cluster.send(task, key, queue=worker.name)
-        cluster.wait_event("requeued", sent, 2)
-    assert sent.get(timeout=PATIENCE) == sent.id
-    said = f"lock server {cluster.lock_server.address} "
-    about = [
-        line for line in worker.log_text().splitlines() if ": WARNING/" in line and said in line
-    ]
+    with (
+        LockServer(cluster.directory, "--max-waiters", "1", name="narrow") as narrow,
+        cluster.worker("narrow", servers=narrow.address) as worker,
+    ):
+        worker.wait_ready()
+        lock = partial(DistributedLock, key, None, servers=[narrow.address])
+        with lock(), Waiter(lock()):
+            sent = cluster.send(task, key, queue=worker.name)
+            cluster.wait_event("requeued", sent, 2)
+        assert sent.get(timeout=PATIENCE) == sent.id
+        said = f"lock server {narrow.address} "
+        lines = worker.log_text().splitlines()
+    about = [line for line in lines if ": WARNING/" in line and said in line]
     assert about
     assert all(f"{said}refuses a lock, its task is requeued until it is" in line for line in about)
 

@@ -30,7 +30,7 @@ def wait_over(cluster: Cluster, task: Task, key: str) -> None:
 
 def marks(cluster: Cluster, *sent: AsyncResult) -> list[str]:
     """Which of these tasks are marked as replaced."""
-    names = [each["key"] for each in admin.stats(cluster.lock_server.address)["semaphores"]]
+    names = [each["key"] for each in admin.stats(cluster.lock_server.address)["locks"]]
     return [each.id for each in sent if f"replaced:{each.id}" in names]
 
 

@@ -9,6 +9,7 @@ from celery import Task
 from celery.exceptions import Retry
 
 from celery_dflock import LockedTask
+from celery_dflock.outcome.header import RUN
 from dflockd import admin
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import LockServer
@@ -35,7 +36,10 @@ def task(lock_server: LockServer, key: str) -> Task:
 
 
 def seconds_left(server: LockServer, task: Task) -> float:
-    [lock] = [e for e in admin.stats(server.address)["locks"] if task.name in e["key"]]
+    keys = admin.stats(server.address)["locks"]
+    [lock] = [
+        each for each in keys if each["key"].startswith("unique:") and task.name in each["key"]
+    ]
     return float(lock["lease_expires_in_s"])
 
 
@@ -46,7 +50,7 @@ def test_it_is_taken_along_by_a_redelivery_that_is_requeued_unless_that_has_met_
     sent, headers = send(task, key)
     assert seconds_left(lock_server, task) < 2 * EXPIRES
     if has_met_its_run:
-        headers["dflock"] |= {"copy": 1, "retries": 0}
+        headers[RUN] |= {"redelivery": 1, "retries": 0}
     with DistributedLock(key, 0, 30, [lock_server.address]):
         run(task, sent, key, headers, redelivered=True, routing_key=key)
     assert (seconds_left(lock_server, task) < 2 * EXPIRES) == has_met_its_run

@@ -13,6 +13,7 @@ from celery.result import AsyncResult
 from celery.signals import after_task_publish
 
 from celery_dflock import LockedTask
+from celery_dflock.outcome.header import HEADER, RUN
 from dflockd import admin
 from examples.demo.stage import LockServer
 from tests.celery_dflock.unique.support import own_app
@@ -59,7 +60,7 @@ def send(task: Task, key: str) -> tuple[AsyncResult, dict[str, Any]]:
 
 def run(task: Task, sent: AsyncResult, key: str, headers: dict[str, Any], **info: Any) -> None:
     """Run it as a process of a worker does."""
-    ours = {"dflock": headers["dflock"]}
+    ours = {name: headers[name] for name in (HEADER, RUN) if name in headers}
     request = {"id": sent.id, "args": [key], "kwargs": {}, "headers": ours, "retries": 0}
     build_tracer(task.name, task, app=task.app)(
         sent.id, (key,), {}, {**request, "delivery_info": info, "is_eager": False}
@@ -87,7 +88,7 @@ def test_another_can_be_sent(where: str, task: Task, lock_server: LockServer, ke
     assert send(task, key)[0].id == first.id
     assert holders(lock_server, task)
     if where == "header":
-        headers["dflock"]["lock_tiemout"] = 5
+        headers[HEADER] = {"lock_tiemout": 5}
     type(task).is_away = where
     run(task, first, key, headers)
     assert first.state == {"ignore": "PENDING", "reject": "PENDING"}.get(where, "FAILURE")
@@ -117,7 +118,7 @@ def test_a_redelivery_that_fails_so_takes_it_from_nobody(
     type(task).is_away = "lock_key"
     run(task, first, key, headers, redelivered=True)
     assert holders(lock_server, task)
-    headers["dflock"] |= {"copy": 1, "retries": 0}
+    headers[RUN] |= {"redelivery": 1, "retries": 0}
     run(task, first, key, headers)
     assert holders(lock_server, task)
 

@@ -20,7 +20,6 @@ from kombu.exceptions import OperationalError
 
 from celery_dflock.unique import publish
 from dflockd import admin
-from dflockd.sync_client import DistributedLock
 from examples.demo.stage import ROOT, Worker
 from tests.celery_dflock import jobs
 from tests.celery_dflock.processes import PATIENCE, Cluster, Waiter, node_of
@@ -270,16 +269,16 @@ def test_lost_by_its_sender_before_it_has_sent(
     cluster: Cluster, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was stopped for long, perhaps: what it sends runs, and counts no more."""
-    take = publish._take
+    take = publish._Sender.take
 
-    def take_and_lose(lock: DistributedLock, *args: Any) -> Any:
-        first = take(lock, *args)
+    def take_and_lose(sender: Any) -> Any:
+        first, lock = take(sender), sender.lock
         admin.evict(cluster.lock_server.address, lock.key, lock.fence)
         assert not lock.renew()
         return first
 
     with monkeypatch.context() as patch:
-        patch.setattr(publish, "_take", take_and_lose)
+        patch.setattr(publish._Sender, "take", take_and_lose)
         sent = cluster.send(jobs.until_executed, key)
     assert sent.get(timeout=PATIENCE) == sent.id
     assert len(cluster.events(what="start", key=key)) == 1

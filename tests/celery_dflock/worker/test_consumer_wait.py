@@ -12,8 +12,8 @@ from celery import Task, chain, chord
 from celery.result import AsyncResult
 
 from celery_dflock import Skipped
-from celery_dflock.acquire import TURN_TIMEOUT
-from celery_dflock.outcome.header import HEADER, RUN
+from celery_dflock.outcome.header import RUN
+from celery_dflock.run import TURN_TIMEOUT
 from dflockd import admin
 from dflockd.sync_client import DistributedLock
 from examples.demo.stage import Worker
@@ -225,8 +225,10 @@ def test_who_was_passed_waits_longer_in_its_slot_the_next_time(
 ) -> None:
     """Else those of an idle worker would go first for as long as there are any."""
     busy = keep_busy(cluster, worker, key, gate)
-    passed = {HEADER: {"retries": 0}, RUN: {"overtaken": 1}}
-    sent = cluster.send(jobs.parked, key, queue=worker.name, headers=passed)
+    passed = {RUN: {"id": f"passed-{key}", "retries": 0, "overtaken": 1}}
+    sent = cluster.send(
+        jobs.parked, key, queue=worker.name, task_id=f"passed-{key}", headers=passed
+    )
     other = cluster.lock(key, timeout=PATIENCE)
     cluster.wait(lambda: other.inspect()["waiters"] or None, "its turn")
     with other:

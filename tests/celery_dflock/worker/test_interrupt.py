@@ -35,17 +35,39 @@ def newborn_threads_wait() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-@pytest.mark.usefixtures("newborn_threads_wait")
-@pytest.mark.parametrize("is_waited_for", [True, False])
-def test_it_arrives_though_the_thread_has_started_others(
-    is_waited_for: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until they run they have its id, before Python 3.12: so they are let run, to their end.
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="each thread has an id of its own there")
+def test_nobody_is_interrupted_while_a_thread_is_born(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it runs it has the id of the one that started it, and would get the error itself."""
+    newborn, waits, raised = threading.Thread(), threading.Event(), list[bool]()
+    monkeypatch.setattr(interrupt, "LONGEST_BIRTH", PATIENCE)
+    monkeypatch.setattr(interrupt.time, "sleep", lambda _: waits.set() or waits.wait(0.001))
+    monkeypatch.setattr(
+        interrupt, "_raise_in_thread", lambda *_: raised.append(bool(threading._limbo))
+    )
+    stretch = Interruptible()
 
-    One that does not come to run in time gets the error, and hands it on.
-    """
-    if not is_waited_for:
-        monkeypatch.setattr(interrupt, "LONGEST_BIRTH", 0)
+    def run() -> None:
+        with stretch:
+            waits.wait(PATIENCE)
+            assert not raised
+            del threading._limbo[newborn]
+            interrupting.join()
+            interrupt.LONGEST_BIRTH = 0  # nothing is on its way
+
+    thread = threading.Thread(target=run)
+    interrupting = threading.Thread(target=lambda: stretch.interrupt(StoppedError()))
+    thread.start()
+    while not stretch.is_open:
+        time.sleep(0)
+    threading._limbo[newborn] = newborn  # as `Thread.start` does
+    interrupting.start()
+    thread.join()
+    assert raised == [False]
+
+
+@pytest.mark.usefixtures("newborn_threads_wait")
+def test_it_arrives_though_the_thread_has_started_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that `threading` knows nothing of may get the error, before Python 3.12, and hands it on."""
     noticed: list[str] = []
     born: list[int] = []
     stillborn: list[object] = []
@@ -71,7 +93,7 @@ def test_it_arrives_though_the_thread_has_started_others(
     until = time.monotonic() + PATIENCE
     while len(born) + len(stillborn) < 3 and time.monotonic() < until:
         time.sleep(0.001)
-    assert len(born) == 3 if is_waited_for else born or stillborn
+    assert len(born) + len(stillborn) == 3
 
 
 TRACED = """
