@@ -144,7 +144,7 @@ class Handling:
         space, key = reader.space, reader.key
         answer: Answer | None
         if kind == RENEW:
-            answer = table.renew(peer, space, key, reader.token, reader.lease, now)
+            answer = table.renew(peer, space, key, reader.token, reader.lease, now, self._others)
         elif kind == ENQUEUE:
             answer = table.enqueue(peer, space, key, asked, now, self._others)
         else:
