@@ -87,7 +87,7 @@ class Command:
         self.parse = parse
         """Makes the message of a key and an argument."""
         self.kind = kind
-        self.space = space
+        self.space = int(space)  # to look something up by an `IntEnum` costs more
         self._read = read
         self._varies = varies
         """Whether hardly two arguments are equal: they say whose run it is."""
