@@ -225,8 +225,6 @@ def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
         request = encode_request(_acquire(target, seconds, reserve))
         answer = yield new(Exchange, (request, patience, is_reply, waits))
         reply = _read(parse_granted, answer, target)
-        if reply is Status.ERROR and _keeps_no_longer(target):
-            continue
         if isinstance(reply, TimedOut) and target.progress is not None:
             target.progress.kept = reply.ticket
             return None
@@ -354,7 +352,8 @@ def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
     if timeout is not None and not _is_whole(timeout):
         alive = yield Exchange(encode_request(Ping()), timeout + GRACE)
         timeout = max(0, timeout - (alive.received - alive.sent))
-    reply, answer = yield from _waited(target, timeout)
+    answer = yield _waiting_for(target, timeout)
+    reply = _read(parse_granted, answer, target)
     if reply is Status.TIMEOUT:
         return None
     if isinstance(reply, TimedOut) and progress is not None:
@@ -363,27 +362,6 @@ def wait(target: Target, timeout: float | None) -> Operation[Grant | None]:
     if not isinstance(reply, Granted):
         raise _not_granted(reply, target)
     return _taken_up((yield from _confirmed(target, reply, answer)), target)
-
-
-def _waited(target: Target, timeout: float | None) -> Operation[tuple[object, Answer]]:
-    while True:
-        answer = yield _waiting_for(target, timeout)
-        reply = _read(parse_granted, answer, target)
-        if reply is not Status.ERROR or not _keeps_no_longer(target):
-            return reply, answer
-
-
-def _keeps_no_longer(target: Target) -> bool:
-    """Do without a reservation; ``False`` without one.
-
-    For a request that was refused, to be asked once more: a server keeps no position for longer than
-    any lease may be, and which lease that is it does not say.
-    """
-    if _reserve_of(target) is None:
-        return False
-    assert target.progress is not None
-    target.progress.keep = None
-    return True
 
 
 def _waiting_for(target: Target, timeout: float | None) -> Exchange:
@@ -418,7 +396,7 @@ def line_up(target: Target, turn: int) -> Operation[bytes | None]:
 
 def await_turn(target: Target, timeout: int | None) -> Operation[bytes | None]:
     """Wait for the turn of a position on this connection; its ticket, or ``None`` if not in time."""
-    reply, _ = yield from _waited(target, timeout)
+    reply = _read(parse_granted, (yield _waiting_for(target, timeout)), target)
     if isinstance(reply, YourTurn):
         return reply.ticket
     if isinstance(reply, TimedOut) and target.progress is not None:

@@ -124,8 +124,6 @@ class Locking(Superseding):
             if key_problem(key):
                 return _ERROR
             return self._outdated(space, key, asked.age) or Status.NOT_ENQUEUED
-        if self._is_beyond(asked):
-            return _ERROR
         hold = waiter.hold
         if hold is not None:
             self._forget_waiter(waiter)
@@ -278,14 +276,11 @@ class Locking(Superseding):
     def _is_beyond(self, asked: Asked) -> bool:
         """Whether somebody asks for what cannot be: that changes nothing, not even the limit.
 
-        To be waited for longer than any lease may last, or to be the newest of several holders.
+        To have a slot set aside for longer than any lease may last, or to be the newest of several.
         """
         if asked.limit != 1 and asked.owner is not None and asked.owner.age:
             return True
-        most, reserve, turn = self.limits.max_lease * 1000, asked.reserve, asked.turn
-        if reserve is not None and max(reserve.away, reserve.hold) > most:
-            return True
-        return turn is not None and turn > most
+        return asked.turn is not None and asked.turn > self.limits.max_lease * 1000
 
     def _position_of(self, entry: Entry, peer: Peer, asked: Asked) -> Waiter | OwnerConflict | None:
         """Return the position that somebody takes up, by its ticket or as what their process lost."""

@@ -290,9 +290,11 @@ class Slots:
     def _end_wait(self, waiter: Waiter, now: float) -> Reply:
         """Return what the end of a wait for lack of time is answered with.
 
-        The waiter's deadline is not set any more.
+        The waiter's deadline is not set any more. No position is kept for longer than any lease may
+        last.
         """
-        if waiter.reserve is None or self._reservations.is_full:
+        most = self.limits.max_lease * 1000
+        if waiter.reserve is None or max(waiter.reserve) > most or self._reservations.is_full:
             self.counts.timed_out += 1
             self._give_up(waiter)
             return Status.TIMEOUT

@@ -83,7 +83,9 @@ def test_a_server_that_cannot_write_ends_though_nobody_reads_its_log(tmp_path: P
     flags += ["--host", "127.0.0.1", "--state-dir", str(tmp_path / "state")]
     process = forkserver.start([sys.executable, "-m", "dflockd", *flags], stderr=writer)
     try:
-        eventually(path.exists)
+        with socket.socket(socket.AF_UNIX) as sock:
+            # The path is there before anybody listens.
+            eventually(lambda: not sock.connect_ex(str(path)))
         os.set_blocking(writer, False)
         for size in (4096, 1):
             with contextlib.suppress(BlockingIOError):

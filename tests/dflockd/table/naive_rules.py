@@ -54,7 +54,7 @@ class NaiveRules(NaiveState):
             return True
         if isinstance(request, Enqueue):
             return (request.turn or 0) > self.limits.max_lease * 1000
-        return max(request.reserve or [0]) > self.limits.max_lease * 1000
+        return False
 
     def _refusal(self, name: Name, request: Acquire | Enqueue) -> str | None:
         """Say why somebody may not even ask; if they may, the limit is as they say."""

@@ -336,8 +336,6 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             is_older = name[0] == 0 and 0 < request.age < newest
             self.seen["waited, and older"] += is_older
             self._answer(peer, superseded(newest, label) if is_older else "error_not_enqueued")
-        elif max(request.reserve or [0]) > self.limits.max_lease * 1000:
-            self._answer(peer, "error")
         elif waiter.hold is not None:
             self.peers[peer].enqueued.remove(waiter)
             self._set(waiter.hold, waiter.lease)

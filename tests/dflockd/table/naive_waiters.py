@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dflockd.table.queue import LEAST_TURN
 from dflockd.table.reservations import RESERVED_LATE
 from dflockd.wire import Acquire, Enqueue, Listen, Owner
@@ -203,7 +205,7 @@ class NaiveWaiters(NaiveState):
     def _end_wait(self, waiter: Waiter) -> Answer:
         """Its time is over: return what it is answered."""
         number, peer = waiter.peer, self.peers[waiter.peer]
-        if waiter.reserve is None:
+        if max(waiter.reserve or [math.inf]) > self.limits.max_lease * 1000:
             self._leave(waiter)
             return Answer(number, "timeout")
         if peer.waiting is waiter:

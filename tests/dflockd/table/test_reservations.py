@@ -69,13 +69,14 @@ def test_a_position_is_not_kept_when_its_connection_ends() -> None:
 def test_nobody_is_expected_later_than_a_lease_can_last(away: int, hold: int) -> None:
     table, _, _ = held_table()
     peer, longest = table.connect(), Reserve(3_600_000, 3_600_000)
-    for _ in range(2):  # whether it waits already or not
-        too_long = Acquire(LOCK, b"k", 1, 0, None, reserve=Reserve(away, hold))
-        assert reply_to(table, peer, too_long) is Status.ERROR
-        assert isinstance(reply_to(table, peer, too_long._replace(reserve=longest)), TimedOut)
-        reply_to(table, peer, Enqueue(LOCK, b"k", 1, None))
-        assert reply_to(table, peer, Wait(LOCK, b"k", 0, Reserve(away, hold))) is Status.ERROR
-        assert isinstance(reply_to(table, peer, Wait(LOCK, b"k", 0, longest)), TimedOut)
+    acquire, enqueue = Acquire(LOCK, b"k", 1, 0, None), Enqueue(LOCK, b"k", 1, None)
+    for reserve, is_kept in ((Reserve(away, hold), False), (longest, True)):
+        reply = reply_to(table, peer, acquire._replace(reserve=reserve))
+        assert isinstance(reply, TimedOut) is is_kept
+        reply_to(table, peer, enqueue)
+        reply = reply_to(table, peer, Wait(LOCK, b"k", 0, reserve))
+        assert isinstance(reply, TimedOut) is is_kept
+    assert table.counts.kept == 2
 
 
 def test_a_slot_that_is_held_for_a_later_one_is_not_kept_from_who_came_before() -> None:
