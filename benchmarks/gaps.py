@@ -145,10 +145,10 @@ def break_off(sock: socket.socket) -> None:
 def kept_places(crowd: Crowd, prober: Prober, number: int) -> float:
     crowd.lock(b"hot")
     sock = crowd.connect()
-    keep = b"e\nhot\n\nkeep\n_\n%d 100\nw\nhot\n0\n" % AWAY
+    keep = b"acquire\nhot\ntimeout=0 away=%d hold=100\n" % AWAY
     for start in range(0, number, BATCH):
         batch = min(BATCH, number - start)
-        expect(b"timeout ", exchange(sock, keep * batch, 3 * batch), batch)
+        expect(b"timeout ", exchange(sock, keep * batch, batch), batch)
     with prober.watching() as found:
         burst(sock, b"l\nhot\n0\n")
     return found[0]

@@ -302,7 +302,7 @@ def _ticket_of(target: Target) -> bytes:
 
 
 def _reserve_of(target: Target) -> Reserve | None:
-    """Return how the position is to be kept, if it is and the server can."""
+    """Return how the position should be kept, if it should and the server can."""
     if target.progress is None or target.is_published:
         return None
     return target.progress.keep

@@ -26,8 +26,8 @@ from dflockd.wire import (
     Status,
     encode_reply,
 )
-from dflockd.wire.reader import ACQUIRE, ENQUEUE, RELEASE, RENEW
 from dflockd.wire.replies import enqueued_line, granted_line, renewed_line
+from dflockd.wire.requests import ACQUIRE, ENQUEUE, RELEASE, RENEW
 
 if TYPE_CHECKING:
     from dflockd.server.session import Session
@@ -144,7 +144,7 @@ class Handling:
         space, key = reader.space, reader.key
         answer: Answer | None
         if kind == RENEW:
-            answer = table.renew(peer, space, key, reader.token, reader.lease, now)
+            answer = table.renew(peer, space, key, reader.token, reader.lease, now, self._others)
         elif kind == ENQUEUE:
             answer = table.enqueue(peer, space, key, asked, now, self._others)
         else:

@@ -25,7 +25,7 @@ from dflockd.wire import (
     Welcome,
     encode_reply,
 )
-from dflockd.wire.reader import ACQUIRE, ENQUEUE, ENTRY, OTHER, REPORT
+from dflockd.wire.requests import ACQUIRE, ENQUEUE, ENTRY, OTHER, REPORT
 
 if TYPE_CHECKING:
     from dflockd.server.admission import Guest

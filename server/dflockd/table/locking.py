@@ -186,6 +186,7 @@ class Locking(Superseding):
         token: bytes,
         lease: int | None,
         now: float,
+        effects: list[Effect],
         owner: Owner | None = None,
         label: bytes = b"",
         group: FairGroup | None = None,
@@ -201,6 +202,7 @@ class Locking(Superseding):
             token: of the hold.
             lease: seconds; ``None`` for the default.
             now: the time.
+            effects: what others are told.
             owner: whose run has it, and its label and group, should it come back.
             label: see there.
             group: see there.
@@ -219,7 +221,7 @@ class Locking(Superseding):
             back = None
             if not confirm:
                 who = owner, label, group
-                back = self._reclaim(serving, peer, space, key, token, lease, now, *who)
+                back = self._reclaim(serving, peer, space, key, token, lease, now, effects, *who)
             if back is None:
                 self.counts.unknown += 1
             return back or _ERROR
@@ -274,7 +276,12 @@ class Locking(Superseding):
         return entry
 
     def _is_beyond(self, asked: Asked) -> bool:
-        """Whether somebody wants to be waited for longer than any lease may last."""
+        """Whether somebody asks for what cannot be: that changes nothing, not even the limit.
+
+        To be waited for longer than any lease may last, or to be the newest of several holders.
+        """
+        if asked.limit != 1 and asked.owner is not None and asked.owner.age:
+            return True
         most, reserve, turn = self.limits.max_lease * 1000, asked.reserve, asked.turn
         if reserve is not None and max(reserve.away, reserve.hold) > most:
             return True

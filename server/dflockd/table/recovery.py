@@ -63,7 +63,9 @@ class Recovery(Slots):
         entry = group.spaces[kept.space].get(kept.key)
         if entry is None:
             entry = self._add(group, kept.space, kept.key, kept.limit)
-        elif kept.fence > max(entry.holds, default=0):
+        elif kept.limit != UNKNOWN and (
+            entry.limit == UNKNOWN or kept.fence > max(entry.holds, default=0)
+        ):
             entry.limit = kept.limit
         token = self._issuer.token(kept.space, kept.key, kept.fence, is_sole=kept.limit == 1)
         owner = Owner(kept.owner, kept.attempt, kept.age) if kept.owner else None
@@ -85,7 +87,7 @@ class Recovery(Slots):
         """Return what to answer while nobody knows whether a hold lasts, and end the doubt if it does.
 
         Only a holder that has always renewed in time knows that, and says so with `Renew`. One that
-        asks for confirmation (`Confirm`) does not.
+        asks for confirmation (`How.CONFIRM`) does not.
         """
         until = group.recovers_until
         if until is None or now >= until or hold not in group.doubted:
@@ -146,6 +148,7 @@ class Recovery(Slots):
         token: bytes,
         lease: int,
         now: float,
+        effects: list[Effect],
         owner: Owner | None,
         label: bytes,
         of_group: FairGroup | None,
@@ -163,7 +166,7 @@ class Recovery(Slots):
             if any(other.is_sole and other.fence > fence for other in entry.holds.values()):
                 return None
             if is_sole:
-                self._supersede(entry, fence, now, [])
+                self._supersede(entry, fence, now, effects)
                 entry = group.spaces[space].get(key)
         limit = 1 if is_sole else UNKNOWN
         if entry is None:

@@ -299,7 +299,8 @@ class Slots:
         reserve = waiter.reserve
         if waiter.state == WAITING:
             waiter.peer.waiting = None
-        self._forget_waiter(waiter)
+        if waiter.two_phase:  # else its peer may have enqueued as well
+            self._forget_waiter(waiter)
         # The next server of its shard may know it by the ticket that it has already.
         entry = waiter.entry
         ticket = waiter.ticket or entry.group.issuer.ticket(entry.space, entry.key)

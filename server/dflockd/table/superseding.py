@@ -48,8 +48,6 @@ class Superseding(Connections):
             The entry of the lock, which may be another one now; or what to answer.
         """
         group, space, key, limit = entry.group, entry.space, entry.key, entry.limit
-        if limit != 1:
-            return self._turn_away(entry, Status.ERROR)
         newest = group.newest.get(key) or self._newest_there(entry)
         if newest is not None and newest.age >= age:
             self.newest.asked(newest)

@@ -221,13 +221,13 @@ class LockTable(Locking):
     def _unbegun(self, _peer: Peer, request: Unbegun, now: float, effects: list[Effect]) -> Reply:
         return self.unbegun(request.key, request.token, now, effects)
 
-    def _renew(self, peer: Peer, request: Renew, now: float, _effects: list[Effect]) -> Reply:
+    def _renew(self, peer: Peer, request: Renew, now: float, effects: list[Effect]) -> Reply:
         space, key, token, lease, how, owner, label, group = request
         if how is How.DETACH:
-            return self._detach(peer, request, now)
+            return self._detach(peer, request, now, effects)
         confirm = how is How.CONFIRM
         answer = self.renew(
-            peer, space, key, token, lease, now, owner, label, group, confirm=confirm
+            *(peer, space, key, token, lease, now, effects, owner, label, group), confirm=confirm
         )
         if not isinstance(answer, Hold):
             return answer
@@ -235,7 +235,7 @@ class LockTable(Locking):
             self.begun(answer, now)
         return Renewed(answer.lease)
 
-    def _detach(self, peer: Peer, request: Renew, now: float) -> Reply:
+    def _detach(self, peer: Peer, request: Renew, now: float, effects: list[Effect]) -> Reply:
         space, key, token, asked, _, owner, label, in_group = request
         lease = self.limits.default_lease if asked is None else asked
         if lease > self.limits.max_detached_lease:
@@ -246,7 +246,7 @@ class LockTable(Locking):
         hold = self._find(group, space, key, token)
         if hold is None:
             who = owner, label, in_group
-            hold = self._reclaim(group, peer, space, key, token, lease, now, *who)
+            hold = self._reclaim(group, peer, space, key, token, lease, now, effects, *who)
         # Somebody may have taken it over by now, and keeps it. One that was restored has no peer.
         if hold is None or hold.peer not in (peer, None):
             return Status.LEASE_EXPIRED

@@ -7,6 +7,10 @@ A request is three lines (command, key, argument), a reply is one line, and ther
 reply to each request, in order.
 """
 
+# What is imported here is what is offered.
+# ruff: noqa: F401
+# mypy: implicit-reexport
+
 from dflockd.wire.keys import key_problem
 from dflockd.wire.maps import MapReport, decode_map, encode_map
 from dflockd.wire.messages import (
@@ -82,89 +86,5 @@ from dflockd.wire.replies import (
     parse_report,
     read_grant,
 )
-from dflockd.wire.requests import (
-    encode_release,
-    encode_request,
-)
+from dflockd.wire.requests import encode_release, encode_request
 from dflockd.wire.tokens import fence_from_token, format_token
-
-__all__ = [
-    "ENQUEUED",
-    "FEATURES",
-    "GRANTED",
-    "MAX_AGE",
-    "MAX_ATTEMPT",
-    "MAX_LIMIT",
-    "MAX_LINE",
-    "MAX_OWNER",
-    "MAX_RATE",
-    "MAX_SECONDS",
-    "MAX_SECRET",
-    "UNLIMITED",
-    "Acquire",
-    "Aged",
-    "Auth",
-    "Barrier",
-    "DrawAge",
-    "Enqueue",
-    "Enqueued",
-    "Evict",
-    "FairGroup",
-    "Find",
-    "FrameTooLongError",
-    "Granted",
-    "Hello",
-    "How",
-    "Identify",
-    "Inspect",
-    "Listen",
-    "Malformed",
-    "MapReport",
-    "Moved",
-    "Owner",
-    "OwnerConflict",
-    "Pass",
-    "Ping",
-    "Rate",
-    "Recovering",
-    "Refusal",
-    "Release",
-    "Renew",
-    "Renewed",
-    "Reply",
-    "ReplyReader",
-    "Report",
-    "Request",
-    "RequestReader",
-    "Reserve",
-    "Shards",
-    "Space",
-    "StableRef",
-    "Stats",
-    "Status",
-    "Superseded",
-    "TimedOut",
-    "Unbegun",
-    "UnexpectedReplyError",
-    "Unwelcome",
-    "Wait",
-    "Welcome",
-    "YourTurn",
-    "decode_map",
-    "encode_map",
-    "encode_release",
-    "encode_reply",
-    "encode_request",
-    "fence_from_token",
-    "format_token",
-    "key_problem",
-    "parse_aged",
-    "parse_done",
-    "parse_enqueued",
-    "parse_granted",
-    "parse_hello",
-    "parse_map",
-    "parse_renewed",
-    "parse_report",
-    "read_grant",
-]

@@ -9,6 +9,7 @@ and numbers without end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, final
 
 from dflockd.wire.keys import key_problem
@@ -35,7 +36,7 @@ class MalformedError(Exception):
 
 @final
 class Asked:
-    """What is asked of a key: the argument of `Acquire`, `Enqueue` or `Wait`, read.
+    """What is asked of a key: the argument of `Acquire`, `Enqueue`, `Wait` or `Renew`, read.
 
     What a request of its kind does not say is left as it is here. The names are those of the messages.
     """
@@ -43,6 +44,7 @@ class Asked:
     __slots__ = (
         "age",
         "group",
+        "how",
         "label",
         "lease",
         "limit",
@@ -51,6 +53,7 @@ class Asked:
         "reserve",
         "ticket",
         "timeout",
+        "token",
         "turn",
     )
 
@@ -82,20 +85,23 @@ class Asked:
         self.reserve = reserve
         self.age = age
         """Of a `Wait`; that of the others is the owner's."""
+        self.token = b""
+        """Of a `Renew`."""
+        self.how = How.PLAIN
 
 
-def number(text: bytes, lowest: int, highest: int = MAX_SECONDS) -> int:
-    """Return a number within bounds.
+def number(text: bytes, lowest: int, highest: int = MAX_SECONDS, digits: int = 10) -> int:
+    """Return a number within bounds, of so many digits at most.
 
     Raises:
         MalformedError: it is none.
     """
-    if text.isdigit() and len(text) <= 20 and lowest <= (found := int(text)) <= highest:
+    if text.isdigit() and len(text) <= digits and lowest <= (found := int(text)) <= highest:
         return found
     raise MalformedError("number missing, malformed or out of range")
 
 
-# Published arguments, one reader for each kind. All readers raise `MalformedError`.
+# Published arguments. All readers raise `MalformedError`.
 
 
 def fields(argument: bytes, least: int, most: int) -> list[bytes]:
@@ -110,187 +116,131 @@ def fields(argument: bytes, least: int, most: int) -> list[bytes]:
     return found
 
 
-def acquire_lock(argument: bytes) -> Asked:
-    """Read ``<timeout> [<lease>]``."""
-    found = fields(argument, 1, 2)
-    return Asked(number(found[0], 0), 1, _lease(found, 1))
+def in_order(least: int, *names: str) -> Callable[[bytes], Asked]:
+    """Return what reads numbers of these names, of which the first so many must be there."""
+
+    def read(argument: bytes) -> Asked:
+        asked = Asked()
+        for name, text in zip(names, fields(argument, least, len(names)), strict=False):
+            highest = MAX_LIMIT if name == "limit" else MAX_SECONDS
+            setattr(asked, name, number(text, 0 if name == "timeout" else 1, highest))
+        return asked
+
+    return read
 
 
-def acquire_semaphore(argument: bytes) -> Asked:
-    """Read ``<timeout> <limit> [<lease>]``."""
-    found = fields(argument, 2, 3)
-    return Asked(number(found[0], 0), number(found[1], 1, MAX_LIMIT), _lease(found, 2))
-
-
-def enqueue_lock(argument: bytes) -> Asked:
-    """Read ``[<lease>]``."""
-    return Asked(lease=_lease(fields(argument, 0, 1), 0))
-
-
-def enqueue_semaphore(argument: bytes) -> Asked:
-    """Read ``<limit> [<lease>]``."""
-    found = fields(argument, 1, 2)
-    return Asked(0, number(found[0], 1, MAX_LIMIT), _lease(found, 1))
-
-
-def wait_published(argument: bytes) -> Asked:
-    """Read ``<timeout>``."""
-    return Asked(number(fields(argument, 1, 1)[0], 0))
-
-
-def release(argument: bytes) -> bytes:
+def token(argument: bytes) -> bytes:
     """Read ``<token>``."""
-    found = argument.split()
-    return found[0] if len(found) == 1 else fields(argument, 1, 1)[0]
+    # Letters and digits alone are one field.
+    return argument if argument.isalnum() else fields(argument, 1, 1)[0]
 
 
-def renew_published(argument: bytes) -> tuple[bytes, int | None]:
+def token_and_lease(argument: bytes) -> tuple[bytes, int | None]:
     """Read ``<token> [<lease>]``."""
     found = fields(argument, 1, 2)
-    return found[0], _lease(found, 1)
-
-
-def _lease(found: list[bytes], index: int) -> int | None:
-    return number(found[index], 1) if len(found) > index else None
+    return found[0], number(found[1], 1) if len(found) > 1 else None
 
 
 # Named fields.
 
-_SLOT: Final = (
-    *(b"limit", b"lease", b"rate", b"owner", b"attempt", b"age", b"label"),
-    *(b"group", b"group-limit", b"ticket"),
-)
-_ACQUIRE: Final = frozenset((*_SLOT, b"timeout", b"away", b"hold"))
-_ENQUEUE: Final = frozenset((*_SLOT, b"turn"))
-_WAIT: Final = frozenset((b"timeout", b"away", b"hold", b"age"))
-_RENEW: Final = frozenset(
-    (b"token", b"lease", b"how", b"owner", b"attempt", b"age", b"label", b"group", b"group-limit")
-)
+
+def hello(argument: bytes) -> tuple[bytes, bytes | None]:
+    """Read the version of a client, and the secret if it shows one.
+
+    Other fields are for later servers: every server must be able to answer.
+    """
+    found = _named(argument, None, b"secret")
+    return checked_name(found.get(b"version", b"")), found.get(b"secret")
 
 
-def acquire(argument: bytes) -> Asked:
-    """Read what ``acquire`` says."""
-    found = _named(argument, _ACQUIRE)
-    asked = _slot(found)
-    asked.timeout = number(found.get(b"timeout", b""), 0)
-    asked.reserve = _reserve(found)
-    return asked
+def _named(
+    argument: bytes, known: frozenset[bytes] | None, rest: bytes = b"label"
+) -> dict[bytes, bytes]:
+    """Return the fields of an argument by their names; those that may be there, unless all may.
 
-
-def enqueue(argument: bytes) -> Asked:
-    """Read what ``enqueue`` says."""
-    found = _named(argument, _ENQUEUE)
-    asked = _slot(found)
-    turn = found.get(b"turn")
-    if turn is not None:
-        asked.turn = number(turn, 0)
-    return asked
-
-
-def wait(argument: bytes) -> Asked:
-    """Read what ``wait`` says."""
-    found = _named(argument, _WAIT)
-    return Asked(number(found.get(b"timeout", b""), 0), reserve=_reserve(found), age=_age(found))
-
-
-@final
-class Renewal:
-    """The argument of a `Renew`, read; the names are those of the message."""
-
-    __slots__ = ("group", "how", "label", "lease", "owner", "token")
-
-    def __init__(self, found: dict[bytes, bytes]) -> None:
-        self.token = found.get(b"token", b"")
-        if not self.token:
-            raise MalformedError("no token")
-        lease = found.get(b"lease")
-        self.lease = None if lease is None else number(lease, 1)
-        try:
-            self.how = How(found.get(b"how", b""))
-        except ValueError:
-            raise MalformedError("an unknown way to renew") from None
-        self.owner = _owner(found)
-        self.label = label(found.get(b"label", b""))
-        self.group = _group(found)
-
-
-def renew(argument: bytes) -> Renewal:
-    """Read what ``renew`` says."""
-    return Renewal(_named(argument, _RENEW))
-
-
-def _named(argument: bytes, known: frozenset[bytes]) -> dict[bytes, bytes]:
-    """Return the fields of an argument by their names.
-
-    One space is between two fields. ``label`` comes last and goes on to the end: it has spaces.
+    One space is between two fields. The one called `rest` goes on to the end: it has spaces.
     """
     found: dict[bytes, bytes] = {}
-    if argument.startswith(b"label="):
-        argument = b" " + argument
-    said, has_label, shown = argument.partition(b" label=")
-    if said:
-        for field in said.split(b" "):
-            name, _, value = field.partition(b"=")
-            if not value or name not in known or name in found:
-                raise MalformedError("a field is empty, unknown or there twice")
-            found[name] = value
-    if has_label:
-        if b"label" not in known:
-            raise MalformedError("no label belongs here")
-        found[b"label"] = shown
+    said, is_there, last = (argument and b" " + argument).partition(b" %b=" % rest)
+    for field in said.split(b" ")[1:]:
+        name, _, value = field.partition(b"=")
+        if not value or name in found or (known is not None and name not in known):
+            raise MalformedError("a field is empty, unknown or there twice")
+        found[name] = value
+    if is_there:
+        if known is not None and (not last or rest not in known):
+            raise MalformedError(f"an empty {rest.decode()}, or one that does not belong here")
+        found[rest] = last
     return found
 
 
-def _slot(found: dict[bytes, bytes]) -> Asked:
-    """Read what both requests for a slot can say."""
-    asked = Asked(0, number(found.get(b"limit", b"1"), 1, MAX_LIMIT))
-    lease, rate, ticket = found.get(b"lease"), found.get(b"rate"), found.get(b"ticket")
-    if lease is not None:
+def _by_name(*names: bytes, needed: bytes | None = None) -> Callable[[bytes], Asked]:
+    """Return what reads fields of these names, of which one may be `needed`."""
+    known = frozenset(names)
+
+    def read(argument: bytes) -> Asked:
+        found = _named(argument, known)
+        if needed is not None and needed not in found:
+            raise MalformedError(f"no {needed.decode()}")
+        asked = Asked()
+        _fill(asked, found, has_owner=b"owner" in known)
+        return asked
+
+    return read
+
+
+def _fill(asked: Asked, found: dict[bytes, bytes], *, has_owner: bool) -> None:
+    """Read all fields that there are; a `Wait` has no owner, and says only the age of its own."""
+    get = found.get
+    if (timeout := get(b"timeout")) is not None:
+        asked.timeout = number(timeout, 0)
+    if (limit := get(b"limit")) is not None:
+        asked.limit = number(limit, 1, MAX_LIMIT)
+    if (lease := get(b"lease")) is not None:
         asked.lease = number(lease, 1)
-    if rate is not None:
+    if (rate := get(b"rate")) is not None:
         runs, _, window = rate.partition(b"/")
         asked.rate = Rate(number(runs, 1, MAX_RATE), number(window, 1))
-    if ticket is not None:
+    if (turn := get(b"turn")) is not None:
+        asked.turn = number(turn, 0)
+    if b"away" in found or b"hold" in found:
+        asked.reserve = Reserve(number(get(b"away", b""), 0), number(get(b"hold", b""), 0))
+    age = number(found[b"age"], 1, MAX_AGE, 20) if b"age" in found else 0
+    if (name := get(b"owner")) is not None:
+        attempt = number(get(b"attempt", b"0"), 0, MAX_ATTEMPT)
+        # Each task is another one: `Owner(...)` itself takes twice as much.
+        asked.owner = Owner._make((checked_name(name), attempt, age))
+    elif has_owner and (age or b"attempt" in found):
+        raise MalformedError("the attempt of nobody, or the age")
+    else:
+        asked.age = age
+    if (shown := get(b"label")) is not None:
+        asked.label = label(shown)
+    if (group := get(b"group")) is not None:
+        if key_problem(group):
+            raise MalformedError(f"group {key_problem(group)}")
+        most = get(b"group-limit")
+        asked.group = FairGroup(group, 0 if most is None else number(most, 1, MAX_LIMIT))
+    elif b"group-limit" in found:
+        raise MalformedError("the limit of no group")
+    if (ticket := get(b"ticket")) is not None:
         asked.ticket = checked_ticket(ticket)
-    asked.owner = _owner(found)
-    asked.group = _group(found)
-    if b"label" in found:
-        asked.label = label(found[b"label"])
-    return asked
+    if (token := get(b"token")) is not None:
+        asked.token = token
+        try:
+            asked.how = How(get(b"how", b""))
+        except ValueError:
+            raise MalformedError("an unknown way to renew") from None
 
 
-def _owner(found: dict[bytes, bytes]) -> Owner | None:
-    name = found.get(b"owner")
-    if name is None:
-        if b"attempt" in found or b"age" in found:
-            raise MalformedError("the attempt of nobody, or the age")
-        return None
-    attempt = number(found.get(b"attempt", b"0"), 0, MAX_ATTEMPT)
-    # Each task is another one: `Owner(...)` itself takes twice as much.
-    return Owner._make((checked_name(name), attempt, _age(found)))
+_WHO: Final = (b"lease", b"owner", b"attempt", b"age", b"label", b"group", b"group-limit")
+_SLOT: Final = (*_WHO, b"limit", b"rate", b"ticket")
+_RESERVE: Final = (b"away", b"hold")
 
-
-def _age(found: dict[bytes, bytes]) -> int:
-    age = found.get(b"age")
-    return 0 if age is None else number(age, 1, MAX_AGE)
-
-
-def _group(found: dict[bytes, bytes]) -> FairGroup | None:
-    name, limit = found.get(b"group"), found.get(b"group-limit")
-    if name is None:
-        if limit is not None:
-            raise MalformedError("the limit of no group")
-        return None
-    if key_problem(name):
-        raise MalformedError(f"group {key_problem(name)}")
-    return FairGroup(name, 0 if limit is None else number(limit, 1, MAX_LIMIT))
-
-
-def _reserve(found: dict[bytes, bytes]) -> Reserve | None:
-    away, hold = found.get(b"away"), found.get(b"hold")
-    if away is None and hold is None:
-        return None
-    return Reserve(number(away or b"", 0), number(hold or b"", 0))
+acquire: Final = _by_name(*_SLOT, *_RESERVE, b"timeout", needed=b"timeout")
+enqueue: Final = _by_name(*_SLOT, b"turn")
+wait: Final = _by_name(*_RESERVE, b"age", b"timeout", needed=b"timeout")
+renew: Final = _by_name(*_WHO, b"how", b"token", needed=b"token")
 
 
 # What stands in fields.
@@ -312,7 +262,7 @@ def label(text: bytes) -> bytes:
 
 
 def checked_name(field: bytes) -> bytes:
-    """Read the name of an owner or an instance.
+    """Read a name: of an owner, an instance, a version, a ref.
 
     Raises:
         MalformedError: it is too long, or not printable ASCII without space.
@@ -322,7 +272,7 @@ def checked_name(field: bytes) -> bytes:
         field.isalnum() or (field.isascii() and field.decode().isprintable() and b" " not in field)
     ):
         return field
-    raise MalformedError(f"an owner is 1 to {MAX_OWNER} printable ASCII characters")
+    raise MalformedError(f"a name is 1 to {MAX_OWNER} printable ASCII characters")
 
 
 def checked_ticket(text: bytes) -> bytes:

@@ -20,14 +20,11 @@ MAX_SECRET: Final = 64 * 1024
 MAX_HELLO: Final = MAX_SECRET + MAX_FIELDS
 """Longest argument of ``hello``, in bytes."""
 
-MAX_REF: Final = 64
-"""Longest ref of ``stable-ref``, in bytes."""
-
 MAX_TICKET: Final = 64
 """Longest ticket, in bytes."""
 
 MAX_OWNER: Final = 64
-"""Longest name of an owner, and of an instance, in bytes."""
+"""Longest name of an owner, an instance, a version or a ref, in bytes."""
 
 FEATURES: Final = frozenset({b"slots", b"rates", b"groups", b"ages", b"turns"})
 """What a server can know beyond the published protocol: each stands for some fields of requests.

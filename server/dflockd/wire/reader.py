@@ -6,30 +6,12 @@ not be one: what they say stands in the reader until the next one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, final
 
 from dflockd.wire import arguments
 from dflockd.wire.arguments import Asked, MalformedError
-from dflockd.wire.messages import MAX_FIELDS, MAX_HELLO, MAX_LINE, MAX_SECRET, Request
-from dflockd.wire.requests import parse_request
-
-# Kinds of requests. What those say that are made all day stands in the reader; of all others there is
-# only the message.
-OTHER: Final = 0
-ENTRY: Final = 1
-"""Who is there, and may be: `Auth` and `Hello`."""
-REPORT: Final = 2
-"""The answer can be long."""
-RELEASE: Final = 3
-"""Of this one and all that follow there need not be a message."""
-RENEW: Final = 4
-ACQUIRE: Final = 5
-ENQUEUE: Final = 6
-WAIT: Final = 7
-
-MOST_KNOWN: Final = 256
-"""Arguments of one command that are kept, read: clients use the same few again and again."""
+from dflockd.wire.messages import MAX_LINE, Request
+from dflockd.wire.requests import COMMANDS, OTHER, RELEASE, RENEW, parse_request
 
 _CARRIAGE_RETURN: Final = 13
 # As a number: to look for it as ``b"\r"`` raises an exception inside of CPython, and costs 8 times
@@ -38,76 +20,6 @@ _CARRIAGE_RETURN: Final = 13
 
 class FrameTooLongError(Exception):
     """A line is over its limit: where the next request starts can no longer be known."""
-
-
-@final
-class _Command:
-    """How to read a request."""
-
-    __slots__ = ("_read", "_varies", "kind", "known", "longest", "space")
-
-    def __init__(
-        self,
-        kind: int,
-        space: int = 0,
-        read: Callable[[bytes], Asked] | None = None,
-        *,
-        varies: bool = False,
-        longest: int = MAX_LINE,
-    ) -> None:
-        self.kind = kind
-        self.space = space
-        self._read = read
-        self._varies = varies
-        """Whether hardly two arguments are equal: they say whose run it is."""
-        self.longest = longest
-        """Bytes that an argument may have."""
-        self.known: dict[bytes, Asked] = {}
-        """What arguments say."""
-
-    def learn(self, argument: bytes) -> Asked:
-        """Return what an argument says that is not known yet.
-
-        Raises:
-            MalformedError: nothing that can be meant.
-        """
-        if self._read is None:
-            raise MalformedError("not in numbers")
-        asked = self._read(argument)
-        if self._varies:
-            return asked
-        if len(self.known) >= MOST_KNOWN:
-            self.known.clear()
-        self.known[argument] = asked
-        return asked
-
-
-_LOCK: Final = 0
-_SEMAPHORE: Final = 1
-
-_COMMANDS: Final[dict[bytes, _Command]] = {
-    b"l": _Command(ACQUIRE, _LOCK, arguments.acquire_lock),
-    b"r": _Command(RELEASE, _LOCK),
-    b"n": _Command(RENEW, _LOCK),
-    b"e": _Command(ENQUEUE, _LOCK, arguments.enqueue_lock),
-    b"w": _Command(WAIT, _LOCK, arguments.wait_published),
-    b"sl": _Command(ACQUIRE, _SEMAPHORE, arguments.acquire_semaphore),
-    b"sr": _Command(RELEASE, _SEMAPHORE),
-    b"sn": _Command(RENEW, _SEMAPHORE),
-    b"se": _Command(ENQUEUE, _SEMAPHORE, arguments.enqueue_semaphore),
-    b"sw": _Command(WAIT, _SEMAPHORE, arguments.wait_published),
-    b"acquire": _Command(ACQUIRE, _LOCK, arguments.acquire, varies=True, longest=MAX_FIELDS),
-    b"enqueue": _Command(ENQUEUE, _LOCK, arguments.enqueue, varies=True, longest=MAX_FIELDS),
-    b"wait": _Command(WAIT, _LOCK, arguments.wait, varies=True, longest=MAX_FIELDS),
-    b"renew": _Command(OTHER, _LOCK, longest=MAX_FIELDS),
-    b"hello": _Command(ENTRY, longest=MAX_HELLO),
-    b"auth": _Command(ENTRY, longest=MAX_SECRET),
-    b"stats": _Command(REPORT),
-    b"i": _Command(REPORT),
-    b"si": _Command(REPORT),
-    b"find": _Command(REPORT),
-    b"shards": _Command(REPORT),
-}
 
 
 @final
@@ -198,7 +110,7 @@ class RequestReader:
 
     def _read(self, word: bytes, key: bytes, argument: bytes) -> int:
         """Return the kind of a request; if it is for a slot, the rest is here then."""
-        command = _COMMANDS.get(word)
+        command = COMMANDS.get(word)
         if command is None or len(key) > MAX_LINE or len(argument) > command.longest:
             return OTHER
         kind = command.kind
@@ -206,11 +118,9 @@ class RequestReader:
             return kind
         try:
             if kind == RELEASE:
-                # Letters and digits alone are one field.
-                alone = argument.isalnum()
-                self.token = argument if alone else arguments.release(argument)
+                self.token = argument if argument.isalnum() else arguments.token(argument)
             elif kind == RENEW:
-                self.token, self.lease = arguments.renew_published(argument)
+                self.token, self.lease = arguments.token_and_lease(argument)
             else:
                 self.asked = command.known.get(argument) or command.learn(argument)
         except MalformedError:
@@ -268,7 +178,7 @@ class RequestReader:
 
 
 def _check_lengths(lines: list[bytes]) -> None:
-    command = _COMMANDS.get(lines[0])
+    command = COMMANDS.get(lines[0])
     for number, line in enumerate(lines):
         limit = MAX_LINE if number < 2 or command is None else command.longest
         if len(line) > limit:

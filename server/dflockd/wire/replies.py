@@ -87,28 +87,26 @@ def encode_reply(reply: Reply) -> bytes:
         return renewed_line(reply.lease)
     if type(reply) is Enqueued:
         return enqueued_line(reply.token, reply.lease)
-    if type(reply) is Report:
-        return b"ok %b\n" % reply
-    if type(reply) is Recovering:
-        return b"%b%d\n" % (_RECOVERING, *reply)
-    if type(reply) is TimedOut:
-        return b"timeout %b\n" % reply
-    if type(reply) is YourTurn:
-        return b"turn %b\n" % reply
     if type(reply) is Moved:
         tail = b" " + reply.ticket if reply.ticket else b""
         return b"error_moved %d %d %b%b\n" % (reply.shard, reply.epoch, reply.server, tail)
-    if type(reply) is OwnerConflict:
-        return b"error_owner %b %d\n" % reply
     if type(reply) is Superseded:
         return b"error_superseded %d %b\n" % (reply.age, reply.label or _NO_LABEL)
-    if type(reply) is Aged:
-        return b"ok %d\n" % reply
     if type(reply) is Welcome:
         return b"hello ok %b %b\n" % (reply.version, b",".join(sorted(reply.features)))
     if type(reply) is Unwelcome:
         return _HELLO + reply.status.line
-    raise AssertionError(f"no such reply: {reply!r}")
+    return _LINES[type(reply)] % reply
+
+
+_LINES: Final[dict[type, bytes]] = {
+    Report: b"ok %b\n",
+    TimedOut: b"timeout %b\n",
+    YourTurn: b"turn %b\n",
+    Aged: b"ok %d\n",
+    Recovering: b"error_recovering %d\n",
+    OwnerConflict: b"error_owner %b %d\n",
+}
 
 
 MOST_LEASES = 64
@@ -160,7 +158,7 @@ def parse_hello(line: bytes) -> Welcome | Unwelcome | Status:
     if welcome := _WELCOME.fullmatch(line):
         return Welcome(welcome[1], frozenset(welcome[2].split(b",")))
     status = _STATUSES.get(line.removeprefix(_HELLO))
-    if status is None or status in (Status.OK, Status.QUEUED, Status.TIMEOUT):
+    if status in (None, Status.OK, Status.QUEUED, Status.TIMEOUT):
         raise UnexpectedReplyError(f"unexpected reply {line[:80]!r}")
     return Unwelcome(status) if line.startswith(_HELLO) else status
 

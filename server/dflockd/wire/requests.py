@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
+from typing import Any, Final, final
 
 from dflockd.wire import arguments
-from dflockd.wire.arguments import Asked, MalformedError
+from dflockd.wire.arguments import Asked, MalformedError, checked_name, checked_ticket
 from dflockd.wire.keys import key_problem
 from dflockd.wire.messages import (
-    MAX_REF,
+    MAX_FIELDS,
+    MAX_HELLO,
+    MAX_LINE,
+    MAX_SECRET,
     Acquire,
     Auth,
     Barrier,
@@ -40,14 +43,74 @@ from dflockd.wire.messages import (
 )
 from dflockd.wire.tokens import MAX_FENCE
 
-ANY = b"_"
+ANY: Final = b"_"
 """Stands for nothing."""
 
-_printable_ascii = re.compile(rb"[!-~]{1,%d}" % MAX_REF).fullmatch
-_PACKED = b"zlib"
+_PACKED: Final = b"zlib"
+
+# Kinds of requests. What those say that are made all day stands in the reader; of all others there is
+# only the message.
+OTHER: Final = 0
+ENTRY: Final = 1
+"""Who is there, and may be: `Auth` and `Hello`."""
+REPORT: Final = 2
+"""The answer can be long."""
+RELEASE: Final = 3
+"""Of this one and all that follow there need not be a message."""
+RENEW: Final = 4
+ACQUIRE: Final = 5
+ENQUEUE: Final = 6
+WAIT: Final = 7
+
+MOST_KNOWN: Final = 256
+"""Arguments of one command that are kept, read: clients use the same few again and again."""
+
+_PREFIXES: Final = {Space.LOCK: b"", Space.SEMAPHORE: b"s"}
 
 
-# One parser for each command.
+@final
+class Command:
+    """How to read a request."""
+
+    __slots__ = ("_read", "_varies", "kind", "known", "longest", "parse", "space")
+
+    def __init__(
+        self,
+        parse: Callable[[bytes, bytes], Request],
+        kind: int = OTHER,
+        space: int = 0,
+        read: Callable[[bytes], Asked] | None = None,
+        *,
+        varies: bool = False,
+        longest: int = MAX_LINE,
+    ) -> None:
+        self.parse = parse
+        """Makes the message of a key and an argument."""
+        self.kind = kind
+        self.space = space
+        self._read = read
+        self._varies = varies
+        """Whether hardly two arguments are equal: they say whose run it is."""
+        self.longest = longest
+        """Bytes that an argument may have."""
+        self.known: dict[bytes, Asked] = {}
+        """What arguments say."""
+
+    def learn(self, argument: bytes) -> Asked:
+        """Return what an argument says that is not known yet.
+
+        Raises:
+            MalformedError: nothing that can be meant.
+        """
+        if self._read is None:
+            raise MalformedError("not in numbers")
+        asked = self._read(argument)
+        if self._varies:
+            return asked
+        if len(self.known) >= MOST_KNOWN:
+            self.known.clear()
+        self.known[argument] = asked
+        return asked
 
 
 def _key(key: bytes) -> bytes:
@@ -57,80 +120,50 @@ def _key(key: bytes) -> bytes:
     return key
 
 
-def _acquire(space: Space, read: Callable[[bytes], Asked]) -> Callable[[bytes, bytes], Request]:
-    def parse(key: bytes, argument: bytes) -> Request:
-        a = read(argument)
-        said = a.rate, a.owner, a.label, a.group, a.ticket, a.reserve
-        return Acquire(space, _key(key), a.limit, a.timeout, a.lease, *said)
+def _of_a_slot(
+    kind: int, space: Space, message: Any, read: Callable[[bytes], Asked], *, named: bool = False
+) -> Command:
+    """Return the command of a message whose fields, behind the key, are among those of `Asked`."""
+    names = message._fields[2:]
 
-    return parse
-
-
-def _enqueue(space: Space, read: Callable[[bytes], Asked]) -> Callable[[bytes, bytes], Request]:
-    def parse(key: bytes, argument: bytes) -> Request:
-        a = read(argument)
-        said = a.rate, a.owner, a.label, a.group, a.ticket, a.turn
-        return Enqueue(space, _key(key), a.limit, a.lease, *said)
-
-    return parse
-
-
-def _wait(space: Space, read: Callable[[bytes], Asked]) -> Callable[[bytes, bytes], Request]:
     def parse(key: bytes, argument: bytes) -> Request:
         asked = read(argument)
-        return Wait(space, _key(key), asked.timeout, asked.reserve, asked.age)
+        request: Request = message(space, _key(key), *[getattr(asked, name) for name in names])
+        return request
 
-    return parse
+    longest = MAX_FIELDS if named else MAX_LINE
+    return Command(parse, kind, space, read, varies=named, longest=longest)
 
 
-def _release(space: Space) -> Callable[[bytes, bytes], Request]:
+def _of_a_key(
+    kind: int, space: Space, message: Any, read: Callable[[bytes], tuple[Any, ...]]
+) -> Command:
+    """Return the command of a message with these fields behind the key."""
+
     def parse(key: bytes, argument: bytes) -> Request:
-        return Release(space, _key(key), arguments.release(argument))
+        request: Request = message(space, _key(key), *read(argument))
+        return request
 
-    return parse
-
-
-def _unbegun(key: bytes, argument: bytes) -> Request:
-    return Unbegun(_key(key), arguments.release(argument))
+    return Command(parse, kind, space)
 
 
-def _renew_published(space: Space) -> Callable[[bytes, bytes], Request]:
-    def parse(key: bytes, argument: bytes) -> Request:
-        return Renew(space, _key(key), *arguments.renew_published(argument))
-
-    return parse
+def _token(argument: bytes) -> tuple[bytes]:
+    return (arguments.token(argument),)
 
 
-def _renew(key: bytes, argument: bytes) -> Request:
-    r = arguments.renew(argument)
-    return Renew(Space.LOCK, _key(key), r.token, r.lease, r.how, r.owner, r.label, r.group)
+def _fence(argument: bytes) -> tuple[int]:
+    return (arguments.number(argument, 0, MAX_FENCE, 20),)
+
+
+def _nothing(_argument: bytes) -> tuple[()]:
+    return ()
 
 
 def _hello(instance: bytes, argument: bytes) -> Request:
-    # Fields that are unknown are for later servers: every one must be able to answer.
-    said, has_secret, secret = (b" " + argument).partition(b" secret=")
-    version = b""
-    for field in said.split(b" "):
-        name, _, value = field.partition(b"=")
-        if name == b"version":
-            version = arguments.checked_name(value)
-    return Hello(arguments.checked_name(instance), version, secret if has_secret else None)
+    return Hello(checked_name(instance), *arguments.hello(argument))
 
 
-def _stable_ref(ref: bytes, _argument: bytes) -> Request:
-    if not _printable_ascii(ref):
-        raise MalformedError(f"a ref is 1 to {MAX_REF} printable ASCII characters")
-    return StableRef(ref)
-
-
-def _inspect(space: Space) -> Callable[[bytes, bytes], Request]:
-    def parse(key: bytes, _argument: bytes) -> Request:
-        return Inspect(space, _key(key))
-
-    return parse
-
-
-_FIND_FLAGS = {b"waiters", b"all"}
+_FIND_FLAGS: Final = {b"waiters", b"all"}
 
 
 def _find(flags: bytes, text: bytes) -> Request:
@@ -140,82 +173,80 @@ def _find(flags: bytes, text: bytes) -> Request:
     return Find(arguments.label(text), b"waiters" in said, b"all" in said)
 
 
-def _evict(space: Space) -> Callable[[bytes, bytes], Request]:
-    def parse(key: bytes, argument: bytes) -> Request:
-        if not (argument.isdigit() and len(argument) <= 20 and int(argument) <= MAX_FENCE):
-            raise MalformedError("no fence")
-        return Evict(space, _key(key), int(argument))
-
-    return parse
-
-
-def _identify(_key: bytes, nonce: bytes) -> Request:
-    return Identify(arguments.checked_ticket(nonce))
-
-
-def _pass(key: bytes, ticket: bytes) -> Request:
-    return Pass(_key(key), arguments.checked_ticket(ticket))
-
-
-def _draw_age(key: bytes, _argument: bytes) -> Request:
-    return DrawAge(_key(key))
-
-
-def _listen(key: bytes, argument: bytes) -> Request:
-    return Listen(_key(key), arguments.release(argument))
-
-
 def _shards(_key: bytes, argument: bytes) -> Request:
     # Anything may stand here, and what is no version is that of no map.
     version, *others = argument.split() or [ANY]
     return Shards(b"" if version == ANY else version, others == [_PACKED])
 
 
-_PARSERS: dict[bytes, Callable[[bytes, bytes], Request]] = {
+_LINES: Final[dict[Any, tuple[bytes, Callable[[bytes], bytes] | None, Any]]] = {
+    Unbegun: (b"unbegun", _key, arguments.token),
+    Pass: (b"pass", _key, checked_ticket),
+    DrawAge: (b"age", _key, None),
+    Listen: (b"listen", _key, arguments.token),
+    Identify: (b"identify", None, checked_ticket),
+    StableRef: (b"stable-ref", checked_name, None),
+    Auth: (b"auth", None, bytes),
+    Stats: (b"stats", None, None),
+    Ping: (b"ping", None, None),
+    Barrier: (b"barrier", None, None),
+}
+"""Messages of which each field is a line: by which command, and what reads the key and the argument."""
+
+
+def _of_lines(message: Any) -> Command:
+    _, read_key, read_argument = _LINES[message]
+
+    def parse(key: bytes, argument: bytes) -> Request:
+        lines = (read_key, key), (read_argument, argument)
+        request: Request = message(*[read(line) for read, line in lines if read is not None])
+        return request
+
+    if message is Auth:
+        return Command(parse, ENTRY, longest=MAX_SECRET)
+    return Command(parse, REPORT if message is Stats else OTHER)
+
+
+_in_order = arguments.in_order
+_LOCK, _SEMAPHORE = Space.LOCK, Space.SEMAPHORE
+
+COMMANDS: Final[dict[bytes, Command]] = {
     # Published.
-    b"l": _acquire(Space.LOCK, arguments.acquire_lock),
-    b"r": _release(Space.LOCK),
-    b"n": _renew_published(Space.LOCK),
-    b"e": _enqueue(Space.LOCK, arguments.enqueue_lock),
-    b"w": _wait(Space.LOCK, arguments.wait_published),
-    b"sl": _acquire(Space.SEMAPHORE, arguments.acquire_semaphore),
-    b"sr": _release(Space.SEMAPHORE),
-    b"sn": _renew_published(Space.SEMAPHORE),
-    b"se": _enqueue(Space.SEMAPHORE, arguments.enqueue_semaphore),
-    b"sw": _wait(Space.SEMAPHORE, arguments.wait_published),
-    b"stats": lambda _key, _argument: Stats(),
-    b"auth": lambda _key, argument: Auth(argument),
-    b"ping": lambda _key, _argument: Ping(),
-    b"barrier": lambda _key, _argument: Barrier(),
-    b"stable-ref": _stable_ref,
+    b"l": _of_a_slot(ACQUIRE, _LOCK, Acquire, _in_order(1, "timeout", "lease")),
+    b"e": _of_a_slot(ENQUEUE, _LOCK, Enqueue, _in_order(0, "lease")),
+    b"w": _of_a_slot(WAIT, _LOCK, Wait, _in_order(1, "timeout")),
+    b"n": _of_a_key(RENEW, _LOCK, Renew, arguments.token_and_lease),
+    b"r": _of_a_key(RELEASE, _LOCK, Release, _token),
+    b"sl": _of_a_slot(ACQUIRE, _SEMAPHORE, Acquire, _in_order(2, "timeout", "limit", "lease")),
+    b"se": _of_a_slot(ENQUEUE, _SEMAPHORE, Enqueue, _in_order(1, "limit", "lease")),
+    b"sw": _of_a_slot(WAIT, _SEMAPHORE, Wait, _in_order(1, "timeout")),
+    b"sn": _of_a_key(RENEW, _SEMAPHORE, Renew, arguments.token_and_lease),
+    b"sr": _of_a_key(RELEASE, _SEMAPHORE, Release, _token),
     # Of our own clients.
-    b"hello": _hello,
-    b"acquire": _acquire(Space.LOCK, arguments.acquire),
-    b"enqueue": _enqueue(Space.LOCK, arguments.enqueue),
-    b"wait": _wait(Space.LOCK, arguments.wait),
-    b"renew": _renew,
-    b"unbegun": _unbegun,
-    b"pass": _pass,
-    b"age": _draw_age,
-    b"listen": _listen,
-    b"shards": _shards,
-    b"identify": _identify,
+    b"hello": Command(_hello, ENTRY, longest=MAX_HELLO),
+    b"acquire": _of_a_slot(ACQUIRE, _LOCK, Acquire, arguments.acquire, named=True),
+    b"enqueue": _of_a_slot(ENQUEUE, _LOCK, Enqueue, arguments.enqueue, named=True),
+    b"wait": _of_a_slot(WAIT, _LOCK, Wait, arguments.wait, named=True),
+    b"renew": _of_a_slot(OTHER, _LOCK, Renew, arguments.renew, named=True),
+    b"shards": Command(_shards, REPORT),
     # Of operators.
-    b"i": _inspect(Space.LOCK),
-    b"si": _inspect(Space.SEMAPHORE),
-    b"find": _find,
-    b"evict": _evict(Space.LOCK),
-    b"sevict": _evict(Space.SEMAPHORE),
+    b"i": _of_a_key(REPORT, _LOCK, Inspect, _nothing),
+    b"si": _of_a_key(REPORT, _SEMAPHORE, Inspect, _nothing),
+    b"evict": _of_a_key(OTHER, _LOCK, Evict, _fence),
+    b"sevict": _of_a_key(OTHER, _SEMAPHORE, Evict, _fence),
+    b"find": Command(_find, REPORT),
+    # Of all.
+    **{command: _of_lines(message) for message, (command, _, _) in _LINES.items()},
 }
 
 
 def parse_request(command: bytes, key: bytes, argument: bytes) -> Request:
     """Return what three lines say, each within its limit."""
-    parse = _PARSERS.get(command)
-    if parse is None:
+    found = COMMANDS.get(command)
+    if found is None:
         return Malformed("unknown command")
     try:
-        return parse(key, argument)
+        return found.parse(key, argument)
     except MalformedError as exc:
         return Malformed(str(exc))
 
@@ -265,18 +296,6 @@ def encode_request(request: Request) -> bytes:
             if secret is not None:
                 said += b" secret=%b" % secret
             return b"hello\n%b\n%b\n" % (instance, said)
-        case Unbegun(key, token):
-            return b"unbegun\n%b\n%b\n" % (key, token)
-        case Auth(secret):
-            return b"auth\n_\n%b\n" % secret
-        case StableRef(ref):
-            return b"stable-ref\n%b\n_\n" % ref
-        case Stats():
-            return b"stats\n_\n_\n"
-        case Ping():
-            return b"ping\n_\n_\n"
-        case Barrier():
-            return b"barrier\n_\n_\n"
         case Inspect(space, key):
             return b"%bi\n%b\n_\n" % (_PREFIXES[space], key)
         case Find(text, waiters, notes):
@@ -287,16 +306,13 @@ def encode_request(request: Request) -> bytes:
         case Shards(version, packed):
             tail = b" " + _PACKED if packed else b""
             return b"shards\n_\n%b%b\n" % (version or ANY, tail)
-        case Identify(nonce):
-            return b"identify\n_\n%b\n" % nonce
-        case Pass(key, ticket):
-            return b"pass\n%b\n%b\n" % (key, ticket)
-        case DrawAge(key):
-            return b"age\n%b\n_\n" % key
-        case Listen(key, token):
-            return b"listen\n%b\n%b\n" % (key, token)
         case Malformed():
             raise ValueError("a malformed request cannot be sent")
+        case _:
+            command, has_key, has_argument = _LINES[type(request)]
+            lines: list[Any] = [*request]
+            key = lines[0] if has_key else ANY
+            return b"%b\n%b\n%b\n" % (command, key, lines[-1] if has_argument else ANY)
 
 
 _NOTHING_MORE = Acquire(Space.LOCK, b"", 1, 0, None)[5:]
@@ -319,9 +335,6 @@ def _encode_acquire(request: Acquire) -> bytes:
 def encode_release(space: Space, key: bytes, token: bytes) -> bytes:
     """Return the three lines of a `Release`."""
     return b"%br\n%b\n%b\n" % (_PREFIXES[space], key, token)
-
-
-_PREFIXES = {Space.LOCK: b"", Space.SEMAPHORE: b"s"}
 
 
 def _slot(

@@ -13,7 +13,7 @@ from dflockd.cluster import snapshot as snapshots
 from dflockd.shards import format_shard_value, parse_shard_value
 from dflockd.shards.values import ShardRecord
 from dflockd.table import HoldRecord, Reservation, Snapshot, WaiterRecord
-from dflockd.wire import InGroup, Space
+from dflockd.wire import FairGroup, Space
 from tests.dflockd.cluster.view_support import owners
 
 texts = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zs", "Zl", "Zp")), min_size=1)
@@ -57,7 +57,7 @@ waiters = st.builds(
     reservation=st.none() | reservations,
     owner=st.just(b""),
     attempt=st.just(0),
-    group=st.none() | st.builds(InGroup, keys, st.integers(0, 5)),
+    group=st.none() | st.builds(FairGroup, keys, st.integers(0, 5)),
 )
 
 
@@ -99,7 +99,7 @@ def test_servers_of_0_1_read_a_snapshot_and_theirs_is_read() -> None:
     hold = HoldRecord(Space.LOCK, b"k", 1, 7, 5.0, 2005.0, 1999.0, b"x", owner=b"run", attempt=3)
     hold = hold._replace(group=b"one")
     waiter = WaiterRecord(Space.LOCK, b"k", 1, b"t1", 5, 1999.0, b"x", None, b"run", 4)
-    waiter = waiter._replace(group=InGroup(b"two", 3))
+    waiter = waiter._replace(group=FairGroup(b"two", 3))
     document = json.loads(snapshots.dump(Snapshot([hold], [waiter]), 7, 2000.0))
     # They take the fields of these by position, and look at no other key.
     assert document["holds"] == [[0, "k", 1, 7, 5.0, 1.0, "x", 0]]

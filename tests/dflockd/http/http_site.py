@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from tests.dflockd.raw_server import PATIENCE, ServerProcess
+from tests.dflockd.raw_server import PATIENCE, RawClient, ServerProcess
 
 SECRET = "a secret that nobody guesses"
 
@@ -73,3 +73,28 @@ class Site:
 
 
 StartSite = Callable[..., Site]
+
+
+class Named(RawClient):
+    """Says who asks, as our own clients do, with each request for a lock."""
+
+    def __init__(self, client: RawClient, label: str, **said: object) -> None:
+        super().__init__(client.sock)
+        fields = [f"{name}={value}" for name, value in said.items()]
+        self._said = " ".join([*fields, f"label={label}"])
+
+    def request(self, command: str, key: str = "_", argument: object = "_") -> None:
+        if command in ("l", "e"):
+            names = ("timeout", "lease") if command == "l" else ("lease",)
+            numbers = zip(names, str(argument).split(), strict=False)
+            command = "acquire" if command == "l" else "enqueue"
+            argument = " ".join([f"{name}={number}" for name, number in numbers] + [self._said])
+        super().request(command, key, argument)
+
+
+def named(site: Site, label: str, **said: object) -> Named:
+    """Return a client of a site, with its secret if it has one."""
+    client = site.server.connect()
+    if "Authorization" in site.headers:
+        assert client.ask("auth", "_", SECRET) == "ok"
+    return Named(client, label, **said)

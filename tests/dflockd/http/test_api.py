@@ -9,8 +9,8 @@ from urllib.parse import quote, urlencode
 import pytest
 
 import dflockd
-from tests.dflockd.http.http_site import SECRET, Answer, Site, StartSite, basic, bearer
-from tests.dflockd.raw_server import RawClient, eventually
+from tests.dflockd.http.http_site import SECRET, Answer, Site, StartSite, basic, bearer, named
+from tests.dflockd.raw_server import eventually
 
 HOSTILE = [
     "..",
@@ -27,23 +27,15 @@ HOSTILE = [
 ]
 
 
-def labelled(site: Site, label: str) -> RawClient:
-    client = site.server.connect()
-    if "Authorization" in site.headers:
-        assert client.ask("auth", "_", SECRET) == "ok"
-    assert client.ask("label", "_", label) == "ok"
-    return client
-
-
 def waiting(site: Site, key: str, number: int) -> bool:
     return len(site.lock(key)["waiters"]) == number
 
 
 def test_a_lock_with_its_holder_and_its_queue(site: Site) -> None:
-    holder = labelled(site, "tasks.sync[1] host pid 7")
+    holder = named(site, "tasks.sync[1] host pid 7")
     token = holder.lock("queue", "0 20")
     for number in (1, 2):
-        labelled(site, f"waiter {number}").request("l", "queue", "30")
+        named(site, f"waiter {number}").request("l", "queue", "30")
         eventually(lambda number=number: waiting(site, "queue", number))  # type: ignore[misc]
 
     shown = site.lock("queue")
@@ -63,11 +55,9 @@ def test_a_lock_with_its_holder_and_its_queue(site: Site) -> None:
 
 
 def test_whose_run_it_is_and_whose_turn(site: Site) -> None:
-    first, second = labelled(site, "holder"), labelled(site, "waiter")
-    assert first.ask("owner", "_", "run-7 2") == "ok"
-    assert second.ask("owner", "_", "run-8 0") == "ok"
+    first = named(site, "holder", owner="run-7", attempt=2)
+    second = named(site, "waiter", owner="run-8", turn=20_000)
     token = first.lock("whose", "0 20")
-    assert second.ask("turn", "_", 20_000) == "ok"
     assert second.ask("e", "whose", "20") == "queued"
     shown = site.lock("whose")
     assert [(held["owner"], held["attempt"]) for held in shown["holders"]] == [("run-7", 2)]
@@ -82,10 +72,9 @@ def test_whose_run_it_is_and_whose_turn(site: Site) -> None:
 
 
 def test_to_which_group_somebody_belongs_and_who_was_superseded(site: Site) -> None:
-    first, second, plain = (labelled(site, name) for name in ("one", "two", "three"))
-    for client, group in ((first, "tenant:1"), (second, "tenant:2")):
-        assert client.ask("group", group, "_") == "ok"
-        client.request("l", "grouped", "30")
+    plain = named(site, "three")
+    for label, group in (("one", "tenant:1"), ("two", "tenant:2")):
+        named(site, label, group=group).request("l", "grouped", "30")
         eventually(lambda: site.lock("grouped")["holders"])
     eventually(lambda: waiting(site, "grouped", 1))
     plain.request("l", "grouped", "30")
@@ -94,10 +83,8 @@ def test_to_which_group_somebody_belongs_and_who_was_superseded(site: Site) -> N
     said = [(each["group"], each["details"]) for each in shown["holders"] + shown["waiters"]]
     assert said == [("tenant:1", ["group tenant:1"]), ("tenant:2", ["group tenant:2"]), ("", [])]
 
-    older, newer = labelled(site, "older"), labelled(site, "newer")
-    for number, client in enumerate((older, newer), 1):
-        assert client.ask("owner", "_", f"run-{number} 0 here {number}") == "ok"
-        client.request("l", "newest", "30")
+    for age, label in enumerate(("older", "newer"), 1):
+        named(site, label, owner=f"run-{age}", age=age).request("l", "newest", "30")
         eventually(lambda: site.lock("newest")["holders"])
     eventually(lambda: waiting(site, "newest", 1))
     [held] = site.lock("newest")["holders"]
@@ -128,10 +115,20 @@ def test_a_semaphore_is_not_the_lock_of_its_name(site: Site) -> None:
     ]
 
 
+def test_a_lock_shows_the_limit_of_its_latest_request(site: Site) -> None:
+    for limit in (1, 3):
+        client = named(site, f"wants {limit}", limit=limit)
+        client.lock("slots")
+    assert (site.lock("slots")["limit"], len(site.lock("slots")["holders"])) == (3, 2)
+    assert site.lock("slots", space="semaphore")["holders"] == []
+    [row] = site.json("/api/locks", search="slots")["locks"]
+    assert (row["space"], row["holders"], row["limit"]) == ("lock", 2, 3)
+
+
 @pytest.mark.parametrize("key", HOSTILE)
 def test_any_key_can_be_asked_for(site: Site, key: str) -> None:
     label = key if key.isprintable() else "<b>"
-    labelled(site, label).lock(key)
+    named(site, label).lock(key)
     assert site.json("/api/lock", key=key)["key"] == key
     (held,) = site.lock(key)["holders"]
     assert held["label"] == label
@@ -162,7 +159,7 @@ def test_order_search_and_paging(start_site: StartSite) -> None:
     waiter = site.server.connect()
     waiter.request("l", "many:0500", "30")
     eventually(lambda: waiting(site, "many:0500", 1))
-    labelled(site, "by a Task of its own").lock("last")
+    named(site, "by a Task of its own").lock("last")
 
     def keys(**query: object) -> list[str]:
         return [row["key"] for row in site.json("/api/locks", **query)["locks"]]
@@ -186,10 +183,10 @@ def test_order_search_and_paging(start_site: StartSite) -> None:
 def test_a_waiter_is_found_wherever_it_stands(start_site: StartSite) -> None:
     """By its task, its id or its host; the row says who it is and where."""
     site = start_site()
-    labelled(site, "sync[11-aa] w1 pid 1").lock("account:7")
+    named(site, "sync[11-aa] w1 pid 1").lock("account:7")
     waiters = []
     for number in range(3):
-        waiter = labelled(site, f"sync[22-b{number}] w2 pid {number}")
+        waiter = named(site, f"sync[22-b{number}] w2 pid {number}")
         waiter.request("l", "account:7", "60")
         waiters.append(waiter)
         eventually(lambda number=number: waiting(site, "account:7", number + 1))
@@ -303,9 +300,9 @@ def test_nobody_releases_the_locks_of_others_on_a_server_without_a_token(site: S
 
 def test_an_operator_releases_a_lock(closed_site: Site) -> None:
     site = closed_site
-    holder = labelled(site, "stuck")
+    holder = named(site, "stuck")
     token = holder.lock("stuck:1")
-    waiter = labelled(site, "next")
+    waiter = named(site, "next")
     waiter.request("l", "stuck:1", "30")
     eventually(lambda: waiting(site, "stuck:1", 1))
     fence = site.lock("stuck:1")["holders"][0]["fence"]
@@ -325,7 +322,7 @@ def test_an_operator_releases_a_lock(closed_site: Site) -> None:
 
 def test_only_the_holder_that_was_meant_is_released(closed_site: Site) -> None:
     site = closed_site
-    holder = labelled(site, "new")
+    holder = named(site, "new")
     token = holder.lock("again")
     fence = int(token[:16], 16)
     assert evict(site, "again", fence - 1).status == 409
@@ -344,9 +341,9 @@ def test_only_the_holder_that_was_meant_is_released(closed_site: Site) -> None:
 def test_nothing_shown_is_secret(closed_site: Site) -> None:
     """Neither the shared secret nor a token, with which anybody could renew and release."""
     site = closed_site
-    holder = labelled(site, "somebody")
+    holder = named(site, "somebody")
     tokens = [holder.lock("secret:1"), holder.lock("secret:2")]
-    labelled(site, "else").request("l", "secret:1", "30")
+    named(site, "else").request("l", "secret:1", "30")
     eventually(lambda: waiting(site, "secret:1", 1))
     paths = ["/", "/page.js", "/metrics", "/api/stats", "/api/locks", "/api/locks/secret:1"]
     paths += ["/healthz", "/readyz", "/api/shards", "/nowhere"]

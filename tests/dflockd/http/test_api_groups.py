@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.dflockd.http.http_site import StartSite
+from tests.dflockd.http.http_site import StartSite, named
 from tests.dflockd.http.test_api import waiting
 from tests.dflockd.raw_server import eventually
 
@@ -13,16 +13,12 @@ def test_the_longest_wait_of_groups_is_not_that_of_the_next(start_site: StartSit
     site = start_site()
 
     def come(key: str, group: str, waiters: int) -> None:
-        client = site.server.connect()
-        assert client.ask("group", group, "1") == "ok"
-        client.request("sl", key, "60 2")
-        eventually(lambda: waiters == 0 or semaphore(key)["waiters"][waiters - 1 :])
-
-    def semaphore(key: str) -> Any:
-        return site.json("/api/lock", key=key, space="semaphore")
+        said: dict[str, Any] = {"limit": 2, "group": group, "group-limit": 1}
+        named(site, group, **said).request("l", key, "60")
+        eventually(lambda: waiters == 0 or site.lock(key)["waiters"][waiters - 1 :])
 
     come("grouped", "a", 0)
-    eventually(lambda: semaphore("grouped")["holders"])
+    eventually(lambda: site.lock("grouped")["holders"])
     come("grouped", "a", 1)
     other = site.server.connect()
     other.request("l", "plain", "60")
@@ -31,7 +27,7 @@ def test_the_longest_wait_of_groups_is_not_that_of_the_next(start_site: StartSit
     eventually(lambda: waiting(site, "plain", 1))
     come("grouped", "b", 1)
     come("grouped", "c", 2)
-    listed = semaphore("grouped")["waiters"]
+    listed = site.lock("grouped")["waiters"]
     assert [each["group"] for each in listed] == ["c", "a"]
     rows = site.json("/api/locks", sort="wait")["locks"]
     assert [row["key"] for row in rows] == ["grouped", "plain"]

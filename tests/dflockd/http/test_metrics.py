@@ -106,7 +106,7 @@ def test_the_life_of_locks_in_numbers(start_site: StartSite) -> None:
 
     site.server.connect().ask("l", "expiring", "0 1")
     left = one.lock("lapsing")
-    assert one.ask("detach", "lapsing", f"{left} 1") == "ok 1"
+    assert one.ask("renew", "lapsing", f"token={left} how=detach lease=1") == "ok 1"
     fence = int(one.lock("evicted")[:16], 16)
     assert two.ask("evict", "evicted", fence) == "ok"
     leaver = site.server.connect()
@@ -120,8 +120,7 @@ def test_the_life_of_locks_in_numbers(start_site: StartSite) -> None:
     eventually(lambda: site.metric("dflockd_waiters") == 0)
     away = site.server.connect()
     assert away.ask("e", "kept", "30") == "queued"
-    assert away.ask("keep", "_", "0 0") == "ok"
-    assert away.ask("w", "kept", "0").startswith("timeout ")
+    assert away.ask("wait", "kept", "timeout=0 away=0 hold=0").startswith("timeout ")
 
     def ended(reason: str) -> float:
         return site.metric("dflockd_holds_ended_total", reason=reason)
@@ -172,8 +171,8 @@ async def test_a_place_that_nobody_came_back_to_is_counted_as_an_abandoned_wait(
     table = LockTable(Limits(), TokenIssuer(b"x", 1))
     holder, away = table.connect(), table.connect()
     table.handle(holder, Acquire(Space.LOCK, b"k", 1, 0, 1000), 0)
-    for request in (Enqueue(Space.LOCK, b"k", 1, 5), Reserve(0, 0), Wait(Space.LOCK, b"k", 0)):
-        table.handle(away, request, 0)
+    table.handle(away, Enqueue(Space.LOCK, b"k", 1, 5), 0)
+    table.handle(away, Wait(Space.LOCK, b"k", 0, Reserve(0, 0)), 0)
     table.advance(100)
     server = Server(table, ServerOptions(host="127.0.0.1", port=0))
     await server.start()

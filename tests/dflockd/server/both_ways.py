@@ -9,21 +9,21 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
+from dflockd import __version__
 from dflockd.server import Server, ServerOptions
-from dflockd.table import (
-    Counts,
-    Effect,
-    Histogram,
-    Hold,
-    LockTable,
-    Peer,
-)
+from dflockd.table import Change, Counts, Effect, Histogram, LockTable, Peer
 from dflockd.wire import (
+    FEATURES,
     FrameTooLongError,
+    Hello,
     MapReport,
     Moved,
     Refusal,
+    Reply,
     RequestReader,
+    Status,
+    Unwelcome,
+    Welcome,
     encode_map,
     encode_reply,
 )
@@ -87,12 +87,12 @@ class Written:
     def __init__(self) -> None:
         self.changes: list[Any] = []
 
-    def record(self, changes: Iterable[Hold], fence: int) -> None:
-        self.changes += [noted(hold) for hold in changes]
+    def record(self, changes: Iterable[Change], fence: int) -> None:
+        self.changes += [noted(change) for change in changes]
 
 
-def noted(hold: Hold) -> object:
-    return hold.ended, hold.fields()
+def noted(change: Change) -> object:
+    return change.ended, change.kept()
 
 
 class Messages:
@@ -123,7 +123,7 @@ class Messages:
 
     def send(self, effects: list[Effect]) -> None:
         if self.table.changes:
-            self.changes += [noted(hold) for hold in self.table.changes]
+            self.changes += [noted(change) for change in self.table.changes]
             self.table.changes.clear()
         for number, reply in effects:
             self.written[number] += encode_reply(reply)
@@ -140,10 +140,19 @@ class Messages:
                 request = self.readers[number].next_request()
                 if request is None:
                     break
-                self.send(self.table.handle(peer, request, self.clock.now))
+                if isinstance(request, Hello):
+                    self.send([(number, self._greet(peer, request))])
+                else:
+                    self.send(self.table.handle(peer, request, self.clock.now))
         except FrameTooLongError:
             self.written[number] += b"error\n"
             self.disconnect(number, clean=False)
+
+    def _greet(self, peer: Peer, request: Hello) -> Reply:
+        """Nobody is asked for a secret here, so nobody may show one."""
+        if request.secret is not None or not self.table.greet(peer, request):
+            return Unwelcome(Status.ERROR)
+        return Welcome(__version__.encode(), FEATURES)
 
 
 def everything(table: LockTable, peers: Iterable[Peer]) -> object:
@@ -154,14 +163,12 @@ def everything(table: LockTable, peers: Iterable[Peer]) -> object:
         "entries": [
             (
                 *(entry.space, entry.key, entry.limit),
-                [
-                    (hold.fields(), hold.token, hold.told, hold.lease)
-                    for hold in entry.holds.values()
-                ],
+                [(hold.kept(), hold.token, hold.told, hold.lease) for hold in entry.holds.values()],
                 [
                     (
                         *(each.peer.id, each.state, each.lease, each.ticket, each.turn),
-                        *(each.reservation, each.group),
+                        *(each.reservation, each.group, each.owner, each.label, each.is_rated),
+                        *(each.reserve, each.away_age),
                     )
                     for each in entry.waiters or ()
                 ],
@@ -171,8 +178,7 @@ def everything(table: LockTable, peers: Iterable[Peer]) -> object:
         ],
         "peers": [
             (
-                *(peer.id, peer.label, peer.owner, said_ahead(peer), peer.reserve, peer.turn),
-                peer.waiting is not None,
+                *(peer.id, peer.instance, peer.detaches, peer.waiting is not None),
                 [hold.fence for hold in peer.holds],
                 *(sorted(peer.enqueued), sorted(peer.left)),
             )
@@ -182,12 +188,15 @@ def everything(table: LockTable, peers: Iterable[Peer]) -> object:
         "deadlines": (len(table.deadlines), table.next_deadline()),
         "size": len(table),
         "reserved": [sorted(group.reserved) for group in groups],
+        "rates": [
+            [
+                (name, rate.runs, rate.window, rate.begun, sorted(rate.pending))
+                for name, rate in group.rates.items()
+            ]
+            for group in groups
+        ],
+        "newest": [{key: each.kept() for key, each in group.newest.items()} for group in groups],
     }
-
-
-def said_ahead(peer: Peer) -> object:
-    ahead = peer.ahead
-    return None if ahead is None else (ahead.ticket, ahead.group)
 
 
 COUNTS = [name for name in vars(Counts) if not name.startswith("_")]
@@ -204,6 +213,7 @@ class Frames:
         self._dice = dice
         self._tokens = [b"0" * 32]
         self._tickets = [b"0"]
+        self._ages = [b"1"]
 
     def learn(self, replies: bytes) -> None:
         for line in replies.splitlines():
@@ -212,60 +222,122 @@ class Frames:
                 self._tokens.append(words[1])
             elif words[0] in (b"turn", b"timeout") and len(words) == 2:
                 self._tickets.append(words[1])
+            elif words[0] == b"ok" and len(words) == 2 and len(words[1]) > 3 and words[1].isdigit():
+                self._ages.append(words[1])
 
     def one(self) -> bytes:
         dice = self._dice
-        s = dice.choice([b"", b"", b"s"])
         key = dice.choice(KEYS if dice.random() < 0.95 else BAD_KEYS)
-        words = {
-            "timeout": self._or([b"0", b"5"], [b"x", b"-1", b"", b"1 1 1"]),
-            "lease": self._or([b"", b" 4"], [b" 21", b" 0", b" x", b" 1 1"]),
-            "limit": b" " + self._or([b"2"], [b"1", b"3", b"0", b""]) if s else b"",
-            "token": dice.choice(self._tokens[-6:]),
-            "ticket": dice.choice(self._tickets[-4:]),
-        }
-        token = words["token"]
-        words["token"] = self._or(
-            [token], [b"", token[:-1], token.upper(), b"g" * 32, b" " + token]
-        )
-        frame = self._frame(s, key, words)
+        frame = self._published(key) if dice.random() < 0.5 else self._ours(key)
         return frame.replace(b"\n", b"\r\n") if dice.random() < 0.03 else frame
 
     def _or(self, usual: list[bytes], odd: list[bytes]) -> bytes:
-        return self._dice.choice(usual if self._dice.random() < 0.95 else odd)
+        return self._dice.choice(usual if self._dice.random() < 0.97 else odd)
 
-    def _owner(self) -> bytes:
-        runs = [b"_\nrun 0 here", b"_\nrun 1 here", b"task\nrun 1", b"task\n_", b"_\nrun"]
-        return b"owner\n" + self._dice.choice(runs)
+    def _token(self) -> bytes:
+        token = self._dice.choice(self._tokens[-6:])
+        return self._or([token], [b"", token[:-1], token.upper(), b"g" * 32, b" " + token])
 
-    def ahead(self) -> bytes:
-        """Return what may come ahead of other requests: most often who asks."""
-        return self._owner() + b"\n" if self._dice.random() < 0.2 else b""
+    def _ticket(self) -> bytes:
+        return self._dice.choice(self._tickets[-4:])
 
-    def _frame(self, s: bytes, key: bytes, words: dict[str, bytes]) -> bytes:
-        timeout, lease, limit, token, ticket = words.values()
-        fence = int(token, 16) >> 64 if len(token) == 32 and b"g" not in token else 1
-        frames = {
-            b"%bl\n%b\n%b%b%b" % (s, key, timeout, limit, lease): 6,
-            b"%br\n%b\n%b" % (s, key, token): 8,
-            b"%bn\n%b\n%b%b" % (s, key, token, lease): 2,
-            b"%be\n%b\n%b" % (s, key, (limit + lease).strip()): 3,
-            b"%bw\n%b\n%b" % (s, key, timeout): 3,
-            self._owner(): 2,
-            b"resume\n_\n%b" % ticket: 1,
-            b"group\n%b\n%b"
-            % (self._or([b"one", b"two"], [b"", b"a b"]), limit.strip() or b"_"): 0.5,
-            b"keep\n_\n%b" % self._dice.choice([b"1000 1000", b"0 500"]): 1,
-            b"turn\n_\n%b" % self._dice.choice([b"500", b"2000"]): 0.5,
-            b"%bpass\n%b\n%b" % (s, key, ticket): 0.5,
-            b"%bdetach\n%b\n%b%b" % (s, key, token, lease): 0.3,
-            b"%bconfirm\n%b\n%b%b" % (s, key, token, lease): 0.5,
-            b"%bevict\n%b\n%d" % (s, key, fence): 0.3,
-            b"%bi\n%b\n_" % (s, key): 0.3,
-            b"stable-ref\nref\n_": 0.1,
-            self._dice.choice([b"ping", b"stats", b"x", b"shards"]) + b"\n_\n_": 0.3,
-        }
+    def _one_of(self, frames: dict[bytes, float]) -> bytes:
         return self._dice.choices(list(frames), list(frames.values()))[0] + b"\n"
+
+    def _published(self, key: bytes) -> bytes:
+        s = self._dice.choice([b"", b"", b"s"])
+        timeout = self._or([b"0", b"5"], [b"x", b"-1", b"", b"1 1 1"])
+        lease = self._or([b"", b" 4"], [b" 21", b" 0", b" x", b" 1 1", b" 1/1"])
+        limit = b" " + self._or([b"2", b"2", b"2", b"3"], [b"1", b"0", b""]) if s else b""
+        token = self._token()
+        fence = int(token, 16) >> 64 if len(token) == 32 and b"g" not in token else 1
+        return self._one_of(
+            {
+                b"%bl\n%b\n%b%b%b" % (s, key, timeout, limit, lease): 6,
+                b"%br\n%b\n%b" % (s, key, token): 8,
+                b"%bn\n%b\n%b%b" % (s, key, token, lease): 2,
+                b"%be\n%b\n%b" % (s, key, (limit + lease).strip()): 3,
+                b"%bw\n%b\n%b" % (s, key, timeout): 3,
+                b"%bevict\n%b\n%d" % (s, key, fence): 0.3,
+                b"%bi\n%b\n_" % (s, key): 0.3,
+                b"stable-ref\nref\n_": 0.1,
+                self._dice.choice([b"ping", b"stats", b"x", b"shards"]) + b"\n_\n_": 0.3,
+            }
+        )
+
+    def _ours(self, key: bytes) -> bytes:
+        token, ticket = self._token(), self._ticket()
+        how = self._or([b"begun", b"confirm", b"detach"], [b"so"])
+        return self._one_of(
+            {
+                b"acquire\n%b\n%b" % (key, self._fields({**self._slot(), **self._wait()})): 6,
+                b"enqueue\n%b\n%b"
+                % (key, self._fields({**self._slot(), b"turn": (b"500", 0.3)})): 4,
+                b"wait\n%b\n%b"
+                % (key, self._fields({**self._wait(), b"age": (self._age(), 0.2)})): 4,
+                b"renew\n%b\n%b"
+                % (
+                    key,
+                    self._fields({**self._who(), b"token": (token, 0.97), b"how": (how, 0.7)}),
+                ): 2,
+                b"unbegun\n%b\n%b" % (key, token): 1,
+                b"pass\n%b\n%b" % (key, ticket): 1,
+                b"age\n%b\n_" % key: 2,
+                b"listen\n%b\n%b" % (key, token): 0.5,
+                b"hello\nhere\nversion=1": 0.2,
+                b"hello\nthere\nversion=1 secret=s": 0.1,
+            }
+        )
+
+    def _age(self) -> bytes:
+        return self._or(self._ages[-3:], [b"1", b"2000", b"0"])
+
+    def _who(self) -> dict[bytes, tuple[bytes, float]]:
+        """Fields with how likely they are."""
+        has_owner = self._dice.random() < 0.4
+        said = {
+            b"lease": (self._or([b"4"], [b"21", b"0", b"x"]), 0.4),
+            b"label": (self._or([b"task", b"a label=b"], [b"\xff", b"l" * 257]), 0.3),
+            b"group": (self._or([b"one", b"two"], [b"a\0b"]), 0.15),
+        }
+        if has_owner:
+            owner = self._or([b"run", b"run", b"other"], [b"\xff", b"o" * 65])
+            said |= {
+                b"owner": (owner, 0.98),
+                b"attempt": (self._or([b"0", b"1"], [b"x"]), 0.5),
+                b"age": (self._age(), 0.4),
+            }
+        return said
+
+    def _slot(self) -> dict[bytes, tuple[bytes, float]]:
+        return {
+            **self._who(),
+            b"limit": (self._or([b"1", b"2", b"3"], [b"0", b"1048577"]), 0.25),
+            b"rate": (self._or([b"2/1000", b"1/400"], [b"1/0", b"9999/9999999999"]), 0.1),
+            b"group-limit": (b"1", 0.03),
+            b"ticket": (self._or([self._ticket()], [b"-"]), 0.3),
+        }
+
+    def _wait(self) -> dict[bytes, tuple[bytes, float]]:
+        said = {b"timeout": (self._or([b"0", b"5"], [b"x"]), 0.98)}
+        if self._dice.random() < 0.3:
+            hold = self._dice.choice([b"500", b"1000"])
+            said |= {b"away": (b"1000", 0.98), b"hold": (self._or([hold], [b"99999"]), 0.98)}
+        return said
+
+    def _fields(self, likely: dict[bytes, tuple[bytes, float]]) -> bytes:
+        """Write fields in any order, now and then with something wrong about them."""
+        dice = self._dice
+        said = [
+            b"%b=%b" % (name, value)
+            for name, (value, chance) in likely.items()
+            if name != b"label" and dice.random() < chance
+        ]
+        dice.shuffle(said)
+        if dice.random() < 0.03:
+            said.insert(dice.randrange(len(said) + 1), dice.choice([b"", b"colour=red", *said]))
+        value, chance = likely.get(b"label", (b"", 0.0))
+        return b" ".join(said + ([b"label=" + value] if dice.random() < chance else []))
 
 
 class Both:
@@ -291,9 +363,10 @@ class Both:
         transport = connect(self.server, 1 << 30)
         number = transport.session.peer.id
         # The first request of a connection is looked at in another way.
-        transport.session.data_received(b"ping\n_\n_\n")
+        first = self.dice.choice([b"ping\n_\n_\n", b"hello\nhere\nversion=1\n"])
+        transport.session.data_received(first)
         assert self.messages.connect() == number
-        self.messages.receive(number, b"ping\n_\n_\n")
+        self.messages.receive(number, first)
         self.transports[number] = transport
 
     def step(self) -> None:
@@ -308,9 +381,7 @@ class Both:
             self.transports[number].session.eof_received()
             self.messages.disconnect(number, clean=True)
         elif self.transports[number].session.peer.waiting is None or chance < 0.3:
-            data = self.frames.ahead() + b"".join(
-                self.frames.one() for _ in range(self.dice.choice([1, 1, 1, 2, 3]))
-            )
+            data = b"".join(self.frames.one() for _ in range(self.dice.choice([1, 1, 1, 2, 3])))
             cuts = [self.dice.randrange(len(data)) for _ in range(chance > 0.9)]
             for start, end in pairwise([0, *cuts, len(data)]):
                 self.transports[number].session.data_received(data[start:end])

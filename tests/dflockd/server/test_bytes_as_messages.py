@@ -47,7 +47,7 @@ def some_limits(dice: random.Random) -> Limits:
 SEEN = [b"ok", b"acquired", b"queued", b"timeout", b"turn", b"error"]
 SEEN += [b"error_owner", b"error_max_locks", b"error_max_waiters", b"error_max_holds"]
 SEEN += [b"error_limit_mismatch", b"error_already_enqueued", b"error_not_enqueued"]
-SEEN += [b"error_lease_expired", b"error_recovering"]
+SEEN += [b"error_lease_expired", b"error_recovering", b"error_superseded", b"hello"]
 
 
 def histories(number: int) -> list[Any]:
@@ -69,7 +69,7 @@ async def test_bytes_do_what_their_messages_do(clock: Clock, seeds: range) -> No
         both = Both(tables, clock, dice)
         for _ in range(CONNECTIONS):
             both.connect()
-        for _ in range(300):
+        for _ in range(400):
             both.step()
             await both.settle()
         # Who drains answers holders alone.
@@ -99,7 +99,7 @@ async def test_bytes_do_what_their_messages_do_to_shards(clock: Clock, seeds: ra
         both = Both([*tables], clock, dice)
         for _ in range(CONNECTIONS):
             both.connect()
-        for _ in range(300):
+        for _ in range(400):
             if dice.random() < 0.03:
                 change(
                     both, tables, dice.choice(["freeze", "thaw", "serve", "move", "lapse"]), dice

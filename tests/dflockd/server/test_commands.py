@@ -75,24 +75,22 @@ def test_try_of_a_wait_gives_up_the_place(alice: RawClient, bob: RawClient) -> N
     assert bob.ask("w", "poll", 0) == "error_not_enqueued"
 
 
-def test_keep_and_wait_in_one_piece_are_answered_in_order(
+def test_a_position_is_kept_for_who_comes_back(
     server: ServerProcess, alice: RawClient, bob: RawClient
 ) -> None:
     token = alice.lock("away")
     assert bob.ask("e", "away", "") == "queued"
-    bob.send(b"keep\n_\n60000 60000\nw\naway\n1\nping\n_\n_\n")
+    bob.send(b"wait\naway\ntimeout=1 away=60000 hold=60000\nping\n_\n_\n")
+    ticket = re.fullmatch("timeout ([0-9a-f]{32})", bob.line())
     assert bob.line() == "ok"
-    place = re.fullmatch("timeout ([0-9a-f]{32})", bob.line())
-    assert bob.line() == "ok"
-    assert place is not None
+    assert ticket is not None
     bob.close()
     newcomer = server.connect()
     assert newcomer.ask("e", "away", "") == "queued"
     assert [waiter["away"] for waiter in inspect(newcomer, "away")["waiters"]] == [True, False]
 
     back = server.connect()
-    back.send(f"resume\n_\n{place[1]}\ne\naway\n\n".encode())
-    assert [back.line(), back.line()] == ["ok", "queued"]
+    assert back.ask("enqueue", "away", f"ticket={ticket[1]}") == "queued"
     assert [waiter["away"] for waiter in inspect(newcomer, "away")["waiters"]] == [False, False]
     assert alice.ask("r", "away", token) == "ok"
     granted(back.ask("w", "away", 0))
@@ -103,13 +101,10 @@ def test_a_slot_is_held_for_who_comes_back(
 ) -> None:
     token = alice.lock("held")
     assert bob.ask("e", "held", "") == "queued"
-    bob.send(b"keep\n_\n0 30000\nw\nheld\n0\n")
-    assert bob.line() == "ok"
-    place = bob.line().removeprefix("timeout ")
+    ticket = bob.ask("wait", "held", "timeout=0 away=0 hold=30000").removeprefix("timeout ")
     assert alice.ask("r", "held", token) == "ok"
     assert alice.ask("l", "held", 0) == "timeout"
-    assert bob.ask("resume", "_", place) == "ok"
-    assert bob.ask("e", "held", "20").startswith("acquired ")
+    assert bob.ask("enqueue", "held", f"ticket={ticket} lease=20").startswith("acquired ")
 
 
 def test_a_slot_is_not_held_for_longer_than_was_asked_for(
@@ -117,24 +112,43 @@ def test_a_slot_is_not_held_for_longer_than_was_asked_for(
 ) -> None:
     token = alice.lock("unclaimed")
     assert bob.ask("e", "unclaimed", "") == "queued"
-    bob.send(b"keep\n_\n0 300\nw\nunclaimed\n0\n")
-    assert bob.line() == "ok"
-    assert bob.line().startswith("timeout ")
+    assert bob.ask("wait", "unclaimed", "timeout=0 away=0 hold=300").startswith("timeout ")
     assert alice.ask("r", "unclaimed", token) == "ok"
     granted(server.connect().ask("l", "unclaimed", int(PATIENCE) - 1))
 
 
 @takes_seconds
-def test_whoever_says_no_keep_is_never_told_of_a_place(alice: RawClient, bob: RawClient) -> None:
+def test_whoever_asks_for_no_reservation_is_never_told_of_one(
+    alice: RawClient, bob: RawClient
+) -> None:
     alice.lock("published")
     assert bob.ask("l", "published", 0) == bob.ask("l", "published", 1) == "timeout"
     for timeout in (0, 1):
         assert bob.ask("e", "published", "") == "queued"
         assert bob.ask("w", "published", timeout) == "timeout"
-    # An `l` keeps nothing, whatever was said before it.
-    assert bob.ask("keep", "_", "1000 1000") == "ok"
-    assert bob.ask("l", "published", 1) == "timeout"
-    assert inspect(alice, "published")["waiters"] == []
+    # What one request asks for, the next does not.
+    reserved = bob.ask("acquire", "published", "timeout=0 away=1000 hold=1000")
+    assert reserved.startswith("timeout ")
+    assert bob.ask("acquire", "published", "timeout=0") == "timeout"
+    assert len(inspect(alice, "published")["waiters"]) == 1
+
+
+def test_the_latest_request_sets_the_limit(
+    server: ServerProcess, alice: RawClient, bob: RawClient
+) -> None:
+    first = granted(alice.ask("acquire", "limit", "timeout=0"))
+    assert bob.ask("acquire", "limit", "timeout=0") == "timeout"
+    waiter = queue_up(server, bob, "limit", 30)
+    second = granted(bob.ask("acquire", "limit", "timeout=9 limit=3"))
+    granted(waiter.line())  # it came first, and had its slot before that
+    # Nobody is thrown out, and nobody gets in until there is room.
+    assert bob.ask("acquire", "limit", "timeout=0 limit=2") == "timeout"
+    assert len(inspect(alice, "limit")["holders"]) == 3
+    for token in (first, second):
+        assert alice.ask("r", "limit", token) == "ok"
+    granted(alice.ask("acquire", "limit", "timeout=0 limit=2"))
+    assert bob.ask("l", "limit", 0) == "timeout"
+    granted(bob.ask("sl", "limit", "0 2"))  # a semaphore of a published client is another
 
 
 @takes_seconds

@@ -97,21 +97,18 @@ def test_the_leases_of_many_locks_end_at_once(start_server: StartServer) -> None
 def test_a_run_is_told_that_it_is_there(start_server: StartServer) -> None:
     server = start_server()
     first, again, retry, lost, back = (server.connect() for _ in range(5))
-    for client, owner in ((first, "run 0"), (again, "run 0"), (retry, "run 1")):
-        assert client.ask("owner", "_", owner) == "ok"
-    token = first.lock("k", "0 60")
-    assert again.ask("l", "k", "5 60") == "error_owner held 0"
+    token = granted(first.ask("acquire", "k", "timeout=0 owner=run lease=60"))
+    assert again.ask("acquire", "k", "timeout=5 owner=run attempt=0") == "error_owner held 0"
     for client in (lost, back):
-        assert client.ask("owner", "_", "other 2 here") == "ok"
-    lost.request("l", "k", "30 60")
+        assert client.ask("hello", "here", "version=1").startswith("hello ok ")
+    lost.request("acquire", "k", "timeout=30 lease=60 owner=other attempt=2")
     eventually(lambda: '"waiters":1' in again.ask("stats"))
-    assert retry.ask("e", "k", "60") == "queued"
-    assert back.ask("e", "k", "60") == "queued"
+    assert retry.ask("enqueue", "k", "owner=run attempt=1") == "queued"
+    assert again.ask("enqueue", "k", "owner=other attempt=2") == "error_owner waiting 2"
+    assert back.ask("enqueue", "k", "owner=other attempt=2") == "queued"
     assert lost.line() == "error_owner waiting 2"
     assert first.ask("r", "k", token) == "ok"
     granted(back.ask("w", "k", "5"))
-    assert again.ask("owner", "_", "_") == "ok"
-    assert again.ask("owner", "_", "no number") == "error"
     assert again.ask("l", "k", "0") == "timeout"
 
 

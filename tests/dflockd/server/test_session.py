@@ -50,12 +50,18 @@ async def test_many_long_replies_do_not_pile_up(server: Server) -> None:
     greedy.abort()
 
 
-async def test_keep_and_wait_of_one_read_are_answered_in_one_write(server: Server) -> None:
+async def test_requests_of_one_read_are_answered_in_one_write(server: Server) -> None:
     holder, transport = connect(server), connect(server)
     holder.session.data_received(b"l\nk\n0\n")
-    transport.session.data_received(b"e\nk\n\nkeep\n_\n1000 1000\nw\nk\n0\n")
-    first, second, third = transport.written.splitlines()
-    assert (first, second) == (b"queued", b"ok")
+    writes: list[bytes] = []
+    transport.write = writes.append  # type: ignore[method-assign]
+    transport.session.data_received(
+        b"hello\nhere\nversion=1\ne\nk\n\nwait\nk\ntimeout=0 away=1000 hold=1000\n"
+    )
+    [written] = writes
+    first, second, third = written.splitlines()
+    assert first.startswith(b"hello ok ")
+    assert second == b"queued"
     assert third.startswith(b"timeout ")
     holder.abort()
     transport.abort()

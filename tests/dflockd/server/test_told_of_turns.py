@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.dflockd.raw_server import RawClient, ServerProcess, StartServer, eventually, granted
-from tests.dflockd.server.server_support import inspect, stats, waiters
+from tests.dflockd.server.server_support import inspect, waiters
 
 
 def told(line: str) -> str:
@@ -18,17 +18,12 @@ def told(line: str) -> str:
     return found[1]
 
 
-def enqueue(client: RawClient, key: str, milliseconds: int = 60_000, space: str = "") -> str:
-    argument = "2" if space else ""
-    client.send(f"turn\n_\n{milliseconds}\n{space}e\n{key}\n{argument}\n".encode())
-    assert client.line() == "ok"
-    return client.line()
+def enqueue(client: RawClient, key: str, milliseconds: int = 60_000, limit: int = 1) -> str:
+    return client.ask("enqueue", key, f"turn={milliseconds} limit={limit}")
 
 
-def take_up(client: RawClient, key: str, ticket: str, timeout: int = 0) -> str:
-    client.send(f"resume\n_\n{ticket}\nl\n{key}\n{timeout}\n".encode())
-    assert client.line() == "ok"
-    return client.line()
+def take_up(client: RawClient, key: str, ticket: str) -> str:
+    return client.ask("acquire", key, f"timeout=0 ticket={ticket}")
 
 
 def test_who_waits_is_told_and_whoever_has_the_ticket_holds(
@@ -53,17 +48,17 @@ def test_who_waits_is_told_and_whoever_has_the_ticket_holds(
     eventually(lambda: alice.ask("l", "turn", 0).startswith("ok "))
 
 
-def test_a_free_semaphore_is_told_at_once_as_often_as_it_has_slots(
+def test_a_free_lock_is_told_at_once_as_often_as_it_has_slots(
     server: ServerProcess, alice: RawClient, bob: RawClient
 ) -> None:
-    tickets = [told(enqueue(client, "turns", space="s")) for client in (alice, bob)]
+    tickets = [told(enqueue(client, "turns", limit=2)) for client in (alice, bob)]
     third = server.connect()
-    assert enqueue(third, "turns", space="s") == "queued"
-    third.request("sw", "turns", 30)
-    eventually(lambda: sum(row["waiters"] for row in stats(alice)["semaphores"]) == 3)
-    assert alice.ask("spass", "turns", tickets[0]) == "ok"
+    assert enqueue(third, "turns", limit=2) == "queued"
+    third.request("w", "turns", 30)
+    eventually(lambda: waiters(alice, "turns") == 3)
+    assert alice.ask("pass", "turns", tickets[0]) == "ok"
     told(third.line())
-    assert alice.ask("sw", "turns", 0) == "timeout"
+    assert alice.ask("w", "turns", 0) == "timeout"
 
 
 def test_silence_delays_others_by_no_more_than_was_said(alice: RawClient, bob: RawClient) -> None:
@@ -95,8 +90,7 @@ def test_who_passed_is_told_again(server: ServerProcess, alice: RawClient, bob: 
 
 
 def test_everything_in_one_piece_is_answered_in_order(alice: RawClient) -> None:
-    alice.send(b"turn\n_\n9\ne\npiece\n\nw\npiece\n5\npass\npiece\n00\nping\n_\n_\n")
-    assert alice.line() == "ok"
+    alice.send(b"enqueue\npiece\nturn=9\nw\npiece\n5\npass\npiece\n00\nping\n_\n_\n")
     ticket = told(alice.line())
     assert told(alice.line()) == ticket
     assert [alice.line(), alice.line()] == ["error", "ok"]

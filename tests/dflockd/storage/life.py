@@ -12,8 +12,8 @@ from dflockd.storage.directory import StateDir, StateError
 from dflockd.table import Hold, Limits, LockTable, Peer, TokenIssuer
 from dflockd.wire import (
     Acquire,
-    Detach,
     Granted,
+    How,
     Recovering,
     Release,
     Renew,
@@ -121,7 +121,7 @@ class Life:
             if chance.random() < 0.5:
                 others = {k: fence for k, fence in told.detached.items() if k != key}
                 self.tell(detached=others)
-                token = self.table._issuer.token(Space.LOCK, key, told.detached[key])
+                token = self.table._issuer.token(Space.LOCK, key, told.detached[key], is_sole=True)
                 self.release(key, token)
             return
         if key not in told.tokens:
@@ -144,7 +144,7 @@ class Life:
             self.release(key, token)
         else:
             self.tell(tokens=left)
-            assert isinstance(self.ask(Detach(Space.LOCK, key, token, 4000)), Renewed)
+            assert isinstance(self.ask(Renew(Space.LOCK, key, token, 4000, How.DETACH)), Renewed)
             self.tell(detached={**told.detached, key: fence_from_token(token)})
 
     def release(self, key: bytes, token: bytes) -> None:

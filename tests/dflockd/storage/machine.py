@@ -15,6 +15,7 @@ from dflockd.wire import (
     Acquire,
     Enqueued,
     Granted,
+    Owner,
     Release,
     Renew,
     Reply,
@@ -86,8 +87,10 @@ class Run:
         assert isinstance(reply, Granted | Enqueued)
         return reply.token
 
-    def attempt(self, key: bytes) -> Reply:
-        return self.ask(Acquire(Space.LOCK, key, 1, 0, 20))
+    def attempt(self, key: bytes, age: int = 0) -> Reply:
+        owner = Owner(b"run-%d" % age, 0, age) if age else None
+        label = b"task-%d" % age if age else b""
+        return self.ask(Acquire(Space.LOCK, key, 1, 0, 20, owner=owner, label=label))
 
     def renew(self, key: bytes, token: bytes, lease: int = 20) -> Reply:
         return self.ask(Renew(Space.LOCK, key, token, lease))

@@ -13,10 +13,8 @@ import pytest
 from dflockd.storage.directory import StateDir, StateError
 from dflockd.wire import (
     Granted,
-    Owner,
     Recovering,
     Renewed,
-    Reply,
     Status,
     Superseded,
     fence_from_token,
@@ -52,14 +50,8 @@ def test_a_killed_process_loses_nothing(machine: Machine) -> None:
 @pytest.mark.parametrize("end", ["kill", "stop", "crash"])
 def test_the_newest_of_each_key_is_remembered(machine: Machine, end: str) -> None:
     run = machine.start(wall_clock=100)
-
-    def asks(age: int, key: bytes = b"k") -> Reply:
-        owner = Owner(b"run-%d" % age, 0, b"here", b"task-%d" % age, age)
-        assert run.ask(owner) is Status.OK
-        return run.attempt(key)
-
     for age, key in ((7, b"k"), (8, b"k"), (9, b"other")):
-        reply = asks(age, key)
+        reply = run.attempt(key, age)
         assert isinstance(reply, Granted)
         run.release(key, reply.token)
     if end == "crash":
@@ -71,9 +63,9 @@ def test_the_newest_of_each_key_is_remembered(machine: Machine, end: str) -> Non
         run.stop()
     run = machine.start()
     machine.now += run.state.recovery
-    assert asks(7) == Superseded(8, b"task-8")
-    assert asks(8, b"other") == Superseded(9, b"task-9")
-    assert isinstance(asks(8), Granted)
+    assert run.attempt(b"k", 7) == Superseded(8, b"task-8")
+    assert run.attempt(b"other", 8) == Superseded(9, b"task-9")
+    assert isinstance(run.attempt(b"k", 8), Granted)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -89,11 +81,7 @@ def test_an_age_is_mixed_up_with_nothing_else(machine: Machine, seed: int) -> No
             run.release(key, held.pop(key))
             continue
         age = dice.randrange(1, run.table.fence + 1)
-        assert (
-            run.ask(Owner(b"run-%d" % age, 0, b"here-%d" % dice.randrange(9), b"", age))
-            is Status.OK
-        )
-        reply = run.attempt(key)
+        reply = run.attempt(key, age)
         if isinstance(reply, Granted):
             held[key] = reply.token
         newest[key] = max(newest.get(key, 0), age)

@@ -107,13 +107,13 @@ def test_a_server_that_cannot_write_ends_though_nobody_reads_its_log(tmp_path: P
 
 def test_a_disk_that_fills_up_loses_nothing_that_was_granted(site: Site) -> None:
     raw = site.connect()
-    raw.ask("label", "_", "x" * 256)
     resource.prlimit(site.server.process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
     tokens: dict[str, str] = {}
     for batch in range(100):
         keys = [f"{batch}-{number}-{'y' * 200}" for number in range(200)]
         try:
-            raw.send("".join(f"l\n{key}\n0 600\n" for key in keys).encode())
+            said = f"timeout=0 lease=600 label={'x' * 256}"
+            raw.send("".join(f"acquire\n{key}\n{said}\n" for key in keys).encode())
         except OSError:
             break
         lines = [raw.line() for _ in keys]
@@ -273,10 +273,12 @@ async def test_detached_holds_do_not_make_the_wait_after_a_crash_longer(
 @pytest.mark.parametrize("site", [("--default-lease-ttl", "1")], indirect=True)
 def test_a_rate_outlives_a_crash_of_the_machine_and_a_kill_after_it(site: Site) -> None:
     """Nothing on the disk knows of the key: its only record was lost with the machine."""
-    asked = f"0 {UNLIMITED} 1 1/3600000"
+    unrated = f"timeout=0 limit={UNLIMITED} lease=1"
+    asked = f"{unrated} rate=1/3600000"
     was_synced = {path: path.read_bytes() for path in site.path.glob("journal-*")}
-    token = granted(site.connect().ask("sl", "k", asked))
-    assert site.connect().ask("sbegun", "k", f"{token} 1").startswith("ok")
+    token = granted(site.connect().ask("acquire", "k", asked))
+    begun = f"token={token} lease=1 how=begun"
+    assert site.connect().ask("renew", "k", begun).startswith("ok")
     site.kill()
     for path, content in was_synced.items():
         path.write_bytes(content)
@@ -286,6 +288,6 @@ def test_a_rate_outlives_a_crash_of_the_machine_and_a_kill_after_it(site: Site) 
         # Locks are granted again, and nobody asks for a rate.
         eventually(lambda: site.connect().ask("l", "other", "0 1").startswith("ok"))
         site.restart()
-    eventually(lambda: site.connect().ask("sl", "k", f"0 {UNLIMITED} 1").startswith("ok"))
+    eventually(lambda: site.connect().ask("acquire", "k", unrated).startswith("ok"))
     for key in ("k", "never-seen"):
-        assert site.connect().ask("sl", key, asked) == "timeout"
+        assert site.connect().ask("acquire", key, asked) == "timeout"

@@ -72,9 +72,9 @@ class Model:
         if not self.live or (chance.random() < 0.4 and len(self.live) < most):
             self.fence += 1
             key = b"key" * chance.randrange(1, 60)
-            entry = Entry(self.group, Space(self.fence % 2), key, self.fence % 3)
-            hold = Hold(entry, self.fence, b"", None, 30, chance.random())
-            hold.label = b"label" * chance.randrange(20)
+            entry = Entry(self.group, Space(self.fence % 2), key, 9)
+            since, label = chance.random(), b"label" * chance.randrange(20)
+            hold = Hold(entry, self.fence, b"", None, 30, since, self.fence % 3, None, label)
             entry.holds[hold.fence] = self.live[hold.fence] = hold
         else:
             hold = self.live[chance.choice(list(self.live))]

@@ -9,7 +9,16 @@ import pytest
 
 from dflockd.storage.directory import StateDir
 from dflockd.table import Limits, LockTable, TokenIssuer
-from dflockd.wire import UNLIMITED, Acquire, Begun, Granted, Rate, Space, Status
+from dflockd.wire import (
+    UNLIMITED,
+    Acquire,
+    Granted,
+    How,
+    Rate,
+    Renew,
+    Space,
+    Status,
+)
 
 HOUR = Rate(40, 3_600_000)
 
@@ -25,17 +34,17 @@ class Run:
 
     def begin(self, key: bytes, *, reports: bool = True) -> object:
         peer = self.table.connect()
-        request = Acquire(Space.SEMAPHORE, key, UNLIMITED, 0, 30, HOUR)
+        request = Acquire(Space.LOCK, key, UNLIMITED, 0, 30, HOUR)
         ((_, reply),) = self.table.handle(peer, request, self.now)
         if isinstance(reply, Granted) and reports:
-            self.table.handle(peer, Begun(Space.SEMAPHORE, key, reply.token, 30), self.now)
+            self.table.handle(peer, Renew(Space.LOCK, key, reply.token, 30, How.BEGUN), self.now)
         assert self.table.changes is not None
         self.state.journal.record(self.table.changes, self.table.fence)
         self.table.changes.clear()
         return reply
 
     def free(self, key: bytes) -> int:
-        rate = self.table.rate_of(Space.SEMAPHORE, key)
+        rate = self.table.rate_of(Space.LOCK, key)
         return HOUR.runs if rate is None else rate.free(self.now)
 
     def kill(self) -> None:

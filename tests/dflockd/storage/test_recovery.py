@@ -48,8 +48,7 @@ async def test_holders_keep_their_lock(site: Site, client: Client, end: str) -> 
 @pytest.mark.parametrize("end", ["kill", "stop"])
 def test_what_is_shown_survives(site: Site, end: str) -> None:
     raw = site.connect()
-    raw.ask("label", "_", "tasks.sync[1] on host")
-    raw.lock("k", "0 100")
+    granted(raw.ask("acquire", "k", "timeout=0 lease=100 label=tasks.sync[1] on host"))
     time.sleep(0.3)
     [before] = inspected(raw, "k")["holders"]
     site.restart(end)
@@ -65,14 +64,13 @@ def test_what_is_shown_survives(site: Site, end: str) -> None:
 @pytest.mark.parametrize("end", ["kill", "stop"])
 def test_a_run_is_known_again(site: Site, end: str) -> None:
     raw = site.connect()
-    raw.ask("owner", "_", "run-1 2")
-    token = raw.lock("k", "0 100")
+    request = "timeout=0 lease=100 owner=run-1 attempt=2"
+    token = granted(raw.ask("acquire", "k", request))
     site.restart(end)
     raw = site.connect()
     [holder] = inspected(raw, "k")["holders"]
     assert (holder["owner"], holder["attempt"]) == ("run-1", 2)
-    raw.ask("owner", "_", "run-1 2")
-    assert raw.ask("l", "k", "0 100") == "error_owner held 2"
+    assert raw.ask("acquire", "k", request) == "error_owner held 2"
     assert raw.ask("n", "k", f"{token} 100") == "ok 100"
 
 
@@ -190,9 +188,9 @@ async def test_after_a_crash_of_the_machine(site: Site) -> None:
         await until(lambda: not raw.ask("l", "gone", 0).startswith("error_recovering"))
         await until(lambda: all(map(knows_server, slots)))
         assert [raw.ask("l", lock.key, 0) for lock in locks] == ["timeout", "timeout"]
-        other = granted(raw.ask("sl", "s", "0 3"))
-        assert raw.ask("sl", "s", "0 3") == "timeout"
-        assert raw.ask("sr", "s", other) == "ok"
+        other = granted(raw.ask("acquire", "s", "timeout=0 limit=3"))
+        assert raw.ask("acquire", "s", "timeout=0 limit=3") == "timeout"
+        assert raw.ask("r", "s", other) == "ok"
         assert lost.times == []
         fences = [lock.fence for lock in locks]
         for lock in [*locks, *slots]:

@@ -17,12 +17,7 @@ from dflockd.storage import segment, state_file
 from dflockd.storage.directory import StateDir, StateError
 from dflockd.storage.journal import Journal
 from dflockd.table import LockTable, TokenIssuer
-from dflockd.wire import (
-    Granted,
-    Recovering,
-    Renewed,
-    Status,
-)
+from dflockd.wire import Granted, Recovering, Renewed, Status
 from tests import forkserver
 from tests.dflockd.raw_server import PATIENCE
 from tests.dflockd.storage.machine import LIMITS, Machine, rewrite

@@ -29,8 +29,8 @@ from dflockd.table.states import EXPECTED
 from dflockd.wire import (
     Enqueued,
     Granted,
+    Hello,
     OwnerConflict,
-    Rate,
     Recovering,
     Renewed,
     Report,
@@ -69,10 +69,9 @@ class Compared(RuleBasedStateMachine):
         self.seen: list[tuple[Name, bytes]] = []  # every token that a client has been told
         self.fences: dict[int, int] = {}  # number of the grant -> fence
         self.tickets: list[tuple[Name, bytes]] = []  # every position that a client may come back to
-        self.rates: dict[Name, Rate] = {}  # of keys all of whose users name them
         self.kept_rates: dict[int, RateRecord] = {}
-        for _ in range(4):
-            self.connect()
+        for instance in (b"", b"here", b"here", b"there"):
+            self.greet(instance)
 
     # Comparing.
 
@@ -138,22 +137,32 @@ class Compared(RuleBasedStateMachine):
         ready = [peer for peer in self.peers.values() if peer.waiting is None]
         return ready[choice % len(ready)] if ready else None
 
-    def ask(self, choice: int, request: Request, method: str, *arguments: Any) -> None:
+    def greet(self, instance: bytes) -> None:
+        """Have another connection; a published client does not say whose process it is."""
+        peer = self.table.connect()
+        assert peer.id not in self.peers
+        self.peers[peer.id] = peer
+        self.model.connect(peer.id, instance)
+        if instance:
+            assert self.table.greet(peer, Hello(instance, b"0.1.0"))
+            assert not self.table.greet(peer, Hello(b"another", b"0.1.0"))
+
+    def ask(self, choice: int, request: Request) -> None:
         peer = self.idle(choice)
         if peer is None:
             return
-        self.model.advance()
-        if self.model.draining and method not in ("release", "renew", "confirm"):
-            self.model.say(peer.id, "error_draining")
-        else:
-            getattr(self.model, method)(peer.id, *arguments)
+        self.model.advance(self.places())
+        self.model.handle(peer.id, request)
         self.compare(self.table.handle(peer, request, self.model.now))
 
-    def advance(self) -> None:
+    def places(self) -> list[tuple[float, float, Name]]:
+        """When places of rates may be free again: as long as it is late enough, that is no rule."""
         now, rates = self.model.now, self.table._group.rates.values()
-        due = [(r.deadline, r.span, (r.space, r.key)) for r in rates if r.deadline <= now]
-        self.model.advance(sorted(due))
-        self.compare(self.table.advance(now))
+        return sorted((r.deadline, r.span, (r.space, r.key)) for r in rates if r.deadline <= now)
+
+    def advance(self) -> None:
+        self.model.advance(self.places())
+        self.compare(self.table.advance(self.model.now))
 
     def pass_time(self, seconds: float) -> None:
         """From deadline to deadline, as the timer of the server does: so places are given."""
@@ -167,14 +176,17 @@ class Compared(RuleBasedStateMachine):
 
     @invariant()
     def next_deadline_is_the_earliest(self) -> None:
-        if not self.rates:
-            assert self.table.next_deadline() == min(self.model.deadlines(), default=None)
+        places = [rate.deadline for rate in self.table._group.rates.values()]
+        due = min([*self.model.deadlines(), *places], default=None)
+        assert self.table.next_deadline() == due
 
     @invariant()
     def never_more_holders_than_the_limit_and_no_lost_waiter(self) -> None:
         for entry in self.entries().values():
-            is_lock = entry.space is Space.LOCK
-            assert len(entry.holds) <= entry.limit or (self.crashed and not is_lock)
+            # Each was granted where its limit had room; what a lost machine had ended may be back.
+            for hold in entry.holds.values():
+                before = sum(fence <= hold.fence for fence in entry.holds)
+                assert before <= hold.limit or hold.limit == 0 or (self.crashed and hold.limit > 1)
             assert entry.holds or entry.waiters
             # Whoever waits at a free slot is not there, and the slot is for whoever comes.
             key = self.model.keys[entry.space, entry.key]
@@ -187,12 +199,12 @@ class Compared(RuleBasedStateMachine):
             free = min(entry.limit, self.limits.max_holds or entry.limit) - len(entry.holds)
             rate = self.model.rates.get((entry.space, entry.key))
             if rate is not None:
-                free = min(free, rate.free(self.model.now))
+                # What it lets begin is noticed a moment later.
+                is_due = any(name == (entry.space, entry.key) for _, _, name in self.places())
+                then = self.model.now - LATE
+                free = 0 if is_due or then < rate.changed else min(free, rate.free(then))
             told = [waiter for waiter in entry.waiters or () if waiter.is_told]
             free -= sum(waiter.state == EXPECTED for waiter in told)
-            assert free >= 0 or (self.crashed and not is_lock)
-            if rate is not None:
-                free = min(free, rate.free(self.model.now - LATE))
             assert all(waiter.state == EXPECTED for waiter in waiters[: max(0, free)])
             assert not waiters or entry.limit > 0
 
@@ -201,7 +213,7 @@ class Compared(RuleBasedStateMachine):
         told = {hold.token: hold.deadline for hold in self.model.holds() if hold.token}
         assert self.kept == {fence_from_token(token): self.holds()[token] for token in told}
         assert {kept.deadline for kept in self.kept.values()} == set(told.values())
-        ages = {record.key: record.age for record in self.kept_newest.values()}
+        ages = {each.key: (each.age, each.label) for each in self.kept_newest.values()}
         assert ages == self.model.newest
         assert len(self.table.newest) == len(ages)
 
@@ -224,10 +236,16 @@ class Compared(RuleBasedStateMachine):
                     hold.deadline,
                     hold.waiter is not None,
                     hold.group,
+                    hold.limit,
+                    hold.label,
                 )
                 for hold in entry.holds.values()
             ] == [
-                (hold.peer, hold.deadline, self.is_enqueued(hold), hold.group) for hold in key.holds
+                (
+                    *(hold.peer, hold.deadline, self.is_enqueued(hold)),
+                    *(hold.group, hold.limit, hold.label),
+                )
+                for hold in key.holds
             ]
             order = key.order()
             queue = entry.waiters
@@ -245,10 +263,14 @@ class Compared(RuleBasedStateMachine):
                     waiter.state == EXPECTED,
                     waiter.is_told,
                     waiter.group,
+                    waiter.label,
                 )
                 for waiter in entry.waiters or ()
             ] == [
-                (each.peer, each.lease, each.turn, each.has_slot, each.is_told, each.group)
+                (
+                    *(each.peer, each.lease, each.turn, each.has_slot, each.is_told),
+                    *(each.group, each.label),
+                )
                 for each in order
             ]
             assert [waiter.two_phase for waiter in entry.waiters or ()] == [
@@ -284,15 +306,8 @@ class Compared(RuleBasedStateMachine):
         for name, key in self.model.keys.items():
             entry = entries[name]
             holds, waiters = list(entry.holds.values()), list(entry.waiters or ())
-            mine = [
-                (*item.owner[:2], item.owner.age) if item.owner else None
-                for item in [*holds, *waiters]
-            ]
-            theirs = [
-                (*item.owner[:2], item.owner[3]) if item.owner else None
-                for item in [*key.holds, *key.order()]
-            ]
-            assert mine == theirs
+            theirs = [item.owner for item in [*key.holds, *key.order()]]
+            assert [item.owner for item in [*holds, *waiters]] == theirs
             noted = entry.owners or {}
             assert all(noted.values())
             items = [item for each in noted.values() for item in each]
@@ -347,7 +362,7 @@ def kind_of(reply: object) -> str:
     if isinstance(reply, OwnerConflict):
         return f"{reply.state.decode()} {reply.attempt}"
     if isinstance(reply, Superseded):
-        return f"superseded {reply.age}"
+        return f"superseded {reply.age} by {reply.label.decode()}"
     if isinstance(reply, Recovering):
         return f"recovering {reply.milliseconds}"
     kinds = {

@@ -8,8 +8,11 @@ from dflockd.table import (
     Limits,
 )
 from dflockd.wire import (
-    InGroup,
+    FairGroup,
+    How,
     Owner,
+    Rate,
+    Reserve,
 )
 from tests.dflockd.table.naive_state import Name
 
@@ -29,29 +32,51 @@ limits = st.builds(
 )
 # One lock is the favourite, so that its queue grows.
 names = st.sampled_from(
-    [(0, b"a"), (0, b"a"), (0, b"a"), (0, b"b"), (1, b"a"), (1, b"a"), (1, b"b"), (1, b"c")]
+    [*[(0, b"a")] * 4, (0, b"b"), (0, b"b"), (1, b"a"), (1, b"a"), (1, b"b"), (1, b"c")]
 )
+locks = st.sampled_from([(0, b"a"), (0, b"a"), (0, b"b")])
 numbers = st.integers(0, 1000)
 leases = st.sampled_from([None, None, None, 1, 3, 5, 10, 21])
 timeouts = st.sampled_from([0, 1, 3, 5, 10, 20])
-aways = st.sampled_from([0, 0, 1000, 2500, 5000, 20_001])
 held = st.sampled_from([0, 500, 1000, 3000, 3000, 10_000])
+turns = held.map(lambda hold: 2 * hold + 1 if hold == 10_000 else hold)  # of which one is too long
+reserves = st.builds(Reserve, st.sampled_from([0, 0, 1000, 2500, 5000, 20_001]), held)
+hows = st.sampled_from([How.PLAIN, How.PLAIN, How.CONFIRM, How.BEGUN, How.DETACH])
+instances = st.sampled_from([b"", b"here", b"here", b"there"])
+
+limits_asked = st.sampled_from([1, 1, 1, 2, 3])
 
 
-def limit_of(name: Name, odd: bool) -> int:
-    usual = {b"a": 2, b"b": 3, b"c": 1}[name[1]] if name[0] else 1
-    return usual % 3 + 1 if odd and name[0] else usual
+def limit_of(name: Name, asked: int) -> int:
+    """What is asked of a lock is as it may be; of a semaphore mostly what everybody says."""
+    if name[0] == 0:
+        return asked
+    usual = {b"a": 2, b"b": 3, b"c": 1}[name[1]]
+    return usual % 3 + 1 if asked == 3 else usual
 
 
-# Mostly nobody says who asks.
-owners = st.none() | st.builds(
+owners = st.builds(
     Owner,
     st.sampled_from([b"run", b"run", b"other"]),
     st.integers(0, 2),
-    st.sampled_from([b"", b"here", b"here", b"there"]),
-    st.sampled_from([None, None, b"", b"me"]),  # which is no part of who asks
     st.sampled_from([0, 0, 0, 1, 2, 3, 4]),
 )
+groups = st.builds(
+    FairGroup, st.sampled_from([b"one", b"one", b"two", b"three"]), st.sampled_from([0, 0, 0, 1, 2])
+)
+# What began before the last of a shorter window does not count in a longer one that follows.
+rates = st.builds(Rate, st.sampled_from([1, 2, 3]), st.just(1502))
+
+
+def mostly_not(drawn: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    return st.integers(0, 3).flatmap(lambda chance: st.none() if chance else drawn)
+
+
+said = st.fixed_dictionaries(
+    {"owner": mostly_not(owners), "group": mostly_not(groups), "rate": mostly_not(rates)},
+    optional={"label": st.sampled_from([b"", b"me", b"you"])},
+)
+"""What a request for a lock says beside its limit: each says it anew, or does not."""
 
 ENDS = [
     {"clean": True, "silent": False},
@@ -60,13 +85,3 @@ ENDS = [
     {"clean": False, "silent": False, "told": False},
     {"clean": False, "silent": True, "told": False},
 ]
-
-
-groups = st.builds(
-    InGroup, st.sampled_from([b"one", b"one", b"two", b"three"]), st.sampled_from([0, 0, 0, 1, 2])
-)
-
-
-def hold_of(hold: int) -> int:
-    """Milliseconds, of which the most are too many."""
-    return 2 * hold + 1 if hold == 10_000 else hold

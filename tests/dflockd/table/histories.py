@@ -13,13 +13,11 @@ from dflockd.table import (
     Limits,
 )
 from dflockd.wire import (
-    Begun,
-    InGroup,
+    FairGroup,
+    How,
     Owner,
     Rate,
-    Request,
-    Space,
-    Unbegun,
+    Reserve,
 )
 from tests.dflockd.table.asked import Asked
 from tests.dflockd.table.drawn import (
@@ -27,7 +25,6 @@ from tests.dflockd.table.drawn import (
     MOST_PEERS,
     numbers,
 )
-from tests.dflockd.table.naive_state import PlacesOfRate
 
 
 class TableMachine(Asked):
@@ -49,14 +46,6 @@ class TableMachine(Asked):
             if told:
                 self.advance()
 
-    def begin_or_not(self, which: int, *, begun: bool) -> None:
-        name, token = self.live_token(which)
-        if begun:
-            request: Request = Begun(Space(name[0]), name[1], token, None)
-            self.ask(which, request, "begun", name, token, None)
-        else:
-            self.ask(which, Unbegun(Space(name[0]), name[1], token), "unbegun", name, token)
-
     # The end: drained or not, whatever is left ends, and then nothing is left.
 
     def teardown(self) -> None:
@@ -64,13 +53,14 @@ class TableMachine(Asked):
             return
         if self.model.grants % 2:
             keep = self.model.grants % 4 == 1
+            self.model.advance(self.places())
             self.model.drain(keep=keep)
             self.compare(self.table.drain(self.model.now, keep=keep))
             self.state_is_the_same()
             for choice in range(len(self.peers)):
-                self.acquire(choice, (0, b"a"), 0, 5, None)
-                self.enqueue(choice, (1, b"a"), 0, None)
-                self.renew(choice, choice, None, choice % 2 == 0)
+                self.acquire(choice, (0, b"a"), 1, 5, None)
+                self.enqueue(choice, (1, b"a"), 1, None)
+                self.renew(choice, choice, None, [How.PLAIN, How.CONFIRM][choice % 2])
                 self.release(choice, choice)
             self.state_is_the_same()
         while self.peers:
@@ -94,62 +84,95 @@ def come_and_go(seed: int, *, in_groups: bool = False, rated: bool = False) -> T
     dice = random.Random(seed)
     machine = TableMachine()
     machine.begin(Limits(default_lease=10, max_lease=20, max_waiters=dice.choice([0, 0, 0, 3])))
-    keys = dice.choice([[(0, b"a")], [(1, b"b")], [(0, b"a"), (1, b"a")]])
+    keys = dice.choice([[(0, b"a")], [(0, b"b")], [(0, b"a"), (0, b"b")]])
     if in_groups and seed % 3:
-        keys = [(1, b"b")]
+        keys = [(0, b"b")]
     times = dice.choice([[0, 1000, 2500], [0], [2500, 5000]]), dice.choice([[0, 500], [1000, 3000]])
-    for number_of_key, name in enumerate(keys if rated else ()):
-        runs, window = dice.choice([(1, 751), (2, 2003), (3, 1502), (5, 5003)])
-        window += 7 * number_of_key  # places of two keys are not free at the same instant
-        machine.rates[name] = Rate(runs, window)
-        machine.model.rates[name] = PlacesOfRate(runs, window / 1000)
+    usual_rate = dice.choice([Rate(1, 751), Rate(2, 2003), Rate(3, 1502), Rate(5, 5003)])
+    usual = {b"a": 1, b"b": 3}
+    changes = dice.random() < 0.5
 
     def number() -> int:
         return dice.randrange(1000)
 
-    def belong(choice: int) -> None:
+    def some() -> dict[str, object]:
+        """What a request says this time: of whom it is, and of which group."""
+        said: dict[str, object] = {"owner": None, "label": dice.choice([b"", b"me"])}
+        if dice.random() < 0.2:
+            said["owner"] = Owner(b"run", dice.randrange(3))
         if in_groups and dice.random() < 0.8:
-            name, limit = dice.choice([b"one", b"one", b"two", b"three"]), dice.choice([0, 1, 1, 2])
-            machine.in_group(choice, InGroup(name, limit))
+            name = dice.choice([b"one", b"one", b"two", b"three"])
+            said["group"] = FairGroup(name, dice.choice([0, 1, 1, 2]))
+        if rated:
+            other = Rate(dice.choice([1, 2, 5]), usual_rate.window)
+            said["rate"] = dice.choice(
+                [*[usual_rate] * 8, None, other] if changes else [usual_rate]
+            )
+        return said
+
+    def key() -> tuple[tuple[int, bytes], int]:
+        """Return one, and its limit: mostly what everybody says."""
+        name = dice.choice(keys)
+        is_other = changes and dice.random() < 0.2
+        return name, dice.choice([1, 2, 3]) if is_other else usual[name[1]]
+
+    def turn(chance: float) -> int | None:
+        return dice.choice([*times[1], 1000]) if dice.random() < chance else None
 
     def enter() -> None:
-        choice = number()
-        belong(choice)
-        if dice.random() < 0.3:
-            machine.want_turn(choice, dice.choice(times[1]))
-        machine.enqueue(choice, dice.choice(keys), 0, dice.choice([None, 3]))
+        machine.enqueue(number(), *key(), dice.choice([None, 3]), some(), turn(0.3))
 
     def go() -> None:
-        away, hold = map(dice.choice, times)
-        if dice.random() < 0.2:
-            owner = Owner(b"run", dice.randrange(3), dice.choice([b"", b"here"]))
-            machine.own(number(), dice.choice([owner, None]))
-        which = number()
-        belong(which)
-        machine.wait_and_keep(dice.choice(keys), which, dice.choice([0, 0, 1]), away, hold)
+        """Somebody with a waiter, or else with a new one, waits there, and means to come back."""
+        reserve = Reserve(*map(dice.choice, times))
+        ready = [peer for peer in machine.peers.values() if peer.waiting is None]
+        having = [at for at, peer in enumerate(ready) if peer.enqueued]
+        timeout = dice.choice([0, 0, 1])
+        if not having or dice.random() < 0.2:
+            machine.acquire(number(), *key(), timeout, None, some(), reserve)
+        else:
+            choice = dice.choice(having)
+            machine.wait(choice, dice.choice([*ready[choice].enqueued]), timeout, reserve)
 
     def return_() -> None:
-        if dice.random() < 0.2:
-            machine.want_turn(number(), 1000)
-        machine.come_back(number(), number(), dice.choice([0, 3, 10]), None, dice.random() < 0.5)
+        reserve = Reserve(*map(dice.choice, times)) if dice.random() < 0.3 else None
+        limit, timeout = usual[keys[0][1]], dice.choice([0, 3, 10])
+        two_phase = dice.random() < 0.5
+        machine.come_back(
+            *(number(), number(), limit, None, timeout, some(), two_phase),
+            turn=turn(0.2),
+            reserve=reserve,
+        )
+
+    def of_one_process(count: int) -> list[int]:
+        """Return so many connections of one process, that wait for nothing."""
+        ready = [peer for peer in machine.peers.values() if peer.waiting is None]
+        same = [at for at, peer in enumerate(ready) if peer.instance == b"here"]
+        return dice.sample(same, min(count, len(same)))
 
     def enter_twice() -> None:
         """The same process from two connections: the former is lost by then."""
-        name = dice.choice(keys)
-        for choice in (number(), number()):
-            machine.own(choice, Owner(b"run", 1, b"here"))
-            if dice.random() < 0.8:
-                machine.want_turn(choice, 1000)
-            machine.enqueue(choice, name, 0, None)
+        name, limit = key()
+        for choice in of_one_process(2):
+            said = some() | {"owner": Owner(b"run", 1)}
+            ticket = machine.tickets[-1][1] if machine.tickets and dice.random() < 0.5 else b""
+            machine.enqueue(choice, name, limit, None, said, turn(0.8), ticket)
+
+    def show_a_ticket_again() -> None:
+        """A position is taken up; the connection is lost, and the ticket is shown once more."""
+        known = machine.known_tickets(0)
+        if not known:
+            return
+        name, ticket = dice.choice(known)
+        said = some() | {"owner": Owner(b"run", 1)}
+        for choice in of_one_process(2):
+            machine.acquire(choice, name, usual[name[1]], 3, None, said, None, ticket)
 
     def say_nothing() -> None:
         """A process that has been stopped is told of the turns of its runs."""
-        name = dice.choice(keys)
-        for run in (b"run", b"other"):
-            choice = number()
-            machine.own(choice, Owner(run, 1, b"here"))
-            machine.want_turn(choice, 1000)
-            machine.enqueue(choice, name, 0, None)
+        name, limit = key()
+        for choice in of_one_process(2):
+            machine.enqueue(choice, name, limit, None, some(), 1000)
         for _ in range(2):
             if rated:
                 machine.pass_time(0.75)
@@ -159,31 +182,22 @@ def come_and_go(seed: int, *, in_groups: bool = False, rated: bool = False) -> T
     def newer() -> None:
         """Runs with ages, some of which go away and come back, or are told."""
         name = (0, b"a")
-        top = max([0, *machine.model.newest.values()])
-        for age in (top + dice.choice([0, 1]), top + dice.choice([-1, 2])):
-            choice = number()
-            machine.own(choice, Owner(b"run-%d" % age, 0, b"here", None, max(1, age)))
-            if dice.random() < 0.6:
-                machine.want_turn(choice, 1000)
-            machine.enqueue(choice, name, 0, None)
+        top = max([0, *(age for age, _ in machine.model.newest.values())])
+        for more in (dice.choice([0, 1]), dice.choice([-1, 2])):
+            choice, age = number(), max(1, top + more)
+            said = some() | {"owner": Owner(b"run-%d" % age, 0, age)}
+            machine.enqueue(choice, name, 1, None, said, turn(0.6))
             if dice.random() < 0.5:
-                machine.keep(choice, 1000, 500)
-                machine.wait(choice, name, dice.choice([0, 5]))
+                machine.wait(choice, name, dice.choice([0, 5]), Reserve(1000, 500), age)
             machine.listen(choice, 0)
 
     def older_returns() -> None:
         """To a position that was kept before a newer one came."""
-        choice = number()
-        machine.own(choice, Owner(b"run-1", 0, b"there", None, 1))
-        machine.come_back(choice, 1, 3, None, dice.random() < 0.5)
+        said = some() | {"owner": Owner(b"run-1", 0, 1)}
+        machine.come_back(number(), 1, 1, None, 3, said, dice.random() < 0.5)
 
     def crash() -> None:
         machine.crash(0 if rated else 4 * dice.randrange(2), 0, 0)
-
-    def ask() -> None:
-        choice = number()
-        belong(choice)
-        machine.acquire(choice, dice.choice(keys), 0, dice.choice([0, 3]), None)
 
     moves = {
         newer: 0.7,
@@ -191,11 +205,12 @@ def come_and_go(seed: int, *, in_groups: bool = False, rated: bool = False) -> T
         crash: 0.05,
         enter: 4,
         enter_twice: 0.5,
+        show_a_ticket_again: 0.3,
         say_nothing: 0.5,
         go: 6,
         return_: 4,
-        ask: 2,
-        lambda: machine.wait_for_a_grant(number(), number(), dice.choice([0, 1, 5])): 1,
+        lambda: machine.acquire(number(), *key(), dice.choice([0, 3]), None, some()): 2,
+        lambda: machine.wait_for_a_grant(number(), dice.choice([0, 1, 5]), None): 1,
         lambda: machine.release(number(), number()): 5,
         lambda: machine.let_pass(number(), number()): 1,
         lambda: machine.disconnect(number(), ENDS[0]): 0.8,
@@ -203,9 +218,10 @@ def come_and_go(seed: int, *, in_groups: bool = False, rated: bool = False) -> T
     if rated:
         moves |= {
             lambda: machine.pass_time(dice.choice([0.25, 0.25, 0.5, 1.0])): 6,
-            lambda: machine.begin_or_not(number(), begun=dice.random() < 0.7): 4,
+            lambda: machine.renew(number(), number(), None, How.BEGUN): 3,
+            lambda: machine.unbegun(number(), number()): 1.2,
             lambda: machine.disconnect(number(), dice.choice(ENDS)): 0.8,
-            lambda: machine.acquire(number(), dice.choice(keys), 0, 0, None): 2,
+            lambda: machine.acquire(number(), *key(), 0, None, some()): 2,
         }
     else:
         moves |= {
@@ -215,7 +231,7 @@ def come_and_go(seed: int, *, in_groups: bool = False, rated: bool = False) -> T
 
     for number_of_move, move in enumerate(dice.choices([*moves], [*moves.values()], k=150)):
         if len(machine.peers) < MOST_PEERS:
-            machine.connect()
+            machine.connect(dice.choice([b"", b"here", b"here", b"there"]))
         move()
         if number_of_move % 2:
             machine.check_all()

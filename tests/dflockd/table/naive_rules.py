@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
-from dflockd.wire import InGroup
+from dflockd.wire import Acquire, Enqueue, FairGroup, Owner, Renew
 from tests.dflockd.table.naive_state import (
     Answer,
     Hold,
     Key,
     NaiveState,
     Name,
+    PlacesOfRate,
     Waiter,
     name_of,
 )
@@ -45,24 +46,49 @@ class NaiveRules(NaiveState):
     def _lease(self, lease: int | None) -> int:
         return self.limits.default_lease if lease is None else lease
 
-    def _refusal(self, name: Name, limit: int, lease: int | None) -> str | None:
-        if self._lease(lease) > self.limits.max_lease:
-            return "error"
+    def _is_malformed(self, request: Acquire | Enqueue) -> bool:
+        """Whether a request is nothing but an error, and says nothing of the key."""
+        if self._lease(request.lease) > self.limits.max_lease:
+            return True
+        if request.owner and request.owner.age and request.limit != 1:
+            return True
+        if isinstance(request, Enqueue):
+            return (request.turn or 0) > self.limits.max_lease * 1000
+        return max(request.reserve or [0]) > self.limits.max_lease * 1000
+
+    def _refusal(self, name: Name, request: Acquire | Enqueue) -> str | None:
+        """Say why somebody may not even ask; if they may, the limit is as they say."""
         if self.now < self.recovers_until:
             return self._recovering()
-        if name not in self.keys:
+        key = self.keys.get(name)
+        if key is None:
             return "error_max_locks" if len(self.keys) >= self.limits.max_locks else None
-        self.keys[name].limit = self.keys[name].limit or limit
-        return None if self.keys[name].limit == limit else "error_limit_mismatch"
+        before, limit = key.limit, request.limit
+        if name[0] == 1 and before not in (0, limit):
+            return "error_limit_mismatch"
+        key.limit = limit
+        if limit > before > 0:
+            free = min(limit, self._most) - len(key.holds)
+            waiting = [each for each in key.queue if each.wants and not each.reservation]
+            self.seen["raised for a waiter"] += bool(waiting) and free > 0
+            self._serve(name)
+        elif limit < before:
+            self.seen["lowered below the holders"] += len(key.holds) > limit
+        return None
+
+    def _name_rate(self, name: Name, request: Acquire | Enqueue) -> None:
+        if request.rate is not None:
+            runs, window = request.rate.runs, request.rate.window / 1000
+            rate = self.rates.setdefault(name, PlacesOfRate(runs, window))
+            rate.closed_until = self.rates_since
+            self.seen["another rate"] += (runs, window) != (rate.runs, rate.window)
+            rate.change(runs, window, self.now)
 
     def _recovering(self) -> str:
         return f"recovering {math.ceil((self.recovers_until - self.now) * 1000)}"
 
-    def _too_many(
-        self, peer: int, key: Key | None, limit: int, kept: Waiter | None, *, two_phase: bool
-    ) -> bool:
-        if self._has_too_much(peer, two_phase=two_phase):
-            return True
+    def _is_used_up(self, key: Key | None, limit: int, kept: Waiter | None) -> bool:
+        """Whether a key whose limit is beyond all that it may ever have has that many holders."""
         if limit <= self._most or key is None:
             return False
         return len(key.holds) + (0 if kept else self._aside(key)) >= self._most
@@ -96,45 +122,67 @@ class NaiveRules(NaiveState):
         return self.authentic(hold.name, hold.token) if hold.token else None
 
     def _forgotten(self, name: Name, token: bytes) -> int | None:
+        """The fence of what may come back: nobody has ended it, or what began after its end."""
         if self.now >= self.recovers_until or (name, token) in self.ended:
             return None
         fence = self.authentic(name, token)
-        if fence is not None and name[0] == 0:
-            later = [self.authentic(*each) or 0 for each in self.ended if each[0] == name]
-            if fence < max(later, default=0):
-                return None  # it had ended before that one was granted
-        return fence
+        later = [
+            self.authentic(*each) or 0
+            for each in self.ended
+            if each[0] == name and self.was_alone(*each)
+        ]
+        return None if fence is None or fence < max(later, default=0) else fence
 
-    def _brought_back(self, peer: int, name: Name, token: bytes) -> Hold | None:
+    def _brought_back(self, peer: int, name: Name, request: Renew) -> Hold | None:
+        token = request.token
         fence = self._forgotten(name, token)
         if fence is None:
             return None
-        is_lock = name[0] == 0
-        if is_lock and name in self.keys:
-            if any((self._fence(other) or 0) > fence for other in self.keys[name].holds):
+        alone = self.was_alone(name, token)
+        for other in self.keys[name].holds if name in self.keys else ():
+            if other.limit == 1 and (self._fence(other) or 0) > fence:
                 return None
+        if alone:
             self._end_earlier(name, fence)
-        hold = Hold(name, 0, None, 0, 0, 0, 0, token, self.peers[peer].owner)
-        self.keys.setdefault(name, Key(1 if is_lock else 0)).holds.append(hold)
+        self.seen["back, of several" if not alone else "back alone"] += 1
+        limit = 1 if alone else 0
+        key = self.keys.setdefault(name, Key(limit))
+        hold = Hold(name, 0, None, 0, 0, 0, 0, limit, token, request.label, request.owner)
+        self._note_group(key, request.group)
+        hold.group = name_of(request.group)
+        key.holds.append(hold)
         return hold
 
     def _end_earlier(self, name: Name, fence: int) -> None:
-        """End what is here of a lock that was granted again later."""
-        if name[0] == 0 and name in self.keys:
+        """End what is here of a key that was granted to one alone later."""
+        if name in self.keys:
             for other in list(self.keys[name].holds):
                 if (self._fence(other) or 0) < fence:
                     self._end(other)
 
-    def _grant(self, name: Name, peer: int, lease: int, group: InGroup | None) -> Hold:
-        self.grants += 1
-        self.seen["granted beside a slot"] += any(p.has_slot for p in self.keys[name].queue)
+    def _grant(
+        self,
+        name: Name,
+        peer: int,
+        lease: int,
+        owner: Owner | None,
+        label: bytes,
+        group: FairGroup | None,
+        *,
+        is_rated: bool,
+    ) -> Hold:
+        key = self.keys[name]
+        assert len(key.holds) < key.limit
+        self.seen["granted beside a slot"] += any(p.has_slot for p in key.queue)
         now = self._tick()
-        hold = Hold(name, self.grants, peer, now, self.now + lease, lease, now)
-        hold.owner = self.peers[peer].owner
-        self._note_group(self.keys[name], group)
+        number, deadline = self.grants + 1, self.now + lease
+        hold = Hold(name, number, peer, now, deadline, lease, now, key.limit)
+        self.granted.append(hold)
+        hold.owner, hold.label = owner, label
+        self._note_group(key, group)
         hold.group = name_of(group)
-        self.keys[name].holds.append(hold)
-        if name in self.rates:
+        key.holds.append(hold)
+        if is_rated:
             assert self.rates[name].free(self.now) > 0
             self.rates[name].pending.append(hold)
         return hold
@@ -175,22 +223,20 @@ class NaiveRules(NaiveState):
         if key.is_grouped:
             self._serve_groups(name, key)
             return
-        told = [waiter for waiter in key.queue if waiter.is_told]
-        free = self._open(name, key, min(key.limit, self._most)) - self._aside(key)
+        before = 0  # slots for those who are ahead, and expected
         for waiter in list(key.queue):
-            if free <= 0:
+            open_ = self._open(name, key, min(key.limit, self._most))
+            if open_ - self._aside(key) <= before:
                 break
-            if waiter in told:
+            if waiter.is_told:
                 continue
             if waiter.reservation is None and waiter.turn is not None:
                 self._tell(waiter, waiter.turn)
-                free -= 1
             elif waiter.reservation is None:
                 key.queue.remove(waiter)
                 self._give(waiter)
-                free -= 1
             elif waiter.has_slot or self._begin_holding(waiter, waiter.reservation):
-                free -= 1
+                before += 1
             else:
                 key.queue.remove(waiter)
                 self.seen["passed"] += 1
@@ -212,8 +258,10 @@ class NaiveRules(NaiveState):
 
     def _give(self, waiter: Waiter) -> None:
         peer = self.peers[waiter.peer]
-        granted = self._grant(waiter.name, waiter.peer, waiter.lease, waiter.group)
-        granted.owner = waiter.owner
+        granted = self._grant(
+            *(waiter.name, waiter.peer, waiter.lease, waiter.owner, waiter.label, waiter.group),
+            is_rated=waiter.is_rated,
+        )
         if peer.waiting is waiter:
             peer.waiting, peer.granted = None, granted
             if waiter in peer.enqueued:
@@ -265,7 +313,7 @@ class NaiveRules(NaiveState):
             if name not in key.turns:
                 key.turns[name] = self._tick()
 
-    def _note_group(self, key: Key, group: InGroup | None) -> None:
+    def _note_group(self, key: Key, group: FairGroup | None) -> None:
         """Take in that somebody of a group has come who is to have a slot or a position."""
         if group is not None:
             key.is_grouped = True
@@ -276,23 +324,26 @@ class NaiveRules(NaiveState):
         key.queue.append(waiter)
         self._look_at_groups(key)
 
-    def _has_room_for(self, name: Name, group: InGroup | None) -> bool:
+    def _has_room_for(self, name: Name, group: FairGroup | None, *, is_rated: bool) -> bool:
         """Whether a newcomer may have a slot; the latest word on its group counts from now on."""
         key = self.keys.get(name)
         if key is not None and group and (key.taken(group.name) or key.of_group(group.name)):
+            had_room, before = key.has_room(group.name), key.taken(group.name)
             key.limits[group.name] = group.limit
-            before = key.taken(group.name)
-            self._serve(name)
-            if key.taken(group.name) > before:
-                self.seen["served by a new limit"] += 1
+            if not had_room and key.has_room(group.name):
+                self._serve(name)
+            self.seen["served by a new limit"] += key.taken(group.name) > before
+        places = self.rates[name].free(self.now) if is_rated else math.inf
         if key is None:
-            return name not in self.rates or self.rates[name].free(self.now) > 0
-        if name in self.rates and any(
-            each.wants for each in key.queue if self._may_have(key, each)
-        ):
+            return places > 0
+        ahead = [each for each in key.queue if each.wants and self._may_have(key, each)]
+        if is_rated and ahead:
             return False  # a place may be free, and is about to be theirs
         aside = sum(waiter.has_slot for waiter in key.queue)
-        return self._open(name, key, key.limit) > aside and key.has_room(name_of(group))
+        slots = key.limit - len(key.holds)
+        if ahead and slots > aside + len(ahead):
+            self.seen["past who waits for a place"] += 1
+        return min(slots, places) > aside + len(ahead) and key.has_room(name_of(group))
 
     @staticmethod
     def _may_have(key: Key, waiter: Waiter) -> bool:

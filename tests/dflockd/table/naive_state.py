@@ -10,13 +10,10 @@ from typing import NamedTuple
 
 from dflockd.table import Limits
 from dflockd.table.deadlines import SPAN_STEP
-from dflockd.wire import InGroup
+from dflockd.wire import FairGroup, Owner
 
 LATE = 0.001
 """Seconds by which a place of a rate may be given later than it is free."""
-
-Owner = tuple[bytes, int, bytes, int]
-"""Identity, attempt, instance and age."""
 
 Name = tuple[int, bytes]
 """Namespace and key."""
@@ -39,6 +36,11 @@ class Waiter:
     lease: int
     two_phase: bool
     number: int = 0
+    instance: bytes = b""
+    """The process of its connection."""
+    label: bytes = b""
+    is_rated: bool = False
+    """Whether its run takes a place of the rate."""
     reserve: tuple[int, int] | None = None
     reservation: Reservation | None = None
     turn: float | None = None
@@ -54,7 +56,7 @@ class Waiter:
     owner: Owner | None = None
     away_age: int = 0
     """That of its owner, while it is away and nobody's."""
-    group: InGroup | None = None
+    group: FairGroup | None = None
 
     @property
     def wants(self) -> bool:
@@ -73,7 +75,10 @@ class Hold:
     deadline: float
     span: float
     since: int
+    limit: int
+    """How many could hold the key when it was granted; 0 if nobody knows."""
     token: bytes | None = None
+    label: bytes = b""
     owner: Owner | None = None
     group: bytes = b""
     is_doubted: bool = False
@@ -89,8 +94,18 @@ class PlacesOfRate:
     pending: list[Hold] = field(default_factory=list)
     """Who may begin at any time."""
     begun: list[float] = field(default_factory=list)
+    closed_until: float = -math.inf
+    """Others may have begun until then, of whom nobody knows."""
+    changed: float = -math.inf
+    """Since when it is as it is."""
+
+    def change(self, runs: int, window: float, now: float) -> None:
+        if (runs, window) != (self.runs, self.window):
+            self.runs, self.window, self.changed = runs, window, now
 
     def free(self, now: float) -> int:
+        if now < self.closed_until + self.window:
+            return 0
         counted = [time for time in self.begun if time + self.window > now]
         return self.runs - len(self.pending) - len(counted)
 
@@ -98,8 +113,6 @@ class PlacesOfRate:
         if hold in self.pending:
             self.pending.remove(hold)
             self.begun.append(now)
-            for first, last in zip(self.begun, self.begun[self.runs :], strict=False):
-                assert last - first >= self.window, (first, last)
 
 
 @dataclass(eq=False)
@@ -144,7 +157,7 @@ class Key:
         return found + [waiter for waiter in self.queue if waiter not in found]
 
 
-def name_of(group: InGroup | None) -> bytes:
+def name_of(group: FairGroup | None) -> bytes:
     return group.name if group else b""
 
 
@@ -152,12 +165,8 @@ def name_of(group: InGroup | None) -> bytes:
 class Peer:
     """A connection."""
 
+    instance: bytes = b""
     detaches: bool = False
-    owner: Owner | None = None
-    reserve: tuple[int, int] | None = None
-    resumes: bytes | None = None
-    turn: float | None = None
-    group: InGroup | None = None
     waiting: Waiter | None = None
     listening: Hold | None = None
     """What it holds and waits to hear of."""
@@ -186,7 +195,9 @@ class NaiveState:
         self.keys: dict[Name, Key] = {}
         self.away: list[Waiter] = []
         """Waiters who are away, in a queue or passed by others."""
-        self.grants = self.arrivals = 0
+        self.granted: list[Hold] = []
+        """All that ever were."""
+        self.arrivals = 0
         self.kept = self.forgotten = 0
         self.seen: Counter[str] = Counter()
         """What has happened to positions that were kept, to see that a history is worth its time."""
@@ -197,10 +208,12 @@ class NaiveState:
         self.recovers_until = -math.inf
         self.ended: set[tuple[Name, bytes]] = set()
         """The keys and tokens of what has ended since the recovery began."""
-        self.newest: dict[bytes, int] = {}
-        """The largest age with which each lock was asked for."""
+        self.newest: dict[bytes, tuple[int, bytes]] = {}
+        """The largest age with which each lock was asked for, and the label of who did."""
         self.rates: dict[Name, PlacesOfRate] = {}
-        """Of keys all of whose users name them."""
+        """As the latest request has named them."""
+        self.rates_since = -math.inf
+        """Runs may have begun before that nobody knows of."""
         self.first = 0
         """Where the answer to the request goes that is handled: before those that it has brought."""
         self._clock = 0
@@ -215,11 +228,19 @@ class NaiveState:
         told = [waiter for waiter in self.told() if waiter.has_slot]
         return [*self.holds(), *waiting, *self.away, *told]
 
+    @property
+    def grants(self) -> int:
+        return len(self.granted)
+
     def told(self) -> list[Waiter]:
         return [waiter for key in self.keys.values() for waiter in key.queue if waiter.is_told]
 
     def deadlines(self) -> list[float]:
         return [x.deadline for x in self.timed() if x.deadline is not None]
+
+    def was_alone(self, name: Name, token: bytes) -> bool:
+        """Whether a grant was to one alone: all that were granted before had ended then."""
+        return any((h.name, h.token, h.limit) == (name, token, 1) for h in self.granted)
 
     def is_in_line(self, waiter: Waiter) -> bool:
         return waiter.name in self.keys and waiter in self.keys[waiter.name].queue

@@ -7,22 +7,41 @@ somebody sees is told its token from outside.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from dflockd.table import HoldRecord
-from dflockd.wire import InGroup
+from dflockd.wire import (
+    Acquire,
+    Barrier,
+    Enqueue,
+    Evict,
+    How,
+    Listen,
+    Malformed,
+    Pass,
+    Ping,
+    Release,
+    Renew,
+    Request,
+    StableRef,
+    Stats,
+    Unbegun,
+    Wait,
+)
 from tests.dflockd.table.naive_rules import NaiveRules
 from tests.dflockd.table.naive_state import (
     Answer,
     Hold,
     Key,
     Name,
-    Owner,
     Peer,
     Waiter,
     rounded,
 )
-from tests.dflockd.table.naive_waiters import NaiveWaiters
+from tests.dflockd.table.naive_waiters import NaiveWaiters, superseded
+
+SAID_AT_ONCE = {Ping: "ok", Barrier: "ok", Malformed: "error", Stats: "stats"}
 
 
 class NaiveTable(NaiveRules, NaiveWaiters):
@@ -34,8 +53,30 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             self._look_at_groups(key)
         return answers
 
-    def connect(self, peer: int) -> None:
-        self.peers[peer] = Peer()
+    def connect(self, peer: int, instance: bytes) -> None:
+        self.peers[peer] = Peer(instance)
+
+    def handle(self, peer: int, request: Request) -> None:
+        """Handle what somebody asks who does not wait for anything."""
+        self.first = len(self.answers)
+        if self.draining and not isinstance(request, Release | Renew | Unbegun):
+            self._answer(peer, "error_draining")
+        elif type(request) in SAID_AT_ONCE:
+            self._answer(peer, SAID_AT_ONCE[type(request)])
+        else:
+            handlers: dict[type, Callable[[int, Any], None]] = {
+                Acquire: self.acquire,
+                Enqueue: self.enqueue,
+                Wait: self.wait,
+                Release: self.release,
+                Unbegun: self.unbegun,
+                Renew: self.renew,
+                Pass: self.let_pass,
+                Listen: self.listen,
+                Evict: self.evict,
+                StableRef: self.stable_ref,
+            }
+            handlers[type(request)](peer, request)
 
     def advance(self, places: Iterable[tuple[float, float, Name]] = ()) -> None:
         """Let happen what is due.
@@ -68,15 +109,23 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             if isinstance(first, Hold):
                 self._end(first)
             elif first.is_told:
-                if first.owner and first.owner[2]:
-                    self.keys[first.name].silent[first.owner[2]] += 1
+                if first.instance:
+                    self.keys[first.name].silent[first.instance] += 1
                 self._pass_on(first)
             elif first.reservation:
                 self._end_reservation(first, first.reservation)
             else:
-                self._end_wait(first)
+                self.answers.append(self._end_wait(first))
 
-    def disconnect(self, number: int, *, clean: bool, silent: bool, told: bool = True) -> None:
+    def disconnect(
+        self,
+        number: int,
+        places: Iterable[tuple[float, float, Name]],
+        *,
+        clean: bool,
+        silent: bool,
+        told: bool = True,
+    ) -> None:
         peer = self.peers.pop(number)
         for key in list(self.keys.values()):
             for waiter in list(key.queue):
@@ -86,7 +135,7 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         self.keys = {name: key for name, key in self.keys.items() if key.holds or key.queue}
         for waiter in peer.enqueued:
             waiter.peer = 0
-        self.advance()
+        self.advance(places)
         for waiter in peer.enqueued:
             if waiter.is_told:
                 self.seen["told and gone"] += 1
@@ -107,7 +156,6 @@ class NaiveTable(NaiveRules, NaiveWaiters):
                     self._set(hold, self.limits.orphan_ttl)
 
     def drain(self, *, keep: bool) -> None:
-        self.advance()
         self.keeps_holds = keep
         self.draining = True
         for number, peer in self.peers.items():
@@ -131,120 +179,136 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         self.kept = self.forgotten = 0
         self.recovers_until = recovers_until
         for record in kept:
-            later = [each for each in kept if each.space == 0 and each.key == record.key]
-            if record.space == 0 and record.fence < max(each.fence for each in later):
-                continue
+            name = (record.space, record.key)
+            alone = [each.fence for each in kept if (*each[:2], each.limit) == (*name, 1)]
+            if record.fence < max(alone, default=0):
+                continue  # it had ended
             hold = known[record.fence]
             key = self.keys.setdefault(hold.name, Key(record.limit))
             key.is_grouped |= hold.group != b""
-            key.limit = key.limit or record.limit
+            last = max([self._fence(each) or 0 for each in key.holds if each.limit], default=0)
+            if record.limit and record.fence > last:
+                key.limit = record.limit
             key.holds.append(hold)
             hold.peer = None
             hold.is_doubted = recovers_until > self.now
             until = max(record.deadline, recovers_until if hold.is_doubted else 0)
             self._set(hold, rounded(until - self.now))
+        if recovers_until > self.now:
+            self.rates_since = recovers_until
         for rate in self.rates.values():  # what nobody was told of has not begun
+            rate.closed_until = self.rates_since
             rate.pending = [hold for hold in rate.pending if hold in self.holds()]
 
-    def acquire(self, peer: int, name: Name, limit: int, timeout: int, lease: int | None) -> None:
-        self.first = len(self.answers)
-        group, self.peers[peer].group = self.peers[peer].group, None
-        kept = self._taken_up(peer, name)
-        answer = self._refusal(name, limit, lease)
-        if not answer:
-            answer = self._newest_wins(peer, name, kept)
-        key = self.keys.get(name)
-        span = self._lease(lease)
+    def _enter(
+        self, peer: int, name: Name, request: Acquire | Enqueue
+    ) -> tuple[str | None, Waiter | None, Waiter | None]:
+        """Let somebody ask for a slot; return why not, or the position that they go on with.
+
+        The first is taken up by a ticket, the second is what the same process has lost.
+        """
+        answer = self._refusal(name, request)
+        kept = self._taken_up(name, request.ticket)  # whose turn may have come with that
+        answer = answer or self._newest_wins(peer, name, request, kept)
+        if answer:
+            return answer, None, None
+        self._name_rate(name, request)
+        key, two_phase = self.keys.get(name), isinstance(request, Enqueue)
+        lost = None if kept else self._lost(peer, key, request.owner)
+        if not kept:
+            answer = self._conflict_with(peer, key, request.owner)
+        if not answer and self._has_too_much(peer, two_phase=two_phase):
+            answer = "error_max_holds"
+        if not answer and not lost and self._is_used_up(key, request.limit, kept):
+            answer = "error_max_holds"
+        return answer, kept, lost
+
+    def acquire(self, peer: int, request: Acquire) -> None:
+        name = (int(request.space), request.key)
+        if self._is_malformed(request):
+            self._answer(peer, "error")
+            return
+        answer, kept, lost = self._enter(peer, name, request)
         if answer:
             self._reply(peer, answer)
-        elif not kept and (there := self._there(peer, key)) is not None:
-            if isinstance(there, Waiter) and self._is_the_same(there, peer):
-                if self._has_too_much(peer, two_phase=False):
-                    self._reply(peer, "error_max_holds")
-                    return
-                has_slot = self._take_over(there, peer, span, two_phase=False)
-                self._block(there, timeout)
-                self._go_on_with(there, has_slot)
-            else:
-                self._conflict(peer, there)
-        elif self._too_many(peer, key, limit, kept, two_phase=False):
-            self._reply(peer, "error_max_holds")
-        elif kept:
-            has_slot = self._come_back(kept, peer, limit, span, two_phase=False)
-            self._block(kept, timeout)
-            self._go_on_with(kept, has_slot)
+        elif waiter := kept or lost:
+            move = self._come_back if kept else self._take_over
+            has_slot = move(waiter, peer, request, two_phase=False)
+            self._block(waiter, request.timeout)
+            self._go_on_with(waiter, has_slot)
         else:
-            self._acquire_anew(peer, name, limit, timeout, span, group)
+            self._acquire_anew(peer, name, request)
 
-    def _acquire_anew(
-        self, peer: int, name: Name, limit: int, timeout: int, span: int, group: InGroup | None
-    ) -> None:
-        has_room = self._has_room_for(name, group)
-        key = self.keys.setdefault(name, Key(limit))
+    def _acquire_anew(self, peer: int, name: Name, request: Acquire) -> None:
+        who, span = (request.owner, request.label, request.group), self._lease(request.lease)
+        is_rated = request.rate is not None
+        has_room = self._has_room_for(name, request.group, is_rated=is_rated)
+        key = self.keys.setdefault(name, Key(request.limit))
         if has_room:
-            self._reply(peer, "granted", self._grant(name, peer, span, group), span)
+            hold = self._grant(name, peer, span, *who, is_rated=is_rated)
+            self._reply(peer, "granted", hold, span)
         elif self._full(key):
             self._reply(peer, "error_max_waiters")
-        elif timeout == 0:
+        elif request.timeout == 0 and not request.reserve:
             self._reply(peer, "timeout")
             if not key.holds and not key.queue:
                 self.seen["a try that finds no place"] += 1
                 del self.keys[name]
         else:
-            waiter = Waiter(name, peer, span, two_phase=False, number=self._arrival())
-            waiter.owner, waiter.group = self.peers[peer].owner, group
-            self._join(key, waiter)
-            self._block(waiter, timeout)
+            waiter = self._joining(peer, name, request, two_phase=False)
+            if request.timeout == 0:
+                self.answers.insert(self.first, self._end_wait(waiter))
+            else:
+                self._block(waiter, request.timeout)
 
-    def enqueue(self, peer: int, name: Name, limit: int, lease: int | None) -> None:
-        self.first = len(self.answers)
-        turn, self.peers[peer].turn = self.peers[peer].turn, None
-        group, self.peers[peer].group = self.peers[peer].group, None
-        kept = self._taken_up(peer, name)
-        answer = self._refusal(name, limit, lease)
-        span = self._lease(lease)
-        if span <= self.limits.max_lease and self._waiter(peer, name):
-            answer = "error_already_enqueued"
-        if not answer:
-            answer = self._newest_wins(peer, name, kept)
-        key = self.keys.get(name)
-        there = None if answer or kept else self._there(peer, key)
-        if isinstance(there, Waiter) and self._is_the_same(there, peer):
-            if self._has_too_much(peer, two_phase=True):
-                self._reply(peer, "error_max_holds")
-                return
-            has_slot = self._take_over(there, peer, span, two_phase=True)
-            self._queue_up(there, peer, turn, has_slot)
+    def _joining(
+        self, peer: int, name: Name, request: Acquire | Enqueue, *, two_phase: bool
+    ) -> Waiter:
+        waiter = Waiter(name, peer, 0, two_phase=two_phase, number=self._arrival())
+        self._as_asked(waiter, peer, request, two_phase=two_phase)
+        waiter.owner, waiter.label, waiter.group = request.owner, request.label, request.group
+        self._join(self.keys[name], waiter)
+        return waiter
+
+    def enqueue(self, peer: int, request: Enqueue) -> None:
+        name = (int(request.space), request.key)
+        if self._is_malformed(request):
+            self._answer(peer, "error")
             return
-        if there is not None:
-            self._conflict(peer, there)
+        if self._waiter(peer, name):
+            self._answer(peer, "error_already_enqueued")
             return
-        if not answer and self._too_many(peer, key, limit, kept, two_phase=True):
-            answer = "error_max_holds"
+        answer, kept, lost = self._enter(peer, name, request)
         if answer:
             self._reply(peer, answer)
-            return
-        if kept:
-            has_slot = self._come_back(kept, peer, limit, span, two_phase=True)
-            self._queue_up(kept, peer, turn, has_slot)
-            return
-        waiter = Waiter(name, peer, span, two_phase=True, number=self._arrival())
-        waiter.owner, waiter.group = self.peers[peer].owner, group
-        has_room = self._has_room_for(name, group)
-        key = self.keys.setdefault(name, Key(limit))
-        if turn is None and has_room:
-            waiter.hold = self._grant(name, peer, span, group)
+        elif waiter := kept or lost:
+            move = self._come_back if kept else self._take_over
+            self._queue_up(waiter, peer, move(waiter, peer, request, two_phase=True))
+        else:
+            self._enqueue_anew(peer, name, request)
+
+    def _enqueue_anew(self, peer: int, name: Name, request: Enqueue) -> None:
+        who, span = (request.owner, request.label, request.group), self._lease(request.lease)
+        is_rated = request.rate is not None
+        has_room = self._has_room_for(name, request.group, is_rated=is_rated)
+        key = self.keys.setdefault(name, Key(request.limit))
+        if request.turn is None and has_room:
+            waiter = Waiter(name, peer, span, two_phase=True, number=self._arrival())
+            waiter.hold = self._grant(name, peer, span, *who, is_rated=is_rated)
             self._reply(peer, "acquired", waiter.hold, span)
             self.peers[peer].enqueued.append(waiter)
         elif self._full(key):
             self._reply(peer, "error_max_waiters")
         else:
-            self._join(key, waiter)
-            self._queue_up(waiter, peer, turn, False)
+            waiter = self._joining(peer, name, request, two_phase=True)
+            if request.turn is not None:
+                self._queue_up(waiter, peer, False)
+            else:
+                self.peers[peer].enqueued.append(waiter)
+                self._reply(peer, "queued")
 
-    def _queue_up(self, waiter: Waiter, peer: int, turn: float | None, has_slot: bool) -> None:
+    def _queue_up(self, waiter: Waiter, peer: int, has_slot: bool) -> None:
         """Have somebody wait by enqueue, who is answered before all others."""
-        waiter.turn = turn
         self.peers[peer].enqueued.append(waiter)
         self._go_on_with(waiter, has_slot)
         kind = "acquired" if waiter.hold else "turn" if waiter.is_told else "queued"
@@ -252,21 +316,10 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         answer = Answer(peer, kind, waiter.hold, waiter.lease, waiter)
         self.answers.insert(self.first, answer)
 
-    def want_turn(self, peer: int, milliseconds: int) -> None:
-        if milliseconds > self.limits.max_lease * 1000:
-            self._answer(peer, "error")
-        else:
-            self.peers[peer].turn = milliseconds / 1000
-            self._answer(peer, "ok")
-
-    def in_group(self, peer: int, group: InGroup) -> None:
-        self.peers[peer].group = group
-        self._answer(peer, "ok")
-
-    def let_pass(self, peer: int, name: Name, ticket: bytes) -> None:
+    def let_pass(self, peer: int, request: Pass) -> None:
         """Let others go before whoever has that ticket."""
         for waiter in [*self.away, *self.told()]:
-            if waiter.name == name and waiter.ticket == ticket:
+            if waiter.name == (0, request.key) and waiter.ticket == request.ticket:
                 self._answer(peer, "ok")
                 self._has_spoken(waiter)
                 if waiter.has_slot:
@@ -275,30 +328,21 @@ class NaiveTable(NaiveRules, NaiveWaiters):
                 return
         self._answer(peer, "error")
 
-    def reserve(self, peer: int, away: int, hold: int) -> None:
-        if away > self.limits.max_lease * 1000 or hold > self.limits.max_lease * 1000:
-            self._answer(peer, "error")
-        else:
-            self.peers[peer].reserve = (away, hold)
-            self._answer(peer, "ok")
-
-    def resume(self, peer: int, ticket: bytes) -> None:
-        self.peers[peer].resumes = ticket
-        self._answer(peer, "ok")
-
-    def wait(self, peer: int, name: Name, timeout: int) -> None:
-        reserve, self.peers[peer].reserve = self.peers[peer].reserve, None
+    def wait(self, peer: int, request: Wait) -> None:
+        name = (int(request.space), request.key)
         waiter = self._waiter(peer, name)
         if waiter is None:
-            owner, newest = self.peers[peer].owner, self.newest.get(name[1], 0)
-            is_older = name[0] == 0 and owner and 0 < owner[3] < newest
-            self._answer(peer, f"superseded {newest}" if is_older else "error_not_enqueued")
+            newest, label = self.newest.get(request.key, (0, b""))
+            is_older = name[0] == 0 and 0 < request.age < newest
+            self.seen["waited, and older"] += is_older
+            self._answer(peer, superseded(newest, label) if is_older else "error_not_enqueued")
+        elif max(request.reserve or [0]) > self.limits.max_lease * 1000:
+            self._answer(peer, "error")
         elif waiter.hold is not None:
             self.peers[peer].enqueued.remove(waiter)
             self._set(waiter.hold, waiter.lease)
             self._answer(peer, "granted", waiter.hold, waiter.lease)
         else:
-            first = len(self.answers)
             if waiter.is_told and not waiter.has_slot:
                 self._has_spoken(waiter)
                 waiter.is_told = False
@@ -307,69 +351,71 @@ class NaiveTable(NaiveRules, NaiveWaiters):
                 self.seen["told later" if waiter.is_told else "waits again"] += 1
             if waiter.is_told:
                 self.seen["told when it asks"] += 1
-                self.answers.insert(first, Answer(peer, "turn", waiter=waiter))
+                self.answers.insert(self.first, Answer(peer, "turn", waiter=waiter))
                 return
-            waiter.reserve = reserve
-            if timeout == 0:
-                self._end_wait(waiter)
+            waiter.reserve = request.reserve
+            if request.timeout == 0:
+                self.answers.insert(self.first, self._end_wait(waiter))
             else:
-                self._block(waiter, timeout)
+                self._block(waiter, request.timeout)
 
-    def release(self, peer: int, name: Name, token: bytes) -> None:
+    def release(self, peer: int, request: Release) -> None:
+        name, token = (int(request.space), request.key), request.token
         hold = self._by_token(name, token)
         if hold is None:
             fence = self._forgotten(name, token)
             self._answer(peer, "error" if fence is None else "ok")
             if fence is not None:
+                self.seen["released, though forgotten"] += 1
                 self.ended.add((name, token))
-                self._end_earlier(name, fence)
+                if self.was_alone(name, token):
+                    self._end_earlier(name, fence)
         else:
             self._answer(peer, "ok")
             self._end(hold)
 
-    def begun(self, peer: int, name: Name, token: bytes, lease: int | None) -> None:
-        self.renew(peer, name, token, lease)
-        hold = self._by_token(name, token)
-        if hold is not None and self._lease(lease) <= self.limits.max_lease and name in self.rates:
-            self.rates[name].begin(hold, self.now)
-
-    def unbegun(self, peer: int, name: Name, token: bytes) -> None:
-        hold = self._by_token(name, token)
+    def unbegun(self, peer: int, request: Unbegun) -> None:
+        name = (0, request.key)
+        hold = self._by_token(name, request.token)
         if hold is not None and name in self.rates and hold in self.rates[name].pending:
             self.rates[name].pending.remove(hold)
             self.seen["a place that is given back"] += 1
-        self.release(peer, name, token)
+        self.release(peer, Release(*name, request.token))  # type: ignore[arg-type]
 
-    def confirm(self, peer: int, name: Name, token: bytes, lease: int | None) -> None:
-        self.renew(peer, name, token, lease, brings_back=False)
-
-    def renew(
-        self, peer: int, name: Name, token: bytes, lease: int | None, *, brings_back: bool = True
-    ) -> None:
-        hold = self._by_token(name, token)
-        span = self._lease(lease)
-        if hold and span <= self.limits.max_lease and self.now < self.recovers_until:
-            if hold.is_doubted and not brings_back:
+    def renew(self, peer: int, request: Renew) -> None:
+        name = (int(request.space), request.key)
+        hold, span = self._by_token(name, request.token), self._lease(request.lease)
+        if request.how is How.DETACH:
+            self._detach(peer, name, request, hold, span)
+            return
+        if span > self.limits.max_lease:
+            self._answer(peer, "error")
+            return
+        if hold is None and request.how is not How.CONFIRM:
+            hold = self._brought_back(peer, name, request)
+        if hold is None:
+            self._answer(peer, "error")
+            return
+        if self.now < self.recovers_until:
+            if hold.is_doubted and request.how is How.CONFIRM:
                 self._answer(peer, self._recovering())
                 return
             hold.is_doubted = False
-        if hold is None and span <= self.limits.max_lease and brings_back:
-            hold = self._brought_back(peer, name, token)
-        if hold is None or span > self.limits.max_lease:
-            self._answer(peer, "error")
-            return
         self._set(hold, span)
         if hold.peer != peer:
             hold.peer = peer
+            hold.label = request.label or hold.label
             hold.owned_since = self._tick()
+        if request.how is How.BEGUN and name in self.rates:
+            self.rates[name].begin(hold, self.now)
         self._answer(peer, "renewed", None, span)
 
-    def detach(self, peer: int, name: Name, token: bytes, lease: int | None) -> None:
-        hold = self._by_token(name, token)
-        span = self._lease(lease)
+    def _detach(self, peer: int, name: Name, request: Renew, hold: Hold | None, span: int) -> None:
         if span > self.limits.max_detached_lease:
             self._answer(peer, "error")
-        elif hold is None or hold.peer not in (peer, None):
+            return
+        hold = hold or self._brought_back(peer, name, request)
+        if hold is None or hold.peer not in (peer, None):
             self._answer(peer, "error_lease_expired")
         else:
             self._set(hold, span)
@@ -377,19 +423,13 @@ class NaiveTable(NaiveRules, NaiveWaiters):
             hold.is_doubted = False
             self._answer(peer, "renewed", None, span)
 
-    def evict(self, peer: int, name: Name, token: bytes) -> None:
-        hold = self._by_token(name, token)
+    def evict(self, peer: int, request: Evict) -> None:
+        key = self.keys.get((int(request.space), request.key), Key(1))
+        hold = next((each for each in key.holds if self._fence(each) == request.fence), None)
         self._answer(peer, "ok" if hold else "error")
         if hold:
             self._end(hold)
 
-    def stable_ref(self, peer: int) -> None:
+    def stable_ref(self, peer: int, _request: StableRef) -> None:
         self._answer(peer, "error" if self.peers[peer].detaches else "ok")
         self.peers[peer].detaches = True
-
-    def say(self, peer: int, kind: str) -> None:
-        self._answer(peer, kind)
-
-    def own(self, peer: int, owner: Owner | None) -> None:
-        self.peers[peer].owner = owner
-        self._answer(peer, "ok")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dflockd.table.queue import LEAST_TURN
 from dflockd.table.reservations import RESERVED_LATE
+from dflockd.wire import Acquire, Enqueue, Listen, Owner
 from tests.dflockd.table.naive_state import (
     Answer,
     Hold,
@@ -22,45 +23,40 @@ class NaiveWaiters(NaiveState):
 
     # The newest wins.
 
-    def _newest_of(self, name: Name) -> int:
+    def _newest_of(self, name: Name) -> tuple[int, bytes]:
         there = self.keys.get(name, Key(1))
-        ages = [item.owner[3] for item in [*there.holds, *there.queue] if item.owner]
-        return self.newest.get(name[1]) or max(ages, default=0)
+        ages = [(i.owner.age, i.label) for i in [*there.holds, *there.order()] if i.owner]
+        return self.newest.get(name[1]) or max(ages, key=lambda row: row[0], default=(0, b""))
 
-    def _newest_wins(self, peer: int, name: Name, kept: Waiter | None) -> str | None:
+    def _newest_wins(
+        self, peer: int, name: Name, request: Acquire | Enqueue, kept: Waiter | None
+    ) -> str | None:
         """Send away who asks and is older than somebody, or else all who are older than that."""
-        owner = self.peers[peer].owner
-        if not owner or not owner[3]:
+        owner = request.owner
+        if not owner or not owner.age:
             return None
-        there = self._there(peer, self.keys.get(name))
-        if (
-            not kept
-            and there
-            and not (isinstance(there, Waiter) and self._is_the_same(there, peer))
-        ):
-            return None  # that comes first
-        if name[0] != 0:
-            return "error"
-        newest, age = self._newest_of(name), owner[3]
-        self.newest[name[1]] = max(newest, age)
+        if not kept and (conflict := self._conflict_with(peer, self.keys.get(name), owner)):
+            return conflict  # that has an end of its own
+        (newest, label), age = self._newest_of(name), owner.age
+        self.newest[name[1]] = (age, request.label) if age > newest else (newest, label)
         if age < newest:
             self.seen["older"] += 1
             if kept:
                 self.seen["older and back"] += 1
                 self._send_away(kept)
-            return f"superseded {newest}"
+            return superseded(newest, label)
         if age == newest or name not in self.keys:
             return None
         for waiter in list(self.keys[name].order()):
-            of_waiter = waiter.owner[3] if waiter.owner else waiter.away_age
+            of_waiter = waiter.owner.age if waiter.owner else waiter.away_age
             if 0 < of_waiter < age and waiter is not kept:
                 self.seen["told and older" if waiter.is_told else "older waiter"] += 1
                 if waiter.peer and self.peers[waiter.peer].waiting is waiter:
-                    self.answers.append(Answer(waiter.peer, f"superseded {age}"))
+                    self.answers.append(Answer(waiter.peer, superseded(age, request.label)))
                 self._send_away(waiter, serves=False)
         if name in self.keys:
             self._serve(name)
-        self._tell_listeners(name, f"superseded {age}")
+        self._tell_listeners(name, superseded(age, request.label))
         return None
 
     def _send_away(self, waiter: Waiter, *, serves: bool = True) -> None:
@@ -90,58 +86,77 @@ class NaiveWaiters(NaiveState):
                 peer.listening = None
                 self.answers.append(Answer(number, kind))
 
-    def listen(self, peer: int, name: Name, token: bytes) -> None:
-        hold = self._by_token(name, token)
-        if hold is None or not hold.owner or not hold.owner[3]:
+    def listen(self, peer: int, request: Listen) -> None:
+        name = (0, request.key)
+        hold = self._by_token(name, request.token)
+        newest, label = self.newest.get(request.key, (0, b""))
+        if hold is None or not hold.owner or not hold.owner.age:
             self._answer(peer, "error" if hold else "error_lease_expired")
-        elif (newest := self.newest.get(name[1], 0)) > hold.owner[3]:
-            self._answer(peer, f"superseded {newest}")
+        elif newest > hold.owner.age:
+            self._answer(peer, superseded(newest, label))
         else:
             self._tell_listeners(name, "error_lease_expired")
             self.peers[peer].listening = hold
 
     # Who asks.
 
-    def _there(self, peer: int, key: Key | None) -> Hold | Waiter | None:
+    def _there(self, key: Key | None, owner: Owner | None) -> Hold | Waiter | None:
         """What the owner has there, unless the request is a later attempt than all of that."""
-        owner = self.peers[peer].owner
         there = []
         for item in [*key.holds, *key.queue] if key and owner else []:
-            if item.owner and owner and item.owner[0] == owner[0]:
-                there.append((item.owner[1], isinstance(item, Hold), item.number, item))
+            if item.owner and owner and item.owner.id == owner.id:
+                there.append((item.owner.attempt, isinstance(item, Hold), item.number, item))
         if not there or not owner:
             return None
         attempt, _, _, latest = max(there, key=lambda row: row[:3])
-        return latest if owner[1] <= attempt else None
+        return latest if owner.attempt <= attempt else None
 
-    def _is_the_same(self, there: Waiter, peer: int) -> bool:
-        """Whether it is the same process, whose former connection is lost."""
-        owner = self.peers[peer].owner
-        if not owner or not there.owner:
-            return False
-        return owner[:3] == there.owner[:3] and bool(owner[2])
+    def _lost(self, peer: int, key: Key | None, owner: Owner | None) -> Waiter | None:
+        """Its position, if the process asks that lost the connection on which it waits."""
+        there = self._there(key, owner)
+        instance = self.peers[peer].instance
+        if owner and isinstance(there, Waiter) and there.owner and instance:
+            is_the_same = (there.instance, there.owner.attempt) == (instance, owner.attempt)
+            return there if is_the_same else None
+        return None
 
-    def _conflict(self, peer: int, there: Hold | Waiter) -> None:
-        assert there.owner is not None
-        kind = "held" if isinstance(there, Hold) else "waiting"
-        self._answer(peer, f"{kind} {there.owner[1]}")
+    def _conflict_with(self, peer: int, key: Key | None, owner: Owner | None) -> str | None:
+        there = self._there(key, owner)
+        if there is None or self._lost(peer, key, owner):
+            return None
+        return conflict(there)
 
-    def _take_over(self, waiter: Waiter, peer: int, lease: int, *, two_phase: bool) -> bool:
+    def _take_over(
+        self, waiter: Waiter, peer: int, request: Acquire | Enqueue, *, two_phase: bool
+    ) -> bool:
         has_slot = waiter.has_slot
         if waiter.is_told:
             self._has_spoken(waiter)
         old = self.peers[waiter.peer]
         if old.waiting is waiter:
             old.waiting = None
-            self._conflict(waiter.peer, waiter)
+            self._answer(waiter.peer, conflict(waiter))
         if waiter in old.enqueued:
             old.enqueued.remove(waiter)
-        waiter.peer, waiter.lease, waiter.two_phase = peer, lease, two_phase
-        waiter.reserve = waiter.turn = None
         self.seen["told and taken over"] += waiter.is_told
+        self.seen["taken over by who shows an old ticket"] += request.ticket == waiter.ticket
         self._note_group(self.keys[waiter.name], waiter.group)
         waiter.is_told = waiter.has_slot = False
+        self._as_asked(waiter, peer, request, two_phase=two_phase)
         return has_slot
+
+    def _as_asked(
+        self, waiter: Waiter, peer: int, request: Acquire | Enqueue, *, two_phase: bool
+    ) -> None:
+        """Have a position be that of a request."""
+        waiter.peer, waiter.instance = peer, self.peers[peer].instance
+        waiter.lease, waiter.two_phase = self._lease(request.lease), two_phase
+        waiter.is_rated = request.rate is not None
+        waiter.reserve = waiter.turn = None
+        if isinstance(request, Acquire):
+            waiter.reserve = request.reserve
+        elif request.turn is not None:
+            waiter.turn = request.turn / 1000
 
     # Waiters who are told of their turn.
 
@@ -161,14 +176,14 @@ class NaiveWaiters(NaiveState):
 
     def _patience(self, waiter: Waiter, turn: float) -> float:
         """Seconds that are left of a turn for a process that has said nothing to some of them."""
-        silent = self.keys[waiter.name].silent[waiter.owner[2]] if waiter.owner else 0
+        silent = self.keys[waiter.name].silent[waiter.instance]
         if silent:
             self.seen["told for less"] += 1
         return max(min(turn, LEAST_TURN), turn / 2**silent)
 
     def _has_spoken(self, waiter: Waiter) -> None:
-        if waiter.owner and waiter.name in self.keys:
-            del self.keys[waiter.name].silent[waiter.owner[2]]
+        if waiter.name in self.keys:
+            del self.keys[waiter.name].silent[waiter.instance]
 
     def _pass_on(self, waiter: Waiter) -> None:
         """Give others the slot that is free for somebody."""
@@ -185,25 +200,29 @@ class NaiveWaiters(NaiveState):
         self.arrivals += 1
         return self.arrivals
 
-    def _end_wait(self, waiter: Waiter) -> None:
+    def _end_wait(self, waiter: Waiter) -> Answer:
+        """Its time is over: return what it is answered."""
         number, peer = waiter.peer, self.peers[waiter.peer]
         if waiter.reserve is None:
             self._leave(waiter)
-            self._answer(number, "timeout")
-            return
+            return Answer(number, "timeout")
         if peer.waiting is waiter:
             peer.waiting = None
-        peer.enqueued.remove(waiter)
+        if waiter in peer.enqueued:
+            peer.enqueued.remove(waiter)
+        else:
+            self.seen["kept by who acquires"] += 1
         away, hold = waiter.reserve
         due = self.now + away / 1000
         waiter.reservation = Reservation(due, hold / 1000, due + RESERVED_LATE)
-        waiter.peer, waiter.two_phase, waiter.reserve = 0, False, None
-        waiter.away_age = waiter.owner[3] if waiter.owner else waiter.away_age
+        waiter.peer, waiter.instance = 0, b""
+        waiter.two_phase, waiter.reserve = False, None
+        waiter.away_age = waiter.owner.age if waiter.owner else waiter.away_age
         waiter.owner = waiter.turn = None
         self._set(waiter, rounded(waiter.reservation.until - self.now))
         self.away.append(waiter)
         self.kept += 1
-        self.answers.append(Answer(number, "kept", waiter=waiter))
+        return Answer(number, "kept", waiter=waiter)
 
     def _begin_holding(self, waiter: Waiter, reservation: Reservation) -> bool:
         """Keep a slot free for who is expected about now."""
@@ -230,22 +249,21 @@ class NaiveWaiters(NaiveState):
         if was_in_line:
             self._serve(waiter.name)
 
-    def _taken_up(self, peer: int, name: Name) -> Waiter | None:
-        """The position that this request is for, by the ticket that was said last."""
-        ticket, self.peers[peer].resumes = self.peers[peer].resumes, None
+    def _taken_up(self, name: Name, ticket: bytes) -> Waiter | None:
+        """The position that a request is for, by its ticket."""
         for waiter in [*self.away, *self.told()]:
             if ticket and waiter.ticket == ticket and waiter.name == name:
                 return waiter
         return None
 
     def _come_back(
-        self, waiter: Waiter, peer: int, limit: int, lease: int, *, two_phase: bool
+        self, waiter: Waiter, peer: int, request: Acquire | Enqueue, *, two_phase: bool
     ) -> bool:
         """Let somebody be back in a queue: before all that came later.
 
         Say whether there is a slot for nobody else.
         """
-        key = self.keys.setdefault(waiter.name, Key(limit))
+        key = self.keys.setdefault(waiter.name, Key(request.limit))
         self._note_group(key, waiter.group)
         has_slot = (waiter.is_told or key.is_grouped) and waiter.has_slot
         if has_slot and not waiter.is_told:
@@ -258,10 +276,10 @@ class NaiveWaiters(NaiveState):
         else:
             self.seen["back to a slot" if waiter.has_slot else "back"] += 1
             self.away.remove(waiter)
-        waiter.reservation = waiter.turn = None
+        waiter.reservation = None
         waiter.is_told = waiter.has_slot = False
-        waiter.peer, waiter.lease, waiter.two_phase = peer, lease, two_phase
-        waiter.owner, waiter.away_age = self.peers[peer].owner, 0
+        self._as_asked(waiter, peer, request, two_phase=two_phase)
+        waiter.owner, waiter.label, waiter.away_age = request.owner, request.label, 0
         self.seen["back to a free key"] += not (key.holds or key.queue)
         queue = key.queue
         if waiter not in queue:
@@ -271,3 +289,12 @@ class NaiveWaiters(NaiveState):
         queue.sort(key=lambda each: each.number)
         self._look_at_groups(key)
         return has_slot
+
+
+def superseded(age: int, label: bytes) -> str:
+    return f"superseded {age} by {label.decode()}"
+
+
+def conflict(there: Hold | Waiter) -> str:
+    assert there.owner is not None
+    return f"{'held' if isinstance(there, Hold) else 'waiting'} {there.owner.attempt}"

@@ -20,18 +20,19 @@ from dflockd.table.rates import RateRecord
 from dflockd.wire import (
     UNLIMITED,
     Acquire,
-    Begun,
     Granted,
+    How,
     MapReport,
     Moved,
     Rate,
     Refusal,
+    Renew,
     Report,
     Request,
     Space,
 )
 
-LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
+LOCK = Space.LOCK
 
 LEASE = 10
 
@@ -56,14 +57,12 @@ class Site:
         self, rate: Rate | None, key: bytes = b"k", timeout: int = 0, limit: int = UNLIMITED
     ) -> tuple[Peer, Any]:
         peer = self.table.connect()
-        space = LOCK if limit == 1 else SEMAPHORE
-        return peer, self.ask(peer, Acquire(space, key, limit, timeout, LEASE, rate))
+        return peer, self.ask(peer, Acquire(LOCK, key, limit, timeout, LEASE, rate))
 
     def begin(self, rate: Rate, **more: Any) -> tuple[Peer, bytes]:
         peer, reply = self.take(rate, **more)
         assert isinstance(reply, Granted)
-        space = LOCK if more.get("limit") == 1 else SEMAPHORE
-        assert self.ask(peer, Begun(space, more.get("key", b"k"), reply.token, None))
+        assert self.ask(peer, Renew(LOCK, more.get("key", b"k"), reply.token, None, How.BEGUN))
         return peer, reply.token
 
     def leave(self, peer: Peer, **more: Any) -> None:

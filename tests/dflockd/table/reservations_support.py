@@ -9,7 +9,6 @@ from dflockd.wire import (
     Release,
     Request,
     Reserve,
-    Resume,
     Status,
     TimedOut,
     Wait,
@@ -28,8 +27,7 @@ def go_away(
     """Queue for a lock that is held, leave until `away` has passed; return the name of the position."""
     peer = table.connect()
     assert reply_to(table, peer, Enqueue(LOCK, key, 1, None), now) is Status.QUEUED
-    assert reply_to(table, peer, Reserve(away, hold), now) is Status.OK
-    kept = reply_to(table, peer, Wait(LOCK, key, 0), now)
+    kept = reply_to(table, peer, Wait(LOCK, key, 0, reserve=Reserve(away, hold)), now)
     assert isinstance(kept, TimedOut)
     assert table.disconnect(peer, now, clean=True) == []
     return kept.ticket
@@ -42,8 +40,7 @@ def come_back(table: LockTable, ticket: bytes, now: float, key: bytes = b"k") ->
 def come_back_as(
     table: LockTable, peer: Peer, ticket: bytes, now: float, key: bytes = b"k"
 ) -> object:
-    assert reply_to(table, peer, Resume(ticket), now) is Status.OK
-    return reply_to(table, peer, Enqueue(LOCK, key, 1, None), now)
+    return reply_to(table, peer, Enqueue(LOCK, key, 1, None, ticket=ticket), now)
 
 
 def queue_up(table: LockTable, now: float = 0.0, timeout: int = 100) -> Peer:

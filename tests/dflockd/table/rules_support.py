@@ -5,13 +5,7 @@ from __future__ import annotations
 import json
 
 from dflockd.table import Effect, HoldRecord, Limits, LockTable, Peer, TokenIssuer
-from dflockd.wire import (
-    Acquire,
-    Granted,
-    Inspect,
-    Request,
-    Space,
-)
+from dflockd.wire import Acquire, Granted, Inspect, Request, Space
 
 LOCK = Space.LOCK
 

@@ -12,9 +12,7 @@ from dflockd.wire import (
     Reply,
     Report,
     Request,
-    Resume,
     Space,
-    Status,
 )
 
 LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
@@ -82,8 +80,7 @@ def resume(
     table: ShardTable, ticket: bytes, key: bytes, now: float = 0
 ) -> tuple[Peer, list[Effect]]:
     peer = table.connect()
-    assert ask(table, peer, Resume(ticket), now) is Status.OK
-    return peer, table.handle(peer, Acquire(LOCK, key, 1, 60, 10), now)
+    return peer, table.handle(peer, Acquire(LOCK, key, 1, 60, 10, ticket=ticket), now)
 
 
 def assert_empty(table: ShardTable) -> None:

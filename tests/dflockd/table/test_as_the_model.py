@@ -30,7 +30,7 @@ def test_positions_are_kept_as_the_model_does(
         machine = come_and_go(seed)
         seen.update(machine.model.seen)
         machine.teardown()
-    assert len(seen) == 26, seen
+    assert len(seen) == 31, seen
     assert min(seen.values()) > 5, seen
     # All that is allowed happens.
     assert transitions is None or transitions == ALLOWED
@@ -69,6 +69,8 @@ OF_RATES = (
     "a place that is given back",
     "a try that finds no place",
     "slots, and no place",
+    "another rate",
+    "past who waits for a place",
 )
 
 OF_GROUPS = (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dflockd.server import blocking as watching
 from dflockd.table import Limits, LockTable, TokenIssuer
 from dflockd.table.blocking import STEP, Look, in_words
-from dflockd.wire import Acquire, Detach, Granted, Label, Owner, Reply, Space
+from dflockd.wire import Acquire, Granted, How, Owner, Renew, Reply, Space
 from tests.dflockd.raw_server import StartServer, eventually
 from tests.dflockd.server.server_support import takes_seconds
 from tests.dflockd.server.session_support import make_server
@@ -30,11 +30,10 @@ class Stage:
     ) -> tuple[Any, Reply | None]:
         peer = self.table.connect()
         text = f"task[{run}] host pid {peer.id}" if label is None else label
-        self.table.handle(peer, Label(text.encode()), 0)
-        if attempt >= 0:
-            self.table.handle(peer, Owner(run.encode(), attempt), 0)
-        space = Space.LOCK if limit == 1 else Space.SEMAPHORE
-        request = Acquire(space, key.encode(), limit, 3600, 3000)
+        owner = Owner(run.encode(), attempt) if attempt >= 0 else None
+        request = Acquire(
+            *(Space.LOCK, key.encode(), limit, 3600, 3000), owner=owner, label=text.encode()
+        )
         return peer, dict(self.table.handle(peer, request, 0)).get(peer.id)
 
     def look(self) -> Look:
@@ -128,7 +127,7 @@ def test_what_nobody_works_under_is_no_link(stage: Stage) -> None:
     stage.ask("a", "two")
     stage.ask("b", "one")
     assert len(stage.circles()) == 1
-    stage.table.handle(peer, Detach(Space.LOCK, b"one", granted.token, 600), 0)
+    stage.table.handle(peer, Renew(Space.LOCK, b"one", granted.token, 600, How.DETACH), 0)
     assert stage.circles() == []
 
 
@@ -186,7 +185,7 @@ def test_circles_are_those_of_the_graph(asked: list[tuple[int, int]], dice: rand
         longest = max(longest, len([one for one in way if one in waits]))
     look = stage.look()
     found = {
-        frozenset(int(link.waiter.peer.label[6:].split(b"]")[0]) for link in circle)
+        frozenset(int(link.waiter.label[6:].split(b"]")[0]) for link in circle)
         for circle in look.circles
     }
     assert found == expected
@@ -233,11 +232,9 @@ def test_in_the_log_the_stats_and_nowhere_broken(start_server: StartServer) -> N
         ("b", "one\x1b[31m", True),
     ):
         client = server.connect()
-        client.ask("label", "_", f"task[{run}] host pid 1")
-        if waits:
-            client.request("l", key, "60")
-        else:
-            client.lock(key)
+        client.request("acquire", key, f"timeout=60 label=task[{run}] host pid 1")
+        if not waits:
+            assert client.line().startswith("ok ")
         clients.append(client)
     eventually(lambda: any("deadlock, which only a timeout" in line for line in server.log))
     assert r"waits for one\x1b[31m, held by" in " ".join(server.log), "it colours no terminal"

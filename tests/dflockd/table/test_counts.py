@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 from dflockd.table import Histogram, Limits, LockTable, Peer, ShardTable, TokenIssuer
 from dflockd.wire import (
     Acquire,
-    Detach,
     Enqueue,
     Evict,
+    How,
     MapReport,
     Moved,
     Pass,
@@ -19,9 +20,7 @@ from dflockd.wire import (
     Renew,
     Request,
     Reserve,
-    Resume,
     Space,
-    Turn,
     Wait,
     encode_map,
 )
@@ -40,7 +39,7 @@ def test_a_bound_belongs_to_its_bucket() -> None:
 
 def some_request(dice: random.Random, table: LockTable, peer: Peer) -> Request:
     space, key = dice.choice(list(Space)), dice.choice(KEYS)
-    limit = 1 if space is Space.LOCK else 2
+    limit = dice.choice([1, 1, 1, 2]) if space is Space.LOCK else 2
     entries = [e for group in table.each_group() for e in group.spaces[space].values()]
     held = [hold for entry in entries for hold in entry.holds.values()]
     token = dice.choice(held).token if held and dice.random() < 0.9 else b"0" * 32
@@ -48,18 +47,23 @@ def some_request(dice: random.Random, table: LockTable, peer: Peer) -> Request:
     away = [name for group in table.each_group() for name in group.reserved]
     entry_key = next((h.entry.key for h in held if h.token == token or h.fence == fence), key)
     placed = dice.choice(list(peer.enqueued) or [(space, key)])
+    reserve = Reserve(dice.choice([0, 1000]), dice.choice([0, 1000]))
+    more: dict[str, Any] = {}
+    if space is Space.LOCK and dice.random() < 0.3:
+        more["ticket"] = dice.choice(away) if away else b"0"
+    wants_turn = space is Space.LOCK and dice.random() < 0.3
+    turn = dice.choice([0, 500, 2000]) if wants_turn else None
+    leaves = reserve if dice.random() < 0.7 else None
     return dice.choice(
         [
-            *[Wait(*placed, dice.choice([0, 2]))] * 3,
-            Acquire(space, key, limit, dice.choice([0, 1, 3]), dice.choice([1, 2, 5])),
-            Enqueue(space, key, limit, dice.choice([1, 5])),
+            *[Wait(*placed, dice.choice([0, 2]), leaves if placed[0] == 0 else None)] * 3,
+            Acquire(space, key, limit, dice.choice([0, 1, 3]), dice.choice([1, 2, 5]), **more),
+            Enqueue(space, key, limit, dice.choice([1, 5]), turn=turn, **more),
             Wait(space, key, dice.choice([0, 2])),
-            Resume(dice.choice(away) if away else b"0"),
-            Turn(dice.choice([0, 500, 2000])),
-            Pass(space, key, dice.choice(away) if away else b"0"),
+            Pass(key, dice.choice(away) if away else b"0"),
             Release(space, entry_key, token),
             Renew(space, entry_key, token, 3),
-            Detach(space, entry_key, token, 4),
+            Renew(space, entry_key, token, 4, How.DETACH),
             Evict(space, entry_key, fence),
         ]
     )
@@ -86,10 +90,7 @@ def step(dice: random.Random, table: LockTable, peers: list[Peer], now: float) -
     elif peer.waiting is not None:
         table.advance(now)
     else:
-        request = some_request(dice, table, peer)
-        if isinstance(request, Wait) and dice.random() < 0.7:
-            table.handle(peer, Reserve(dice.choice([0, 1000]), dice.choice([0, 1000])), now)
-        table.handle(peer, request, now)
+        table.handle(peer, some_request(dice, table, peer), now)
 
 
 COUNTED = (

@@ -9,12 +9,11 @@ import pytest
 from dflockd.table import HoldRecord, Limits, LockTable, TokenIssuer
 from dflockd.wire import (
     Acquire,
-    Detach,
     Enqueue,
     Enqueued,
     Evict,
     Granted,
-    Label,
+    How,
     Recovering,
     Release,
     Renew,
@@ -38,9 +37,14 @@ from tests.dflockd.table.rules_support import (
 
 
 def token_of(
-    fence: int, key: bytes = b"k", space: Space = LOCK, secret: bytes = b"secret"
+    fence: int,
+    key: bytes = b"k",
+    space: Space = LOCK,
+    secret: bytes = b"secret",
+    *,
+    is_sole: bool = True,
 ) -> bytes:
-    return TokenIssuer(secret, 0).token(space, key, fence)
+    return TokenIssuer(secret, 0).token(space, key, fence, is_sole=is_sole)
 
 
 @pytest.mark.parametrize("request_", [Acquire(LOCK, b"k", 1, 5, 3), Enqueue(LOCK, b"k", 1, 3)])
@@ -53,9 +57,7 @@ def test_nothing_is_granted_while_holders_are_waited_for(request_: Request) -> N
 
 def test_a_renewal_brings_a_forgotten_hold_back() -> None:
     table, peer, other = recovering()
-    table.handle(peer, Label(b"the holder"), 1.0)
     assert reply_to(table, peer, Renew(LOCK, b"k", token_of(7), 30)) == Renewed(30)
-    assert inspected(table, other, b"k", 1.0)["holders"][0]["label"] == "the holder"
     assert reply_to(table, other, Acquire(LOCK, b"k", 1, 0, 3), 10.0) is Status.TIMEOUT
     assert reply_to(table, peer, Release(LOCK, b"k", token_of(7)), 11.0) is Status.OK
     granted = reply_to(table, other, Acquire(LOCK, b"k", 1, 0, 3), 11.0)
@@ -116,14 +118,15 @@ def test_what_has_ended_meanwhile_is_not_brought_back(end: str) -> None:
 def test_a_semaphore_takes_its_limit_from_who_asks_first() -> None:
     table, one, two = recovering()
     for peer, fence in ((one, 7), (two, 8)):
-        renew = Renew(SEMAPHORE, b"k", token_of(fence, space=SEMAPHORE), 30)
+        token = token_of(fence, space=SEMAPHORE, is_sole=False)
+        renew = Renew(SEMAPHORE, b"k", token, 30)
         assert reply_to(table, peer, renew) == Renewed(30)
     stats = json.loads(reply_to(table, one, Stats()).json)  # type: ignore[attr-defined]
     assert stats["semaphores"] == [{"key": "k", "limit": 0, "holders": 2, "waiters": 0}]
     assert reply_to(table, one, Acquire(SEMAPHORE, b"k", 2, 0, 3), 10.0) is Status.TIMEOUT
     mismatch = reply_to(table, one, Acquire(SEMAPHORE, b"k", 3, 0, 3), 10.0)
     assert mismatch is Status.LIMIT_MISMATCH
-    release = Release(SEMAPHORE, b"k", token_of(7, space=SEMAPHORE))
+    release = Release(SEMAPHORE, b"k", token_of(7, space=SEMAPHORE, is_sole=False))
     assert reply_to(table, one, release, 11.0) is Status.OK
     assert isinstance(reply_to(table, one, Acquire(SEMAPHORE, b"k", 2, 0, 3), 11.0), Granted)
 
@@ -170,16 +173,18 @@ def test_a_detached_hold_is_nobodys_until_it_is_adopted():
     table = table_of(default_lease=10)
     sender, worker, other = (table.connect() for _ in range(3))
     token = take(table, sender, b"k", lease=10)
-    assert table.handle(worker, Detach(LOCK, b"k", token, 60), 1.0) == [
+    assert table.handle(worker, Renew(LOCK, b"k", token, 60, How.DETACH), 1.0) == [
         (worker.id, Status.LEASE_EXPIRED)
     ]
-    assert table.handle(sender, Detach(LOCK, b"k", token, 60), 1.0) == [(sender.id, Renewed(60))]
+    assert table.handle(sender, Renew(LOCK, b"k", token, 60, How.DETACH), 1.0) == [
+        (sender.id, Renewed(60))
+    ]
     table.disconnect(sender, 1.0, clean=True)
     assert table.handle(other, Acquire(LOCK, b"k", 1, 0, None), 50.0) == [
         (other.id, Status.TIMEOUT)
     ]
     table.handle(worker, Renew(LOCK, b"k", token, 10), 50.0)
-    assert table.handle(other, Detach(LOCK, b"k", token, 60), 51.0) == [
+    assert table.handle(other, Renew(LOCK, b"k", token, 60, How.DETACH), 51.0) == [
         (other.id, Status.LEASE_EXPIRED)
     ]
     table.disconnect(worker, 52.0, clean=True)

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from dflockd.table import Limits, LockTable, TokenIssuer
 from dflockd.table.finding import MOST_FOUND, Search, as_wanted
-from dflockd.wire import Acquire, Begun, Enqueue, Find, Label, Rate, Release, Space, Wait
+from dflockd.wire import (
+    Acquire,
+    Enqueue,
+    Find,
+    How,
+    Rate,
+    Release,
+    Renew,
+    Space,
+    Wait,
+)
 from dflockd.wire.notes import is_note
 
 LOCK = Space.LOCK
@@ -27,9 +37,8 @@ class Stage:
     def ask(self, label: str, key: str, now: float = 0.0, limit: int = 1) -> Any:
         """Have somebody take a key, or wait for it."""
         peer = self.peers[label] = self.table.connect()
-        self.table.handle(peer, Label(label.encode()), now)
-        space = LOCK if limit == 1 else Space.SEMAPHORE
-        effects = self.table.handle(peer, Acquire(space, key.encode(), limit, 3600, 3000), now)
+        request = Acquire(LOCK, key.encode(), limit, 3600, 3000, label=label.encode())
+        effects = self.table.handle(peer, request, now)
         return dict(effects).get(peer.id)
 
     def find(self, text: str, now: float = 100.0, **flags: bool) -> dict[str, Any]:
@@ -116,11 +125,11 @@ def test_what_a_note_is(key: str, expected: bool) -> None:
     assert is_note(key.encode()) is expected
 
 
-def test_semaphores_have_all_their_holders(stage: Stage) -> None:
+def test_a_lock_with_a_limit_has_all_its_holders(stage: Stage) -> None:
     for number in range(3):
         stage.ask(f"call[{number}]", "vendor", number, limit=3)
     [row] = stage.find("call[2]")["found"]
-    assert (row["space"], row["limit"], row["holders"]) == ("semaphore", 3, 3)
+    assert (row["space"], row["limit"], row["holders"]) == ("lock", 3, 3)
     assert row["holder"]["label"] == "call[2]", "the one that was looked for"
 
 
@@ -155,10 +164,9 @@ def test_when_a_rate_lets_each_of_them_begin(stage: Stage) -> None:
     rate = Rate(2, 10_000)
     for number, now in enumerate((3.0, 5.0, 6.0, 6.0, 6.0, 6.0, 6.0)):
         peer = stage.table.connect()
-        stage.table.handle(peer, Label(b"run %d" % number), now)
-        asked = Acquire(Space.SEMAPHORE, b"k", 9, 3600, 3000, rate)
+        asked = Acquire(LOCK, b"k", 9, 3600, 3000, rate, label=b"run %d" % number)
         for _, reply in stage.table.handle(peer, asked, now):
-            stage.table.handle(peer, Begun(Space.SEMAPHORE, b"k", reply.token, None), now)  # type: ignore[union-attr]
+            stage.table.handle(peer, Renew(LOCK, b"k", reply.token, None, How.BEGUN), now)  # type: ignore[union-attr]
     rows = stage.find("run", 7.0, waiters=True)["found"]
     assert [row["rate_wait_s"] for row in rows] == [6, 8, 16, 18, 26]
     assert {row["rate"]["next_s"] for row in rows} == {6}
@@ -192,8 +200,7 @@ def test_what_ends_while_it_is_looked_for(stage: Stage) -> None:
 def test_who_was_granted_meanwhile_is_no_waiter_any_more(stage: Stage) -> None:
     token = stage.ask("first", "k", 0).token
     peer = stage.table.connect()
-    stage.table.handle(peer, Label(b"second"), 0)
-    stage.table.handle(peer, Enqueue(LOCK, b"k", 1, 30), 0)
+    stage.table.handle(peer, Enqueue(LOCK, b"k", 1, 30, label=b"second"), 0)
     search = Search(stage.table.each_group(), "second")
     while not search._walk.is_done:
         search.step(0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -13,17 +14,18 @@ from dflockd.wire import (
     Acquire,
     Enqueue,
     Enqueued,
+    FairGroup,
     Granted,
-    InGroup,
+    Hello,
     Inspect,
     Owner,
     OwnerConflict,
+    Ping,
     Release,
     Renew,
     Report,
     Request,
     Reserve,
-    Resume,
     Space,
     Status,
     TimedOut,
@@ -31,7 +33,7 @@ from dflockd.wire import (
 )
 from tests.dflockd.table.turns_support import calls
 
-LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
+LOCK = Space.LOCK
 
 
 def table_of(**limits: int) -> LockTable:
@@ -44,7 +46,6 @@ class Stage:
     def __init__(self, limit: int = 1, table: LockTable | None = None) -> None:
         self.table = table or table_of()
         self.limit = limit
-        self.space = LOCK if limit == 1 else SEMAPHORE
         self.peers: dict[str, Peer] = {}
         self.names: dict[int, str] = {}
         self.tokens: dict[str, bytes] = {}
@@ -68,22 +69,22 @@ class Stage:
             mine = reply if to == number else mine
         return mine
 
-    def belong(self, name: str, limit: int = 0) -> None:
+    @staticmethod
+    def group_of(name: str, limit: int) -> FairGroup | None:
         group = name.partition("-")[0]
-        if group:
-            assert self.say(name, InGroup(group.encode(), limit)) is Status.OK
+        return FairGroup(group.encode(), limit) if group else None
 
-    def come(self, name: str, limit: int = 0, timeout: int = 600) -> object:
-        self.belong(name, limit)
-        return self.say(name, Acquire(self.space, b"k", self.limit, timeout, 600))
+    def come(self, name: str, limit: int = 0, timeout: int = 600, **more: Any) -> object:
+        group = self.group_of(name, limit)
+        return self.say(name, Acquire(LOCK, b"k", self.limit, timeout, 600, group=group, **more))
 
-    def enqueue(self, name: str, limit: int = 0) -> object:
-        self.belong(name, limit)
-        return self.say(name, Enqueue(self.space, b"k", self.limit, 600))
+    def enqueue(self, name: str, limit: int = 0, turn: int | None = None) -> object:
+        group = self.group_of(name, limit)
+        return self.say(name, Enqueue(LOCK, b"k", self.limit, 600, group=group, turn=turn))
 
     def end(self, name: str) -> None:
         token = self.tokens.pop(name)
-        assert self.say(name, Release(self.space, b"k", token)) is Status.OK
+        assert self.say(name, Release(LOCK, b"k", token)) is Status.OK
 
     def drain(self) -> list[str]:
         """Let all have their turns, and say in which order."""
@@ -94,7 +95,7 @@ class Stage:
         return self.order[before:]
 
     def report(self) -> dict[str, list[dict[str, object]]]:
-        report = self.table.handle(self.table.connect(), Inspect(self.space, b"k"), self.now)[0][1]
+        report = self.table.handle(self.table.connect(), Inspect(LOCK, b"k"), self.now)[0][1]
         assert isinstance(report, Report)
         found: dict[str, list[dict[str, object]]] = json.loads(report.json)
         return found
@@ -179,8 +180,7 @@ def test_a_key_without_groups_has_the_queue_that_it_always_had(lock: Stage) -> N
 
 def test_a_group_is_for_one_request(lock: Stage) -> None:
     lock.come("-0")
-    lock.belong("a-1")
-    assert lock.say("a-1", Acquire(LOCK, b"k", 1, 0, 600)) is Status.TIMEOUT
+    assert lock.come("a-1", timeout=0) is Status.TIMEOUT
     lock.come("a-2")
     lock.say("a-1", Acquire(LOCK, b"k", 1, 600, 600))
     assert [waiter["group"] for waiter in lock.report()["waiters"]] == ["a", ""]
@@ -270,13 +270,11 @@ def test_who_enqueued_and_was_granted_counts_for_the_limit_of_the_group() -> Non
 def test_a_position_that_was_kept_is_in_its_group_wherever_it_is_taken_up(lock: Stage) -> None:
     lock.come("-0")
     lock.enqueue("a-1")
-    assert lock.say("a-1", Reserve(0, 0)) is Status.OK
-    kept = lock.say("a-1", Wait(LOCK, b"k", 0))
+    kept = lock.say("a-1", Wait(LOCK, b"k", 0, reserve=Reserve(0, 0)))
     assert isinstance(kept, TimedOut)
     for name in ("a-2", "b-1", "b-2"):
         lock.come(name)
-    assert lock.say("a-9", Resume(kept.ticket)) is Status.OK
-    assert lock.say("a-9", Acquire(LOCK, b"k", 1, 600, 600)) is None
+    assert lock.say("a-9", Acquire(LOCK, b"k", 1, 600, 600, ticket=kept.ticket)) is None
     assert [waiter["group"] for waiter in lock.report()["waiters"]] == ["a", "b", "a", "b"]
     assert lock.drain() == ["a-9", "b-1", "a-2", "b-2"]
 
@@ -286,31 +284,32 @@ def test_who_comes_back_after_the_turn_is_first_of_the_group_and_waits_for_its_t
 ) -> None:
     lock.come("-0")
     lock.enqueue("a-1")
-    assert lock.say("a-1", Reserve(5000, 0)) is Status.OK
-    kept = lock.say("a-1", Wait(LOCK, b"k", 0))
+    kept = lock.say("a-1", Wait(LOCK, b"k", 0, reserve=Reserve(5000, 0)))
     assert isinstance(kept, TimedOut)
     for name in ("a-2", "b-1", "a-3", "b-2"):
         lock.come(name)
     lock.end("-0")
     assert lock.order == ["-0", "a-2"]  # others have passed it, which costs the group no turn
-    lock.say("a-9", Resume(kept.ticket))
-    assert lock.say("a-9", Acquire(LOCK, b"k", 1, 600, 600)) is None
+    assert lock.say("a-9", Acquire(LOCK, b"k", 1, 600, 600, ticket=kept.ticket)) is None
     assert lock.drain() == ["b-1", "a-9", "b-2", "a-3"]
 
 
 def test_the_same_process_goes_on_in_its_group(lock: Stage) -> None:
     lock.come("-0")
-    owner = Owner(b"run", 0, b"here")
-    assert lock.say("a-1", owner) is Status.OK
-    lock.come("a-1")
+    owner = Owner(b"run", 0)
+    for name in ("a-1", "b-9"):
+        lock.say(name, Ping())
+        lock.table.greet(lock.peers[name], Hello(b"here", b"0.1.0"))
+    lock.come("a-1", owner=owner)
     lock.come("a-2")
     lock.come("b-1")
-    assert lock.say("b-9", owner) is Status.OK
-    lock.come("b-9")  # what is said of a position that is there already changes nothing
+    lock.come(
+        "b-9", owner=owner
+    )  # what is said of a position that is there already changes nothing
     assert [waiter["group"] for waiter in lock.report()["waiters"]] == ["a", "b", "a"]
     other = lock.table.connect()
-    lock.table.handle(other, Owner(b"run", 0, b"there"), 0.0)
-    ((_, reply),) = lock.table.handle(other, Acquire(LOCK, b"k", 1, 5, None), 0.0)
+    request = Acquire(LOCK, b"k", 1, 5, None, owner=owner)
+    ((_, reply),) = lock.table.handle(other, request, 0.0)
     assert isinstance(reply, OwnerConflict)
 
 
@@ -328,9 +327,9 @@ def test_the_group_of_a_holder_is_kept() -> None:
     after.table.restore(kept, 0.0)
     assert after.come("a-1", limit=1, timeout=0) is Status.TIMEOUT
     assert after.come("b-0") is not None
-    renewed = after.say("a-0", Renew(SEMAPHORE, b"k", stage.tokens["a-0"], 600))
+    renewed = after.say("a-0", Renew(LOCK, b"k", stage.tokens["a-0"], 600))
     assert renewed is not Status.ERROR
-    assert after.say("a-0", Release(SEMAPHORE, b"k", stage.tokens["a-0"])) is Status.OK
+    assert after.say("a-0", Release(LOCK, b"k", stage.tokens["a-0"])) is Status.OK
     assert isinstance(after.come("a-1", limit=1, timeout=0), Granted)
 
 

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
-from dflockd.table import Effect, Peer
+from dflockd.table import Effect
 from dflockd.wire import (
     Acquire,
-    Begun,
     Enqueue,
     Granted,
+    How,
     Listen,
     Owner,
     Rate,
     Release,
+    Renew,
     Request,
     Space,
     Status,
     Superseded,
-    Turn,
     Unbegun,
     YourTurn,
 )
 from tests.dflockd.table.rates_support import Site
 from tests.dflockd.table.test_groups import Stage
+from tests.dflockd.table.turns_support import Run
 
-LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
+LOCK = Space.LOCK
 WINDOW = 1.0
 TICK = 0.251
 """Seconds: no whole number of them is a window, nor as near to one as a place may come late."""
@@ -48,17 +50,16 @@ class RatedStage(Stage):
         self.order[before:] = sorted(self.order[before:], key=self.tokens.__getitem__)
         return mine
 
-    def come(self, name: str, limit: int = 0, timeout: int = 600) -> object:
-        self.belong(name, limit)
-        return self.say(name, Acquire(self.space, b"k", self.limit, timeout, 600, self.rate))
+    def come(self, name: str, limit: int = 0, timeout: int = 600, **more: Any) -> object:
+        return super().come(name, limit, timeout, rate=self.rate, **more)
 
     def begin(self, *names: str) -> None:
         for name in names:
-            assert self.say(name, Begun(self.space, b"k", self.tokens[name], 600))
+            assert self.say(name, Renew(LOCK, b"k", self.tokens[name], 600, How.BEGUN))
 
     def end_unbegun(self, name: str) -> None:
         token = self.tokens.pop(name)
-        assert self.say(name, Unbegun(self.space, b"k", token)) is Status.OK
+        assert self.say(name, Unbegun(b"k", token)) is Status.OK
 
     def pass_time(self, seconds: float) -> list[str]:
         """Return who has had a slot meanwhile."""
@@ -240,45 +241,43 @@ def test_random_histories_of_groups_with_a_limit_and_a_rate_are_as_the_naive_rul
 ONE = Rate(1, 1000)
 
 
-def run(site: Site, age: int) -> Peer:
-    peer = site.table.connect()
-    owner = Owner(b"run-%d" % age, 0, b"here", b"task-%d" % age, age)
-    assert site.ask(peer, owner) is Status.OK
-    return peer
+def run(site: Site, age: int) -> Run:
+    owner = Owner(b"run-%d" % age, 0, age)
+    return Run(site.table.connect(), owner, b"task-%d" % age)
 
 
-def want(timeout: int = 60) -> Request:
-    return Acquire(LOCK, b"k", 1, timeout, 600, ONE)
+def want(who: Run, timeout: int = 60) -> Request:
+    return who.by(Acquire(LOCK, b"k", 1, timeout, 600, ONE))
 
 
 def test_the_newest_waits_for_the_window_of_the_one_that_it_stopped() -> None:
     site = Site()
     older, newer, newest = run(site, 1), run(site, 2), run(site, 3)
-    held = site.ask(older, want())
-    site.ask(older, Begun(LOCK, b"k", held.token, 600))
+    held = site.ask(older.peer, want(older))
+    site.ask(older.peer, Renew(LOCK, b"k", held.token, 600, How.BEGUN))
     ear = site.table.connect()
     assert site.ask(ear, Listen(b"k", held.token)) is None
-    assert site.ask(newer, want()) is None
+    assert site.ask(newer.peer, want(newer)) is None
     assert site.told == [(ear.id, Superseded(2, b"task-2"))]
     site.go_to(100.5)
-    site.ask(older, Release(LOCK, b"k", held.token))
+    site.ask(older.peer, Release(LOCK, b"k", held.token))
     assert site.granted() == []  # it is free, and its next run may not begin yet
-    assert site.ask(newest, want()) is None
-    assert site.told == [(newer.id, Superseded(3, b"task-3"))]
+    assert site.ask(newest.peer, want(newest)) is None
+    assert site.told == [(newer.peer.id, Superseded(3, b"task-3"))]
     site.told.clear()
     site.go_to(100.99)
     assert site.granted() == []
     site.go_to(101.01)
-    assert site.granted() == [newest.id]
+    assert site.granted() == [newest.peer.id]
 
 
 def test_who_is_stopped_before_it_begins_costs_the_newest_nothing() -> None:
     site = Site()
     older, newer = run(site, 1), run(site, 2)
-    held = site.ask(older, want())
-    assert site.ask(newer, want()) is None
-    assert site.ask(older, Unbegun(LOCK, b"k", held.token)) is Status.OK
-    assert site.granted() == [newer.id]
+    held = site.ask(older.peer, want(older))
+    assert site.ask(newer.peer, want(newer)) is None
+    assert site.ask(older.peer, Unbegun(b"k", held.token)) is Status.OK
+    assert site.granted() == [newer.peer.id]
     assert site.now == 100.0
 
 
@@ -287,11 +286,11 @@ def test_a_place_that_was_set_aside_for_somebody_older_is_the_next_ones(others: 
     """Nobody who is sent away takes a place along, whether told of a turn or waiting."""
     site = Site()
     told = run(site, 1)
-    site.ask(told, Turn(60_000))
-    assert isinstance(site.ask(told, Enqueue(LOCK, b"k", 1, 600, ONE)), YourTurn)
+    turn = told.by(Enqueue(LOCK, b"k", 1, 600, ONE, turn=60_000))
+    assert isinstance(site.ask(told.peer, turn), YourTurn)
     plain = [site.take(ONE, limit=1, timeout=60)[0].id for _ in range(others)]
     newest = run(site, 2)
-    reply = site.ask(newest, want())
+    reply = site.ask(newest.peer, want(newest))
     if others:
         assert site.granted() == plain
         assert reply is None
@@ -304,7 +303,7 @@ def test_a_place_that_was_set_aside_for_somebody_older_is_the_next_ones(others: 
 def test_who_is_older_and_sent_away_at_once_takes_no_place() -> None:
     site = Site()
     newest = run(site, 2)
-    held = site.ask(newest, want())
-    assert site.ask(newest, Unbegun(LOCK, b"k", held.token)) is Status.OK
-    assert site.ask(run(site, 1), want()) == Superseded(2, b"task-2")
-    assert isinstance(site.ask(run(site, 3), want(0)), Granted)
+    held = site.ask(newest.peer, want(newest))
+    assert site.ask(newest.peer, Unbegun(b"k", held.token)) is Status.OK
+    assert site.ask((older := run(site, 1)).peer, want(older)) == Superseded(2, b"task-2")
+    assert isinstance(site.ask((newer := run(site, 3)).peer, want(newer, 0)), Granted)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
 from dflockd.table import HoldRecord, Limits, LockTable, Peer, ShardTable, TokenIssuer
 from dflockd.wire import (
     Acquire,
-    Confirm,
-    Detach,
     Enqueue,
     Enqueued,
     Granted,
+    How,
     Inspect,
     Moved,
     Owner,
@@ -23,38 +21,24 @@ from dflockd.wire import (
     Release,
     Renew,
     Renewed,
-    Reply,
     Report,
     Request,
     Reserve,
-    Resume,
     Space,
     Status,
     TimedOut,
     Wait,
 )
 from tests.dflockd.table.sharded_support import AWAY, FOR_LONG, hand_over, table_of
+from tests.dflockd.table.turns_support import Run, ask, run
 
-LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
+LOCK = Space.LOCK
 ASK = [Acquire(LOCK, b"k", 1, 9, 30), Enqueue(LOCK, b"k", 1, 30)]
 either = pytest.mark.parametrize("request_", ASK, ids=["acquire", "enqueue"])
 
 
-def ask(table: LockTable, peer: Peer, request: Request, now: float = 0.0) -> Reply | None:
-    replies = [reply for number, reply in table.handle(peer, request, now) if number == peer.id]
-    return replies[-1] if replies else None
-
-
-def run(
-    table: LockTable, attempt: int, instance: bytes = b"", name: bytes = b"run", now: float = 0.0
-) -> Peer:
-    peer = table.connect()
-    assert ask(table, peer, Owner(name, attempt, instance), now) is Status.OK
-    return peer
-
-
-def granted(table: LockTable, peer: Peer, now: float = 0.0) -> bytes:
-    reply = ask(table, peer, Acquire(LOCK, b"k", 1, 0, 30), now)
+def granted(table: LockTable, who: Peer | Run, now: float = 0.0) -> bytes:
+    reply = ask(table, who, Acquire(LOCK, b"k", 1, 0, 30), now)
     assert isinstance(reply, Granted)
     return reply.token
 
@@ -72,8 +56,8 @@ def test_a_run_that_holds_the_key_is_told_so(
     granted(table, run(table, 2))
     again = run(table, attempt)
     assert ask(table, again, request_) == OwnerConflict(b"held", 2)
-    assert again.waiting is None
-    assert not again.enqueued
+    assert again.peer.waiting is None
+    assert not again.peer.enqueued
 
 
 @either
@@ -95,58 +79,40 @@ def test_a_later_attempt_queues_behind_its_predecessor(table: LockTable, request
     ask(table, other, ASK[0])
     assert ask(table, second, request_) in (None, Status.QUEUED)
     assert ask(table, run(table, 0), request_) == OwnerConflict(b"waiting", 1)
-    effects = table.handle(first, Release(LOCK, b"k", token), 1.0)
-    assert [number for number, _ in effects] == [first.id, other.id]
+    effects = table.handle(first.peer, Release(LOCK, b"k", token), 1.0)
+    assert [number for number, _ in effects] == [first.peer.id, other.id]
 
 
 def test_others_and_nobody_are_not_compared(table: LockTable) -> None:
     granted(table, run(table, 5))
     assert ask(table, run(table, 0, name=b"other"), ASK[0]) is None
     assert ask(table, table.connect(), ASK[0]) is None
-    cleared = run(table, 5)
-    ask(table, cleared, Owner(b"", 0))
-    assert ask(table, cleared, ASK[0]) is None
 
 
-def test_an_owner_comes_with_a_label(table: LockTable) -> None:
-    """It is no part of who asks, and stays as it is where none is given."""
-
-    def shown(peer: Peer) -> Any:
-        report = ask(table, peer, Inspect(LOCK, b"k"))
-        assert isinstance(report, Report)
-        return [each["label"] for each in json.loads(report.json)["holders"]]
-
-    first, again = table.connect(), table.connect()
-    for label, expected in ((b"one", "one"), (None, "one"), (b"", ""), (b"two", "two")):
-        ask(table, first, Owner(b"run", 1, b"here", label))
-        token = granted(table, first)
-        assert shown(first) == [expected]
-        ask(table, first, Release(LOCK, b"k", token))
-    ask(table, first, Owner(b"", 0, b"", b"nobody's"))
-    token = granted(table, first)
-    assert shown(first) == ["nobody's"]
-    for peer, label in ((again, b"as ever"), (table.connect(), None)):
-        # The same process from another connection goes on in its own position.
-        ask(table, peer, Owner(b"run", 1, b"here", label))
-        assert ask(table, peer, ASK[1]) is Status.QUEUED
-    assert table.counts.waiting == 1
+def test_a_label_is_no_part_of_who_asks(table: LockTable) -> None:
+    holder = run(table, 1, b"here")._replace(label=b"one")
+    granted(table, holder)
+    report = ask(table, table.connect(), Inspect(LOCK, b"k"))
+    assert isinstance(report, Report)
+    assert [each["label"] for each in json.loads(report.json)["holders"]] == ["one"]
+    other = run(table, 1, b"here")._replace(label=b"two")
+    assert ask(table, other, ASK[1]) == OwnerConflict(b"held", 1)
 
 
 def test_whatever_the_limit(table: LockTable) -> None:
     first = run(table, 1)
-    request = Acquire(SEMAPHORE, b"k", 5, 0, 30)
+    request = Acquire(LOCK, b"k", 5, 0, 30)
     assert isinstance(ask(table, first, request), Granted)
     assert ask(table, run(table, 1), request) == OwnerConflict(b"held", 1)
     assert isinstance(ask(table, run(table, 2), request), Granted)
-    # The same text as a lock is another key.
-    granted(table, run(table, 1))
 
 
 def test_a_grant_is_for_whom_it_was_asked_for(table: LockTable) -> None:
     holder, waiter = table.connect(), run(table, 1)
     token = granted(table, holder)
     ask(table, waiter, ASK[1])
-    ask(table, waiter, Owner(b"another", 5))
+    other = Run(waiter.peer, Owner(b"another", 5))
+    assert isinstance(ask(table, other, Acquire(LOCK, b"other", 1, 0, 30)), Granted)
     ask(table, holder, Release(LOCK, b"k", token))
     assert ask(table, run(table, 1), ASK[0]) == OwnerConflict(b"held", 1)
     assert ask(table, run(table, 5, name=b"another"), ASK[0]) is None
@@ -169,9 +135,9 @@ def test_what_has_ended_is_not_compared(table: LockTable, end: str) -> None:
     elif end == "expiry":
         table.advance(30.0)
     elif end == "detach":
-        ask(table, first, Detach(LOCK, b"k", token, 60))
+        ask(table, first, Renew(LOCK, b"k", token, 60, How.DETACH))
     else:
-        table.disconnect(first, 1.0, clean=True)
+        table.disconnect(first.peer, 1.0, clean=True)
     reply = ask(table, run(table, 1), Acquire(LOCK, b"k", 1, 0, 30), 30.0)
     assert reply is Status.TIMEOUT if end == "detach" else isinstance(reply, Granted)
 
@@ -179,8 +145,8 @@ def test_what_has_ended_is_not_compared(table: LockTable, end: str) -> None:
 def test_a_detached_hold_is_nobodys_even_when_it_is_taken_over(table: LockTable) -> None:
     first = run(table, 1)
     token = granted(table, first)
-    ask(table, first, Detach(LOCK, b"k", token, 60))
-    assert ask(table, run(table, 7), Confirm(LOCK, b"k", token, 30)) == Renewed(30)
+    ask(table, first, Renew(LOCK, b"k", token, 60, How.DETACH))
+    assert ask(table, run(table, 7), Renew(LOCK, b"k", token, 30, How.CONFIRM)) == Renewed(30)
     assert ask(table, run(table, 7), ASK[0]) is None
 
 
@@ -195,7 +161,7 @@ def test_an_orphan_is_compared() -> None:
     table = LockTable(Limits(orphan_ttl=5), TokenIssuer(b"secret", 0))
     first = run(table, 1)
     granted(table, first)
-    table.disconnect(first, 1.0, clean=False)
+    table.disconnect(first.peer, 1.0, clean=False)
     assert ask(table, run(table, 1), ASK[0], 1.0) == OwnerConflict(b"held", 1)
 
 
@@ -203,23 +169,20 @@ def test_a_reservation_is_not_compared_and_taken_up_by_its_ticket(table: LockTab
     granted(table, table.connect())
     waiter = run(table, 1)
     ask(table, waiter, ASK[1])
-    ask(table, waiter, Reserve(1000, 1000))
-    reply = ask(table, waiter, Wait(LOCK, b"k", 0))
+    reply = ask(table, waiter, Wait(LOCK, b"k", 0, reserve=Reserve(1000, 1000)))
     assert isinstance(reply, TimedOut)
     again = run(table, 1)
     assert ask(table, again, ASK[1]) is Status.QUEUED
     # The ticket is not compared; without it the request is.
-    back = run(table, 1)
-    ask(table, back, Resume(reply.ticket))
-    assert ask(table, back, ASK[1]) is Status.QUEUED
+    by_ticket = Enqueue(LOCK, b"k", 1, 30, ticket=reply.ticket)
+    assert ask(table, run(table, 1), by_ticket) is Status.QUEUED
     assert ask(table, run(table, 1), ASK[1]) == OwnerConflict(b"waiting", 1)
 
 
 def test_a_ticket_that_is_not_known_does_not_help(table: LockTable) -> None:
     granted(table, run(table, 1))
-    again = run(table, 1)
-    ask(table, again, Resume(b"nothing"))
-    assert ask(table, again, ASK[0]) == OwnerConflict(b"held", 1)
+    request = Acquire(LOCK, b"k", 1, 9, 30, ticket=b"nothing")
+    assert ask(table, run(table, 1), request) == OwnerConflict(b"held", 1)
 
 
 @either
@@ -231,23 +194,24 @@ def test_the_same_process_takes_over_what_its_lost_connection_waits_for(
     lost, other = run(table, 1, b"here"), table.connect()
     ask(table, lost, ASK[0])
     ask(table, other, ASK[0], 1.0)
-    again = run(table, 1, b"here", now=2.0)
-    effects = table.handle(again, request_, 2.0)
-    conflict = (lost.id, OwnerConflict(b"waiting", 1))
-    assert effects == ([conflict] if request_ is ASK[0] else [(again.id, Status.QUEUED), conflict])
-    assert lost.waiting is None
+    again = run(table, 1, b"here")
+    effects = table.handle(again.peer, again.by(request_), 2.0)
+    conflict = (lost.peer.id, OwnerConflict(b"waiting", 1))
+    queued = (again.peer.id, Status.QUEUED)
+    assert effects == ([conflict] if request_ is ASK[0] else [queued, conflict])
+    assert lost.peer.waiting is None
     report = ask(table, other_one := table.connect(), Inspect(LOCK, b"k"), 3.0)
     assert isinstance(report, Report)
     waiters = json.loads(report.json)["waiters"]
     assert [(each["conn_id"], each["waited_s"]) for each in waiters] == [
-        (again.id, 3.0),
+        (again.peer.id, 3.0),
         (other.id, 2.0),
     ]
     table.handle(holder, Release(LOCK, b"k", token), 4.0)
-    assert again.holds
-    assert table.disconnect(lost, 5.0, clean=False) == []
+    assert again.peer.holds
+    assert table.disconnect(lost.peer, 5.0, clean=False) == []
     assert table.disconnect(other_one, 5.0, clean=False) == []
-    assert again.holds
+    assert again.peer.holds
 
 
 def test_what_it_had_enqueued_ends_with_that(table: LockTable) -> None:
@@ -255,7 +219,7 @@ def test_what_it_had_enqueued_ends_with_that(table: LockTable) -> None:
     lost, again = run(table, 1, b"here"), run(table, 1, b"here")
     ask(table, lost, ASK[1])
     assert ask(table, again, ASK[1]) is Status.QUEUED
-    assert not lost.enqueued
+    assert not lost.peer.enqueued
     assert ask(table, lost, Wait(LOCK, b"k", 5)) is Status.NOT_ENQUEUED
     assert ask(table, again, Wait(LOCK, b"k", 5)) is None
 
@@ -269,7 +233,7 @@ def test_who_has_enqueued_and_taken_over_may_enqueue_again(table: LockTable) -> 
         assert ask(table, peer, enqueue) is Status.QUEUED
     assert ask(table, back, Wait(LOCK, b"k", 9)) is None
     effects = table.handle(holder, Release(LOCK, b"k", token), 1.0)
-    [reply] = [reply for number, reply in effects if number == back.id]
+    [reply] = [reply for number, reply in effects if number == back.peer.id]
     assert isinstance(reply, Granted)
     assert ask(table, back, Release(LOCK, b"k", reply.token)) is Status.OK
     assert isinstance(ask(table, back, enqueue), Enqueued)
@@ -279,10 +243,10 @@ def test_trying_once_takes_over_and_gives_up(table: LockTable) -> None:
     granted(table, table.connect())
     lost, again = run(table, 1, b"here"), run(table, 1, b"here")
     ask(table, lost, ASK[0])
-    effects = table.handle(again, Acquire(LOCK, b"k", 1, 0, 30), 1.0)
-    assert effects == [(lost.id, OwnerConflict(b"waiting", 1))]
+    effects = table.handle(again.peer, again.by(Acquire(LOCK, b"k", 1, 0, 30)), 1.0)
+    assert effects == [(lost.peer.id, OwnerConflict(b"waiting", 1))]
     assert table.next_deadline() == 1.0
-    assert table.advance(1.0) == [(again.id, Status.TIMEOUT)]
+    assert table.advance(1.0) == [(again.peer.id, Status.TIMEOUT)]
 
 
 @pytest.mark.parametrize(("attempt", "instance"), [(1, b"there"), (1, b""), (0, b"here")])
@@ -312,9 +276,9 @@ def test_who_holds_and_waits_for_as_much_as_it_may_takes_over_nothing(request_: 
     first, again = run(table, 1, b"here"), run(table, 1, b"here")
     assert ask(table, first, ASK[0]) is None
     assert isinstance(ask(table, again, Enqueue(LOCK, b"other", 1, 30)), Enqueued)
-    assert table.handle(again, request_, 1.0) == [(again.id, Status.MAX_HOLDS)]
-    assert first.waiting is not None
-    assert (again.waiting, len(again.enqueued)) == (None, 1)
+    assert ask(table, again, request_, 1.0) is Status.MAX_HOLDS
+    assert first.peer.waiting is not None
+    assert (again.peer.waiting, len(again.peer.enqueued)) == (None, 1)
 
 
 def test_while_the_server_recovers_that_comes_first(table: LockTable) -> None:
@@ -348,8 +312,7 @@ def test_it_moves_with_its_shard() -> None:
     # It waits, though its connection has yet to come.
     assert ask(new, run(new, 3, name=b"waits"), ASK[0]) == OwnerConflict(b"waiting", 3)
     back = run(new, 3, b"here", name=b"waits")
-    ask(new, back, Resume(moved.ticket))
-    assert ask(new, back, ASK[0]) is None
+    assert ask(new, back, Acquire(LOCK, b"k", 1, 9, 30, ticket=moved.ticket)) is None
     assert ask(new, run(new, 3, name=b"waits"), ASK[0]) == OwnerConflict(b"waiting", 3)
 
 
@@ -359,7 +322,6 @@ def test_it_comes_back_with_its_shard_too() -> None:
     waiter = run(there, 3, name=b"waits")
     assert ask(there, waiter, ASK[1]) is Status.QUEUED
     hand_over(there, back, 0)
-    ask(there, waiter, Owner(b"", 0))
     snapshot = back.freeze(0, 0)
     assert snapshot.waiters[0].owner == b"waits"
     back.drop(0, AWAY)
@@ -387,13 +349,13 @@ def test_people_see_who_it_is(table: LockTable) -> None:
 
 def test_nothing_is_left_of_owners(table: LockTable) -> None:
     holder = run(table, 0)
-    ask(table, holder, Enqueue(SEMAPHORE, b"k", 2, 30))
-    entry = table._group.spaces[SEMAPHORE][b"k"]
+    ask(table, holder, Enqueue(LOCK, b"k", 2, 30))
+    entry = table._group.spaces[LOCK][b"k"]
     peers = [run(table, attempt) for attempt in range(1, 5)]
-    replies = [ask(table, peer, Enqueue(SEMAPHORE, b"k", 2, 30)) for peer in peers]
+    replies = [ask(table, peer, Enqueue(LOCK, b"k", 2, 30)) for peer in peers]
     assert isinstance(replies[0], Enqueued)
     assert entry.owners is not None
     assert [item.owner and item.owner.attempt for item in entry.owners[b"run"]] == [0, 1, 2, 3, 4]
     for peer in reversed([holder, *peers]):
-        table.disconnect(peer, 1.0, clean=True)
+        table.disconnect(peer.peer, 1.0, clean=True)
     assert entry.owners == {}

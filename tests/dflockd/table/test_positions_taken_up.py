@@ -10,12 +10,9 @@ from dflockd.wire import (
     Enqueue,
     Enqueued,
     Granted,
-    Label,
     Release,
     Renew,
-    Request,
     Reserve,
-    Resume,
     Status,
     TimedOut,
     Wait,
@@ -74,20 +71,18 @@ def test_a_position_is_for_its_key_alone() -> None:
         came = come_back(table, ticket, 1.0, key)
         assert came is Status.QUEUED if key == b"l" else isinstance(came, Enqueued)
     semaphore = table.connect()
-    reply_to(table, semaphore, Resume(ticket), 1.0)
-    assert isinstance(reply_to(table, semaphore, Enqueue(SEMAPHORE, b"k", 1, None), 1.0), Enqueued)
+    assert isinstance(
+        reply_to(table, semaphore, Enqueue(SEMAPHORE, b"k", 1, None, ticket=ticket), 1.0), Enqueued
+    )
     assert [w["away"] for w in inspected(table, semaphore, b"k", 1.0)["waiters"]] == [True]
 
 
 @pytest.mark.parametrize("refused", [Acquire(LOCK, b"k", 1, 5, 9999), Enqueue(LOCK, b"k", 1, 9999)])
-def test_resume_is_for_the_next_request_only_and_a_refusal_spoils_nothing(
-    refused: Request,
-) -> None:
+def test_a_refusal_of_who_shows_a_ticket_spoils_nothing(refused: Acquire | Enqueue) -> None:
     table, _, _ = held_table()
     ticket = go_away(table)
     behind, peer = queue_up(table), table.connect()
-    reply_to(table, peer, Resume(ticket), 1.0)
-    assert reply_to(table, peer, refused, 1.0) is Status.ERROR
+    assert reply_to(table, peer, refused._replace(ticket=ticket), 1.0) is Status.ERROR
     reply_to(table, peer, Enqueue(LOCK, b"k", 1, None), 1.0)
     back = table.connect()
     come_back_as(table, back, ticket, 1.0)
@@ -111,14 +106,16 @@ def test_a_position_is_taken_up_by_an_acquire_as_well(timeout: int) -> None:
     tickets = [go_away(table, away=1000, hold=2000) for _ in range(2)]
     queue_up(table)
     peers = [table.connect(), table.connect()]
-    reply_to(table, peers[0], Resume(tickets[0]), 1.0)
-    assert table.handle(peers[0], Acquire(LOCK, b"k", 1, timeout, None), 1.0) == []
+    assert (
+        table.handle(peers[0], Acquire(LOCK, b"k", 1, timeout, None, ticket=tickets[0]), 1.0) == []
+    )
     told = table.advance(1.0)
     assert told == ([] if timeout else [(peers[0].id, Status.TIMEOUT)])
     table.disconnect(peers[0], 1.0, clean=True)
     reply_to(table, holder, release, 2.0)
-    reply_to(table, peers[1], Resume(tickets[1]), 2.0)
-    granted = reply_to(table, peers[1], Acquire(LOCK, b"k", 1, timeout, None), 2.0)
+    granted = reply_to(
+        table, peers[1], Acquire(LOCK, b"k", 1, timeout, None, ticket=tickets[1]), 2.0
+    )
     assert isinstance(granted, Granted)
 
 
@@ -127,8 +124,9 @@ def test_a_position_that_was_taken_up_can_be_kept_again_under_its_name() -> None
     ticket = go_away(table)
     peer = table.connect()
     assert come_back_as(table, peer, ticket, 5.0) is Status.QUEUED
-    reply_to(table, peer, Reserve(1000, 1000), 5.0)
-    assert reply_to(table, peer, Wait(LOCK, b"k", 0), 5.0) == TimedOut(ticket)
+    assert reply_to(table, peer, Wait(LOCK, b"k", 0, reserve=Reserve(1000, 1000)), 5.0) == TimedOut(
+        ticket
+    )
     assert come_back(table, ticket, 6.0) is Status.QUEUED
 
 
@@ -179,10 +177,8 @@ def test_nothing_is_left_of_positions_that_nobody_comes_back_to() -> None:
 def test_a_kept_position_shows_who_had_it() -> None:
     table, _, _ = held_table()
     peer = table.connect()
-    table.handle(peer, Label(b"task 7"), 0.0)
-    reply_to(table, peer, Enqueue(LOCK, b"k", 1, None), 1.0)
-    reply_to(table, peer, Reserve(5000, 0), 1.0)
-    reply_to(table, peer, Wait(LOCK, b"k", 0), 2.0)
+    reply_to(table, peer, Enqueue(LOCK, b"k", 1, None, label=b"task 7"), 1.0)
+    reply_to(table, peer, Wait(LOCK, b"k", 0, reserve=Reserve(5000, 0)), 2.0)
     table.disconnect(peer, 2.0, clean=True)
     other = table.connect()
     [waiter] = inspected(table, other, b"k", 3.0)["waiters"]

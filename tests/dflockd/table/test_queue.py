@@ -7,7 +7,7 @@ import pytest
 from dflockd.table import LockTable, Peer, TokenIssuer, owners
 from dflockd.table.queue import LEAST_TURN, MOST_SILENT, Queue
 from dflockd.table.state import Entry, Group, Waiter
-from dflockd.wire import Acquire, Enqueue, Owner, Reserve, Resume, Status, TimedOut, Wait
+from dflockd.wire import Acquire, Enqueue, Owner, Reserve, Status, TimedOut, Wait
 from tests.dflockd.table.rules_support import LOCK, reply_to, table_of, take
 
 
@@ -35,9 +35,9 @@ def test_each_turn_that_a_process_lets_run_out_halves_the_next() -> None:
 
 def waiter_of(instance: bytes) -> Waiter:
     peer = Peer(1)
-    peer.owner = Owner(b"run", 0, instance)
+    peer.instance = instance
     entry = Entry(Group(TokenIssuer(b"secret", 0)), LOCK, b"k", 1)
-    return Waiter(entry, peer, 1, 10, 0.0, two_phase=True)
+    return Waiter(entry, peer, 1, 10, 0.0, two_phase=True, owner=Owner(b"run", 0))
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
@@ -46,12 +46,12 @@ def test_of_one_attempt_what_is_held_goes_before_what_waits(
     table: LockTable, attempt: int, held_first: bool
 ) -> None:
     peer = table.connect()
-    table.handle(peer, Owner(b"run", attempt), 0.0)
-    table.handle(peer, Acquire(LOCK, b"k", 1, 0, None), 0.0)
+    owner = Owner(b"run", attempt)
+    table.handle(peer, Acquire(LOCK, b"k", 1, 0, None, owner=owner), 0.0)
     entry = table.find(LOCK, b"k")
     assert isinstance(entry, Entry)
     [hold] = entry.holds.values()
-    waiter = Waiter(entry, peer, hold.fence + 1, 10, 0.0, two_phase=False)
+    waiter = Waiter(entry, peer, hold.fence + 1, 10, 0.0, two_phase=False, owner=owner)
     owners.add(entry, waiter)
     if not held_first:
         owners.discard(entry, hold)
@@ -69,13 +69,13 @@ def test_who_is_back_counts_as_a_waiter_and_who_is_away_does_not() -> None:
     for _ in range(2):  # and never less than it should
         peer, other = table.connect(), table.connect()
         assert reply_to(table, peer, Enqueue(LOCK, b"k", 1, None)) is Status.QUEUED
-        assert reply_to(table, peer, Reserve(9000, 0)) is Status.OK
-        kept = reply_to(table, peer, Wait(LOCK, b"k", 0))
+        kept = reply_to(table, peer, Wait(LOCK, b"k", 0, reserve=Reserve(9000, 0)))
         assert isinstance(kept, TimedOut)
         assert reply_to(table, other, Enqueue(LOCK, b"k", 1, None)) is Status.QUEUED
         table.disconnect(other, 1.0, clean=True)
-        assert reply_to(table, peer, Resume(kept.ticket)) is Status.OK
-        assert reply_to(table, peer, Enqueue(LOCK, b"k", 1, None)) is Status.QUEUED
+        assert (
+            reply_to(table, peer, Enqueue(LOCK, b"k", 1, None, ticket=kept.ticket)) is Status.QUEUED
+        )
         assert reply_to(table, table.connect(), Acquire(LOCK, b"k", 1, 9, None)) is (
             Status.MAX_WAITERS
         )
@@ -87,12 +87,13 @@ def test_who_comes_back_to_a_position_holds_no_more_than_it_may() -> None:
     take(table, table.connect(), b"k")
     away, back = table.connect(), table.connect()
     assert reply_to(table, away, Enqueue(LOCK, b"k", 1, None)) is Status.QUEUED
-    assert reply_to(table, away, Reserve(9000, 0)) is Status.OK
-    kept = reply_to(table, away, Wait(LOCK, b"k", 0))
+    kept = reply_to(table, away, Wait(LOCK, b"k", 0, reserve=Reserve(9000, 0)))
     assert isinstance(kept, TimedOut)
     take(table, back, b"other")
-    assert reply_to(table, back, Resume(kept.ticket)) is Status.OK
-    assert reply_to(table, back, Acquire(LOCK, b"k", 1, 9, None)) is Status.MAX_HOLDS
+    assert (
+        reply_to(table, back, Acquire(LOCK, b"k", 1, 9, None, ticket=kept.ticket))
+        is Status.MAX_HOLDS
+    )
 
 
 def test_what_was_not_noted_of_an_owner_is_not_taken_out(table: LockTable) -> None:

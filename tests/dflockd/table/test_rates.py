@@ -8,23 +8,22 @@ from dflockd.table.rates import BLOCK, RateBlock
 from dflockd.wire import (
     UNLIMITED,
     Acquire,
-    Begun,
     Enqueue,
     Enqueued,
     Granted,
+    How,
     Rate,
     Release,
+    Renew,
     Renewed,
     Reserve,
-    Resume,
     Status,
     TimedOut,
-    Turn,
     Unbegun,
     Wait,
     YourTurn,
 )
-from tests.dflockd.table.rates_support import LEASE, SEMAPHORE, TWO, Site
+from tests.dflockd.table.rates_support import LEASE, LOCK, TWO, Site
 
 
 def test_a_place_is_free_one_window_after_the_server_has_heard_of_the_beginning(site: Site) -> None:
@@ -32,7 +31,7 @@ def test_a_place_is_free_one_window_after_the_server_has_heard_of_the_beginning(
     site.go_to(100.5)
     site.begin(TWO)
     waiting = [site.take(TWO, timeout=60)[0].id for _ in range(3)]
-    site.ask(first, Release(SEMAPHORE, b"k", token))  # that is nothing new
+    site.ask(first, Release(LOCK, b"k", token))  # that is nothing new
     site.go_to(100.999)
     assert site.granted() == []
     site.go_to(101.001)
@@ -42,7 +41,7 @@ def test_a_place_is_free_one_window_after_the_server_has_heard_of_the_beginning(
     # Neither of these has said that it has begun, so nobody knows when a place will be free.
     site.go_to(105.0)
     assert site.granted() == []
-    assert site.table._group.rates[SEMAPHORE, b"k"].free(site.now) == 0
+    assert site.table._group.rates[LOCK, b"k"].free(site.now) == 0
 
 
 def test_who_says_nothing_has_begun_when_the_hold_ends(site: Site) -> None:
@@ -50,7 +49,7 @@ def test_who_says_nothing_has_begun_when_the_hold_ends(site: Site) -> None:
     peer, reply = site.take(rate)
     site.go_to(104.0)
     waiter, _ = site.take(rate, timeout=60)
-    site.ask(peer, Release(SEMAPHORE, b"k", reply.token))
+    site.ask(peer, Release(LOCK, b"k", reply.token))
     site.go_to(104.999)
     assert site.granted() == []
     site.go_to(105.001)
@@ -73,13 +72,13 @@ def test_a_place_that_is_given_back_costs_nothing(site: Site) -> None:
     rate = Rate(1, 60_000)
     peer, reply = site.take(rate)
     waiter, _ = site.take(rate, timeout=60)
-    assert site.ask(peer, Unbegun(SEMAPHORE, b"k", reply.token)) is Status.OK
+    assert site.ask(peer, Unbegun(b"k", reply.token)) is Status.OK
     assert site.granted() == [waiter.id]
     # Once it has begun that cannot be taken back.
     again, _ = site.take(rate, timeout=60)
     token = next(iter(waiter.holds)).token
-    assert isinstance(site.ask(waiter, Begun(SEMAPHORE, b"k", token, 5)), Renewed)
-    assert site.ask(waiter, Unbegun(SEMAPHORE, b"k", token)) is Status.OK
+    assert isinstance(site.ask(waiter, Renew(LOCK, b"k", token, 5, How.BEGUN)), Renewed)
+    assert site.ask(waiter, Unbegun(b"k", token)) is Status.OK
     assert site.granted() == []
     assert again.waiting is not None
     assert (site.table.counts.begun, site.table.counts.unbegun) == (1, 1)
@@ -91,8 +90,8 @@ def test_what_nobody_was_told_of_has_not_begun(site: Site) -> None:
     holder, reply = site.take(rate)
     waiter, _ = site.take(rate, timeout=60)
     enqueued = site.table.connect()
-    assert site.ask(enqueued, Enqueue(SEMAPHORE, b"k", UNLIMITED, LEASE, rate)) is Status.QUEUED
-    site.ask(holder, Unbegun(SEMAPHORE, b"k", reply.token))
+    assert site.ask(enqueued, Enqueue(LOCK, b"k", UNLIMITED, LEASE, rate)) is Status.QUEUED
+    site.ask(holder, Unbegun(b"k", reply.token))
     assert site.granted() == [waiter.id]
     site.leave(waiter, told=False)
     assert next(iter(enqueued.holds)).told is False
@@ -105,7 +104,7 @@ def test_both_hold_where_there_is_a_limit_as_well(site: Site) -> None:
     holders = [site.begin(rate, limit=2) for _ in range(2)]
     waiting = [site.take(rate, limit=2, timeout=60)[0].id for _ in range(3)]
     for peer, token in holders:
-        site.ask(peer, Release(SEMAPHORE, b"k", token))
+        site.ask(peer, Release(LOCK, b"k", token))
     assert site.granted() == waiting[:1]  # the second slot is free, and no place
     site.go_to(101.001)
     assert site.granted() == waiting[1:2]
@@ -113,7 +112,7 @@ def test_both_hold_where_there_is_a_limit_as_well(site: Site) -> None:
 
 def test_a_try_finds_no_place(site: Site) -> None:
     peer, token = site.begin(Rate(1, 1000))
-    site.ask(peer, Release(SEMAPHORE, b"k", token))
+    site.ask(peer, Release(LOCK, b"k", token))
     assert site.take(Rate(1, 1000))[1] is Status.TIMEOUT
     assert len(site.table) == 0  # nothing is left of it
     site.go_to(101.0)
@@ -150,20 +149,20 @@ def test_what_is_asked_for_has_bounds_and_changes_nothing_if_refused() -> None:
     assert site.take(Rate(11, 1000))[1] is Status.MAX_RATES
     assert (len(site.table), site.table._group.rates, site.table.rates.promised) == (0, {}, 0)
     peer, token = site.begin(Rate(6, 60_000))
-    site.ask(peer, Release(SEMAPHORE, b"k", token))
+    site.ask(peer, Release(LOCK, b"k", token))
     assert len(site.table) == 0  # it does not count among the keys
     assert site.take(Rate(5, 60_000), key=b"other")[1] is Status.MAX_RATES
     assert site.take(Rate(11, 60_000))[1] is Status.MAX_RATES  # nor may a known one take all room
     assert isinstance(site.take(Rate(10, 60_000))[1], Granted)
-    assert site.take(Rate(5, 60_000), limit=3)[1] is Status.LIMIT_MISMATCH
-    assert site.table._group.rates[SEMAPHORE, b"k"].runs == 10
+    assert site.take(Rate(11, 60_000))[1] is Status.MAX_RATES
+    assert site.table._group.rates[LOCK, b"k"].runs == 10
 
 
 def test_nothing_is_left_of_a_rate_one_window_after_its_last_run(site: Site) -> None:
     for key in (b"a", b"b"):
         for _ in range(2 * BLOCK):
             peer, token = site.begin(Rate(3 * BLOCK, 2000), key=key)
-            site.ask(peer, Release(SEMAPHORE, key, token))
+            site.ask(peer, Release(LOCK, key, token))
             site.leave(peer)
     site.go_to(101.9)
     assert len(site.table._group.rates) == 2
@@ -181,9 +180,10 @@ def test_a_turn_is_told_when_there_is_a_place(site: Site) -> None:
     site.begin(rate)
     waiter, other = site.table.connect(), site.table.connect()
     for peer in (waiter, other):
-        assert site.ask(peer, Turn(200)) is Status.OK
-        assert site.ask(peer, Enqueue(SEMAPHORE, b"k", UNLIMITED, LEASE, rate)) is Status.QUEUED
-        assert site.ask(peer, Wait(SEMAPHORE, b"k", 60)) is None
+        assert (
+            site.ask(peer, Enqueue(LOCK, b"k", UNLIMITED, LEASE, rate, turn=200)) is Status.QUEUED
+        )
+        assert site.ask(peer, Wait(LOCK, b"k", 60)) is None
     site.go_to(101.001)
     ((told, reply),) = site.told
     assert told == waiter.id
@@ -191,8 +191,10 @@ def test_a_turn_is_told_when_there_is_a_place(site: Site) -> None:
     # The place is set aside for whoever has the ticket.
     child = site.table.connect()
     assert site.take(rate)[1] is Status.TIMEOUT
-    site.ask(child, Resume(reply.ticket))
-    assert isinstance(site.ask(child, Acquire(SEMAPHORE, b"k", UNLIMITED, 1, LEASE, rate)), Granted)
+    assert isinstance(
+        site.ask(child, Acquire(LOCK, b"k", UNLIMITED, 1, LEASE, rate, ticket=reply.ticket)),
+        Granted,
+    )
     assert next(iter(child.holds)).is_pending
     site.told.clear()
     site.go_to(105.0)
@@ -206,12 +208,12 @@ def test_who_was_told_waits_for_a_place_if_the_rate_has_become_less(site: Site) 
     one = Rate(1, 1000)
     site.begin(TWO)
     waiter, child = site.table.connect(), site.table.connect()
-    site.ask(waiter, Turn(5000))
-    told = site.ask(waiter, Enqueue(SEMAPHORE, b"k", UNLIMITED, LEASE, TWO))
+    told = site.ask(waiter, Enqueue(LOCK, b"k", UNLIMITED, LEASE, TWO, turn=5000))
     assert isinstance(told, YourTurn)
     assert site.take(one)[1] is Status.TIMEOUT
-    site.ask(child, Resume(told.ticket))
-    assert site.ask(child, Acquire(SEMAPHORE, b"k", UNLIMITED, 60, LEASE, one)) is None
+    assert (
+        site.ask(child, Acquire(LOCK, b"k", UNLIMITED, 60, LEASE, one, ticket=told.ticket)) is None
+    )
     site.go_to(100.999)
     assert site.granted() == []
     site.go_to(101.001)
@@ -225,18 +227,16 @@ def test_a_position_is_kept_and_has_the_place_when_it_comes_back(
     rate = Rate(1, 1000)
     site.begin(rate)
     waiter = site.table.connect()
-    site.ask(waiter, Enqueue(SEMAPHORE, b"k", UNLIMITED, LEASE, rate))
-    site.ask(waiter, Reserve(1500, 700))
-    kept = site.ask(waiter, Wait(SEMAPHORE, b"k", 0))
+    site.ask(waiter, Enqueue(LOCK, b"k", UNLIMITED, LEASE, rate))
+    kept = site.ask(waiter, Wait(LOCK, b"k", 0, reserve=Reserve(1500, 700)))
     assert isinstance(kept, TimedOut)
     behind, _ = site.take(rate, timeout=60)
     site.go_to(101.4)
     assert site.granted() == []  # the place is kept for who comes back
-    site.ask(waiter, Resume(kept.ticket))
+    request: Acquire | Enqueue = Enqueue(LOCK, b"k", UNLIMITED, LEASE, rate, ticket=kept.ticket)
     if kind is Acquire:
-        back = site.ask(waiter, Acquire(SEMAPHORE, b"k", UNLIMITED, 60, LEASE, rate))
-    else:
-        back = site.ask(waiter, Enqueue(SEMAPHORE, b"k", UNLIMITED, LEASE, rate))
+        request = Acquire(LOCK, b"k", UNLIMITED, 60, LEASE, rate, ticket=kept.ticket)
+    back = site.ask(waiter, request)
     assert isinstance(back, Granted | Enqueued)
     assert next(iter(waiter.holds)).is_pending
     site.leave(waiter)
@@ -250,9 +250,8 @@ def test_the_next_place_goes_to_who_is_next_while_one_is_kept(site: Site) -> Non
         site.begin(rate)
         site.go_to(site.now + 0.3)
     waiter = site.table.connect()
-    site.ask(waiter, Enqueue(SEMAPHORE, b"k", UNLIMITED, LEASE, rate))
-    site.ask(waiter, Reserve(1000, 2000))
-    assert isinstance(site.ask(waiter, Wait(SEMAPHORE, b"k", 0)), TimedOut)
+    site.ask(waiter, Enqueue(LOCK, b"k", UNLIMITED, LEASE, rate))
+    assert isinstance(site.ask(waiter, Wait(LOCK, b"k", 0, reserve=Reserve(1000, 2000))), TimedOut)
     behind, _ = site.take(rate, timeout=60)
     site.go_to(101.29)
     assert site.granted() == []  # one that is free since 101.0 is kept

@@ -8,15 +8,10 @@ from dflockd.cluster import snapshot as snapshots
 from dflockd.table import (
     Snapshot,
 )
-from dflockd.wire import (
-    Begun,
-    Granted,
-    Rate,
-    Status,
-)
+from dflockd.wire import Granted, How, Rate, Renew, Status
 from tests.dflockd.table.rates_support import (
     LEASE,
-    SEMAPHORE,
+    LOCK,
     TWO,
     Site,
     kept_of,
@@ -40,7 +35,7 @@ def test_a_killed_server_forgets_no_beginning(site: Site) -> None:
     assert isinstance(reply, Granted)
     # The one that may begin still may, and counts from then on.
     mine = after.table.connect()
-    assert after.ask(mine, Begun(SEMAPHORE, b"k", pending.token, LEASE))
+    assert after.ask(mine, Renew(LOCK, b"k", pending.token, LEASE, How.BEGUN))
     after.go_to(102.0)
     assert after.take(rate)[1] is Status.TIMEOUT
     after.go_to(102.002)
@@ -74,7 +69,7 @@ def test_a_shard_takes_its_rates_along() -> None:
     site.go_to(701.002)  # ages are rounded down
     _, reply = site.take(rate)
     assert isinstance(reply, Granted)
-    site.ask(site.table.connect(), Begun(SEMAPHORE, b"k", pending.token, LEASE))
+    site.ask(site.table.connect(), Renew(LOCK, b"k", pending.token, LEASE, How.BEGUN))
     site.go_to(701.9)
     assert site.take(rate)[1] is Status.TIMEOUT
 
@@ -94,7 +89,7 @@ def test_an_older_server_loads_a_snapshot_with_rates_and_this_one_loads_one_with
     site.table = shard_table()
     site.begin(TWO)
     text = snapshots.dump(site.table.freeze(0, site.now), 1, site.now)
-    assert b'"rates":[[1,"k",2,1.0,1,[0.0]]]' in text
+    assert b'"rates":[[0,"k",2,1.0,1,[0.0]]]' in text
     older = snapshots.dump(Snapshot([], []), 1, 0.0)
     assert b"rates" not in older
     assert snapshots.load(older, 1, 0.0) == Snapshot([], [], (), [])

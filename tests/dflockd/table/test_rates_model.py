@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -20,14 +19,14 @@ from dflockd.table.rates import BLOCK
 from dflockd.wire import (
     UNLIMITED,
     Acquire,
-    Begun,
     Enqueued,
     Granted,
+    How,
     Rate,
     Release,
+    Renew,
     Renewed,
     Request,
-    Resume,
     Space,
     Status,
     Unbegun,
@@ -52,10 +51,10 @@ class History:
         runs, window = self.dice.choice([(1, 1000), (2, 1000), (3, 500), (5, 3000), (40, 2000)])
         self.rates = {
             (0, b"a"): Rate(runs, window),
-            (1, b"b"): Rate(2, 750),
-            (1, b"c"): Rate(runs, window),
+            (0, b"b"): Rate(2, 750),
+            (0, b"c"): Rate(runs, window),
         }
-        limits: dict[Name, int] = {(0, b"a"): 1, (1, b"b"): 3, (1, b"c"): UNLIMITED}
+        limits: dict[Name, int] = {(0, b"a"): 1, (0, b"b"): 3, (0, b"c"): UNLIMITED}
         self.model = NaiveRates(
             limits,
             {name: NaiveRate(rate.runs, rate.window / 1000) for name, rate in self.rates.items()},
@@ -116,16 +115,15 @@ class History:
         hold = self.model.holds[token]
         way = self.dice.choice(["begun", "begun", "release", "unbegun", "unbegun"])
         self.seen[way] += 1
-        kinds: dict[str, Any] = {"release": Release, "unbegun": Unbegun}
         space, key = Space(hold.name[0]), hold.name[1]
         peer = self.peers.get(hold.peer) or self.idle()
         if way == "begun":
             self.model.begin(token)
             hold.peer = peer.id
-            request: Request = Begun(space, key, token, LEASE)
+            request: Request = Renew(space, key, token, LEASE, How.BEGUN)
         else:
             self.model.end(token, has_begun=way == "release")
-            request = kinds[way](space, key, token)
+            request = Unbegun(key, token) if way == "unbegun" else Release(space, key, token)
         effects = self.table.handle(peer, request, self.model.now)
         assert effects[0][0] == peer.id
         assert effects[0][1] is Status.OK or isinstance(effects[0][1], Renewed)
@@ -195,11 +193,10 @@ class History:
             for number in queue:
                 peer = self.table.connect()
                 self.peers[peer.id] = peer
-                if number in tickets:
-                    self.table.handle(peer, Resume(tickets[number]), self.model.now)
                 request = Acquire(
                     *(Space(name[0]), name[1], self.model.limits[name], 20, LEASE),
                     self.rates[name],
+                    ticket=tickets.get(number, b""),
                 )
                 self.waiting[peer.id] = name
                 self.model.queues.setdefault(name, []).append(peer.id)

@@ -11,17 +11,18 @@ from dflockd.table.rates import BLOCK, RateBlock, RateRecord
 from dflockd.table.state import Entry
 from dflockd.wire import (
     UNLIMITED,
-    Begun,
     Enqueue,
     Enqueued,
     Granted,
+    How,
     Rate,
     Release,
+    Renew,
     Status,
     Unbegun,
     Wait,
 )
-from tests.dflockd.table.rates_support import LEASE, SEMAPHORE, Site, move, shard_table
+from tests.dflockd.table.rates_support import LEASE, LOCK, Site, move, shard_table
 
 
 class Journal:
@@ -61,13 +62,13 @@ def test_the_journal_has_the_rate_that_was_asked_for_last_and_all_that_has_begun
         rate = Rate(dice.choice([2 * BLOCK, 3 * BLOCK]), dice.choice(windows))
         peer, reply = site.take(rate)
         if isinstance(reply, Granted):
-            site.ask(peer, Begun(SEMAPHORE, b"k", reply.token, None))
-            site.ask(peer, Release(SEMAPHORE, b"k", reply.token))
+            site.ask(peer, Renew(LOCK, b"k", reply.token, None, How.BEGUN))
+            site.ask(peer, Release(LOCK, b"k", reply.token))
         site.leave(peer)
         journal.write()
         most = max(most, len(journal.records))
         after = journal.read(site.now)
-        then, now = (each.table.rate_of(SEMAPHORE, b"k") for each in (after, site))
+        then, now = (each.table.rate_of(LOCK, b"k") for each in (after, site))
         assert then is not None
         assert now is not None
         assert (then.runs, then.window) == (now.runs, now.window)
@@ -79,8 +80,8 @@ def test_the_journal_has_the_rate_that_was_asked_for_last_and_all_that_has_begun
     # A process that has read it writes it down anew.
     anew = Journal(after.table)
     anew.write()
-    then = anew.read(site.now).table.rate_of(SEMAPHORE, b"k")
-    now = after.table.rate_of(SEMAPHORE, b"k")
+    then = anew.read(site.now).table.rate_of(LOCK, b"k")
+    now = after.table.rate_of(LOCK, b"k")
     assert then is not None
     assert now is not None
     assert (then.runs, then.free(site.now)) == (now.runs, now.free(site.now))
@@ -96,10 +97,10 @@ def test_a_rate_that_is_over_is_forgotten_while_its_key_is_held(site: Site) -> N
     assert (site.table.rates.size, site.table.rates.promised) == (3, 3)
     site.go_to(102.0)
     assert (site.table.rates.size, site.table.rates.promised) == (2, 2)
-    entry = site.table.find(SEMAPHORE, b"k")
+    entry = site.table.find(LOCK, b"k")
     assert isinstance(entry, Entry)
     assert entry.queue().rate is None
-    assert site.ask(holder, Release(SEMAPHORE, b"k", token)) is Status.OK
+    assert site.ask(holder, Release(LOCK, b"k", token)) is Status.OK
     assert isinstance(site.take(None, limit=3)[1], Granted)
 
 
@@ -121,7 +122,7 @@ def test_who_waits_has_the_place_as_soon_as_it_is_free(site: Site) -> None:
     first, reply = site.take(rate)
     waiter, _ = site.take(rate, timeout=60)
     site.go_to(103.05)
-    site.ask(first, Begun(SEMAPHORE, b"k", reply.token, None))
+    site.ask(first, Renew(LOCK, b"k", reply.token, None, How.BEGUN))
     site.go_to(104.049)
     assert site.granted() == []
     site.go_to(104.051)
@@ -132,12 +133,12 @@ def test_who_has_enqueued_counts_as_a_run_too(site: Site) -> None:
     rate = Rate(1, 1000)
     site.begin(rate)
     peer, other = site.table.connect(), site.table.connect()
-    assert site.ask(peer, Enqueue(SEMAPHORE, b"k", UNLIMITED, LEASE, rate)) is Status.QUEUED
-    assert site.ask(peer, Wait(SEMAPHORE, b"k", 60)) is None
+    assert site.ask(peer, Enqueue(LOCK, b"k", UNLIMITED, LEASE, rate)) is Status.QUEUED
+    assert site.ask(peer, Wait(LOCK, b"k", 60)) is None
     site.go_to(101.01)
     assert site.granted() == [peer.id]
     assert site.take(rate)[1] is Status.TIMEOUT
-    assert isinstance(site.ask(other, Enqueue(SEMAPHORE, b"k", UNLIMITED, LEASE)), Enqueued)
+    assert isinstance(site.ask(other, Enqueue(LOCK, b"k", UNLIMITED, LEASE)), Enqueued)
 
 
 def test_as_many_runs_are_promised_as_may_be_and_not_one_more() -> None:
@@ -149,7 +150,7 @@ def test_as_many_runs_are_promised_as_may_be_and_not_one_more() -> None:
         assert site.take(Rate(1, 60_000), key=b"d")[1] is Status.MAX_RATES
         assert site.take(Rate(2, 60_000), key=b"a")[1] is Status.MAX_RATES
         assert site.table.counts.full == 2 * refused
-    records = [RateRecord(SEMAPHORE, b"e", 5, 60.0, 1, ())]
+    records = [RateRecord(LOCK, b"e", 5, 60.0, 1, ())]
     site.table.restore([], site.now, records)
     assert site.table.rates.promised == 8
     assert isinstance(site.take(Rate(5, 60_000), key=b"e")[1], Granted)
@@ -162,7 +163,7 @@ def test_what_has_begun_and_what_has_not_is_counted(site: Site) -> None:
         site.begin(rate)
         peer, reply = site.take(rate)
         for _ in range(2):  # the second time it is no news
-            site.ask(peer, Unbegun(SEMAPHORE, b"k", reply.token))
+            site.ask(peer, Unbegun(b"k", reply.token))
         assert (site.table.counts.begun, site.table.counts.unbegun) == (number, number)
 
 
@@ -171,7 +172,7 @@ def test_when_there_is_more_than_one_place(site: Site) -> None:
     for number in range(many):
         site.go_to(100 + number / 8)
         begin_and_end(site, Rate(many + 1, 60_000))
-    rate = site.table.rate_of(SEMAPHORE, b"k")
+    rate = site.table.rate_of(LOCK, b"k")
     assert rate is not None
     assert rate.next(site.now, 0) == site.now
     places = [rate.next(site.now, more) for more in range(1, many + 2)]
@@ -182,7 +183,7 @@ def test_when_there_is_more_than_one_place(site: Site) -> None:
 
 def begin_and_end(site: Site, rate: Rate) -> None:
     peer, token = site.begin(rate)
-    site.ask(peer, Release(SEMAPHORE, b"k", token))
+    site.ask(peer, Release(LOCK, b"k", token))
     site.leave(peer)
 
 
@@ -198,14 +199,14 @@ def test_a_shard_takes_all_along_that_counts(begun: int) -> None:
     site.now = 700.0
     assert site.take(rate)[1] is Status.TIMEOUT
     # It has not begun, and gives its place back.
-    site.ask(site.table.connect(), Unbegun(SEMAPHORE, b"k", pending.token))
+    site.ask(site.table.connect(), Unbegun(b"k", pending.token))
     assert isinstance(site.take(rate)[1], Granted)
     assert site.take(rate)[1] is Status.TIMEOUT
 
 
 def test_who_has_begun_says_for_how_long_the_lease_is(site: Site) -> None:
     peer, reply = site.take(Rate(1, 1000))
-    renewed = site.ask(peer, Begun(SEMAPHORE, b"k", reply.token, 20))
+    renewed = site.ask(peer, Renew(LOCK, b"k", reply.token, 20, How.BEGUN))
     assert renewed.lease == 20
     site.go_to(119.9)
-    assert site.ask(peer, Release(SEMAPHORE, b"k", reply.token)) is Status.OK
+    assert site.ask(peer, Release(LOCK, b"k", reply.token)) is Status.OK

@@ -13,7 +13,6 @@ from dflockd.wire import (
     Granted,
     Release,
     Reserve,
-    Resume,
     Status,
     TimedOut,
     Wait,
@@ -27,12 +26,10 @@ from tests.dflockd.table.reservations_support import (
 )
 from tests.dflockd.table.rules_support import (
     LOCK,
-    SEMAPHORE,
     answers,
     inspected,
     reply_to,
     table_of,
-    take,
 )
 
 
@@ -40,8 +37,7 @@ def test_a_position_is_kept_when_the_wait_for_it_ends_later_too() -> None:
     table, _, _ = held_table()
     peer = table.connect()
     reply_to(table, peer, Enqueue(LOCK, b"k", 1, None), 0.0)
-    reply_to(table, peer, Reserve(5000, 2000), 0.0)
-    assert table.handle(peer, Wait(LOCK, b"k", 3), 0.0) == []
+    assert table.handle(peer, Wait(LOCK, b"k", 3, reserve=Reserve(5000, 2000)), 0.0) == []
     [(number, kept)] = table.advance(3.0)
     assert (number, type(kept)) == (peer.id, TimedOut)
     assert peer.waiting is None
@@ -50,25 +46,11 @@ def test_a_position_is_kept_when_the_wait_for_it_ends_later_too() -> None:
     assert [w["away"] for w in inspected(table, peer, b"k", 3.0)["waiters"]] == [True, False]
 
 
-@pytest.mark.parametrize("refused", [True, False])
-def test_keep_is_for_the_next_wait_only(refused: bool) -> None:
-    table, _, _ = held_table()
-    peer = table.connect()
-    take(table, table.connect(), b"l")
-    for key in (b"k", b"l"):
-        reply_to(table, peer, Enqueue(LOCK, key, 1, None), 0.0)
-    reply_to(table, peer, Reserve(5000, 2000), 0.0)
-    first = reply_to(table, peer, Wait(LOCK, b"unknown" if refused else b"k", 0), 0.0)
-    assert first is Status.NOT_ENQUEUED if refused else isinstance(first, TimedOut)
-    assert reply_to(table, peer, Wait(LOCK, b"l", 0), 0.0) is Status.TIMEOUT
-
-
 def test_keep_changes_nothing_about_a_wait_that_is_granted() -> None:
     table, holder, release = held_table()
     peer = table.connect()
     reply_to(table, peer, Enqueue(LOCK, b"k", 1, None), 0.0)
-    reply_to(table, peer, Reserve(5000, 2000), 0.0)
-    assert table.handle(peer, Wait(LOCK, b"k", 3), 0.0) == []
+    assert table.handle(peer, Wait(LOCK, b"k", 3, reserve=Reserve(5000, 2000)), 0.0) == []
     assert answers(table.handle(holder, release, 1.0)) == [(holder.id, Status), (peer.id, Granted)]
     assert table.counts.kept == 0
 
@@ -77,8 +59,7 @@ def test_a_position_is_not_kept_when_its_connection_ends() -> None:
     table, holder, release = held_table()
     peer = table.connect()
     reply_to(table, peer, Enqueue(LOCK, b"k", 1, None), 0.0)
-    reply_to(table, peer, Reserve(5000, 2000), 0.0)
-    table.handle(peer, Wait(LOCK, b"k", 3), 0.0)
+    table.handle(peer, Wait(LOCK, b"k", 3, reserve=Reserve(5000, 2000)), 0.0)
     table.disconnect(peer, 1.0, clean=True)
     reply_to(table, holder, release, 2.0)
     assert len(table) == 0
@@ -87,8 +68,14 @@ def test_a_position_is_not_kept_when_its_connection_ends() -> None:
 @pytest.mark.parametrize(("away", "hold"), [(3_600_001, 0), (0, 3_600_001)])
 def test_nobody_is_expected_later_than_a_lease_can_last(away: int, hold: int) -> None:
     table, _, _ = held_table()
-    assert reply_to(table, table.connect(), Reserve(away, hold), 0.0) is Status.ERROR
-    assert reply_to(table, table.connect(), Reserve(3_600_000, 3_600_000), 0.0) is Status.OK
+    peer, longest = table.connect(), Reserve(3_600_000, 3_600_000)
+    for _ in range(2):  # whether it waits already or not
+        too_long = Acquire(LOCK, b"k", 1, 0, None, reserve=Reserve(away, hold))
+        assert reply_to(table, peer, too_long) is Status.ERROR
+        assert isinstance(reply_to(table, peer, too_long._replace(reserve=longest)), TimedOut)
+        reply_to(table, peer, Enqueue(LOCK, b"k", 1, None))
+        assert reply_to(table, peer, Wait(LOCK, b"k", 0, Reserve(away, hold))) is Status.ERROR
+        assert isinstance(reply_to(table, peer, Wait(LOCK, b"k", 0, longest)), TimedOut)
 
 
 def test_a_slot_that_is_held_for_a_later_one_is_not_kept_from_who_came_before() -> None:
@@ -96,20 +83,18 @@ def test_a_slot_that_is_held_for_a_later_one_is_not_kept_from_who_came_before() 
     peers = [table.connect() for _ in range(6)]
     tokens = []
     for peer in peers[:2]:
-        ((_, reply),) = table.handle(peer, Acquire(SEMAPHORE, b"k", 2, 0, 30), 0.0)
+        ((_, reply),) = table.handle(peer, Acquire(LOCK, b"k", 2, 0, 30), 0.0)
         assert isinstance(reply, Granted)
         tokens.append(reply.token)
     tickets = []
     for peer, away in zip(peers[2:4], (9000, 500), strict=True):
-        reply_to(table, peer, Enqueue(SEMAPHORE, b"k", 2, 30), 0.0)
-        reply_to(table, peer, Reserve(away, 3000), 0.0)
-        reply = reply_to(table, peer, Wait(SEMAPHORE, b"k", 0), 0.0)
+        reply_to(table, peer, Enqueue(LOCK, b"k", 2, 30), 0.0)
+        reply = reply_to(table, peer, Wait(LOCK, b"k", 0, reserve=Reserve(away, 3000)), 0.0)
         assert isinstance(reply, TimedOut)
         tickets.append(reply.ticket)
     # The first is passed, for the second a slot is held; then the first comes back after all.
-    reply_to(table, peers[0], Release(SEMAPHORE, b"k", tokens[0]), 1.0)
-    reply_to(table, peers[4], Resume(tickets[0]), 1.0)
-    ((number, reply),) = table.handle(peers[4], Enqueue(SEMAPHORE, b"k", 2, 30), 1.0)
+    reply_to(table, peers[0], Release(LOCK, b"k", tokens[0]), 1.0)
+    ((number, reply),) = table.handle(peers[4], Enqueue(LOCK, b"k", 2, 30, ticket=tickets[0]), 1.0)
     assert (number, type(reply)) == (peers[4].id, Enqueued)
 
 
@@ -149,8 +134,7 @@ def test_not_all_positions_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(2):
         peer = table.connect()
         reply_to(table, peer, Enqueue(LOCK, b"k", 1, None))
-        reply_to(table, peer, Reserve(5000, 2000))
-        gone = reply_to(table, peer, Wait(LOCK, b"k", 0))
+        gone = reply_to(table, peer, Wait(LOCK, b"k", 0, reserve=Reserve(5000, 2000)))
         assert isinstance(gone, TimedOut) if number else gone is Status.TIMEOUT
         assert come_back(table, ticket, 0.0) is Status.QUEUED
 
@@ -202,22 +186,21 @@ def test_a_newcomer_may_not_have_what_is_held() -> None:
 def test_of_two_slots_one_is_held_and_the_other_is_free() -> None:
     table = table_of()
     one, two = table.connect(), table.connect()
-    take_two = Acquire(SEMAPHORE, b"s", 2, 0, 100)
+    take_two = Acquire(LOCK, b"s", 2, 0, 100)
     tokens = []
     for _ in range(2):
         granted = reply_to(table, one, take_two, 0.0)
         assert isinstance(granted, Granted)
         tokens.append(granted.token)
-    reply_to(table, two, Enqueue(SEMAPHORE, b"s", 2, None), 0.0)
-    reply_to(table, two, Reserve(0, 5000), 0.0)
-    kept = reply_to(table, two, Wait(SEMAPHORE, b"s", 0), 0.0)
+    reply_to(table, two, Enqueue(LOCK, b"s", 2, None), 0.0)
+    kept = reply_to(table, two, Wait(LOCK, b"s", 0, reserve=Reserve(0, 5000)), 0.0)
     for token in tokens:
-        reply_to(table, one, Release(SEMAPHORE, b"s", token), 1.0)
+        reply_to(table, one, Release(LOCK, b"s", token), 1.0)
     assert isinstance(reply_to(table, one, take_two, 2.0), Granted)
     assert reply_to(table, one, take_two, 2.0) is Status.TIMEOUT
     assert isinstance(kept, TimedOut)
-    reply_to(table, two, Resume(kept.ticket), 2.0)
-    assert isinstance(reply_to(table, two, take_two, 2.0), Granted)
+    back = take_two._replace(ticket=kept.ticket)
+    assert isinstance(reply_to(table, two, back, 2.0), Granted)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 
@@ -16,7 +17,6 @@ from dflockd.wire import (
     Evict,
     Granted,
     Identify,
-    Label,
     Release,
     Renew,
     Renewed,
@@ -195,21 +195,25 @@ def test_d28_the_end_of_a_connection_frees_all_it_had() -> None:
 
 def test_fences_end_instead_of_starting_again() -> None:
     issuer = TokenIssuer(b"secret", 2**64 - 2)
-    token = issuer.issue(LOCK, b"k")
+    token = issuer.issue(LOCK, b"k", is_sole=True)
     fence = issuer.fence
     assert fence == fence_from_token(token) == 2**64 - 1
     with pytest.raises(OverflowError):
-        issuer.issue(LOCK, b"k")
+        issuer.issue(LOCK, b"k", is_sole=True)
 
 
-def test_tokens_differ_by_secret_key_and_space() -> None:
+def test_tokens_differ_by_secret_key_and_space_and_say_whether_all_before_had_ended() -> None:
+    names = list(itertools.product((b"a", b"b"), Space, (b"k", b"l"), (True, False)))
     made = {
-        TokenIssuer(secret, 0).issue(space, key)
-        for secret in (b"a", b"b")
-        for space in Space
-        for key in (b"k", b"l")
+        TokenIssuer(secret, 0).issue(space, key, is_sole=is_sole): (secret, space, key, is_sole)
+        for secret, space, key, is_sole in names
     }
-    assert len(made) == 8
+    assert len(made) == 16
+    for token, (secret, space, key, is_sole) in made.items():
+        for other, other_space, other_key, _ in names:
+            found = TokenIssuer(other, 0).verify(other_space, other_key, token)
+            is_it = (other, other_space, other_key) == (secret, space, key)
+            assert found == ((1, is_sole) if is_it else None)
 
 
 @pytest.mark.parametrize("letter", ["k", "é", "\x01"])
@@ -231,11 +235,9 @@ def test_stats_of_many_keys_fit_into_what_clients_read(letter):
 def test_inspect_names_holders_and_waiters_in_order():
     table = table_of()
     holder, first, second = (table.connect() for _ in range(3))
-    for peer, name in ((holder, "holder é"), (first, "first"), (second, "second")):
-        table.handle(peer, Label(name.encode()), 0.0)
-    take(table, holder, b"k", lease=30)
-    table.handle(first, Acquire(LOCK, b"k", 1, 60, None), 2.0)
-    table.handle(second, Enqueue(LOCK, b"k", 1, None), 3.0)
+    table.handle(holder, Acquire(LOCK, b"k", 1, 0, 30, label="holder é".encode()), 0.0)
+    table.handle(first, Acquire(LOCK, b"k", 1, 60, None, label=b"first"), 2.0)
+    table.handle(second, Enqueue(LOCK, b"k", 1, None, label=b"second"), 3.0)
 
     report = inspected(table, second, b"k", 5.0)
 
@@ -254,14 +256,13 @@ def test_a_label_stays_with_a_detached_hold_until_somebody_else_takes_it_over():
     table = table_of()
     publisher, worker = table.connect(), table.connect()
     table.handle(publisher, StableRef(b"ref"), 0.0)
-    table.handle(publisher, Label(b"publisher"), 0.0)
-    token = take(table, publisher, b"k")
-    table.handle(publisher, Label(b""), 0.0)
+    request = Acquire(LOCK, b"k", 1, 0, None, label=b"publisher")
+    ((_, granted),) = table.handle(publisher, request, 0.0)
+    token = granted.token
     table.disconnect(publisher, 1.0, clean=True)
     assert inspected(table, worker, b"k", 2.0)["holders"][0]["label"] == "publisher"
 
-    table.handle(worker, Label(b"worker"), 2.0)
-    table.handle(worker, Renew(LOCK, b"k", token, None), 2.0)
+    table.handle(worker, Renew(LOCK, b"k", token, None, label=b"worker"), 2.0)
 
     assert inspected(table, worker, b"k", 3.0)["holders"][0]["label"] == "worker"
 

@@ -8,10 +8,10 @@ from dflockd.table.sharded import FROZEN, LAPSED
 from dflockd.table.states import QUEUED, TRANSITIONS, WAITING
 from dflockd.wire import (
     Acquire,
-    Detach,
     Enqueue,
     Enqueued,
     Granted,
+    How,
     Recovering,
     Release,
     Renew,
@@ -54,7 +54,7 @@ def test_a_shard_that_is_not_here_is_referred_to_its_server() -> None:
         Enqueue(LOCK, b"1", 1, None),
         Renew(LOCK, b"1", b"0" * 32, None),
         Release(LOCK, b"1", b"0" * 32),
-        Detach(LOCK, b"1", b"0" * 32, None),
+        Renew(LOCK, b"1", b"0" * 32, None, How.DETACH),
         Wait(LOCK, b"1", 0),
     ):
         assert ask(table, peer, request) == AWAY

@@ -10,21 +10,19 @@ from dflockd.cluster import snapshot as snapshots
 from dflockd.wire import (
     Acquire,
     Enqueue,
+    FairGroup,
     Granted,
-    InGroup,
     Moved,
     Release,
     Reserve,
-    Resume,
     Space,
     TimedOut,
-    Turn,
     Wait,
     YourTurn,
 )
 from tests.dflockd.table.sharded_support import AWAY, FOR_LONG, ask, forget_all, table_of
 
-SEMAPHORE = Space.SEMAPHORE
+LOCK = Space.LOCK
 
 
 class Move:
@@ -40,11 +38,11 @@ class Move:
     def come(self, name: str, limit: int = 0, ticket: bytes = b"") -> None:
         peer = self.table.connect()
         self.names[peer.id] = name
-        if ticket:
-            ask(self.table, peer, Resume(ticket))
-        elif not name.startswith("-"):
-            ask(self.table, peer, InGroup(name.partition("-")[0].encode(), limit))
-        self.hear(self.table.handle(peer, Acquire(SEMAPHORE, b"a", 2, 600, 600), 0))
+        group = None
+        if not ticket and not name.startswith("-"):
+            group = FairGroup(name.partition("-")[0].encode(), limit)
+        request = Acquire(LOCK, b"a", 2, 600, 600, group=group, ticket=ticket)
+        self.hear(self.table.handle(peer, request, 0))
 
     def hear(self, effects) -> None:  # type: ignore[no-untyped-def]
         for number, reply in effects:
@@ -54,7 +52,7 @@ class Move:
 
     def end(self, name: str) -> None:
         peer, token = self.table.connect(), self.tokens.pop(name)
-        self.hear(self.table.handle(peer, Release(SEMAPHORE, b"a", token), 0))
+        self.hear(self.table.handle(peer, Release(LOCK, b"a", token), 0))
 
     def move(self) -> None:
         """All that wait go on at the other server, in the opposite order."""
@@ -117,9 +115,8 @@ def test_a_position_that_is_kept_stays_in_its_group() -> None:
     for name in ("-1", "-2"):
         move.come(name)
     peer = move.old.connect()
-    for request in (InGroup(b"a"), Enqueue(SEMAPHORE, b"a", 2, 60), Reserve(60_000, 0)):
-        ask(move.old, peer, request)
-    kept = ask(move.old, peer, Wait(SEMAPHORE, b"a", 0))
+    ask(move.old, peer, Enqueue(LOCK, b"a", 2, 60, group=FairGroup(b"a")))
+    kept = ask(move.old, peer, Wait(LOCK, b"a", 0, Reserve(60_000, 0)))
     assert isinstance(kept, TimedOut)
     for name in ("a-1", "a-2", "b-1"):
         move.come(name)
@@ -131,9 +128,7 @@ def test_a_position_that_is_kept_stays_in_its_group() -> None:
 def test_who_was_told_of_a_turn_has_the_slot_of_its_group() -> None:
     move = Move()
     peer = move.old.connect()
-    ask(move.old, peer, InGroup(b"a", 1))
-    ask(move.old, peer, Turn(5000))
-    told = ask(move.old, peer, Enqueue(SEMAPHORE, b"a", 2, 60))
+    told = ask(move.old, peer, Enqueue(LOCK, b"a", 2, 60, group=FairGroup(b"a", 1), turn=5000))
     assert isinstance(told, YourTurn)
     move.come("a-2", limit=1)
     move.move()

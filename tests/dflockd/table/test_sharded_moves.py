@@ -9,17 +9,16 @@ from dflockd.table.limits import STEP
 from dflockd.table.sharded import LAPSED, RESUME_TIMEOUT
 from dflockd.wire import (
     Acquire,
-    Detach,
     Enqueue,
     Enqueued,
     Granted,
+    How,
     Moved,
     Recovering,
     Refusal,
     Release,
     Renew,
     Renewed,
-    Resume,
     Status,
     Wait,
     fence_from_token,
@@ -28,7 +27,6 @@ from tests.dflockd.table.sharded_support import (
     AWAY,
     FOR_LONG,
     LOCK,
-    SEMAPHORE,
     Two,
     ask,
     assert_empty,
@@ -123,8 +121,7 @@ def test_a_position_is_taken_up_once_and_for_its_own_key_only() -> None:
     waiter = wait_for(old, b"a")
     ticket = tickets_of(hand_over(old, new, 0))[waiter.id]
     stranger = new.connect()
-    ask(new, stranger, Resume(ticket))
-    assert isinstance(ask(new, stranger, Acquire(LOCK, b"b", 1, 5, 10)), Granted)
+    assert isinstance(ask(new, stranger, Acquire(LOCK, b"b", 1, 5, 10, ticket=ticket)), Granted)
     assert [name for group in new.each_group() for name in group.reserved] == [ticket]
     first, _ = resume(new, ticket, b"a")
     second, _ = resume(new, ticket, b"a")
@@ -142,8 +139,7 @@ def test_a_position_that_was_refused_for_now_is_still_there() -> None:
     peer, effects = resume(new, ticket, b"a", 5)
     assert effects == [(peer.id, LAPSED)]
     new.serve_until(20, 6)
-    ask(new, peer, Resume(ticket), 6)
-    assert ask(new, peer, Acquire(LOCK, b"a", 1, 9, 10), 6) is None
+    assert ask(new, peer, Acquire(LOCK, b"a", 1, 9, 10, ticket=ticket), 6) is None
     assert not any(group.reserved for group in new.each_group())
 
 
@@ -174,8 +170,7 @@ def test_positions_by_enqueue_move_also_before_and_after_they_were_granted() -> 
     there = [new.connect(), new.connect()]
     replies = {}
     for peer, ticket in reversed(list(zip(there, tickets, strict=True))):
-        ask(new, peer, Resume(ticket))
-        replies[peer] = ask(new, peer, Enqueue(LOCK, b"a", 1, 10))
+        replies[peer] = ask(new, peer, Enqueue(LOCK, b"a", 1, 10, ticket=ticket))
     assert replies[there[1]] is Status.QUEUED
     assert isinstance(replies[there[0]], Enqueued)
     assert isinstance(ask(new, there[0], Wait(LOCK, b"a", 5)), Granted)
@@ -190,24 +185,24 @@ def test_semaphore_grants_that_nobody_was_told_of_move_in_their_order() -> None:
     holder = old.connect()
     tokens = []
     for _ in range(2):
-        reply = ask(old, holder, Acquire(SEMAPHORE, b"s", 2, 0, 10))
+        reply = ask(old, holder, Acquire(LOCK, b"s", 2, 0, 10))
         assert isinstance(reply, Granted)
         tokens.append(reply.token)
     peers = [old.connect() for _ in range(3)]
     for peer in peers:
-        assert ask(old, peer, Enqueue(SEMAPHORE, b"s", 2, 10)) is Status.QUEUED
+        assert ask(old, peer, Enqueue(LOCK, b"s", 2, 10)) is Status.QUEUED
     for token in tokens:
-        ask(old, holder, Release(SEMAPHORE, b"s", token))
+        ask(old, holder, Release(LOCK, b"s", token))
     snapshot = old.freeze(0, 0)
     assert snapshot.holds == []
     old.drop(0, AWAY)
-    left = [peer.left[SEMAPHORE, b"s"].ticket for peer in peers]
+    left = [peer.left[LOCK, b"s"].ticket for peer in peers]
     assert [record.ticket for record in snapshot.waiters] == left
     assert_empty(old)
     new.open(0, 2 << 40)
     new.load(0, snapshot, 0)
     newcomer = new.connect()
-    assert ask(new, newcomer, Acquire(SEMAPHORE, b"s", 2, 5, 10)) is None
+    assert ask(new, newcomer, Acquire(LOCK, b"s", 2, 5, 10)) is None
     assert [n for n, _ in new.advance(RESUME_TIMEOUT)] == [newcomer.id]
     forget_all(new)
 
@@ -250,7 +245,7 @@ def test_a_detached_hold_goes_for_as_long_as_it_is_left() -> None:
     old, new = table_of(), table_of(FOR_LONG, 1)
     peer = old.connect()
     token = take(old, peer, b"a")
-    assert ask(old, peer, Detach(LOCK, b"a", token, 30)) == Renewed(30)
+    assert ask(old, peer, Renew(LOCK, b"a", token, 30, How.DETACH)) == Renewed(30)
     snapshot = old.freeze(0, 0)
     (hold,) = snapshot.holds
     assert hold.detached

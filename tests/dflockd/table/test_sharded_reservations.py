@@ -23,7 +23,6 @@ from dflockd.wire import (
     Release,
     Reply,
     Reserve,
-    Resume,
     Status,
     Superseded,
     TimedOut,
@@ -52,8 +51,7 @@ def go_away(
     """Queue for a lock that is held, leave until `away` has passed; return the name of the position."""
     peer = table.connect()
     assert ask(table, peer, Enqueue(LOCK, key, 1, 10), now) is Status.QUEUED
-    assert ask(table, peer, Reserve(away, hold), now) is Status.OK
-    kept = ask(table, peer, Wait(LOCK, key, 0), now)
+    kept = ask(table, peer, Wait(LOCK, key, 0, reserve=Reserve(away, hold)), now)
     assert isinstance(kept, TimedOut)
     table.disconnect(peer, now, clean=True)
     return kept.ticket
@@ -61,8 +59,7 @@ def go_away(
 
 def come_back(table: ShardTable, ticket: bytes, now: float = 0) -> tuple[Peer, Reply | None]:
     peer = table.connect()
-    assert ask(table, peer, Resume(ticket), now) is Status.OK
-    return peer, ask(table, peer, Enqueue(LOCK, b"a", 1, 10), now)
+    return peer, ask(table, peer, Enqueue(LOCK, b"a", 1, 10, ticket=ticket), now)
 
 
 def test_a_kept_position_goes_with_its_shard_and_is_kept_as_long() -> None:
@@ -157,8 +154,7 @@ def test_a_wait_that_ends_while_its_shard_is_frozen_keeps_the_name_that_goes_wit
     take(old, old.connect(), b"a", lease=60)
     peer = old.connect()
     ask(old, peer, Enqueue(LOCK, b"a", 1, 10))
-    ask(old, peer, Reserve(5000, 2000))
-    assert ask(old, peer, Wait(LOCK, b"a", 1)) is None
+    assert ask(old, peer, Wait(LOCK, b"a", 1, reserve=Reserve(5000, 2000))) is None
     snapshot = old.freeze(0, 0)
     [(_, kept)] = old.advance(1)
     assert isinstance(kept, TimedOut)
@@ -209,28 +205,29 @@ def test_a_keep_for_a_wait_that_is_refused_is_not_for_the_next_one() -> None:
             table.freeze(0, 0)
         elif refusal is AWAY:
             table.drop(0, AWAY)
-        ask(table, peer, Reserve(5000, 2000), now)
-        reply = ask(table, peer, request, now)
+        reply = ask(table, peer, request._replace(reserve=Reserve(5000, 2000)), now)
         assert reply is refusal or isinstance(reply, Moved)
-        assert peer.reserve is None
+        assert len(table._reservations) == 0
 
 
-def with_age(table: ShardTable, age: int) -> Peer:
-    peer = table.connect()
-    owner = Owner(b"run-%d" % age, 0, b"here", b"task-%d" % age, age)
-    assert ask(table, peer, owner) is Status.OK
-    return peer
+def of_age(age: int, timeout: int = 60) -> Acquire:
+    owner = Owner(b"run-%d" % age, 0, age)
+    return Acquire(LOCK, b"a", 1, timeout, 10, owner=owner, label=b"task-%d" % age)
+
+
+def granted(table: ShardTable, request: Acquire) -> bytes:
+    reply = ask(table, table.connect(), request)
+    assert isinstance(reply, Granted)
+    return reply.token
 
 
 def test_the_newest_of_a_key_moves_with_its_shard() -> None:
     old, new = table_of(), table_of(FOR_LONG, 1)
-    first = take(old, with_age(old, 1), b"a")
+    first = granted(old, of_age(1, 0))
     ear = old.connect()
     assert ask(old, ear, Listen(b"a", first)) is None
     release = Release(LOCK, b"a", first)
-    assert old.handle(with_age(old, 2), Acquire(LOCK, b"a", 1, 60, 10), 0) == [
-        (ear.id, Superseded(2, b"task-2"))
-    ]
+    assert old.handle(old.connect(), of_age(2), 0) == [(ear.id, Superseded(2, b"task-2"))]
     assert ask(old, ear, Listen(b"a", first)) == Superseded(2, b"task-2")
     snapshot = snapshots.load(snapshots.dump(old.freeze(0, 0), 7, 0), 7, 0)
     assert ask(old, ear, Listen(b"a", first)) is FROZEN
@@ -239,9 +236,9 @@ def test_the_newest_of_a_key_moves_with_its_shard() -> None:
     new.open(0, 2 << 40)
     new.load(0, snapshot, 0)
     assert ask(new, new.connect(), Listen(b"a", first)) == Superseded(2, b"task-2")
-    assert ask(new, with_age(new, 1), Acquire(LOCK, b"a", 1, 60, 10)) == OwnerConflict(b"held", 0)
+    assert ask(new, new.connect(), of_age(1)) == OwnerConflict(b"held", 0)
     assert ask(new, new.connect(), release) is Status.OK
-    refused = ask(new, with_age(new, 1), Acquire(LOCK, b"a", 1, 60, 10))
+    refused = ask(new, new.connect(), of_age(1))
     assert refused == Superseded(2, b"task-2")
     reply = ask(new, new.connect(), DrawAge(b"a"))
     assert isinstance(reply, Aged)
@@ -251,17 +248,15 @@ def test_the_newest_of_a_key_moves_with_its_shard() -> None:
 def test_who_waits_with_an_age_is_superseded_at_the_next_server() -> None:
     old, new = table_of(), table_of(FOR_LONG, 1)
     take(old, old.connect(), b"a")
-    older = with_age(old, 1)
-    assert ask(old, older, Acquire(LOCK, b"a", 1, 60, 10)) is None
+    assert ask(old, old.connect(), of_age(1)) is None
     hand_over(old, new, 0)
-    newer = with_age(new, 2)
-    assert ask(new, newer, Acquire(LOCK, b"a", 1, 60, 10)) is None
+    assert ask(new, new.connect(), of_age(2)) is None
     assert not any(group.reserved for group in new.each_group())
 
 
 def test_who_listens_is_sent_after_the_lock() -> None:
     old, new = table_of(), table_of(FOR_LONG, 1)
-    token = take(old, with_age(old, 1), b"a")
+    token = granted(old, of_age(1, 0))
     ear = old.connect()
     assert ask(old, ear, Listen(b"a", token)) is None
     effects = hand_over(old, new, 0)
@@ -272,7 +267,7 @@ def test_who_listens_is_sent_after_the_lock() -> None:
 
 def test_who_listens_hears_where_nobody_has_the_lock_yet() -> None:
     table = table_of()
-    token = take(table, with_age(table, 1), b"a")
+    token = granted(table, of_age(1, 0))
     ear = table.connect()
     assert ask(table, ear, Listen(b"a", token)) is None
     table.freeze(0, 0)

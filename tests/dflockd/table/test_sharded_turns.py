@@ -17,10 +17,8 @@ from dflockd.wire import (
     Pass,
     Release,
     Reply,
-    Resume,
     Space,
     Status,
-    Turn,
     Wait,
     YourTurn,
 )
@@ -45,12 +43,8 @@ def want(
     table: ShardTable, now: float = 0, ticket: bytes = b"", owner: Owner | None = None
 ) -> tuple[Peer, Reply | None]:
     peer = table.connect()
-    if owner is not None:
-        ask(table, peer, owner, now)
-    if ticket:
-        ask(table, peer, Resume(ticket), now)
-    ask(table, peer, Turn(int(HOLD * 1000)), now)
-    return peer, ask(table, peer, Enqueue(LOCK, b"a", 1, 60), now)
+    request = Enqueue(*(LOCK, b"a", 1, 60), owner=owner, ticket=ticket, turn=int(HOLD * 1000))
+    return peer, ask(table, peer, request, now)
 
 
 def told(table: ShardTable, now: float = 0, owner: Owner | None = None) -> tuple[Peer, bytes]:
@@ -61,8 +55,7 @@ def told(table: ShardTable, now: float = 0, owner: Owner | None = None) -> tuple
 
 def take_up(table: ShardTable, ticket: bytes, now: float, timeout: int = 60) -> list[Effect]:
     peer = table.connect()
-    ask(table, peer, Resume(ticket), now)
-    return table.handle(peer, Acquire(LOCK, b"a", 1, timeout, 60), now)
+    return table.handle(peer, Acquire(LOCK, b"a", 1, timeout, 60, ticket=ticket), now)
 
 
 @pytest.fixture
@@ -89,13 +82,12 @@ def test_a_slot_is_set_aside_at_the_next_server_for_what_is_left(
 
 def test_whoever_has_the_ticket_takes_it_up_there(tables: tuple[ShardTable, ShardTable]) -> None:
     old, new = tables
-    _, ticket = told(old, owner=Owner(b"run", 2, b"here"))
+    _, ticket = told(old, owner=Owner(b"run", 2))
     hand_over(old, new, 0, 1)
     run = new.connect()
-    ask(new, run, Owner(b"run", 2), 1)
-    assert ask(new, run, Acquire(LOCK, b"a", 1, 9, 60), 1) == OwnerConflict(b"waiting", 2)
-    ask(new, run, Resume(ticket), 1)
-    ((number, reply),) = new.handle(run, Acquire(LOCK, b"a", 1, 0, 60), 1)
+    request = Acquire(LOCK, b"a", 1, 9, 60, owner=Owner(b"run", 2))
+    assert ask(new, run, request, 1) == OwnerConflict(b"waiting", 2)
+    ((number, reply),) = new.handle(run, request._replace(ticket=ticket, timeout=0), 1)
     assert (number, type(reply)) == (run.id, Granted)
     forget_all(new)
 
@@ -106,7 +98,7 @@ def test_who_passed_is_ahead_there_and_nobody_waits_for_them(
 ) -> None:
     old, new = tables
     peer, ticket = told(old)
-    ask(old, peer, Pass(LOCK, b"a", ticket))
+    ask(old, peer, Pass(b"a", ticket))
     token = b"" if free else take(old, old.connect(), b"a", lease=600)
     hand_over(old, new, 0, 1)
     if free:
@@ -182,14 +174,14 @@ def test_while_frozen_nothing_changes_and_thawed_it_goes_on(
     waiter, _ = want(table)
     assert ask(table, waiter, Wait(LOCK, b"a", 60)) is None
     table.freeze(0, 1)
-    for request in (Wait(LOCK, b"a", 9), Pass(LOCK, b"a", ticket)):
+    for request in (Wait(LOCK, b"a", 9), Pass(b"a", ticket)):
         assert ask(table, peer, request, 1) is FROZEN
     assert [reply for _, reply in take_up(table, ticket, 1)] == [FROZEN]
     assert table.advance(HOLD) == []
     ((number, reply),) = table.thaw(0, HOLD + 1)
     assert (number, type(reply)) == (waiter.id, YourTurn)
     # Its ticket is what it was, whether or not the shard was about to go.
-    ask(table, waiter, Pass(LOCK, b"a", reply.ticket), HOLD + 1)
+    ask(table, waiter, Pass(b"a", reply.ticket), HOLD + 1)
     assert ask(table, peer, Wait(LOCK, b"a", 9), HOLD + 1) == YourTurn(ticket)
     forget_all(table)
 

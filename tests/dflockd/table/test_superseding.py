@@ -15,6 +15,7 @@ from dflockd.wire import (
     Enqueue,
     Enqueued,
     Granted,
+    Hello,
     Inspect,
     Listen,
     Owner,
@@ -23,15 +24,14 @@ from dflockd.wire import (
     Report,
     Request,
     Reserve,
-    Resume,
     Space,
     Status,
     Superseded,
     TimedOut,
-    Turn,
     Wait,
     YourTurn,
 )
+from tests.dflockd.table.turns_support import Run
 
 LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
 OVER = Status.LEASE_EXPIRED
@@ -45,8 +45,9 @@ def table() -> LockTable:
 _others: list[Effect] = []
 
 
-def ask(table: LockTable, peer: Peer, request: Request, now: float = 0.0) -> object:
+def ask(table: LockTable, who: Peer | Run, request: Request, now: float = 0.0) -> object:
     """The reply; what others are told is in `heard`."""
+    peer, request = (who.peer, who.by(request)) if isinstance(who, Run) else (who, request)
     effects = table.handle(peer, request, now)
     _others[:] = [effect for effect in effects if effect[0] != peer.id]
     replies = [reply for number, reply in effects if number == peer.id]
@@ -57,24 +58,24 @@ def heard() -> list[Effect]:
     return list(_others)
 
 
-def run(table: LockTable, age: int, attempt: int = 0, name: bytes = b"") -> Peer:
+def run(table: LockTable, age: int, attempt: int = 0) -> Run:
+    """A run of that age, in a process that has other connections."""
     peer = table.connect()
-    owner = Owner(name or b"run-%d" % age, attempt, b"here", b"task-%d" % age, age)
-    assert ask(table, peer, owner) is Status.OK
-    return peer
+    assert table.greet(peer, Hello(b"here", b"0.1.0"))
+    return Run(peer, Owner(b"run-%d" % age, attempt, age), b"task-%d" % age)
 
 
 def take(table: LockTable, age: int) -> tuple[Peer, bytes]:
-    peer = run(table, age)
-    reply = ask(table, peer, Acquire(LOCK, b"k", 1, 0, 30))
+    holder = run(table, age)
+    reply = ask(table, holder, Acquire(LOCK, b"k", 1, 0, 30))
     assert isinstance(reply, Granted)
-    return peer, reply.token
+    return holder.peer, reply.token
 
 
 def wait(table: LockTable, age: int, attempt: int = 0) -> Peer:
-    peer = run(table, age, attempt)
-    assert ask(table, peer, Acquire(LOCK, b"k", 1, 60, 30)) is None
-    return peer
+    waiter = run(table, age, attempt)
+    assert ask(table, waiter, Acquire(LOCK, b"k", 1, 60, 30)) is None
+    return waiter.peer
 
 
 def listen(table: LockTable, token: bytes) -> Peer:
@@ -172,11 +173,9 @@ def test_who_is_older_is_sent_away_whatever_the_newest_does(table: LockTable) ->
 def test_another_attempt_of_the_same_age_waits_for_its_own(table: LockTable) -> None:
     _, token = take(table, 5)
     ear = listen(table, token)
-    retry = run(table, 5, 1, b"run-5")
-    assert ask(table, retry, Acquire(LOCK, b"k", 1, 60, 30)) is None
+    wait(table, 5, 1)
     assert ear.waiting is not None
-    again = run(table, 5, 1, b"run-5")
-    again.owner = Owner(b"run-5", 1, b"there", None, 5)
+    again = run(table, 5, 1)._replace(peer=table.connect())  # of another process
     assert ask(table, again, Acquire(LOCK, b"k", 1, 60, 30)) == OwnerConflict(b"waiting", 1)
 
 
@@ -193,6 +192,7 @@ def test_who_has_no_position_learns_nothing_of_others(table: LockTable) -> None:
     nobody, older, other_key = table.connect(), run(table, 40), run(table, 40)
     assert ask(table, nobody, Wait(LOCK, b"k", 0)) is Status.NOT_ENQUEUED
     assert ask(table, other_key, Wait(LOCK, b"other", 0)) is Status.NOT_ENQUEUED
+    assert ask(table, older.peer, Wait(LOCK, b"k", 0)) is Status.NOT_ENQUEUED
     assert ask(table, older, Wait(SEMAPHORE, b"k", 0)) is Status.NOT_ENQUEUED
     assert ask(table, older, Wait(LOCK, b"k", 0)) == Superseded(50, b"task-50")
 
@@ -208,8 +208,7 @@ def test_who_has_a_position_and_asks_later_learns_of_it(table: LockTable) -> Non
 
 def test_a_slot_that_was_set_aside_for_somebody_older_is_the_next_ones(table: LockTable) -> None:
     older = run(table, 1)
-    ask(table, older, Turn(1000))
-    told = ask(table, older, Enqueue(LOCK, b"k", 1, 30))
+    told = ask(table, older, Enqueue(LOCK, b"k", 1, 30, turn=1000))
     assert isinstance(told, YourTurn)
     plain = table.connect()
     assert ask(table, plain, Acquire(LOCK, b"k", 1, 60, 30)) is None
@@ -218,14 +217,14 @@ def test_a_slot_that_was_set_aside_for_somebody_older_is_the_next_ones(table: Lo
     assert (number, type(reply)) == (plain.id, Granted)
     assert newer.waiting is not None
     elsewhere = run(table, 1)
-    ask(table, elsewhere, Resume(told.ticket))
-    assert ask(table, elsewhere, Acquire(LOCK, b"k", 1, 60, 30)) == Superseded(2, b"task-2")
+    assert ask(table, elsewhere, Acquire(LOCK, b"k", 1, 60, 30, ticket=told.ticket)) == Superseded(
+        2, b"task-2"
+    )
 
 
 def test_alone_in_the_queue_the_newest_has_it_at_once(table: LockTable) -> None:
     older = run(table, 1)
-    ask(table, older, Turn(1000))
-    assert isinstance(ask(table, older, Enqueue(LOCK, b"k", 1, 30)), YourTurn)
+    assert isinstance(ask(table, older, Enqueue(LOCK, b"k", 1, 30, turn=1000)), YourTurn)
     assert isinstance(ask(table, run(table, 2), Enqueue(LOCK, b"k", 1, 30)), Enqueued)
     assert len(table.deadlines) == 1
     assert not table._group.reserved
@@ -235,12 +234,10 @@ def test_a_reservation_of_somebody_older_is_gone_when_it_comes_back(table: LockT
     holder, token = take(table, 1)
     older = run(table, 2)
     ask(table, older, Enqueue(LOCK, b"k", 1, 30))
-    ask(table, older, Reserve(5000, 5000))
-    left = ask(table, older, Wait(LOCK, b"k", 0))
+    left = ask(table, older, Wait(LOCK, b"k", 0, reserve=Reserve(5000, 5000)))
     assert isinstance(left, TimedOut)
     wait(table, 3)
-    ask(table, older, Resume(left.ticket))
-    reply = ask(table, older, Acquire(LOCK, b"k", 1, 60, 30))
+    reply = ask(table, older, Acquire(LOCK, b"k", 1, 60, 30, ticket=left.ticket))
     assert reply == Superseded(3, b"task-3")
     assert not table._group.reserved
     ask(table, holder, Release(LOCK, b"k", token))
@@ -253,8 +250,7 @@ def test_no_slot_is_held_against_the_newest_for_somebody_older_that_is_away(
     _, token = take(table, 10)
     older = run(table, 20)
     assert ask(table, older, Enqueue(LOCK, b"k", 1, 30)) is Status.QUEUED
-    assert ask(table, older, Reserve(5_000, 5_000)) is Status.OK
-    assert isinstance(ask(table, older, Wait(LOCK, b"k", 0)), TimedOut)
+    assert isinstance(ask(table, older, Wait(LOCK, b"k", 0, reserve=Reserve(5000, 5000))), TimedOut)
     assert ask(table, table.connect(), Release(LOCK, b"k", token), 4) is Status.OK
     newest = run(table, 30)
     # The older one would be refused when it comes back.
@@ -265,14 +261,12 @@ def test_who_waits_has_the_slot_before_somebody_older_that_is_away(table: LockTa
     holder, token = take(table, 1)
     older = run(table, 2)
     ask(table, older, Enqueue(LOCK, b"k", 1, 30))
-    ask(table, older, Reserve(5000, 5000))
-    left = ask(table, older, Wait(LOCK, b"k", 0))
+    left = ask(table, older, Wait(LOCK, b"k", 0, reserve=Reserve(5000, 5000)))
     assert isinstance(left, TimedOut)
     newest = wait(table, 3)
     ask(table, holder, Release(LOCK, b"k", token), 5.0)
     assert [(number, type(reply)) for number, reply in heard()] == [(newest.id, Granted)]
-    ask(table, older, Resume(left.ticket), 5.0)
-    reply = ask(table, older, Acquire(LOCK, b"k", 1, 60, 30), 5.0)
+    reply = ask(table, older, Acquire(LOCK, b"k", 1, 60, 30, ticket=left.ticket), 5.0)
     assert reply == Superseded(3, b"task-3")
 
 
@@ -295,11 +289,17 @@ def test_an_age_that_was_not_given_out_is_the_oldest(table: LockTable) -> None:
     assert drawn.age < last.age < drawn.age + 10
 
 
-def test_a_semaphore_has_no_newest(table: LockTable) -> None:
-    for request in (Acquire(SEMAPHORE, b"k", 1, 0, 30), Enqueue(SEMAPHORE, b"k", 2, 30)):
-        assert ask(table, run(table, 1), request) is Status.ERROR
-    assert len(table) == 0
-    assert len(table.newest) == 0
+def test_of_several_holders_none_is_the_newest(table: LockTable) -> None:
+    take(table, 1)
+    waiter = wait(table, 2)
+    newer = run(table, 3)
+    for request in (Acquire(LOCK, b"k", 2, 0, 30), Enqueue(LOCK, b"k", 3, 30)):
+        assert ask(table, newer, request) is Status.ERROR
+    # It changes nothing, not even the limit.
+    assert heard() == []
+    assert waiter.waiting is not None
+    assert table._group.newest[b"k"].age == 2
+    assert not newer.peer.enqueued
 
 
 def test_a_number_of_keys_is_remembered(table: LockTable) -> None:

@@ -12,22 +12,18 @@ from dflockd.wire import (
     Enqueued,
     Evict,
     Granted,
-    Owner,
     OwnerConflict,
     Pass,
     Release,
     Reserve,
-    Resume,
     Status,
     TimedOut,
-    Turn,
     Wait,
     YourTurn,
 )
 from tests.dflockd.table.turns_support import (
     HOLD,
     LOCK,
-    SEMAPHORE,
     ask,
     blocked,
     hold,
@@ -64,8 +60,7 @@ def test_who_waits_is_told(table: LockTable) -> None:
 def test_whoever_has_the_ticket_is_the_first_holder(table: LockTable) -> None:
     peer, ticket = told(table)
     other = table.connect()
-    ask(table, other, Resume(ticket), 1.0)
-    granted = table.handle(other, Acquire(LOCK, b"k", 1, 60, 600), 1.0)
+    granted = table.handle(other, Acquire(LOCK, b"k", 1, 60, 600, ticket=ticket), 1.0)
     assert kinds(granted) == [(other.id, Granted)]
     assert not peer.enqueued
     assert ask(table, peer, Wait(LOCK, b"k", 0), 1.0) is Status.NOT_ENQUEUED
@@ -78,16 +73,13 @@ def test_whoever_has_the_ticket_is_the_first_holder(table: LockTable) -> None:
 def test_an_enqueue_takes_it_up_too(table: LockTable) -> None:
     _, ticket = told(table)
     other = table.connect()
-    ask(table, other, Resume(ticket))
-    assert isinstance(ask(table, other, Enqueue(LOCK, b"k", 1, 60)), Enqueued)
+    assert isinstance(ask(table, other, Enqueue(LOCK, b"k", 1, 60, ticket=ticket)), Enqueued)
 
 
 def test_its_own_connection_may_take_it_up(table: LockTable) -> None:
     peer, ticket = told(table)
-    ask(table, peer, Resume(ticket))
-    assert ask(table, peer, Enqueue(LOCK, b"k", 1, 60)) is Status.ALREADY_ENQUEUED
-    ask(table, peer, Resume(ticket))
-    granted = table.handle(peer, Acquire(LOCK, b"k", 1, 60, 600), 0.0)
+    assert ask(table, peer, Enqueue(LOCK, b"k", 1, 60, ticket=ticket)) is Status.ALREADY_ENQUEUED
+    granted = table.handle(peer, Acquire(LOCK, b"k", 1, 60, 600, ticket=ticket), 0.0)
     assert kinds(granted) == [(peer.id, Granted)]
     assert not peer.enqueued
 
@@ -95,9 +87,9 @@ def test_its_own_connection_may_take_it_up(table: LockTable) -> None:
 def test_somebody_else_who_wants_to_be_told_takes_it_up(table: LockTable) -> None:
     _, ticket = told(table)
     other = table.connect()
-    ask(table, other, Turn(5000), 1.0)
-    ask(table, other, Resume(ticket), 1.0)
-    assert ask(table, other, Enqueue(LOCK, b"k", 1, 60), 1.0) == YourTurn(ticket)
+    assert ask(table, other, Enqueue(LOCK, b"k", 1, 60, ticket=ticket, turn=5000), 1.0) == YourTurn(
+        ticket
+    )
     assert table.next_deadline() == 6.0
 
 
@@ -116,9 +108,7 @@ def test_who_says_nothing_delays_others_by_no_more_than_was_said(table: LockTabl
 
 def test_a_stopped_process_with_many_turns_delays_others_little_more(table: LockTable) -> None:
     def of(instance: bytes, name: bytes, now: float) -> tuple[Peer, object]:
-        peer = table.connect()
-        ask(table, peer, Owner(name, 0, instance), now)
-        return want(table, now, peer=peer)
+        return want(table, now, who=run(table, 0, instance, name))
 
     stopped = [of(b"stopped", b"%d" % number, 0.0) for number in range(100)]
     for peer, _ in stopped[1:]:
@@ -138,7 +128,7 @@ def test_a_stopped_process_with_many_turns_delays_others_little_more(table: Lock
     # And for the first again, once it has said something.
     first, reply = stopped[0]
     assert isinstance(reply, YourTurn)
-    ask(table, first, Pass(LOCK, b"k", reply.ticket), 50.0)
+    ask(table, first, Pass(b"k", reply.ticket), 50.0)
     assert ask(table, first, Wait(LOCK, b"k", 60), 50.0) == reply
     end = table.next_deadline()
     assert end is not None
@@ -148,7 +138,7 @@ def test_a_stopped_process_with_many_turns_delays_others_little_more(table: Lock
 def test_who_passes_delays_nobody(table: LockTable) -> None:
     peer, ticket = told(table)
     waiter, _ = lock(table)
-    effects = table.handle(peer, Pass(LOCK, b"k", ticket), 0.0)
+    effects = table.handle(peer, Pass(b"k", ticket), 0.0)
     assert kinds(effects) == [(peer.id, Status), (waiter.id, Granted)]
     assert table.next_deadline() == 600
 
@@ -156,7 +146,7 @@ def test_who_passes_delays_nobody(table: LockTable) -> None:
 def test_who_passed_waits_for_the_next_turn_at_the_old_position(table: LockTable) -> None:
     peer, ticket = told(table)
     holder, _ = lock(table)
-    ask(table, peer, Pass(LOCK, b"k", ticket))
+    ask(table, peer, Pass(b"k", ticket))
     later, _ = lock(table)
     assert ask(table, peer, Wait(LOCK, b"k", 60), 1.0) is None
     effects = table.disconnect(holder, 2.0, clean=True)
@@ -166,7 +156,7 @@ def test_who_passed_waits_for_the_next_turn_at_the_old_position(table: LockTable
 
 def test_nobody_waits_while_others_are_let_pass_and_nobody_comes(table: LockTable) -> None:
     peer, ticket = told(table)
-    ask(table, peer, Pass(LOCK, b"k", ticket))
+    ask(table, peer, Pass(b"k", ticket))
     assert ask(table, peer, Wait(LOCK, b"k", 60), 1.0) == YourTurn(ticket)
     table.advance(1.0 + HOLD)
     holder, granted = lock(table, 4.0)
@@ -187,13 +177,12 @@ def test_to_wait_while_a_slot_is_set_aside_does_not_set_it_aside_for_longer(
 def test_a_slot_that_is_set_aside_is_not_for_who_is_back_before(table: LockTable) -> None:
     first, ticket = told(table)
     second = blocked(table)
-    ((_, _), (_, reply)) = table.handle(first, Pass(LOCK, b"k", ticket), 0.0)
+    ((_, _), (_, reply)) = table.handle(first, Pass(b"k", ticket), 0.0)
     assert isinstance(reply, YourTurn)
     assert ask(table, first, Wait(LOCK, b"k", 60)) is None
     assert take_up(table, ticket, timeout=0) is not None  # it is blocked on: no ticket any more
     other = table.connect()
-    ask(table, other, Resume(reply.ticket))
-    granted = table.handle(other, Acquire(LOCK, b"k", 1, 0, 600), 0.0)
+    granted = table.handle(other, Acquire(LOCK, b"k", 1, 0, 600, ticket=reply.ticket), 0.0)
     assert kinds(granted) == [(other.id, Granted)]
     assert not second.enqueued
     assert first.waiting is not None
@@ -202,38 +191,36 @@ def test_a_slot_that_is_set_aside_is_not_for_who_is_back_before(table: LockTable
 def test_who_passes_is_told_before_others_again(table: LockTable) -> None:
     first, ticket = told(table)
     second = blocked(table)
-    ((_, _), (_, reply)) = table.handle(first, Pass(LOCK, b"k", ticket), 0.0)
+    ((_, _), (_, reply)) = table.handle(first, Pass(b"k", ticket), 0.0)
     assert isinstance(reply, YourTurn)
     ask(table, first, Wait(LOCK, b"k", 60))
-    effects = table.handle(second, Pass(LOCK, b"k", reply.ticket), 0.0)
+    effects = table.handle(second, Pass(b"k", reply.ticket), 0.0)
     assert effects == [(second.id, Status.OK), (first.id, YourTurn(ticket))]
 
 
 def test_what_can_be_passed(table: LockTable) -> None:
     peer, ticket = told(table)
     other = table.connect()
-    assert ask(table, other, Pass(LOCK, b"k", b"00")) is Status.ERROR
-    assert ask(table, other, Pass(LOCK, b"other", ticket)) is Status.ERROR
-    assert ask(table, other, Pass(SEMAPHORE, b"k", ticket)) is Status.ERROR
+    assert ask(table, other, Pass(b"k", b"00")) is Status.ERROR
+    assert ask(table, other, Pass(b"other", ticket)) is Status.ERROR
     assert table.next_deadline() == HOLD
     for _ in range(2):
-        assert ask(table, other, Pass(LOCK, b"k", ticket)) is Status.OK
+        assert ask(table, other, Pass(b"k", ticket)) is Status.OK
     assert table.next_deadline() is None
     table.disconnect(peer, 0.0, clean=True)
-    assert ask(table, other, Pass(LOCK, b"k", ticket)) is Status.ERROR
+    assert ask(table, other, Pass(b"k", ticket)) is Status.ERROR
 
 
 def test_a_slot_that_is_held_for_somebody_who_is_away_can_be_passed_on(table: LockTable) -> None:
     holder, release = hold(table)
     away, waiter = table.connect(), None
     ask(table, away, Enqueue(LOCK, b"k", 1, 60))
-    ask(table, away, Reserve(0, 10_000))
-    reply = ask(table, away, Wait(LOCK, b"k", 0))
+    reply = ask(table, away, Wait(LOCK, b"k", 0, reserve=Reserve(0, 10000)))
     assert isinstance(reply, TimedOut)
     waiter, _ = lock(table)
-    assert ask(table, away, Pass(LOCK, b"k", reply.ticket)) is Status.OK  # not its turn yet
+    assert ask(table, away, Pass(b"k", reply.ticket)) is Status.OK  # not its turn yet
     assert kinds(table.handle(holder, release, 1.0)) == [(holder.id, Status)]
-    effects = table.handle(away, Pass(LOCK, b"k", reply.ticket), 1.0)
+    effects = table.handle(away, Pass(b"k", reply.ticket), 1.0)
     assert kinds(effects) == [(away.id, Status), (waiter.id, Granted)]
     assert take_up(table, reply.ticket, 2.0) is None
 
@@ -242,7 +229,7 @@ def test_a_slot_that_is_held_for_somebody_who_is_away_can_be_passed_on(table: Lo
 def test_the_end_of_the_connection_ends_it(table: LockTable, has_passed: bool) -> None:
     peer, ticket = told(table)
     if has_passed:
-        ask(table, peer, Pass(LOCK, b"k", ticket))
+        ask(table, peer, Pass(b"k", ticket))
         holder, _ = hold(table)
     waiter, _ = lock(table)
     effects = table.disconnect(peer, 1.0, clean=False)
@@ -259,7 +246,7 @@ def test_the_end_of_the_connection_ends_it(table: LockTable, has_passed: bool) -
 def test_nothing_is_left_of_who_was_alone(table: LockTable, has_passed: bool) -> None:
     peer, ticket = told(table)
     if has_passed:
-        ask(table, peer, Pass(LOCK, b"k", ticket))
+        ask(table, peer, Pass(b"k", ticket))
     assert len(table) == 1
     table.disconnect(peer, 1.0, clean=True)
     assert len(table) == table.counts.waiting == 0
@@ -278,7 +265,7 @@ def test_what_is_told_before_it_asks_is_told_when_it_asks(table: LockTable) -> N
 def test_trying_once(table: LockTable) -> None:
     peer, ticket = told(table)
     assert ask(table, peer, Wait(LOCK, b"k", 0)) == YourTurn(ticket)
-    ask(table, peer, Pass(LOCK, b"k", ticket))
+    ask(table, peer, Pass(b"k", ticket))
     hold(table)
     assert ask(table, peer, Wait(LOCK, b"k", 0)) is Status.TIMEOUT
     assert not peer.enqueued
@@ -287,49 +274,37 @@ def test_trying_once(table: LockTable) -> None:
 
 def test_a_position_is_kept_for_who_could_not_wait_any_longer(table: LockTable) -> None:
     peer, ticket = told(table)
-    ask(table, peer, Reserve(1000, 0))
-    assert ask(table, peer, Wait(LOCK, b"k", 60)) == YourTurn(ticket)  # a keep was for this alone
-    ask(table, peer, Pass(LOCK, b"k", ticket))
+    assert ask(table, peer, Wait(LOCK, b"k", 60, reserve=Reserve(1000, 0))) == YourTurn(
+        ticket
+    )  # a keep was for this alone
+    ask(table, peer, Pass(b"k", ticket))
     hold(table)
-    ask(table, peer, Reserve(1000, 0))
-    assert ask(table, peer, Wait(LOCK, b"k", 1)) is None
+    assert ask(table, peer, Wait(LOCK, b"k", 1, reserve=Reserve(1000, 0))) is None
     assert table.advance(1.0) == [(peer.id, TimedOut(ticket))]
     assert ask(table, peer, Wait(LOCK, b"k", 1), 1.0) is Status.NOT_ENQUEUED
     table.disconnect(peer, 1.0, clean=True)
     assert take_up(table, ticket, 1.0) is None
 
 
-def test_a_turn_that_is_said_is_for_the_next_enqueue_alone(table: LockTable) -> None:
-    peer = table.connect()
-    ask(table, peer, Turn(1000))
-    assert isinstance(ask(table, peer, Acquire(LOCK, b"a", 1, 0, 60)), Granted)
-    assert isinstance(ask(table, peer, Enqueue(LOCK, b"b", 1, 60)), YourTurn)
-    assert isinstance(ask(table, peer, Enqueue(LOCK, b"c", 1, 60)), Enqueued)
-    ask(table, peer, Turn(1000))
-    assert ask(table, peer, Enqueue(LOCK, b"c", 1, 60)) is Status.ALREADY_ENQUEUED
-    assert isinstance(ask(table, peer, Enqueue(LOCK, b"d", 1, 60)), Enqueued)
-
-
 def test_a_slot_is_set_aside_no_longer_than_a_lease() -> None:
     table = table_of(max_lease=600)
     peer = table.connect()
-    assert ask(table, peer, Turn(600_001)) is Status.ERROR
-    assert isinstance(ask(table, peer, Enqueue(LOCK, b"k", 1, 60)), Enqueued)
-    assert ask(table, peer, Turn(600_000)) is Status.OK
+    assert ask(table, peer, Enqueue(LOCK, b"k", 1, 60, turn=600_001)) is Status.ERROR
+    assert len(table) == 0
+    assert isinstance(ask(table, peer, Enqueue(LOCK, b"k", 1, 60, turn=600_000)), YourTurn)
 
 
 def test_no_slot_is_set_aside_for_no_time(table: LockTable) -> None:
     peer = table.connect()
-    ask(table, peer, Turn(0))
-    assert isinstance(ask(table, peer, Enqueue(LOCK, b"k", 1, 60)), YourTurn)
+    assert isinstance(ask(table, peer, Enqueue(LOCK, b"k", 1, 60, turn=0)), YourTurn)
     assert isinstance(lock(table)[1], Granted)
 
 
 def test_as_many_are_told_as_there_are_slots(table: LockTable) -> None:
-    replies = [want(table, space=SEMAPHORE, limit=3)[1] for _ in range(5)]
+    replies = [want(table, limit=3)[1] for _ in range(5)]
     assert [type(reply) for reply in replies] == [YourTurn] * 3 + [Status] * 2
     newcomer = table.connect()
-    assert ask(table, newcomer, Acquire(SEMAPHORE, b"k", 3, 0, 60)) is Status.TIMEOUT
+    assert ask(table, newcomer, Acquire(LOCK, b"k", 3, 0, 60)) is Status.TIMEOUT
 
 
 def test_an_evicted_holder_is_followed_by_who_is_told(table: LockTable) -> None:
@@ -345,17 +320,15 @@ def test_an_evicted_holder_is_followed_by_who_is_told(table: LockTable) -> None:
 
 @pytest.mark.parametrize("has_passed", [False, True])
 def test_who_was_told_is_compared_as_one_who_waits(table: LockTable, has_passed: bool) -> None:
-    _, reply = want(table, peer=run(table))
+    _, reply = want(table, who=run(table))
     assert isinstance(reply, YourTurn)
     if has_passed:
-        ask(table, table.connect(), Pass(LOCK, b"k", reply.ticket))
+        ask(table, table.connect(), Pass(b"k", reply.ticket))
     for request in (Acquire(LOCK, b"k", 1, 9, 60), Enqueue(LOCK, b"k", 1, 60)):
         assert ask(table, run(table), request) == OwnerConflict(b"waiting", 1)
     # By the ticket nobody is compared, and then the run holds.
-    child = run(table)
-    ask(table, child, Resume(reply.ticket))
-    granted = table.handle(child, Acquire(LOCK, b"k", 1, 0, 60), 0.0)
-    assert kinds(granted) == [(child.id, Granted)]
+    by_ticket = Acquire(LOCK, b"k", 1, 0, 60, ticket=reply.ticket)
+    assert isinstance(ask(table, run(table), by_ticket), Granted)
     assert ask(table, run(table), Acquire(LOCK, b"k", 1, 9, 60)) == OwnerConflict(b"held", 1)
 
 
@@ -364,19 +337,19 @@ def test_who_was_told_is_compared_as_one_who_waits(table: LockTable, has_passed:
 def test_the_same_process_takes_over_what_its_lost_connection_was_told(
     table: LockTable, has_passed: bool, wants_turn: bool
 ) -> None:
-    lost, reply = want(table, peer=run(table, instance=b"here"))
+    lost, reply = want(table, who=run(table, instance=b"here"))
     assert isinstance(reply, YourTurn)
     if has_passed:
-        ask(table, lost, Pass(LOCK, b"k", reply.ticket))
+        ask(table, lost, Pass(b"k", reply.ticket))
     again = run(table, instance=b"here")
     if wants_turn:
-        assert want(table, 1.0, peer=again) == (again, reply)
+        assert want(table, 1.0, who=again) == (again.peer, reply)
         assert table.next_deadline() == 1.0 + HOLD
     else:
         assert isinstance(ask(table, again, Enqueue(LOCK, b"k", 1, 60), 1.0), Enqueued)
     assert not lost.enqueued
     assert table.disconnect(lost, 1.0, clean=False) == []
-    assert again.enqueued
+    assert again.peer.enqueued
 
 
 # At one instant.
@@ -386,8 +359,7 @@ def test_time_that_is_up_goes_first(table: LockTable) -> None:
     _, ticket = told(table)
     waiter, _ = lock(table)
     other = table.connect()
-    ask(table, other, Resume(ticket))
-    effects = table.handle(other, Acquire(LOCK, b"k", 1, 0, 600), HOLD)
+    effects = table.handle(other, Acquire(LOCK, b"k", 1, 0, 600, ticket=ticket), HOLD)
     assert kinds(effects) == [(waiter.id, Granted)]
     assert kinds(table.advance(HOLD)) == [(other.id, Status)]
 

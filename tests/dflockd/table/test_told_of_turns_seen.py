@@ -19,17 +19,14 @@ from dflockd.wire import (
     Release,
     Report,
     Request,
-    Resume,
     Stats,
     Status,
-    Turn,
     Wait,
     YourTurn,
 )
 from tests.dflockd.table.turns_support import (
     HOLD,
     LOCK,
-    SEMAPHORE,
     ask,
     blocked,
     calls,
@@ -51,7 +48,7 @@ def test_who_was_told_counts_as_a_waiter() -> None:
     peer, ticket = told(table)
     for has_passed in (False, True):
         if has_passed:
-            ask(table, peer, Pass(LOCK, b"k", ticket))
+            ask(table, peer, Pass(b"k", ticket))
             hold(table)
         waiter, _ = lock(table)
         assert waiter.waiting is not None
@@ -63,7 +60,7 @@ def test_who_was_told_counts_as_a_waiter() -> None:
 def test_whoever_wants_to_be_told_is_a_waiter_at_a_free_key_too() -> None:
     table = table_of(max_waiters=1)
     peer, ticket = told(table)
-    ask(table, peer, Pass(LOCK, b"k", ticket))
+    ask(table, peer, Pass(b"k", ticket))
     assert want(table)[1] is Status.MAX_WAITERS
     assert isinstance(lock(table)[1], Granted)
 
@@ -72,33 +69,32 @@ def test_one_connection_is_told_so_often() -> None:
     table = table_of(max_holds=2)
     peer = table.connect()
     for key in (b"a", b"b"):
-        ask(table, peer, Turn(1000))
-        assert isinstance(ask(table, peer, Enqueue(LOCK, key, 1, 60)), YourTurn)
+        assert isinstance(ask(table, peer, Enqueue(LOCK, key, 1, 60, turn=1000)), YourTurn)
     assert ask(table, peer, Enqueue(LOCK, b"c", 1, 60)) is Status.MAX_HOLDS
 
 
 def test_one_key_has_so_many_holders_and_who_will_be() -> None:
     table = table_of(max_holds=2)
-    replies = [want(table, space=SEMAPHORE, limit=5)[1] for _ in range(3)]
+    replies = [want(table, limit=5)[1] for _ in range(3)]
     assert replies[2] is Status.MAX_HOLDS
     assert isinstance(replies[1], YourTurn)
     child = table.connect()
-    assert ask(table, child, Acquire(SEMAPHORE, b"k", 5, 0, 60)) is Status.MAX_HOLDS
-    ask(table, child, Resume(replies[1].ticket))
-    effects = table.handle(child, Acquire(SEMAPHORE, b"k", 5, 0, 60), 0.0)
+    assert ask(table, child, Acquire(LOCK, b"k", 5, 0, 60)) is Status.MAX_HOLDS
+    effects = table.handle(child, Acquire(LOCK, b"k", 5, 0, 60, ticket=replies[1].ticket), 0.0)
     assert kinds(effects) == [(child.id, Granted)]
     assert isinstance(replies[0], YourTurn)
     child = table.connect()
-    ask(table, child, Resume(replies[0].ticket))
-    assert isinstance(ask(table, child, Enqueue(SEMAPHORE, b"k", 5, 60)), Enqueued)
+    assert isinstance(
+        ask(table, child, Enqueue(LOCK, b"k", 5, 60, ticket=replies[0].ticket)), Enqueued
+    )
 
 
 @pytest.mark.parametrize("has_passed", [False, True])
 def test_people_see_it(table: LockTable, has_passed: bool) -> None:
-    peer, reply = want(table, peer=run(table, 3))
+    peer, reply = want(table, who=run(table, 3))
     assert isinstance(reply, YourTurn)
     if has_passed:
-        ask(table, peer, Pass(LOCK, b"k", reply.ticket))
+        ask(table, peer, Pass(b"k", reply.ticket))
         hold(table)
     lock(table)
     report = ask(table, table.connect(), Inspect(LOCK, b"k"))
@@ -114,7 +110,7 @@ def test_people_see_it(table: LockTable, has_passed: bool) -> None:
 
 def test_a_journal_hears_of_it_when_it_is_held(table: LockTable) -> None:
     peer, ticket = told(table)
-    ask(table, peer, Pass(LOCK, b"k", ticket))
+    ask(table, peer, Pass(b"k", ticket))
     assert ask(table, peer, Wait(LOCK, b"k", 60)) == YourTurn(ticket)
     table.advance(HOLD)
     assert table.changes == []
@@ -128,9 +124,9 @@ def test_a_drain_ends_it(table: LockTable, has_passed: bool) -> None:
     peer, ticket = told(table)
     waiter, _ = lock(table)
     if has_passed:
-        ask(table, peer, Pass(LOCK, b"k", ticket))
+        ask(table, peer, Pass(b"k", ticket))
     assert table.drain(1.0) == ([] if has_passed else [(waiter.id, Status.DRAINING)])
-    for request in (Wait(LOCK, b"k", 60), Pass(LOCK, b"k", ticket), Turn(1)):
+    for request in (Wait(LOCK, b"k", 60), Pass(b"k", ticket)):
         assert ask(table, peer, request, 1.0) is Status.DRAINING
     assert take_up(table, ticket, 1.0) is Status.DRAINING
     assert (table.counts.waiting, len(table)) == (0, int(has_passed))
@@ -148,10 +144,10 @@ def with_many(count: int) -> dict[str, int]:
     found = {"release": calls(lambda: table.handle(holder, release, 0.0))}
     tickets = [next(iter(peers[0].enqueued.values())).ticket]
     for peer in peers[:-1]:
-        ((_, _), (_, reply)) = table.handle(peer, Pass(LOCK, b"k", tickets[-1]), 0.0)
+        ((_, _), (_, reply)) = table.handle(peer, Pass(b"k", tickets[-1]), 0.0)
         assert isinstance(reply, YourTurn)
         tickets.append(reply.ticket)
-    last = Pass(LOCK, b"k", tickets[-1])
+    last = Pass(b"k", tickets[-1])
     found["pass last"] = calls(lambda: table.handle(peers[-1], last, 0.0))
     middle, behind = count // 2, table.connect()
     wait = Wait(LOCK, b"k", 60)
@@ -159,9 +155,7 @@ def with_many(count: int) -> dict[str, int]:
     found["newcomer"] = calls(lambda: table.handle(behind, Acquire(LOCK, b"k", 1, 60, 60), 0.0))
     for peer in (*peers[:middle], *peers[middle + 1 :]):
         assert ask(table, peer, wait) is None
-    found["pass"] = calls(
-        lambda: table.handle(peers[middle], Pass(LOCK, b"k", tickets[middle]), 0.0)
-    )
+    found["pass"] = calls(lambda: table.handle(peers[middle], Pass(b"k", tickets[middle]), 0.0))
     found["time"] = calls(lambda: table.advance(HOLD))
     found["end"] = calls(lambda: table.disconnect(peers[middle], HOLD, clean=True))
     found["list"] = calls(lambda: table.handle(behind, Inspect(LOCK, b"k"), HOLD))
@@ -182,11 +176,11 @@ def test_many_slots_at_once_are_told_in_small_steps() -> None:
     table = table_of(max_holds=2 * MANY)
     big = table.connect()
     for _ in range(MANY):
-        ask(table, big, Acquire(SEMAPHORE, b"k", MANY, 0, 600))
+        ask(table, big, Acquire(LOCK, b"k", MANY, 0, 600))
     peers = []
     for _ in range(MANY):
-        peer, _ = want(table, space=SEMAPHORE, limit=MANY)
-        ask(table, peer, Wait(SEMAPHORE, b"k", 60))
+        peer, _ = want(table, limit=MANY)
+        ask(table, peer, Wait(LOCK, b"k", 60))
         peers.append(peer)
     steps = [table.disconnect(big, 1.0, clean=True)]
     while (deadline := table.next_deadline()) is not None and deadline <= 1.0:
@@ -195,7 +189,7 @@ def test_many_slots_at_once_are_told_in_small_steps() -> None:
     assert [number for step in steps for number, _ in step] == [peer.id for peer in peers]
     # And so is the end of all of that.
     waiter = table.connect()
-    ask(table, waiter, Acquire(SEMAPHORE, b"k", MANY, 60, 60), 1.0)
+    ask(table, waiter, Acquire(LOCK, b"k", MANY, 60, 60), 1.0)
     steps = [table.advance(1.0 + HOLD)]
     while (deadline := table.next_deadline()) is not None and deadline <= 1.0 + HOLD:
         steps.append(table.advance(1.0 + HOLD))
@@ -208,9 +202,8 @@ def test_the_end_of_a_connection_that_was_told_much_takes_small_steps() -> None:
     big = table.connect()
     waiters = []
     for number in range(3 * STEP):
-        ask(table, big, Turn(60_000))
         key = b"%d" % number
-        assert isinstance(ask(table, big, Enqueue(LOCK, key, 1, 60)), YourTurn)
+        assert isinstance(ask(table, big, Enqueue(LOCK, key, 1, 60, turn=60000)), YourTurn)
         waiters.append(table.connect())
         ask(table, waiters[-1], Acquire(LOCK, key, 1, 60, 60))
     steps = [table.disconnect(big, 1.0, clean=True)]
@@ -260,21 +253,21 @@ class Race:
             self.answer(dice.choice(list(self.tickets)))
         elif self.passed and dice.random() < 0.5:
             number = self.passed.pop(dice.randrange(len(self.passed)))
-            self.do(self.peers[number], Wait(SEMAPHORE, b"k", 600))
+            self.do(self.peers[number], Wait(LOCK, b"k", 600))
         elif self.holders and dice.random() < 0.5:
             peer, token = self.holders.pop(dice.randrange(len(self.holders)))
-            self.do(peer, Release(SEMAPHORE, b"k", token))
+            self.do(peer, Release(LOCK, b"k", token))
         else:
             self.now += dice.choice([0.1, 0.5, 1.0])
             self.hear(self.table.advance(self.now))
 
     def come(self) -> None:
-        peer, reply = want(self.table, self.now, SEMAPHORE, self.limit)
+        peer, reply = want(self.table, self.now, self.limit)
         self.peers[peer.id] = peer
         if isinstance(reply, YourTurn):
             self.hear([(peer.id, reply)])
         else:
-            self.do(peer, Wait(SEMAPHORE, b"k", 600))
+            self.do(peer, Wait(LOCK, b"k", 600))
 
     def answer(self, number: int) -> None:
         """A ready one takes its position up, in time or not; else others go first."""
@@ -282,11 +275,12 @@ class Race:
         if self.dice.random() < 0.4:
             self.passed.append(number)
             if self.dice.random() < 0.7:
-                self.do(self.peers[number], Pass(SEMAPHORE, b"k", ticket))
+                self.do(self.peers[number], Pass(b"k", ticket))
             return
         slot = self.table.connect()
-        self.do(slot, Resume(ticket))
-        effects = self.table.handle(slot, Acquire(SEMAPHORE, b"k", self.limit, 600, 3600), self.now)
+        effects = self.table.handle(
+            slot, Acquire(LOCK, b"k", self.limit, 600, 3600, ticket=ticket), self.now
+        )
         granted = [reply for peer, reply in effects if peer == slot.id]
         assert granted or not is_in_time, "told, in time, and refused"
         self.served.add(number)
@@ -309,7 +303,7 @@ class Race:
                 self.holders.append((peer, reply.token))
 
     def check(self) -> None:
-        entry = self.table._group.spaces[SEMAPHORE].get(b"k")
+        entry = self.table._group.spaces[LOCK].get(b"k")
         self.aside = set()
         if entry is None or entry.waiters is None:
             return

@@ -7,10 +7,10 @@ import pytest
 from dflockd.table import Limits, LockTable, Peer, TokenIssuer
 from dflockd.wire import (
     Acquire,
-    Detach,
     Enqueue,
     Enqueued,
     Granted,
+    How,
     Release,
     Renew,
     Request,
@@ -139,6 +139,6 @@ def test_orphans_of_a_connection_that_was_closed_wait_if_all_are_covered(
 
 def test_an_orphan_that_is_detached_is_nobodys() -> None:
     table, holder, token = table_of({"orphan_ttl": 5, "orphan_all": True})
-    ask(table, holder, Detach(LOCK, b"k", token, 60))
+    ask(table, holder, Renew(LOCK, b"k", token, 60, How.DETACH))
     table.disconnect(holder, 1.0, clean=True)
     assert table.next_deadline() == 61.0

@@ -5,25 +5,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import NamedTuple
 
 from dflockd.table import Effect, Limits, LockTable, Peer, TokenIssuer
 from dflockd.wire import (
     Acquire,
     Enqueue,
     Granted,
+    Hello,
     Owner,
     Release,
+    Renew,
     Request,
-    Resume,
     Space,
     Status,
-    Turn,
     Wait,
     YourTurn,
 )
 from tests.collector import collector_off
 
-LOCK, SEMAPHORE = Space.LOCK, Space.SEMAPHORE
+LOCK = Space.LOCK
 
 HOLD = 2.0
 
@@ -32,7 +33,22 @@ def table_of(**limits: int) -> LockTable:
     return LockTable(Limits(max_locks=10_000, **limits), TokenIssuer(b"secret", 0), kept=True)
 
 
-def ask(table: LockTable, peer: Peer, request: Request, now: float = 0.0) -> object:
+class Run(NamedTuple):
+    """An attempt of a run, on a connection of its process."""
+
+    peer: Peer
+    owner: Owner
+    label: bytes = b""
+
+    def by(self, request: Request) -> Request:
+        """Have it ask."""
+        if isinstance(request, Acquire | Enqueue | Renew):
+            return request._replace(owner=self.owner, label=self.label)
+        return request._replace(age=self.owner.age) if isinstance(request, Wait) else request
+
+
+def ask(table: LockTable, who: Peer | Run, request: Request, now: float = 0.0) -> object:
+    peer, request = (who.peer, who.by(request)) if isinstance(who, Run) else (who, request)
     replies = [reply for number, reply in table.handle(peer, request, now) if number == peer.id]
     return replies[-1] if replies else None
 
@@ -52,14 +68,13 @@ def hold(table: LockTable) -> tuple[Peer, Release]:
 def want(
     table: LockTable,
     now: float = 0.0,
-    space: Space = LOCK,
     limit: int = 1,
-    peer: Peer | None = None,
+    who: Peer | Run | None = None,
 ) -> tuple[Peer, object]:
     """Somebody who wants to be told."""
-    peer = peer or table.connect()
-    assert ask(table, peer, Turn(int(HOLD * 1000)), now) is Status.OK
-    return peer, ask(table, peer, Enqueue(space, b"k", limit, 600), now)
+    who = who or table.connect()
+    reply = ask(table, who, Enqueue(LOCK, b"k", limit, 600, turn=int(HOLD * 1000)), now)
+    return who.peer if isinstance(who, Run) else who, reply
 
 
 def told(table: LockTable, now: float = 0.0) -> tuple[Peer, bytes]:
@@ -79,18 +94,18 @@ def blocked(table: LockTable, now: float = 0.0) -> Peer:
 
 def take_up(table: LockTable, ticket: bytes, now: float = 0.0, timeout: int = 60) -> object:
     peer = table.connect()
-    ask(table, peer, Resume(ticket), now)
-    return ask(table, peer, Acquire(LOCK, b"k", 1, timeout, 600), now)
+    return ask(table, peer, Acquire(LOCK, b"k", 1, timeout, 600, ticket=ticket), now)
 
 
 def kinds(effects: list[Effect]) -> list[tuple[int, type]]:
     return [(number, type(reply)) for number, reply in effects]
 
 
-def run(table: LockTable, attempt: int = 1, instance: bytes = b"") -> Peer:
+def run(table: LockTable, attempt: int = 1, instance: bytes = b"", name: bytes = b"run") -> Run:
     peer = table.connect()
-    ask(table, peer, Owner(b"run", attempt, instance))
-    return peer
+    if instance:
+        assert table.greet(peer, Hello(instance, b"0.1.0"))
+    return Run(peer, Owner(name, attempt))
 
 
 def calls(step: Callable[[], object]) -> int:

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from dflockd.wire import (
+    MAX_AGE,
+    MAX_ATTEMPT,
     MAX_LIMIT,
     MAX_LINE,
+    MAX_RATE,
     MAX_SECONDS,
     Acquire,
     Auth,
     Barrier,
-    Begun,
-    Detach,
+    DrawAge,
     Enqueue,
     Evict,
+    FairGroup,
     Find,
+    Hello,
+    How,
     Identify,
-    InGroup,
     Inspect,
-    Label,
+    Listen,
+    Malformed,
     Owner,
     Pass,
     Ping,
@@ -33,12 +41,10 @@ from dflockd.wire import (
     Renew,
     Request,
     Reserve,
-    Resume,
     Shards,
     Space,
     StableRef,
     Stats,
-    Turn,
     Unbegun,
     Wait,
     encode_request,
@@ -46,8 +52,7 @@ from dflockd.wire import (
     format_token,
     key_problem,
 )
-from dflockd.wire.messages import MAX_ATTEMPT, MAX_RATE
-from tests.dflockd.wire.frames import FRAMES, LOCK, SEMAPHORE, pieces, read, text
+from tests.dflockd.wire.frames import FRAMES, LOCK, SEMAPHORE, named, pieces, read, text
 
 keys = st.text(min_size=1, max_size=60).map(str.encode).filter(lambda key: not key_problem(key))
 
@@ -65,53 +70,57 @@ spaces = st.sampled_from(Space)
 
 tickets = st.from_regex(rb"[0-9A-Za-z]{1,64}", fullmatch=True)
 
-owners = st.from_regex(rb"[!-~]{1,64}", fullmatch=True)
+names = st.from_regex(rb"[!-~]{1,64}", fullmatch=True)
+
+ages = st.integers(1, MAX_AGE)
+
+owners = st.none() | st.builds(Owner, names, st.integers(0, MAX_ATTEMPT), st.just(0) | ages)
 
 labels = st.text(max_size=60).filter(str.isprintable).map(str.encode)
 
-spoken_labels = st.none() | labels.filter(b"_".__ne__)
+labels = labels | labels.map(lambda label: label + b" label=x limit=3 secret=y")
 
 rates = st.none() | st.builds(Rate, st.integers(1, MAX_RATE), st.integers(1, MAX_SECONDS))
 
+groups = st.none() | st.builds(FairGroup, keys, st.integers(0, MAX_LIMIT))
+
+reserves = st.none() | st.builds(Reserve, seconds, seconds)
+
+maybe_tickets = st.just(b"") | tickets
+
+whole = (leases, rates, owners, labels, groups, maybe_tickets)
+"""What an `Acquire` and an `Enqueue` say."""
+
+
+def made(message: Callable[..., Request], *parts: SearchStrategy[Any]) -> SearchStrategy[Request]:
+    """Return requests of these parts alone: `st.builds` would add what has a default."""
+    return st.tuples(*parts).map(lambda drawn: message(*drawn))
+
+
 requests_ = st.one_of(
-    st.builds(Acquire, st.just(LOCK), keys, st.just(1), seconds, leases, rates),
-    st.builds(Acquire, st.just(SEMAPHORE), keys, limits, seconds, leases, rates),
-    st.builds(Enqueue, st.just(LOCK), keys, st.just(1), leases, rates),
-    st.builds(Enqueue, st.just(SEMAPHORE), keys, limits, leases, rates),
-    st.builds(Wait, spaces, keys, seconds),
-    st.builds(Release, spaces, keys, tokens),
-    st.builds(Renew, spaces, keys, tokens, leases),
-    st.builds(Begun, spaces, keys, tokens, leases),
-    st.builds(Unbegun, spaces, keys, tokens),
-    st.builds(Detach, spaces, keys, tokens, leases),
-    st.builds(Auth, text),
-    st.builds(StableRef, st.from_regex(rb"[!-~]{1,64}", fullmatch=True)),
+    made(Acquire, st.just(SEMAPHORE), keys, limits, seconds, leases),
+    made(Enqueue, st.just(SEMAPHORE), keys, limits, leases),
+    made(Acquire, st.just(LOCK), keys, st.just(1), seconds, leases),
+    made(Acquire, st.just(LOCK), keys, limits, seconds, *whole, reserves),
+    made(Enqueue, st.just(LOCK), keys, limits, *whole, st.none() | seconds),
+    made(Wait, spaces, keys, seconds),
+    made(Wait, st.just(LOCK), keys, seconds, reserves, st.just(0) | ages),
+    made(Release, spaces, keys, tokens),
+    made(Renew, spaces, keys, tokens, leases),
+    made(Renew, st.just(LOCK), keys, tokens, leases, st.sampled_from(How), owners, labels, groups),
+    made(Unbegun, keys, tokens),
+    made(Hello, names, names, st.none() | text),
+    made(Auth, text),
+    made(StableRef, names),
     st.sampled_from([Stats(), Ping(), Barrier()]),
-    st.builds(Inspect, spaces, keys),
-    st.builds(Find, labels, st.booleans(), st.booleans()),
-    st.builds(Evict, spaces, keys, st.integers(0, 2**64 - 1)),
-    st.builds(
-        Shards, st.just(b"") | st.from_regex(rb"[0-9a-f]{1,64}", fullmatch=True), st.booleans()
-    ),
-    st.builds(Identify, tickets),
-    st.builds(Reserve, seconds, seconds),
-    st.builds(Resume, tickets),
-    st.builds(InGroup, keys, st.integers(0, MAX_LIMIT)),
-    st.builds(Turn, seconds),
-    st.builds(Pass, spaces, keys, tickets),
-    st.builds(Owner, st.just(b""), st.just(0), st.just(b""), spoken_labels, st.just(0)),
-    st.builds(
-        Owner,
-        owners,
-        st.integers(0, MAX_ATTEMPT),
-        st.just(b"") | owners,
-        spoken_labels,
-        st.just(0),
-    ),
-    st.builds(
-        Owner, owners, st.integers(0, MAX_ATTEMPT), owners, spoken_labels, st.integers(0, 2**64 - 1)
-    ),
-    st.builds(Label, labels),
+    made(Inspect, spaces, keys),
+    made(Find, labels, st.booleans(), st.booleans()),
+    made(Evict, spaces, keys, st.integers(0, 2**64 - 1)),
+    made(Shards, st.just(b"") | tickets, st.booleans()),
+    made(Identify, tickets),
+    made(Pass, keys, tickets),
+    made(DrawAge, keys),
+    made(Listen, keys, tokens),
 )
 
 streams = st.lists(pieces, max_size=40).map(b"".join) | st.binary(max_size=400)
@@ -175,6 +184,53 @@ def test_key_problem_agrees_with_the_reader(key: bytes) -> None:
         assert requests == [Wait(LOCK, key, 0)]
     else:
         assert Wait(LOCK, key, 0) not in requests
+
+
+NAMED = {Acquire: b"acquire", Enqueue: b"enqueue", Wait: b"wait", Renew: b"renew", Hello: b"hello"}
+
+
+def shuffled(request: Request, order: list[int]) -> tuple[bytes, list[bytes]]:
+    """Return the command, and the fields in some order, but for the last if it goes on to the end."""
+    command, key, argument, _ = encode_request(request).split(b"\n")
+    last = argument.find(b" secret=" if command == b"hello" else b" label=")
+    said = (argument if last < 0 else argument[:last]).split(b" ")
+    said.sort(key=lambda field: order[sum(field) % len(order)])
+    return command + b"\n" + key + b"\n", said + ([] if last < 0 else [argument[last + 1 :]])
+
+
+@given(
+    requests_.filter(lambda request: type(request) in NAMED),
+    st.lists(st.integers(), min_size=1, max_size=9),
+    st.integers(0, 100),
+)
+def test_the_order_of_fields_means_nothing_and_no_field_comes_twice(
+    request: Request, order: list[int], which: int
+) -> None:
+    if not encode_request(request).startswith(NAMED[type(request)]):
+        return
+    head, said = shuffled(request, order)
+    if said[0].startswith(b"label="):
+        return
+    assert read(head + b" ".join(said) + b"\n") == ([request], False)
+    again = said[which % len(said)]
+    if again.startswith((b"label=", b"secret=")):
+        again = said[0]
+    for wrong in ([again, *said], [b"", *said], [b"colour=", *said], [b"x", *said]):
+        found, gave_up = read(head + b" ".join(wrong) + b"\n")
+        assert gave_up or [type(each) for each in found] == [Malformed]
+
+
+@given(named, st.binary(max_size=20))
+def test_cut_anywhere_and_joined_with_another_fields_are_the_same(
+    frame: bytes, beside: bytes
+) -> None:
+    alone = read(frame)
+    assert len(alone[0]) == (not alone[1])
+    for stream in (frame, frame + frame, b"ping\n_\n_\n" + frame + beside):
+        check_stream(stream, [])
+        expected = read(stream)
+        for cut in range(len(stream) + 1):
+            assert read(stream[:cut], stream[cut:]) == expected
 
 
 @pytest.mark.soak

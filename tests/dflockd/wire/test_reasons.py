@@ -18,6 +18,7 @@ from dflockd.wire import (
     parse_done,
 )
 from dflockd.wire.maps import BadMapError
+from dflockd.wire.messages import MAX_FIELDS, MAX_HELLO
 from dflockd.wire.replies import UnexpectedReplyError
 from tests.dflockd.wire.frames import read
 
@@ -27,19 +28,35 @@ from tests.dflockd.wire.frames import read
     [
         (b"lock\nk\n0\n", "unknown command"),
         (b"l\nk\nsoon\n", "number missing, malformed or out of range"),
-        (b"label\n_\n\x07\n", "a label is printable UTF-8"),
+        (b"acquire\nk\ntimeout=0 label=\x07\n", "a label is up to 256 bytes of printable UTF-8"),
+        (b"acquire\nk\ntimeout=0 colour=red\n", "a field is empty, unknown or there twice"),
+        (b"wait\nk\ntimeout=0 label=x\n", "an empty label, or one that does not belong here"),
+        (b"acquire\nk\ntimeout=0 age=7\n", "the attempt of nobody, or the age"),
+        (b"acquire\nk\ntimeout=0 group-limit=7\n", "the limit of no group"),
+        (b"enqueue\nk\ngroup=\xff\n", "group is not UTF-8"),
+        (b"enqueue\nk\nowner=\xff\n", "a name is 1 to 64 printable ASCII characters"),
+        (b"enqueue\nk\nticket=-\n", "a ticket is 1 to 64 letters and digits"),
+        (b"renew\nk\nlease=9\n", "no token"),
+        (b"renew\nk\ntoken=t how=so\n", "an unknown way to renew"),
         (b"l\nk k\n0\n", "key contains white space or NUL"),
         (b"l\n\xff\n0\n", "key is not UTF-8"),
-        (b"owner\n_\nme 0 here old\n", "an age is a number that the server has given out"),
     ],
 )
 def test_a_request_that_is_none_says_why(frame: bytes, reason: str) -> None:
     assert read(frame) == ([Malformed(reason)], False)
 
 
-@pytest.mark.parametrize(("number", "limit"), [(1, MAX_LINE), (2, MAX_LINE), (3, MAX_LINE)])
-def test_a_line_that_is_too_long_is_named(number: int, limit: int) -> None:
-    lines = [b"l", b"k", b"0"]
+@pytest.mark.parametrize(
+    ("command", "number", "limit"),
+    [
+        *((b"l", number, MAX_LINE) for number in (1, 2, 3)),
+        *((b"acquire", number, MAX_LINE) for number in (1, 2)),
+        (b"acquire", 3, MAX_FIELDS),
+        (b"hello", 3, MAX_HELLO),
+    ],
+)
+def test_a_line_that_is_too_long_is_named(command: bytes, number: int, limit: int) -> None:
+    lines = [command, b"k", b"0"]
     lines[number - 1] = b"x" * (limit + 1)
     for ends in (b"\n", b""):
         reader = RequestReader()
@@ -79,14 +96,3 @@ def test_a_reply_that_nobody_asked_for_says_why() -> None:
         parse_done(b"okay")
     with pytest.raises(UnexpectedReplyError, match=r"^unexpected number of milliseconds b'soon'$"):
         parse_done(b"error_recovering soon")
-
-
-@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-def test_that_a_reply_ahead_was_a_refusal_is_known(end: bytes) -> None:
-    reader = ReplyReader()
-    reader.ahead = 1
-    assert reader.receive(b"error" + end) is None
-    assert reader.refused
-    reader.ahead = 1
-    assert reader.receive(b"ok" + end) is None
-    assert not reader.refused

@@ -5,25 +5,37 @@ from __future__ import annotations
 import pytest
 
 from dflockd.wire import (
+    MAX_AGE,
+    MAX_ATTEMPT,
     MAX_LIMIT,
     MAX_LINE,
+    MAX_OWNER,
+    MAX_RATE,
     MAX_SECONDS,
     MAX_SECRET,
     Acquire,
     Auth,
     Barrier,
+    Enqueue,
+    FairGroup,
+    Hello,
     Identify,
     Malformed,
+    Owner,
     Ping,
+    Rate,
+    Renew,
     Request,
     RequestReader,
     Reserve,
     Shards,
     StableRef,
     Stats,
+    Wait,
     encode_request,
     key_problem,
 )
+from dflockd.wire.messages import MAX_FIELDS, MAX_HELLO, MAX_TICKET
 from tests.dflockd.wire.frames import FRAMES, LOCK, SEMAPHORE, TOKEN, read
 
 # Read as well, because some client sends it, but never sent from here.
@@ -43,38 +55,169 @@ READ_ONLY: list[tuple[bytes, Request]] = [
     (b"auth\n_\n\n", Auth(b"")),
     (b"stable-ref\nr\n\n", StableRef(b"r")),
     ("l\nschlüssel\n0\n".encode(), Acquire(LOCK, "schlüssel".encode(), 1, 0, None)),
-    (b"keep\nanything\n 1  2 \n", Reserve(1, 2)),
     (b"l\nk\x01\n0\n", Acquire(LOCK, b"k\x01", 1, 0, None)),
+    # Named fields: in any order, of requests that are sent in another frame, of later clients.
+    (b"acquire\nk\ntimeout=9\n", Acquire(LOCK, b"k", 1, 9, None)),
+    (b"acquire\nk\nlimit=1 timeout=9\n", Acquire(LOCK, b"k", 1, 9, None)),
+    (
+        b"acquire\nk\nhold=2 timeout=9 away=1\n",
+        Acquire(LOCK, b"k", 1, 9, None, reserve=Reserve(1, 2)),
+    ),
+    (
+        b"acquire\nk\nowner=run-7 timeout=9\n",
+        Acquire(LOCK, b"k", 1, 9, None, owner=Owner(b"run-7", 0)),
+    ),
+    (
+        b"acquire\nk\nage=7 timeout=9 owner=run-7\n",
+        Acquire(LOCK, b"k", 1, 9, None, owner=Owner(b"run-7", 0, 7)),
+    ),
+    (b"enqueue\nk\n\n", Enqueue(LOCK, b"k", 1, None)),
+    (b"enqueue\r\nk\r\nlease=3\r\n", Enqueue(LOCK, b"k", 1, 3)),
+    (b"wait\nk\ntimeout=9\n", Wait(LOCK, b"k", 9)),
+    (b"renew\nk\nlease=9 token=abc\n", Renew(LOCK, b"k", b"abc", 9)),
+    (b"hello\nhere\ncolour=red version=1\n", Hello(b"here", b"1")),
+    (b"hello\nhere\nversion=1 label=x secret=s\n", Hello(b"here", b"1", b"s")),
+]
+
+LONG = b"x" * (MAX_LINE + 1)
+
+# Of named fields: what is wrong, and how it is said. One line each in docs/protocol.md.
+WRONG_FIELDS = [
+    # Unknown, or not of this request.
+    *(b"acquire timeout=1 colour=red", b"acquire timeout=1 turn=1", b"acquire timeout=1 token=abc"),
+    *(
+        b"acquire timeout=1 how=begun",
+        b"acquire timeout=1 Limit=1",
+        b"acquire timeout=1 group_limit=1",
+    ),
+    *(b"enqueue timeout=1", b"enqueue away=1 hold=1", b"enqueue colour=red", b"enqueue token=abc"),
+    *(b"wait timeout=1 limit=1", b"wait timeout=1 label=me", b"wait timeout=1 owner=me"),
+    *(b"wait timeout=1 ticket=0a", b"renew token=abc limit=1", b"renew token=abc timeout=1"),
+    *(b"renew token=abc rate=1/1", b"renew token=abc ticket=0a", b"renew token=abc away=1 hold=1"),
+    # Missing.
+    *(
+        b"acquire ",
+        b"acquire limit=1",
+        b"acquire label=me",
+        b"wait ",
+        b"wait age=1",
+        b"renew lease=1",
+    ),
+    *(b"acquire timeout=1 away=1", b"acquire timeout=1 hold=1", b"wait timeout=1 hold=1"),
+    *(b"acquire timeout=1 attempt=0", b"acquire timeout=1 age=1", b"renew token=abc attempt=1"),
+    *(b"acquire timeout=1 group-limit=1", b"renew token=abc group-limit=1", b"renew label=me"),
+    *(b"hello ", b"hello secret=s", b"hello colour=red"),
+    # Twice.
+    *(
+        b"acquire timeout=1 timeout=1",
+        b"acquire timeout=1 limit=1 limit=2",
+        b"wait timeout=1 timeout=2",
+    ),
+    *(b"enqueue turn=1 turn=1", b"renew token=abc token=abc", b"hello version=1 version=1"),
+    b"hello version=1 colour=red colour=red",
+    # Empty, or no field at all.
+    *(
+        b"acquire timeout=",
+        b"acquire timeout=1 limit=",
+        b"acquire timeout=1 owner=",
+        b"enqueue group=",
+    ),
+    *(b"acquire timeout=1 label=", b"enqueue label=", b"renew token=", b"renew token=abc how="),
+    *(
+        b"acquire timeout=1 lease",
+        b"acquire timeout=1 =1",
+        b"enqueue =1",
+        b"wait timeout=1 =1",
+        b"acquire 1",
+        b"hello version=",
+    ),
+    *(b"hello version=1 colour= secret=s", b"hello version=1 colour secret=s"),
+    # Spaces: one, between two fields.
+    *(
+        b"acquire timeout=1  limit=1",
+        b"acquire  timeout=1",
+        b"acquire timeout=1 ",
+        b"enqueue  label=x",
+    ),
+    *(
+        b"acquire timeout=1\tlimit=1",
+        b"acquire timeout=1  label=x",
+        b"enqueue  ",
+        b"wait timeout=1 ",
+    ),
+    *(
+        b"acquire timeout= 1",
+        b"acquire timeout =1",
+        b"hello version=1  secret=s",
+        b"hello  version=1",
+    ),
+    # Rates: runs, one stroke, milliseconds.
+    *(b"acquire timeout=1 rate=1", b"acquire timeout=1 rate=1/", b"acquire timeout=1 rate=/1"),
+    *(
+        b"acquire timeout=1 rate=1/2/3",
+        b"acquire timeout=1 rate=0/2",
+        b"acquire timeout=1 rate=1/0",
+    ),
+    *(b"acquire timeout=1 rate=%d/2" % (MAX_RATE + 1), b"enqueue rate=1/%d" % (MAX_SECONDS + 1)),
+    # Owners.
+    *(
+        b"enqueue owner=r\xc3\xbcn",
+        b"enqueue owner=a\x7f",
+        b"enqueue owner=" + b"o" * (MAX_OWNER + 1),
+    ),
+    *(b"enqueue owner=me attempt=%d" % (MAX_ATTEMPT + 1), b"enqueue owner=me attempt=-1"),
+    *(
+        b"enqueue owner=me age=0",
+        b"enqueue owner=me age=%d" % (MAX_AGE + 1),
+        b"wait timeout=1 age=0",
+    ),
+    # Groups are as keys, tickets letters and digits.
+    *(
+        b"enqueue group=\xff",
+        b"enqueue group=a\0",
+        b"enqueue group=" + LONG,
+        b"enqueue group=g group-limit=0",
+    ),
+    *(b"enqueue group=g group-limit=%d" % (MAX_LIMIT + 1), "enqueue group=a\u3000b".encode()),
+    *(
+        b"enqueue ticket=a-b",
+        b"enqueue ticket=" + b"t" * (MAX_TICKET + 1),
+        "enqueue ticket=é".encode(),
+    ),
+    # Labels.
+    *(b"acquire timeout=1 label=\xff", b"acquire timeout=1 label=a\0b", b"enqueue label=a\tb"),
+    *(b"renew token=abc label=\x07", b"enqueue label=" + LONG),
+    # The rest.
+    *(b"renew token=abc how=plain", b"renew token=abc how=BEGUN", b"acquire timeout=1 limit=0"),
+    *(b"acquire timeout=1 limit=%d" % (MAX_LIMIT + 1), b"acquire timeout=1 lease=0"),
+    b"hello version=" + b"v" * (MAX_OWNER + 1),
 ]
 
 REFUSED = [
-    b"l\nk\n1/2\n",
-    b"l\nk\n0 0/2\n",
-    b"l\nk\n0 1/0\n",
-    b"l\nk\n0 1/\n",
-    b"l\nk\n0 1/2/3\n",
-    b"l\nk\n0 1/2 30\n",
-    b"l\nk\n0 1048577/2\n",
-    b"sl\nk\n0 1/2\n",
-    b"w\nk\n0 1/2\n",
+    *(b"%b\nk\n%b\n" % tuple(each.split(b" ", 1)) for each in WRONG_FIELDS),
+    *(b"hello\n%b\nversion=1\n" % who for who in (b"", b"a b", b"\xff", b"i" * (MAX_OWNER + 1))),
+    *(b"acquire\n%b\ntimeout=0\n" % key for key in (b"", b"a b", b"a\0", b"\xff")),
+    *(b"renew\n%b\ntoken=abc\n" % key for key in (b"", b"a b", b"a\0", b"\xff")),
+    # Fields have names, or none: not both.
+    b"l\nk\ntimeout=1\n",
+    b"l\nk\n1 lease=1\n",
+    b"l\nk\n0 1/2\n",
+    b"l\nk\n0 30 1/2\n",
+    b"sl\nk\n0 3 1/2\n",
+    b"e\nk\n 1/2\n",
+    b"se\nk\n3 30 1/2\n",
+    b"sacquire\nk\ntimeout=1\n",
+    b"srenew\nk\ntoken=abc\n",
+    *(b"%b\n_\n_\n" % gone for gone in (b"label", b"owner", b"resume", b"group", b"keep", b"turn")),
+    *(b"%b\nk\nabc\n" % gone for gone in (b"begun", b"confirm", b"detach", b"sunbegun", b"spass")),
     b"unbegun\nk\na b\n",
-    b"label\n_\n\xff\n",
-    b"owner\n_\n\n",
-    b"owner\na\tb\nrun 1\n",
-    b"owner\n\xff\nrun 1\n",
-    b"owner\n_\nrun\n",
-    b"owner\n_\nrun 2147483648\n",
-    b"owner\n_\nrun -1\n",
-    b"owner\n_\nrun 1 one two\n",
-    b"owner\n_\nr\xc3\xbcn 1\n",
-    b"owner\n_\nrun 1 \x7f\n",
-    b"owner\n_\n%b 1\n" % (b"r" * 65),
-    b"owner\n_\nrun 1 %b\n" % (b"i" * 65),
-    b"label\n_\na\x00b\n",
+    b"unbegun\nk\n\n",
     b"i\n\n_\n",
     b"evict\nk\n18446744073709551616\n",
     b"evict\nk\n-1\n",
     b"evict\nk\n\n",
+    b"find\nsome\nx\n",
+    b"find\n_\n\xff\n",
     b"\n\n\n",
     b"x\nk\n0\n",
     b"L\nk\n0\n",
@@ -103,35 +246,15 @@ REFUSED = [
     b"se\nk\n1 2 3\n",
     b"w\nk\n\n",
     b"w\nk\n1 2\n",
-    b"keep\n_\n\n",
-    b"keep\n_\n1\n",
-    b"keep\n_\n1 2 3\n",
-    b"skeep\n_\n1 2\n",
-    b"group\n\n_\n",
-    b"group\na b\n_\n",
-    b"group\n\xff\n_\n",
-    b"group\ng\n\n",
-    b"group\ng\n1 2\n",
-    b"sgroup\ng\n_\n",
-    b"turn\n_\n\n",
-    b"turn\n_\n1 2\n",
-    b"sturn\n_\n1\n",
     b"pass\nk\n\n",
     b"pass\n\n0af3\n",
     b"pass\nk\na b\n",
-    b"spass\nk\n" + b"a" * 65 + b"\n",
-    b"owner\n_\nrun 0 i 0\n",
-    b"owner\n_\nrun 0 i -1\n",
-    b"owner\n_\nrun 0 i %d\n" % 2**64,
-    b"owner\n_\nrun 0 i 1 1\n",
+    b"pass\nk\n" + b"a" * 65 + b"\n",
     b"age\n\n_\n",
     b"age\na b\n_\n",
     b"listen\nk\n\n",
     b"listen\nk\na b\n",
     b"listen\n\n" + TOKEN + b"\n",
-    b"resume\n_\n\n",
-    b"resume\n_\na b\n",
-    b"resume\n_\n" + b"a" * 65 + b"\n",
     b"stable-ref\n\n_\n",
     b"stable-ref\na b\n_\n",
     b"stable-ref\n\xc3\xa4\n_\n",
@@ -196,10 +319,18 @@ def test_malformed_cannot_be_sent() -> None:
         b"se\nk\n%b\n",
         b"se\nk\n1 %b\n",
         b"w\nk\n%b\n",
-        b"keep\n_\n%b 1\n",
-        b"keep\n_\n1 %b\n",
-        b"turn\n_\n%b\n",
-        b"group\ng\n%b\n",
+        b"acquire\nk\ntimeout=%b\n",
+        b"acquire\nk\ntimeout=1 limit=%b\n",
+        b"acquire\nk\ntimeout=1 lease=%b\n",
+        b"acquire\nk\ntimeout=1 rate=%b/1\n",
+        b"acquire\nk\ntimeout=1 rate=1/%b\n",
+        b"acquire\nk\ntimeout=1 away=%b hold=1\n",
+        b"acquire\nk\ntimeout=1 away=1 hold=%b\n",
+        b"enqueue\nk\nowner=me attempt=%b\n",
+        b"enqueue\nk\ngroup=g group-limit=%b\n",
+        b"enqueue\nk\nturn=%b\n",
+        b"wait\nk\ntimeout=%b\n",
+        b"renew\nk\ntoken=abc lease=%b\n",
     ],
 )
 def test_numbers_are_ascii_digits_within_bounds(frame: bytes, number: bytes) -> None:
@@ -215,7 +346,6 @@ def test_numbers_are_ascii_digits_within_bounds(frame: bytes, number: bytes) -> 
         b"n\nk\nt 0\n",
         b"e\nk\n0\n",
         b"se\nk\n0\n",
-        b"group\ng\n0\n",
     ],
 )
 def test_leases_and_limits_start_at_one(frame: bytes) -> None:
@@ -261,9 +391,53 @@ def test_auth_argument_may_be_longer(end: bytes) -> None:
     assert read(b"auth" + end + b"k" * (MAX_LINE + 1) + end + b"x" + end) == ([], True)
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize(
+    ("command", "limit"),
+    [
+        (b"acquire", MAX_FIELDS),
+        (b"enqueue", MAX_FIELDS),
+        (b"wait", MAX_FIELDS),
+        (b"renew", MAX_FIELDS),
+        (b"hello", MAX_HELLO),
+        *((command, MAX_LINE) for command in (b"l", b"sn", b"unbegun", b"pass", b"find", b"x")),
+    ],
+)
+def test_how_long_an_argument_may_be(command: bytes, limit: int, end: bytes) -> None:
+    """Within its bound it is an answer, whatever it says; beyond it, the end of the connection."""
+    for key, length, too_long in (
+        (b"k", limit, False),
+        (b"k", limit + 1, True),
+        (b"k" * MAX_LINE, 1, False),
+        (b"k" * (MAX_LINE + 1), 1, True),
+    ):
+        frame = command + end + key + end + b"x" * length + end
+        for pieces in ([frame], [frame[:20], frame[20:-2], frame[-2:-1], frame[-1:]]):
+            requests, gave_up = read(*pieces)
+            assert gave_up is too_long
+            assert len(requests) == (not too_long)
+
+
+def test_all_fields_at_their_longest_are_within_the_bound() -> None:
+    """So no client has to count: what is within its own bound can be sent together with the rest."""
+    owner = Owner(b"o" * MAX_OWNER, MAX_ATTEMPT, MAX_AGE)
+    request = Acquire(
+        *(LOCK, b"k" * MAX_LINE, MAX_LIMIT, MAX_SECONDS, MAX_SECONDS, Rate(MAX_RATE, MAX_SECONDS)),
+        *(owner, b"l" * MAX_LINE, FairGroup(b"g" * MAX_LINE, MAX_LIMIT), b"t" * MAX_TICKET),
+        Reserve(MAX_SECONDS, MAX_SECONDS),
+    )
+    assert read(encode_request(request)) == ([request], False)
+    assert (
+        read(encode_request(Hello(b"i" * MAX_OWNER, b"v" * MAX_OWNER, b"s" * MAX_SECRET)))[1]
+        is False
+    )
+
+
 def test_endless_line_is_refused_while_it_comes_in() -> None:
     assert read(b"l\n" + b"k" * (MAX_LINE + 2)) == ([], True)
     assert read(b"auth\n_\n" + b"s" * (MAX_SECRET + 2)) == ([], True)
+    assert read(b"acquire\nk\n" + b"s" * (MAX_FIELDS + 2)) == ([], True)
+    assert read(b"hello\nk\n" + b"s" * (MAX_HELLO + 2)) == ([], True)
     # Only the argument of auth may be long, whoever the frames before it were.
     assert read(b"ping\n_\n_\nl\nauth\n" + b"x" * (MAX_LINE + 2)) == ([Ping()], True)
 
@@ -294,7 +468,8 @@ def test_reader_says_where_it_stands() -> None:
 
 
 def test_secret_is_not_in_repr() -> None:
-    assert "sesame" not in repr(Auth(b"sesame"))
+    for request in (Auth(b"sesame"), Hello(b"here", b"1", b"sesame")):
+        assert "sesame" not in repr(request)
 
 
 def test_a_nonce_is_letters_and_digits() -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.dflockd.http.http_site import Site
-from tests.dflockd.raw_server import RawClient, granted
+from tests.dflockd.raw_server import granted
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -17,12 +17,6 @@ T = TypeVar("T")
 
 OpenPage = Callable[..., Any]
 """Opens the page of a site."""
-
-
-def labelled(site: Site, label: str) -> RawClient:
-    client = site.server.connect()
-    client.ask("label", "_", label)
-    return client
 
 
 def row_of(page: Page, key: str) -> Locator:

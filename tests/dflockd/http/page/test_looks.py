@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.dflockd.http.http_site import SECRET, Site
+from tests.dflockd.http.http_site import SECRET, Site, named
 from tests.dflockd.http.page.page_support import OpenPage, row_of
 
 pytest.importorskip("playwright.sync_api", reason="no playwright: no browser test")
@@ -31,8 +31,7 @@ def test_themes(site: Site, open_page: OpenPage) -> None:
 
 @pytest.mark.parametrize("width", [320, 390, 768])
 def test_nothing_is_cut_off_on_a_small_screen(site: Site, open_page: OpenPage, width: int) -> None:
-    client = site.server.connect()
-    client.ask("label", "_", f"a.task.with.a.long.name[{'0' * 36}] {'host.' * 20} pid 1")
+    client = named(site, f"a.task.with.a.long.name[{'0' * 36}] {'host.' * 20} pid 1")
     client.lock(f"long:{width}:" + "x" * 240)
     page = open_page(site, viewport={"width": width, "height": 800})
     page.locator(".toggle", has_text=f"long:{width}:").click()
@@ -63,14 +62,10 @@ def test_axe_finds_nothing(closed_site: Site, open_page: OpenPage, scheme: str, 
         reduced_motion="reduce",
     )
     clean("at first")
-    holder = closed_site.server.connect()
-    holder.ask("auth", "_", SECRET)
-    holder.ask("label", "_", "shop.sync[11-aaaa] w1 pid 7")
+    holder = named(closed_site, "shop.sync[11-aaaa] w1 pid 7")
     key = f"axe:{scheme}:{width}"
     holder.lock(key, "0 60")
-    waiter = closed_site.server.connect()
-    waiter.ask("auth", "_", SECRET)
-    waiter.ask("label", "_", "shop.sync[22-bbbb] w2 pid 8")
+    waiter = named(closed_site, "shop.sync[22-bbbb] w2 pid 8")
     waiter.request("l", key, "60")
     row_of(page, key).locator(".toggle").click()
     expect(page.locator("tr.detail ol li")).to_have_count(1)

@@ -14,9 +14,9 @@ import pytest
 from dflockd.shards import get_shard_id
 from examples.demo.stage import LockServer, Redis, StageError, Worker, redis_executable
 from tests.dflockd.cluster.stage import ClusterStage, free_port
-from tests.dflockd.http.http_site import SECRET, Site, StartSite
-from tests.dflockd.http.page.page_support import OpenPage, apart, labelled, lock_many, row_of
-from tests.dflockd.raw_server import PATIENCE, RawClient, ServerProcess, eventually
+from tests.dflockd.http.http_site import SECRET, Site, StartSite, named
+from tests.dflockd.http.page.page_support import OpenPage, apart, lock_many, row_of
+from tests.dflockd.raw_server import PATIENCE, ServerProcess, eventually
 from tests.dflockd.shards.etcd_process import Etcd
 
 pytest.importorskip("playwright.sync_api", reason="no playwright: no browser test")
@@ -102,9 +102,7 @@ def test_a_lock_appears_is_renewed_changes_hands_and_goes(
     ],
 )
 def test_a_key_is_text_whatever_it_says(site: Site, open_page: OpenPage, key: str) -> None:
-    client = site.server.connect()
-    client.ask("label", "_", f"{key} <b onclick='x'>bold</b>")
-    client.lock(key)
+    named(site, f"{key} <b onclick='x'>bold</b>").lock(key)
     page = open_page(site)
     row = row_of(page, key)
     expect(row.locator(".who b")).to_have_text(f"{key} <b onclick='x'>bold</b>")
@@ -115,13 +113,7 @@ def test_a_key_is_text_whatever_it_says(site: Site, open_page: OpenPage, key: st
 
 
 def test_an_operator_releases_a_lock(closed_site: Site, open_page: OpenPage) -> None:
-    def client(label: str) -> RawClient:
-        client = closed_site.server.connect()
-        client.ask("auth", "_", SECRET)
-        client.ask("label", "_", label)
-        return client
-
-    stuck, following = client("stuck"), client("next")
+    stuck, following = named(closed_site, "stuck"), named(closed_site, "next")
     token = stuck.lock("page:stuck")
     following.request("l", "page:stuck", "60")
     page = open_page(closed_site, http_credentials={"username": "ann", "password": SECRET})
@@ -249,10 +241,10 @@ def test_a_server_that_does_not_find_itself_is_ready_and_says_so(
 
 
 def test_a_waiter_is_found_by_its_id(site: Site, open_page: OpenPage) -> None:
-    labelled(site, "shop.sync[11-aaaa] w1 pid 1").lock("found:here")
+    named(site, "shop.sync[11-aaaa] w1 pid 1").lock("found:here")
     waiting = []
     for number in range(3):
-        waiter = labelled(site, f"shop.sync[{number}b-{number}bbbbbbb] w2 pid {number}")
+        waiter = named(site, f"shop.sync[{number}b-{number}bbbbbbb] w2 pid {number}")
         waiter.request("l", "found:here", "60")
         waiting.append(waiter)
         eventually(
@@ -275,10 +267,8 @@ def test_a_waiter_is_found_by_its_id(site: Site, open_page: OpenPage) -> None:
 
 def test_groups_and_who_is_superseded_are_shown(site: Site, open_page: OpenPage) -> None:
     for number, group in enumerate(("tenant:1", "tenant:\u202e2")):
-        client = labelled(site, f"client {number}")
-        assert client.ask("group", group, "_") == "ok"
-        assert client.ask("owner", "_", f"run-{number} 0 here {number + 1}") == "ok"
-        client.request("l", "grouped", "60")
+        who = {"owner": f"run-{number}", "age": number + 1, "group": group}
+        named(site, f"client {number}", **who).request("l", "grouped", "60")
         eventually(lambda: site.json("/api/locks/grouped")["holders"] != [])
     page = open_page(site)
     row_of(page, "grouped").locator(".toggle").click()
@@ -290,13 +280,10 @@ def test_groups_and_who_is_superseded_are_shown(site: Site, open_page: OpenPage)
 
 
 def test_a_release_says_who_it_ends_and_who_is_next(closed_site: Site, open_page: OpenPage) -> None:
-    def client(label: str) -> RawClient:
-        client = closed_site.server.connect()
-        client.ask("auth", "_", SECRET)
-        client.ask("label", "_", label)
-        return client
-
-    stuck, following = client("shop.sync[11-aaaa] w1 pid 7"), client("shop.sync[22-bbbb] w2 pid 8")
+    stuck, following = (
+        named(closed_site, "shop.sync[11-aaaa] w1 pid 7"),
+        named(closed_site, "shop.sync[22-bbbb] w2 pid 8"),
+    )
     stuck.lock("page:told")
     following.request("l", "page:told", "60")
     page = open_page(closed_site, http_credentials={"username": "ann", "password": SECRET})
@@ -356,7 +343,7 @@ def test_a_circle_is_named(start_site: StartSite, open_page: OpenPage) -> None:
         ("a", "two", True),
         ("b", "one", True),
     ):
-        client = labelled(site, f"move[{run}] w1 pid 1")
+        client = named(site, f"move[{run}] w1 pid 1")
         if waits:
             client.request("l", key, "60")
         else:

@@ -1,0 +1,285 @@
+"""How many may hold a lock: what the latest request says, up and down, and after a loss."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflockd.table import HoldRecord, LockTable, Peer
+from dflockd.wire import (
+    Acquire,
+    Enqueue,
+    FairGroup,
+    Granted,
+    Hello,
+    How,
+    Listen,
+    Owner,
+    OwnerConflict,
+    Release,
+    Renew,
+    Renewed,
+    Reserve,
+    Space,
+    Status,
+    TimedOut,
+    Wait,
+    YourTurn,
+)
+from tests.dflockd.table.rules_support import LOCK, SEMAPHORE, inspected, recovering, reply_to
+from tests.dflockd.table.turns_support import ask, kinds, run, told
+
+
+class Stage:
+    """A lock, and who has come to it: by number."""
+
+    def __init__(self, table: LockTable) -> None:
+        self.table = table
+        self.holders: dict[int, bytes] = {}
+        self.peers: list[Peer] = []
+
+    def come(self, limit: int, timeout: int = 600) -> None:
+        self.peers.append(self.table.connect())
+        self.hear(Acquire(LOCK, b"k", limit, timeout, 600), len(self.peers) - 1)
+
+    def end(self, number: int) -> list[int]:
+        """Return who has got a slot by that."""
+        before = set(self.holders)
+        self.hear(Release(LOCK, b"k", self.holders.pop(number)), number)
+        return sorted(set(self.holders) - before)
+
+    def hear(self, request: Acquire | Release, number: int) -> None:
+        for peer, reply in self.table.handle(self.peers[number], request, 0.0):
+            if isinstance(reply, Granted):
+                self.holders[[each.id for each in self.peers].index(peer)] = reply.token
+
+    @property
+    def waiting(self) -> list[int]:
+        return [number for number, peer in enumerate(self.peers) if peer.waiting is not None]
+
+
+@pytest.fixture
+def stage(table: LockTable) -> Stage:
+    return Stage(table)
+
+
+def test_who_waits_has_what_a_larger_limit_gives_before_who_says_it(stage: Stage) -> None:
+    for _ in range(4):
+        stage.come(1)
+    assert (list(stage.holders), stage.waiting) == ([0], [1, 2, 3])
+    stage.come(3)
+    assert (list(stage.holders), stage.waiting) == ([0, 1, 2], [3, 4])
+    stage.come(6)
+    assert (sorted(stage.holders), stage.waiting) == ([0, 1, 2, 3, 4, 5], [])
+
+
+def test_a_smaller_limit_throws_nobody_out_and_lets_nobody_in_until_there_is_room(
+    stage: Stage,
+) -> None:
+    for _ in range(3):
+        stage.come(3)
+    stage.come(1)
+    stage.come(1, timeout=0)
+    assert (list(stage.holders), stage.waiting) == ([0, 1, 2], [3])
+    assert [stage.end(number) for number in (1, 0)] == [[], []]
+    assert stage.end(2) == [3]
+    stage.come(1)
+    assert (list(stage.holders), stage.waiting) == ([3], [5])
+
+
+def test_a_rollout_changes_it_up_and_down_with_waiters(stage: Stage) -> None:
+    for limit in (1, 1, 1, 3, 3, 3, 2, 2):
+        stage.come(limit)
+    assert (list(stage.holders), stage.waiting) == ([0, 1, 2], [3, 4, 5, 6, 7])
+    got = [stage.end(number) for number in (0, 1, 2, 3, 4)]
+    assert got == [[], [3], [4], [5], [6]]  # two at once, first come, first served
+    assert sorted(stage.holders) == [5, 6]
+
+
+def test_it_counts_whatever_becomes_of_the_request(stage: Stage) -> None:
+    stage.come(1)
+    stage.come(1)
+    stage.come(2, timeout=0)
+    assert (list(stage.holders), stage.waiting) == ([0, 1], [])
+
+
+def test_a_slot_that_is_held_for_who_was_told_counts(table: LockTable) -> None:
+    _, ticket = told(table)
+    first = table.connect()
+    assert isinstance(ask(table, first, Acquire(LOCK, b"k", 2, 0, 60)), Granted)
+    # With one slot less it waits for the holder, ahead of all others.
+    back, later = table.connect(), table.connect()
+    assert ask(table, back, Acquire(LOCK, b"k", 1, 60, 60, ticket=ticket)) is None
+    assert ask(table, later, Acquire(LOCK, b"k", 1, 60, 60)) is None
+    effects = table.disconnect(first, 1.0, clean=True)
+    assert kinds(effects) == [(back.id, Granted)]
+
+
+def test_a_semaphore_of_published_clients_keeps_its_own_limit(table: LockTable) -> None:
+    peer = table.connect()
+    assert isinstance(ask(table, peer, Acquire(SEMAPHORE, b"k", 2, 0, 60)), Granted)
+    for limit in (1, 3):
+        assert ask(table, peer, Acquire(SEMAPHORE, b"k", limit, 0, 60)) is Status.LIMIT_MISMATCH
+        assert ask(table, peer, Enqueue(SEMAPHORE, b"k", limit, 60)) is Status.LIMIT_MISMATCH
+    assert isinstance(ask(table, peer, Acquire(LOCK, b"k", 1, 0, 60)), Granted)
+    assert isinstance(ask(table, peer, Acquire(SEMAPHORE, b"k", 2, 0, 60)), Granted)
+
+
+# After a loss: fences 1, 2, ... in their order; a grant to one alone says that all before had ended.
+
+
+def granted_at(*limits: int, space: Space = LOCK) -> tuple[list[HoldRecord], list[bytes]]:
+    """Return the records and the tokens of holds, each granted at that limit; none has an end."""
+    before = recovering(-1.0)[0]
+    before.changes = []
+    records, tokens = [], []
+    for limit in limits:
+        peer = before.connect()
+        if limit == 1 and tokens:  # all before have ended, and nobody has written that
+            for hold in list(before.find(space, b"k").holds.values()):  # type: ignore[union-attr]
+                reply_to(before, peer, Release(space, b"k", hold.token), 0.0)
+        reply = reply_to(before, peer, Acquire(space, b"k", limit, 0, 30), 0.0)
+        assert isinstance(reply, Granted)
+        tokens.append(reply.token)
+        records.append(next(iter(peer.holds)).kept())
+    return records, tokens
+
+
+def fences(table: LockTable) -> list[int]:
+    shown = inspected(table, table.connect(), b"k", 1.0)["holders"]
+    return [holder["fence"] - 1000 for holder in shown]
+
+
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        ((1, 1, 1), [3]),
+        ((3, 3, 3), [1, 2, 3]),
+        ((3, 3, 1), [3]),
+        ((1, 3, 3), [1, 2, 3]),
+        ((2, 1, 3, 3), [2, 3, 4]),
+    ],
+)
+@pytest.mark.parametrize("is_reverse", [False, True])
+@pytest.mark.parametrize("ways", ["records", "tokens", "both"])
+def test_what_comes_back_is_what_had_not_ended(
+    limits: tuple[int, ...], left: list[int], is_reverse: bool, ways: str
+) -> None:
+    records, tokens = granted_at(*limits)
+    if is_reverse:
+        records.reverse()
+        tokens.reverse()
+    table, peer, _ = recovering(10.0, tuple(records) if ways != "tokens" else ())
+    for token in tokens if ways != "records" else ():
+        reply = reply_to(table, peer, Renew(LOCK, b"k", token, 30))
+        assert reply is Status.ERROR or reply == Renewed(30)
+    assert sorted(fences(table)) == left
+    # Nobody new gets in before there is room.
+    newcomer = table.connect()
+    request = Acquire(LOCK, b"k", len(left), 0, 30)
+    assert reply_to(table, newcomer, request, 11.0 if ways == "tokens" else 9.0) is not None
+    if ways != "records":
+        assert reply_to(table, newcomer, request, 11.0) is Status.TIMEOUT
+        assert isinstance(
+            reply_to(table, newcomer, request._replace(limit=len(left) + 1), 11.0), Granted
+        )
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_release_keeps_only_those_from_coming_back_that_had_ended(is_restored: bool) -> None:
+    records, (first, alone, second, third) = granted_at(1, 1, 3, 3)
+    table, peer, _ = recovering(10.0, tuple(records) if is_restored else ())
+    assert reply_to(table, peer, Release(LOCK, b"k", third)) is Status.OK
+    for token, reply in ((third, Status.ERROR), (second, Renewed(30)), (alone, Renewed(30))):
+        assert reply_to(table, peer, Renew(LOCK, b"k", token, 30)) == reply
+    assert sorted(fences(table)) == [2, 3]
+    assert reply_to(table, peer, Release(LOCK, b"k", alone)) is Status.OK
+    for token, reply in ((first, Status.ERROR), (alone, Status.ERROR), (second, Renewed(30))):
+        assert reply_to(table, peer, Renew(LOCK, b"k", token, 30)) == reply
+
+
+def test_a_hold_among_several_that_had_ended_before_one_alone_does_not_come_back() -> None:
+    _, (first, alone) = granted_at(3, 1)
+    table, peer, _ = recovering()
+    assert reply_to(table, peer, Release(LOCK, b"k", alone)) is Status.OK
+    assert reply_to(table, peer, Renew(LOCK, b"k", first, 30)) is Status.ERROR
+    assert reply_to(table, peer, Release(LOCK, b"k", first)) is Status.ERROR
+
+
+def test_who_listens_hears_that_its_hold_had_ended_before_another() -> None:
+    (record, _), (token, alone) = granted_at(1, 1)
+    table, holder, other = recovering(10.0, (record._replace(owner=b"run", age=1),))
+    assert reply_to(table, holder, Renew(LOCK, b"k", token, 30)) == Renewed(30)
+    ear = table.connect()
+    assert table.handle(ear, Listen(b"k", token), 1.0) == []
+    effects = table.handle(other, Renew(LOCK, b"k", alone, 30), 2.0)
+    assert effects == [(other.id, Renewed(30)), (ear.id, Status.LEASE_EXPIRED)]
+    assert ear.waiting is None
+
+
+@pytest.mark.parametrize("how", [How.PLAIN, How.BEGUN])
+def test_a_whole_renewal_brings_back_whose_hold_it_is(how: How) -> None:
+    _, (token,) = granted_at(3)
+    table, peer, other = recovering()
+    owner, group = Owner(b"run", 2), FairGroup(b"tenant", 1)
+    renew = Renew(LOCK, b"k", token, 30, how, owner, b"the task", group)
+    assert reply_to(table, peer, renew) == Renewed(30)
+    [shown] = inspected(table, other, b"k", 1.0)["holders"]
+    found = (shown["owner"], shown["attempt"], shown["label"], shown["group"])
+    assert found == ("run", 2, "the task", "tenant")
+    asks = Acquire(LOCK, b"k", 3, 0, 30, owner=owner)
+    assert reply_to(table, other, asks, 11.0) == OwnerConflict(b"held", 2)
+    of_group = asks._replace(owner=None, group=group)
+    assert reply_to(table, other, of_group, 11.0) is Status.TIMEOUT
+    assert isinstance(reply_to(table, other, of_group._replace(group=None), 11.0), Granted)
+
+
+def test_a_plain_renewal_brings_back_nobody_in_particular() -> None:
+    _, (token,) = granted_at(1)
+    table, peer, other = recovering()
+    assert table.greet(peer, Hello(b"here", b"0.1.0"))
+    assert reply_to(table, peer, Renew(LOCK, b"k", token, 30)) == Renewed(30)
+    [shown] = inspected(table, other, b"k", 1.0)["holders"]
+    assert (shown["owner"], shown["attempt"], shown["label"], shown["group"]) == ("", 0, "", "")
+
+
+# Positions.
+
+
+def test_a_ticket_that_is_shown_again_after_the_connection_was_lost_goes_on(
+    table: LockTable,
+) -> None:
+    """The position still carries the ticket that it was taken up with: it is found by its owner."""
+    holder = table.connect()
+    reply = ask(table, holder, Acquire(LOCK, b"k", 1, 0, 600))
+    assert isinstance(reply, Granted)
+    first, behind = run(table, 1, b"here"), table.connect()
+    request = Acquire(LOCK, b"k", 1, 0, 600, reserve=Reserve(1000, 1000))
+    kept = ask(table, first, request)
+    assert isinstance(kept, TimedOut)
+    assert ask(table, behind, Acquire(LOCK, b"k", 1, 60, 600)) is None
+    back = request._replace(timeout=60, ticket=kept.ticket)
+    assert ask(table, first, back) is None
+    again = run(table, 1, b"here")
+    effects = table.handle(again.peer, again.by(back), 1.0)
+    assert effects == [(first.peer.id, OwnerConflict(b"waiting", 1))]
+    # Whose process it is says the connection: another one is told that it waits already.
+    assert ask(table, run(table, 1, b"there"), back, 1.0) == OwnerConflict(b"waiting", 1)
+    assert ask(table, run(table, 1), back, 1.0) == OwnerConflict(b"waiting", 1)
+    effects = table.handle(holder, Release(LOCK, b"k", reply.token), 2.0)
+    assert kinds(effects) == [(holder.id, Status), (again.peer.id, Granted)]
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_position_that_was_kept_by_acquire_leaves_another_of_its_connection(
+    table: LockTable, is_told: bool
+) -> None:
+    reply = ask(table, holder := table.connect(), Acquire(LOCK, b"k", 1, 0, 600))
+    assert isinstance(reply, Granted)
+    peer = table.connect()
+    enqueue = Enqueue(LOCK, b"k", 1, 600, turn=1000 if is_told else None)
+    assert ask(table, peer, enqueue) is Status.QUEUED
+    acquire = Acquire(LOCK, b"k", 1, 0, 600, reserve=Reserve(1000, 0))
+    assert isinstance(ask(table, peer, acquire), TimedOut)
+    assert ask(table, holder, Release(LOCK, b"k", reply.token)) is Status.OK
+    mine = ask(table, peer, Wait(LOCK, b"k", 5))
+    assert isinstance(mine, YourTurn if is_told else Granted)
