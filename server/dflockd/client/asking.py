@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -12,7 +13,6 @@ from dflockd.client.flows import Links
 from dflockd.client.lease import SILENCE, Lease
 from dflockd.client.operations import (
     GRACE,
-    SHARDS_PATIENCE,
     Detour,
     Operation,
     Progress,
@@ -201,19 +201,29 @@ class Asker:
         return (yield from self._talk(link, operation, until, look))
 
     def _open(self, until: float | None, owner: object) -> Flow[Link]:
-        """Connect, unless the request is abandoned meanwhile: there was nothing to close."""
-        link: Link = yield Open(self.route, self._open_until(until))
+        """Connect, unless the request is abandoned meanwhile."""
+
+        def made(link: Link) -> None:
+            if self._owner.get("by") is owner:
+                self.asking = link
+            if self.is_cancelled:
+                link.interrupt()  # `cancel` may have looked for it before it was there
+
+        try:
+            link: Link = yield Open(self.route, self._open_until(until), made=made)
+        except errors.UnreachableError:
+            if self.is_cancelled:
+                raise self._cancelled() from None
+            raise
         if self._owner.get("by") is not owner:
             link.close()
             raise self._cancelled()
         return link
 
-    def _open_until(self, until: float | None) -> float | None:
+    def _open_until(self, until: float | None) -> float:
         """Return when to give up a server that does not say hello; in a cluster others know more."""
-        if self.shards is None:
-            return until
-        soon = clock.now() + SHARDS_PATIENCE
-        return soon if until is None else min(until, soon)
+        until = math.inf if until is None else until
+        return until if self.shards is None else min(until, clock.now() + flows.SILENCE)
 
     def _knowing(self, link: Link) -> Target:
         """Return the target for the server of a connection, and keep it so."""

@@ -16,7 +16,7 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
@@ -25,11 +25,12 @@ from dflockd.address import Address
 from dflockd.client import clock
 from dflockd.client.frames import without_frames
 from dflockd.client.operations import Answer, Exchange, authenticate, greet
-from dflockd.client.steps import SILENT, Flow, Hear, Open, Pause, Ready, Route, Silent, Talk
+from dflockd.client.steps import SILENT, Flow, Hear, Link, Open, Pause, Ready, Route, Silent, Talk
 from dflockd.wire import ReplyReader, UnexpectedReplyError
 
 CONNECT_TIMEOUT = 5.0
-"""Seconds for a connection to be made, TLS and auth included."""
+"""Seconds for a connection to be made, TLS included; and for its server to say hello where the caller
+sets no time."""
 
 SHORTEST_CONNECT = 0.05
 """Seconds that each address of a name has at least."""
@@ -413,7 +414,12 @@ _published: set[Address] = set()
 one may be there."""
 
 
-def _open(route: Route, until: float | None, is_strict: bool) -> Waits[Connection]:
+def _open(
+    route: Route,
+    until: float | None,
+    is_strict: bool,
+    made: Callable[[Link], object] | None,
+) -> Waits[Connection]:
     """Connect, and say who is there.
 
     Raises:
@@ -421,12 +427,14 @@ def _open(route: Route, until: float | None, is_strict: bool) -> Waits[Connectio
         AuthRefusedError: the server wants another secret.
     """
     address, now = route.address, clock.now()
-    until = now + CONNECT_TIMEOUT if until is None else min(until, now + CONNECT_TIMEOUT)
+    until = now + CONNECT_TIMEOUT if until is None else until
     if not is_strict:
         until = max(until, now + LEAST_PATIENCE)
     secret, server = route.auth_secret, str(address)
     if address not in _published:
         link = yield from _connect(route, until)
+        if made is not None:
+            made(link)
         hello: Talk[Any] = Talk(link, greet(secret, server), until)
         hello.is_strict = is_strict
         features: Any = yield from _talk(hello)
@@ -437,6 +445,8 @@ def _open(route: Route, until: float | None, is_strict: bool) -> Waits[Connectio
         link.close()
         _published.add(address)
     link = yield from _connect(route, until)
+    if made is not None:
+        made(link)
     if secret is not None:
         talk = Talk(link, authenticate(secret, server), until)
         talk.is_strict = is_strict
@@ -446,7 +456,7 @@ def _open(route: Route, until: float | None, is_strict: bool) -> Waits[Connectio
 
 def _connect(route: Route, until: float) -> Waits[Connection]:
     try:
-        return (yield from _reach(route, until))
+        return (yield from _reach(route, min(until, clock.now() + CONNECT_TIMEOUT)))
     except (OSError, ValueError) as exc:  # the latter for what cannot be a host name
         server = str(route.address)
         raise errors.UnreachableError(

@@ -547,6 +547,8 @@ def _given_back(target: Target, request: bytes) -> Operation[bool]:
 def greet(secret: bytes | None, server: str) -> Operation[frozenset[bytes] | None]:
     """Say hello, first thing on a connection, and show the shared secret with that if there is one.
 
+    Who connects limits the time: a server that stands still is waited for as in any other request.
+
     Returns:
         What the server knows beyond the published protocol; ``None`` if it does not know this request,
         and may hang up.
@@ -556,7 +558,7 @@ def greet(secret: bytes | None, server: str) -> Operation[frozenset[bytes] | Non
     """
     request = encode_request(Hello(instance(), __version__.encode(), secret))
     target = about_server(server)
-    reply = _read(parse_hello, (yield Exchange(request, REPLY_PATIENCE)), target)
+    reply = _read(parse_hello, (yield Exchange(request, None)), target)
     if isinstance(reply, Welcome):
         return FEATURES if reply.features >= FEATURES else reply.features
     if isinstance(reply, Unwelcome):
@@ -568,7 +570,7 @@ def greet(secret: bytes | None, server: str) -> Operation[frozenset[bytes] | Non
 
 def authenticate(secret: bytes, server: str) -> Operation[None]:
     """Show the shared secret to a server that knows the published protocol alone."""
-    answer = yield Exchange(encode_request(Auth(secret)), REPLY_PATIENCE)
+    answer = yield Exchange(encode_request(Auth(secret)), None)
     target = about_server(server)
     status = _read(parse_done, answer, target)
     if status is not Status.OK:

@@ -71,14 +71,16 @@ class Link(Protocol):
 
 
 class Open(NamedTuple):
-    """Connect and authenticate; the outcome is the `Link`."""
+    """Connect and say hello; the outcome is the `Link`."""
 
     route: Route
     until: float | None = None
-    """When to give up, if that is sooner than usual..."""
+    """When to give up; ``None`` for soon..."""
     is_strict: bool = False
     """... and whether exactly then. Otherwise a process that was stopped for long gets a moment
     more."""
+    made: Callable[[Link], object] | None = None
+    """Is told of the link before its server has said hello: from then on it can be interrupted."""
 
 
 class Talk(Generic[R]):

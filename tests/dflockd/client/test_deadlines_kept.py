@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from dflockd import errors
+from dflockd.client import connection
 from dflockd.wire import Acquire, Auth, Enqueue, Granted, Hello, How, Renew, Status, Wait
 from tests.dflockd.client.silence import GRACE, SLACK
 from tests.dflockd.client_support import Client, soon
@@ -130,23 +131,39 @@ async def test_a_server_that_stands_still(
 
 
 async def test_connecting_has_an_end_where_waiting_has_none(
-    clients: list[Client], start: Callable[..., ServerProcess], mute: Callable[..., Mute]
+    clients: list[Client], mute: Callable[..., Mute]
 ) -> None:
-    server, quiet = start("--auth-token", "secret"), mute()
+    tls, quiet = ssl.create_default_context(), mute()
+    locks = [
+        client.lock(KEY, quiet, acquire_timeout_s=timeout, ssl_context=tls)
+        for client, timeout in itertools.product(clients, (None, 30))
+    ]
+    await asyncio.gather(*(in_time(lock.acquire(), CONNECTING - GRACE) for lock in locks))
+
+
+@pytest.mark.parametrize("secret", [None, "secret"])
+async def test_a_server_that_stands_still_has_the_time_for_the_lock_to_say_hello(
+    clients: list[Client],
+    start: Callable[..., ServerProcess],
+    monkeypatch: pytest.MonkeyPatch,
+    secret: str | None,
+) -> None:
+    monkeypatch.setattr(connection, "CONNECT_TIMEOUT", 0.2)
+    server = start(*(() if secret is None else ("--auth-token", secret)))
+    options: dict[str, Any] = {"auth_token": secret}
+    locks = [
+        client.lock(f"{KEY}-{timeout}-{client.name}", server, acquire_timeout_s=timeout, **options)
+        for client, timeout in itertools.product(clients, (None, PATIENCE))
+    ]
     assert server.port
     server.suspend()
-    locks = []
-    for client in clients:
-        locks += [
-            client.lock(KEY, server, acquire_timeout_s=None, auth_token="secret"),
-            client.lock(KEY, quiet, acquire_timeout_s=None, auth_token="secret"),
-            client.lock(KEY, quiet, acquire_timeout_s=30, auth_token="secret"),
-            client.lock(KEY, quiet, acquire_timeout_s=30, ssl_context=ssl.create_default_context()),
-        ]
-    try:
-        await asyncio.gather(*(in_time(lock.acquire(), CONNECTING - GRACE) for lock in locks))
-    finally:
-        server.signal(signal.SIGCONT)
+    waiting = [asyncio.ensure_future(lock.acquire()) for lock in locks]
+    await asyncio.sleep(0.5)
+    assert not any(each.done() for each in waiting)
+    server.signal(signal.SIGCONT)
+    assert await soon(asyncio.gather(*waiting)) == [True] * len(locks)
+    for lock in locks:
+        assert await lock.release()
 
 
 @soak

@@ -74,7 +74,7 @@ FOUND_IN_HANGS = {
     "silence taken for an answer": (0,),
     "cut off though nobody has answered": (0,),
     "ten seconds for any answer": (0,),
-    "connections given up that owe an answer": (7, 20, 23),
+    "connections given up that owe an answer": (15, 46, 47),
 }
 
 
