@@ -54,7 +54,9 @@ _ABOUT_HOLDS = (Release, Renew, Unbegun)
 
 
 class LockTable(Locking):
-    """Locks and semaphores with FIFO waiters and leases. A lock is a semaphore of limit 1.
+    """Locks with FIFO waiters and leases; the latest request says how many may hold one.
+
+    Beside them are the semaphores of published clients, which keep the limit that they began with.
 
     Every method takes the time, on a clock that never goes back, and returns the effects in order.
     """

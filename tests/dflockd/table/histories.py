@@ -117,7 +117,8 @@ def come_and_go(seed: int, *, in_groups: bool = False, rated: bool = False) -> T
         return name, dice.choice([1, 2, 3]) if is_other else usual[name[1]]
 
     def turn(chance: float) -> int | None:
-        return dice.choice([*times[1], 1000]) if dice.random() < chance else None
+        # None ends at the instant at which a place is free.
+        return dice.choice([*times[1], 1000]) + 7 * rated if dice.random() < chance else None
 
     def enter() -> None:
         machine.enqueue(number(), *key(), dice.choice([None, 3]), some(), turn(0.3))
@@ -172,7 +173,7 @@ def come_and_go(seed: int, *, in_groups: bool = False, rated: bool = False) -> T
         """A process that has been stopped is told of the turns of its runs."""
         name, limit = key()
         for choice in of_one_process(2):
-            machine.enqueue(choice, name, limit, None, some(), 1000)
+            machine.enqueue(choice, name, limit, None, some(), turn(1))
         for _ in range(2):
             if rated:
                 machine.pass_time(0.75)

@@ -330,7 +330,8 @@ class NaiveRules(NaiveState):
         if key is not None and group and (key.taken(group.name) or key.of_group(group.name)):
             had_room, before = key.has_room(group.name), key.taken(group.name)
             key.limits[group.name] = group.limit
-            if not had_room and key.has_room(group.name):
+            waits = any(each.wants for each in key.of_group(group.name))
+            if waits and not had_room and key.has_room(group.name):
                 self._serve(name)
             self.seen["served by a new limit"] += key.taken(group.name) > before
         places = self.rates[name].free(self.now) if is_rated else math.inf

@@ -86,6 +86,9 @@ class NaiveTable(NaiveRules, NaiveWaiters):
         """
         for at, span, name in places:
             self._expire((at, span))
+            queue = self.keys[name].queue if name in self.keys else []
+            if not queue and self.rates[name].free(self.now) == self.rates[name].runs:
+                del self.rates[name]  # nothing of it counts any more
             if name in self.keys:
                 before = self.grants
                 self._serve(name)

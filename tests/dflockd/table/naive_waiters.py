@@ -49,14 +49,16 @@ class NaiveWaiters(NaiveState):
             return superseded(newest, label)
         if age == newest or name not in self.keys:
             return None
+        sent_away = False
         for waiter in list(self.keys[name].order()):
             of_waiter = waiter.owner.age if waiter.owner else waiter.away_age
             if 0 < of_waiter < age and waiter is not kept:
+                sent_away = True
                 self.seen["told and older" if waiter.is_told else "older waiter"] += 1
                 if waiter.peer and self.peers[waiter.peer].waiting is waiter:
                     self.answers.append(Answer(waiter.peer, superseded(age, request.label)))
                 self._send_away(waiter, serves=False)
-        if name in self.keys:
+        if sent_away:
             self._serve(name)
         self._tell_listeners(name, superseded(age, request.label))
         return None

@@ -205,6 +205,17 @@ def test_a_hold_among_several_that_had_ended_before_one_alone_does_not_come_back
     assert reply_to(table, peer, Release(LOCK, b"k", first)) is Status.ERROR
 
 
+def test_a_lock_and_a_semaphore_of_one_key_end_nothing_of_each_other() -> None:
+    _, (*_, lock) = granted_at(1, 1, 1)
+    _, (_, semaphore) = granted_at(2, 2, space=SEMAPHORE)
+    for first, second in ((LOCK, SEMAPHORE), (SEMAPHORE, LOCK)):
+        tokens = {LOCK: lock, SEMAPHORE: semaphore}
+        table, peer, _ = recovering()
+        assert reply_to(table, peer, Release(first, b"k", tokens[first])) is Status.OK
+        assert reply_to(table, peer, Renew(second, b"k", tokens[second], 30)) == Renewed(30)
+        assert reply_to(table, peer, Renew(second, b"k", tokens[first], 30)) is Status.ERROR
+
+
 def test_who_listens_hears_that_its_hold_had_ended_before_another() -> None:
     (record, _), (token, alone) = granted_at(1, 1)
     table, holder, other = recovering(10.0, (record._replace(owner=b"run", age=1),))

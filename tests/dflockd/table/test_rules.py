@@ -202,7 +202,7 @@ def test_fences_end_instead_of_starting_again() -> None:
         issuer.issue(LOCK, b"k", is_sole=True)
 
 
-def test_tokens_differ_by_secret_key_and_space_and_say_whether_all_before_had_ended() -> None:
+def test_tokens_differ_by_secret_key_and_space() -> None:
     names = list(itertools.product((b"a", b"b"), Space, (b"k", b"l"), (True, False)))
     made = {
         TokenIssuer(secret, 0).issue(space, key, is_sole=is_sole): (secret, space, key, is_sole)
