@@ -352,15 +352,15 @@ def _slot(
         said += b" lease=%d" % lease
     if rate is not None:
         said += b" rate=%d/%d" % rate
-    if owner is not None:
-        name, attempt, age = owner
-        said += b" owner=%b attempt=%d" % (name, attempt)
-        if age:
-            said += b" age=%d" % age
     if group is not None:
         said += b" group=%b" % group.name
         if group.limit:
             said += b" group-limit=%d" % group.limit
+    if owner is not None:  # behind what is the same for all runs: see `arguments.acquire`
+        name, attempt, age = owner
+        said += b" owner=%b attempt=%d" % (name, attempt)
+        if age:
+            said += b" age=%d" % age
     if ticket:
         said += b" ticket=%b" % ticket
     return said + b" label=" + label if label else said
