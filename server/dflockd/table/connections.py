@@ -7,6 +7,7 @@ from functools import partial
 
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
+from dflockd.table.line import Process
 from dflockd.table.recovery import Recovery
 from dflockd.table.slots import Effect
 from dflockd.table.state import Hold, Peer, Waiter
@@ -27,6 +28,14 @@ class Connections(Recovery):
         self._last_peer += 1
         peer = self._peers[self._last_peer] = Peer(self._last_peer)
         return peer
+
+    def _introduce(self, peer: Peer, instance: bytes) -> None:
+        """Take in whose process a connection is."""
+        process = self._processes.get(instance)
+        if process is None:
+            process = self._processes[instance] = Process(instance)
+        process.connections += 1
+        peer.instance, peer.process = instance, process
 
     def disconnect(
         self, peer: Peer, now: float, *, clean: bool, silent: bool = False, told: bool = True
@@ -50,12 +59,23 @@ class Connections(Recovery):
         peer.ended = True
         if told:
             peer.granted = None
-        if peer.waiting is not None:
-            self._leave(peer.waiting)
+        waiting, peer.waiting = peer.waiting, None
+        if isinstance(waiting, Process):
+            waiting.asking = None
+        elif waiting is not None and not waiting.is_told:
+            peer.waiting = waiting
+            self._leave(waiting)
         for waiter in list(itertools.islice(peer.enqueued.values(), STEP)):
             if not waiter.is_told:  # else that frees a slot: after what falls due now
                 self._stand_down(waiter, now, effects)
         self._expire(now, effects)
+        if peer.told is not None and peer.told.is_told:
+            # Its process may never have heard of it.
+            self._pass_on(peer.told, now, effects)
+        if peer.process is not None:
+            peer.process.connections -= 1
+            if not peer.process.connections:
+                del self._processes[peer.instance]
         job = partial(self._part_some, peer, clean, silent)
         if not job(now, effects):
             self._later(job, now)
@@ -70,6 +90,11 @@ class Connections(Recovery):
             for hold in list(itertools.islice(peer.holds, STEP)):
                 self._part(hold, peer, now, effects, clean=clean, silent=silent)
         return not (peer.enqueued or peer.holds)
+
+    def _pass_on(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
+        """Let others have the slot that is held for somebody; who was told is in line again."""
+        if self._reservations.pass_on(waiter, now):
+            self._promote(waiter.entry, now, effects)
 
     def _stand_down(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
         """Take out what a peer that has ended had enqueued."""
@@ -96,9 +121,12 @@ class Connections(Recovery):
         self._expire(now, effects)
         self.draining = True
         for peer in self._peers.values():
-            waiter = peer.waiting
-            if waiter is not None:
-                self._leave(waiter)
+            waiting = peer.waiting
+            if isinstance(waiting, Process):
+                waiting.asking = peer.waiting = None
+            elif waiting is not None:
+                self._leave(waiting)
+            if waiting is not None:
                 effects.append((peer.id, Status.DRAINING))
             for enqueued in list(peer.enqueued.values()):
                 if enqueued.hold is None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
-from heapq import merge
+from heapq import heapify, heappop, heappush, heapreplace, merge
 from typing import TYPE_CHECKING, Final
 
+from dflockd.table.line import Line, Process, number_of
 from dflockd.table.queue import Queue
-from dflockd.table.states import EXPECTED, PASSED, UNTOLD
+from dflockd.table.states import EXPECTED, UNTOLD
 
 if TYPE_CHECKING:
-    from dflockd.table.state import Waiter
+    from dflockd.table.state import Peer, Waiter
     from dflockd.wire import FairGroup
 
 
@@ -21,37 +21,36 @@ UNSAID: Final = -1
 """The limit of a group whose members have slots from before, and nobody has come since."""
 
 
-def _number(waiter: Waiter) -> int:
-    return waiter.number
-
-
 def _since(waiter: Waiter) -> float:
     return waiter.since
 
 
-class Lane:
+class Lane(Line):
     """The waiters of one group, and how many slots it has; it exists while there is either."""
 
-    __slots__ = ("limit", "line", "name", "ready", "returned", "taken", "waiting")
+    __slots__ = ("limit", "listed", "name", "plain", "ready", "taken", "turn", "waiting")
 
     def __init__(self, name: bytes, limit: int) -> None:
+        super().__init__()
         self.name = name
         self.limit = limit
         """How many slots it may have, by the latest request that said so; 0 is no limit, and
         `UNSAID` is none so far."""
-        self.line: OrderedDict[Waiter, None] = OrderedDict()
-        """In the order of their arrival."""
-        self.returned: list[Waiter] = []
-        """Those whose turn has come while they were not ready, and who are now: by number."""
         self.taken = 0
         """Slots that its members have, and those that are held for some."""
         self.waiting = 0
         """How many wait..."""
         self.ready = 0
         """... and may have their turn: all of them, or none while the group has all that it may."""
+        self.plain = 0
+        """How many of these can start at any time."""
+        self.turn = 0
+        """Its place in the ring: the smaller one is the earlier."""
+        self.listed: set[Process | None] = set()
+        """In which of `GroupedQueue._order` it is."""
 
     def __iter__(self) -> Iterator[Waiter]:
-        return itertools.chain(self.returned, self.line)
+        return self.all_rows()
 
     @property
     def has_room(self) -> bool:
@@ -68,13 +67,17 @@ class GroupedQueue(Queue):
     up, even in vain. Iteration follows the turns to come: last are those whose groups have all that
     they may.
 
-    Nobody stands in `line` and `returned` of this queue: its groups have their own.
+    A group whose waiters cannot start now is passed over where it is. So for each process there is a
+    heap of the groups in which it has somebody, and one of those where somebody can start at any
+    time: the next group is the first of the first ones of those who ask.
+
+    Nobody stands in the `Line` that this queue is: its groups have their own.
 
     Args:
         before: the queue of the key so far, of waiters in no group.
     """
 
-    __slots__ = ("_held", "_lanes", "_queued", "_ready", "_ring")
+    __slots__ = ("_held", "_lanes", "_order", "_plain", "_queued", "_ring", "_turns")
 
     def __init__(self, before: Queue | None) -> None:
         super().__init__()
@@ -83,20 +86,25 @@ class GroupedQueue(Queue):
         """By the names of their groups."""
         self._ring: OrderedDict[Lane, None] = OrderedDict()
         """Those that have somebody ready: whose turn is next first."""
+        self._turns = 0
+        """How many times a lane has become the last of the ring."""
+        self._order: dict[Process | None, list[tuple[int, Lane]]] = {}
+        """Lanes of the ring with somebody of each process, or with somebody who can start at any time:
+        heaps, with numbers that may be out of date, and then too small."""
         self._held: dict[int, Lane] = {}
         """Of those who have a slot and a group, by fence."""
         self._queued = 0
-        """How many wait in all lanes..."""
-        self._ready = 0
-        """... and of those that are in the ring."""
+        """How many wait in all lanes."""
+        self._plain = 0
+        """How many of those that are in the ring can start at any time."""
         if before is None:
             return
         self.expected, self.told, self.passed = before.expected, before.told, before.passed
-        self.away, self.pending, self.silent = before.away, before.pending, before.silent
+        self.away, self.pending, self.processes = before.away, before.pending, before.processes
         self.gap, self.last, self.listener = before.gap, before.last, before.listener
         self.rate = before.rate
         lane = self._lane(None)
-        lane.line, lane.returned = before.line, before.returned
+        lane.line, lane.returned, lane.rows = before.line, before.returned, before.rows
         lane.taken = len(self.expected) + len(self.told)
         self._review(lane)
 
@@ -104,9 +112,9 @@ class GroupedQueue(Queue):
         return self._queued + len(self.expected) + len(self.told) + len(self.passed)
 
     def __iter__(self) -> Iterator[Waiter]:
-        others = merge(self.expected, self.told, self.passed, key=_number)
+        others = merge(self.expected, self.told, self.passed, key=number_of)
         resting = [lane for lane in self._lanes.values() if lane.waiting and not lane.ready]
-        last = merge(*resting, key=_number)
+        last = merge(*resting, key=number_of)
         return itertools.chain(others, _rounds(self._ring), last)
 
     def oldest(self) -> Waiter | None:
@@ -123,26 +131,47 @@ class GroupedQueue(Queue):
     @property
     def ahead(self) -> int:
         """How many go before a newcomer whose group may have another slot."""
-        return self._ready + len(self.expected) + len(self.told)
+        ahead = self._plain + len(self.expected) + len(self.told)
+        return ahead + self._asking if self.processes else ahead
+
+    @property
+    def _asking(self) -> int:
+        asking = (process for process in self.processes if process.asking is not None)
+        return sum(self._next_of(process) is not None for process in asking)
 
     def first(self, free: int) -> Waiter | None:
         """Return whose turn it is with so many free slots; those that are held are among them."""
-        if free > len(self.told) + len(self.expected):
-            for lane in self._ring:
-                return next(iter(lane))
-        return None
+        if free <= len(self.told) + len(self.expected):
+            return None
+        lane = self._next_of(None)
+        for process in self.processes:
+            if process.asking is not None:
+                other = self._next_of(process)
+                if other is not None and (lane is None or other.turn < lane.turn):
+                    lane = other
+        return None if lane is None else lane.next()
 
     def join(self, waiter: Waiter) -> None:
         """Let somebody stand in line who has just come."""
         lane = self._lane(waiter.group)
-        lane.line[waiter] = None
-        self._review(lane)
+        lane.enter(waiter)
+        self._count(waiter)
+        self._review(lane, waiter.process)
 
     def come_back(self, waiter: Waiter) -> None:
-        """Let somebody in whose turn had come: ahead of the others of the group."""
+        """Let somebody in who has a position from before: ahead of the later ones of the group."""
         lane = self._lane(waiter.group)
-        insort(lane.returned, waiter, key=_number)
-        self._review(lane)
+        lane.go_back(waiter)
+        self._count(waiter)
+        self._review(lane, waiter.process)
+
+    def hand(self, waiter: Waiter, peer: Peer, turn: float | None) -> None:
+        """Let somebody in line be of another peer, which wants such a turn, or a grant."""
+        lane = self._lane(waiter.group)
+        self._uncount(waiter)
+        self._hand_in(lane, waiter, peer, turn)
+        self._count(waiter)
+        self._review(lane, waiter.process)
 
     def expect(self, waiter: Waiter) -> None:
         """Hold a slot for somebody whose turn it is."""
@@ -152,25 +181,24 @@ class GroupedQueue(Queue):
 
     def remove(self, waiter: Waiter) -> None:
         """Take somebody out, who is still in the state in which they were here."""
-        self.away -= waiter.is_away
         lane = self._lane(waiter.group)
-        if waiter in lane.line:
-            del lane.line[waiter]
+        if self._aside(waiter) is None:
+            self.away -= waiter.is_away
+            lane.leave(waiter)
+            self._uncount(waiter)
         else:
-            others = lane.returned
-            if waiter.state == EXPECTED:
-                others = self.expected if waiter.is_away else self.told
-                lane.taken -= 1
-            elif waiter.state == PASSED:
-                others = self.passed
-            del others[bisect_left(others, waiter.number, key=_number)]
+            lane.taken -= waiter.state == EXPECTED
+            super().remove(waiter)
         self._review(lane)
 
     # Of groups.
 
     def use_turn(self, waiter: Waiter) -> None:
         """Note that somebody who is the `first` one is given a slot: the group is the last one now."""
-        self._ring.move_to_end(self._lane(waiter.group))
+        lane = self._lane(waiter.group)
+        self._ring.move_to_end(lane)
+        self._turns += 1
+        lane.turn = self._turns
 
     def begin(self, fence: int, group: FairGroup | None) -> None:
         """Note that a member of a group has a slot."""
@@ -241,19 +269,55 @@ class GroupedQueue(Queue):
             lane.limit = group.limit
         return lane
 
-    def _review(self, lane: Lane) -> None:
-        """Take in what has changed in a lane."""
-        waiting = len(lane.line) + len(lane.returned)
+    def _review(self, lane: Lane, newest: Process | None = None) -> None:
+        """Take in what has changed in a lane, where there may be somebody new of a process."""
+        plain = len(lane.line) + len(lane.returned)
+        waiting = plain + sum([len(row) for row in lane.rows.values()])
         ready = waiting if lane.has_room else 0
         self._queued += waiting - lane.waiting
-        self._ready += ready - lane.ready
+        self._plain += (plain if ready else 0) - lane.plain
         if ready and not lane.ready:
             self._ring[lane] = None
+            self._turns += 1
+            lane.turn = self._turns
+            for process in lane.rows:
+                self._list(lane, process)
         elif lane.ready and not ready:
             del self._ring[lane]
-        lane.waiting, lane.ready = waiting, ready
+        lane.waiting, lane.ready, lane.plain = waiting, ready, plain if ready else 0
+        if ready and (newest is not None or plain):
+            self._list(lane, newest)
         if not (waiting or lane.taken):
             del self._lanes[lane.name]
+
+    def _list(self, lane: Lane, process: Process | None) -> None:
+        if process in lane.listed:
+            return
+        lane.listed.add(process)
+        heap = self._order.setdefault(process, [])
+        heappush(heap, (lane.turn, lane))
+        if len(heap) > 2 * len(self._lanes) + 16:  # nobody has looked at those that are gone
+            gone = [lane for _, lane in heap if not lane.ready]
+            for lane in gone:
+                lane.listed.discard(process)
+            heap[:] = [(lane.turn, lane) for _, lane in heap if lane.ready]
+            heapify(heap)
+
+    def _next_of(self, process: Process | None) -> Lane | None:
+        """Return the first lane of the ring where a process has somebody."""
+        heap = self._order.get(process)
+        while heap:
+            turn, lane = heap[0]
+            if not lane.ready or not lane.row(process):
+                heappop(heap)
+                lane.listed.discard(process)
+            elif turn != lane.turn:
+                heapreplace(heap, (lane.turn, lane))
+            else:
+                return lane
+        if heap is not None:
+            del self._order[process]
+        return None
 
 
 def _name(group: FairGroup | None) -> bytes:

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import merge
 from typing import TYPE_CHECKING
 
+from dflockd.table.line import Line, Process, number_of
 from dflockd.table.states import EXPECTED, PASSED
 
 if TYPE_CHECKING:
     from dflockd.table.rates import Rate
-    from dflockd.table.state import Waiter
+    from dflockd.table.state import Peer, Waiter
     from dflockd.wire import FairGroup
 
-LEAST_TURN = 0.01
-"""Least seconds for which a slot is held for a waiter with a turn that wants as many."""
 
-MOST_SILENT = 30
-"""So many turns in a row are counted that a process has let run out."""
-
-
-def _number(waiter: Waiter) -> int:
-    return waiter.number
-
-
-class Queue:
+class Queue(Line):
     """The waiters of a key, in order.
 
-    Nothing here takes longer the more others wait. Nearly all stand in `line`. Those whose turn has
-    come without a grant are ahead of them: with a slot that is held until they are back
-    (`expected`) or until they use it (`told`), or back again (`returned`). Others were passed, and
-    want nothing until they come back (`passed`, unless they are away).
+    Nothing here takes longer the more others wait. Nearly all stand in line. Those whose turn has
+    come without a grant do not: a slot is held until they are back (`expected`) or until they use it
+    (`told`). Others of these were passed, and want nothing until they come back (`passed`, unless
+    they are away).
     """
 
     __slots__ = (
@@ -42,23 +31,20 @@ class Queue:
         "gap",
         "is_grouped",
         "last",
-        "line",
         "listener",
         "passed",
         "pending",
+        "processes",
         "rate",
-        "returned",
-        "silent",
         "told",
     )
 
     def __init__(self) -> None:
+        super().__init__()
         self.is_grouped = False
         """Whether groups take turns; see `dflockd.table.grouped`."""
-        self.line: OrderedDict[Waiter, None] = OrderedDict()
-        """In the order of their arrival."""
-        self.returned: list[Waiter] = []
-        """By number."""
+        self.processes: dict[Process, int] = {}
+        """How many of each stand in line who have to be told of their turn; none is 0."""
         self.expected: list[Waiter] = []
         """By number."""
         self.told: list[Waiter] = []
@@ -73,23 +59,28 @@ class Queue:
         """The holder that listens for somebody newer; not in the queue."""
         self.rate: Rate | None = None
         """How many of its runs may begin in a while, if they may not at any time."""
-        self.silent: dict[bytes, int] | None = None
-        """How many turns in a row each process has let run out; absent while none has."""
         self.gap = -1.0
         """Seconds from a grant to the next, on average of the last few; negative before the first."""
         self.last = 0.0
         """When somebody here was last granted a slot."""
 
     def __len__(self) -> int:
-        return self.ahead + len(self.passed)
+        return len(self.line) + len(self.returned) + self._others
 
     def __bool__(self) -> bool:
         # Compiled code does not go by the length.
         return len(self) > 0
 
     def __iter__(self) -> Iterator[Waiter]:
-        others = [each for each in (self.returned, self.expected, self.told, self.passed) if each]
-        return itertools.chain(merge(*others, key=_number), self.line)
+        others = [each for each in (self.expected, self.told, self.passed) if each]
+        line = self.all_rows()
+        return merge(line, *others, key=number_of) if others else line
+
+    @property
+    def _others(self) -> int:
+        """How many are not among those in line who can start at any time."""
+        called = sum(self.processes.values()) if self.processes else 0
+        return called + len(self.expected) + len(self.told) + len(self.passed)
 
     def oldest(self) -> Waiter | None:
         """Return who has waited longest: the first, for nobody overtakes."""
@@ -97,8 +88,14 @@ class Queue:
 
     @property
     def ahead(self) -> int:
-        """How many go before a newcomer."""
-        return len(self.line) + len(self.returned) + len(self.expected) + len(self.told)
+        """How many go before a newcomer: not those who cannot start now."""
+        ahead = len(self.line) + len(self.returned) + len(self.expected) + len(self.told)
+        return ahead + self._asking if self.processes else ahead
+
+    @property
+    def _asking(self) -> int:
+        """How many processes ask that have somebody in line."""
+        return sum(process.asking is not None for process in self.processes)
 
     @property
     def present(self) -> int:
@@ -108,10 +105,8 @@ class Queue:
     def first(self, free: int) -> Waiter | None:
         """Return whose turn it is with so many free slots; those that are held are among them."""
         free -= len(self.told)
-        if self.returned:
-            waiter = self.returned[0]
-            return waiter if free > self._held_before(waiter) else None
-        return next(iter(self.line)) if self.line and free > len(self.expected) else None
+        waiter = self.next() if free > 0 else None
+        return waiter if waiter is not None and free > self._held_before(waiter) else None
 
     def has_served(self, since: float, now: float) -> None:
         """Note a grant to somebody who has waited since then."""
@@ -121,63 +116,74 @@ class Queue:
 
     def join(self, waiter: Waiter) -> None:
         """Let somebody stand in line who has just come."""
-        self.line[waiter] = None
+        self.enter(waiter)
+        self._count(waiter)
 
     def come_back(self, waiter: Waiter) -> None:
-        """Let somebody in whose turn had come."""
-        insort(self.returned, waiter, key=_number)
+        """Let somebody in who has a position from before."""
+        self.go_back(waiter)
+        self._count(waiter)
+
+    def hand(self, waiter: Waiter, peer: Peer, turn: float | None) -> None:
+        """Let somebody in line be of another peer, which wants such a turn, or a grant."""
+        if waiter.turn is None and turn is None:
+            waiter.peer = peer
+            return
+        self._uncount(waiter)
+        self._hand_in(self, waiter, peer, turn)
+        self._count(waiter)
+
+    @staticmethod
+    def _hand_in(line: Line, waiter: Waiter, peer: Peer, turn: float | None) -> None:
+        line.leave(waiter)
+        waiter.peer, waiter.turn = peer, turn
+        line.go_back(waiter)
+
+    def _count(self, waiter: Waiter) -> None:
+        process = waiter.process
+        if process is not None:
+            self.processes[process] = self.processes.get(process, 0) + 1
 
     def expect(self, waiter: Waiter) -> None:
-        """Hold a slot for somebody whose turn it is."""
+        """Hold a slot for somebody in line whose turn it is."""
         self.remove(waiter)
         self.away += waiter.is_away
-        insort(self.expected if waiter.is_away else self.told, waiter, key=_number)
+        insort(self.expected if waiter.is_away else self.told, waiter, key=number_of)
         waiter.state = EXPECTED
 
     def let_pass(self, waiter: Waiter) -> None:
         """Let others pass the waiter whose turn it is; one that is away leaves the queue."""
         self.remove(waiter)
         if not waiter.is_away:
-            insort(self.passed, waiter, key=_number)
+            insort(self.passed, waiter, key=number_of)
         waiter.state = PASSED
-
-    def patience(self, waiter: Waiter, seconds: float) -> float:
-        """Return for how long a slot is held for somebody who is told, and wants so many seconds.
-
-        A process that has been stopped says nothing to any of its turns, and hundreds may be its own:
-        each costs those behind it half as much as the one before.
-        """
-        if self.silent is None:
-            return seconds
-        share = 0.5 ** self.silent.get(waiter.peer.instance, 0)
-        return max(min(seconds, LEAST_TURN), seconds * share)
-
-    def said_nothing(self, waiter: Waiter) -> None:
-        """Note that somebody who was told has let the time run out."""
-        if not waiter.peer.instance:
-            return
-        if self.silent is None:
-            self.silent = {}
-        turns = self.silent.get(waiter.peer.instance, 0)
-        self.silent[waiter.peer.instance] = min(turns + 1, MOST_SILENT)
-
-    def has_spoken(self, waiter: Waiter) -> None:
-        """Note that a process has said something to one of its turns."""
-        if self.silent is not None:
-            self.silent.pop(waiter.peer.instance, None)
 
     def remove(self, waiter: Waiter) -> None:
         """Take somebody out, who is still in the state in which they were here."""
         self.away -= waiter.is_away
-        if waiter in self.line:
-            del self.line[waiter]
-            return
-        others = self.returned
+        aside = self._aside(waiter)
+        if aside is None:
+            self.leave(waiter)
+            self._uncount(waiter)
+        else:
+            del aside[bisect_left(aside, waiter.number, key=number_of)]
+
+    def _aside(self, waiter: Waiter) -> list[Waiter] | None:
+        """Return where somebody is who does not stand in line."""
         if waiter.state == EXPECTED:
-            others = self.expected if waiter.is_away else self.told
-        elif waiter.state == PASSED:
-            others = self.passed
-        del others[bisect_left(others, waiter.number, key=_number)]
+            return self.expected if waiter.is_away else self.told
+        return self.passed if waiter.state == PASSED else None
+
+    def _uncount(self, waiter: Waiter) -> None:
+        process = waiter.process
+        if process is None:
+            return
+        left = self.processes[process] - 1
+        if left:
+            self.processes[process] = left
+        else:
+            del self.processes[process]
+            process.starved.pop(waiter.entry, None)
 
     # Of groups, where there are any.
 
@@ -214,4 +220,4 @@ class Queue:
         return waiters
 
     def _held_before(self, waiter: Waiter) -> int:
-        return bisect_left(self.expected, waiter.number, key=_number)
+        return bisect_left(self.expected, waiter.number, key=number_of)

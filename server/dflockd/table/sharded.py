@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from dflockd.table import owners
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
+from dflockd.table.line import Process
 from dflockd.table.locking import Answer
 from dflockd.table.newest import NewestRecord
 from dflockd.table.queue import Queue
@@ -19,7 +20,7 @@ from dflockd.table.recovery import latest
 from dflockd.table.reservations import RESERVED_LATE
 from dflockd.table.slots import Effect
 from dflockd.table.state import Entry, Group, HoldRecord, Left, Peer, Reservation, Waiter
-from dflockd.table.states import EXPECTED, GONE, QUEUED, WAITING
+from dflockd.table.states import EXPECTED, GONE
 from dflockd.table.table import LockTable
 from dflockd.wire import (
     FairGroup,
@@ -214,7 +215,7 @@ class ShardTable(LockTable):
             entry, reservation, owner = waiter.entry, waiter.reservation, waiter.owner
             if waiter.is_told:
                 reservation = _as_reserved(waiter, now)
-            elif reservation is None:
+            elif reservation is None and waiter.turn is None:
                 waiter.ticket = group.issuer.ticket(entry.space, entry.key)
             snapshot.waiters.append(
                 WaiterRecord(
@@ -244,14 +245,14 @@ class ShardTable(LockTable):
         """
         effects: list[Effect] = []
         for peer in self._peers.values():
-            waiter = peer.waiting
-            if waiter is not None:
-                if waiter.two_phase:
-                    self.deadlines.clear(waiter)
-                    waiter.state = QUEUED
-                    peer.waiting = None
-                else:
-                    self._leave(waiter)
+            waiting = peer.waiting
+            if isinstance(waiting, Process):
+                waiting.asking = peer.waiting = None
+                effects.append((peer.id, LAPSED))
+            elif waiting is not None and waiting.two_phase:
+                self._unblock(waiting, LAPSED, effects)
+            elif waiting is not None:
+                self._leave(waiting)
                 effects.append((peer.id, LAPSED))
         return effects
 
@@ -281,7 +282,7 @@ class ShardTable(LockTable):
                     left = Left(hold.waiter.ticket, hold.waiter.turn)
                     hold.waiter.peer.left[entry.space, entry.key] = left
             for waiter in list(entry.waiters or ()):
-                peer, is_blocked = waiter.peer, waiter.state == WAITING
+                peer, is_blocked = waiter.peer, waiter.peer.waiting is waiter
                 self._leave(waiter)
                 if is_blocked:
                     effects.append((peer.id, _naming(reply, waiter.ticket)))
@@ -393,9 +394,11 @@ class ShardTable(LockTable):
             return
         space, key = name
         entry = group.spaces[space].get(key) or self._add(group, space, key, waiter.entry.limit)
-        who = waiter.lease, waiter.owner, waiter.label
-        self._reservations.take_up(waiter, entry, peer, *who, two_phase=True)
-        waiter.turn = left.turn
+        self._reservations.come_back(waiter, entry)
+        entry.queue().hand(waiter, peer, left.turn)
+        waiter.two_phase = True
+        if left.turn is not None:
+            self._reservations.name(waiter)
         peer.enqueued[name] = waiter
         self._promote(entry, now, effects)
 

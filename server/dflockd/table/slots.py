@@ -16,11 +16,12 @@ from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
+from dflockd.table.line import Process
 from dflockd.table.queue import Queue
 from dflockd.table.rates import Rate, Rates
 from dflockd.table.reservations import RESERVED_LATE, Reservations
 from dflockd.table.state import UNKNOWN, Change, Entry, Group, Hold, Peer, Reservation, Waiter
-from dflockd.table.states import GONE, LISTENING, RESERVED, UNTOLD, WAITING
+from dflockd.table.states import GONE, LISTENING, QUEUED, RESERVED, UNTOLD, WAITING
 from dflockd.wire import (
     FairGroup,
     Granted,
@@ -78,6 +79,8 @@ class Slots:
         self._max_holds = limits.max_holds or sys.maxsize
         self.rates = Rates(self.deadlines, self.counts, limits, self.changes)
         self._keeps_holds = False
+        self._processes: dict[bytes, Process] = {}
+        """Of all connections that have said which they are, by instance."""
         self.backlog: deque[Job] = deque()
         self._behind = 0.0
         """Since when there is something in it."""
@@ -256,6 +259,7 @@ class Slots:
         *,
         two_phase: bool,
         is_rated: bool = False,
+        turn: float | None = None,
     ) -> Waiter:
         waiter = Waiter(
             *(entry, peer, next(self._arrivals), lease, now),
@@ -264,12 +268,13 @@ class Slots:
             label=label,
             group=group,
         )
+        waiter.turn = turn
         queue = entry.waiters
         if group is not None:
             queue = entry.grouped()
         elif queue is None:
             queue = entry.queue()
-        if queue.is_grouped:
+        if queue.is_grouped or turn is not None:
             queue.join(waiter)
         else:
             queue.line[waiter] = None
@@ -282,10 +287,22 @@ class Slots:
         return waiter
 
     def _block(self, waiter: Waiter, timeout: int, now: float) -> None:
-        waiter.state = WAITING
         waiter.peer.waiting = waiter
         waiter.peer.granted = None
-        self.deadlines.set(waiter, timeout, now)
+        waiter.until = now + timeout
+        if not waiter.is_told:
+            waiter.state = WAITING
+            self.deadlines.set(waiter, timeout, now)
+
+    def _unblock(self, waiter: Waiter, reply: Reply, effects: list[Effect]) -> None:
+        """Answer the connection that is blocked on a position, if one is; that stays."""
+        peer = waiter.peer
+        if peer.waiting is waiter:
+            if waiter.state == WAITING:
+                self.deadlines.clear(waiter)
+                waiter.state = QUEUED
+            peer.waiting = None
+            effects.append((peer.id, reply))
 
     def _end_wait(self, waiter: Waiter, now: float) -> Reply:
         """Return what the end of a wait for lack of time is answered with.
@@ -312,6 +329,11 @@ class Slots:
         self.counts.kept += 1
         return TimedOut(ticket)
 
+    def _look_after(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
+        """Go on where a wait for a turn is over: its slot may be free, and is not held for good."""
+        if self._is_here(waiter.entry):
+            self._promote(waiter.entry, now, effects)
+
     def _leave(self, waiter: Waiter) -> None:
         """Take a waiter out of its queue. Nobody moves up: a slot that was held for it stays free."""
         if waiter.state == LISTENING:
@@ -327,12 +349,14 @@ class Slots:
         """Take a waiter whose deadline is no longer set out of its queue."""
         entry = waiter.entry
         entry.queue().remove(waiter)
+        if waiter.turn is not None:
+            del entry.group.reserved[waiter.ticket]
         if waiter.owner is not None:
             owners.discard(entry, waiter)
         self.counts.gave_up += 1
         if not (entry.waiters or entry.holds):
             self._remove(entry)
-        if waiter.state == WAITING:
+        if waiter.peer.waiting is waiter:
             waiter.peer.waiting = None
         if waiter.two_phase:
             self._forget_waiter(waiter)
@@ -356,11 +380,12 @@ class Slots:
         queue, most = entry.queue(), min(entry.limit, self._max_holds)
         # Many slots can become free in one step: all of that together is not to be too much for it.
         line, rate, steps = queue.line, queue.rate, 1 if queue.pending else STEP
+        free = 0
         for _ in range(steps):
             free = most - len(entry.holds)
             if rate is not None:
                 free = min(free, rate.free(now))
-            if queue.away or queue.returned or queue.told or queue.is_grouped:
+            if queue.away or queue.returned or queue.told or queue.processes or queue.is_grouped:
                 found = self._reservations.next(queue, free, now, steps)
                 if found is None:
                     break
@@ -383,6 +408,10 @@ class Slots:
             self._go_on_later(entry, queue, now)
         if rate is not None and queue:
             self._wake(queue, rate, now)
+        if queue.processes and free > len(queue.told):
+            for process in queue.processes:
+                if process.asking is None:
+                    process.starved[entry] = None
         if not (entry.holds or queue) and self._is_here(entry):
             self._remove(entry)
 
@@ -397,7 +426,8 @@ class Slots:
         entry, queue = waiter.entry, waiter.entry.queue()
         taken = len(entry.holds) + len(queue.told)
         has_place = queue.rate is None or queue.rate.free(now) > len(queue.told)
-        if has_slot and has_place and taken < min(entry.limit, self._max_holds):
+        is_open = has_place and taken < min(entry.limit, self._max_holds)
+        if has_slot and is_open and waiter.can_start:
             self._serve(queue, waiter, now, effects)
         self._promote(entry, now, effects)
 
@@ -411,7 +441,7 @@ class Slots:
         if waiter.owner is not None:
             owners.discard(entry, waiter)
         hold = self._grant(entry, peer, waiter.lease, waiter.owner, waiter.label, now, rate)
-        if waiter in queue.line:
+        if waiter in queue.line:  # as nearly all are, of no process
             del queue.line[waiter]
         else:
             if queue.is_grouped:  # before it is removed: its group is not to be forgotten
@@ -435,14 +465,34 @@ class Slots:
             hold.waiter = waiter
 
     def _tell(self, waiter: Waiter, turn: float, now: float, effects: list[Effect]) -> None:
-        """Hold a slot for a waiter of a queue, who learns of it now, or else with the next ``wait``."""
-        is_blocked = waiter.state == WAITING
-        if is_blocked:
-            self.deadlines.clear(waiter)
-            waiter.peer.waiting = None
+        """Hold a slot for a waiter in line, and tell its process, which asks whose turn it is."""
+        process = waiter.process
+        assert process is not None
+        peer = process.asking
+        assert peer is not None
         self._reservations.tell(waiter, turn, now)
-        if is_blocked:
-            effects.append((waiter.peer.id, YourTurn(waiter.ticket)))
+        process.asking = peer.waiting = None
+        peer.told = waiter
+        effects.append((peer.id, YourTurn(waiter.ticket)))
+
+    def _find_turn(self, process: Process, now: float, effects: list[Effect]) -> None:
+        """Tell a process that asks of a turn that is there already, if one is.
+
+        Where it could have had one longest is looked at first. A key that has more for it comes last
+        after that.
+        """
+        for _ in range(min(STEP, len(process.starved))):
+            if process.asking is None:
+                return
+            entry, _ = process.starved.popitem(last=False)
+            if self._is_here(entry):
+                self._promote(entry, now, effects)
+        if process.asking is not None and process.starved:
+            self._later(partial(self._go_on_finding, process), now)
+
+    def _go_on_finding(self, process: Process, now: float, effects: list[Effect]) -> bool:
+        self._find_turn(process, now, effects)
+        return True
 
     def _go_on_later(self, entry: Entry, queue: Queue, now: float) -> None:
         if not queue.pending:
@@ -484,8 +534,10 @@ class Slots:
 
     def _time_out(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
         if waiter.state == WAITING:
-            peer = waiter.peer
+            peer, can_start = waiter.peer, waiter.turn is None
             effects.append((peer.id, self._end_wait(waiter, now)))
+            if not can_start:
+                self._look_after(waiter, now, effects)
         elif self._reservations.expire(waiter, now):
             self._promote(waiter.entry, now, effects)
 

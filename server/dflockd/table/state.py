@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 from dflockd.table.deadlines import Timed
 from dflockd.table.grouped import GroupedQueue
 from dflockd.table.issuer import TokenIssuer
+from dflockd.table.line import Process
 from dflockd.table.newest import Newest
 from dflockd.table.queue import Queue
 from dflockd.table.rates import Rate, RateBlock
@@ -43,7 +44,7 @@ class Group:
         self.spaces: list[dict[bytes, Entry]] = [{}, {}]
         """By `Space`."""
         self.reserved: dict[bytes, Waiter] = {}
-        """Positions that can be resumed, of waiters that are away or have a turn; by ticket."""
+        """Positions that can be resumed, of waiters that are away or want a turn; by ticket."""
         self.rates: dict[tuple[int, bytes], Rate] = {}
         """Whose runs may not begin at any time, by namespace and key; their keys may be free."""
         self.rates_since = -math.inf
@@ -277,7 +278,7 @@ class Waiter(Timed):
 
     By a blocked ``acquire``, or by an ``enqueue``: then the peer may already wait for it (it is its
     `Peer.waiting`) or still be elsewhere. Or it is away, and the position is reserved for a while.
-    Or it wanted a turn and has it: then any client with the ticket can resume the position.
+    Or it wants a turn: then any client with the ticket can take the position up.
     """
 
     __slots__ = (
@@ -291,6 +292,7 @@ class Waiter(Timed):
         "number",
         "owner",
         "peer",
+        "process",
         "reservation",
         "reserve",
         "since",
@@ -298,6 +300,7 @@ class Waiter(Timed):
         "ticket",
         "turn",
         "two_phase",
+        "until",
     )
 
     def __init__(
@@ -343,6 +346,10 @@ class Waiter(Timed):
         """Its age while it is away: it is nobody's then, but somebody newer still goes first."""
         self.turn: float | None = None
         """Seconds for which a slot is held once it has a turn; without, it is granted one."""
+        self.process: Process | None = None
+        """Who is told of its turn; the line sets it when it lets the waiter in."""
+        self.until = 0.0
+        """When a wait that began is over; nothing ends it while it is its turn."""
 
     @property
     def age(self) -> int:
@@ -356,8 +363,13 @@ class Waiter(Timed):
 
     @property
     def is_told(self) -> bool:
-        """Whether its turn has come, and somebody was told, or is once they ask."""
+        """Whether its turn has come, and its process was told."""
         return self.state in (EXPECTED, PASSED) and self.reservation is None
+
+    @property
+    def can_start(self) -> bool:
+        """Whether it can have its turn now."""
+        return self.process is None or self.process.asking is not None
 
 
 class Peer:
@@ -372,6 +384,8 @@ class Peer:
         "id",
         "instance",
         "left",
+        "process",
+        "told",
         "waiting",
     )
 
@@ -379,6 +393,8 @@ class Peer:
         self.id = number
         self.instance = b""
         """Which process it is; empty of one that has not said `Hello`."""
+        self.process: Process | None = None
+        """The same, with all of its connections."""
         self.detaches = False
         """Its end leaves its holds to their leases: it has declared a ``stable-ref``."""
         self.holds: dict[Hold, None] = {}
@@ -389,7 +405,10 @@ class Peer:
         """Whether its connection has ended. What stands on it may take some steps to be freed."""
         self.granted: Hold | None = None
         """What its last wait was answered with."""
-        self.waiting: Waiter | None = None
-        """What it is blocked on: its next request is handled only after that is answered."""
+        self.told: Waiter | None = None
+        """Of whose turn it was told last."""
+        self.waiting: Waiter | Process | None = None
+        """What it is blocked on: its next request is handled only after that is answered. It is its
+        own process while it asks whose turn it is."""
         self.left: dict[tuple[int, bytes], Left] = {}
         """What it enqueued, where the queues are at another server now."""

@@ -14,7 +14,7 @@ from dflockd.table.limits import Limits
 from dflockd.table.newest import Newest, NewestKeys, NewestRecord
 from dflockd.table.slots import Effect
 from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
-from dflockd.table.states import LISTENING, WAITING
+from dflockd.table.states import LISTENING
 from dflockd.wire import Moved, Refusal, Space, Status, Superseded
 
 
@@ -66,7 +66,7 @@ class Superseding(Connections):
             if 0 < waiter.age < age and waiter is not resumed
         ]
         for waiter in older:
-            if waiter.state == WAITING:
+            if waiter.peer.waiting is waiter:
                 effects.append((waiter.peer.id, answer))
             self.counts.ousted += 1
             self._oust(waiter, entry)

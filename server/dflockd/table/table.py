@@ -30,6 +30,7 @@ from dflockd.wire import (
     Inspect,
     Listen,
     Malformed,
+    Next,
     Pass,
     Ping,
     Refusal,
@@ -85,6 +86,7 @@ class LockTable(Locking):
             # What only a cluster knows.
             Shards: self._shards,
             Identify: self._identify,
+            Next: self._next,
             Pass: self._pass,
             DrawAge: self._draw_age,
             Listen: self._listen,
@@ -97,7 +99,7 @@ class LockTable(Locking):
         """Take in whose process a connection is; ``False`` if that was said before."""
         is_new = not peer.instance
         if is_new:
-            peer.instance = request.instance
+            self._introduce(peer, request.instance)
         return is_new
 
     def identify(self, request: Identify) -> Reply:
@@ -270,6 +272,18 @@ class LockTable(Locking):
         peer.detaches = True
         return Status.OK
 
+    def _next(self, peer: Peer, _request: Next, now: float, effects: list[Effect]) -> Reply | None:
+        process = peer.process
+        if process is None:
+            return Status.ERROR
+        if process.asking is not None:
+            # On a connection that is lost: the process has another one for this now.
+            process.asking.waiting = None
+            effects.append((process.asking.id, Status.ERROR))
+        process.asking, peer.waiting, peer.told = peer, process, None
+        self._find_turn(process, now, effects)
+        return None
+
     def _pass(self, _peer: Peer, request: Pass, now: float, effects: list[Effect]) -> Reply:
         group = self._group_of(request.key)
         if not isinstance(group, Group):
@@ -277,8 +291,7 @@ class LockTable(Locking):
         waiter = self._reservations.find(group, Space.LOCK, request.key, request.ticket)
         if waiter is None:
             return Status.ERROR
-        if self._reservations.pass_on(waiter, now):
-            self._promote(waiter.entry, now, effects)
+        self._pass_on(waiter, now, effects)
         return Status.OK
 
     def _draw_age(self, _peer: Peer, request: DrawAge, now: float, _effects: list[Effect]) -> Reply:

@@ -41,7 +41,9 @@ class NaiveRules(NaiveState):
     def _block(self, waiter: Waiter, timeout: int) -> None:
         peer = self.peers[waiter.peer]
         peer.waiting, peer.granted = waiter, None
-        self._set(waiter, timeout)
+        waiter.until = self.now + timeout
+        if not waiter.is_told:
+            self._set(waiter, timeout)
 
     def _lease(self, lease: int | None) -> int:
         return self.limits.default_lease if lease is None else lease
@@ -228,7 +230,7 @@ class NaiveRules(NaiveState):
             open_ = self._open(name, key, min(key.limit, self._most))
             if open_ - self._aside(key) <= before:
                 break
-            if waiter.is_told:
+            if waiter.is_told or not self.can_start(waiter):
                 continue
             if waiter.reservation is None and waiter.turn is not None:
                 self._tell(waiter, waiter.turn)
@@ -240,14 +242,34 @@ class NaiveRules(NaiveState):
             else:
                 key.queue.remove(waiter)
                 self.seen["passed"] += 1
+        self._starve(name, key)
         if not key.holds and not key.queue:
             del self.keys[name]
+
+    def _starve(self, name: Name, key: Key) -> None:
+        """Note which processes do not ask while there is a slot for somebody."""
+        aside = self._aside(key)
+        is_open = self._open(name, key, min(key.limit, self._most)) > aside
+        wanting = {each.instance for each in key.queue if each.turn is not None and each.wants}
+        for instance in wanting:
+            if is_open and self.asking(instance) is None:
+                self.starved.setdefault(instance, {})[name] = None
+        self._forget_starved()
+
+    def _forget_starved(self) -> None:
+        for instance, names in self.starved.items():
+            for name in list(names):
+                queue = self.keys[name].queue if name in self.keys else []
+                mine = [w for w in queue if w.instance == instance and w.turn is not None]
+                if not any(waiter.wants for waiter in mine):
+                    del names[name]
 
     def _go_on_with(self, waiter: Waiter, has_slot: bool) -> None:
         """Serve who is back, and had a slot for nobody else."""
         key = self.keys[waiter.name]
         most = min(key.limit, self._most)
-        if has_slot and self._open(waiter.name, key, most) > self._aside(key):
+        is_open = self._open(waiter.name, key, most) > self._aside(key)
+        if has_slot and is_open and self.can_start(waiter):
             self.seen["back before who waits"] += waiter is not key.queue[0]
             if waiter.turn is not None:
                 self._tell(waiter, waiter.turn)
@@ -279,8 +301,10 @@ class NaiveRules(NaiveState):
             aside = sum(waiter.has_slot for waiter in key.queue)
             if self._open(name, key, min(key.limit, self._most)) <= aside or not key.turns:
                 break
-            group = min(key.turns, key=key.turns.__getitem__)
-            waiter = next(each for each in key.of_group(group) if each.wants)
+            found = self._next_of_groups(key)
+            if found is None:
+                break
+            group, waiter = found
             if len(key.turns) > 1:
                 self.seen["turns of several groups"] += 1
             if waiter.reservation is not None:
@@ -296,8 +320,20 @@ class NaiveRules(NaiveState):
             else:
                 key.queue.remove(waiter)
                 self._give(waiter)
+        self._starve(name, key)
         if not key.holds and not key.queue:
             del self.keys[name]
+
+    def _next_of_groups(self, key: Key) -> tuple[bytes, Waiter] | None:
+        """Whose turn it is among those who can start, and its group."""
+        for group in sorted(key.turns, key=key.turns.__getitem__):
+            for each in key.of_group(group):
+                if each.wants and self.can_start(each):
+                    self.seen["a group passed over"] += group != min(
+                        key.turns, key=key.turns.__getitem__
+                    )
+                    return group, each
+        return None
 
     def _look_at_groups(self, key: Key) -> None:
         """Note which groups may have a turn now, and since when."""
@@ -337,7 +373,7 @@ class NaiveRules(NaiveState):
         places = self.rates[name].free(self.now) if is_rated else math.inf
         if key is None:
             return places > 0
-        ahead = [each for each in key.queue if each.wants and self._may_have(key, each)]
+        ahead = self._ahead(key)
         if is_rated and ahead:
             return False  # a place may be free, and is about to be theirs
         aside = sum(waiter.has_slot for waiter in key.queue)
@@ -345,6 +381,13 @@ class NaiveRules(NaiveState):
         if ahead and slots > aside + len(ahead):
             self.seen["past who waits for a place"] += 1
         return min(slots, places) > aside + len(ahead) and key.has_room(name_of(group))
+
+    def _ahead(self, key: Key) -> list[Waiter]:
+        """Who goes before a newcomer: of those who want to be told one for each that asks."""
+        ahead = [each for each in key.queue if each.wants and self._may_have(key, each)]
+        told = [each for each in ahead if each.turn is not None and self.can_start(each)]
+        first = {each.instance: each for each in told}
+        return [*(each for each in ahead if each.turn is None), *first.values()]
 
     @staticmethod
     def _may_have(key: Key, waiter: Waiter) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from dflockd.table.queue import LEAST_TURN
 from dflockd.table.reservations import RESERVED_LATE
 from dflockd.wire import Acquire, Enqueue, Listen, Owner
 from tests.dflockd.table.naive_state import (
@@ -64,8 +63,6 @@ class NaiveWaiters(NaiveState):
         return None
 
     def _send_away(self, waiter: Waiter, *, serves: bool = True) -> None:
-        if waiter.is_told:
-            self._has_spoken(waiter)
         in_line = self.is_in_line(waiter)
         if waiter in self.away:
             self.away.remove(waiter)
@@ -134,12 +131,8 @@ class NaiveWaiters(NaiveState):
         self, waiter: Waiter, peer: int, request: Acquire | Enqueue, *, two_phase: bool
     ) -> bool:
         has_slot = waiter.has_slot
-        if waiter.is_told:
-            self._has_spoken(waiter)
         old = self.peers[waiter.peer]
-        if old.waiting is waiter:
-            old.waiting = None
-            self._answer(waiter.peer, conflict(waiter))
+        self._unblock(waiter, conflict(waiter))
         if waiter in old.enqueued:
             old.enqueued.remove(waiter)
         self.seen["told and taken over"] += waiter.is_told
@@ -148,6 +141,14 @@ class NaiveWaiters(NaiveState):
         waiter.is_told = waiter.has_slot = False
         self._as_asked(waiter, peer, request, two_phase=two_phase)
         return has_slot
+
+    def _unblock(self, waiter: Waiter, kind: str) -> None:
+        """Answer who is blocked on a position that somebody else has now."""
+        peer = self.peers.get(waiter.peer)
+        if peer is not None and peer.waiting is waiter:
+            peer.waiting = None
+            self.seen["blocked, and taken up"] += 1
+            self._answer(waiter.peer, kind)
 
     def _as_asked(
         self, waiter: Waiter, peer: int, request: Acquire | Enqueue, *, two_phase: bool
@@ -169,34 +170,33 @@ class NaiveWaiters(NaiveState):
         return sum(waiter.is_told and waiter.has_slot for waiter in key.queue)
 
     def _tell(self, waiter: Waiter, turn: float) -> None:
-        peer = self.peers[waiter.peer]
+        number = self.asking(waiter.instance)
+        assert number is not None
         waiter.is_told = waiter.has_slot = True
-        waiter.reserve = None
-        self._set(waiter, self._patience(waiter, turn))
-        if peer.waiting is waiter:
-            peer.waiting = None
-            self.seen["told"] += 1
-            self.answers.append(Answer(waiter.peer, "turn", waiter=waiter))
-
-    def _patience(self, waiter: Waiter, turn: float) -> float:
-        """Seconds that are left of a turn for a process that has said nothing to some of them."""
-        silent = self.keys[waiter.name].silent[waiter.instance]
-        if silent:
-            self.seen["told for less"] += 1
-        return max(min(turn, LEAST_TURN), turn / 2**silent)
-
-    def _has_spoken(self, waiter: Waiter) -> None:
-        if waiter.name in self.keys:
-            del self.keys[waiter.name].silent[waiter.instance]
+        self._set(waiter, turn)
+        self.peers[number].asks, self.peers[number].told = False, waiter
+        self.seen["told"] += 1
+        self.answers.append(Answer(number, "turn", waiter=waiter))
 
     def _pass_on(self, waiter: Waiter) -> None:
         """Give others the slot that is free for somebody."""
         if waiter.reservation is not None:
             self._end_reservation(waiter, waiter.reservation)
         else:
-            waiter.has_slot = False
+            waiter.has_slot, waiter.deadline = False, None
             self.seen["told in vain"] += 1
             self._serve(waiter.name)
+
+    def _be_untold(self, waiter: Waiter) -> None:
+        """Have a turn that could not be used be none."""
+        self.seen["untold"] += 1
+        waiter.is_told = waiter.has_slot = False
+        self._note_group(self.keys[waiter.name], waiter.group)
+        peer = self.peers.get(waiter.peer)
+        if peer is not None and peer.waiting is waiter:
+            self._set(waiter, rounded(waiter.until - self.now))
+        self._look_at_groups(self.keys[waiter.name])
+        self._serve(waiter.name)
 
     # Waiters who are away.
 
@@ -255,7 +255,7 @@ class NaiveWaiters(NaiveState):
 
     def _taken_up(self, name: Name, ticket: bytes) -> Waiter | None:
         """The position that a request is for, by its ticket."""
-        for waiter in [*self.away, *self.told()]:
+        for waiter in [*self.away, *self.with_turns()]:
             if ticket and waiter.ticket == ticket and waiter.name == name:
                 return waiter
         return None
@@ -272,11 +272,10 @@ class NaiveWaiters(NaiveState):
         has_slot = (waiter.is_told or key.is_grouped) and waiter.has_slot
         if has_slot and not waiter.is_told:
             self.seen["back to a slot of its group"] += 1
-        if waiter.is_told:
-            self._has_spoken(waiter)
-            self.seen["told and taken up"] += 1
-            former = self.peers[waiter.peer].enqueued
-            former.remove(waiter)
+        if waiter.reservation is None:
+            self.seen["told and taken up" if waiter.is_told else "taken up before its turn"] += 1
+            self._unblock(waiter, "error_not_enqueued")
+            self.peers[waiter.peer].enqueued.remove(waiter)
         else:
             self.seen["back to a slot" if waiter.has_slot else "back"] += 1
             self.away.remove(waiter)
@@ -284,6 +283,8 @@ class NaiveWaiters(NaiveState):
         waiter.is_told = waiter.has_slot = False
         self._as_asked(waiter, peer, request, two_phase=two_phase)
         waiter.owner, waiter.label, waiter.away_age = request.owner, request.label, 0
+        if waiter.turn is not None:
+            waiter.is_renamed = True
         self.seen["back to a free key"] += not (key.holds or key.queue)
         queue = key.queue
         if waiter not in queue:
