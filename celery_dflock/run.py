@@ -42,9 +42,6 @@ from dflockd.client.lock import LockBase
 TURN_TIMEOUT = 1
 """Seconds in the slot for a task whose turn has come in the consumer: usually it is granted at once."""
 
-MOST_OVERTAKEN = 8
-"""So many times that others went first count for how long it waits there."""
-
 logger = logging.getLogger("celery_dflock")
 
 
@@ -184,24 +181,12 @@ def _go_on(plan: Plan, handed: HandOff, locks: Locks) -> Refusal | None:
 def _take_up(plan: Plan, ticket: str | None, locks: Locks) -> Overtaken | None:
     """Take up the position whose turn has come; the server reserves a slot for it for a moment."""
     said = short_reservation(plan.task, plan.options)
-    if ticket is None or not locks.take_up(ticket, _turn_timeout(plan), lambda: said):
+    if ticket is None or not locks.take_up(ticket, TURN_TIMEOUT, lambda: said):
         why = "its turn came, but others went first before it had a slot"
         return Overtaken(
             LockNotAcquiredError(plan.keys[0], why), Kept.of(locks.ticket, said.away_s)
         )
     return None
-
-
-def _turn_timeout(plan: Plan) -> float:
-    """Return how long a task still waits in its slot, ahead of all that came later.
-
-    The time grows each time others went first. Otherwise they always would: if their worker has a
-    slot at once, this one never has, and the tasks take longer than this waits. It never exceeds
-    the rest of the time in the consumer.
-    """
-    seconds = float(TURN_TIMEOUT * 4 ** min(plan.header.overtaken, MOST_OVERTAKEN))
-    most = plan.options.queue_timeout
-    return seconds if most is None else max(TURN_TIMEOUT, min(seconds, most - plan.waited))
 
 
 def _wait(plan: Plan, locks: Locks) -> Refusal | None:
