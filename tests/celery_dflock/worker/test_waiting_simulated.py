@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from celery_dflock.worker.slots import Slots
-from dflockd.table import Waiter
-from dflockd.table.line import Line, Process
+from dflockd.table import LockTable, Waiter
+from dflockd.table.line import Line
 from tests.celery_dflock.worker.simulated import Call, Task, World, world
 from tests.celery_dflock.worker.simulated_locks import Pending
 
@@ -72,6 +71,16 @@ def assert_all_end(there: World, tasks: list[Task], seconds: float) -> None:
     assert not len(there.server.table)
     assert len(set(there.ran)) == len(there.ran), "somebody has run twice"
     assert there.requeued == 0, "a process has waited for a lock in vain"
+    for task in there.ran:
+        same = [each for each in there.ran if each.call.at == task.call.at and is_like(each, task)]
+        assert same == sorted(same, key=lambda each: each.number), "not first come, first served"
+
+
+def is_like(one: Task, other: Task) -> bool:
+    """Whether the order of two tasks is that of their arrival."""
+    same = one.worker is other.worker and one.wanted.key == other.wanted.key
+    in_line = one.call.kind == other.call.kind == "consumer" and one.wanted.limit == 1
+    return same and in_line and one.call.group == other.call.group
 
 
 @pytest.mark.parametrize("are_celerys", [True, False])
@@ -198,7 +207,7 @@ def hands_over_without_a_process(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_those_it_passed_over(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Process, "starved", property(lambda _: OrderedDict()), raising=False)
+    patch.setattr(LockTable, "_find_turn", lambda *_: None)
 
 
 def waits_for_who_does_not_ask(patch: pytest.MonkeyPatch) -> None:
@@ -247,9 +256,10 @@ def test_faults_are_found(
         for sent in (
             [*ordinary(2, 0.5), *consumers(20, 0.1)],
             [*ordinary(9, 0.3), *consumers(9, 0.1, group=0), *consumers(1, 0.2, group=1)],
-            [Call("consumer", n % 2, 0, 0.01, 0.05) for n in range(20)] + ordinary(4, 1.0),
+            [Call("slot", 1, 0, 0.0, 1.0), *consumers(9, 0.1), *ordinary(1, 2.0, 0.5)],
+            [*ordinary(4, 1.0), *[Call("consumer", n % 2, 0, 0.01, 0.05) for n in range(20)]],
         ):
-            with world([1, 1], [2], rates, are_celerys=False) as there:
+            with world([1, 1], [1], rates, are_celerys=False) as there:
                 try:
                     assert_all_end(there, send(there, sent), 30)
                 except (AssertionError, KeyError):
