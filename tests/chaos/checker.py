@@ -106,11 +106,16 @@ def fifo(story: Story) -> Iterator[Finding]:
     Fences tell the order of the grants. Only attempts between two breaks of connections are
     compared: whoever lost a connection has lost the place in the queue. A task that was requeued may
     have kept its place, and counts as having asked when it did so for the first time.
+
+    The order is that of those who are ready. A task that waits in the consumer of a worker is while a
+    process of that is free, which nobody notes: so it may be passed, and passes nobody itself.
     """
     queued: defaultdict[tuple[str, int], list[dict[What, Event]]] = defaultdict(list)
     for attempt in story.of("queued"):
         place, begun = attempt["queued"], attempt.get("asked")
         # That it has a place is noted after the answer: the connection may have broken in between.
+        if begun is not None and begun.detail == IN_CONSUMER:
+            continue
         if begun is None or story.epoch(begun.at) == story.epoch(place.at):
             queued[place.key, story.epoch(place.at)].append(attempt)
     asked: defaultdict[tuple[str, int], list[tuple[int, dict[What, Event]]]] = defaultdict(list)

@@ -13,6 +13,7 @@ from tests.chaos import timeline
 from tests.chaos.checker import check, first_grants, over_restarts
 from tests.chaos.faults import FAULTS, schedule
 from tests.chaos.history import Event, Recorder, read
+from tests.chaos.story import IN_CONSUMER
 from tests.chaos.written import MS, attempt, died, event, kinds, pid, section
 
 # Overlaps.
@@ -94,6 +95,17 @@ def test_first_come_first_served() -> None:
     assert kinds(first, attempt("b", 2, 3, 10, fence=1)) == ["not first come, first served"]
     assert kinds(first, attempt("b", 2, 3, 30, fence=3)) == []
     assert kinds(first, attempt("b", 0.5, 3, 10, fence=1)) == []  # they asked at the same time
+
+
+def test_who_waits_in_the_consumer_may_have_no_process() -> None:
+    first = [
+        event("asked", 0, "a", detail=IN_CONSUMER),
+        event("queued", 1, "a"),
+        event("granted", 20, "a", fence=2),
+    ]
+    assert kinds(first, attempt("b", 2, 3, 10, fence=1)) == []
+    early = [event("queued", -1, "c"), event("granted", 30, "c", fence=3)]
+    assert kinds(first, early) == ["not first come, first served"]
 
 
 def test_who_is_requeued_asked_when_it_did_so_first() -> None:
