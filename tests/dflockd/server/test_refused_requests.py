@@ -29,7 +29,7 @@ def prepared() -> tuple[Server, FullTransport, FullTransport]:
     holder.session.data_received(b"acquire\nqueued\ntimeout=0 owner=first\n")
     busy.session.data_received(BUSY)
     assert [line.split()[0] for line in busy.written.splitlines()] == [
-        *(b"hello", b"ok", b"turn", b"queued", b"ok")
+        *(b"hello", b"ok", b"queued", b"queued", b"ok")
     ]
     busy.written = b""
     return server, holder, busy
