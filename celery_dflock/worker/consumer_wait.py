@@ -32,7 +32,7 @@ from celery_dflock.look import Look, tell_waiting
 from celery_dflock.outcome.types import HANDED, prepare
 from celery_dflock.task import LockedTask
 from celery_dflock.worker import unacknowledged
-from celery_dflock.worker.errands import Errands
+from celery_dflock.worker.errands import Errands, Job
 from celery_dflock.worker.events import look_whether_wanted
 from celery_dflock.worker.inbox import Inbox
 from celery_dflock.worker.prefetch import Prefetch
@@ -64,7 +64,6 @@ class ConsumerWait:
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self._pending = PendingAcquires()
-        self._slots, self._use = slots_of(consumer)
         self._next = IDLE
         self._rounds = 0
         """How often that has changed; what was planned before is out of date."""
@@ -77,6 +76,7 @@ class ConsumerWait:
         self._errands = Errands("dflock-waiting")
         """What may ask servers and take long: receivers that are told who waits, for one."""
         self._inbox = Inbox(consumer)
+        self._slots, self._use = slots_of(consumer, self._post)
         self._prefetch = Prefetch(consumer)
         self._timer: Any = None
         self._has_started = False
@@ -208,7 +208,7 @@ class ConsumerWait:
                 ticket=waiter.ticket,
                 reservation=waiter.reservation,
                 queued=partial(self._errands.run, partial(self._announce, waiter)),
-                told=lambda: post(partial(self._told, waiter)),
+                told=partial(self._hear_turn, waiter),
                 ended=lambda error: post(partial(self._ended, waiter, error)),
             )
             self._waiters[waiter] = None
@@ -323,6 +323,13 @@ class ConsumerWait:
             self._change(ASKED)
             self._slots.release()
 
+    def _hear_turn(self, waiter: Waiter) -> None:
+        """Its turn has come; on the client's thread, for the worker's own may be in a task (solo)."""
+        if self._next != HELD and self._slots.value <= 0:
+            with self._mutex:
+                waiter.pending.pass_on()
+        self._inbox.post(partial(self._told, waiter))
+
     def _told(self, waiter: Waiter) -> None:
         """Its turn has come: have it go to a process, or let others go first."""
         has_process = self._next == HELD
@@ -343,6 +350,9 @@ class ConsumerWait:
             if has_process:
                 self._slots.release()
             self._find_next()
+
+    def _post(self, job: Job) -> None:
+        self._inbox.post(job)
 
     def _change(self, state: str) -> int:
         self._next = state

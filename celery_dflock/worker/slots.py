@@ -15,16 +15,24 @@ from typing import Any
 from celery.worker import state
 from celery.worker.consumer import Consumer
 
+from celery_dflock.worker.errands import Job
 
-def slots_of(consumer: Consumer) -> tuple[Any, Callable[[Any], object]]:
+
+def slots_of(
+    consumer: Consumer, post: Callable[[Job], object]
+) -> tuple[Any, Callable[[Any], object]]:
     """Return the semaphore of a worker's pool, and what runs a task in a slot that was acquired.
 
     Celery clears the semaphore when the broker is lost, and with it the messages.
+
+    Args:
+        consumer: of the worker.
+        post: has something done where requests are handled.
     """
     controller = consumer.controller
     if controller.semaphore is not None and controller.pool_cls.uses_semaphore:
         return controller.semaphore, controller._process_task
-    controller.semaphore = slots = Slots(consumer)
+    controller.semaphore = slots = Slots(consumer, post)
     return slots, slots.use
 
 
@@ -35,8 +43,9 @@ class Slots:
     ended, however that was.
     """
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: Consumer, post: Callable[[Job], object]) -> None:
         self._pool = consumer.pool
+        self._post = post
         self._begin: Callable[[Any], object] = consumer.on_task_request
         consumer.on_task_request = lambda request: self.acquire(self.use, request)
         self._mutex = threading.Lock()
@@ -87,7 +96,7 @@ class Slots:
         try:
             return method(*args, **kwargs)
         finally:
-            self._go_on()
+            self._post(self._go_on)  # this is still in the slot that becomes free
 
     def _go_on(self) -> None:
         while True:

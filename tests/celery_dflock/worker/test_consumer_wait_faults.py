@@ -56,7 +56,8 @@ def test_processes_that_die_and_are_replaced(cluster: Cluster, key: str) -> None
                 assert each.get(timeout=PATIENCE) == each.id
         wait_started(cluster, key, 5)
         cluster.wait_free(key)
-    assert_in_order(turns(cluster, key, sent))
+    # What Celery takes for a free process may have yet to be made.
+    assert_in_order(turns(cluster, key, sent), late=1)
 
 
 def test_descriptors_used_up(cluster: Cluster, key: str) -> None:
@@ -114,7 +115,6 @@ def test_who_asks_a_server_that_hangs_costs_nobody_his_lock(
         waiting.join(
             DistributedLock(key, None, 10, [hanging.address]),
             PATIENCE,
-            told_ms=1000,
             queued=lambda: None,
             told=lambda: told.put(None),
             ended=lambda _: None,
@@ -124,6 +124,7 @@ def test_who_asks_a_server_that_hangs_costs_nobody_his_lock(
                 wait_renewed()
         os.kill(hanging.pid, signal.SIGCONT)
         assert pace.seconds < ANSWER_PATIENCE - 1, "it was renewed once the server was given up"
+        waiting.ask()
         told.get(timeout=PATIENCE)
         waiting.close()
 
@@ -153,7 +154,7 @@ def test_a_worker_that_ends(cluster: Cluster, key: str, how: signal.Signals) -> 
             assert not started(cluster, key)
             held.release()
             assert [each.get(timeout=PATIENCE) for each in sent] == ids(sent)
-    assert_in_order(turns(cluster, key, sent))
+    assert_in_order(turns(cluster, key, sent), late=1)
 
 
 def test_a_broker_connection_that_breaks(cluster: Cluster, key: str, tmp_path: Path) -> None:
