@@ -16,13 +16,13 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from dflockd import __version__, compiled
 from dflockd.http import view
+from dflockd.http.desk import BusyError, Desk
 from dflockd.http.faults import QuietLogger, logger
 from dflockd.http.gate import GateHouse
 from dflockd.http.guard import GATE, HEADERS, WHO, Handler, add_headers, guard
 from dflockd.http.head import MAX_HEAD
 from dflockd.http.health import Cluster, Door, look, probes_of
 from dflockd.http.metrics import Exposition, LoopLag, ServerCollector
-from dflockd.http.pace import BusyError, Desk, Pace
 from dflockd.server import Listener, Server, SparingLog, listen
 from dflockd.storage import Journal
 from dflockd.table import Entry
@@ -87,12 +87,11 @@ class HttpServer:
         self._started = time.monotonic()
         loop, secret = self._server.loop, self._server.options.auth_secret
         self._lag = LoopLag(loop)
-        self._pace = Pace(loop)
         self._searches = Desk(MAX_SEARCHES)
         self._log = SparingLog(loop, logger)
         self._exposition = Exposition(
             ServerCollector(self._server, self._probes, self._lag, self._journal, self._cluster),
-            self._pace,
+            self._server.slices,
         )
         app = web.Application(
             middlewares=[self._accompany, guard(secret, self._options.host, self._log)]
@@ -146,7 +145,6 @@ class HttpServer:
         if self._listener is not None:
             self._listener.close()
         await self._runner.cleanup()
-        self._pace.stop()
 
     @web.middleware
     async def _accompany(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -224,8 +222,6 @@ class HttpServer:
         server, table = self._server, self._server.table
         counts = table.counts
         cluster = self._cluster
-        if cluster is not None:
-            await self._pace.turn()  # it has thousands of shards to count
         ready, checks = look(self._probes)
         return web.json_response(
             {
@@ -241,8 +237,8 @@ class HttpServer:
                 "waiters": counts.waiting,
                 "connections": len(server.sessions),
                 "blocking": {
-                    "chain": server.blocking.longest,
-                    "circles": server.blocking.circles,
+                    "chain": server.deadlocks.longest,
+                    "circles": server.deadlocks.circles,
                 },
                 "totals": {
                     "grants": counts.granted,
@@ -277,12 +273,13 @@ class HttpServer:
         sort = query.get("sort", "waiters")
         if sort not in view.SORTS:
             return _refused(400, f"sort: not one of {', '.join(view.SORTS)}")
-        table, pace = self._server.table, self._pace
+        table, slices = self._server.table, self._server.slices
         async with self._searches:
             text, most = query.get("search", ""), offset + limit
             notes = query.get("all", "") in ("1", "true")
-            found, matched, left_out = await view.search(table, text, sort, most, pace, notes=notes)
-            rows = await view.rows(found[offset:], time.monotonic(), pace)
+            search = view.search(table, text, sort, most, notes=notes)
+            found, matched, left_out = await slices.seen(search)
+            rows = await slices.seen(view.rows(found[offset:], time.monotonic()))
         numbers = f'"total": {len(table)}, "matched": {matched}, "notes": {left_out}'
         return _json(f'{{{numbers}, "locks": {rows}}}')
 
@@ -293,7 +290,8 @@ class HttpServer:
             return _refused(404, f"its shard is on {found.server.decode()}")
         entry = found if isinstance(found, Entry) else None
         rate = self._server.table.rate_of(space, key)
-        return _json(await view.detail(space, key, entry, rate, time.monotonic(), self._pace))
+        detail = view.detail(space, key, entry, rate, time.monotonic())
+        return _json(await self._server.slices.seen(detail))
 
     async def _release(self, request: web.Request) -> web.Response:
         if self._server.options.auth_secret is None:

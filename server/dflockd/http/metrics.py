@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import platform
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -24,8 +24,7 @@ from prometheus_client.registry import Collector
 from dflockd import __version__, compiled
 from dflockd.cluster.tenures import Stage
 from dflockd.http.health import Cluster, Probe, look
-from dflockd.http.pace import Pace
-from dflockd.server import Server, TlsContext
+from dflockd.server import Server, Slices, TlsContext
 from dflockd.storage import SEGMENT, Journal
 from dflockd.table import Histogram
 
@@ -61,7 +60,7 @@ class LoopLag:
         self._timer.cancel()
 
 
-class ServerCollector(Collector):
+class ServerCollector:
     """The metrics of one server; several can live in one process, each with its own registry."""
 
     def __init__(
@@ -78,12 +77,8 @@ class ServerCollector(Collector):
         self._journal = journal
         self._cluster = cluster
 
-    def describe(self) -> Iterable[Metric]:
-        """Say nothing: to register a collector is no reason to collect."""
-        return ()
-
     def collect(self) -> Iterator[Metric]:
-        """Read every metric as it is now."""
+        """Read the metrics, each when it is asked for."""
         yield from self._state()
         yield from self._grants()
         yield from self._rates()
@@ -114,26 +109,26 @@ class ServerCollector(Collector):
         )
         yield _gauge("dflockd_holds", "Slots that are taken.", table.counts.holding)
         yield _gauge("dflockd_waiters", "Positions in a queue.", table.counts.waiting)
-        blocking = self._server.blocking
+        deadlocks = self._server.deadlocks
         yield _gauge(
             "dflockd_blocking_chain",
             "Longest chain of waits: 2 where a holder waits for another lock.",
-            blocking.longest,
+            deadlocks.longest,
         )
         yield _gauge(
             "dflockd_waiting_groups",
             "Groups that somebody waits in, of keys where groups take turns, as of the last look.",
-            blocking.groups,
+            deadlocks.groups,
         )
         yield _gauge(
             "dflockd_blocking_circles",
             "Deadlocks: circles of holders that wait for one another.",
-            blocking.number,
+            deadlocks.number,
         )
         yield _gauge(
             "dflockd_oldest_wait_seconds",
             "Longest current wait, as of the last look.",
-            blocking.oldest(time.monotonic()),
+            deadlocks.oldest(time.monotonic()),
         )
         ready, checks = look(self._probes)
         yield _gauge("dflockd_ready", "1 while locks are granted, as /readyz says.", int(ready))
@@ -316,10 +311,9 @@ class Exposition:
     Requests that come while an answer is being made get the same one.
     """
 
-    def __init__(self, collector: Collector, pace: Pace) -> None:
-        self._pace = pace
-        self._server = CollectorRegistry()
-        self._server.register(collector)
+    def __init__(self, collector: ServerCollector, slices: Slices) -> None:
+        self._slices = slices
+        self._collector = collector
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         GCCollector(registry=self._process)
@@ -339,8 +333,29 @@ class Exposition:
             # Open files are counted one by one, which takes milliseconds with thousands of clients.
             self._of_process = await asyncio.to_thread(generate_latest, self._process)
             self._of_process_until = time.monotonic() + PROCESS_INTERVAL
-        await self._pace.turn()
-        return generate_latest(self._server) + self._of_process
+        return await self._slices.seen(self._of_server()) + self._of_process
+
+    def _of_server(self) -> Generator[None, None, bytes]:
+        texts = []
+        for metric in self._collector.collect():
+            registry = CollectorRegistry()
+            registry.register(_One(metric))
+            texts.append(generate_latest(registry))
+            yield
+        return b"".join(texts)
+
+
+class _One(Collector):
+    """A metric that has been read."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._metric,)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

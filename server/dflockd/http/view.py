@@ -1,8 +1,8 @@
 """What is shown of the table: which keys, who holds them and who waits, as plain data and as JSON.
 
-The table belongs to the event loop, and so does the time that it takes to look through it: a search
-goes over a hundred thousand keys in turns, a long answer is put together in turns, and between them
-the server does its work.
+The table belongs to the event loop, and so does the time that it takes to look through it. So what can
+be long is a generator: a search of a hundred thousand keys, a long answer. Between two of its steps the
+server does its work (`dflockd.server.slices`).
 """
 
 from __future__ import annotations
@@ -10,25 +10,28 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import time
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from dflockd.http.pace import Pace
 from dflockd.table import Entry, Hold, LockTable, Waiter, report
 from dflockd.table.finding import Match, Walk, as_wanted
 from dflockd.table.rates import Rate
 from dflockd.wire import Space
 
 STEP = 16
-"""Keys, holders or waiters from one look at the clock to the next: less than a tenth of a turn."""
+"""Keys, holders or waiters of one step."""
 
 MAX_LISTED = 1000
 """Holders or waiters that are listed of one key."""
 
 Json: TypeAlias = dict[str, Any]
+
+T = TypeVar("T")
+
+Steps: TypeAlias = Generator[None, None, T]
+"""What is made in steps, and what it comes to."""
 
 Rank: TypeAlias = tuple[Any, ...]
 
@@ -53,9 +56,9 @@ class Listed(NamedTuple):
     matches: int
 
 
-async def search(
-    table: LockTable, text: str, sort: str, most: int, pace: Pace, *, notes: bool = False
-) -> tuple[list[Listed], int, int]:
+def search(
+    table: LockTable, text: str, sort: str, most: int, *, notes: bool = False
+) -> Steps[tuple[list[Listed], int, int]]:
     """Find keys that have a text in themselves or in the label of a holder or waiter.
 
     Args:
@@ -63,7 +66,6 @@ async def search(
         text: what; upper and lower case of ASCII letters are the same.
         sort: one of `SORTS`.
         most: how many are returned.
-        pace: when it may work.
         notes: whether keys of notes are wanted too; see `dflockd.wire.notes`.
 
     Returns:
@@ -73,7 +75,6 @@ async def search(
     rank = SORTS[sort]
     best: list[tuple[Rank, Listed]] = []
     found = 0
-    until = await pace.turn()
     walk = Walk(table.each_group(), as_wanted(text), people=False, notes=notes)
     last: Listed | None = None
 
@@ -84,8 +85,6 @@ async def search(
             del best[most:]
 
     while not walk.is_done:
-        if time.monotonic() > until:
-            until = await pace.turn()
         for match in walk.step():
             if last is not None and match.entry is last.entry:
                 last = last._replace(matches=last.matches + 1)
@@ -94,19 +93,20 @@ async def search(
                 add(last)
             found += 1
             last = Listed(match.entry, match, 1)
+        yield
     if last is not None:
         add(last)
     return [listed for _, listed in best], found, walk.left_out
 
 
-async def rows(found: Iterable[Listed], now: float, pace: Pace) -> str:
+def rows(found: Iterable[Listed], now: float) -> Steps[str]:
     """Return the JSON of a list of keys, in a few words each; times in seconds."""
-    return await _listed((_row(each, now) for each in found if _is_there(each.entry)), pace)
+    return _listed(_row(each, now) for each in found if _is_there(each.entry))
 
 
-async def detail(
-    space: Space, key: bytes, entry: Entry | None, rate: Rate | None, now: float, pace: Pace
-) -> str:
+def detail(
+    space: Space, key: bytes, entry: Entry | None, rate: Rate | None, now: float
+) -> Steps[str]:
     """Return the JSON of all there is to say of a key; times in seconds.
 
     Without an entry nobody holds it or waits for it. Of more than `MAX_LISTED` holders or waiters
@@ -126,19 +126,17 @@ async def detail(
     # As of now, before others have their turns.
     first_holds = list(itertools.islice(holds, MAX_LISTED))
     first_waiters = list(itertools.islice(waiters, MAX_LISTED))
-    holders = await _listed((_holder(hold, now) for hold in first_holds), pace)
-    waiting = await _listed((_waiter(waiter, now) for waiter in first_waiters), pace)
+    holders = yield from _listed(_holder(hold, now) for hold in first_holds)
+    waiting = yield from _listed(_waiter(waiter, now) for waiter in first_waiters)
     return f'{json.dumps(shown)[:-1]}, "holders": {holders}, "waiters": {waiting}}}'
 
 
-async def _listed(things: Iterator[Json], pace: Pace) -> str:
-    """Return the JSON of a list, made in turns."""
+def _listed(things: Iterator[Json]) -> Steps[str]:
+    """Return the JSON of a list."""
     parts = []
-    until = await pace.turn()
     while part := list(itertools.islice(things, STEP)):
         parts.append(json.dumps(part)[1:-1])
-        if time.monotonic() > until:
-            until = await pace.turn()
+        yield
     return f"[{', '.join(parts)}]"
 
 

@@ -1,0 +1,168 @@
+"""Who has the event loop, and for how long: each of its turns has one budget of time for all.
+
+What comes in is served as it comes, until the time of the turn is over. What then is left waits in one
+queue with everything that takes long, and goes on round robin: a little of each in every turn. What
+somebody only wants to look at has a queue of its own, with a rest between its turns, which the locks
+have for themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
+from time import monotonic
+from typing import TypeAlias, TypeVar
+
+TURN = 0.004
+"""Seconds of one turn of the loop for what comes in, beside `SLICE` for who waits."""
+
+SLICE = 0.001
+"""Seconds in which those who wait go on, all together, in one turn of the loop."""
+
+LOOK = 0.0004
+"""Seconds for all that somebody wants to look at, from one `REST` to the next."""
+
+REST = 0.001
+"""Seconds from one to the next."""
+
+Step: TypeAlias = Callable[[float], bool]
+"""Does the next part of something, as much as fits until that time, and says whether there is more."""
+
+Look: TypeAlias = Generator[None, None, None]
+"""Something that is looked at in short steps."""
+
+T = TypeVar("T")
+
+
+class Slices:
+    """Divides the time of the event loop in which it is used first.
+
+    Attributes:
+        free_until: what comes in before that need not ask whether there is time.
+    """
+
+    def __init__(self) -> None:
+        self.free_until = 0.0
+        self._waiting: deque[Step] = deque()
+        self._comes_round = False
+        """Whether `_turn` is called in the next turn of the loop."""
+        self._looks: deque[Look] = deque()
+        self._rest: asyncio.TimerHandle | None = None
+
+    # What comes in.
+
+    def is_over(self, now: float) -> bool:
+        """Say whether this turn of the loop has had its time: then what comes in has to `wait`.
+
+        While little happens nobody notices where a turn begins, for that costs a call by the loop.
+        So one can have twice its time before it is over.
+        """
+        if now < self.free_until:
+            return False
+        if self._comes_round:
+            return True
+        self._notice()
+        self.free_until = now + TURN
+        return False
+
+    def share(self) -> float:
+        """Return for how many seconds one of those who have more to do goes on."""
+        return SLICE / (1 + len(self._waiting))
+
+    def wait(self, step: Step) -> None:
+        """Have something go on in later turns, behind those that wait already."""
+        self._waiting.append(step)
+        self._notice()
+
+    def do(self, step: Step) -> None:
+        """Do something that can be much, or come many times at once: now, if there is time."""
+        now = monotonic()
+        if self._waiting or self.is_over(now) or step(now + SLICE):
+            self.wait(step)
+
+    def _notice(self) -> None:
+        if not self._comes_round:
+            self._comes_round = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        now = monotonic()
+        self.free_until = now + TURN
+        until = now + SLICE
+        try:
+            for _ in range(len(self._waiting)):
+                step = self._waiting.popleft()
+                if step(now + self.share()):
+                    self._waiting.append(step)
+                now = monotonic()
+                if now >= until:
+                    break
+        finally:
+            # One that fails keeps nobody from the next.
+            self._comes_round = False
+            if self._waiting:
+                self._notice()
+
+    # What somebody wants to look at.
+
+    def look(self, steps: Look) -> None:
+        """Go through something that can be long and changes nothing."""
+        self._looks.append(steps)
+        if self._rest is None:
+            self._rest = asyncio.get_running_loop().call_later(0, self._go_on_looking)
+
+    async def seen(self, steps: Generator[None, None, T]) -> T:
+        """Return what something comes to that can be long and changes nothing."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.look(_seen(steps, future))
+        return await future
+
+    def stop(self) -> None:
+        """Look at nothing more."""
+        self._looks.clear()
+        if self._rest is not None:
+            self._rest.cancel()
+
+    def _go_on_looking(self) -> None:
+        self._rest = None
+        if not self._looks:
+            return
+        self._rest = asyncio.get_running_loop().call_later(REST, self._go_on_looking)
+        until = monotonic() + LOOK
+        while self._looks:
+            steps = self._looks.popleft()
+            if next(steps, _DONE) is not _DONE:
+                self._looks.append(steps)
+            if monotonic() >= until:
+                break
+
+
+_DONE = object()
+
+
+def _seen(steps: Generator[None, None, T], future: asyncio.Future[T]) -> Look:
+    while not future.done():  # else whoever wanted to see it has gone
+        try:
+            next(steps)
+        except StopIteration as end:
+            future.set_result(end.value)
+            return
+        except Exception as exc:
+            future.set_exception(exc)
+            return
+        yield
+
+
+def in_steps(items: Iterable[T], work: Callable[[T], None]) -> Step:
+    """Return the step that does some work, little in itself, for each of many."""
+    return partial(_go_through, iter(items), work)
+
+
+def _go_through(items: Iterator[T], work: Callable[[T], None], until: float) -> bool:
+    for item in items:
+        work(item)
+        if monotonic() >= until:
+            return True
+    return False
