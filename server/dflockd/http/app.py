@@ -6,7 +6,7 @@ import contextlib
 import ssl
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -222,6 +222,7 @@ class HttpServer:
         server, table = self._server, self._server.table
         counts = table.counts
         cluster = self._cluster
+        shards = None if cluster is None else await server.slices.seen(_counted(cluster))
         ready, checks = look(self._probes)
         return web.json_response(
             {
@@ -251,7 +252,7 @@ class HttpServer:
                     "unknown_renewals": counts.unknown,
                 },
                 "can_release": server.options.auth_secret is not None,
-                "cluster": cluster and {"address": cluster.address, "shards": cluster.counts()},
+                "cluster": cluster and {"address": cluster.address, "shards": shards},
             }
         )
 
@@ -327,6 +328,12 @@ def _named(request: web.Request) -> tuple[Space, bytes]:
             content_type="application/json",
         )
     return space, key.encode(errors="replace")
+
+
+def _counted(cluster: Cluster) -> view.Steps[Mapping[str, int]]:
+    """Return how many shards there are: to count thousands is a step of its own."""
+    yield
+    return cluster.counts()
 
 
 def _number(text: str, lowest: int, highest: int) -> int:

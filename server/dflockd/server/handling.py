@@ -8,7 +8,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Final, NoReturn, Protocol
 
@@ -42,6 +42,9 @@ LAST_WORD = 1.0
 
 FEW = 16
 """Replies that are not worth asking whether there is time for them."""
+
+AT_ONCE = 0.0001
+"""Seconds for a report that are not worth to let others go first."""
 
 IDLE_LOOK = 0.02
 """Seconds between two looks at all sessions, while draining."""
@@ -200,32 +203,47 @@ class Handling:
     def _handle(self, peer: Peer, request: Request, now: float) -> None:
         """Let the table handle a message; the reply is one of the effects."""
         if isinstance(request, Find | Inspect | Stats) and not self.table.draining:
-            self.sessions[peer.id].look_on()
-            self.slices.look(self._report(peer.id, request))
+            if now >= self.table.deadlines.earliest:
+                self._others += self.table.advance(now)
+            report = self._report(peer.id, request)
+            try:
+                next(report)
+            except StopIteration as end:
+                self._others.append((peer.id, end.value))
+            else:
+                self.sessions[peer.id].look_on()
+                self.slices.look(self._look(peer.id, report))
             return
         effects = self.table.handle(peer, request, now)
         self._others += effects
         if type(request) is Evict and (peer.id, _DONE) in effects:
             self.log.warning("connection %d evicts the holder of %r", peer.id, request.key.decode())
 
-    def _report(self, number: int, request: Find | Inspect | Stats) -> Look:
-        """Answer a session what can take long, unless its connection ends before."""
-        reply: Reply
+    def _report(self, number: int, request: Find | Inspect | Stats) -> Generator[None, None, Reply]:
+        """Return the answer to a connection that wants to look at the table."""
+        until = _now() + AT_ONCE
         try:
             steps = self.table.look(request, _now())
-            if isinstance(steps, Search | Listing):
-                while not steps.step(_now()):
+            if not isinstance(steps, Search | Listing):
+                return steps
+            while not steps.step(_now()):
+                if _now() >= until:
                     yield
-                    if number not in self.sessions:
-                        return
-                reply = Report(steps.text())
-            else:
-                reply = steps
+            return Report(steps.text())
         except Exception:
             text = "connection %d: request failed: %s"
             self.log.exception(text, number, type(request).__name__)
-            reply = Status.ERROR
-        self._deliver((number, reply))
+            return Status.ERROR
+
+    def _look(self, number: int, report: Generator[None, None, Reply]) -> Look:
+        """Answer a connection what takes long, unless it ends before."""
+        while number in self.sessions:
+            try:
+                next(report)
+            except StopIteration as end:
+                self._deliver((number, end.value))
+                return
+            yield
 
     def _dispatch(self, effects: list[Effect]) -> None:
         """Send what a step of the table has brought."""

@@ -164,7 +164,7 @@ class Session(asyncio.Protocol):
         self._transport.write(encode_reply(reply))
         if self._server.draining:
             self.drain()
-        if self._reader.ready or self._reader.in_frame:
+        if self._reader.ready or self._reader.in_frame or self._is_paused:
             # Not at once: the caller is in the middle of handing out the effects of another step.
             self._loop.call_soon(self._resume)
 

@@ -78,3 +78,10 @@ def connect(server: Server, high_water: int = 65536) -> FullTransport:
     assert guest is not None
     transport.begin(Session(server, guest))
     return transport
+
+
+async def say(transport: FullTransport, data: bytes) -> None:
+    """Send a server something, and wait until it has had the time for it."""
+    transport.session.data_received(data)
+    while transport.session._resting:  # noqa: ASYNC110
+        await asyncio.sleep(0)

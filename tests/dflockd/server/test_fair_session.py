@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from dflockd.server import Server, slices
+from dflockd.server import Server, handling, slices
 from dflockd.server.session import READ_AHEAD
 from tests.dflockd.server.session_support import FullTransport, connect, make_server
 
@@ -22,6 +22,7 @@ async def server() -> Server:
 @pytest.fixture
 def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look at the clock finds that it is too late for more."""
+    monkeypatch.setattr(handling, "AT_ONCE", -1.0)
     for name in ("TURN", "SLICE", "LOOK"):
         monkeypatch.setattr(slices, name, -1.0)
 
@@ -125,14 +126,16 @@ async def until_answered(transport: FullTransport, number: int) -> None:
             await asyncio.sleep(0)
 
 
+@pytest.mark.usefixtures("no_time")
 async def test_nothing_more_is_read_behind_a_report(server: Server) -> None:
     """It is the server that takes its time: who asks for much is not sent away for that."""
     transport = connect(server, 1 << 30)
-    transport.session.data_received(b"stats\n_\n_\n" * 2000)
+    transport.session.data_received(b"stats\n_\n_\n" * 3)
     assert not transport.is_reading
-    transport.session.data_received(PING)
-    await until_answered(transport, 3)
+    transport.session.data_received(PING * READ_AHEAD)
+    await until_answered(transport, 3 + READ_AHEAD)
     assert not transport.closing
+    assert transport.is_reading
 
 
 async def test_what_comes_between_turns_is_served_in_order(server: Server) -> None:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from dflockd.server import Server, slices
+from dflockd.server import Server, handling, slices
 from dflockd.table import Entry, Limits
 from dflockd.wire import Acquire, Enqueue, Space
 from tests.dflockd.raw_server import RawClient, ServerProcess, StartServer, eventually, granted
@@ -83,6 +83,7 @@ def test_waiters_are_found_with_their_position(server: ServerProcess, alice: Raw
 
 async def test_who_leaves_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes next has their turn, and a search that has begun is not told to somebody else."""
+    monkeypatch.setattr(handling, "AT_ONCE", -1.0)
     monkeypatch.setattr(slices, "LOOK", -1.0)
     monkeypatch.setattr(slices, "REST", 0.0)
     server = make_server()
@@ -102,7 +103,7 @@ async def test_who_leaves_while_a_search_runs_keeps_what_it_was_told_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it waits for is no grant: a lock that it had by waiting is not given back for that."""
-    monkeypatch.setattr(slices, "REST", 3600.0)
+    monkeypatch.setattr(handling, "AT_ONCE", -1.0)
     server = make_server(Limits(orphan_ttl=60, orphan_all=True))
     holder, heir = connect(server), connect(server)
     holder.session.data_received(b"l\nk\n0\n")
@@ -111,7 +112,8 @@ async def test_who_leaves_while_a_search_runs_keeps_what_it_was_told_of(
     assert heir.written.startswith(b"ok ")
     heir.session.data_received(FIND)
     heir.session.connection_lost(None)
-    assert not server.sessions.get(heir.session.peer.id)
+    while heir.session.peer.id in server.sessions:  # noqa: ASYNC110
+        await asyncio.sleep(0)
     entry = server.table.find(Space.LOCK, b"k")
     assert isinstance(entry, Entry)
     assert len(entry.holds) == 1
@@ -124,6 +126,7 @@ async def test_others_are_served_between_the_steps(
     monkeypatch: pytest.MonkeyPatch, asked: bytes
 ) -> None:
     """However much there is to look through, a turn of the loop has no more than a slice of it."""
+    monkeypatch.setattr(handling, "AT_ONCE", -1.0)
     monkeypatch.setattr(slices, "LOOK", -1.0)  # one step
     monkeypatch.setattr(slices, "REST", 0.0)
     server = make_server(Limits(max_locks=10_000))

@@ -67,7 +67,7 @@ async def test_what_is_little_is_done_at_once_and_in_its_order(
     shared.do(slices.in_steps([4, 5], done.append))
     shared.do(slices.in_steps([6], done.append))
     assert done == [1, 2, 3, 4]
-    while len(done) < 6:
+    while len(done) < 6:  # noqa: ASYNC110
         await asyncio.sleep(0)
     assert done == [1, 2, 3, 4, 5, 6]
 
@@ -89,7 +89,7 @@ async def test_a_step_that_fails_keeps_nobody_from_the_next() -> None:
 
     shared.wait(fail)
     shared.wait(slices.in_steps([1], done.append))
-    while not done:
+    while not done:  # noqa: ASYNC110
         await asyncio.sleep(0)
     assert failed == ["broken"]
 
