@@ -12,6 +12,7 @@ from typing import cast
 from dflockd import __version__
 from dflockd.server.admission import Guest
 from dflockd.server.handling import Handling
+from dflockd.server.slices import SLICE
 from dflockd.server.stalls import has_left
 from dflockd.wire import (
     FEATURES,
@@ -72,6 +73,8 @@ class Session(asyncio.Protocol):
         self._stalled = False
         self._resting = False
         """Whether it has let others go first; it goes on in a later turn of the loop."""
+        self._took_long = False
+        """Whether what was handled last took more than a share: then others go first."""
         self._is_paused = False
         """Whether nothing is read until what is here is answered."""
         self._held_up = False
@@ -110,6 +113,9 @@ class Session(asyncio.Protocol):
             return
         # One request alone: there is nothing to collect, and nobody to let go first.
         out = server.answer(peer, reader, kind, now)
+        if monotonic() - now > SLICE:
+            self._took_long = True
+            self._review()
         if out:
             self._transport.write(out)
         if server.draining:
@@ -222,19 +228,22 @@ class Session(asyncio.Protocol):
         """Say anew what may be handled: after each change of what that depends on."""
         is_owed = self.owed or self._looks_on
         self._held_up = is_owed or self._stalled or self._ended or self._resting
-        self._is_open = self._begun and self._trusted and not self._held_up
+        is_known = self._begun and self._trusted
+        self._is_open = is_known and not (self._held_up or self._took_long)
 
     def _resume(self) -> None:
         """Handle what has come, if anything may be handled now and there is time."""
         if not self._held_up and self.peer.waiting is None:
             now = monotonic()
-            if self._reader.ready and self._slices.is_over(now):
+            if self._reader.ready and (self._took_long or self._slices.is_over(now)):
                 self._resting = True
                 self._review()
+                wait = self._slices.go_on if self._took_long else self._slices.wait
+                wait(self._go_on)
             else:
                 self._serve(now, now + self._slices.share())
-            if self._resting:
-                self._slices.wait(self._go_on)
+                if self._resting:
+                    self._slices.go_on(self._go_on)
         self._limit_ahead()
 
     def _go_on(self, until: float) -> bool:
@@ -249,7 +258,7 @@ class Session(asyncio.Protocol):
     def _serve(self, now: float, until: float) -> None:
         """Handle what has come, one request at least, and rest once it is too late for more."""
         peer, server, reader = self.peer, self._server, self._reader
-        out = b""
+        out, began = b"", now
         taken = 0
         # What it asked for before this process stood still may be for nobody any more.
         is_gone = now > server.late_at and has_left(self._transport)
@@ -286,6 +295,10 @@ class Session(asyncio.Protocol):
             return
         if out:
             self._transport.write(out)
+        took_long = monotonic() - began > SLICE
+        if took_long is not self._took_long:
+            self._took_long = took_long
+            self._review()
         if leaves:
             self._end(clean=True)
         elif server.draining or self._frame_timer is not None or reader.in_frame:

@@ -1,9 +1,9 @@
 """Who has the event loop, and for how long: each of its turns has one budget of time for all.
 
-What comes in is served as it comes, until the time of the turn is over. What then is left waits in one
-queue with everything that takes long, and goes on round robin: a little of each in every turn. What
-somebody only wants to look at has a queue of its own, with a rest between its turns, which the locks
-have for themselves.
+What comes in is served as it comes, until the time of the turn is over; the rest of it comes first in
+the next turn. Whoever has had its share and has more to do, and all that takes long, goes on behind
+that, round robin: a little of each in every turn. What somebody only wants to look at has a queue of
+its own, with a rest between its turns, which the locks have for themselves.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from time import monotonic
 from typing import TypeAlias, TypeVar
 
 TURN = 0.004
-"""Seconds of one turn of the loop for what comes in, beside `SLICE` for who waits."""
+"""Seconds of one turn of the loop for what comes in."""
 
 SLICE = 0.001
-"""Seconds in which those who wait go on, all together, in one turn of the loop."""
+"""Seconds of it for those who could not be served in the last one, and as many for all who go on."""
 
 LOOK = 0.0004
 """Seconds for all that somebody wants to look at, from one `REST` to the next."""
@@ -45,7 +45,8 @@ class Slices:
 
     def __init__(self) -> None:
         self.free_until = 0.0
-        self._waiting: deque[Step] = deque()
+        self._first: deque[Step] = deque()
+        self._behind: deque[Step] = deque()
         self._comes_round = False
         """Whether `_turn` is called in the next turn of the loop."""
         self._looks: deque[Look] = deque()
@@ -68,19 +69,24 @@ class Slices:
         return False
 
     def share(self) -> float:
-        """Return for how many seconds one of those who have more to do goes on."""
-        return SLICE / (1 + len(self._waiting))
+        """Return for how many seconds one may go on who has more to do."""
+        return SLICE / (1 + len(self._behind))
 
     def wait(self, step: Step) -> None:
-        """Have something go on in later turns, behind those that wait already."""
-        self._waiting.append(step)
+        """Have something done in the next turn that there was no time for in this one."""
+        self._first.append(step)
+        self._notice()
+
+    def go_on(self, step: Step) -> None:
+        """Have something go on in later turns, which has had its share of this one."""
+        self._behind.append(step)
         self._notice()
 
     def do(self, step: Step) -> None:
         """Do something that can be much, or come many times at once: now, if there is time."""
         now = monotonic()
-        if self._waiting or self.is_over(now) or step(now + SLICE):
-            self.wait(step)
+        if self._behind or self.is_over(now) or step(now + SLICE):
+            self.go_on(step)
 
     def _notice(self) -> None:
         if not self._comes_round:
@@ -88,22 +94,28 @@ class Slices:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        now = monotonic()
-        self.free_until = now + TURN
-        until = now + SLICE
+        # Who has its share in this turn has the next one in the next.
+        first, behind = len(self._first), len(self._behind)
         try:
-            for _ in range(len(self._waiting)):
-                step = self._waiting.popleft()
-                if step(now + self.share()):
-                    self._waiting.append(step)
-                now = monotonic()
-                if now >= until:
-                    break
+            self._serve(self._first, first)
+            self._serve(self._behind, behind)
         finally:
             # One that fails keeps nobody from the next.
+            self.free_until = monotonic() + TURN
             self._comes_round = False
-            if self._waiting:
+            if self._first or self._behind:
                 self._notice()
+
+    def _serve(self, waiting: deque[Step], number: int) -> None:
+        now = monotonic()
+        until = now + SLICE
+        for _ in range(number):
+            step = waiting.popleft()
+            if step(now + self.share()):
+                self._behind.append(step)
+            now = monotonic()
+            if now >= until:
+                break
 
     # What somebody wants to look at.
 

@@ -85,3 +85,9 @@ async def say(transport: FullTransport, data: bytes) -> None:
     transport.session.data_received(data)
     while transport.session._resting:  # noqa: ASYNC110
         await asyncio.sleep(0)
+
+
+async def settled(server: Server) -> None:
+    """Wait until a server has done all that it has put off."""
+    while server.slices._first or server.slices._behind:  # noqa: ASYNC110
+        await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from dflockd.server import Server
 from dflockd.wire import MAX_LINE, Release, Space
 from dflockd.wire.messages import MAX_FIELDS, MAX_HELLO
 from tests.dflockd.server.both_ways import everything
-from tests.dflockd.server.session_support import FullTransport, connect, make_server, say
+from tests.dflockd.server.session_support import FullTransport, connect, make_server, say, settled
 from tests.dflockd.wire.test_requests import REFUSED
 
 BUSY = (
@@ -118,6 +118,7 @@ async def test_a_line_that_is_too_long_is_the_end(lines: list[bytes]) -> None:
             await say(busy, piece)
         assert busy.written == b"ok\nerror\n"
         assert busy.closing
+        await settled(server)
         # It has declared a ref: what it held stays for its lease. What it waited for does not.
         left = everything(server.table, [])
         assert [(key, len(holds), len(waiters)) for key, holds, waiters in queues(left)] == [

@@ -14,7 +14,7 @@ from dflockd.table import Limits, LockTable, TokenIssuer
 from dflockd.table.identity import Identity
 from dflockd.wire import MAX_LINE, Release, Space
 from dflockd.wire.tokens import MAX_FENCE
-from tests.dflockd.server.session_support import connect, make_server, prepare
+from tests.dflockd.server.session_support import connect, make_server, prepare, say
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ async def test_a_fault_in_one_request_is_answered_and_survived(server: Server) -
     prepare(exhausted)
     transport = connect(exhausted)
     transport.session.data_received(b"l\nk\n0\n")
-    transport.session.data_received(b"ping\n_\n_\n")
+    await say(transport, b"ping\n_\n_\n")
     assert transport.written == b"error\nok\n"
     transport.abort()
 

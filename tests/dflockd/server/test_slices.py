@@ -39,7 +39,7 @@ async def test_a_turn_is_over_once_its_time_is_up() -> None:
     now = shared.free_until - slices.TURN
     assert not shared.is_over(now)
     assert not shared.is_over(now + slices.TURN)
-    assert shared.is_over(now + 2 * slices.TURN)
+    assert shared.is_over(now + 2.5 * slices.TURN)
 
 
 @pytest.mark.usefixtures("no_time")
@@ -50,7 +50,7 @@ async def test_steps_are_done_one_by_one_in_turn() -> None:
         done.append(item)
 
     for name in "ab":
-        shared.wait(slices.in_steps([name] * 3, work))
+        shared.go_on(slices.in_steps([name] * 3, work))
     for turn in range(1, 7):
         await asyncio.sleep(0)
         assert len(done) == turn
@@ -75,8 +75,26 @@ async def test_what_is_little_is_done_at_once_and_in_its_order(
 async def test_the_more_wait_the_less_each_goes_on() -> None:
     shared = Slices()
     assert shared.share() == slices.SLICE
-    shared.wait(lambda _until: False)
+    shared.go_on(lambda _until: False)
     assert shared.share() == slices.SLICE / 2
+
+
+@pytest.mark.usefixtures("no_time")
+async def test_who_could_not_be_served_comes_before_who_goes_on() -> None:
+    shared, done = Slices(), list[str]()
+
+    def once(item: str) -> slices.Step:
+        def step(_until: float) -> bool:
+            done.append(item)
+            return False
+
+        return step
+
+    shared.go_on(slices.in_steps("abc", done.append))
+    for each in "xyz":
+        shared.wait(once(each))
+        await asyncio.sleep(0)
+    assert "".join(done) == "xaybzc"
 
 
 async def test_a_step_that_fails_keeps_nobody_from_the_next() -> None:
