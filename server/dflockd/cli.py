@@ -69,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingError as exc:
         print(f"dflockd: {exc}", file=sys.stderr)
         return 2
+    except Exception as exc:
+        print(f"dflockd: cannot start: {_in_one_line(exc)}", file=sys.stderr)
+        return 2
     logging.basicConfig(
         level=settings["log_level"],
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -76,7 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         serve = _serve if settings["cluster"] is None else _serve_shards
-        return runner.run(serve(settings))
+        try:
+            return runner.run(serve(settings))
+        except Exception as exc:
+            # A value or a file that nobody has thought of. Where it went wrong is for developers.
+            is_told = logger.isEnabledFor(logging.DEBUG)
+            logger.critical("stopped: %s", _in_one_line(exc), exc_info=is_told)
+            return 1
+
+
+def _in_one_line(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {' '.join(str(exc).split())}"
 
 
 def _command(arguments: Sequence[str]) -> int:
