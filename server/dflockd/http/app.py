@@ -23,6 +23,7 @@ from dflockd.http.guard import GATE, HEADERS, WHO, Handler, add_headers, guard
 from dflockd.http.head import MAX_HEAD
 from dflockd.http.health import Cluster, Door, look, probes_of
 from dflockd.http.metrics import Exposition, LoopLag, ServerCollector
+from dflockd.ranking import SORTS
 from dflockd.server import Listener, Server, SparingLog, listen
 from dflockd.storage import Journal
 from dflockd.table import Entry
@@ -272,8 +273,8 @@ class HttpServer:
         except ValueError as exc:
             return _refused(400, f"limit or offset: {exc}")
         sort = query.get("sort", "waiters")
-        if sort not in view.SORTS:
-            return _refused(400, f"sort: not one of {', '.join(view.SORTS)}")
+        if sort not in SORTS:
+            return _refused(400, f"sort: not one of {', '.join(SORTS)}")
         table, slices = self._server.table, self._server.slices
         async with self._searches:
             text, most = query.get("search", ""), offset + limit

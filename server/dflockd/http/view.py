@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
+import time
 from bisect import insort
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from dflockd.ranking import SORTS, Rank, Ranked
 from dflockd.table import Entry, Hold, LockTable, Waiter, report
 from dflockd.table.finding import Match, Walk, as_wanted
 from dflockd.table.rates import Rate
@@ -32,16 +33,6 @@ T = TypeVar("T")
 
 Steps: TypeAlias = Generator[None, None, T]
 """What is made in steps, and what it comes to."""
-
-Rank: TypeAlias = tuple[Any, ...]
-
-SORTS: dict[str, Callable[[Entry], Rank]] = {
-    "waiters": lambda entry: (-len(entry.waiters or ()), _since(entry), entry.key, entry.space),
-    "wait": lambda entry: (_waited_since(entry), entry.key, entry.space),
-    "age": lambda entry: (_since(entry), entry.key, entry.space),
-    "key": lambda entry: (entry.key, entry.space),
-}
-"""In what order keys can be listed: the longest queue or wait, the oldest holder, or by name."""
 
 SPACES = {"lock": Space.LOCK, "semaphore": Space.SEMAPHORE}
 
@@ -72,14 +63,14 @@ def search(
         The first of them, how many there are, and how many notes were left out. Some may have ended
         since they were found.
     """
-    rank = SORTS[sort]
+    rank, now = SORTS[sort], time.monotonic()
     best: list[tuple[Rank, Listed]] = []
     found = 0
     walk = Walk(table.each_group(), as_wanted(text), people=False, notes=notes)
     last: Listed | None = None
 
     def add(listed: Listed) -> None:
-        ranked = rank(listed.entry)
+        ranked = rank(_ranked(listed.entry, now))
         if len(best) < most or ranked < best[-1][0]:
             insort(best, (ranked, listed), key=_rank)
             del best[most:]
@@ -219,15 +210,12 @@ def _longest(entry: Entry) -> Waiter | None:
     return entry.waiters.oldest() if entry.waiters is not None else None
 
 
-def _waited_since(entry: Entry) -> float:
-    """Return since when somebody waits who has waited longest."""
-    waiter = _longest(entry)
-    return waiter.since if waiter is not None else math.inf
-
-
-def _since(entry: Entry) -> float:
-    hold = _first(entry)
-    if hold is not None:
-        return hold.since
-    waiter = next(iter(entry.waiters or ()), None)
-    return waiter.since if waiter is not None else 0.0
+def _ranked(entry: Entry, now: float) -> Ranked:
+    hold, waiter = _first(entry), _longest(entry)
+    return Ranked(
+        entry.key,
+        entry.space == Space.SEMAPHORE,
+        len(entry.waiters or ()),
+        now - hold.since if hold is not None else 0.0,
+        now - waiter.since if waiter is not None else 0.0,
+    )

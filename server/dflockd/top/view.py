@@ -16,7 +16,7 @@ from rich.text import Text
 
 from dflockd.admin import duration, printable
 from dflockd.top.look import HELP, WAITERS, Look
-from dflockd.top.survey import SORTS, Report, Row, Shards
+from dflockd.top.survey import Report, Row, Shards, in_order
 from dflockd.wire import UNLIMITED
 
 MIN_SERVER_WIDTH = 100
@@ -89,7 +89,7 @@ def _table() -> Table:
 
 def _keys(reports: Sequence[Report], look: Look, frame: _Frame) -> tuple[Table, int]:
     room, asked, now, width, shows_server = frame
-    rows = sorted(chain(*(report.rows for report in reports)), key=SORTS[look.sort])
+    rows = in_order(chain(*(report.rows for report in reports)), look.sort)
     look.keep_within(len(rows), room)
     table, has_bar, has_oldest = _table(), width >= MIN_BAR_WIDTH, width >= MIN_LONGEST_WIDTH
     fixed, wide = 22 + (BAR + 1) * has_bar + 8 * has_oldest, 4 if has_bar else 5

@@ -13,6 +13,7 @@ import pytest
 
 from dflockd.http import app, view
 from dflockd.http.desk import BusyError, Desk
+from dflockd.ranking import SORTS
 from dflockd.server import slices
 from dflockd.table import Entry, Limits, LockTable, TokenIssuer
 from dflockd.table.finding import Match
@@ -80,7 +81,7 @@ async def test_a_desk_serves_one_and_lets_few_wait() -> None:
 # What is done in them.
 
 
-@pytest.mark.parametrize("sort", view.SORTS)
+@pytest.mark.parametrize("sort", SORTS)
 def test_a_search_looks_at_few_keys_in_a_step(monkeypatch: pytest.MonkeyPatch, sort: str) -> None:
     table, done = a_table(2000), Done()
     made = view.Walk

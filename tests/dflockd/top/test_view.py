@@ -9,8 +9,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from dflockd.admin import printable
+from dflockd.ranking import SORTS
 from dflockd.top.look import HELP, KEYS, WAITERS, Look, keys_in
-from dflockd.top.survey import SORTS, Report, Row, Shards, Waiting
+from dflockd.top.survey import Report, Row, Shards, Waiting
 from dflockd.top.view import draw, duration, short
 
 NOW = 1000.0
