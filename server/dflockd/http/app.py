@@ -6,7 +6,7 @@ import contextlib
 import ssl
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -331,7 +331,7 @@ def _named(request: web.Request) -> tuple[Space, bytes]:
     return space, key.encode(errors="replace")
 
 
-def _counted(cluster: Cluster) -> view.Steps[Mapping[str, int]]:
+def _counted(cluster: Cluster) -> Generator[None, None, Mapping[str, int]]:
     """Return how many shards there are: to count thousands is a step of its own."""
     yield
     return cluster.counts()

@@ -13,7 +13,7 @@ import time
 from bisect import insort
 from collections.abc import Generator, Iterable, Iterator
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 from dflockd.ranking import SORTS, Rank, Ranked
 from dflockd.table import Entry, Hold, LockTable, Waiter, report
@@ -29,17 +29,12 @@ MAX_LISTED = 1000
 
 Json: TypeAlias = dict[str, Any]
 
-T = TypeVar("T")
-
-Steps: TypeAlias = Generator[None, None, T]
-"""What is made in steps, and what it comes to."""
-
 SPACES = {"lock": Space.LOCK, "semaphore": Space.SEMAPHORE}
 
 _rank = itemgetter(0)
 
 
-class Listed(NamedTuple):
+class Found(NamedTuple):
     """A key that was found, and who there has the text in the label: the first of so many."""
 
     entry: Entry
@@ -49,7 +44,7 @@ class Listed(NamedTuple):
 
 def search(
     table: LockTable, text: str, sort: str, most: int, *, notes: bool = False
-) -> Steps[tuple[list[Listed], int, int]]:
+) -> Generator[None, None, tuple[list[Found], int, int]]:
     """Find keys that have a text in themselves or in the label of a holder or waiter.
 
     Args:
@@ -64,12 +59,12 @@ def search(
         since they were found.
     """
     rank, now = SORTS[sort], time.monotonic()
-    best: list[tuple[Rank, Listed]] = []
+    best: list[tuple[Rank, Found]] = []
     found = 0
     walk = Walk(table.each_group(), as_wanted(text), people=False, notes=notes)
-    last: Listed | None = None
+    last: Found | None = None
 
-    def add(listed: Listed) -> None:
+    def add(listed: Found) -> None:
         ranked = rank(_ranked(listed.entry, now))
         if len(best) < most or ranked < best[-1][0]:
             insort(best, (ranked, listed), key=_rank)
@@ -83,21 +78,21 @@ def search(
             if last is not None:
                 add(last)
             found += 1
-            last = Listed(match.entry, match, 1)
+            last = Found(match.entry, match, 1)
         yield
     if last is not None:
         add(last)
     return [listed for _, listed in best], found, walk.left_out
 
 
-def rows(found: Iterable[Listed], now: float) -> Steps[str]:
+def rows(found: Iterable[Found], now: float) -> Generator[None, None, str]:
     """Return the JSON of a list of keys, in a few words each; times in seconds."""
     return _listed(_row(each, now) for each in found if _is_there(each.entry))
 
 
 def detail(
     space: Space, key: bytes, entry: Entry | None, rate: Rate | None, now: float
-) -> Steps[str]:
+) -> Generator[None, None, str]:
     """Return the JSON of all there is to say of a key; times in seconds.
 
     Without an entry nobody holds it or waits for it. Of more than `MAX_LISTED` holders or waiters
@@ -122,7 +117,7 @@ def detail(
     return f'{json.dumps(shown)[:-1]}, "holders": {holders}, "waiters": {waiting}}}'
 
 
-def _listed(things: Iterator[Json]) -> Steps[str]:
+def _listed(things: Iterator[Json]) -> Generator[None, None, str]:
     """Return the JSON of a list."""
     parts = []
     while part := list(itertools.islice(things, STEP)):
@@ -131,7 +126,7 @@ def _listed(things: Iterator[Json]) -> Steps[str]:
     return f"[{', '.join(parts)}]"
 
 
-def _row(listed: Listed, now: float) -> Json:
+def _row(listed: Found, now: float) -> Json:
     entry, match = listed.entry, listed.match
     hold = _first(entry)
     waiter = _longest(entry)

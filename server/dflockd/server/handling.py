@@ -16,7 +16,7 @@ from dflockd.server.admission import Admission
 from dflockd.server.deadlocks import Deadlocks
 from dflockd.server.log import SparingLog
 from dflockd.server.options import ServerOptions
-from dflockd.server.slices import Look, Slices, in_steps
+from dflockd.server.slices import Slices, in_steps
 from dflockd.table import Change, Effect, Hold, LockTable, Peer
 from dflockd.table.finding import Search
 from dflockd.table.locking import Answer
@@ -235,7 +235,9 @@ class Handling:
             self.log.exception(text, number, type(request).__name__)
             return Status.ERROR
 
-    def _look(self, number: int, report: Generator[None, None, Reply]) -> Look:
+    def _look(
+        self, number: int, report: Generator[None, None, Reply]
+    ) -> Generator[None, None, None]:
         """Answer a connection what takes long, unless it ends before."""
         while number in self.sessions:
             try:

@@ -33,6 +33,9 @@ from dflockd.wire.requests import ACQUIRE, ENQUEUE, ENTRY, OTHER
 READ_AHEAD = 4096
 """Bytes that a peer may send behind a request that waits. A client has no reason to send any."""
 
+MOST_COLLECTED = 4096
+"""Bytes of replies that are collected to be sent at once. A few bytes can ask for a long one."""
+
 MOST_UNKNOWN = 1024
 """Bytes that are kept of a request of somebody who has not shown the secret, unless it is longer."""
 
@@ -283,6 +286,9 @@ class Session(asyncio.Protocol):
                     break
                 else:
                     out += server.answer(peer, reader, kind, now)
+                if len(out) > MOST_COLLECTED:
+                    self._transport.write(out)
+                    out = b""
                 if peer.waiting is not None or self._held_up:
                     break
             else:

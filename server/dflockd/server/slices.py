@@ -27,11 +27,8 @@ LOOK = 0.0004
 REST = 0.001
 """Seconds from one to the next."""
 
-Step: TypeAlias = Callable[[float], bool]
-"""Does the next part of something, as much as fits until that time, and says whether there is more."""
-
-Look: TypeAlias = Generator[None, None, None]
-"""Something that is looked at in short steps."""
+Work: TypeAlias = Callable[[float], bool]
+"""Does the next part of something, as much as fits until that time, and says if there is more."""
 
 T = TypeVar("T")
 
@@ -45,11 +42,11 @@ class Slices:
 
     def __init__(self) -> None:
         self.free_until = 0.0
-        self._first: deque[Step] = deque()
-        self._behind: deque[Step] = deque()
+        self._first: deque[Work] = deque()
+        self._behind: deque[Work] = deque()
         self._comes_round = False
         """Whether `_turn` is called in the next turn of the loop."""
-        self._looks: deque[Look] = deque()
+        self._looks: deque[Generator[None, None, None]] = deque()
         self._rest: asyncio.TimerHandle | None = None
 
     # What comes in.
@@ -72,17 +69,17 @@ class Slices:
         """Return for how many seconds one may go on who has more to do."""
         return SLICE / (1 + len(self._behind))
 
-    def wait(self, step: Step) -> None:
+    def wait(self, step: Work) -> None:
         """Have something done in the next turn that there was no time for in this one."""
         self._first.append(step)
         self._notice()
 
-    def go_on(self, step: Step) -> None:
+    def go_on(self, step: Work) -> None:
         """Have something go on in later turns, which has had its share of this one."""
         self._behind.append(step)
         self._notice()
 
-    def do(self, step: Step) -> None:
+    def do(self, step: Work) -> None:
         """Do something that can be much, or come many times at once: now, if there is time."""
         now = monotonic()
         if self._behind or self.is_over(now) or step(now + SLICE):
@@ -106,7 +103,7 @@ class Slices:
             if self._first or self._behind:
                 self._notice()
 
-    def _serve(self, waiting: deque[Step], number: int) -> None:
+    def _serve(self, waiting: deque[Work], number: int) -> None:
         now = monotonic()
         until = now + SLICE
         for _ in range(number):
@@ -119,7 +116,7 @@ class Slices:
 
     # What somebody wants to look at.
 
-    def look(self, steps: Look) -> None:
+    def look(self, steps: Generator[None, None, None]) -> None:
         """Go through something that can be long and changes nothing."""
         self._looks.append(steps)
         if self._rest is None:
@@ -132,7 +129,7 @@ class Slices:
         return await future
 
     def stop(self) -> None:
-        """Look at nothing more."""
+        """Generator[None, None, None] at nothing more."""
         self._looks.clear()
         if self._rest is not None:
             self._rest.cancel()
@@ -154,7 +151,9 @@ class Slices:
 _DONE = object()
 
 
-def _seen(steps: Generator[None, None, T], future: asyncio.Future[T]) -> Look:
+def _seen(
+    steps: Generator[None, None, T], future: asyncio.Future[T]
+) -> Generator[None, None, None]:
     while not future.done():  # else whoever wanted to see it has gone
         try:
             next(steps)
@@ -167,7 +166,7 @@ def _seen(steps: Generator[None, None, T], future: asyncio.Future[T]) -> Look:
         yield
 
 
-def in_steps(items: Iterable[T], work: Callable[[T], None]) -> Step:
+def in_steps(items: Iterable[T], work: Callable[[T], None]) -> Work:
     """Return the step that does some work, little in itself, for each of many."""
     return partial(_go_through, iter(items), work)
 

@@ -20,7 +20,7 @@ MAX_LISTED = 1000
 MAX_BYTES = 1_000_000
 """Bytes of JSON that a report lists: published clients refuse a line over 1 MiB."""
 
-Listed: TypeAlias = tuple[Iterator[Any], Callable[[Any, float], dict[str, object]]]
+_Listed: TypeAlias = tuple[Iterator[Any], Callable[[Any, float], dict[str, object]]]
 """What is listed, and how each is described."""
 
 
@@ -35,7 +35,7 @@ class Listing:
     """
 
     def __init__(
-        self, said: Mapping[str, object], lists: Mapping[str, Listed], omitted: int
+        self, said: Mapping[str, object], lists: Mapping[str, _Listed], omitted: int
     ) -> None:
         self._said = said
         self._lists = list(lists.items())[::-1]
@@ -87,7 +87,7 @@ def stats(
                 entries += itertools.islice(space.values(), most - len(entries))
     # Entries are dropped as soon as they are idle, so there is nothing to list there.
     said = {"idle_locks": [], "idle_semaphores": [], **said}
-    lists: dict[str, Listed] = {
+    lists: dict[str, _Listed] = {
         "locks": (_there(entries, semaphores=False), _lock),
         "semaphores": (_there(entries, semaphores=True), _semaphore),
     }
@@ -111,7 +111,7 @@ def inspect(key: bytes, entry: Entry | None, now: float, known: Rate | None) -> 
     first = list(itertools.islice(holds, MAX_LISTED))
     queue = list(itertools.islice(waiters, MAX_LISTED))
     omitted = len(holds) - len(first) + len(waiters) - len(queue)
-    lists: dict[str, Listed] = {"holders": (iter(first), holder), "waiters": (iter(queue), waiter)}
+    lists: dict[str, _Listed] = {"holders": (iter(first), holder), "waiters": (iter(queue), waiter)}
     return Listing(said, lists, omitted)
 
 

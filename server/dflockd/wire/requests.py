@@ -53,14 +53,12 @@ _PACKED: Final = b"zlib"
 OTHER: Final = 0
 ENTRY: Final = 1
 """Who is there, and may be: `Auth` and `Hello`."""
-REPORT: Final = 2
-"""The answer can be long."""
-RELEASE: Final = 3
+RELEASE: Final = 2
 """Of this one and all that follow there need not be a message."""
-RENEW: Final = 4
-ACQUIRE: Final = 5
-ENQUEUE: Final = 6
-WAIT: Final = 7
+RENEW: Final = 3
+ACQUIRE: Final = 4
+ENQUEUE: Final = 5
+WAIT: Final = 6
 
 MOST_KNOWN: Final = 256
 """Arguments of one command that are kept, read: clients use the same few again and again."""
@@ -204,7 +202,7 @@ def _of_lines(message: Any) -> Command:
 
     if message is Auth:
         return Command(parse, ENTRY, longest=MAX_SECRET)
-    return Command(parse, REPORT if message is Stats else OTHER)
+    return Command(parse, OTHER)
 
 
 _in_order = arguments.in_order
@@ -228,13 +226,13 @@ COMMANDS: Final[dict[bytes, Command]] = {
     b"enqueue": _of_a_slot(ENQUEUE, _LOCK, Enqueue, arguments.enqueue, named=True),
     b"wait": _of_a_slot(WAIT, _LOCK, Wait, arguments.wait, named=True),
     b"renew": _of_a_slot(OTHER, _LOCK, Renew, arguments.renew, named=True),
-    b"shards": Command(_shards, REPORT),
+    b"shards": Command(_shards, OTHER),
     # Of operators.
-    b"i": _of_a_key(REPORT, _LOCK, Inspect, _nothing),
-    b"si": _of_a_key(REPORT, _SEMAPHORE, Inspect, _nothing),
+    b"i": _of_a_key(OTHER, _LOCK, Inspect, _nothing),
+    b"si": _of_a_key(OTHER, _SEMAPHORE, Inspect, _nothing),
     b"evict": _of_a_key(OTHER, _LOCK, Evict, _fence),
     b"sevict": _of_a_key(OTHER, _SEMAPHORE, Evict, _fence),
-    b"find": Command(_find, REPORT),
+    b"find": Command(_find, OTHER),
     # Of all.
     **{command: _of_lines(message) for message, (command, _, _) in _LINES.items()},
 }

@@ -147,7 +147,7 @@ def test_long_answers_are_made_in_steps(monkeypatch: pytest.MonkeyPatch) -> None
     shown = json.loads(done.all_of(view.detail(Space.SEMAPHORE, b"k", entry, None, 0)))
     assert (len(shown["holders"]), len(shown["waiters"])) == (500, 100)
     assert done.steps >= 600 / view.STEP
-    listed = [view.Listed(entry, Match(entry, None, 0), 1)] * 100
+    listed = [view.Found(entry, Match(entry, None, 0), 1)] * 100
     assert len(json.loads(done.all_of(view.rows(listed, 0)))) == 100
     assert done.most <= view.STEP
 

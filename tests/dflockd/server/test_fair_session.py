@@ -126,6 +126,18 @@ async def test_reports_are_made_in_steps_between_the_requests_of_others(server: 
         assert report.count(b'"key"') == 100
 
 
+async def test_long_replies_do_not_pile_up_before_they_are_sent(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "SLICE", 3600.0)
+    monkeypatch.setattr(handling, "AT_ONCE", 3600.0)
+    holder, greedy = connect(server), connect(server, high_water=0)
+    for number in range(100):
+        holder.session.data_received(b"l\n%d-%b\n0\n" % (number, b"x" * 200))
+    greedy.session.data_received(b"stats\n_\n_\n" * 100)
+    assert len(replies(greedy)) == 1
+
+
 async def until_answered(transport: FullTransport, number: int) -> None:
     async with asyncio.timeout(60):
         while len(replies(transport)) < number:  # noqa: ASYNC110

@@ -83,7 +83,7 @@ async def test_the_more_wait_the_less_each_goes_on() -> None:
 async def test_who_could_not_be_served_comes_before_who_goes_on() -> None:
     shared, done = Slices(), list[str]()
 
-    def once(item: str) -> slices.Step:
+    def once(item: str) -> slices.Work:
         def step(_until: float) -> bool:
             done.append(item)
             return False
