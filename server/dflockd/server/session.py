@@ -364,8 +364,8 @@ class Session(asyncio.Protocol):
     def _limit_ahead(self) -> None:
         """See to it that not much piles up behind what is not answered yet.
 
-        Who lets others go first, or has asked for something long, is not read meanwhile. Who has sent
-        too much behind a request that waits has no reason to: that ends the connection.
+        A client that lets others go first, or has asked for something long, is not read meanwhile. A
+        client has no reason to send much behind a request that waits: that ends the connection.
         """
         reader = self._reader
         if self._ended or self._stalled:

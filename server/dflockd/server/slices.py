@@ -1,9 +1,9 @@
 """Who has the event loop, and for how long: each of its turns has one budget of time for all.
 
 What comes in is served as it comes, until the time of the turn is over; the rest of it comes first in
-the next turn. Whoever has had its share and has more to do, and all that takes long, goes on behind
-that, round robin: a little of each in every turn. What somebody only wants to look at has a queue of
-its own, with a rest between its turns, which the locks have for themselves.
+the next turn. A client that has had its share and has more to do goes on behind that, and so does all
+that takes long: round robin, a little of each in every turn. What somebody only wants to look at has a
+queue of its own, with a rest between its turns, which the locks have for themselves.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ _DONE = object()
 def _seen(
     steps: Generator[None, None, T], future: asyncio.Future[T]
 ) -> Generator[None, None, None]:
-    while not future.done():  # else whoever wanted to see it has gone
+    while not future.done():  # else nobody waits for it any more
         try:
             next(steps)
         except StopIteration as end:
