@@ -43,9 +43,6 @@ LAST_WORD = 1.0
 FEW = 16
 """Replies that are not worth asking whether there is time for them."""
 
-AT_ONCE = 0.0001
-"""Seconds for a report that are not worth to let others go first."""
-
 IDLE_LOOK = 0.02
 """Seconds between two looks at all sessions, while draining."""
 
@@ -221,7 +218,7 @@ class Handling:
 
     def _report(self, number: int, request: Find | Inspect | Stats) -> Generator[None, None, Reply]:
         """Return the answer to a connection that wants to look at the table."""
-        until = _now() + AT_ONCE
+        until = _now() + self.slices.at_once
         try:
             steps = self.table.look(request, _now())
             if not isinstance(steps, Search | Listing):

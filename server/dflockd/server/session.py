@@ -12,7 +12,6 @@ from typing import cast
 from dflockd import __version__
 from dflockd.server.admission import Guest
 from dflockd.server.handling import Handling
-from dflockd.server.slices import SLICE
 from dflockd.server.stalls import has_left
 from dflockd.wire import (
     FEATURES,
@@ -116,7 +115,7 @@ class Session(asyncio.Protocol):
             return
         # One request alone: there is nothing to collect, and nobody to let go first.
         out = server.answer(peer, reader, kind, now)
-        if monotonic() - now > SLICE:
+        if monotonic() - now > self._slices.slice:
             self._took_long = True
             self._review()
         if out:
@@ -301,7 +300,7 @@ class Session(asyncio.Protocol):
             return
         if out:
             self._transport.write(out)
-        took_long = monotonic() - began > SLICE
+        took_long = monotonic() - began > self._slices.slice
         if took_long is not self._took_long:
             self._took_long = took_long
             self._review()

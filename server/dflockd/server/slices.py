@@ -27,6 +27,9 @@ LOOK = 0.0004
 REST = 0.001
 """Seconds from one to the next."""
 
+AT_ONCE = 0.0001
+"""Seconds for something to look at that nobody has to wait for."""
+
 Work: TypeAlias = Callable[[float], bool]
 """Does the next part of something, as much as fits until that time, and says if there is more."""
 
@@ -38,16 +41,22 @@ class Slices:
 
     Attributes:
         free_until: what comes in before that need not ask whether there is time.
+        turn: see `TURN`; the others likewise.
     """
 
     def __init__(self) -> None:
         self.free_until = 0.0
+        self.turn = TURN
+        self.slice = SLICE
+        self.look_for = LOOK
+        self.rest = REST
+        self.at_once = AT_ONCE
         self._first: deque[Work] = deque()
         self._behind: deque[Work] = deque()
         self._comes_round = False
         """Whether `_turn` is called in the next turn of the loop."""
         self._looks: deque[Generator[None, None, None]] = deque()
-        self._rest: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     # What comes in.
 
@@ -62,12 +71,12 @@ class Slices:
         if self._comes_round:
             return True
         self._notice()
-        self.free_until = now + TURN
+        self.free_until = now + self.turn
         return False
 
     def share(self) -> float:
         """Return for how many seconds one may go on who has more to do."""
-        return SLICE / (1 + len(self._behind))
+        return self.slice / (1 + len(self._behind))
 
     def wait(self, step: Work) -> None:
         """Have something done in the next turn that there was no time for in this one."""
@@ -82,7 +91,7 @@ class Slices:
     def do(self, step: Work) -> None:
         """Do something that can be much, or come many times at once: now, if there is time."""
         now = monotonic()
-        if self._behind or self.is_over(now) or step(now + SLICE):
+        if self._behind or self.is_over(now) or step(now + self.slice):
             self.go_on(step)
 
     def _notice(self) -> None:
@@ -98,14 +107,14 @@ class Slices:
             self._serve(self._behind, behind)
         finally:
             # One that fails keeps nobody from the next.
-            self.free_until = monotonic() + TURN
+            self.free_until = monotonic() + self.turn
             self._comes_round = False
             if self._first or self._behind:
                 self._notice()
 
     def _serve(self, waiting: deque[Work], number: int) -> None:
         now = monotonic()
-        until = now + SLICE
+        until = now + self.slice
         for _ in range(number):
             step = waiting.popleft()
             if step(now + self.share()):
@@ -119,8 +128,8 @@ class Slices:
     def look(self, steps: Generator[None, None, None]) -> None:
         """Go through something that can be long and changes nothing."""
         self._looks.append(steps)
-        if self._rest is None:
-            self._rest = asyncio.get_running_loop().call_later(0, self._go_on_looking)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(0, self._go_on_looking)
 
     async def seen(self, steps: Generator[None, None, T]) -> T:
         """Return what something comes to that can be long and changes nothing."""
@@ -131,15 +140,15 @@ class Slices:
     def stop(self) -> None:
         """Generator[None, None, None] at nothing more."""
         self._looks.clear()
-        if self._rest is not None:
-            self._rest.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _go_on_looking(self) -> None:
-        self._rest = None
+        self._timer = None
         if not self._looks:
             return
-        self._rest = asyncio.get_running_loop().call_later(REST, self._go_on_looking)
-        until = monotonic() + LOOK
+        self._timer = asyncio.get_running_loop().call_later(self.rest, self._go_on_looking)
+        until = monotonic() + self.look_for
         while self._looks:
             steps = self._looks.popleft()
             if next(steps, _DONE) is not _DONE:

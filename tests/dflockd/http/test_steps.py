@@ -14,7 +14,6 @@ import pytest
 from dflockd.http import app, view
 from dflockd.http.desk import BusyError, Desk
 from dflockd.ranking import SORTS
-from dflockd.server import slices
 from dflockd.table import Entry, Limits, LockTable, TokenIssuer
 from dflockd.table.finding import Match
 from dflockd.wire import Acquire, MapReport, Space, encode_map
@@ -178,9 +177,8 @@ async def test_too_many_searches_are_told_to_come_back(monkeypatch: pytest.Monke
 async def test_a_search_ends_with_the_connection_that_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slices, "LOOK", -1.0)
-    monkeypatch.setattr(slices, "REST", 0.01)
     async with site_here() as here:
+        here.http._server.slices.look_for, here.http._server.slices.rest = -1.0, 0.01
         fill(here.table, 5000)
         steps = 0
         search = view.search
@@ -245,12 +243,10 @@ class OfThousands:
         return encode_map({})
 
 
-async def test_all_shards_are_shown_without_looking_at_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_all_shards_are_shown_without_looking_at_them() -> None:
     async with site_here() as here:
         here.http._cluster = OfThousands()
-        monkeypatch.setattr(slices, "REST", 3600.0)
+        here.http._server.slices.rest = 3600.0
         for _ in range(3):
             assert await here.ask(b"GET /api/shards HTTP/1.1\r\nHost: a\r\n\r\n") == 200
         assert await here.ask(b"GET /api/stats HTTP/1.1\r\nHost: a\r\n\r\n") == 200

@@ -7,9 +7,9 @@ import itertools
 
 import pytest
 
-from dflockd.server import Server, handling, slices
+from dflockd.server import Server, slices
 from dflockd.server.session import READ_AHEAD
-from tests.dflockd.server.session_support import FullTransport, connect, make_server
+from tests.dflockd.server.session_support import FullTransport, connect, give_time, make_server, say
 
 PING = b"ping\n_\n_\n"
 
@@ -20,11 +20,9 @@ async def server() -> Server:
 
 
 @pytest.fixture
-def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_time(server: Server) -> None:
     """Each look at the clock finds that it is too late for more."""
-    monkeypatch.setattr(handling, "AT_ONCE", -1.0)
-    for name in ("TURN", "SLICE", "LOOK"):
-        monkeypatch.setattr(slices, name, -1.0)
+    give_time(server.slices, -1.0)
 
 
 def replies(transport: FullTransport) -> list[bytes]:
@@ -39,9 +37,9 @@ async def until_read(transport: FullTransport) -> None:
 
 
 async def test_others_are_served_between_the_turns_of_a_greedy_one(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server,
 ) -> None:
-    monkeypatch.setattr(slices, "TURN", 3600.0)  # however slow the machine is
+    server.slices.slice = slices.SLICE
     greedy, other = connect(server, 1 << 30), connect(server)
     greedy.session.data_received(PING * 80_000)
     assert not greedy.is_reading
@@ -89,21 +87,34 @@ async def test_those_that_rest_go_on_round_robin(server: Server) -> None:
     assert [len(replies(transport)) for transport in greedy] == [20] * 5
 
 
-async def test_who_comes_while_others_rest_is_served_at_once(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slices, "TURN", 3600.0)  # however slow the machine is
+async def test_a_client_that_comes_while_others_rest_need_not_wait_for_them(server: Server) -> None:
+    server.slices.slice = slices.SLICE
     greedy = [connect(server, 1 << 30) for _ in range(3)]
     for transport in greedy:
         transport.session.data_received(PING * 50_000)
     other = connect(server)
     for number in range(1, 10):
-        await asyncio.sleep(0)
-        assert not any(transport.is_reading for transport in greedy)
-        other.session.data_received(PING)
+        await say(other, PING)
         assert len(replies(other)) == number
+        assert not any(transport.is_reading for transport in greedy)
     for transport in greedy:
         await until_read(transport)
+
+
+async def test_a_client_whose_requests_take_long_waits_behind_those_that_ask_for_little(
+    server: Server,
+) -> None:
+    long, other = connect(server), connect(server)
+    server.slices.slice = -1.0  # whatever it asks for takes too long
+    long.session.data_received(PING)
+    server.slices.slice = 3600.0
+    for transport in (long, other):
+        transport.session.data_received(PING)
+    assert (replies(long), replies(other)) == ([b"ok"], [b"ok"])
+    await asyncio.sleep(0)
+    assert replies(long) == [b"ok"] * 2
+    long.session.data_received(PING)
+    assert replies(long) == [b"ok"] * 3, "that was little"
 
 
 @pytest.mark.usefixtures("no_time")
@@ -127,10 +138,8 @@ async def test_reports_are_made_in_steps_between_the_requests_of_others(server: 
 
 
 async def test_long_replies_do_not_pile_up_before_they_are_sent(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server,
 ) -> None:
-    for module, name in ((slices, "TURN"), (slices, "SLICE"), (handling, "AT_ONCE")):
-        monkeypatch.setattr(module, name, 3600.0)  # however slow the machine is
     holder, greedy = connect(server), connect(server, high_water=0)
     for number in range(100):
         holder.session.data_received(b"l\n%d-%b\n0\n" % (number, b"x" * 200))
@@ -154,10 +163,16 @@ async def test_nothing_more_is_read_behind_a_report(server: Server) -> None:
     await until_answered(transport, 3 + READ_AHEAD)
     assert not transport.closing
     assert transport.is_reading
+    # The last of what is here is a report.
+    transport.session.data_received(b"stats\n_\n_\n" * 3)
+    await until_answered(transport, 6 + READ_AHEAD)
+    await asyncio.sleep(0)
+    assert transport.is_reading
 
 
 async def test_what_comes_between_turns_is_served_in_order(server: Server) -> None:
     # TLS may hand on what it had read before it was told to stop.
+    server.slices.slice = slices.SLICE
     transport = connect(server, 1 << 30)
     transport.session.data_received(PING * 3000 + b"l\nk\n0\n")
     so_far = len(transport.written)
@@ -232,6 +247,7 @@ async def test_a_peer_that_stops_reading_between_turns_goes_on_where_it_was(
 
 
 async def test_the_read_timeout_does_not_run_while_the_server_is_behind(server: Server) -> None:
+    server.slices.slice = slices.SLICE
     transport = connect(server, 1 << 30)
     transport.session.data_received(PING * 3000 + b"pi")
     assert transport.session._frame_timer is None
@@ -252,6 +268,7 @@ async def test_the_end_between_turns_leaves_nothing(server: Server) -> None:
 
 
 async def test_draining_between_turns_answers_first(server: Server) -> None:
+    server.slices.slice = slices.SLICE
     transport = connect(server, 1 << 30)
     transport.session.data_received(PING * 3000)
     server.draining = True
@@ -285,13 +302,13 @@ async def test_many_that_end_at_once_let_others_go_first(server: Server) -> None
 
 
 async def test_who_has_ended_and_still_stands_in_the_queue_is_granted_nothing(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server,
 ) -> None:
     holder, waiter, heir = connect(server), connect(server), connect(server)
     holder.session.data_received(b"l\nk\n0\n")
     waiter.session.data_received(b"stable-ref\nref\n_\nl\nk\n30\n")
     heir.session.data_received(b"l\nk\n30\n")
-    monkeypatch.setattr(slices, "TURN", -1.0)
+    server.slices.turn, server.slices.free_until = -1.0, 0.0
     connect(server).abort()
     waiter.abort()
     # Its turn comes before its end does.

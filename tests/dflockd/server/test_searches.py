@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from dflockd.server import Server, handling, slices
+from dflockd.server import Server
 from dflockd.table import Entry, Limits
 from dflockd.wire import Acquire, Enqueue, Space
 from tests.dflockd.raw_server import RawClient, ServerProcess, StartServer, eventually, granted
@@ -81,12 +81,11 @@ def test_waiters_are_found_with_their_position(server: ServerProcess, alice: Raw
     assert stats(alice)["version"]
 
 
-async def test_who_leaves_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_leaves_is_not_looked_for() -> None:
     """Whoever comes next has their turn, and a search that has begun is not told to somebody else."""
-    monkeypatch.setattr(handling, "AT_ONCE", -1.0)
-    monkeypatch.setattr(slices, "LOOK", -1.0)
-    monkeypatch.setattr(slices, "REST", 0.0)
     server = make_server()
+    server.slices.at_once = server.slices.look_for = -1.0
+    server.slices.rest = 0.0
     fill(server, 200)
     first, second = connect(server), connect(server)
     first.session.data_received(b"find\n_\nkey:1\n")
@@ -99,18 +98,21 @@ async def test_who_leaves_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert not first.written
 
 
-async def test_who_leaves_while_a_search_runs_keeps_what_it_was_told_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("is_answered", [False, True])
+async def test_who_leaves_while_a_search_runs_keeps_what_it_was_told_of(is_answered: bool) -> None:
     """What it waits for is no grant: a lock that it had by waiting is not given back for that."""
-    monkeypatch.setattr(handling, "AT_ONCE", -1.0)
     server = make_server(Limits(orphan_ttl=60, orphan_all=True))
+    server.slices.at_once = -1.0
     holder, heir = connect(server), connect(server)
     holder.session.data_received(b"l\nk\n0\n")
     heir.session.data_received(b"l\nk\n30\n")
     holder.session.data_received(b"r\nk\n%b\n" % holder.written.split()[1])
     assert heir.written.startswith(b"ok ")
     heir.session.data_received(FIND)
+    heir.closing = True  # the transport knows it before it says so
+    if is_answered:
+        while heir.session._looks_on:  # noqa: ASYNC110
+            await asyncio.sleep(0)
     heir.session.connection_lost(None)
     while heir.session.peer.id in server.sessions:  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -122,14 +124,11 @@ async def test_who_leaves_while_a_search_runs_keeps_what_it_was_told_of(
 @pytest.mark.parametrize(
     "asked", [FIND, b"stats\n_\n_\n", b"i\nkey:0\n_\n"], ids=["find", "stats", "inspect"]
 )
-async def test_others_are_served_between_the_steps(
-    monkeypatch: pytest.MonkeyPatch, asked: bytes
-) -> None:
+async def test_others_are_served_between_the_steps(asked: bytes) -> None:
     """However much there is to look through, a turn of the loop has no more than a slice of it."""
-    monkeypatch.setattr(handling, "AT_ONCE", -1.0)
-    monkeypatch.setattr(slices, "LOOK", -1.0)  # one step
-    monkeypatch.setattr(slices, "REST", 0.0)
     server = make_server(Limits(max_locks=10_000))
+    server.slices.at_once = server.slices.look_for = -1.0  # one step
+    server.slices.rest = 0.0
     fill(server, 1000)
     for _ in range(1000):
         queued = Enqueue(Space.LOCK, b"key:0", 1, 60)

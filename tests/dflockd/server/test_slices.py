@@ -9,16 +9,22 @@ from collections.abc import Generator
 import pytest
 
 from dflockd.server import Slices, slices
+from tests.dflockd.server.session_support import give_time
 
 pytestmark = pytest.mark.asyncio
 
 
 @pytest.fixture
-def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at the clock finds that it is too late for more."""
-    for name in ("TURN", "SLICE", "LOOK"):
-        monkeypatch.setattr(slices, name, -1.0)
-    monkeypatch.setattr(slices, "REST", 0.0)
+async def shared() -> Slices:
+    return Slices()
+
+
+@pytest.fixture
+async def short(shared: Slices) -> Slices:
+    """One for which each look at the clock finds that it is too late for more."""
+    give_time(shared, -1.0)
+    shared.rest = 0.0
+    return shared
 
 
 def counting(done: list[int], number: int, rounds: int) -> Generator[None, None, int]:
@@ -28,8 +34,7 @@ def counting(done: list[int], number: int, rounds: int) -> Generator[None, None,
     return number
 
 
-async def test_a_turn_is_over_once_its_time_is_up() -> None:
-    shared = Slices()
+async def test_a_turn_is_over_once_its_time_is_up(shared: Slices) -> None:
     assert not shared.is_over(100.0)
     # It is not known when this turn has begun: so the time is counted from here.
     assert not shared.is_over(100.0 + slices.TURN * 0.9)
@@ -42,28 +47,25 @@ async def test_a_turn_is_over_once_its_time_is_up() -> None:
     assert shared.is_over(now + 2.5 * slices.TURN)
 
 
-@pytest.mark.usefixtures("no_time")
-async def test_steps_are_done_one_by_one_in_turn() -> None:
-    shared, done = Slices(), list[str]()
+async def test_steps_are_done_one_by_one_in_turn(short: Slices) -> None:
+    done = list[str]()
 
     def work(item: str) -> None:
         done.append(item)
 
     for name in "ab":
-        shared.go_on(slices.in_steps([name] * 3, work))
+        short.go_on(slices.in_steps([name] * 3, work))
     for turn in range(1, 7):
         await asyncio.sleep(0)
         assert len(done) == turn
     assert "".join(done) == "ababab"
 
 
-async def test_what_is_little_is_done_at_once_and_in_its_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shared, done = Slices(), list[int]()
+async def test_what_is_little_is_done_at_once_and_in_its_order(shared: Slices) -> None:
+    done = list[int]()
     shared.do(slices.in_steps([1, 2, 3], done.append))
     assert done == [1, 2, 3]
-    monkeypatch.setattr(slices, "SLICE", -1.0)
+    shared.slice = -1.0
     shared.do(slices.in_steps([4, 5], done.append))
     shared.do(slices.in_steps([6], done.append))
     assert done == [1, 2, 3, 4]
@@ -72,16 +74,14 @@ async def test_what_is_little_is_done_at_once_and_in_its_order(
     assert done == [1, 2, 3, 4, 5, 6]
 
 
-async def test_the_more_wait_the_less_each_goes_on() -> None:
-    shared = Slices()
+async def test_the_more_wait_the_less_each_goes_on(shared: Slices) -> None:
     assert shared.share() == slices.SLICE
     shared.go_on(lambda _until: False)
     assert shared.share() == slices.SLICE / 2
 
 
-@pytest.mark.usefixtures("no_time")
-async def test_who_could_not_be_served_comes_before_who_goes_on() -> None:
-    shared, done = Slices(), list[str]()
+async def test_who_could_not_be_served_comes_before_who_goes_on(short: Slices) -> None:
+    done = list[str]()
 
     def once(item: str) -> slices.Work:
         def step(_until: float) -> bool:
@@ -90,15 +90,15 @@ async def test_who_could_not_be_served_comes_before_who_goes_on() -> None:
 
         return step
 
-    shared.go_on(slices.in_steps("abc", done.append))
+    short.go_on(slices.in_steps("abc", done.append))
     for each in "xyz":
-        shared.wait(once(each))
+        short.wait(once(each))
         await asyncio.sleep(0)
     assert "".join(done) == "xaybzc"
 
 
-async def test_a_step_that_fails_keeps_nobody_from_the_next() -> None:
-    shared, done, failed = Slices(), list[int](), list[str]()
+async def test_a_step_that_fails_keeps_nobody_from_the_next(shared: Slices) -> None:
+    done, failed = list[int](), list[str]()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: failed.append(str(context["exception"])))
 
@@ -112,18 +112,16 @@ async def test_a_step_that_fails_keeps_nobody_from_the_next() -> None:
     assert failed == ["broken"]
 
 
-@pytest.mark.usefixtures("no_time")
-async def test_looks_go_on_round_robin_and_return_what_they_come_to() -> None:
-    shared, done = Slices(), list[int]()
-    seen = await asyncio.gather(*(shared.seen(counting(done, each, 3)) for each in range(4)))
+async def test_looks_go_on_round_robin_and_return_what_they_come_to(short: Slices) -> None:
+    done = list[int]()
+    seen = await asyncio.gather(*(short.seen(counting(done, each, 3)) for each in range(4)))
     assert seen == [0, 1, 2, 3]
     assert done == [0, 1, 2, 3] * 3
 
 
-async def test_between_looks_the_loop_does_other_things(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "LOOK", -1.0)
-    monkeypatch.setattr(slices, "REST", 0.02)
-    shared, others, seen = Slices(), 0, list[int]()
+async def test_between_looks_the_loop_does_other_things(shared: Slices) -> None:
+    shared.look_for, shared.rest = -1.0, 0.02
+    others, seen = 0, list[int]()
 
     def look() -> Generator[None, None, None]:
         for _ in range(4):
@@ -139,10 +137,9 @@ async def test_between_looks_the_loop_does_other_things(monkeypatch: pytest.Monk
     assert asyncio.get_running_loop().time() - started >= 0.05
 
 
-@pytest.mark.usefixtures("no_time")
-async def test_nothing_is_looked_at_for_who_has_gone() -> None:
-    shared, done = Slices(), list[int]()
-    tasks = [asyncio.create_task(shared.seen(counting(done, each, 3))) for each in range(3)]
+async def test_nothing_is_looked_at_for_who_has_gone(short: Slices) -> None:
+    done = list[int]()
+    tasks = [asyncio.create_task(short.seen(counting(done, each, 3))) for each in range(3)]
     await asyncio.sleep(0)
     tasks[0].cancel()
     tasks[1].cancel()
@@ -150,19 +147,18 @@ async def test_nothing_is_looked_at_for_who_has_gone() -> None:
     assert done == [2, 2, 2]
 
 
-async def test_what_goes_wrong_is_for_who_asked() -> None:
+async def test_what_goes_wrong_is_for_who_asked(shared: Slices) -> None:
     def broken() -> Generator[None, None, None]:
         yield
         raise ValueError("broken")
 
-    shared = Slices()
     with pytest.raises(ValueError, match="broken"):
         await shared.seen(broken())
     assert await shared.seen(counting([], 7, 2)) == 7
 
 
-async def test_after_the_end_nothing_is_looked_at() -> None:
-    shared, done = Slices(), list[int]()
+async def test_after_the_end_nothing_is_looked_at(shared: Slices) -> None:
+    done = list[int]()
     shared.look(None for _ in counting(done, 1, 1))
     shared.stop()
     await asyncio.sleep(0.01)
