@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 
 import pytest
 
 from dflockd.server import Server, slices
+from dflockd.server.handling import FEW
 from dflockd.server.session import READ_AHEAD
+from dflockd.table import Limits
+from dflockd.table.limits import STEP
+from dflockd.wire import Acquire, Space, Status
 from tests.dflockd.server.session_support import FullTransport, connect, give_time, make_server, say
 
 PING = b"ping\n_\n_\n"
@@ -23,6 +28,13 @@ async def server() -> Server:
 def no_time(server: Server) -> None:
     """Each look at the clock finds that it is too late for more."""
     give_time(server.slices, -1.0)
+
+
+def fill(server: Server, keys: int, now: float | None = None) -> None:
+    peer = server.table.connect()
+    for number in range(keys):
+        request = Acquire(Space.LOCK, b"key:%d" % number, 1, 0, 60)
+        server.table.handle(peer, request, time.monotonic() if now is None else now)
 
 
 def replies(transport: FullTransport) -> list[bytes]:
@@ -101,10 +113,14 @@ async def test_a_client_that_comes_while_others_rest_need_not_wait_for_them(serv
         await until_read(transport)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
 async def test_a_client_whose_requests_take_long_waits_behind_those_that_ask_for_little(
-    server: Server,
+    server: Server, is_first: bool
 ) -> None:
     long, other = connect(server), connect(server)
+    if not is_first:  # whose first line is looked at in another way
+        long.session.data_received(PING)
+        long.written = b""
     server.slices.slice = -1.0  # whatever it asks for takes too long
     long.session.data_received(PING)
     server.slices.slice = 3600.0
@@ -137,6 +153,42 @@ async def test_reports_are_made_in_steps_between_the_requests_of_others(server: 
         assert report.count(b'"key"') == 100
 
 
+@pytest.mark.usefixtures("no_time")
+async def test_a_drain_waits_for_a_report(server: Server) -> None:
+    fill(server, 100)
+    transport = connect(server, 1 << 30)
+    transport.session.data_received(b"stats\n_\n_\n")
+    server.draining = True
+    transport.session.drain()
+    assert not transport.closing
+    await until_answered(transport, 1)
+    assert transport.closing
+
+
+@pytest.mark.usefixtures("no_time")
+async def test_many_replies_are_sent_in_steps(server: Server) -> None:
+    waiting = [connect(server) for _ in range(2 * FEW)]
+    server._dispatch([(each.session.peer.id, Status.TIMEOUT) for each in waiting])
+    for sent in range(1, len(waiting) + 1):
+        assert [len(replies(each)) for each in waiting] == [1] * sent + [0] * (len(waiting) - sent)
+        assert [each.session.owed for each in waiting] == [False] * sent + [True] * (
+            len(waiting) - sent
+        )
+        await asyncio.sleep(0)
+
+
+async def test_what_is_due_takes_effect_in_steps() -> None:
+    server = make_server(Limits(max_locks=10_000))
+    give_time(server.slices, -1.0)
+    fill(server, 4 * STEP, time.monotonic() - 3600)
+    left = [len(server.table)]
+    server._due()
+    while left[-1]:
+        left.append(len(server.table))
+        await asyncio.sleep(0)
+    assert max(before - later for before, later in itertools.pairwise(left)) <= STEP
+
+
 async def test_long_replies_do_not_pile_up_before_they_are_sent(
     server: Server,
 ) -> None:
@@ -156,6 +208,7 @@ async def until_answered(transport: FullTransport, number: int) -> None:
 @pytest.mark.usefixtures("no_time")
 async def test_nothing_more_is_read_behind_a_report(server: Server) -> None:
     """It is the server that takes its time: who asks for much is not sent away for that."""
+    fill(server, 100)
     transport = connect(server, 1 << 30)
     transport.session.data_received(b"stats\n_\n_\n" * 3)
     assert not transport.is_reading

@@ -91,6 +91,10 @@ async def test_who_leaves_is_not_looked_for() -> None:
     first.session.data_received(b"find\n_\nkey:1\n")
     await asyncio.sleep(0)
     first.session.connection_lost(None)
+    async with asyncio.timeout(30):
+        while server.slices._looks:
+            await asyncio.sleep(0)
+            assert first.session.peer.id not in server.sessions
     second.session.data_received(b"find\n_\nkey:19\n")
     for _ in range(2000):
         await asyncio.sleep(0)

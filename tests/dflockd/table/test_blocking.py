@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflockd.server import SparingLog
 from dflockd.server import deadlocks as watching
 from dflockd.table import Limits, LockTable, TokenIssuer
 from dflockd.table.blocking import STEP, Look, in_words
@@ -204,6 +206,7 @@ async def test_a_server_says_it_once(
     waiting, _ = stage.ask("b", "one")
     seen = watching.Deadlocks(stage.table)
     for _ in range(3):
+        server.log = SparingLog(server.loop, logging.getLogger("dflockd.server"))
         for _ in seen.look(server.log):
             pass
     lines = [each.getMessage() for each in caplog.records if "deadlock" in each.getMessage()]
