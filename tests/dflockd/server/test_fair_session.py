@@ -122,15 +122,15 @@ async def test_a_client_whose_requests_take_long_waits_behind_those_that_ask_for
         long.session.data_received(PING)
         long.written = b""
     server.slices.slice = -1.0  # whatever it asks for takes too long
-    long.session.data_received(PING)
+    long.session.data_received(b"w\nk\n0\n")
     server.slices.slice = 3600.0
     for transport in (long, other):
         transport.session.data_received(PING)
-    assert (replies(long), replies(other)) == ([b"ok"], [b"ok"])
+    assert (len(replies(long)), len(replies(other))) == (1, 1)
     await asyncio.sleep(0)
-    assert replies(long) == [b"ok"] * 2
+    assert len(replies(long)) == 2
     long.session.data_received(PING)
-    assert replies(long) == [b"ok"] * 3, "that was little"
+    assert len(replies(long)) == 3, "that was little"
 
 
 @pytest.mark.usefixtures("no_time")
