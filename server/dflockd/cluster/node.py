@@ -52,7 +52,7 @@ MAX_TRANSACTIONS = 4
 """Transactions about shards that are under way at once. A large move is spread out by this, and each
 shard is out of service only while its own transactions are under way."""
 
-QUEUED = (Kind.CONFIRM, Kind.CLAIM, Kind.RELEASE, Kind.CLEAR)
+QUEUED = (Kind.CONFIRM, Kind.READ, Kind.CLAIM, Kind.RELEASE, Kind.CLEAR)
 """What the transactions are for that are made from each of a node's queues."""
 
 LEAVE_TIMEOUT = 3.0
@@ -118,7 +118,7 @@ class Node:
         self.membership = Membership(address, secret, self.view, parameters, self.leases)
         self._tenures = Tenures(address, self.view, self.table)
         self.claims = Claims(self._tenures, self.leases, wall)
-        self.handover = HandOver(self._tenures, parameters)
+        self.handover = HandOver(self._tenures)
         self.leader = Leader(self.view, address, balances=balances)
         self.leaving = False
         self.trouble = ""
@@ -132,6 +132,7 @@ class Node:
         # What remains to do; a shard is in one of them at most.
         self._queues = (
             self.claims.unconfirmed,
+            self.claims.incoming.queue,
             self.claims.queue,
             self.handover.queue,
             self.handover.foreign,
@@ -199,6 +200,8 @@ class Node:
             self._under_way -= 1
             if transaction.kind is Kind.ASSIGN:
                 self.leader.answered(outcome.succeeded if outcome else None, now)
+            elif transaction.kind is Kind.READ:
+                self.claims.incoming.answered(transaction, outcome)
             if outcome is not None and outcome.succeeded:
                 self._succeeded(transaction, outcome, now)
                 worked = True
@@ -467,7 +470,7 @@ class Node:
                     self.handover.queue[shard] = None
         if tenure is None and shard not in self.view.unreadable:
             if self._is_to_come(record):
-                self.claims.queue[shard] = None
+                self.claims.come(shard)
             elif record.current == self.address != record.target:
                 self.handover.foreign[shard] = None
 
@@ -520,6 +523,8 @@ class Node:
             transaction = handover.clear(condition, now)
             self._later(transaction.shards, now)  # not again before this one has ended
             self._send_about_shards(transaction)
+        while claims.incoming.queue and self._may_send(Kind.READ, now):
+            self._send_about_shards(claims.incoming.due(now))
         while claims.queue and self._may_send(Kind.CLAIM, now):
             self._send_about_shards(claims.due(condition, now))
         while handover.queue and self._may_send(Kind.RELEASE, now) and handover.may_go_on(now):
@@ -539,6 +544,10 @@ class Node:
                     self.claims.confirmed(tenure, now)
                 self._look_at(shard, now)
                 continue
+            if tenure.unwritten and transaction.kind is Kind.RELEASE:
+                tenure.unwritten -= 1
+                self._look_at(shard, now)
+                continue
             put = Record(format_shard_value(tenure.record).encode(), outcome.revision)
             if self.view.see_shard(shard, put, outcome.revision):
                 self.leases.claimed(shard, self.view.epochs[shard], now)
@@ -550,8 +559,10 @@ class Node:
             self._look_at(shard, now)
         if not transaction.tenures:
             for put_ in transaction.operations:
-                assert isinstance(put_, Put)
-                self._see(put_.key, Record(put_.value, outcome.revision), outcome.revision, now)
+                if isinstance(put_, Put):
+                    self._see(put_.key, Record(put_.value, outcome.revision), outcome.revision, now)
+            for shard in transaction.shards:
+                self._look_at(shard, now)
 
     def _failed(self, transaction: Transaction, outcome: Outcome | None, now: float) -> bool:
         """Look at it as it is now. Something was not as expected, or nobody knows what was done.

@@ -75,6 +75,10 @@ class View:
         """Whether that has all that is known."""
         self._next_report = -math.inf
 
+    def handed_over(self, shard: int, part: int) -> str:
+        """Return the key of a part of what is handed over with a shard."""
+        return self.key(HANDED_OVER, f"{shard}/{part}" if part else shard)
+
     def see(self, key: str, record: Record | None, revision: int) -> int | str | None:
         """Take in what a key was at a revision; return the shard or folder if that is news."""
         folder, _, name = key.removeprefix(self.prefix).partition("/")
@@ -211,7 +215,7 @@ class View:
 def _parse(value: bytes) -> tuple[ShardRecord, int]:
     """Return a record and its epoch. Thousands of shards have one value, and change it at a time."""
     record = parse_shard_value(value)
-    epoch = record.epoch
-    if max(epoch, record.clean or 0, record.kept or 0) > MAX_EPOCH:
+    epoch, _ = record.epoch, record.parts
+    if max(epoch, record.clean or 0) > MAX_EPOCH:
         raise BadShardValueError(f"epoch {epoch} is over {MAX_EPOCH}")
     return record, epoch

@@ -22,6 +22,7 @@ from tests.dflockd.cluster.schedules import (
     run_by,
     run_chains,
     run_hangs,
+    run_parts,
     run_replaces,
     run_stops,
 )
@@ -136,6 +137,11 @@ SPECIAL: dict[str, tuple[Rules, range, dict[str, float]]] = {
         TOGETHER,
         range(4, 7),
         {"snapshots": 0.25, "superseded": 10, "begun": 10},
+    ),
+    "what is handed over goes in parts": (
+        Rules(parts=True),
+        range(3),
+        {"snapshots": 0.3, "read done": 0.5, "grants": 10},
     ),
     "take-overs come in chains": (
         Rules(chains=True),
@@ -255,6 +261,13 @@ def test_thousands_of_schedules_in_which_the_store_is_full_wiped_or_restored() -
     counts = soak(run_replaces, 4_000_000)
     assert counts["wipes"] > SOAK / 5
     assert counts["restores"] > SOAK / 20
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_thousands_of_schedules_with_parts() -> None:
+    counts = soak(run_parts, 3_500_000)
+    assert counts["read done"] > SOAK / 2
 
 
 @pytest.mark.soak

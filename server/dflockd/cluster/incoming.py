@@ -1,0 +1,67 @@
+"""What is handed over in several parts: it is read before the shard is claimed.
+
+Until the claim nothing is lost if this server ends, and any other can read the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dflockd.cluster.tenures import Tenures
+from dflockd.cluster.transactions import Kind, Transaction
+from dflockd.shards import Get, Outcome, Record
+
+
+class Incoming:
+    """Reads all parts but the first, which comes with the answer to the claim.
+
+    Attributes:
+        queue: shards of which a part is to be read.
+    """
+
+    def __init__(self, tenures: Tenures) -> None:
+        self.queue: dict[int, None] = {}
+        self._tenures = tenures
+        self._view = tenures.view
+        self._parts: dict[int, tuple[int, list[Record | None]]] = {}
+        """By shard: of which epoch they are, and those that are here; ``None`` was deleted by hand."""
+        self._reading: set[int] = set()
+
+    def is_whole(self, shard: int) -> bool:
+        """Whether nothing is left to be read; if something is, have it read."""
+        record = self._view.records[shard]
+        epoch, here = self._parts.get(shard, (0, ()))
+        if len(here) >= record.parts - 1 and (epoch == record.epoch or record.parts <= 1):
+            return True
+        if shard not in self._reading:  # else there is another look when that has ended
+            self.queue[shard] = None
+        return False
+
+    def due(self, now: float) -> Transaction:
+        """Read a part.
+
+        It is of this hand-over if the record is the same at the claim: nobody writes parts of a shard
+        but who has it.
+        """
+        for other in list(self._parts):
+            if self._view.records[other].current not in ("", self._tenures.address):
+                del self._parts[other]  # somebody else has taken it over
+        shard = next(iter(self.queue))
+        del self.queue[shard]
+        self._reading.add(shard)
+        epoch = self._view.records[shard].epoch
+        if self._parts.get(shard, (0, ()))[0] != epoch:
+            self._parts[shard] = epoch, []
+        get = Get(self._view.handed_over(shard, len(self._parts[shard][1]) + 1))
+        return Transaction(Kind.READ, now, (), [get], shards=[shard])
+
+    def answered(self, transaction: Transaction, outcome: Outcome | None) -> None:
+        """Take in how the transaction ended."""
+        (shard,), (get,) = transaction.shards, transaction.operations
+        self._reading.discard(shard)
+        if outcome is not None and outcome.succeeded and shard in self._parts:
+            self._parts[shard][1].append(outcome.records.get(get.key))
+
+    def take(self, shard: int) -> Sequence[Record | None]:
+        """Return the parts that were read, and forget them."""
+        return self._parts.pop(shard, (0, ()))[1]
