@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn, TypeAlias
 
 from dflockd.errors import InvalidArgumentError, RemoteError
@@ -222,12 +222,14 @@ async def _rebalance(cluster: Cluster, parsed: argparse.Namespace) -> None:
     started = time.monotonic()
     if not await cluster.get_candidates():
         raise CommandError("no server is alive that shards could be moved to")
+    await _refuse_recovering(cluster, range(NUM_SHARDS))
     moved = await cluster.rebalance_shard_mapping(threshold=parsed.threshold)
     await _moved(cluster, moved, started)
 
 
 async def _move(cluster: Cluster, parsed: argparse.Namespace) -> None:
     started = time.monotonic()
+    await _refuse_recovering(cluster, parsed.shards)
     moved = await cluster.move_shards(parsed.shards, parsed.to)
     await _moved(cluster, moved, started)
 
@@ -248,14 +250,27 @@ async def _pin(cluster: Cluster, parsed: argparse.Namespace) -> None:
     print(f"{len(mapping.unsaved)} shards {parsed.name}ned{left}")
 
 
+async def _refuse_recovering(cluster: Cluster, shards: Iterable[int]) -> None:
+    """Refuse to move what cannot be handed over."""
+    mapping, now = await cluster.mapper.load_shard_mapping(), time.time()
+    if recovering := {shard for shard in shards if mapping[shard].recovers > now}:
+        left = max(mapping[shard].recovers for shard in recovering) - now
+        raise CommandError(
+            f"{len(recovering)} of these shards recover for up to {math.ceil(left)} s, the first of "
+            f"them {min(recovering)}: moved before that, their next server would wait for holders anew"
+        )
+
+
 async def _moved(cluster: Cluster, moved: int, started: float) -> None:
-    """Wait until every shard is where it should be."""
+    """Wait until every shard is where it should be, and say how they got there."""
     while time.monotonic() < started + MOVE_TIMEOUT:
         nodes = set(await cluster.get_nodes())
         mapping = await cluster.mapper.load_shard_mapping()
         left = sum(r.current != r.target and r.target in nodes for r in mapping.records)
         if not left:
-            print(f"{moved} shards moved in {time.monotonic() - started:.1f} s")
+            recovering = sum(record.recovers > time.time() for record in mapping.records)
+            note = f"; {recovering} recover: they were not handed over" if recovering else ""
+            print(f"{moved} shards moved in {time.monotonic() - started:.1f} s{note}")
             return
         await asyncio.sleep(POLL)
     raise CommandError(

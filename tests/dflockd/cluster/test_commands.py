@@ -220,6 +220,19 @@ async def test_rebalance_waits_until_the_servers_have_moved_them(
     assert (await output(etcd, servers, "rebalance")).startswith("0 shards moved in ")
 
 
+async def test_what_recovers_is_not_moved(etcd: Etcd, servers: Servers, store: Store) -> None:
+    value = f"{NODES[0]},{NODES[0]},f=e:2,f=recovers:{int(time.time()) + 3600}"
+    await store.txn([], [Put(f"{servers.prefix}/shard/4", value.encode())])
+    before = await servers.mapping()
+    for arguments in (["rebalance"], ["move", "0-9", "--to", NODES[2]]):
+        done = await command(etcd, servers, *arguments)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "1 of these shards recover for up to 3" in done.stderr
+        assert "the first of them 4: moved before that, their next server would" in done.stderr
+    assert await servers.mapping() == before
+    assert (await output(etcd, servers, "move", "0-3", "--to", NODES[2])).startswith("4 shards")
+
+
 async def test_pinned_shards_stay_unless_they_are_moved_by_name(
     etcd: Etcd, servers: Servers
 ) -> None:

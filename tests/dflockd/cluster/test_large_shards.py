@@ -109,7 +109,7 @@ def test_a_hundred_thousand_reservations(large: Large) -> None:
     cluster, number = large.cluster, 100_000
     token = cluster.take("a:1")
     tickets = []
-    for n in range(number):
+    for _ in range(number):
         peer = large.table.connect()
         asked = Enqueue(Space.LOCK, KEY, 1, 4)
         assert cluster.ask("a:1", asked, peer) is Status.QUEUED
