@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dflockd.address import Address
+from dflockd.shards.errors import network_problem
 from dflockd.table import Identity
 from dflockd.wire import Identify, UnexpectedReplyError, encode_request, parse_report
 from dflockd.wire.messages import Report
@@ -115,10 +116,8 @@ class FrontDoor:
             self.problem = f"no answer within {TIMEOUT:g} s"
         except NotReachedError as exc:
             self.problem = str(exc)
-        except ssl.SSLError as exc:
-            self.problem = f"TLS fails: {exc.reason or exc}"
         except OSError as exc:
-            self.problem = _what(exc)
+            self.problem = network_problem(exc)
         except UnicodeError:
             self.problem = "its name cannot be resolved"
         else:
@@ -199,12 +198,3 @@ def _certificate(path: str) -> bytes | None:
         return ssl.PEM_cert_to_DER_cert(text)
     except (OSError, ValueError):
         return None
-
-
-def _what(exc: OSError) -> str:
-    """Say in a few words what came of a connection."""
-    if isinstance(exc, ConnectionRefusedError):
-        return "the connection is refused"
-    if isinstance(exc, ConnectionResetError):
-        return "the connection is reset"
-    return exc.strerror or str(exc)

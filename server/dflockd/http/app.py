@@ -6,8 +6,8 @@ import contextlib
 import ssl
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
@@ -50,6 +50,8 @@ class HttpOptions:
     tls: ssl.SSLContext | None = None
     max_connections: int = 100
     """Idle ones make room for others, so that this bounds nothing but open files."""
+    certificates: Mapping[str, str] = field(default_factory=dict)
+    """Files with certificates, by names of settings: until when they are good is a metric."""
 
 
 class HttpServer:
@@ -85,17 +87,27 @@ class HttpServer:
             OSError: the address cannot be bound; nothing is listening then.
         """
         self._started = time.monotonic()
-        loop, secret = self._server.loop, self._server.options.auth_secret
+        loop, secret_size = self._server.loop, self._server.options.secret_size
         self._lag = LoopLag(loop)
         self._pace = Pace(loop)
         self._searches = Desk(MAX_SEARCHES)
         self._log = SparingLog(loop, logger)
         self._exposition = Exposition(
-            ServerCollector(self._server, self._probes, self._lag, self._journal, self._cluster),
+            ServerCollector(
+                self._server,
+                self._probes,
+                self._lag,
+                self._journal,
+                self._cluster,
+                self._options.certificates,
+            ),
             self._pace,
         )
         app = web.Application(
-            middlewares=[self._accompany, guard(secret, self._options.host, self._log)]
+            middlewares=[
+                self._accompany,
+                guard(self._server.options.secret, self._options.host, self._log),
+            ]
         )
         app.on_response_prepare.append(add_headers)
         app.add_routes(self._routes())
@@ -107,7 +119,7 @@ class HttpServer:
             handler_cancellation=True,
             # The gates have looked at these, and see to it that connections end.
             max_line_size=2 * MAX_HEAD,
-            max_field_size=MAX_HEAD + len(secret or b"") * 4 // 3,
+            max_field_size=MAX_HEAD + secret_size * 4 // 3,
             shutdown_timeout=1,
         )
         await self._runner.setup()
@@ -117,7 +129,7 @@ class HttpServer:
             self._runner.server,
             HEADERS,
             most=self._options.max_connections,
-            secret=len(secret or b""),
+            secret=secret_size,
         )
         self._listener: Listener | None = None
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import platform
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -23,9 +23,10 @@ from prometheus_client.registry import Collector
 
 from dflockd import __version__, compiled
 from dflockd.cluster.tenures import Stage
+from dflockd.files import not_after
 from dflockd.http.health import Cluster, Probe, look
 from dflockd.http.pace import Pace
-from dflockd.server import Server, TlsContext
+from dflockd.server import Server
 from dflockd.storage import SEGMENT, Journal
 from dflockd.table import Histogram
 
@@ -71,12 +72,14 @@ class ServerCollector(Collector):
         lag: LoopLag,
         journal: Journal | None,
         cluster: Cluster | None,
+        certificates: Mapping[str, str],
     ) -> None:
         self._server = server
         self._probes = probes
         self._lag = lag
         self._journal = journal
         self._cluster = cluster
+        self._certificates = certificates
 
     def describe(self) -> Iterable[Metric]:
         """Say nothing: to register a collector is no reason to collect."""
@@ -249,18 +252,23 @@ class ServerCollector(Collector):
         yield _counter(
             "dflockd_auth_failures", "Clients without the right auth token.", server.unauthorized
         )
-        tls = server.options.tls
-        if isinstance(tls, TlsContext):
-            yield _gauge(
-                "dflockd_tls_certificate_expiry_timestamp_seconds",
-                "Time at which the certificate of --tls-cert expires, in Unix time.",
-                tls.current.expires_at,
-            )
+        if self._certificates:
+            yield self._expiry()
         yield _histogram(
             "dflockd_event_loop_lag_seconds",
             "How late the event loop runs what is due.",
             self._lag.seen,
         )
+
+    def _expiry(self) -> Metric:
+        expiry = GaugeMetricFamily(
+            "dflockd_certificate_expiry_timestamp_seconds",
+            "Time at which a certificate in the file of this setting expires first, in Unix time.",
+            labels=["setting"],
+        )
+        for setting, path in self._certificates.items():
+            expiry.add_metric([setting], not_after(path))
+        return expiry
 
     def _disk(self, journal: Journal) -> Iterator[Metric]:
         size = journal.segments * SEGMENT

@@ -70,7 +70,7 @@ def test_every_metric_is_documented_and_no_other(start_site: StartSite, tmp_path
     }
     in_a_cluster = {f"dflockd_shards{end}" for end in ("", "_recovering", "_unserved")}
     in_a_cluster |= {"dflockd_store_bytes", "dflockd_store_used_bytes"}
-    with_tls = {"dflockd_tls_certificate_expiry_timestamp_seconds"}
+    with_tls = {"dflockd_certificate_expiry_timestamp_seconds"}
     rows = re.findall(r"^\| `(dflockd_\w+)[`{]", PAGE.read_text(), re.MULTILINE)
     assert len(rows) == len(set(rows))
     assert set(rows) == made | in_a_cluster | with_tls
