@@ -93,7 +93,9 @@ def test_no_setting_is_left_out() -> None:
     assert with_files == {*EXCHANGES, *ELSEWHERE}
 
 
-@pytest.mark.parametrize("exchange", dict.fromkeys(EXCHANGES.values()), ids=lambda case: case.__name__)
+@pytest.mark.parametrize(
+    "exchange", dict.fromkeys(EXCHANGES.values()), ids=lambda case: case.__name__
+)
 def test_it_is_read_for_each_new_connection(
     start_server: StartServer,
     tmp_path: Path,

@@ -39,7 +39,7 @@ class Authority:
         self._run(f"req -x509 {_NEW} -days 2 -subj /CN={name} {files}")
 
     def sign(self, name: str, seconds: float = 3600) -> None:
-        """Make ``<name>.pem`` and ``<name>.key``, for so long; they take the place of others at once."""
+        """Make ``<name>.pem`` and ``<name>.key``, for so long, in the place of others."""
         extension = "-addext subjectAltName=IP:127.0.0.1"
         self._run(f"req {_NEW} -subj /CN={name} {extension} -keyout new.key -out new.csr")
         until = datetime.now(UTC) + timedelta(seconds=seconds)

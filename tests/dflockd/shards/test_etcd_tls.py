@@ -36,7 +36,9 @@ class TlsEtcd(Etcd):
 def trust(authority: Authority) -> None:
     """Have etcd shown to be what it is by this authority, and its clients as well."""
     authority.sign("etcd")
-    Path(authority.path("etcd.ca")).write_text(Path(authority.path(f"{authority.name}.pem")).read_text())
+    Path(authority.path("etcd.ca")).write_text(
+        Path(authority.path(f"{authority.name}.pem")).read_text()
+    )
 
 
 @pytest.fixture
@@ -88,8 +90,12 @@ async def test_neither_side_talks_to_strangers_and_it_says_why(
         await asyncio.gather(
             is_not_reached(tls(authority, "other"), "its certificate is not accepted: .*issuer"),
             is_not_reached(tls(authority, cert=None), "it (asks for a|does not accept what)"),
-            is_not_reached(tls(authority, cert="stranger"), "it does not accept what this side shows"),
-            is_not_reached(tls(authority, cert="late"), "the certificate in .*late.pem has expired"),
+            is_not_reached(
+                tls(authority, cert="stranger"), "it does not accept what this side shows"
+            ),
+            is_not_reached(
+                tls(authority, cert="late"), "the certificate in .*late.pem has expired"
+            ),
             is_not_reached(tls(authority)._replace(key=authority.path("ca.key")), ".* do not load"),
             is_not_reached(None, "it does not answer"),
         )
