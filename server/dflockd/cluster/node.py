@@ -43,6 +43,7 @@ from dflockd.shards import (
     format_shard_value,
     get_shard_id,
 )
+from dflockd.shards.conditions import count_conditions
 from dflockd.shards.keys import FLOORS
 from dflockd.shards.store import Operation, Size
 from dflockd.table import Effect, Limits, ShardTable, TokenIssuer
@@ -111,6 +112,7 @@ class Node:
     ) -> None:
         self.address = address
         self.parameters = parameters
+        self._wall = wall
         self._issuer = TokenIssuer(secret, 0)
         self.table = ShardTable(limits, self._issuer, self, stretch=parameters.stretch)
         self.view = View(prefix, parameters.num_shards)
@@ -332,6 +334,12 @@ class Node:
             if not is_served:
                 found[shard] = self.view.revisions[shard]
         return found
+
+    def conditions(self) -> dict[str, int]:
+        """Return how it stands with all shards of the cluster: how many are in which condition."""
+        now = self._wall() / 1e9
+        counts = count_conditions(self.view.records, self.view.nodes, now)
+        return {condition.value: number for condition, number in counts.items()}
 
     # What the table asks; see `dflockd.table.Directory`.
 

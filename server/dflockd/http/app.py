@@ -222,7 +222,11 @@ class HttpServer:
 
     async def _readiness(self, _request: web.Request) -> web.Response:
         ready, checks = look(self._probes)
-        body = {"ready": ready, "checks": [check._asdict() for check in checks]}
+        body = {
+            "ready": ready,
+            "status": self._server.table.status(time.monotonic()),
+            "checks": [check._asdict() for check in checks],
+        }
         return web.json_response(body, status=200 if ready else 503)
 
     # Numbers.
@@ -246,6 +250,7 @@ class HttpServer:
                 "uptime_s": round(time.monotonic() - self._started, 3),
                 "addresses": server.addresses,
                 "ready": ready,
+                "status": table.status(time.monotonic()),
                 "checks": [check._asdict() for check in checks],
                 "keys": len(table),
                 "max_keys": table.limits.max_locks,

@@ -37,6 +37,9 @@ PROCESS_INTERVAL = 1.0
 """Seconds from one look at the process to the next: its thread and the event loop get in each
 other's way."""
 
+STATUSES = ("serving", "recovering", "cut off", "closed")
+"""See `LockTable.status`."""
+
 LAGS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 """Bounds for that lag, in seconds."""
 
@@ -139,7 +142,14 @@ class ServerCollector(Collector):
             blocking.oldest(time.monotonic()),
         )
         ready, checks = look(self._probes)
-        yield _gauge("dflockd_ready", "1 while locks are granted, as /readyz says.", int(ready))
+        yield _gauge("dflockd_ready", "1 while /readyz says so.", int(ready))
+        status = GaugeMetricFamily(
+            "dflockd_status", "1 for the status that the server has.", labels=["status"]
+        )
+        now = self._server.table.status(time.monotonic())
+        for word in STATUSES:
+            status.add_metric([word], int(word == now))
+        yield status
         family = GaugeMetricFamily(
             "dflockd_check", "1 while this condition of /readyz holds.", labels=["check"]
         )
@@ -293,6 +303,14 @@ class ServerCollector(Collector):
         for stage in Stage:
             family.add_metric([stage.value], counts.get(stage.value, 0))
         yield family
+        conditions = GaugeMetricFamily(
+            "dflockd_cluster_shards",
+            "Shards of the whole cluster, by their conditions, as this server knows.",
+            labels=["condition"],
+        )
+        for condition, number in cluster.conditions().items():
+            conditions.add_metric([condition], number)
+        yield conditions
         yield _gauge(
             "dflockd_shards_unserved",
             "Shards assigned to this server that no server serves.",
