@@ -24,7 +24,7 @@ from dflockd.shards import (
     get_shard_id,
 )
 from dflockd.shards.conditions import Condition, condition_of, count_conditions
-from dflockd.shards.keys import Keys
+from dflockd.shards.keys import SERVERS_MARK, Keys
 from dflockd.shards.liveness import Roster
 from dflockd.wire import key_problem
 
@@ -122,8 +122,9 @@ async def run(store: Store, prefix: str, parsed: argparse.Namespace) -> None:
         CommandError: it was not done, or not all of it.
     """
     try:
-        await _check_founded(store, prefix)
-        await parsed.command(Cluster(store, "dflockd-cluster-command", prefix=prefix), parsed)
+        parsed.closed = await _check_founded(store, prefix)
+        cluster = Cluster(store, "dflockd-cluster-command", prefix=prefix, mark=SERVERS_MARK)
+        await parsed.command(cluster, parsed)
     except ShardConflictError as exc:
         raise CommandError(
             f"{len(exc.shards)} shards were changed by somebody else meanwhile: run it again"
@@ -134,13 +135,16 @@ async def run(store: Store, prefix: str, parsed: argparse.Namespace) -> None:
         await store.close()
 
 
-async def _check_founded(store: Store, prefix: str) -> None:
-    meta = Keys(prefix).meta
-    if not (await store.txn([], [Get(meta)])).records:
+async def _check_founded(store: Store, prefix: str) -> str:
+    """Return who says that etcd was wiped or restored, if somebody does."""
+    meta, closed = Keys(prefix).meta, Keys(prefix).closed
+    found = (await store.txn([], [Get(meta), Get(closed)])).records
+    if meta not in found:
         raise CommandError(
             f"--cluster-prefix {prefix}: there is no cluster, for {meta} is not in etcd: no server "
             "was started with that prefix, or --cluster is another etcd"
         )
+    return found[closed].value.decode(errors="replace") if closed in found else ""
 
 
 async def _status(cluster: Cluster, parsed: argparse.Namespace) -> None:
@@ -151,6 +155,11 @@ async def _status(cluster: Cluster, parsed: argparse.Namespace) -> None:
         return
     for line in (*_table(mapping, roster, now), *_summary(mapping, roster, now)):
         print(line)
+    if parsed.closed:
+        print(
+            f"etcd was wiped, or restored from a backup, says {parsed.closed}: servers that were there "
+            "before end, and others open no shard yet of which nothing is known"
+        )
 
 
 def _table(mapping: ShardMapping, roster: Roster, now: float) -> Iterator[str]:
@@ -193,7 +202,7 @@ def _summary(mapping: ShardMapping, roster: Roster, now: float) -> Iterator[str]
     if not roster.nodes:
         yield "no server is alive: locks are neither granted nor renewed"
     for name in sorted(roster.strangers):
-        yield f"the entry of {name} has no lease, so that no server has written it: delete it"
+        yield f"the entry of {name} was not written by a server, and is ignored: delete it"
 
 
 def _document(mapping: ShardMapping, roster: Roster, now: float) -> Mapping[str, object]:

@@ -13,6 +13,7 @@ from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.transactions import Kind, Transaction
 from dflockd.cluster.view import LEAVING, NODES, View
 from dflockd.shards import Outcome, Put, RevisionIs, ValueIs
+from dflockd.shards.keys import SERVERS_MARK
 from dflockd.shards.store import NO_LEASE
 
 logger = logging.getLogger("dflockd.cluster")
@@ -86,7 +87,7 @@ class Membership:
 
     def enlist(self, incarnation: str, lease: int, now: float) -> None:
         """Begin a life: by a name that was never used, and with a new lease of the store."""
-        self.condition = ValueIs(self.key, incarnation.encode())
+        self.condition = ValueIs(self.key, f"{SERVERS_MARK}{incarnation}".encode())
         self.lease = lease
         self.wants_lease = False
         self._next_beat = now
@@ -149,10 +150,11 @@ class Membership:
             self._next_beat = now
         else:
             # An earlier process's, until its lease ends; or somebody else advertises this address.
-            if there.lease == NO_LEASE and not self._is_taken:
+            is_servers = there.lease != NO_LEASE and there.value.startswith(SERVERS_MARK.encode())
+            if not (is_servers or self._is_taken):
                 logger.error(
-                    "%s was not written by a server: it has no lease and would stay forever, and "
-                    "this server cannot join; delete it: etcdctl del %s",
+                    "%s was not written by a server, and this server cannot join while it is there; "
+                    "delete it: etcdctl del %s",
                     *(self.key, self.key),
                 )
             elif not self._is_taken:

@@ -15,7 +15,7 @@ from dflockd.shards import (
     ShardRecord,
     parse_shard_value,
 )
-from dflockd.shards.keys import FLOORS, FOLDERS, Keys
+from dflockd.shards.keys import FLOORS, FOLDERS, SERVERS_MARK, Keys
 from dflockd.shards.liveness import Roster, is_name
 from dflockd.wire import MapReport, Moved, Recovering, Refusal, encode_map
 
@@ -63,7 +63,7 @@ class View:
         self.epochs = [0] * num_shards
         self.revisions = [0] * num_shards
         self.unreadable: set[int] = set()
-        self.roster = Roster()
+        self.roster = Roster(SERVERS_MARK)
         self.nodes = self.roster.nodes
         self.floor = 0
         self._lost_at = 0
@@ -100,8 +100,7 @@ class View:
         self._is_reported = False
         if name in self.roster.strangers:
             logger.warning(
-                "%s was not written by a server: it has no lease and would stay forever; "
-                "delete it: etcdctl del %s",
+                "%s was not written by a server, and is ignored; delete it: etcdctl del %s",
                 *(key, key),
             )
         return folder

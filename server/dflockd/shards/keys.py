@@ -7,6 +7,9 @@ from dflockd.errors import InvalidArgumentError
 SERVERS_PREFIX = "/dflockd"
 """Where the lock servers keep their cluster, unless they are told otherwise."""
 
+SERVERS_MARK = "dflockd/"
+"""What the entry of a lock server begins with."""
+
 PREFIX = "/dflockd-shards"
 """Where this library keeps a mapping of yours: never by default among the lock servers."""
 
