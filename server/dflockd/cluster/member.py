@@ -41,6 +41,9 @@ CLOSING_PAUSE = 3.0
 MEASURE_PAUSE = 30.0
 """Seconds, about, from one look at how full the store is to the next."""
 
+END_TIMEOUT = 1.0
+"""Seconds in which the store is to take note that this server ends; half of it to be closed."""
+
 SIGNS_OF_LIFE = (Kind.ENLIST.value, Kind.HEARTBEAT.value)
 
 logger = logging.getLogger("dflockd.cluster")
@@ -152,11 +155,14 @@ class Member:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if node.membership.lease:
-            # Without this the others would find out once it has ended.
-            with contextlib.suppress(StoreError):
-                await self._store.revoke_lease(node.membership.lease)
-        await self._store.close()
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(END_TIMEOUT):
+                if node.membership.lease and node.membership.in_touch:
+                    # Without this the others would find out once it has ended.
+                    await self._store.revoke_lease(node.membership.lease)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_TIMEOUT / 2):
+                await self._store.close()
         return has_left
 
     # Inputs of the node.

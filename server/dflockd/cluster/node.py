@@ -39,6 +39,7 @@ from dflockd.shards import (
     Outcome,
     Put,
     Record,
+    RevisionIs,
     ShardRecord,
     format_shard_value,
     get_shard_id,
@@ -362,7 +363,7 @@ class Node:
         if news is News.GONE:
             self._gone()
         elif news is News.REPLACED:
-            self.replaced(f"{self.view.secret} is not the one that it was", now)
+            self.replaced(self.membership.reason, now)
         elif news is not News.NOTHING:
             self._sends_away = True
             self._tenures.effects.extend(self.table.serve_until(self.leases.until, now))
@@ -591,6 +592,9 @@ class Node:
             for compare in transaction.compares:
                 record = outcome.records.get(compare.key)
                 revision = record.revision if record is not None else outcome.revision
+                if isinstance(compare, RevisionIs) and record and revision < compare.revision:
+                    self.replaced(f"{compare.key} is older than it was", now)
+                    return True
                 if compare is not mine:
                     self._hear(compare.key, now)
                 has_learned |= self._see(compare.key, record, revision, now)

@@ -159,7 +159,9 @@ class EtcdStore:
                     if response.canceled:
                         raise _watch_ended(member, response)
                     if response.events:
-                        yield [messages.to_event(event) for event in response.events]
+                        events = [messages.to_event(event) for event in response.events]
+                        self._continuity.told(events[-1].revision)
+                        yield events
         except (rpc.AioRpcError, asyncio.InvalidStateError) as exc:
             raise failure(member, exc) from exc
         finally:
