@@ -101,7 +101,7 @@ def packed(document: object) -> bytes:
     return zlib.compress(json.dumps(document).encode())
 
 
-HOLD = [0, "a", 1, 7, 4, 0, "", 0, "", 0, 0, 0, ""]
+HOLD = [0, "a", 1, 7, 4, 0, 0, "", False, "", 0, 0, False, ""]
 WAITER = [0, "a", 1, "t", 4, 0, "", None, "", 0, 0, None]
 
 
