@@ -82,10 +82,10 @@ class View:
     def see(self, key: str, record: Record | None, revision: int) -> int | str | None:
         """Take in what a key was at a revision; return the shard or folder if that is news."""
         folder, _, name = key.removeprefix(self.prefix).partition("/")
-        if folder == SHARDS and name.isascii() and name.isdigit() and len(name) < 10:
-            shard = int(name)
-            is_one = shard < len(self.records) and str(shard) == name
-            return shard if is_one and self.see_shard(shard, record, revision) else None
+        if folder == SHARDS:
+            shard = self._keys.shard(name, len(self.records))
+            is_news = shard is not None and self.see_shard(shard, record, revision)
+            return shard if is_news else None
         if folder == FLOORS and record is not None and record.value.isdigit():
             self.floor = max(self.floor, min(int(record.value[:9]), MAX_EPOCH - FLOOR_MARGIN))
         if folder not in (NODES, LEAVING) or not is_name(name):

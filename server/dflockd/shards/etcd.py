@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from dflockd.errors import InvalidArgumentError
 from dflockd.shards import etcd_messages as messages
@@ -55,13 +55,6 @@ SIGN_IN_PAUSE = 0.5
 core, whatever it says, and every call that has no token makes one."""
 
 _Send: TypeAlias = Callable[[Endpoint, float], Awaitable[Any]]
-
-
-class _TurnedAway(NamedTuple):
-    """What was said to the last attempt to sign in, and until when there is no other one."""
-
-    error: rpc.AioRpcError
-    until: float
 
 
 class EtcdStore:
@@ -111,18 +104,14 @@ class EtcdStore:
         self._user = user
         self._metadata: tuple[tuple[str, str], ...] = ()
         """What goes with every call: the token, once there is one."""
-        self._turned_away: _TurnedAway | None = None
+        self._turned_away: tuple[rpc.AioRpcError, float] | None = None
+        """What was said to the last attempt to sign in, and until when there is no other one."""
 
     async def get_prefix(self, prefix: str) -> Loaded:
         """See `Store`. While an endpoint is silent for its share of the time, the next is asked too."""
         key, end = messages.key_range(prefix)
         request = rpc.RangeRequest(key=key, range_end=end)
-        reply = await self._call(
-            lambda member, timeout: member.kv.Range(
-                request, timeout=timeout, metadata=self._metadata
-            ),
-            repeat=True,
-        )
+        reply = await self._ask(lambda member: member.kv.Range, request, repeat=True)
         return Loaded(
             {messages.to_text(kv.key): messages.to_record(kv) for kv in reply.kvs},
             reply.header.revision,
@@ -171,11 +160,7 @@ class EtcdStore:
         """See `Store`."""
         check_ttl(ttl)
         request = rpc.LeaseGrantRequest(TTL=ttl)
-        reply = await self._call(
-            lambda member, timeout: member.leases.LeaseGrant(
-                request, timeout=timeout, metadata=self._metadata
-            )
-        )
+        reply = await self._ask(lambda member: member.leases.LeaseGrant, request)
         return Lease(reply.ID, reply.TTL)
 
     async def keep_alive(self, lease: int) -> None:
@@ -198,21 +183,12 @@ class EtcdStore:
     async def revoke_lease(self, lease: int) -> None:
         """See `Store`."""
         request = rpc.LeaseRevokeRequest(ID=lease)
-        await self._call(
-            lambda member, timeout: member.leases.LeaseRevoke(
-                request, timeout=timeout, metadata=self._metadata
-            )
-        )
+        await self._ask(lambda member: member.leases.LeaseRevoke, request)
 
     async def size(self) -> Size | None:
         """See `Store`. It is that of the member that answers."""
         request = rpc.StatusRequest()
-        reply = await self._call(
-            lambda member, timeout: member.maintenance.Status(
-                request, timeout=timeout, metadata=self._metadata
-            ),
-            repeat=True,
-        )
+        reply = await self._ask(lambda member: member.maintenance.Status, request, repeat=True)
         return Size(reply.dbSize, reply.dbSizeInUse)
 
     def begin_anew(self) -> None:
@@ -354,8 +330,8 @@ class EtcdStore:
         async with member.signing_in:
             if self._metadata:
                 return
-            if self._turned_away is not None and time.monotonic() < self._turned_away.until:
-                raise self._turned_away.error.with_traceback(None)
+            if self._turned_away is not None and time.monotonic() < self._turned_away[1]:
+                raise self._turned_away[0].with_traceback(None)
             try:
                 password = user.password()
             except ValueError as exc:
@@ -365,7 +341,7 @@ class EtcdStore:
                 reply = await member.auth.Authenticate(request, timeout=timeout)
             except rpc.AioRpcError as exc:
                 if not isinstance(failure(member, exc), StoreUnreachableError):
-                    self._turned_away = _TurnedAway(exc, time.monotonic() + SIGN_IN_PAUSE)
+                    self._turned_away = exc, time.monotonic() + SIGN_IN_PAUSE
                 raise
             self._metadata = (("token", reply.token),)
 

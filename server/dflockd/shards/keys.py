@@ -51,6 +51,14 @@ class Keys:
         self.library = f"{self.prefix}/library"
         """That nodes of this library have the prefix."""
 
+    @staticmethod
+    def shard(name: str, num_shards: int) -> int | None:
+        """Return the shard whose record has this name in its folder; ``None`` if it is no shard's."""
+        # There is no end to the digits that can be written.
+        if name.isascii() and name.isdigit() and len(name) < 10 and str(int(name)) == name:
+            return int(name) if int(name) < num_shards else None
+        return None
+
     def key(self, folder: str, name: object) -> str:
         """Return a key in one of the folders; with an empty name, what all of them begin with."""
         if folder == HANDED_OVER:
