@@ -211,19 +211,14 @@ def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
         UnsupportedError: the server does not know what is asked for.
     """
     start: float | None = None
-    remaining = timeout
+    remaining = _rounded(target, timeout)
     grant = (yield from _confirmed_elsewhere(target)) if target.progress is not None else None
     if grant is not None:
         return grant
-    if timeout is not None and (_ticket_of(target) or _reserve_of(target) is not None):
-        remaining = math.ceil(timeout)
     is_told = False
     while True:
-        is_attempt = remaining is not None and not _is_whole(remaining) and not is_told
-        seconds, patience, is_reply, waits = _waiting(0 if is_attempt else remaining)
-        reserve = None if is_attempt else _reserve_of(target)
-        request = encode_request(_acquire(target, seconds, reserve))
-        answer = yield new(Exchange, (request, patience, is_reply, waits))
+        is_attempt = _is_attempt(remaining) and not is_told
+        answer = yield _acquiring(target, remaining, is_attempt=is_attempt)
         reply = _read(parse_granted, answer, target)
         if isinstance(reply, TimedOut) and target.progress is not None:
             target.progress.kept = reply.ticket
@@ -248,7 +243,28 @@ def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
 
 def to_acquire(target: Target, timeout: float | None) -> Exchange:
     """Return the first request of an `acquire`."""
-    return next(acquire(target, timeout))
+    remaining = _rounded(target, timeout)
+    return _acquiring(target, remaining, is_attempt=_is_attempt(remaining))
+
+
+def _rounded(target: Target, timeout: float | None) -> float | None:
+    """Return the seconds to wait: whole ones if a position goes along."""
+    if timeout is None or target.progress is None:
+        return timeout
+    is_kept = _ticket_of(target) or _reserve_of(target) is not None
+    return math.ceil(timeout) if is_kept else timeout
+
+
+def _is_attempt(remaining: float | None) -> bool:
+    """Whether to ask at first without waiting: the client ends the wait itself."""
+    return remaining is not None and not _is_whole(remaining)
+
+
+def _acquiring(target: Target, remaining: float | None, *, is_attempt: bool) -> Exchange:
+    seconds, patience, is_reply, waits = _waiting(0 if is_attempt else remaining)
+    reserve = None if is_attempt else _reserve_of(target)
+    request = encode_request(_acquire(target, seconds, reserve))
+    return new(Exchange, (request, patience, is_reply, waits))
 
 
 def _acquire(target: Target, seconds: int, reserve: Reserve | None) -> Acquire:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from dflockd.table import HoldRecord, LockTable, Peer
+from dflockd.table.state import Entry
 from dflockd.wire import (
     Acquire,
     Enqueue,
@@ -18,13 +21,16 @@ from dflockd.wire import (
     Release,
     Renew,
     Renewed,
+    Report,
     Reserve,
     Space,
+    Stats,
     Status,
     TimedOut,
     Wait,
     YourTurn,
 )
+from tests.dflockd.table import sharded_support
 from tests.dflockd.table.rules_support import LOCK, SEMAPHORE, inspected, recovering, reply_to
 from tests.dflockd.table.turns_support import ask, kinds, run, told
 
@@ -294,3 +300,28 @@ def test_a_position_that_was_kept_by_acquire_leaves_another_of_its_connection(
     assert ask(table, holder, Release(LOCK, b"k", reply.token)) is Status.OK
     mine = ask(table, peer, Wait(LOCK, b"k", 5))
     assert isinstance(mine, YourTurn if is_told else Granted)
+
+
+def test_a_shard_that_moves_gives_nobody_what_a_smaller_limit_has_taken() -> None:
+    old, new = sharded_support.table_of(), sharded_support.table_of(sharded_support.FOR_LONG, 1)
+    reply = ask(old, old.connect(), Acquire(LOCK, b"a", 2, 0, 60))
+    assert isinstance(reply, Granted)
+    sharded_support.wait_for(old, b"a")
+    sharded_support.hand_over(old, new, 0)
+    entry = new.find(LOCK, b"a")
+    assert isinstance(entry, Entry)
+    assert (entry.limit, len(entry.holds), len(entry.queue().expected)) == (1, 1, 0)
+
+
+def test_people_see_how_many_may_hold_a_lock_and_the_semaphores_of_published_clients(
+    table: LockTable,
+) -> None:
+    peer = table.connect()
+    for space, key, limit in ((LOCK, b"one", 1), (LOCK, b"k", 3), (SEMAPHORE, b"k", 2)):
+        assert isinstance(ask(table, peer, Acquire(space, key, limit, 0, 60)), Granted)
+    report = ask(table, peer, Stats())
+    assert isinstance(report, Report)
+    stats = json.loads(report.json)
+    shown = {row["key"]: (row.get("limit"), row.get("holders")) for row in stats["locks"]}
+    assert shown == {"one": (None, None), "k": (3, 1)}
+    assert stats["semaphores"] == [{"key": "k", "limit": 2, "holders": 1, "waiters": 0}]

@@ -142,8 +142,8 @@ FRAMES: list[tuple[bytes, Request]] = [
         Acquire(LOCK, b"k", 1, 0, None, label=b" " * MAX_LINE),
     ),
     (
-        b"acquire\nk\ntimeout=1 away=2 hold=3 limit=4 lease=5 rate=6/7 owner=run-7 attempt=2 age=8 "
-        b"group=g group-limit=9 ticket=0a label=me\n",
+        b"acquire\nk\ntimeout=1 away=2 hold=3 limit=4 lease=5 rate=6/7 group=g group-limit=9 "
+        b"owner=run-7 attempt=2 age=8 ticket=0a label=me\n",
         Acquire(
             *(LOCK, b"k", 4, 1, 5, Rate(6, 7), Owner(b"run-7", 2, 8), b"me", FairGroup(b"g", 9)),
             *(b"0a", Reserve(2, 3)),
@@ -158,8 +158,8 @@ FRAMES: list[tuple[bytes, Request]] = [
         Enqueue(LOCK, b"k", 1, 30, label=b"me", turn=MAX_SECONDS),
     ),
     (
-        b"enqueue\nk\nturn=1 limit=4 lease=5 rate=6/7 owner=run-7 attempt=2 age=8 "
-        b"group=g group-limit=9 ticket=0a label=me\n",
+        b"enqueue\nk\nturn=1 limit=4 lease=5 rate=6/7 group=g group-limit=9 "
+        b"owner=run-7 attempt=2 age=8 ticket=0a label=me\n",
         Enqueue(
             *(LOCK, b"k", 4, 5, Rate(6, 7), Owner(b"run-7", 2, 8), b"me", FairGroup(b"g", 9)),
             *(b"0a", 1),
@@ -181,8 +181,8 @@ FRAMES: list[tuple[bytes, Request]] = [
         Renew(LOCK, b"k", b"abc", None, owner=ME),
     ),
     (
-        b"renew\nk\ntoken=abc how=begun lease=5 owner=run-7 attempt=2 age=8 "
-        b"group=g group-limit=9 label=me\n",
+        b"renew\nk\ntoken=abc how=begun lease=5 group=g group-limit=9 "
+        b"owner=run-7 attempt=2 age=8 label=me\n",
         Renew(
             *(LOCK, b"k", b"abc", 5, How.BEGUN, Owner(b"run-7", 2, 8), b"me", FairGroup(b"g", 9))
         ),
