@@ -117,7 +117,7 @@ class Claims:
         shard, former = tenure.shard, tenure.former
         tenure.stage, fence = Stage.SERVING, tenure.epoch << EPOCH_SHIFT
         key = self._view.handed_over(shard, 0)
-        parts = [outcome.records.get(key), *self.incoming.take(shard)]
+        parts = [outcome.records.get(key), *self.incoming.take(shard, former.epoch)]
         for number, part in enumerate(parts):
             if part is not None:
                 self.leftovers.add(self._view.handed_over(shard, number), part)

@@ -23,15 +23,15 @@ class Incoming:
         self.queue: dict[int, None] = {}
         self._tenures = tenures
         self._view = tenures.view
-        self._parts: dict[int, tuple[int, list[Record | None]]] = {}
-        """By shard: of which epoch they are, and those that are here; ``None`` was deleted by hand."""
-        self._reading: set[int] = set()
+        self._parts: dict[tuple[int, int], list[Record | None]] = {}
+        """By shard and epoch, those that are here; ``None`` was deleted by hand."""
+        self._reading: dict[int, int] = {}
+        """The shards of which one is being read, and the epochs."""
 
     def is_whole(self, shard: int) -> bool:
         """Whether nothing is left to be read; if something is, have it read."""
         record = self._view.records[shard]
-        epoch, here = self._parts.get(shard, (0, ()))
-        if len(here) >= record.parts - 1 and (epoch == record.epoch or record.parts <= 1):
+        if len(self._parts.get((shard, record.epoch), ())) >= record.parts - 1:
             return True
         if shard not in self._reading:  # else there is another look when that has ended
             self.queue[shard] = None
@@ -43,25 +43,23 @@ class Incoming:
         It is of this hand-over if the record is the same at the claim: nobody writes parts of a shard
         but who has it.
         """
-        for other in list(self._parts):
-            if self._view.records[other].current not in ("", self._tenures.address):
-                del self._parts[other]  # somebody else has taken it over
+        for key in list(self._parts):
+            if self._view.records[key[0]].current not in ("", self._tenures.address):
+                del self._parts[key]  # somebody else has taken it over
         shard = next(iter(self.queue))
         del self.queue[shard]
-        self._reading.add(shard)
-        epoch = self._view.records[shard].epoch
-        if self._parts.get(shard, (0, ()))[0] != epoch:
-            self._parts[shard] = epoch, []
-        get = Get(self._view.handed_over(shard, len(self._parts[shard][1]) + 1))
+        epoch = self._reading[shard] = self._view.records[shard].epoch
+        here = self._parts.setdefault((shard, epoch), [])
+        get = Get(self._view.handed_over(shard, len(here) + 1))
         return Transaction(Kind.READ, now, (), [get], shards=[shard])
 
     def answered(self, transaction: Transaction, outcome: Outcome | None) -> None:
         """Take in how the transaction ended."""
         (shard,), (get,) = transaction.shards, transaction.operations
-        self._reading.discard(shard)
-        if outcome is not None and outcome.succeeded and shard in self._parts:
-            self._parts[shard][1].append(outcome.records.get(get.key))
+        here = self._parts.get((shard, self._reading.pop(shard)))
+        if outcome is not None and here is not None:
+            here.append(outcome.records.get(get.key))
 
-    def take(self, shard: int) -> Sequence[Record | None]:
+    def take(self, shard: int, epoch: int) -> Sequence[Record | None]:
         """Return the parts that were read, and forget them."""
-        return self._parts.pop(shard, (0, ()))[1]
+        return self._parts.pop((shard, epoch), ())
