@@ -7,8 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from dflockd.cluster import snapshot as snapshots
-from dflockd.cluster.incoming import Incoming
-from dflockd.cluster.leftovers import Leftovers
+from dflockd.cluster.incoming import Incoming, Leftovers
 from dflockd.cluster.serving_leases import ServingLeases
 from dflockd.cluster.tenures import Stage, Tenure, Tenures
 from dflockd.cluster.transactions import Kind, Transaction, take

@@ -1,6 +1,7 @@
-"""What is handed over in several parts: it is read before the shard is claimed.
+"""What is handed over to this server: read before the shard is claimed, and deleted afterwards.
 
-Until the claim nothing is lost if this server ends, and any other can read the same.
+Until the claim nothing is lost if this server ends, and any other can read the same. What has been
+taken in is deleted once nobody can need it any more.
 """
 
 from __future__ import annotations
@@ -8,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dflockd.cluster.tenures import Tenures
-from dflockd.cluster.transactions import Kind, Transaction
-from dflockd.shards import Get, Outcome, Record
+from dflockd.cluster.transactions import RETRY, Kind, Transaction
+from dflockd.shards import Delete, Get, Outcome, Record, RevisionIs
+
+BATCH = 64
+"""Keys that are deleted in one transaction."""
 
 
 class Incoming:
@@ -63,3 +67,45 @@ class Incoming:
     def take(self, shard: int, epoch: int) -> Sequence[Record | None]:
         """Return the parts that were read, and forget them."""
         return self._parts.pop((shard, epoch), ())
+
+
+class Leftovers:
+    """Deletes keys, each only as it was read: what is handed over later has the same key.
+
+    Not in the claim itself: if its answer got lost, so would be what was handed over.
+    """
+
+    def __init__(self) -> None:
+        self._revisions: dict[str, int] = {}
+        self._calling = False
+        self._due_at = 0.0
+
+    def add(self, key: str, record: Record) -> None:
+        """Have a key deleted in a moment."""
+        self._revisions[key] = record.revision
+
+    def next_deadline(self) -> float | None:
+        """Return when `transaction` should next be asked for."""
+        return self._due_at if self._revisions and not self._calling else None
+
+    def due(self, now: float) -> Transaction | None:
+        """Return what to send now, if anything."""
+        if self._calling or not self._revisions or now < self._due_at:
+            return None
+        self._calling = True
+        keys = list(self._revisions)[:BATCH]
+        compares = [RevisionIs(key, self._revisions[key]) for key in keys]
+        return Transaction(Kind.TIDY, now, compares, [Delete(key) for key in keys])
+
+    def answered(self, transaction: Transaction, outcome: Outcome | None, now: float) -> None:
+        """Take in how the transaction ended; ``None`` if nobody knows."""
+        self._calling = False
+        if outcome is None:
+            self._due_at = now + RETRY
+            return
+        for compare in transaction.compares:
+            assert isinstance(compare, RevisionIs)
+            there = outcome.records.get(compare.key)
+            is_done = outcome.succeeded or there is None or there.revision != compare.revision
+            if is_done and self._revisions.get(compare.key) == compare.revision:
+                del self._revisions[compare.key]

@@ -129,10 +129,6 @@ class Member:
         self._spawn(self._measure())
         self._step()
 
-    def is_serving(self) -> bool:
-        """Whether locks are granted: whether the store has answered lately."""
-        return self.node.may_serve(time.monotonic())
-
     async def stop(self, timeout: float | None) -> bool:
         """Hand every shard over and leave the cluster; return whether all were handed over in time.
 
@@ -317,7 +313,7 @@ class Member:
 
     def _tell(self) -> None:
         """Say so when locks are not granted any more, and when they are again."""
-        lapsed = not self.is_serving()
+        lapsed = not self.node.may_serve(time.monotonic())
         if self.node.leases.over_at is not None:
             self._lapsed = True  # which has been said
         if lapsed and not self._lapsed:
