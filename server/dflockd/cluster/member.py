@@ -42,7 +42,7 @@ MEASURE_PAUSE = 30.0
 """Seconds, about, from one look at how full the store is to the next."""
 
 END_TIMEOUT = 1.0
-"""Seconds in which the store is to take note that this server ends; half of it to be closed."""
+"""Seconds, at most, in which the store takes note that this server ends; half of it to be closed."""
 
 SIGNS_OF_LIFE = (Kind.ENLIST.value, Kind.HEARTBEAT.value)
 
@@ -151,13 +151,14 @@ class Member:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        end = min(END_TIMEOUT, math.inf if timeout is None else timeout / 6)
         with contextlib.suppress(StoreError, TimeoutError):
-            async with asyncio.timeout(END_TIMEOUT):
+            async with asyncio.timeout(end):
                 if node.membership.lease and node.membership.in_touch:
                     # Without this the others would find out once it has ended.
                     await self._store.revoke_lease(node.membership.lease)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_TIMEOUT / 2):
+            async with asyncio.timeout(end / 2):
                 await self._store.close()
         return has_left
 
