@@ -45,7 +45,7 @@ class Tenure:
     parts: Sequence[bytes] = ()
     """What is handed over, each as much as a transaction takes."""
     unwritten: int = 0
-    """How many of them are to be written before the one that goes with the record."""
+    """How many of them must be written before the one that goes with the record."""
 
 
 class Tenures:

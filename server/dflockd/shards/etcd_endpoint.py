@@ -107,7 +107,7 @@ async def obstacle(name: str, tls: EtcdTls | None) -> str:
             host.strip("[]"), int(port), ssl=tls and tls.context()
         )
         try:
-            # A certificate is refused after the handshake. Who is content says hello.
+            # A certificate is refused after the handshake. An etcd that is content says hello.
             async with asyncio.timeout(LOOK_TIMEOUT):
                 await reader.read(1)
         finally:

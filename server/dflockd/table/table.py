@@ -165,7 +165,7 @@ class LockTable(Locking):
             self._lapse(hold, now, effects)
 
     def status(self, now: float) -> str:
-        """Return whether locks are granted, in a word or two: whoever wants to know asks this.
+        """Return whether locks are granted, in a word or two: everybody asks this.
 
         ``serving``; ``recovering``: only holders from before are served yet. In a cluster also
         ``cut off`` from the store, and ``closed``: the store was replaced, and this server ends.
