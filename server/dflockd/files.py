@@ -76,14 +76,21 @@ def not_after(path: str) -> float:
     Python's `ssl` says so of nobody's certificate but the other side's.
     """
     try:
-        blocks = _PEM.findall(Path(path).read_text("ascii", "replace"))
-        return min(map(_not_after, blocks), default=0.0)
-    except (OSError, ValueError, IndexError):
+        return min(map(_not_after, certificates(path)), default=0.0)
+    except (ValueError, IndexError):
         return 0.0
 
 
-def _not_after(block: str) -> float:
-    data = ssl.PEM_cert_to_DER_cert(block)
+def certificates(path: str) -> list[bytes]:
+    """Return the certificates of a PEM file in their binary form; none if it cannot be read."""
+    try:
+        blocks = _PEM.findall(Path(path).read_text("ascii", "replace"))
+        return [ssl.PEM_cert_to_DER_cert(block) for block in blocks]
+    except (OSError, ValueError):
+        return []
+
+
+def _not_after(data: bytes) -> float:
     at, _ = _inside(data, 0)  # the certificate
     at, _ = _inside(data, at)  # what is signed of it
     if data[at] == _VERSION:
