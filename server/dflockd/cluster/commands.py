@@ -100,19 +100,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cluster", metavar="URL", help="etcd://host:2379[,...] [DFLOCKD_CLUSTER]")
-    parser.add_argument(
-        "--cluster-prefix", metavar="TEXT", help="prefix of its keys [DFLOCKD_CLUSTER_PREFIX]"
-    )
     for name, metavar, text in (
+        ("", "URL", "etcd://host:2379[,...]"),
+        ("prefix", "TEXT", "prefix of its keys"),
         ("ca", "FILE", "certificate authorities of etcd (PEM)"),
         ("cert", "FILE", "client certificate for etcd (PEM)"),
         ("key", "FILE", "private key of that certificate (PEM)"),
         ("user", "NAME", "user name for an etcd with users"),
         ("password-file", "FILE", "file that contains the user's password in one line"),
     ):
-        variable = f"DFLOCKD_CLUSTER_{name.upper().replace('-', '_')}"
-        parser.add_argument(f"--cluster-{name}", metavar=metavar, help=f"{text} [{variable}]")
+        flag = f"--cluster-{name}".rstrip("-")
+        variable = f"DFLOCKD{flag[1:].upper().replace('-', '_')}"
+        parser.add_argument(flag, metavar=metavar, help=f"{text} [{variable}]")
 
 
 async def run(store: Store, prefix: str, parsed: argparse.Namespace) -> None:
