@@ -32,6 +32,7 @@ from tests.dflockd.cluster.stories import (
     STORIES,
     lost_with_the_answer,
     restored,
+    restored_soon,
     waits_where_nobody_comes,
 )
 
@@ -228,8 +229,12 @@ def test_who_waits_at_a_server_that_was_replaced_unawares_is_sent_to_the_new_one
     assert world.granted["c2"] < 30  # it is cut off until 35
 
 
-def test_all_servers_notice_that_the_store_was_restored_and_begin_anew() -> None:
-    world = World(1, story=restored).run()
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("story", [restored, restored_soon], ids=lambda story: story.__name__)
+def test_all_servers_notice_that_the_store_was_restored_and_begin_anew(
+    story: Callable[[World], None], seed: int
+) -> None:
+    world = World(seed, story=story).run()
     assert world.counts["stores seen to be replaced"] == 3
     assert {process.name for process in world.running()}.isdisjoint({"s1.1", "s2.2", "s3.3"})
 
