@@ -20,8 +20,9 @@ wait for long."""
 HAND_OVER_TIMEOUT = 0.5
 """Seconds for which a shard that was handed over is waited for to be taken."""
 
-PART = 1_000_000
-"""Bytes that are handed over in one transaction: etcd takes 1.5 MiB."""
+PART = 400_000
+"""Bytes that are handed over in one transaction: etcd takes 1.5 MiB. Each has to arrive within the
+time of one answer, also where the way to etcd is slow."""
 
 
 class HandOver:
