@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dflockd.files import SecretFile
 
-ROOM_FOR_SECRETS = 1024
+ROOM_FOR_SECRETS = 768
 """Bytes of a secret that are expected at least where it may be exchanged for a longer one."""
 
 
