@@ -7,7 +7,7 @@ import ssl
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
@@ -51,6 +51,8 @@ class HttpOptions:
     tls: ssl.SSLContext | None = None
     max_connections: int = 100
     """Idle ones make room for others, so that this bounds nothing but open files."""
+    certificates: Mapping[str, str] = field(default_factory=dict)
+    """Files with certificates, by names of settings: until when they are good is a metric."""
 
 
 class HttpServer:
@@ -86,16 +88,26 @@ class HttpServer:
             OSError: the address cannot be bound; nothing is listening then.
         """
         self._started = time.monotonic()
-        loop, secret = self._server.loop, self._server.options.auth_secret
+        loop, secret_size = self._server.loop, self._server.options.secret_size
         self._lag = LoopLag(loop)
         self._searches = Desk(MAX_SEARCHES)
         self._log = SparingLog(loop, logger)
         self._exposition = Exposition(
-            ServerCollector(self._server, self._probes, self._lag, self._journal, self._cluster),
+            ServerCollector(
+                self._server,
+                self._probes,
+                self._lag,
+                self._journal,
+                self._cluster,
+                self._options.certificates,
+            ),
             self._server.slices,
         )
         app = web.Application(
-            middlewares=[self._accompany, guard(secret, self._options.host, self._log)]
+            middlewares=[
+                self._accompany,
+                guard(self._server.options.secret, self._options.host, self._log),
+            ]
         )
         app.on_response_prepare.append(add_headers)
         app.add_routes(self._routes())
@@ -107,7 +119,7 @@ class HttpServer:
             handler_cancellation=True,
             # The gates have looked at these, and see to it that connections end.
             max_line_size=2 * MAX_HEAD,
-            max_field_size=MAX_HEAD + len(secret or b"") * 4 // 3,
+            max_field_size=MAX_HEAD + secret_size * 4 // 3,
             shutdown_timeout=1,
         )
         await self._runner.setup()
@@ -117,7 +129,7 @@ class HttpServer:
             self._runner.server,
             HEADERS,
             most=self._options.max_connections,
-            secret=len(secret or b""),
+            secret=secret_size,
         )
         self._listener: Listener | None = None
         try:
@@ -209,7 +221,11 @@ class HttpServer:
 
     async def _readiness(self, _request: web.Request) -> web.Response:
         ready, checks = look(self._probes)
-        body = {"ready": ready, "checks": [check._asdict() for check in checks]}
+        body = {
+            "ready": ready,
+            "status": self._server.table.status(time.monotonic()),
+            "checks": [check._asdict() for check in checks],
+        }
         return web.json_response(body, status=200 if ready else 503)
 
     # Numbers.
@@ -232,6 +248,7 @@ class HttpServer:
                 "uptime_s": round(time.monotonic() - self._started, 3),
                 "addresses": server.addresses,
                 "ready": ready,
+                "status": table.status(time.monotonic()),
                 "checks": [check._asdict() for check in checks],
                 "keys": len(table),
                 "max_keys": table.limits.max_locks,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import platform
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -23,8 +23,9 @@ from prometheus_client.registry import Collector
 
 from dflockd import __version__, compiled
 from dflockd.cluster.tenures import Stage
+from dflockd.files import not_after
 from dflockd.http.health import Cluster, Probe, look
-from dflockd.server import Server, Slices, TlsContext
+from dflockd.server import Server, Slices
 from dflockd.storage import SEGMENT, Journal
 from dflockd.table import Histogram
 
@@ -34,6 +35,9 @@ LAG_INTERVAL = 0.25
 PROCESS_INTERVAL = 1.0
 """Seconds from one look at the process to the next: its thread and the event loop get in each
 other's way."""
+
+STATUSES = ("serving", "recovering", "cut off", "closed")
+"""See `LockTable.status`."""
 
 LAGS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 """Bounds for that lag, in seconds."""
@@ -70,12 +74,14 @@ class ServerCollector:
         lag: LoopLag,
         journal: Journal | None,
         cluster: Cluster | None,
+        certificates: Mapping[str, str],
     ) -> None:
         self._server = server
         self._probes = probes
         self._lag = lag
         self._journal = journal
         self._cluster = cluster
+        self._certificates = certificates
 
     def collect(self) -> Iterator[Metric]:
         """Read the metrics, each when it is asked for."""
@@ -131,7 +137,14 @@ class ServerCollector:
             deadlocks.oldest(time.monotonic()),
         )
         ready, checks = look(self._probes)
-        yield _gauge("dflockd_ready", "1 while locks are granted, as /readyz says.", int(ready))
+        yield _gauge("dflockd_ready", "1 while /readyz says so.", int(ready))
+        status = GaugeMetricFamily(
+            "dflockd_status", "1 for the status that the server has.", labels=["status"]
+        )
+        now = self._server.table.status(time.monotonic())
+        for word in STATUSES:
+            status.add_metric([word], int(word == now))
+        yield status
         family = GaugeMetricFamily(
             "dflockd_check", "1 while this condition of /readyz holds.", labels=["check"]
         )
@@ -244,18 +257,23 @@ class ServerCollector:
         yield _counter(
             "dflockd_auth_failures", "Clients without the right auth token.", server.unauthorized
         )
-        tls = server.options.tls
-        if isinstance(tls, TlsContext):
-            yield _gauge(
-                "dflockd_tls_certificate_expiry_timestamp_seconds",
-                "Time at which the certificate of --tls-cert expires, in Unix time.",
-                tls.current.expires_at,
-            )
+        if self._certificates:
+            yield self._expiry()
         yield _histogram(
             "dflockd_event_loop_lag_seconds",
             "How late the event loop runs what is due.",
             self._lag.seen,
         )
+
+    def _expiry(self) -> Metric:
+        expiry = GaugeMetricFamily(
+            "dflockd_certificate_expiry_timestamp_seconds",
+            "Time at which a certificate in the file of this setting expires first, in Unix time.",
+            labels=["setting"],
+        )
+        for setting, path in self._certificates.items():
+            expiry.add_metric([setting], not_after(path))
+        return expiry
 
     def _disk(self, journal: Journal) -> Iterator[Metric]:
         size = journal.segments * SEGMENT
@@ -280,6 +298,14 @@ class ServerCollector:
         for stage in Stage:
             family.add_metric([stage.value], counts.get(stage.value, 0))
         yield family
+        conditions = GaugeMetricFamily(
+            "dflockd_cluster_shards",
+            "Shards of the whole cluster, by their conditions, as this server knows.",
+            labels=["condition"],
+        )
+        for condition, number in cluster.conditions().items():
+            conditions.add_metric([condition], number)
+        yield conditions
         yield _gauge(
             "dflockd_shards_unserved",
             "Shards assigned to this server that no server serves.",

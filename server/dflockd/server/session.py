@@ -38,6 +38,9 @@ MOST_COLLECTED = 4096
 MOST_UNKNOWN = 1024
 """Bytes that are kept of a request of somebody who has not shown the secret, unless it is longer."""
 
+MOST_BESIDE = 256
+"""Bytes that a request has beside the secret that it shows."""
+
 AUTH_PAUSE = 0.1
 """Seconds between a wrong secret and the end of the connection."""
 
@@ -384,7 +387,7 @@ class Session(asyncio.Protocol):
 
     def _let_in(self, shown: bytes | None) -> Status | None:
         """Return what to say to the secret of somebody; ``None`` if there is no room for them."""
-        secret = self._server.options.auth_secret
+        secret = self._server.options.secret()
         if secret is None:
             return Status.ERROR
         if shown is None or not hmac.compare_digest(shown, secret):
@@ -400,9 +403,7 @@ class Session(asyncio.Protocol):
 
         There can be thousands of them, and each could have so much kept for it as a line may have.
         """
-        secret = self._server.options.auth_secret
-        assert secret is not None
-        most = max(MOST_UNKNOWN, 2 * len(secret))
+        most = max(MOST_UNKNOWN, self._server.options.secret_size + MOST_BESIDE)
         if not (self._ended or self._stalled) and self._reader.pending > most:
             self._transport.write(encode_reply(Status.AUTH))
             self._refuse()

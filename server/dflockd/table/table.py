@@ -166,7 +166,11 @@ class LockTable(Locking):
             self._lapse(hold, now, effects)
 
     def status(self, now: float) -> str:
-        """Return whether locks are granted, as a word: ``serving``, ``recovering`` or ``cut off``."""
+        """Return whether locks are granted, in a word or two: everybody asks this.
+
+        ``serving``; ``recovering``: only holders from before are served yet. In a cluster also
+        ``cut off`` from the store, and ``closed``: the store was replaced, and this server ends.
+        """
         until = self._group.recovers_until
         return "serving" if until is None or now >= until else "recovering"
 

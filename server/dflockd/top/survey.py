@@ -107,6 +107,7 @@ class Report:
         waiting: who waits, longest first, if that was wanted.
         matched: how many there are of what was asked for; -1 where all was.
         circles: of waiters, each in words.
+        status: whether it grants locks; see `LockTable.status`.
     """
 
     server: str
@@ -119,6 +120,7 @@ class Report:
     waiting: Sequence[Waiting] = ()
     matched: int = -1
     circles: Sequence[str] = ()
+    status: str = "serving"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,7 @@ def ask(inquiry: Inquiry, question: Callable[[], Question], depth: int = DEPTH) 
             waiting=waiting,
             matched=matched,
             circles=stats.get("circles", ()),
+            status=stats.get("status", "serving"),  # a published server does not say
         )
     except DflockdError as exc:
         return Report(inquiry.server, now, error=str(exc))

@@ -218,6 +218,11 @@ def _totals(reports: Sequence[Report], shards: Shards | None) -> Text:
 def _problems(reports: Sequence[Report], shards: Shards | None) -> list[Text]:
     problems = [report.error for report in reports if report.error]
     problems += [f"deadlock: {circle}" for report in reports for circle in report.circles]
+    problems += [
+        f"{report.server} grants nothing: it is {report.status}"
+        for report in reports
+        if report.status != "serving"
+    ]
     if shards is not None and shards.error:
         problems.insert(0, shards.error)
     if shards is not None and shards.unserved:

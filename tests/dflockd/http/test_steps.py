@@ -233,9 +233,6 @@ class OfThousands:
     address = "a:1"
     leaving = False
 
-    def may_serve(self, now: float) -> bool:
-        return True
-
     def counts(self) -> dict[str, int]:
         return {"serving": 8192}
 
