@@ -22,7 +22,7 @@ HAND_OVER_TIMEOUT = 0.5
 
 PART = 400_000
 """Bytes that are handed over in one transaction: etcd takes 1.5 MiB. Each has to arrive within the
-time of one answer, also where the way to etcd is slow."""
+time of one answer, even if the way to etcd is slow."""
 
 
 class HandOver:
