@@ -178,7 +178,8 @@ class DistributedLock(LockBase):
         Raises:
             InvalidArgumentError: the lease is not a whole number of seconds, 1 or more.
             RemoteError: the server could not be asked, refused, or sent nothing for 10 s or until
-                the lease was over. The lock ends with the connection.
+                the lease was over. If the lease goes on, so does the lock.
+            LocalError: `on_lost` of some lock calls this: that thread renews, and cannot wait for itself.
         """
         return _run(self._renewing(lease_ttl_s))
 
@@ -409,7 +410,7 @@ def drive(waits: Waits[R]) -> R:
                 outcome = _ready(wait, False, wait.left)
             else:
                 left = wait.left
-                outcome = wait.poll.poll(left * 1000 if left < LONGEST_POLL else None)
+                outcome = bool(wait.poll.poll(left * 1000 if left < LONGEST_POLL else None))
             wait = waits.send(outcome)
     except StopIteration as stop:
         result: R = stop.value

@@ -465,16 +465,27 @@ def confirm(target: Target, token: bytes, lease: int | None) -> Operation[Grant 
         # It took longer than the lease is: whether it has begun anew is not known any more.
 
 
-def detach(target: Target, token: bytes, lease: int) -> Operation[bool]:
+def detach(
+    target: Target, token: bytes, lease: int, *, is_new: bool = False
+) -> Operation[bool]:
     """Start the lease anew and let the hold outlive this connection, whose it is no more.
 
     ``False`` if it is another's by now, or held no more.
+
+    Args:
+        target: what it is about.
+        token: of the grant.
+        lease: seconds.
+        is_new: whether its connection is another one than before. To the server the hold belongs to that,
+            which may be half open: so it is brought here before.
 
     Raises:
         UnsupportedError: the server does not know that.
     """
     if target.is_published:
         raise unsupported(target, "how to detach a hold", "release it")
+    if is_new and (yield from renew(target, token, lease)) is None:
+        return False
     request = _renew(target, token, lease, How.DETACH)
     answer = yield Exchange(encode_request(request), REPLY_PATIENCE)
     reply = _read(parse_renewed, answer, target)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import errno
 import heapq
 import itertools
 import logging
@@ -31,7 +30,7 @@ from dflockd.client import clock
 from dflockd.client.connection import CONNECTIONS, Connection, Resolve, Wait, Waits, carry_out
 from dflockd.client.greenlets import make_selector, select_green
 from dflockd.client.later import release_later, take_back
-from dflockd.client.lease import Lease
+from dflockd.client.lease import UNRENEWED, Lease
 from dflockd.client.pool import IDLE_AGE, Pool
 from dflockd.client.renewal import keep
 from dflockd.client.steps import Flow, Hear, Pause, Ready, Signal
@@ -70,13 +69,16 @@ class Task:
         self.waits = waits
         self.order = -1
         """The number of its entry in the heap; others with it there are out of date."""
-        self.registered: tuple[int, int, object] | None = None
-        """The descriptor and the events that the selector knows, and the connection: another one may
-        have the same number by now."""
+        self.registered: tuple[Connection, int] | None = None
+        """The connection and the events that the selector knows."""
         self.listening: tuple[Signal, Callable[[], object]] | None = None
         self.over: object = False
         """What it is resumed with when its time is over."""
         self.ended = False
+
+    def is_gone(self) -> bool:
+        """Whether the reactor watches for it no more; see `dflockd.client.connection.Watcher`."""
+        return self.ended
 
     def listen_no_more(self) -> None:
         """Wait for no signal any more."""
@@ -119,8 +121,8 @@ class Reactor:
     # What others call, from any thread.
 
     def keep(self, lease: Lease) -> None:
-        """Look after a lease until it ends; or look at it anew, for it has another connection."""
-        if lease.task is not None or lease.lease * lease.renew_ratio < EARLY:
+        """Look after a lease until it ends."""
+        if lease.lease * lease.renew_ratio < EARLY:
             self._tell(-math.inf, lease)
         else:
             self._young[id(lease)] = lease
@@ -128,6 +130,10 @@ class Reactor:
             # The thread says that it will not look any more before it has looked for the last time.
             if not self._looks:
                 self._wake_or_start()
+
+    def renew(self, lease: Lease) -> None:
+        """Renew a lease now: somebody waits for that."""
+        self.call(partial(self._renew, lease))
 
     def report(self, lease: Lease) -> None:
         """Come back to a lease when its beginning must be reported, if it lasts until then."""
@@ -273,7 +279,7 @@ class Reactor:
                 self._wakes_at = -math.inf
                 assert self._pipe is not None
                 self._pipe.drain()
-            elif key.data.registered is not None and key.data.registered[0] == key.fd:
+            elif key.data.registered is not None:
                 self._step(key.data, True)
 
     def _sleeps(self) -> float:
@@ -347,9 +353,15 @@ class Reactor:
         elif clock.now() >= lease.deadline:
             # Its owner is told now, however long a server may let its task wait.
             self._stop(lease.task)
-            lease.lose("its lease ended unrenewed")
+            lease.lose(UNRENEWED)
             return
         heapq.heappush(self._due, (lease.deadline, next(self._order), lease))
+
+    def _renew(self, lease: Lease) -> None:
+        if not isinstance(lease.task, Task):
+            self._look_at(lease)
+        elif not lease.is_away:  # else it is about to be renewed on another connection
+            self._step(lease.task, False)
 
     def _sweep(self) -> Flow[None]:
         while True:
@@ -425,32 +437,28 @@ class Reactor:
             heapq.heappush(self._due, (when, task.order, task))
 
     def _register(self, task: Task, wait: Ready) -> bool:
-        fd = wait.link.fileno()
-        wanted = (fd, selectors.EVENT_WRITE if wait.writes else selectors.EVENT_READ, wait.link)
-        if task.registered == wanted:
+        """Have the selector look at a connection; ``False`` if that is closed."""
+        link: Connection = wait.link
+        events = selectors.EVENT_WRITE if wait.writes else selectors.EVENT_READ
+        if task.registered == (link, events):
             return True
         self._unregister(task)
-        if fd < 0:
+        if not link.watch(task):
             return False
-        known = self._selector.get_map().get(fd)
-        if known is not None:
-            # Left by a task whose descriptor was closed by its owner, and has come back.
-            self._selector.unregister(fd)
-            known.data.registered = None
-        try:
-            self._selector.register(fd, wanted[1], task)
-        except OSError as exc:
-            if exc.errno != errno.EBADF:
-                raise
-            return False  # its owner has closed it just now
-        task.registered = wanted
+        known = self._selector.get_map().get(link.fileno())
+        if known is not None:  # it was a lock's that has been released, which does not wake this thread
+            self._unregister(known.data)
+        task.registered = link, events
+        self._selector.register(link.fileno(), events, task)
         return True
 
     def _unregister(self, task: Task) -> None:
         if task.registered is not None:
-            with contextlib.suppress(KeyError, ValueError, OSError):
-                self._selector.unregister(task.registered[0])
+            link, _ = task.registered
             task.registered = None
+            with contextlib.suppress(KeyError):  # it could not be registered
+                self._selector.unregister(link.fileno())
+            link.unwatch(task)
 
 
 class _Pipe:

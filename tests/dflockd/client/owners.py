@@ -124,7 +124,7 @@ class Owner:
         self.stage.sessions.remove(self.session)
         self.session = self._new()
         for wire in wires:
-            if not wire.closed:
+            if not wire.has_ended:
                 self.stage.wrong("a forgotten session lets go", f"{wire} is open")
 
     def _begin(self, what: str) -> None:
