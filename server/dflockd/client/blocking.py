@@ -17,6 +17,7 @@ from dflockd.client import clock, operations, process
 from dflockd.client.arguments import Reservation
 from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
 from dflockd.client.frames import without_frames
+from dflockd.client.greenlets import current_hub
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
 from dflockd.client.newest import listen
 from dflockd.client.operations import Progress
@@ -432,7 +433,7 @@ def _ready(link: Connection, writes: bool, left: float) -> bool:
         return any(select.select(readable, writable, [], seconds)[:2])
     poll = make_poll()
     poll.register(number, select.POLLOUT if writes else select.POLLIN)
-    if not writes:
+    if not writes and current_hub() is None:  # theirs is of one hub alone
         link.poll = poll
     return bool(poll.poll(None if seconds is None else seconds * 1000))
 

@@ -63,9 +63,10 @@ logger = logging.getLogger("dflockd.client")
 class Task:
     """A flow that the reactor drives, and what it waits for. Its fields are the reactor's."""
 
-    __slots__ = ("ended", "listening", "order", "over", "registered", "waits")
+    __slots__ = ("ended", "listening", "order", "over", "reactor", "registered", "waits")
 
-    def __init__(self, waits: Waits[Any]) -> None:
+    def __init__(self, reactor: Reactor, waits: Waits[Any]) -> None:
+        self.reactor = reactor
         self.waits = waits
         self.order = -1
         """The number of its entry in the heap; others with it there are out of date."""
@@ -133,11 +134,12 @@ class Reactor:
 
     def renew(self, lease: Lease) -> None:
         """Renew a lease now: somebody waits for that."""
-        self.call(partial(self._renew, lease))
+        reactor = _reactor_of(lease, self)
+        reactor.call(partial(reactor._renew, lease))
 
     def report(self, lease: Lease) -> None:
         """Come back to a lease when its beginning must be reported, if it lasts until then."""
-        self._tell(lease.report_at, lease)
+        _reactor_of(lease, self)._tell(lease.report_at, lease)
 
     def forget(self, lease: Lease) -> None:
         """Look after a lease no more that its owner has ended.
@@ -147,9 +149,10 @@ class Reactor:
         """
         self._young.pop(id(lease), None)
         if lease.task is not None:
-            self._inbox.append((math.inf, lease))
-            if len(self._inbox) > FORGOTTEN and self._wakes_at > -math.inf:
-                self._wake()
+            reactor = _reactor_of(lease, self)
+            reactor._inbox.append((math.inf, lease))
+            if len(reactor._inbox) > FORGOTTEN and reactor._wakes_at > -math.inf:
+                reactor._wake()
 
     def release_later(self, lease: Lease) -> None:
         """Release a lock once its server can be reached again, unless its lease ends before."""
@@ -161,7 +164,7 @@ class Reactor:
 
     def run(self, flow: Flow[Any]) -> Task:
         """Drive a flow to its end."""
-        task = Task(carry_out(flow))
+        task = Task(self, carry_out(flow))
         self.call(lambda: self._begin(task))
         return task
 
@@ -237,7 +240,7 @@ class Reactor:
             time.sleep(LOOK_EVERY)
         self._thread = _thread.get_ident()
         self._started.pop()
-        self._begin(Task(carry_out(self._sweep())))
+        self._begin(Task(self, carry_out(self._sweep())))
         while not self._is_closed:
             try:
                 self._turn()
@@ -348,7 +351,7 @@ class Reactor:
         if lease.is_over:
             return
         if not isinstance(lease.task, Task):
-            task = lease.task = Task(carry_out(keep(lease, self._pool)))
+            task = lease.task = Task(self, carry_out(keep(lease, self._pool)))
             self._begin(task)
         elif clock.now() >= lease.deadline:
             # Its owner is told now, however long a server may let its task wait.
@@ -459,6 +462,11 @@ class Reactor:
             with contextlib.suppress(KeyError):  # it could not be registered
                 self._selector.unregister(link.fileno())
             link.unwatch(task)
+
+
+def _reactor_of(lease: Lease, here: Reactor) -> Reactor:
+    """Return who looks after a lease: its owner may have come here from another hub."""
+    return lease.task.reactor if isinstance(lease.task, Task) else here
 
 
 class _Pipe:
