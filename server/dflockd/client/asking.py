@@ -136,7 +136,7 @@ class Asker:
         until = operations.give_up_at(timeout, clock.now())
 
         def look(is_waiting: bool) -> Flow[float]:
-            return self._look(shards, self.route, is_waiting)
+            return self._look(shards, self.route, is_waiting, until)
 
         def attempt(step: Ask) -> Flow[R]:
             nonlocal is_queued
@@ -236,9 +236,11 @@ class Asker:
         self.target = self.target.knowing(link.features)
         return self.target
 
-    def _look(self, shards: ShardMap, route: Route, is_waiting: bool) -> Flow[float]:
+    def _look(
+        self, shards: ShardMap, route: Route, is_waiting: bool, until: float | None = None
+    ) -> Flow[float]:
         """Look at a server of the cluster that has not answered yet."""
-        return flows.look_at(self._home().pool, shards, self.target.key, route, is_waiting)
+        return flows.look_at(self._home().pool, shards, self.target.key, route, is_waiting, until)
 
     def _talk(
         self, link: Link, operation: Operation[R], until: float | None, look: flows.Look | None
@@ -290,7 +292,7 @@ class Asker:
             return operations.raised(answer), link
 
         def look(is_waiting: bool) -> Flow[float]:
-            return self._look(shards, self.route, is_waiting)
+            return self._look(shards, self.route, is_waiting, until)
 
         path = self._path(shards, timeout, link)
         try:

@@ -312,14 +312,6 @@ class DistributedLock(LockBase):
         """
         return _run(self._evicting(fence))
 
-    def cancel(self) -> None:
-        """Make an `acquire` or `wait` of this lock in another thread raise `AcquireCancelledError`.
-
-        It also applies to one that is about to begin, and cannot be undone. It takes no mutex, so
-        you may call it in a signal handler.
-        """
-        self._session.cancel()
-
     def __enter__(self) -> Self:
         """Acquire the lock.
 

@@ -10,7 +10,6 @@ from dflockd import errors
 from dflockd.client import clock
 from dflockd.client.frames import without_frames
 from dflockd.client.operations import (
-    PING_PATIENCE,
     Operation,
     ShardReport,
     Target,
@@ -124,7 +123,12 @@ def ask(
 
 
 def look_at(
-    links: Links, shard_map: ShardMap, key: bytes, route: Route, is_waiting: bool
+    links: Links,
+    shard_map: ShardMap,
+    key: bytes,
+    route: Route,
+    is_waiting: bool,
+    until: float | None = None,
 ) -> Flow[float]:
     """Look at a server of a cluster that has not answered yet; see `dflockd.client.routing.glance`.
 
@@ -139,7 +143,7 @@ def look_at(
         return step.timeout or 0.0
         yield  # a flow without steps
 
-    path = glance(shard_map, key, route.address, is_waiting, clock.now())
+    path = glance(shard_map, key, route.address, is_waiting, clock.now(), until)
     return (yield from walk(links, path, route, found))
 
 
@@ -178,7 +182,7 @@ def walk(
                 report = yield from ask(links, route.at(step.server), loading, there, step.patience)
             elif isinstance(step, Ping):
                 there = about_server(str(step.server))
-                yield from ask(links, route.at(step.server), ping, there, PING_PATIENCE)
+                yield from ask(links, route.at(step.server), ping, there, step.patience)
             else:
                 yield from wait(step.seconds)
         except errors.RemoteError as exc:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Never, TypeAlias
 
 from dflockd import errors
 from dflockd.address import Address, Seeds, parse_server
-from dflockd.client.operations import GRACE, SHARDS_PATIENCE, ShardReport
+from dflockd.client.operations import GRACE, PING_PATIENCE, SHARDS_PATIENCE, ShardReport
 
 RETRY_PAUSES = (0.0, 0.05, 0.1, 0.2)
 """Seconds between attempts to reach a server again; the last one repeats."""
@@ -231,9 +231,10 @@ class Load(NamedTuple):
 
 
 class Ping(NamedTuple):
-    """Ask this server for a sign of life."""
+    """Ask this server for a sign of life, for so many seconds."""
 
     server: Address
+    patience: float = PING_PATIENCE
 
 
 class Pause(NamedTuple):
@@ -299,7 +300,14 @@ def pursue(
     return _Pursuit(shards, key, until, now, insists).path(first, refusal)
 
 
-def glance(shards: ShardMap, key: bytes, server: Address, is_waiting: bool, now: float) -> Path:
+def glance(
+    shards: ShardMap,
+    key: bytes,
+    server: Address,
+    is_waiting: bool,
+    now: float,
+    until: float | None = None,
+) -> Path:
     """Look once at a server that has not answered yet: is it alive, is it still in charge?
 
     It ends with an `Ask`: the answer may still come, and its `timeout` says after how many seconds to
@@ -311,8 +319,9 @@ def glance(shards: ShardMap, key: bytes, server: Address, is_waiting: bool, now:
         server: it.
         is_waiting: whether it is right to say nothing as long as it is alive.
         now: monotonic time.
+        until: when nobody waits for that answer any more: then nothing is left to be found out.
     """
-    return _Pursuit(shards, key, None, now, insists=True).glance(server, is_waiting)
+    return _Pursuit(shards, key, until, now, insists=True).glance(server, is_waiting)
 
 
 class _Pursuit:
@@ -364,8 +373,8 @@ class _Pursuit:
         is_alive = (yield from self._sign_of_life(server)) if is_waiting else False
         if is_alive is False:
             self._suspects.add(server)
-            if self._now - self._map.loaded_at > RELOAD_EVERY:
-                yield from self._ask_around(but=server, over=self._now)
+            if self._now - self._map.loaded_at > RELOAD_EVERY and not self._is_over():
+                yield from self._ask_around(but=server)
             if (moved := self._map.moved(self._key, server)) is not None:
                 raise moved
         yield Ask(server, LOOK_EVERY if is_alive else LOOK_AGAIN)
@@ -377,7 +386,9 @@ class _Pursuit:
         if self._now - looked_at < (LOOK_EVERY / 2 if is_alive else LOOK_AGAIN):
             return is_alive
         self._map.signs[server] = self._now, None
-        is_alive = (yield from self._do(Ping(server))).error is None
+        left = self._left()
+        patience = PING_PATIENCE if left is None else min(PING_PATIENCE, left)
+        is_alive = (yield from self._do(Ping(server, patience))).error is None
         self._map.signs[server] = self._now, is_alive
         return is_alive
 
@@ -433,27 +444,29 @@ class _Pursuit:
             yield from self._pause(next(self._pauses))
 
     def _ask_around(
-        self, but: Address | None = None, over: float | None = None
+        self, but: Address | None = None
     ) -> Generator[Step, Outcome, errors.RemoteError | None]:
         """Ask one server after another for the map; return why none could answer.
 
         Args:
-            but: who is not asked.
-            over: from then on only few are asked; by default when the time of the caller is over.
+            but: who is not asked: it is looked at, and few of the others will do.
         """
         if (yield from self._leave_to_others()):
             self._reloads += 1
             return None
         self._map.loading_until = self._now + LOAD_TURN
         try:
-            return (yield from self._ask_in_turn(but, over))
+            return (yield from self._ask_in_turn(but))
         finally:
             self._map.loading_until = self._now
 
     def _ask_in_turn(
-        self, but: Address | None, over: float | None
+        self, but: Address | None
     ) -> Generator[Step, Outcome, errors.RemoteError | None]:
-        if over is None and self._until is not None and not self._insists:
+        over = None
+        if but is not None:
+            over = self._now
+        elif self._until is not None and not self._insists:
             over = self._until + GRACE
         refusals: list[errors.RemoteError] = []
         sources = [each for each in self._map.sources(self._suspects) if each != but]
@@ -461,6 +474,8 @@ class _Pursuit:
             patience = SHARDS_PATIENCE
             if over is not None:
                 if self._now >= over and len(refusals) >= ASKED_AT_LEAST:
+                    break
+                if but is not None and self._is_over():
                     break
                 # Each of the few that must be asked has its share.
                 share = max(1, min(ASKED_AT_LEAST, len(sources)) - len(refusals))
@@ -505,11 +520,14 @@ class _Pursuit:
         self._now = outcome.now
         return outcome
 
+    def _is_over(self) -> bool:
+        return self._until is not None and self._now >= self._until
+
     def _is_late(self) -> bool:
         return self._until is not None and self._now >= self._until + GRACE
 
     def _check_time(self) -> None:
-        if self._until is not None and self._now >= self._until:
+        if self._is_over():
             assert self._error is not None
             raise self._error
 
