@@ -82,7 +82,9 @@ class DistributedLock(LockBase):
             reply = None
             if link is not None:
                 patience = session.asked.patience
-                reply = await _reply(link, math.inf if patience is None else link.asked_at + patience)
+                reply = await _reply(
+                    link, math.inf if patience is None else link.asked_at + patience
+                )
                 if type(reply) is bytes and session.is_granted(claim, link, reply):
                     return True
             return await _run(session.acquire(claim, timeout, link, reply, progress))

@@ -263,9 +263,7 @@ class Asker:
 
     # What is about a lock that is held.
 
-    def _tell(
-        self, operation: Tell[R], link: Link | None, timeout: float
-    ) -> Flow[tuple[R, Link]]:
+    def _tell(self, operation: Tell[R], link: Link | None, timeout: float) -> Flow[tuple[R, Link]]:
         """Run an operation about what is held, on its connection or, if that broke, on a new one.
 
         `telling` is then the connection, as long as the caller stands on it.

@@ -180,7 +180,7 @@ class DistributedLock(LockBase):
             InvalidArgumentError: the lease is not a whole number of seconds, 1 or more.
             RemoteError: the server could not be asked, refused, or sent nothing for 10 s or until
                 the lease was over. If the lease goes on, so does the lock.
-            LocalError: `on_lost` of some lock calls this: that thread renews, and cannot wait for itself.
+            LocalError: `on_lost` of some lock calls this: its thread would wait for itself.
         """
         return _run(self._renewing(lease_ttl_s))
 
@@ -240,9 +240,9 @@ class DistributedLock(LockBase):
         since a restarted server may remember the lock. The same holds for a server that is silent
         for a second.
         """
-        session = self._session
-        claim = session.lease, session.waiter
         try:
+            session = self._session
+            claim = session.lease, session.waiter
             link = session.hand_back(claim)
             reply = None
             if link is not None:
@@ -335,7 +335,21 @@ class DistributedLock(LockBase):
         traceback: TracebackType | None,
     ) -> None:
         """Release the lock."""
-        self.release()
+        # As `release` does. To call that would be an instant more at which a signal's exception leaves
+        # the lock held: where a function begins, nothing can catch it yet.
+        try:
+            session = self._session
+            claim = session.lease, session.waiter
+            link = session.hand_back(claim)
+            reply = None
+            if link is not None:
+                reply = _hear(link, RELEASE_PATIENCE)
+                if type(reply) is bytes and session.is_released(link, reply):
+                    return
+            _run(session.release(claim, link, reply))
+        except BaseException:
+            session.give_up(claim)
+            raise
 
     @staticmethod
     def _callback(

@@ -64,8 +64,8 @@ class Resolve(NamedTuple):
 
 Wait: TypeAlias = "Connection | Ready | Pause | Hear | Resolve"
 """What is yielded to drivers. A connection by itself is waited for like a `Ready` that reads, for the
-seconds that it has `left`: that is what nearly all waits are. A driver that reads from it itself answers
-with the reply that it has read, or with the error that came of that, instead of ``True``."""
+seconds that it has `left`: that is what nearly all waits are. A driver that reads from it itself
+answers with the reply that it has read, or with the error that came of that, instead of ``True``."""
 Waits: TypeAlias = Generator[Wait, Any, R]
 _Found: TypeAlias = "list[tuple[int, int, int, Any]]"
 
@@ -144,7 +144,7 @@ class Connection:
         self.reader = ReplyReader()
         self.is_tls = False
         self._watchers: list[object] = []
-        """Who has registered the descriptor, and who is just closing it. Changed by single operations."""
+        """Who has registered the descriptor, and who is closing it. Changed by single operations."""
         me = threading.get_ident()
         try:
             _making.append(me)

@@ -465,9 +465,7 @@ def confirm(target: Target, token: bytes, lease: int | None) -> Operation[Grant 
         # It took longer than the lease is: whether it has begun anew is not known any more.
 
 
-def detach(
-    target: Target, token: bytes, lease: int, *, is_new: bool = False
-) -> Operation[bool]:
+def detach(target: Target, token: bytes, lease: int, *, is_new: bool = False) -> Operation[bool]:
     """Start the lease anew and let the hold outlive this connection, whose it is no more.
 
     ``False`` if it is another's by now, or held no more.
@@ -476,8 +474,8 @@ def detach(
         target: what it is about.
         token: of the grant.
         lease: seconds.
-        is_new: whether its connection is another one than before. To the server the hold belongs to that,
-            which may be half open: so it is brought here before.
+        is_new: whether its connection is another one than before. To the server the hold belongs to
+            that, which may be half open: so it is brought here before.
 
     Raises:
         UnsupportedError: the server does not know that.

@@ -21,6 +21,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -53,6 +54,9 @@ FORGOTTEN = 8
 
 LONGEST_BEGINNING = 1.0
 """Seconds that the end of the process waits for a thread that was started a moment before."""
+
+SHARED_FOR = 1.0
+"""Seconds after which nobody else waits for a look-up that has not answered yet."""
 
 LONGEST_SLEEP = 86400.0
 """Seconds after which the thread looks up though nothing is due: `epoll` cannot count to a month."""
@@ -104,7 +108,9 @@ class Reactor:
         self._looks = 0
         """How many looks are still to come, unless others come."""
         self._look_at_young_at = math.inf
-        self._due: list[tuple[float, int, Task | Lease]] = []
+        self._due: list[tuple[float, int, Task | weakref.ref[Lease]]] = []
+        """Leases are only referred to: one that is over would be kept, with its connection, for as long
+        as it would have lasted."""
         self._order = itertools.count()
         self._wakes_at = -math.inf
         """When the thread looks up by itself; ``-inf`` while it is up."""
@@ -324,10 +330,12 @@ class Reactor:
         now = clock.now()
         while self._due and self._due[0][0] <= now:
             _, order, due = heapq.heappop(self._due)
-            if isinstance(due, Lease):
-                self._look_at(due)
-            elif order == due.order:
-                self._step(due, due.over)
+            if isinstance(due, Task):
+                if order == due.order:
+                    self._step(due, due.over)
+            elif (lease := due()) is not None:
+                self._look_at(lease)
+                del lease
 
     def _take_in(self, when: float, what: Lease | Callable[[], object]) -> None:
         if not isinstance(what, Lease):
@@ -336,13 +344,16 @@ class Reactor:
             if not what.task.ended:
                 self._step(what.task, False)
         elif not what.is_over:
-            heapq.heappush(self._due, (when, next(self._order), what))
+            heapq.heappush(self._due, (when, next(self._order), weakref.ref(what)))
 
     def _forget_what_is_over(self) -> None:
         # Locks come and go much faster than their times fall due.
         while self._due:
             _, order, what = self._due[0]
-            if not what.is_over if isinstance(what, Lease) else what.order == order:
+            if isinstance(what, Task):
+                if what.order == order:
+                    break
+            elif (lease := what()) is not None and not lease.is_over:
                 break
             heapq.heappop(self._due)
 
@@ -358,7 +369,7 @@ class Reactor:
             self._stop(lease.task)
             lease.lose(UNRENEWED)
             return
-        heapq.heappush(self._due, (lease.deadline, next(self._order), lease))
+        heapq.heappush(self._due, (lease.deadline, next(self._order), weakref.ref(lease)))
 
     def _renew(self, lease: Lease) -> None:
         if not isinstance(lease.task, Task):
@@ -449,7 +460,9 @@ class Reactor:
         if not link.watch(task):
             return False
         known = self._selector.get_map().get(link.fileno())
-        if known is not None:  # it was a lock's that has been released, which does not wake this thread
+        if (
+            known is not None
+        ):  # it was a lock's that has been released, which does not wake this thread
             self._unregister(known.data)
         task.registered = link, events
         self._selector.register(link.fileno(), events, task)
@@ -497,40 +510,45 @@ class _Pipe:
 class Resolver:
     """Looks up names, which takes threads of their own: nobody can do it without waiting.
 
-    There is one for each host: who asks for one that does not answer holds up nobody else. From any
-    thread, and without a lock.
+    Who asks for the same host and port at the same time shares one look-up. One that does not answer
+    holds up nobody who asks for another host, nor for long who asks for the same. From any thread, and
+    without a lock.
     """
 
     def __init__(self) -> None:
-        self._asked: dict[str, deque[tuple[Resolve, Callable[[object], object]]]] = {}
-        """By host."""
-        self._running: dict[str, object] = {}
-        """The hosts that have a thread, by a single operation."""
+        self._under_way: dict[tuple[str, int], _LookUp] = {}
 
     def resolve(self, name: Resolve, found: Callable[[object], object]) -> None:
         """Have it looked up, and `found` called in another thread with what `getaddrinfo` brings."""
-        self._asked.setdefault(name.host, deque()).append((name, found))
-        self._begin(name.host)
+        where, now = (name.host, name.port), clock.now()
+        look_up = self._under_way.get(where)
+        if (
+            look_up is None
+            or look_up.fired
+            or not look_up.began <= now < look_up.began + SHARED_FOR
+        ):
+            look_up = _LookUp(now)
+            _thread.start_new_thread(self._run, (where, look_up))
+            # Not before: if this is interrupted, nobody waits for a thread that never began.
+            self._under_way[where] = look_up
+        look_up.listen(lambda: found(look_up.outcome))
 
-    def _begin(self, host: str) -> None:
-        me = object()
-        if self._running.setdefault(host, me) is me:
-            try:
-                _thread.start_new_thread(self._run, (host,))
-            except BaseException:
-                del self._running[host]
-                raise
+    def _run(self, where: tuple[str, int], look_up: _LookUp) -> None:
+        try:
+            look_up.outcome = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)
+        except Exception as exc:
+            look_up.outcome = exc
+        look_up.fire()
+        if self._under_way.get(where) is look_up:
+            self._under_way.pop(where, None)
 
-    def _run(self, host: str) -> None:
-        asked = self._asked[host]
-        while asked:
-            name, found = asked.popleft()
-            outcome: object
-            try:
-                outcome = socket.getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
-            except Exception as exc:
-                outcome = exc
-            found(outcome)
-        del self._running[host]
-        if asked:  # somebody has come in between, and was told that there is a thread
-            self._begin(host)
+
+class _LookUp(Signal):
+    """A name that is being looked up."""
+
+    __slots__ = ("began", "outcome")
+
+    def __init__(self, began: float) -> None:
+        super().__init__()
+        self.began = began
+        self.outcome: object = None

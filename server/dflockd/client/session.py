@@ -659,11 +659,13 @@ class Session(Asker):
         self.lease = None
 
     def _be_free(self) -> None:
-        # Without a call in between: an interruption there would leave it to nobody.
-        lease, self.lease = self.lease, None
-        self._owner.clear()
+        lease = self.lease
         if lease is not None:
+            # First: once this session knows it no more, nobody could say so after an interruption.
             self.home.reactor.forget(lease)
+        # Without a call in between: an interruption there would leave it to nobody.
+        self.lease = None
+        self._owner.clear()
 
     # The parts of flows.
 

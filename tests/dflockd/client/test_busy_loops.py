@@ -61,13 +61,14 @@ def test_a_lease_that_ends_unrenewed_while_the_loop_is_busy(
         until = time.monotonic() + 10
         while lock.state != "lost":
             assert time.monotonic() < until
-            time.sleep(0.02)  # the loop stands still
+            time.sleep(0.02)  # noqa: ASYNC251 - the loop stands still
         others = [lock_on(server, f"{key}-{number}") for number in range(5)]
         for other in others:
             assert await soon(acquire(other)) is True
-        assert all(isinstance(each, Exception) or not each for each in await soon(
-            asyncio.gather(*waiting, return_exceptions=True)
-        ))
+        assert all(
+            isinstance(each, Exception) or not each
+            for each in await soon(asyncio.gather(*waiting, return_exceptions=True))
+        )
         assert not await release(lock)
         proxy.pass_on()
         async with releasing:
