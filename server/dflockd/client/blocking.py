@@ -51,7 +51,7 @@ class DistributedLock(LockBase):
     lock is held. If the process ends, however suddenly, the lock is free at once. Locks are not
     re-entrant. Each object serves one owner at a time; others get an `AlreadyHeldError`. If a signal
     handler raises, neither a lock nor a position is left behind, unless it raises at the very first
-    instruction of ``__exit__``: then the lock is held for as long as its object lives.
+    instruction of ``__exit__`` or `release`: then the lock is held for as long as its object lives.
 
     For the arguments see `dflockd.client.lock.LockBase`.
     """
