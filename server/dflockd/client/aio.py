@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 from dflockd import errors
 from dflockd.client import clock, operations, process
 from dflockd.client.arguments import Reservation
-from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
+from dflockd.client.connection import Awaited, Connection, Resolve, Waits, carry_out
 from dflockd.client.frames import without_frames
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
 from dflockd.client.newest import listen
@@ -415,7 +415,8 @@ class _Replies:
     """Who waits for replies in one event loop. One timer does for all of them."""
 
     def __init__(self) -> None:
-        self.readers: set[_Reader] = set()
+        self.readers: weakref.WeakSet[_Reader] = weakref.WeakSet()
+        """Those that are registered: what is in a closed loop is nobody's."""
         self.looks_at = math.inf
         """When somebody looks next at whose time is over."""
 
@@ -450,10 +451,10 @@ class _Reader:
     """Reads the replies that come on a connection, for who waits for them in one event loop.
 
     What comes while nobody waits there is not its to read: the server has ended an idle connection, or
-    the reactor hears of a renewal. Then it unregisters the connection, so that it is not woken again.
+    the answer is one to the reactor. Then it unregisters the connection, so that it is not woken again.
     """
 
-    __slots__ = ("_link", "_number", "_replies", "loop", "until", "waiting")
+    __slots__ = ("__weakref__", "_link", "_number", "_replies", "loop", "until", "waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, link: Connection) -> None:
         self.loop = loop
@@ -615,7 +616,7 @@ async def _ready_elsewhere(loop: asyncio.AbstractEventLoop, wait: Ready) -> bool
     return await ready
 
 
-async def _wait(loop: asyncio.AbstractEventLoop, wait: Wait) -> object:
+async def _wait(loop: asyncio.AbstractEventLoop, wait: Awaited) -> object:
     if isinstance(wait, Ready):
         return await _ready(loop, wait.link, wait.writes, max(0.0, wait.until - clock.now()))
     if isinstance(wait, Pause):

@@ -32,7 +32,7 @@ Tell: TypeAlias = Callable[[Target, bool], Operation[R]]
 """An operation about what is held; and whether its connection is another one than before."""
 
 
-class Reactor(Protocol):
+class Background(Protocol):
     """What goes on without the caller, as far as sessions go. None of these calls waits."""
 
     def keep(self, lease: Lease) -> None:
@@ -65,7 +65,7 @@ class Home(Protocol):
         """Idle connections."""
 
     @property
-    def reactor(self) -> Reactor:
+    def reactor(self) -> Background:
         """What goes on without the caller."""
 
 
@@ -168,7 +168,7 @@ class Asker:
         timeout: float | None,
         link: Link | None,
         until: float | None,
-        look: flows.Look | None,
+        look: flows.LookAgain | None,
     ) -> Flow[R]:
         """Run an operation on a connection of the pool, or on a new one if that has died there."""
         links, owner = self._home().pool, self._owner.get("by")
@@ -179,7 +179,7 @@ class Asker:
         return (yield from self._ask_twice(begin, timeout, talk, look))
 
     def _ask_twice(
-        self, begin: Begin[R], timeout: float | None, talk: Talk[R], look: flows.Look | None
+        self, begin: Begin[R], timeout: float | None, talk: Talk[R], look: flows.LookAgain | None
     ) -> Flow[R]:
         """Go through a talk on the connection of `asking`; once more if it has died in the pool."""
         links, owner, until = self._home().pool, self._owner.get("by"), talk.until
@@ -243,7 +243,7 @@ class Asker:
         return flows.look_at(self._home().pool, shards, self.target.key, route, is_waiting, until)
 
     def _talk(
-        self, link: Link, operation: Operation[R], until: float | None, look: flows.Look | None
+        self, link: Link, operation: Operation[R], until: float | None, look: flows.LookAgain | None
     ) -> Flow[R]:
         try:
             if self.is_cancelled:

@@ -15,13 +15,13 @@ from typing import Any, Self, TypeVar
 from dflockd import errors
 from dflockd.client import clock, operations, process
 from dflockd.client.arguments import Reservation
-from dflockd.client.connection import Connection, Resolve, Wait, Waits, carry_out
+from dflockd.client.connection import Awaited, Connection, Resolve, Waits, carry_out
 from dflockd.client.frames import without_frames
 from dflockd.client.greenlets import current_hub
 from dflockd.client.lock import LockBase, RateLimitBase, SemaphoreBase
 from dflockd.client.newest import listen
 from dflockd.client.operations import Progress
-from dflockd.client.session import RELEASE_PATIENCE, Reply
+from dflockd.client.session import RELEASE_PATIENCE, Heard
 from dflockd.client.steps import Flow, Hear, Pause, Ready
 from dflockd.sharding import ShardingStrategy, stable_hash_shard
 from dflockd.wire import ENQUEUED, UnexpectedReplyError
@@ -386,7 +386,7 @@ class RateLimit(RateLimitBase, DistributedSemaphore):
     """
 
 
-def _hear(link: Any, patience: float | None) -> Reply:
+def _hear(link: Any, patience: float | None) -> Heard:
     """Wait for the reply to what a connection was asked, for so many seconds (``None``: no end)."""
     try:
         poll = link.poll
@@ -444,7 +444,7 @@ def _ready(link: Connection, writes: bool, left: float) -> bool:
     return bool(poll.poll(None if seconds is None else seconds * 1000))
 
 
-def _wait(wait: Wait) -> object:
+def _wait(wait: Awaited) -> object:
     if isinstance(wait, Ready):
         return _ready(wait.link, wait.writes, wait.until - clock.now())
     if isinstance(wait, Pause):

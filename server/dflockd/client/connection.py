@@ -24,7 +24,7 @@ from dflockd import errors
 from dflockd.address import Address
 from dflockd.client import clock
 from dflockd.client.frames import without_frames
-from dflockd.client.operations import Answer, Exchange, authenticate, greet
+from dflockd.client.operations import Exchange, TimedReply, authenticate, greet
 from dflockd.client.steps import SILENT, Flow, Hear, Link, Open, Pause, Ready, Route, Silent, Talk
 from dflockd.wire import ReplyReader, UnexpectedReplyError
 
@@ -62,11 +62,11 @@ class Resolve(NamedTuple):
     until: float
 
 
-Wait: TypeAlias = "Connection | Ready | Pause | Hear | Resolve"
+Awaited: TypeAlias = "Connection | Ready | Pause | Hear | Resolve"
 """What is yielded to drivers. A connection by itself is waited for like a `Ready` that reads, for the
 seconds that it has `left`: that is what nearly all waits are. A driver that reads from it itself
 answers with the reply that it has read, or with the error that came of that, instead of ``True``."""
-Waits: TypeAlias = Generator[Wait, Any, R]
+Waits: TypeAlias = Generator[Awaited, Any, R]
 _Found: TypeAlias = "list[tuple[int, int, int, Any]]"
 
 
@@ -136,7 +136,7 @@ class Connection:
         self.asked_at = 0.0
         """When the latest `ask` was."""
         self.left = math.inf
-        """For how many seconds it is waited for once it is yielded; see `Wait`."""
+        """For how many seconds it is waited for once it is yielded; see `Awaited`."""
         self.poll: Any = None
         """What the driver of threads waits with."""
         self.loop_reader: Any = None
@@ -224,13 +224,13 @@ class Connection:
     def watch(self, watcher: Watcher) -> bool:
         """Note that somebody is about to register the descriptor; ``False`` if it is closed."""
         self._watchers.append(watcher)
-        if self.closed:  # whoever closes it from now on sees the watcher
+        if self.closed:  # who closes it from now on sees the watcher
             self.unwatch(watcher)
             return False
         return True
 
     def unwatch(self, watcher: object) -> None:
-        """Note that somebody has unregistered it; the last one closes it, if it is to be closed."""
+        """Note that somebody has unregistered it; the last one closes it, if somebody has ended it."""
         with contextlib.suppress(ValueError):  # its poller is gone, and somebody has seen that
             self._watchers.remove(watcher)
         if self.closed and not self._watchers:
@@ -411,14 +411,14 @@ def _talk(talk: Talk[R]) -> Waits[R | Silent]:
                 raise line
             if line is not None:
                 link.accept(line)
-                answer = Answer(line, sent, clock.now())
+                answer = TimedReply(line, sent, clock.now())
             elif talk.look_at < limit:
                 talk.under_way = exchange, sent, None
                 return SILENT
             elif exchange.timeout_is_reply and not link.closed:
                 link.close()
                 over = clock.now()
-                answer = Answer(b"timeout", over, over)
+                answer = TimedReply(b"timeout", over, over)
             else:
                 raise TimeoutError
             exchange, sent, line = operation.send(answer), 0.0, None

@@ -213,7 +213,7 @@ class Lease:
         return True
 
     def ask(self, renewal: Renewal) -> None:
-        """Have it renewed by the reactor, which is to be told next."""
+        """Have it renewed by the reactor. Tell that next."""
         self.__dict__.setdefault("renewals", deque()).append(renewal)
         if self._end:  # who has ended it may not have seen this one
             self._settle()

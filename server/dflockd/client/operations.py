@@ -116,7 +116,7 @@ class Exchange(NamedTuple):
     """Whether the server may be right to say nothing for a while: the lock is not free."""
 
 
-class Answer(NamedTuple):
+class TimedReply(NamedTuple):
     """One reply, with the monotonic times at which its request left and it came."""
 
     line: bytes
@@ -197,7 +197,7 @@ DONE: Final = Status.OK.value
 
 R = TypeVar("R")
 M = TypeVar("M")
-Operation: TypeAlias = Generator[Exchange, Answer, R]
+Operation: TypeAlias = Generator[Exchange, TimedReply, R]
 
 
 def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
@@ -532,7 +532,7 @@ def _confirmation_request(target: Target, token: bytes, lease: int | None) -> by
     return encode_request(Renew(Space.LOCK, target.key, token, lease, How.CONFIRM, None, label))
 
 
-def read_renewal(target: Target, token: bytes, answer: Answer) -> Grant | None:
+def read_renewal(target: Target, token: bytes, answer: TimedReply) -> Grant | None:
     """Return what the answer to a `renewal_request` means."""
     reply = _read(parse_renewed, answer, target)
     if isinstance(reply, Renewed):
@@ -804,7 +804,7 @@ def _is_whole(seconds: float) -> bool:
     return math.ceil(seconds) - seconds <= ROUNDING
 
 
-def _confirmed(target: Target, granted: Granted, answer: Answer) -> Operation[Grant | None]:
+def _confirmed(target: Target, granted: Granted, answer: TimedReply) -> Operation[Grant | None]:
     """Return the grant with a deadline that can be trusted, or ``None`` if its lease has ended.
 
     The lease began at the server at some time between the departure of the request and the arrival
@@ -868,7 +868,7 @@ def _taken_up(grant: Grant | None, target: Target) -> Grant:
     return grant
 
 
-def _read(parse: Callable[[bytes], M], answer: Answer, target: Target) -> M:
+def _read(parse: Callable[[bytes], M], answer: TimedReply, target: Target) -> M:
     try:
         return parse(answer.line)
     except UnexpectedReplyError as exc:

@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any
 
 from dflockd.client import clock
-from dflockd.client.connection import CONNECTIONS, Connection, Resolve, Wait, Waits, carry_out
+from dflockd.client.connection import CONNECTIONS, Awaited, Connection, Resolve, Waits, carry_out
 from dflockd.client.greenlets import make_selector, select_green
 from dflockd.client.later import release_later, take_back
 from dflockd.client.lease import UNRENEWED, Lease
@@ -413,7 +413,7 @@ class Reactor:
         task.ended = True
         self._unregister(task)
 
-    def _wait(self, task: Task, wait: Wait) -> None:
+    def _wait(self, task: Task, wait: Awaited) -> None:
         task.over = False
         if isinstance(wait, Connection):
             wait = Ready(wait, False, clock.now() + wait.left)

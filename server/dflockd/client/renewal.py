@@ -21,8 +21,8 @@ from dflockd.client.flows import look_at, walk
 from dflockd.client.later import Probing, Turn
 from dflockd.client.lease import DOUBTFUL, SILENCE, UNKNOWN, UNRENEWED, Lease, Renewal
 from dflockd.client.operations import (
-    Answer,
     Grant,
+    TimedReply,
     read_renewal,
     renewal_request,
 )
@@ -173,7 +173,7 @@ class _Keeper:
         if came and (line := link.receive_now()) is not None:
             sent = self.sent.pop(link, None)
             if sent is not None:
-                self._answered(Answer(line, sent, clock.now()))
+                self._answered(TimedReply(line, sent, clock.now()))
         now = clock.now()
         if now >= lease.deadline:
             lease.lose(UNRENEWED)
@@ -206,7 +206,7 @@ class _Keeper:
         del self.sent[spare]
         self._settles_from = clock.now()
 
-    def _answered(self, answer: Answer) -> None:
+    def _answered(self, answer: TimedReply) -> None:
         lease = self.lease
         grant = read_renewal(lease.target, lease.token, answer)
         self.report()
@@ -219,7 +219,7 @@ class _Keeper:
         else:
             self._settle(answer)
 
-    def _settle(self, answer: Answer) -> None:
+    def _settle(self, answer: TimedReply) -> None:
         """See what follows from a renewal that is done."""
         spare = self.spare
         self.keep_promises(answer.sent)
@@ -369,7 +369,7 @@ class _Rescue:
                     self._broke(each)
                     continue
                 if line is not None:
-                    answer = Answer(line, keeper.sent.pop(each), clock.now())
+                    answer = TimedReply(line, keeper.sent.pop(each), clock.now())
                     # The next request goes out there.
                     self._ours.remove(each)
                     self._ours.append(each)

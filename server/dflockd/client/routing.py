@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Never, TypeAlias
 from dflockd import errors
 from dflockd.address import Address, Seeds, parse_server
 from dflockd.client.operations import GRACE, PING_PATIENCE, SHARDS_PATIENCE, ShardReport
+from dflockd.client.steps import Pause
 
 RETRY_PAUSES = (0.0, 0.05, 0.1, 0.2)
 """Seconds between attempts to reach a server again; the last one repeats."""
@@ -230,20 +231,14 @@ class Load(NamedTuple):
     patience: float = SHARDS_PATIENCE
 
 
-class Ping(NamedTuple):
+class SignOfLife(NamedTuple):
     """Ask this server for a sign of life, for so many seconds."""
 
     server: Address
     patience: float = PING_PATIENCE
 
 
-class Pause(NamedTuple):
-    """Wait."""
-
-    seconds: float
-
-
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     """What came of a step, when. An `Ask` that succeeds is the end of the path instead."""
 
     now: float
@@ -251,11 +246,11 @@ class Outcome(NamedTuple):
     report: ShardReport | None = None
 
 
-Step: TypeAlias = Ask | Load | Ping | Pause
-Path: TypeAlias = Generator[Step, Outcome, Never]
+Leg: TypeAlias = Ask | Load | SignOfLife | Pause
+Path: TypeAlias = Generator[Leg, StepOutcome, Never]
 """The steps to an answer. It raises the last error when there is nothing else to be done."""
 
-_Part: TypeAlias = Generator[Step, Outcome, None]
+_Part: TypeAlias = Generator[Leg, StepOutcome, None]
 
 
 def insist(server: Address, until: float, now: float) -> Path:
@@ -380,7 +375,7 @@ class _Pursuit:
         yield Ask(server, LOOK_EVERY if is_alive else LOOK_AGAIN)
         raise AssertionError("it is the end of the path")
 
-    def _sign_of_life(self, server: Address) -> Generator[Step, Outcome, bool | None]:
+    def _sign_of_life(self, server: Address) -> Generator[Leg, StepOutcome, bool | None]:
         """Ask for one, unless another of this process has done so, or is about to."""
         looked_at, is_alive = self._map.signs.get(server, (float("-inf"), None))
         if self._now - looked_at < (LOOK_EVERY / 2 if is_alive else LOOK_AGAIN):
@@ -388,7 +383,7 @@ class _Pursuit:
         self._map.signs[server] = self._now, None
         left = self._left()
         patience = PING_PATIENCE if left is None else min(PING_PATIENCE, left)
-        is_alive = (yield from self._do(Ping(server, patience))).error is None
+        is_alive = (yield from self._do(SignOfLife(server, patience))).error is None
         self._map.signs[server] = self._now, is_alive
         return is_alive
 
@@ -445,7 +440,7 @@ class _Pursuit:
 
     def _ask_around(
         self, but: Address | None = None
-    ) -> Generator[Step, Outcome, errors.RemoteError | None]:
+    ) -> Generator[Leg, StepOutcome, errors.RemoteError | None]:
         """Ask one server after another for the map; return why none could answer.
 
         Args:
@@ -462,7 +457,7 @@ class _Pursuit:
 
     def _ask_in_turn(
         self, but: Address | None
-    ) -> Generator[Step, Outcome, errors.RemoteError | None]:
+    ) -> Generator[Leg, StepOutcome, errors.RemoteError | None]:
         over = None
         if but is not None:
             over = self._now
@@ -497,7 +492,7 @@ class _Pursuit:
             default=errors.UnreachableError("there is no other server to ask"),
         )
 
-    def _leave_to_others(self) -> Generator[Step, Outcome, bool]:
+    def _leave_to_others(self) -> Generator[Leg, StepOutcome, bool]:
         """Return whether others of this process have loaded the map while they were waited for."""
         began = self._now
         until = began + LOAD_TURN
@@ -515,7 +510,7 @@ class _Pursuit:
         seconds *= random.uniform(1, 1 + JITTER)
         yield from self._do(Pause(seconds if left is None else min(seconds, left)))
 
-    def _do(self, step: Step) -> Generator[Step, Outcome, Outcome]:
+    def _do(self, step: Leg) -> Generator[Leg, StepOutcome, StepOutcome]:
         outcome = yield step
         self._now = outcome.now
         return outcome

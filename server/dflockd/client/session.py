@@ -75,7 +75,7 @@ logger = logging.getLogger("dflockd.client")
 First: TypeAlias = Callable[[Target, float | None], Exchange]
 """The first request of an operation, with its timeout, by nobody in particular."""
 
-Reply: TypeAlias = "bytes | Exception | None"
+Heard: TypeAlias = "bytes | Exception | None"
 """The reply to a request, or what went wrong instead, or nothing yet."""
 
 Give: TypeAlias = Callable[[Target, bytes], Operation[bool]]
@@ -288,7 +288,7 @@ class Session(Asker):
         begin: Begin[Grant | None],
         timeout: float | None,
         link: Link,
-        reply: Reply,
+        reply: Heard,
     ) -> Flow[Grant | None]:
         """Go on with what `ask` has begun."""
         if self._owner.get("by") is not claim:
@@ -304,7 +304,7 @@ class Session(Asker):
         claim: object,
         timeout: float | None,
         asked: Link | None = None,
-        reply: Reply = None,
+        reply: Heard = None,
         progress: Progress | None = None,
     ) -> Flow[bool]:
         """Wait for the lock; ``False`` if it was not granted in time.
@@ -337,7 +337,7 @@ class Session(Asker):
         claim: object,
         timeout: float | None,
         asked: Link | None = None,
-        reply: Reply = None,
+        reply: Heard = None,
         progress: Progress | None = None,
     ) -> Flow[bool]:
         """Take a position; ``True`` if the lock was granted at once. For arguments see `acquire`."""
@@ -569,7 +569,7 @@ class Session(Asker):
         self,
         claim: Ending,
         asked: Link | None = None,
-        reply: Reply = None,
+        reply: Heard = None,
         give: Give = operations.release,
     ) -> Flow[bool]:
         """Release the lock, or the position; ``False`` if it was no longer held.

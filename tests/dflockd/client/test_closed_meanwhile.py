@@ -11,6 +11,7 @@ import contextlib
 import os
 import queue
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -128,7 +129,9 @@ async def test_the_number_of_one_that_a_loop_watches(watched: Connected, writes:
     ready = asyncio.ensure_future(aio._ready(loop, watched, writes, PATIENCE))
     await asyncio.sleep(0)
     number = watched.fileno()
-    await asyncio.to_thread(watched.close)
+    closing = threading.Thread(target=watched.close)
+    closing.start()
+    closing.join(PATIENCE)  # the loop stands still, and learns of nothing yet
     assert is_open(number)
     assert await asyncio.wait_for(ready, PATIENCE) is True
     assert not is_open(number)

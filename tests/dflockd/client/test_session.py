@@ -359,7 +359,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def renewal_outcome(error: Any, report: Any) -> Any:
     from dflockd.client import clock, routing
 
-    return routing.Outcome(clock.now(), error, report)
+    return routing.StepOutcome(clock.now(), error, report)
 
 
 @planted("what a server says is believed to be a reply", "errors are of the tree")
