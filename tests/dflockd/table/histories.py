@@ -201,7 +201,7 @@ def come_and_go(seed: int, *, in_groups: bool = False, rated: bool = False) -> T
         machine.crash(0 if rated else 4 * dice.randrange(2), 0, 0)
 
     moves = {
-        newer: 0.7,
+        newer: 1,
         older_returns: 0.5,
         crash: 0.05,
         enter: 4,

@@ -51,7 +51,7 @@ def test_groups_take_turns_as_in_the_model(seeds: range) -> None:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(30), pytest.param(range(30, 10_000), marks=pytest.mark.soak)], ids=len
+    "seeds", [range(60), pytest.param(range(60, 10_000), marks=pytest.mark.soak)], ids=len
 )
 @pytest.mark.timeout(900)
 def test_rates_turns_groups_and_ages_are_at_one_key_as_in_the_model(seeds: range) -> None:
