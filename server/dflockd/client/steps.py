@@ -172,7 +172,7 @@ class Signal:
                 self._listeners.remove(listener)
 
 
-class Probe(Signal):
+class ReturnProbe(Signal):
     """Somebody finds out whether a server that was lost is back."""
 
     __slots__ = ("is_back",)
