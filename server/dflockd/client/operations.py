@@ -119,7 +119,7 @@ class Exchange(NamedTuple):
     """Whether the server may be right to say nothing for a while: the lock is not free."""
 
 
-class Answer(NamedTuple):
+class TimedReply(NamedTuple):
     """One reply, with the monotonic times at which its request left and it came."""
 
     line: bytes
@@ -200,7 +200,7 @@ DONE: Final = Status.OK.value
 
 R = TypeVar("R")
 M = TypeVar("M")
-Operation: TypeAlias = Generator[Exchange, Answer, R]
+Operation: TypeAlias = Generator[Exchange, TimedReply, R]
 
 
 def acquire(target: Target, timeout: float | None) -> Operation[Grant | None]:
@@ -472,16 +472,25 @@ def confirm(target: Target, token: bytes, lease: int | None) -> Operation[Grant 
         # It took longer than the lease is: whether it has begun anew is not known any more.
 
 
-def detach(target: Target, token: bytes, lease: int) -> Operation[bool]:
+def detach(target: Target, token: bytes, lease: int, *, is_new: bool = False) -> Operation[bool]:
     """Start the lease anew and let the hold outlive this connection, whose it is no more.
 
     ``False`` if it is another's by now, or held no more.
+
+    Args:
+        target: what it is about.
+        token: of the grant.
+        lease: seconds.
+        is_new: whether its connection is another one than before. To the server the hold belongs to
+            that, which may be half open: so it is brought here before.
 
     Raises:
         UnsupportedError: the server does not know that.
     """
     if target.is_published:
         raise unsupported(target, "how to detach a hold", "release it")
+    if is_new and (yield from renew(target, token, lease)) is None:
+        return False
     request = _renew(target, token, lease, How.DETACH)
     answer = yield Exchange(encode_request(request), REPLY_PATIENCE)
     reply = _read(parse_renewed, answer, target)
@@ -530,7 +539,7 @@ def _confirmation_request(target: Target, token: bytes, lease: int | None) -> by
     return encode_request(Renew(Space.LOCK, target.key, token, lease, How.CONFIRM, None, label))
 
 
-def read_renewal(target: Target, token: bytes, answer: Answer) -> Grant | None:
+def read_renewal(target: Target, token: bytes, answer: TimedReply) -> Grant | None:
     """Return what the answer to a `renewal_request` means."""
     reply = _read(parse_renewed, answer, target)
     if isinstance(reply, Renewed):
@@ -802,7 +811,7 @@ def _is_whole(seconds: float) -> bool:
     return math.ceil(seconds) - seconds <= ROUNDING
 
 
-def _confirmed(target: Target, granted: Granted, answer: Answer) -> Operation[Grant | None]:
+def _confirmed(target: Target, granted: Granted, answer: TimedReply) -> Operation[Grant | None]:
     """Return the grant with a deadline that can be trusted, or ``None`` if its lease has ended.
 
     The lease began at the server at some time between the departure of the request and the arrival
@@ -866,7 +875,7 @@ def _taken_up(grant: Grant | None, target: Target) -> Grant:
     return grant
 
 
-def _read(parse: Callable[[bytes], M], answer: Answer, target: Target) -> M:
+def _read(parse: Callable[[bytes], M], answer: TimedReply, target: Target) -> M:
     try:
         return parse(answer.line)
     except UnexpectedReplyError as exc:
@@ -897,6 +906,13 @@ _REFUSALS: dict[Status, tuple[type[errors.RefusedError], str]] = {
     Status.DRAINING: (errors.DrainingError, "the server is shutting down"),
 }
 
+_WHY = {
+    b"": "grants nothing at the moment",
+    b"cut off": "is cut off from etcd, and grants and renews nothing",
+    b"closed": "is about to end, because etcd was wiped or restored from a backup",
+}
+"""What to say of the status of a server."""
+
 
 def refused(reply: object, target: Target) -> errors.RefusedError:
     """Return the error for a reply that is not what was hoped for."""
@@ -906,7 +922,8 @@ def refused(reply: object, target: Target) -> errors.RefusedError:
     elif isinstance(reply, Recovering):
         retry_s = reply.milliseconds / 1000
         return errors.RecoveringError(
-            f"{_about(target)}: the server grants nothing at the moment: try again in {retry_s:g} s",
+            f"{_about(target)}: the server {_WHY.get(reply.status, _WHY[b''])}: try again in "
+            f"{retry_s:g} s",
             retry_s=retry_s,
             key=target.name or None,
             server=target.server,

@@ -38,8 +38,11 @@ from dflockd.wire.arguments import Asked
 FROZEN = Recovering(20)
 """The answer while a shard is being handed over, which takes about so many milliseconds."""
 
-LAPSED = Recovering(200)
+LAPSED = Recovering(200, b"cut off")
 """The answer while this server has not heard of the others for too long."""
+
+CLOSED = Recovering(200, b"closed")
+"""The answer of a server that is about to end: what the others know is worth nothing."""
 
 RESUME_TIMEOUT = 2.0
 """Seconds for which a position that came with its shard is reserved for its waiter."""
@@ -120,6 +123,8 @@ class ShardTable(LockTable):
         """What is here, by shard."""
         self._directory = directory
         self._serves_until = -math.inf
+        self._lapsed = LAPSED
+        """What to answer after that."""
         self._withheld: dict[Entry, None] = {}
         """Where grants are due that could not be given at the time."""
 
@@ -133,6 +138,7 @@ class ShardTable(LockTable):
     def lapse(self) -> None:
         """Grant and renew no more, whatever was said before."""
         self._serves_until = -math.inf
+        self._lapsed = CLOSED
 
     def open(
         self,
@@ -248,12 +254,12 @@ class ShardTable(LockTable):
             waiting = peer.waiting
             if isinstance(waiting, Process):
                 waiting.asking = peer.waiting = None
-                effects.append((peer.id, LAPSED))
+                effects.append((peer.id, self._lapsed))
             elif waiting is not None and waiting.two_phase:
-                self._unblock(waiting, LAPSED, effects)
+                self._unblock(waiting, self._lapsed, effects)
             elif waiting is not None:
                 self._leave(waiting)
-                effects.append((peer.id, LAPSED))
+                effects.append((peer.id, self._lapsed))
         return effects
 
     def drop(self, shard: int, reply: Refusal) -> tuple[list[Effect], set[int]]:
@@ -299,7 +305,11 @@ class ShardTable(LockTable):
 
     def status(self, now: float) -> str:
         """Return whether it may grant locks; a single shard may recover all the same."""
-        return "serving" if now < self._serves_until else "cut off"
+        if now >= self._serves_until:
+            return self._lapsed.status.decode()
+        waits = [group.recovers_until for group in self.groups.values()]
+        recovers = bool(waits) and all(until is not None and now < until for until in waits)
+        return "recovering" if recovers else "serving"
 
     def each_group(self) -> Iterable[Group]:
         """Return all that is in the table."""
@@ -318,7 +328,7 @@ class ShardTable(LockTable):
         group = self._group_of(key)
         is_here = group is FROZEN or isinstance(group, Group)
         if is_here and now >= self._serves_until:
-            return LAPSED
+            return self._lapsed
         if isinstance(group, Group) and group.opens_at is not None:
             if now < group.opens_at:
                 return Recovering(math.ceil((group.opens_at - now) * 1000))

@@ -12,6 +12,7 @@ from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
 from dflockd.table.locking import Answer, Locking
 from dflockd.table.rates import Rate
+from dflockd.table.report import Listing
 from dflockd.table.slots import Effect
 from dflockd.table.state import Entry, Group, Hold, Peer
 from dflockd.wire import (
@@ -75,10 +76,10 @@ class LockTable(Locking):
             Release: self._release,
             Renew: self._renew,
             Unbegun: self._unbegun,
-            Stats: self._stats,
+            Stats: self._look_at_once,
             StableRef: self._stable_ref,
-            Inspect: self._inspect,
-            Find: self._find_at_once,
+            Inspect: self._look_at_once,
+            Find: self._look_at_once,
             Evict: self._evict,
             Ping: self._ping,
             # One server: every change is in effect as soon as it is answered.
@@ -167,7 +168,11 @@ class LockTable(Locking):
             self._lapse(hold, now, effects)
 
     def status(self, now: float) -> str:
-        """Return whether locks are granted, as a word: ``serving``, ``recovering`` or ``cut off``."""
+        """Return whether locks are granted, in a word or two: everybody asks this.
+
+        ``serving``; ``recovering``: only holders from before are served yet. In a cluster also
+        ``cut off`` from the store, and ``closed``: the store was replaced, and this server ends.
+        """
         until = self._group.recovers_until
         return "serving" if until is None or now >= until else "recovering"
 
@@ -194,11 +199,20 @@ class LockTable(Locking):
         """Return all that is in the table."""
         return (self._group,)
 
-    def search(self, request: Find) -> Search:
-        """Return what finds it, in steps: a table of a hundred thousand keys takes some time."""
-        return Search(
-            self.each_group(), request.text.decode(), waiters=request.waiters, notes=request.notes
-        )
+    def look(self, request: Find | Inspect | Stats, now: float) -> Search | Listing | Refusal:
+        """Return what is made in steps: to look at a hundred thousand keys takes some time."""
+        if isinstance(request, Find):
+            text, waiters = request.text.decode(), request.waiters
+            return Search(self.each_group(), text, waiters=waiters, notes=request.notes)
+        if isinstance(request, Inspect):
+            group = self._group_of(request.key)
+            if not isinstance(group, Group):
+                return group
+            entry = group.spaces[request.space].get(request.key)
+            rate = self.rate_of(request.space, request.key)
+            return report.inspect(request.key, entry, now, rate)
+        said = {"connections": len(self._peers), **self.about, "status": self.status(now)}
+        return report.stats(self.each_group(), self._size, said)
 
     # One handler for each request: returns its reply, or None where the request waits.
 
@@ -303,14 +317,6 @@ class LockTable(Locking):
     ) -> Reply | None:
         return self.listen(peer, request.key, request.token, now, effects)
 
-    def _inspect(self, _peer: Peer, request: Inspect, now: float, _effects: list[Effect]) -> Reply:
-        group = self._group_of(request.key)
-        if not isinstance(group, Group):
-            return group
-        entry = group.spaces[request.space].get(request.key)
-        rate = self.rate_of(request.space, request.key)
-        return report.fitting(lambda listed: report.inspect(request.key, entry, now, listed, rate))
-
     def _evict(self, _peer: Peer, request: Evict, now: float, effects: list[Effect]) -> Reply:
         group = self._group_of(request.key)
         if not isinstance(group, Group):
@@ -323,24 +329,15 @@ class LockTable(Locking):
         self._free(hold, now, effects)
         return Status.OK
 
-    def _stats(self, _peer: Peer, _request: Stats, now: float, _effects: list[Effect]) -> Reply:
-        connections = len(self._peers)
-        groups = self.each_group()
-        return report.fitting(
-            lambda listed: {
-                **report.stats(groups, self._size, connections, now, listed),
-                **self.about,
-                "status": self.status(now),
-            }
-        )
-
-    def _find_at_once(
-        self, _peer: Peer, request: Find, now: float, _effects: list[Effect]
+    def _look_at_once(
+        self, _peer: Peer, request: Find | Inspect | Stats, now: float, _effects: list[Effect]
     ) -> Reply:
-        search = self.search(request)
-        while not search.step(now):
+        steps = self.look(request, now)
+        if not isinstance(steps, Search | Listing):
+            return steps
+        while not steps.step(now):
             pass
-        return Report(search.text())
+        return Report(steps.text())
 
     def _ping(
         self, _peer: Peer, _request: Ping | Barrier, _now: float, _effects: list[Effect]
