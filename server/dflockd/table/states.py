@@ -32,8 +32,8 @@ TRANSITIONS: Final[dict[int, frozenset[int]]] = {
     UNTOLD: frozenset({GRANTED, GONE}),
     GRANTED: frozenset({GONE}),
     RESERVED: frozenset({QUEUED, EXPECTED, PASSED, GONE}),
-    EXPECTED: frozenset({QUEUED, WAITING, PASSED, GONE}),
-    PASSED: frozenset({QUEUED, WAITING, GONE}),
+    EXPECTED: frozenset({QUEUED, PASSED, GONE}),
+    PASSED: frozenset({QUEUED, GONE}),
     GONE: frozenset(),
     LISTENING: frozenset({GONE}),
 }
