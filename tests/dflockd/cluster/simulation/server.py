@@ -25,6 +25,7 @@ from dflockd.wire import (
     Granted,
     Hello,
     Moved,
+    Next,
     OwnerConflict,
     Pass,
     Ping,
@@ -235,6 +236,11 @@ class ServerProcess(Observed):
         if isinstance(request, Shards | Ping):
             self._dispatch(self.table.handle(peer, request, now))
             return
+        if isinstance(request, Next) or (isinstance(request, Enqueue) and request.turn is not None):
+            self.table.greet(peer, Hello(connection.client.instance, b"0.1.0"))
+        if isinstance(request, Next):
+            self._dispatch(self.table.handle(peer, request, now))
+            return
         if isinstance(request, Pass):  # whose sender does not wait for the answer
             told = self.table.handle(peer, request, now)
             self._dispatch(effect for effect in told if effect[0] != peer.id)
@@ -349,7 +355,9 @@ class ServerProcess(Observed):
                 if isinstance(reply, Superseded):
                     world.counts["superseded"] += 1
                 if isinstance(reply, YourTurn):
-                    self._note_told(connection, reply.ticket)
+                    waiter = self._reserved(reply.ticket)
+                    at = number if waiter is None else waiter.peer.id
+                    self._note_told(self.sessions.get(at, connection), reply.ticket)
                 if isinstance(reply, TimedOut):
                     self._note_kept(connection, reply.ticket)
                 self.outbox.append((connection.reply, (reply,)))
