@@ -7,9 +7,10 @@ is new may not.
 
 from __future__ import annotations
 
+import itertools
 import json
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, final
 
 from dflockd.table import report
@@ -69,26 +70,25 @@ class Walk:
         # The oldest first: mostly they are what is looked for.
         self._entries.reverse()
         self._entry: Entry | None = None
-        self._items: list[Hold | Waiter] = []
-        """Those of that entry that are still to be looked at, the first at the end."""
+        self._items: Iterator[Hold | Waiter] = iter(())
+        """Those of that entry that are still to be looked at."""
+        self.is_done = False
+        """Whether nothing is left."""
         self._position = 0
         self.left_out = 0
         """Keys of notes that were not looked at."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is left."""
-        return not (self._items or self._entries)
 
     def step(self) -> list[Match]:
         """Look at the next few, and return who of them matches."""
         found: list[Match] = []
         for _ in range(STEP):
-            if self._items:
-                self._look_at(self._items.pop(), found)
+            item = next(self._items, None)
+            if item is not None:
+                self._look_at(item, found)
             elif self._entries:
                 self._open(self._entries.pop(), found)
             else:
+                self.is_done = True
                 break
         return found
 
@@ -101,12 +101,8 @@ class Walk:
             if not self._people:
                 return
         self._entry, self._position = entry, 0
-        # In one piece: it may be gone, or another, by the next step.
-        items: list[Hold | Waiter] = list(entry.holds.values())
-        if entry.waiters is not None:
-            items.extend(entry.waiters)
-        items.reverse()
-        self._items = items
+        # As of now: it may be gone, or another, by the next step.
+        self._items = itertools.chain(list(entry.holds.values()), entry.waiters or ())
 
     def _look_at(self, item: Hold | Waiter, found: list[Match]) -> None:
         assert self._entry is not None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from heapq import merge
 from typing import TYPE_CHECKING, Final
 
-from dflockd.table.queue import Queue
+from dflockd.table.queue import Queue, number_of, take_out
 from dflockd.table.states import EXPECTED, PASSED, UNTOLD
 
 if TYPE_CHECKING:
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 
 UNSAID: Final = -1
 """The limit of a group whose members have slots from before, and nobody has come since."""
-
-
-def _number(waiter: Waiter) -> int:
-    return waiter.number
-
-
-def _since(waiter: Waiter) -> float:
-    return waiter.since
 
 
 class Lane:
@@ -66,15 +58,16 @@ class GroupedQueue(Queue):
     groups there are. A group that has somebody ready again comes last. A waiter that leaves costs
     its group no turn, and neither does one that is passed while away. One that gets a turn uses it
     up, even in vain. Iteration follows the turns to come: last are those whose groups have all that
-    they may.
+    they may, by the names of these groups.
 
-    Nobody stands in `line` and `returned` of this queue: its groups have their own.
+    In `line` and `returned` are all who have come since groups take turns here, beside those of their
+    groups: so it is known who is the oldest.
 
     Args:
         before: the queue of the key so far, of waiters in no group.
     """
 
-    __slots__ = ("_held", "_lanes", "_queued", "_ready", "_ring")
+    __slots__ = ("_held", "_lanes", "_queued", "_ready", "_resting", "_ring", "groups")
 
     def __init__(self, before: Queue | None) -> None:
         super().__init__()
@@ -83,6 +76,10 @@ class GroupedQueue(Queue):
         """By the names of their groups."""
         self._ring: OrderedDict[Lane, None] = OrderedDict()
         """Those that have somebody ready: whose turn is next first."""
+        self._resting: dict[bytes, Lane] = {}
+        """Those that have somebody who waits, and all that they may."""
+        self.groups = 0
+        """In how many somebody waits."""
         self._held: dict[int, Lane] = {}
         """Of those who have a slot and a group, by fence."""
         self._queued = 0
@@ -104,21 +101,18 @@ class GroupedQueue(Queue):
         return self._queued + len(self.expected) + len(self.told) + len(self.passed)
 
     def __iter__(self) -> Iterator[Waiter]:
-        others = merge(self.expected, self.told, self.passed, key=_number)
-        resting = [lane for lane in self._lanes.values() if lane.waiting and not lane.ready]
-        last = merge(*resting, key=_number)
-        return itertools.chain(others, _rounds(self._ring), last)
+        others = [each.copy() for each in (self.expected, self.told, self.passed)]
+        yield from merge(*others, key=number_of)
+        yield from _rounds(list(self._ring))
+        for _, lane in sorted(self._resting.items()):
+            yield from list(lane)
 
     def oldest(self) -> Waiter | None:
-        """Return who has waited longest: the first of a group, which may be none of the next."""
-        lines: list[Iterable[Waiter]] = [self.expected, self.told, self.passed]
-        lines += self._lanes.values()
-        return min((waiter for line in lines for waiter in _first(line)), key=_since, default=None)
-
-    @property
-    def groups(self) -> int:
-        """In how many groups somebody waits."""
-        return sum(1 for lane in self._lanes.values() if lane.waiting)
+        """Return who has waited longest."""
+        first = super().oldest()
+        lane = self._lanes.get(b"")  # of who was here before there were groups
+        last = None if lane is None else next(iter(lane), None)
+        return last if first is None or (last is not None and last.number < first.number) else first
 
     @property
     def ahead(self) -> int:
@@ -135,13 +129,14 @@ class GroupedQueue(Queue):
     def join(self, waiter: Waiter) -> None:
         """Let somebody stand in line who has just come."""
         lane = self._lane(waiter.group)
-        lane.line[waiter] = None
+        lane.line[waiter] = self.line[waiter] = None
         self._review(lane)
 
     def come_back(self, waiter: Waiter) -> None:
         """Let somebody in whose turn had come: ahead of the others of the group."""
         lane = self._lane(waiter.group)
-        insort(lane.returned, waiter, key=_number)
+        insort(lane.returned, waiter, key=number_of)
+        insort(self.returned, waiter, key=number_of)
         self._review(lane)
 
     def expect(self, waiter: Waiter) -> None:
@@ -156,14 +151,15 @@ class GroupedQueue(Queue):
         lane = self._lane(waiter.group)
         if waiter in lane.line:
             del lane.line[waiter]
+            self.line.pop(waiter, None)
+        elif waiter.state == EXPECTED:
+            lane.taken -= 1
+            take_out(waiter, self.expected if waiter.is_away else self.told)
+        elif waiter.state == PASSED:
+            take_out(waiter, self.passed)
         else:
-            others = lane.returned
-            if waiter.state == EXPECTED:
-                others = self.expected if waiter.is_away else self.told
-                lane.taken -= 1
-            elif waiter.state == PASSED:
-                others = self.passed
-            del others[bisect_left(others, waiter.number, key=_number)]
+            take_out(waiter, lane.returned)
+            take_out(waiter, self.returned)
         self._review(lane)
 
     # Of groups.
@@ -245,12 +241,17 @@ class GroupedQueue(Queue):
         """Take in what has changed in a lane."""
         waiting = len(lane.line) + len(lane.returned)
         ready = waiting if lane.has_room else 0
+        self.groups += (waiting > 0) - (lane.waiting > 0)
         self._queued += waiting - lane.waiting
         self._ready += ready - lane.ready
         if ready and not lane.ready:
             self._ring[lane] = None
         elif lane.ready and not ready:
             del self._ring[lane]
+        if waiting and not ready:
+            self._resting[lane.name] = lane
+        else:
+            self._resting.pop(lane.name, None)
         lane.waiting, lane.ready = waiting, ready
         if not (waiting or lane.taken):
             del self._lanes[lane.name]
@@ -260,16 +261,18 @@ def _name(group: FairGroup | None) -> bytes:
     return b"" if group is None else group.name
 
 
-def _first(line: Iterable[Waiter]) -> list[Waiter]:
-    return list(itertools.islice(line, 1))
-
-
 def _rounds(lines: Iterable[Iterable[Waiter]]) -> Iterator[Waiter]:
     """Go through all of them in turns: the first of each, then the second of each that has one."""
-    turns = deque(iter(line) for line in lines)
-    while turns:
-        line = turns.popleft()
-        for waiter in line:
+    begun: deque[Iterator[Waiter]] = deque()
+    for line in lines:
+        turns = iter(list(line))
+        for waiter in turns:
             yield waiter
-            turns.append(line)
+            begun.append(turns)
+            break
+    while begun:
+        turns = begun.popleft()
+        for waiter in turns:
+            yield waiter
+            begun.append(turns)
             break

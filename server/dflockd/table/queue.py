@@ -23,8 +23,16 @@ MOST_SILENT = 30
 """So many turns in a row are counted that a process has let run out."""
 
 
-def _number(waiter: Waiter) -> int:
+def number_of(waiter: Waiter) -> int:
+    """Return what waiters are ordered by."""
     return waiter.number
+
+
+def take_out(waiter: Waiter, waiters: list[Waiter]) -> None:
+    """Take somebody out of a list by number, if it is there."""
+    at = bisect_left(waiters, waiter.number, key=number_of)
+    if at < len(waiters) and waiters[at] is waiter:
+        del waiters[at]
 
 
 class Queue:
@@ -88,12 +96,21 @@ class Queue:
         return len(self) > 0
 
     def __iter__(self) -> Iterator[Waiter]:
-        others = [each for each in (self.returned, self.expected, self.told, self.passed) if each]
-        return itertools.chain(merge(*others, key=_number), self.line)
+        # Over copies: others may change the queue while somebody goes through it, a few at a time.
+        others = [each.copy() for each in self._others() if each]
+        return itertools.chain(merge(*others, key=number_of), list(self.line))
+
+    def _others(self) -> tuple[list[Waiter], ...]:
+        """Return who has had a turn."""
+        return self.returned, self.expected, self.told, self.passed
 
     def oldest(self) -> Waiter | None:
-        """Return who has waited longest: the first, for nobody overtakes."""
-        return next(iter(self), None)
+        """Return who has waited longest."""
+        first = next(iter(self.line), None)
+        for others in self._others():
+            if others and (first is None or others[0].number < first.number):
+                first = others[0]
+        return first
 
     @property
     def ahead(self) -> int:
@@ -125,20 +142,20 @@ class Queue:
 
     def come_back(self, waiter: Waiter) -> None:
         """Let somebody in whose turn had come."""
-        insort(self.returned, waiter, key=_number)
+        insort(self.returned, waiter, key=number_of)
 
     def expect(self, waiter: Waiter) -> None:
         """Hold a slot for somebody whose turn it is."""
         self.remove(waiter)
         self.away += waiter.is_away
-        insort(self.expected if waiter.is_away else self.told, waiter, key=_number)
+        insort(self.expected if waiter.is_away else self.told, waiter, key=number_of)
         waiter.state = EXPECTED
 
     def let_pass(self, waiter: Waiter) -> None:
         """Let others pass the waiter whose turn it is; one that is away leaves the queue."""
         self.remove(waiter)
         if not waiter.is_away:
-            insort(self.passed, waiter, key=_number)
+            insort(self.passed, waiter, key=number_of)
         waiter.state = PASSED
 
     def patience(self, waiter: Waiter, seconds: float) -> float:
@@ -171,13 +188,12 @@ class Queue:
         self.away -= waiter.is_away
         if waiter in self.line:
             del self.line[waiter]
-            return
-        others = self.returned
-        if waiter.state == EXPECTED:
-            others = self.expected if waiter.is_away else self.told
+        elif waiter.state == EXPECTED:
+            take_out(waiter, self.expected if waiter.is_away else self.told)
         elif waiter.state == PASSED:
-            others = self.passed
-        del others[bisect_left(others, waiter.number, key=_number)]
+            take_out(waiter, self.passed)
+        else:
+            take_out(waiter, self.returned)
 
     # Of groups, where there are any.
 
@@ -214,4 +230,4 @@ class Queue:
         return waiters
 
     def _held_before(self, waiter: Waiter) -> int:
-        return bisect_left(self.expected, waiter.number, key=_number)
+        return bisect_left(self.expected, waiter.number, key=number_of)

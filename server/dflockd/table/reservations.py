@@ -10,7 +10,7 @@ from dflockd.table import owners
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines, rounded
 from dflockd.table.queue import Queue
-from dflockd.table.state import Entry, Group, Peer, Reservation, Waiter
+from dflockd.table.state import NOBODY, Entry, Group, Peer, Reservation, Waiter
 from dflockd.table.states import EXPECTED, GONE, PASSED, QUEUED, RESERVED
 from dflockd.wire import Owner
 
@@ -18,7 +18,7 @@ RESERVED_LATE = 60.0
 """Seconds for which a position is kept after somebody was expected back: workers can be busy."""
 
 MAX_RESERVED = 100_000
-"""Positions that are kept at once: neither `Limits.max_locks` nor `Limits.max_waiters` bounds them."""
+"""Positions that are kept at once, for all connections and keys: 75 MB."""
 
 
 class Reservations:
@@ -29,21 +29,23 @@ class Reservations:
     Args:
         deadlines: those of the table.
         counts: those of the table.
+        most: positions that are kept of one connection, and in the queue of one key.
     """
 
-    def __init__(self, deadlines: Deadlines, counts: Counts) -> None:
+    def __init__(self, deadlines: Deadlines, counts: Counts, most: int) -> None:
         self._deadlines = deadlines
         self._counts = counts
+        self._most = most
         self._size = 0
 
     def __len__(self) -> int:
         """Return how many positions are kept for somebody who is away."""
         return self._size
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no more positions are kept."""
-        return self._size >= MAX_RESERVED
+    def has_room(self, waiter: Waiter) -> bool:
+        """Whether one more position can be kept for that connection, at that key."""
+        is_full = self._size >= MAX_RESERVED or waiter.peer.kept >= self._most
+        return not is_full and waiter.entry.queue().away < self._most
 
     # Away, or with a turn.
 
@@ -51,7 +53,11 @@ class Reservations:
         """Keep the position of a waiter in the queue whose peer leaves it."""
         owners.discard(waiter.entry, waiter)
         waiter.away_age, waiter.owner = waiter.age, None
-        waiter.peer = Peer(0)
+        if waiter.away_age:
+            owners.add_age(waiter.entry, waiter)
+        if waiter.peer is not NOBODY:
+            waiter.maker, waiter.peer = waiter.peer, NOBODY
+            waiter.maker.kept += 1
         waiter.two_phase = False
         waiter.reserve = None
         waiter.turn = None
@@ -124,7 +130,8 @@ class Reservations:
         # Among groups nobody else could have it: the turn of that of somebody who was away is over.
         has_slot = waiter.state == EXPECTED and (queue.is_grouped or not waiter.is_away)
         if waiter.is_away:
-            self._size -= 1
+            self._is_kept_no_more(waiter)
+            owners.discard(waiter.entry, waiter)  # its age
         else:
             queue.has_spoken(waiter)
         if waiter.is_away or waiter.state == EXPECTED:
@@ -141,30 +148,20 @@ class Reservations:
         waiter.entry = entry  # not the same, if nobody was here meanwhile
         return has_slot
 
-    # Whose turn it is.
+    # Whose turn has come.
 
-    def next(self, queue: Queue, free: int, now: float, steps: int) -> Waiter | None:
-        """Return the waiter that gets one of these free slots, if any does.
-
-        For a waiter that is away, a slot is held for a while. If that is over, or not worth it, the
-        next one goes first. After `steps` of these, the answer is the one to look at next, which
-        may be `RESERVED`.
-        """
-        for _ in range(steps):
-            waiter = queue.first(free)
-            if waiter is None or waiter.state != RESERVED:
-                return waiter
-            reservation = waiter.reservation
-            assert reservation is not None
-            if reservation.is_worth_holding(now):
-                queue.use_turn(waiter)
-                queue.expect(waiter)
-                end = min(reservation.due + reservation.hold, reservation.until)
-                self._deadlines.reset(waiter, rounded(end - now), now)
-            else:
-                queue.let_pass(waiter)
-                owners.discard(waiter.entry, waiter)
-        return queue.first(free)
+    def hold_or_pass(self, queue: Queue, waiter: Waiter, now: float) -> None:
+        """Hold a slot for the first one, who is away; if that is not worth it, the next goes first."""
+        reservation = waiter.reservation
+        assert reservation is not None
+        if reservation.is_worth_holding(now):
+            queue.use_turn(waiter)
+            queue.expect(waiter)
+            end = min(reservation.due + reservation.hold, reservation.until)
+            self._deadlines.reset(waiter, rounded(end - now), now)
+        else:
+            queue.let_pass(waiter)
+            owners.discard(waiter.entry, waiter)
 
     def pass_on(self, waiter: Waiter, now: float) -> bool:
         """Stop holding a slot for a waiter; say whether one was held."""
@@ -193,7 +190,7 @@ class Reservations:
             owners.discard(entry, waiter)
         del entry.group.reserved[waiter.ticket]
         waiter.state = GONE
-        self._size -= 1
+        self._is_kept_no_more(waiter)
         self._counts.gave_up += 1
         self._counts.forgotten += 1
         return is_queued
@@ -208,8 +205,14 @@ class Reservations:
         """Forget who is away of a group that leaves. Those in a queue are still to leave that."""
         for waiter in reserved.values():
             if waiter.is_away:
-                self._size -= 1
+                self._is_kept_no_more(waiter)
                 self._deadlines.clear(waiter)
                 if waiter.state == PASSED:
                     waiter.state = GONE
                     self._counts.gave_up += 1
+
+    def _is_kept_no_more(self, waiter: Waiter) -> None:
+        self._size -= 1
+        if waiter.maker is not None:
+            waiter.maker.kept -= 1
+            waiter.maker = None

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import NamedTuple, Protocol
 
 from dflockd.table import owners
 from dflockd.table.issuer import TokenIssuer
-from dflockd.table.limits import STEP, Limits
+from dflockd.table.limits import Limits
 from dflockd.table.locking import Answer
 from dflockd.table.newest import NewestRecord
 from dflockd.table.queue import Queue
@@ -18,7 +16,7 @@ from dflockd.table.rates import RateRecord
 from dflockd.table.recovery import latest
 from dflockd.table.reservations import RESERVED_LATE
 from dflockd.table.slots import Effect
-from dflockd.table.state import Entry, Group, HoldRecord, Left, Peer, Reservation, Waiter
+from dflockd.table.state import NOBODY, Entry, Group, HoldRecord, Left, Peer, Reservation, Waiter
 from dflockd.table.states import EXPECTED, GONE, QUEUED, WAITING
 from dflockd.table.table import LockTable
 from dflockd.wire import (
@@ -176,7 +174,7 @@ class ShardTable(LockTable):
                 entry = self._add(group, record.space, record.key, record.limit)
             is_rated = (record.space, record.key) in group.rates
             waiter = self._join(
-                *(entry, Peer(0), record.lease, record.since, None, record.label, record.group),
+                *(entry, NOBODY, record.lease, record.since, None, record.label, record.group),
                 two_phase=False,
                 is_rated=is_rated,
             )
@@ -337,18 +335,13 @@ class ShardTable(LockTable):
     def _give_withheld(self, now: float) -> list[Effect]:
         """Give what is due by now; what cannot be given yet stays withheld."""
         effects: list[Effect] = []
-        job = partial(self._give_some, deque(self._withheld))
-        if not job(now, effects):
-            self._later(job, now)
+        self._in_steps(list(self._withheld), self._give, now, effects)
         return effects
 
-    def _give_some(self, withheld: deque[Entry], now: float, effects: list[Effect]) -> bool:
-        for _ in range(min(len(withheld), STEP)):
-            entry = withheld.popleft()
-            if entry in self._withheld:
-                del self._withheld[entry]
-                self._promote(entry, now, effects)
-        return not withheld
+    def _give(self, entry: Entry, now: float, effects: list[Effect]) -> None:
+        if entry in self._withheld:
+            del self._withheld[entry]
+            self._promote(entry, now, effects)
 
     def wait(
         self,

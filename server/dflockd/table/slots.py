@@ -6,10 +6,10 @@ import itertools
 import math
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from hmac import compare_digest
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from dflockd.table import owners
 from dflockd.table.counts import Counts
@@ -30,6 +30,7 @@ from dflockd.wire import (
     Reply,
     Space,
     Status,
+    Superseded,
     TimedOut,
     YourTurn,
 )
@@ -39,6 +40,8 @@ Effect: TypeAlias = tuple[int, Reply]
 
 Job: TypeAlias = Callable[[float, list[Effect]], bool]
 """Does a part of something at that time, and says whether that was the last."""
+
+T = TypeVar("T")
 
 
 class Slots:
@@ -74,8 +77,8 @@ class Slots:
         self._arrivals = itertools.count()
         self.deadlines = Deadlines()
         self.draining = False
-        self._reservations = Reservations(self.deadlines, self.counts)
         self._max_holds = limits.max_holds or sys.maxsize
+        self._reservations = Reservations(self.deadlines, self.counts, self._max_holds)
         self.rates = Rates(self.deadlines, self.counts, limits, self.changes)
         self._keeps_holds = False
         self.backlog: deque[Job] = deque()
@@ -294,11 +297,11 @@ class Slots:
         last.
         """
         most = self.limits.max_lease * 1000
-        if waiter.reserve is None or max(waiter.reserve) > most or self._reservations.is_full:
+        reserve = waiter.reserve
+        if reserve is None or max(reserve) > most or not self._reservations.has_room(waiter):
             self.counts.timed_out += 1
             self._give_up(waiter)
             return Status.TIMEOUT
-        reserve = waiter.reserve
         if waiter.state == WAITING:
             waiter.peer.waiting = None
         if waiter.two_phase:  # else its peer may have enqueued as well
@@ -327,7 +330,7 @@ class Slots:
         """Take a waiter whose deadline is no longer set out of its queue."""
         entry = waiter.entry
         entry.queue().remove(waiter)
-        if waiter.owner is not None:
+        if waiter.owner is not None or waiter.away_age:
             owners.discard(entry, waiter)
         self.counts.gave_up += 1
         if not (entry.waiters or entry.holds):
@@ -343,6 +346,25 @@ class Slots:
         """Let who holds a lock not wait any more to hear that somebody newer wants it."""
         waiter.entry.queue().listener = waiter.peer.waiting = None
         waiter.state = GONE
+
+    @staticmethod
+    def _newer_than(waiter: Waiter) -> Superseded | None:
+        """Return what to tell somebody who has an age, if a newer one has come."""
+        newest = waiter.entry.group.newest.get(waiter.entry.key)
+        if newest is None or not 0 < waiter.age < newest.age:
+            return None
+        return Superseded(newest.age, newest.label)
+
+    def _oust(
+        self, waiter: Waiter, entry: Entry, answer: Superseded, effects: list[Effect]
+    ) -> None:
+        """Send a waiter away, which is of an entry whatever it was left at: a newer one has come."""
+        self.counts.ousted += 1
+        if waiter.state == WAITING:
+            effects.append((waiter.peer.id, answer))
+        if waiter.is_away:
+            self._reservations.come_back(waiter, entry)
+        self._leave(waiter)
 
     def _answer_listener(self, waiter: Waiter, answer: Reply, effects: list[Effect]) -> None:
         self._listen_no_more(waiter)
@@ -361,20 +383,20 @@ class Slots:
             if rate is not None:
                 free = min(free, rate.free(now))
             if queue.away or queue.returned or queue.told or queue.is_grouped:
-                found = self._reservations.next(queue, free, now, steps)
+                found = queue.first(free)
                 if found is None:
-                    break
-                if found.state == RESERVED:
-                    self._go_on_later(entry, queue, now)
                     break
                 waiter = found
             elif free > 0 and line:
                 waiter = next(iter(line))
             else:
                 break
-            peer = waiter.peer
-            if peer.ended:
+            if waiter.state == RESERVED:
+                self._reservations.hold_or_pass(queue, waiter, now)
+            elif waiter.peer.ended:
                 self._give_up(waiter)
+            elif entry.aged and (newer := self._newer_than(waiter)) is not None:
+                self._oust(waiter, entry, newer, effects)
             else:
                 if queue.is_grouped:
                     queue.use_turn(waiter)
@@ -411,11 +433,12 @@ class Slots:
         if waiter.owner is not None:
             owners.discard(entry, waiter)
         hold = self._grant(entry, peer, waiter.lease, waiter.owner, waiter.label, now, rate)
-        if waiter in queue.line:
+        if queue.is_grouped:  # before it is removed: its group is not to be forgotten
+            queue.begin(hold.fence, waiter.group)
+            queue.remove(waiter)
+        elif waiter in queue.line:
             del queue.line[waiter]
         else:
-            if queue.is_grouped:  # before it is removed: its group is not to be forgotten
-                queue.begin(hold.fence, waiter.group)
             queue.remove(waiter)
         self.counts.waited.add(now - waiter.since)
         queue.has_served(waiter.since, now)
@@ -506,8 +529,34 @@ class Slots:
         self.backlog.append(job)
         self._behind = now
 
+    def _in_steps(
+        self,
+        items: Iterable[T],
+        work: Callable[[T, float, list[Effect]], None],
+        now: float,
+        effects: list[Effect],
+    ) -> None:
+        """Do something with each of many, as many of them now as fit a step."""
+        job = partial(some, iter(items), work)
+        if not job(now, effects):
+            self._later(job, now)
+
     def _catch_up(self, now: float, effects: list[Effect]) -> None:
         """Go on with what was more than fits a step."""
         job = self.backlog.popleft()
         if not job(now, effects):
             self.backlog.append(job)
+
+
+def some(
+    items: Iterator[T],
+    work: Callable[[T, float, list[Effect]], None],
+    now: float,
+    effects: list[Effect],
+) -> bool:
+    """Do something with the next few of many; say whether these were the last."""
+    for number, item in enumerate(items, 1):
+        work(item, now, effects)
+        if number >= STEP:
+            return False
+    return True

@@ -114,7 +114,7 @@ HoldFields: TypeAlias = tuple[
 class Entry:
     """One key: who holds it and who waits. It exists only while there is a holder or a waiter."""
 
-    __slots__ = ("group", "holds", "key", "limit", "owners", "space", "waiters")
+    __slots__ = ("aged", "group", "holds", "key", "limit", "owners", "space", "waiters")
 
     def __init__(self, group: Group, space: int, key: bytes, limit: int) -> None:
         self.group = group
@@ -129,6 +129,9 @@ class Entry:
         """Absent until somebody has had to wait."""
         self.owners: dict[bytes, list[Hold | Waiter]] | None = None
         """What is here of whom, by attempt; absent until somebody says who asks. See `owners`."""
+        self.aged: dict[Waiter, None] | None = None
+        """Who is in the queue and has an age. They are as old as the newest, or about to leave: so
+        nobody has to look for them among all others. Absent until there is one."""
 
     def queue(self) -> Queue:
         """Return its queue."""
@@ -288,6 +291,7 @@ class Waiter(Timed):
         "is_rated",
         "label",
         "lease",
+        "maker",
         "number",
         "owner",
         "peer",
@@ -338,7 +342,9 @@ class Waiter(Timed):
         self.reserve: Reserve | None = None
         """The reservation of its position if the wait for it ends."""
         self.reservation: Reservation | None = None
-        """What is done for it while it is away."""
+        """What is done for it while it is away..."""
+        self.maker: Peer | None = None
+        """... by the connection that left it."""
         self.away_age = 0
         """Its age while it is away: it is nobody's then, but somebody newer still goes first."""
         self.turn: float | None = None
@@ -371,6 +377,7 @@ class Peer:
         "holds",
         "id",
         "instance",
+        "kept",
         "left",
         "waiting",
     )
@@ -393,3 +400,9 @@ class Peer:
         """What it is blocked on: its next request is handled only after that is answered."""
         self.left: dict[tuple[int, bytes], Left] = {}
         """What it enqueued, where the queues are at another server now."""
+        self.kept = 0
+        """How many positions are kept that it has left."""
+
+
+NOBODY = Peer(0)
+"""The peer of who is away, or at another connection than any of this server."""

@@ -6,15 +6,18 @@ holds the lock gets a message if it listens: when it releases, the next one has 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
+from functools import partial
 
 from dflockd.table.connections import Connections
 from dflockd.table.issuer import TokenIssuer
-from dflockd.table.limits import Limits
+from dflockd.table.limits import STEP, Limits
 from dflockd.table.newest import Newest, NewestKeys, NewestRecord
+from dflockd.table.queue import number_of
 from dflockd.table.slots import Effect
 from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
-from dflockd.table.states import LISTENING, WAITING
+from dflockd.table.states import LISTENING
 from dflockd.wire import Moved, Refusal, Space, Status, Superseded
 
 
@@ -53,36 +56,55 @@ class Superseding(Connections):
             self.newest.asked(newest)
             if newest.age == age:
                 return entry
+            answer = Superseded(newest.age, newest.label)
             if resumed is not None:
-                self._oust(resumed, entry)
+                self._oust(resumed, entry, answer, effects)
                 self._promote(entry, now, effects)
             self.counts.outdated += 1
-            return self._turn_away(entry, Superseded(newest.age, newest.label))
+            return self._turn_away(entry, answer)
         self._remember(group, NewestRecord(key, age, label))
         answer = Superseded(age, label)
-        older = [
-            waiter
-            for waiter in entry.waiters or ()
-            if 0 < waiter.age < age and waiter is not resumed
-        ]
-        for waiter in older:
-            if waiter.state == WAITING:
-                effects.append((waiter.peer.id, answer))
-            self.counts.ousted += 1
-            self._oust(waiter, entry)
-        if older and self._is_here(entry):
-            self._promote(entry, now, effects)  # a slot may have been held for one of them
+        if not self._oust_older(entry, answer, resumed, now, effects):
+            self._later(partial(self._oust_more, entry), now)
         if not self._is_here(entry):
             return self._add(group, space, key, limit)
         if entry.waiters is not None and entry.waiters.listener is not None:
             self._tell_listener(entry.waiters.listener, answer, effects)
         return entry
 
+    def _oust_older(
+        self,
+        entry: Entry,
+        answer: Superseded,
+        resumed: Waiter | None,
+        now: float,
+        effects: list[Effect],
+    ) -> bool:
+        """Send away who waits and is older, or some of them; say whether that was all."""
+        # Those who came first stand first, so that nobody as new is before them.
+        first = list(itertools.islice(entry.aged or (), STEP))
+        older = [w for w in first if w.age < answer.age and w is not resumed]
+        older.sort(key=number_of)
+        for waiter in older:
+            self._oust(waiter, entry, answer, effects)
+        if older and self._is_here(entry):
+            self._promote(entry, now, effects)  # a slot may have been held for one of them
+        return len(first) < STEP or not older
+
+    def _oust_more(self, entry: Entry, now: float, effects: list[Effect]) -> bool:
+        newest = entry.group.newest.get(entry.key)
+        if newest is None or not self._is_here(entry):
+            return True
+        answer = Superseded(newest.age, newest.label)
+        return self._oust_older(entry, answer, None, now, effects)
+
     def _newest_there(self, entry: Entry) -> Newest | None:
         """Return the newest of those who hold a lock or wait for it, if the newest was forgotten."""
         best: Hold | Waiter | None = None
         most = 0
-        items: list[Hold | Waiter] = [*entry.holds.values(), *(entry.waiters or ())]
+        # One alone holds a lock of which ages count, and who waits is as old as the newest was.
+        items: list[Hold | Waiter] = list(itertools.islice(entry.holds.values(), STEP))
+        items.extend(itertools.islice(entry.aged or (), STEP))
         for item in items:
             age = item.owner.age if item.owner is not None else 0
             if age > most:
@@ -91,12 +113,6 @@ class Superseding(Connections):
             return None
         self._remember(entry.group, NewestRecord(entry.key, most, best.label))
         return entry.group.newest[entry.key]
-
-    def _oust(self, waiter: Waiter, entry: Entry) -> None:
-        """Take a waiter out of the queue of an entry, whatever it is about."""
-        if waiter.is_away:
-            self._reservations.come_back(waiter, entry)
-        self._leave(waiter)
 
     def _turn_away(self, entry: Entry, answer: Refusal) -> Refusal:
         """Return an answer to who wanted a slot of an entry that may be there for nobody else."""

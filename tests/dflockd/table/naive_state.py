@@ -43,6 +43,8 @@ class Waiter:
     """Whether its run takes a place of the rate."""
     reserve: tuple[int, int] | None = None
     reservation: Reservation | None = None
+    maker: int = 0
+    """The connection that has left it."""
     turn: float | None = None
     """Seconds for which it has a slot once it is told of its turn, if it wants to be told."""
     is_told: bool = False
@@ -154,7 +156,8 @@ class Key:
         ]
         while any(lines):
             found += [line.pop(0) for line in lines if line]
-        return found + [waiter for waiter in self.queue if waiter not in found]
+        resting = [waiter for waiter in self.queue if waiter not in found]
+        return found + sorted(resting, key=lambda waiter: name_of(waiter.group))
 
 
 def name_of(group: FairGroup | None) -> bytes:

@@ -11,9 +11,12 @@ from dflockd.table import Effect, Limits, LockTable, Peer, TokenIssuer
 from dflockd.table.limits import STEP
 from dflockd.wire import (
     Acquire,
+    Aged,
+    DrawAge,
     Enqueue,
     Granted,
     How,
+    Owner,
     Release,
     Renew,
     Renewed,
@@ -23,6 +26,7 @@ from dflockd.wire import (
     Space,
     Stats,
     Status,
+    Superseded,
     TimedOut,
     Wait,
 )
@@ -99,21 +103,67 @@ def test_a_server_that_keeps_what_is_held_frees_a_big_connection_that_has_ended(
     assert isinstance(ask(table, other, Acquire(LOCK, b"k", 1, 0, 10)), Granted)
     table.disconnect(big, 1.0, clean=True)
     assert len(table) > STEP
-    table.drain(1.0, keep=True)
+    assert table.drain(1.0, keep=True) == []
+    rest(table, 1.0)
     table.disconnect(other, 1.0, clean=True)
     assert list(table._group.spaces[LOCK]) == [b"k"]
 
 
-def test_who_waits_for_a_big_connection_that_has_ended_is_granted_its_lock_in_a_drain() -> None:
+def test_who_waits_for_a_big_connection_that_has_ended_is_sent_home_in_a_drain() -> None:
     table = table_of()
     big = table.connect()
     take_many(table, big)
     waiter, last = table.connect(), MANY - 1
     assert ask(table, waiter, Acquire(LOCK, b"%d" % last, 1, 9, 10)) is None
     assert table.disconnect(big, 1.0, clean=True) == []
-    [(number, reply)] = table.drain(1.0)
-    assert number == waiter.id
+    assert table.drain(1.0) == [(waiter.id, Status.DRAINING)]
+    assert not any(rest(table, 1.0))
+    assert len(table) == 0
+
+
+def test_all_are_sent_home_in_small_steps() -> None:
+    table = table_of()
+    holder, much = table.connect(), table.connect()
+    tokens = take_many(table, holder)
+    for number in range(MANY):
+        assert ask(table, much, Enqueue(LOCK, b"%d" % number, 1, 10)) is Status.QUEUED
+    waiters = [table.connect() for _ in range(MANY)]
+    for number, waiter in enumerate(waiters):
+        assert ask(table, waiter, Acquire(LOCK, b"%d" % number, 1, 9, 10)) is None
+    # Nobody has heard of the first.
+    assert ask(table, holder, Release(LOCK, b"0", tokens[0])) is Status.OK
+    steps = [table.drain(1.0)]
+    assert ask(table, holder, Acquire(LOCK, b"new", 1, 9, 10), 1.0) is Status.DRAINING
+    steps += rest(table, 1.0)
+    assert all(len(step) <= STEP for step in steps)
+    sent = [effect for step in steps for effect in step]
+    assert sent == [(waiter.id, Status.DRAINING) for waiter in waiters]
+    assert not much.holds
+    assert table.counts.waiting == 0
+    assert len(table) == MANY - 1
+
+
+def test_many_who_are_older_are_sent_away_in_small_steps_and_none_of_them_is_served() -> None:
+    table = table_of()
+    holder, peer = table.connect(), table.connect()
+    reply = ask(table, holder, Acquire(LOCK, b"k", 1, 0, 10))
     assert isinstance(reply, Granted)
+    waiters = [table.connect() for _ in range(MANY)]
+    for number, waiter in enumerate(waiters):
+        old = Acquire(LOCK, b"k", 1, 9, 10, owner=Owner(b"%d" % number, 0, 1))
+        assert ask(table, waiter, old) is None
+    assert isinstance(ask(table, peer, DrawAge(b"k")), Aged)
+    newest = Acquire(LOCK, b"k", 1, 9, 10, owner=Owner(b"newest", 0, 2), label=b"newest")
+    steps = [table.handle(peer, newest, 1.0)]
+    released = table.handle(holder, Release(LOCK, b"k", reply.token), 1.0)
+    assert released[0] == (holder.id, Status.OK)
+    steps += [released[1:], *rest(table, 1.0)]
+    assert all(len(step) <= STEP + 1 for step in steps)
+    [granted] = [effect for step in steps for effect in step if effect[0] == peer.id]
+    assert isinstance(granted[1], Granted)
+    told = [effect for step in steps for effect in step if effect[0] != peer.id]
+    assert told == [(waiter.id, Superseded(2, b"newest")) for waiter in waiters]
+    assert table.counts.ousted == MANY
 
 
 def test_who_has_enqueued_much_and_ended_is_granted_nothing() -> None:

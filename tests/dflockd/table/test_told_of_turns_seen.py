@@ -209,7 +209,7 @@ def test_the_end_of_a_connection_that_was_told_much_takes_small_steps() -> None:
     steps = [table.disconnect(big, 1.0, clean=True)]
     while (deadline := table.next_deadline()) is not None and deadline <= 1.0:
         steps.append(table.advance(1.0))
-    assert [len(step) for step in steps] == [STEP] * 3
+    assert [len(step) for step in steps if step] == [STEP] * 3
     assert [number for step in steps for number, _ in step] == [peer.id for peer in waiters]
 
 
