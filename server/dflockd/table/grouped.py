@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from heapq import merge
 from typing import TYPE_CHECKING, Final
 
-from dflockd.table.queue import Queue, number_of, take_out
+from dflockd.table.queue import Line, Queue, earlier, number_of, take_out
 from dflockd.table.states import EXPECTED, PASSED, UNTOLD
 
 if TYPE_CHECKING:
@@ -21,29 +20,31 @@ UNSAID: Final = -1
 """The limit of a group whose members have slots from before, and nobody has come since."""
 
 
-class Lane:
+class Lane(Line):
     """The waiters of one group, and how many slots it has; it exists while there is either."""
 
-    __slots__ = ("limit", "line", "name", "ready", "returned", "taken", "waiting")
+    __slots__ = ("limit", "name", "plain", "rated", "ready", "taken", "waiting")
 
     def __init__(self, name: bytes, limit: int) -> None:
+        super().__init__()
         self.name = name
         self.limit = limit
         """How many slots it may have, by the latest request that said so; 0 is no limit, and
         `UNSAID` is none so far."""
-        self.line: OrderedDict[Waiter, None] = OrderedDict()
-        """In the order of their arrival."""
-        self.returned: list[Waiter] = []
-        """Those whose turn has come while they were not ready, and who are now: by number."""
+        self.rated: Line | None = None
+        """Those who need a place of the rate."""
         self.taken = 0
         """Slots that its members have, and those that are held for some."""
         self.waiting = 0
         """How many wait..."""
         self.ready = 0
-        """... and may have their turn: all of them, or none while the group has all that it may."""
+        """... and may have their turn: all of them, or none while the group has all that it may..."""
+        self.plain = 0
+        """... and need no place of the rate."""
 
-    def __iter__(self) -> Iterator[Waiter]:
-        return itertools.chain(self.returned, self.line)
+    def all(self) -> Iterator[Waiter]:
+        """Go through all who wait, in order."""
+        return iter(self) if self.rated is None else merge(self, self.rated, key=number_of)
 
     @property
     def has_room(self) -> bool:
@@ -67,7 +68,17 @@ class GroupedQueue(Queue):
         before: the queue of the key so far, of waiters in no group.
     """
 
-    __slots__ = ("_held", "_lanes", "_queued", "_ready", "_resting", "_ring", "groups")
+    __slots__ = (
+        "_held",
+        "_lanes",
+        "_plain",
+        "_plain_ring",
+        "_queued",
+        "_ready",
+        "_resting",
+        "_ring",
+        "groups",
+    )
 
     def __init__(self, before: Queue | None) -> None:
         super().__init__()
@@ -76,6 +87,8 @@ class GroupedQueue(Queue):
         """By the names of their groups."""
         self._ring: OrderedDict[Lane, None] = OrderedDict()
         """Those that have somebody ready: whose turn is next first."""
+        self._plain_ring: OrderedDict[Lane, None] = OrderedDict()
+        """Those that have somebody ready who needs no place, for when the rate has none."""
         self._resting: dict[bytes, Lane] = {}
         """Those that have somebody who waits, and all that they may."""
         self.groups = 0
@@ -85,15 +98,17 @@ class GroupedQueue(Queue):
         self._queued = 0
         """How many wait in all lanes..."""
         self._ready = 0
-        """... and of those that are in the ring."""
+        """... and of those that are in the ring..."""
+        self._plain = 0
+        """... and need no place of the rate."""
         if before is None:
             return
         self.expected, self.told, self.passed = before.expected, before.told, before.passed
         self.away, self.pending, self.silent = before.away, before.pending, before.silent
         self.gap, self.last, self.listener = before.gap, before.last, before.listener
-        self.rate = before.rate
+        self.rate, self.places = before.rate, before.places
         lane = self._lane(None)
-        lane.line, lane.returned = before.line, before.returned
+        lane.line, lane.returned, lane.rated = before.line, before.returned, before.rated
         lane.taken = len(self.expected) + len(self.told)
         self._review(lane)
 
@@ -105,39 +120,53 @@ class GroupedQueue(Queue):
         yield from merge(*others, key=number_of)
         yield from _rounds(list(self._ring))
         for _, lane in sorted(self._resting.items()):
-            yield from list(lane)
+            yield from list(lane.all())
 
     def oldest(self) -> Waiter | None:
         """Return who has waited longest."""
         first = super().oldest()
         lane = self._lanes.get(b"")  # of who was here before there were groups
-        last = None if lane is None else next(iter(lane), None)
-        return last if first is None or (last is not None and last.number < first.number) else first
+        return first if lane is None else earlier(first, next(lane.all(), None))
 
     @property
     def ahead(self) -> int:
-        """How many go before a newcomer whose group may have another slot."""
-        return self._ready + len(self.expected) + len(self.told)
+        """How many go before a newcomer whose group may have another slot, and who needs no place..."""
+        return self._plain + len(self.expected) + len(self.told)
 
-    def first(self, free: int) -> Waiter | None:
+    @property
+    def rated_ahead(self) -> int:
+        """... and how many others before one who does."""
+        return self._ready - self._plain
+
+    def first(self, free: int, *, has_place: bool) -> Waiter | None:
         """Return whose turn it is with so many free slots; those that are held are among them."""
         if free > len(self.told) + len(self.expected):
-            for lane in self._ring:
-                return next(iter(lane))
+            for lane in self._ring if has_place else self._plain_ring:
+                rated = lane.rated.first() if has_place and lane.rated is not None else None
+                return earlier(lane.first(), rated)
         return None
 
     def join(self, waiter: Waiter) -> None:
         """Let somebody stand in line who has just come."""
         lane = self._lane(waiter.group)
-        lane.line[waiter] = self.line[waiter] = None
+        _line(lane, waiter).line[waiter] = self.line[waiter] = None
         self._review(lane)
 
     def come_back(self, waiter: Waiter) -> None:
         """Let somebody in whose turn had come: ahead of the others of the group."""
         lane = self._lane(waiter.group)
-        insort(lane.returned, waiter, key=number_of)
+        insort(_line(lane, waiter).returned, waiter, key=number_of)
         insort(self.returned, waiter, key=number_of)
         self._review(lane)
+
+    def rate_it(self, waiter: Waiter, *, is_rated: bool) -> None:
+        """Let a waiter that is in line need a place of the rate, or need none."""
+        if waiter.is_rated is not is_rated:
+            lane = self._lane(waiter.group)
+            _line(lane, waiter).take_out(waiter)
+            waiter.is_rated = is_rated
+            insort(_line(lane, waiter).returned, waiter, key=number_of)
+            self._review(lane)
 
     def expect(self, waiter: Waiter) -> None:
         """Hold a slot for somebody whose turn it is."""
@@ -149,24 +178,28 @@ class GroupedQueue(Queue):
         """Take somebody out, who is still in the state in which they were here."""
         self.away -= waiter.is_away
         lane = self._lane(waiter.group)
-        if waiter in lane.line:
-            del lane.line[waiter]
-            self.line.pop(waiter, None)
-        elif waiter.state == EXPECTED:
+        if waiter.state == EXPECTED:
             lane.taken -= 1
+            self.places -= waiter.is_rated
             take_out(waiter, self.expected if waiter.is_away else self.told)
         elif waiter.state == PASSED:
             take_out(waiter, self.passed)
         else:
-            take_out(waiter, lane.returned)
-            take_out(waiter, self.returned)
+            _line(lane, waiter).take_out(waiter)
+            if waiter in self.line:
+                del self.line[waiter]
+            else:  # or it has come before there were groups here
+                take_out(waiter, self.returned)
         self._review(lane)
 
     # Of groups.
 
     def use_turn(self, waiter: Waiter) -> None:
         """Note that somebody who is the `first` one is given a slot: the group is the last one now."""
-        self._ring.move_to_end(self._lane(waiter.group))
+        lane = self._lane(waiter.group)
+        self._ring.move_to_end(lane)
+        if lane.plain:
+            self._plain_ring.move_to_end(lane)
 
     def begin(self, fence: int, group: FairGroup | None) -> None:
         """Note that a member of a group has a slot."""
@@ -239,33 +272,51 @@ class GroupedQueue(Queue):
 
     def _review(self, lane: Lane) -> None:
         """Take in what has changed in a lane."""
-        waiting = len(lane.line) + len(lane.returned)
+        plain = len(lane)
+        waiting = plain if lane.rated is None else plain + len(lane.rated)
         ready = waiting if lane.has_room else 0
+        plain = plain if ready else 0
         self.groups += (waiting > 0) - (lane.waiting > 0)
         self._queued += waiting - lane.waiting
         self._ready += ready - lane.ready
-        if ready and not lane.ready:
-            self._ring[lane] = None
-        elif lane.ready and not ready:
-            del self._ring[lane]
+        self._plain += plain - lane.plain
+        _keep(self._ring, lane, is_in=ready > 0)
+        _keep(self._plain_ring, lane, is_in=plain > 0)
         if waiting and not ready:
             self._resting[lane.name] = lane
         else:
             self._resting.pop(lane.name, None)
-        lane.waiting, lane.ready = waiting, ready
+        lane.waiting, lane.ready, lane.plain = waiting, ready, plain
         if not (waiting or lane.taken):
             del self._lanes[lane.name]
+
+
+def _line(lane: Lane, waiter: Waiter) -> Line:
+    """Return the line of a lane in which a waiter stands, or is to stand."""
+    if not waiter.is_rated:
+        return lane
+    if lane.rated is None:
+        lane.rated = Line()
+    return lane.rated
+
+
+def _keep(ring: OrderedDict[Lane, None], lane: Lane, *, is_in: bool) -> None:
+    """Let a lane be in a ring, at the end if it has not been, or not be in it."""
+    if is_in:
+        ring.setdefault(lane)
+    else:
+        ring.pop(lane, None)
 
 
 def _name(group: FairGroup | None) -> bytes:
     return b"" if group is None else group.name
 
 
-def _rounds(lines: Iterable[Iterable[Waiter]]) -> Iterator[Waiter]:
+def _rounds(lines: Iterable[Lane | list[Waiter]]) -> Iterator[Waiter]:
     """Go through all of them in turns: the first of each, then the second of each that has one."""
     begun: deque[Iterator[Waiter]] = deque()
     for line in lines:
-        turns = iter(list(line))
+        turns = iter(list(line.all() if isinstance(line, Lane) else line))
         for waiter in turns:
             yield waiter
             begun.append(turns)

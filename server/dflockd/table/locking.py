@@ -315,7 +315,7 @@ class Locking(Superseding):
             )
         else:
             has_slot = self._take_over(waiter, peer, lease, effects, two_phase=two_phase)
-        waiter.is_rated = asked.rate is not None
+        entry.queue().rate_it(waiter, is_rated=asked.rate is not None)
         waiter.reserve = asked.reserve
         waiter.turn = None if asked.turn is None else asked.turn / 1000
         return has_slot
@@ -341,12 +341,10 @@ class Locking(Superseding):
                 self._promote(entry, now, effects)
             if not queue.has_room(of_group):
                 return False
-        free = entry.limit - len(entry.holds)
-        if free > 0 and rate is not None:
-            free = min(free, rate.free(now))
-            if queue.ahead > len(queue.told) + len(queue.expected):
-                return False  # the rate lets one begin, and they are next
-        return queue.ahead < free
+        if rate is not None and (queue.rated_ahead or rate.free(now) <= queue.places):
+            return False  # none for anybody, or it is that of somebody else
+        ahead = queue.ahead + queue.rated_ahead if queue.pending else queue.ahead
+        return ahead < entry.limit - len(entry.holds)
 
     def _name_rate(self, entry: Entry, asked: RateAsked, now: float) -> Status | None:
         """Let the rate of an entry, which may be new, be what was asked; or say why not."""

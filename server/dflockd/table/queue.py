@@ -28,11 +28,53 @@ def number_of(waiter: Waiter) -> int:
     return waiter.number
 
 
-def take_out(waiter: Waiter, waiters: list[Waiter]) -> None:
-    """Take somebody out of a list by number, if it is there."""
+def take_out(waiter: Waiter, waiters: list[Waiter]) -> bool:
+    """Take somebody out of a list by number; say whether they were there."""
     at = bisect_left(waiters, waiter.number, key=number_of)
-    if at < len(waiters) and waiters[at] is waiter:
-        del waiters[at]
+    if at == len(waiters) or waiters[at] is not waiter:
+        return False
+    del waiters[at]
+    return True
+
+
+class Line:
+    """Waiters who come in one order: of a queue, or of a group in it, those who need a place of the rate."""
+
+    __slots__ = ("line", "returned")
+
+    def __init__(self) -> None:
+        self.line: OrderedDict[Waiter, None] = OrderedDict()
+        """In the order of their arrival."""
+        self.returned: list[Waiter] = []
+        """By number: whose turn has come while they were not ready, and who are now; or who have come
+        from another line."""
+
+    def __len__(self) -> int:
+        return len(self.line) + len(self.returned)
+
+    def __iter__(self) -> Iterator[Waiter]:
+        if not self.returned:
+            return iter(self.line)
+        return merge(self.returned, self.line, key=number_of)
+
+    def first(self) -> Waiter | None:
+        """Return who came first."""
+        first = next(iter(self.line)) if self.line else None
+        return earlier(self.returned[0], first) if self.returned else first
+
+    def take_out(self, waiter: Waiter) -> bool:
+        """Take somebody out; say whether they were there."""
+        if waiter not in self.line:
+            return take_out(waiter, self.returned)
+        del self.line[waiter]
+        return True
+
+
+def earlier(one: Waiter | None, other: Waiter | None) -> Waiter | None:
+    """Return who of two came first, if there are two."""
+    if one is None or other is None:
+        return one or other
+    return one if one.number < other.number else other
 
 
 class Queue:
@@ -42,6 +84,9 @@ class Queue:
     come without a grant are ahead of them: with a slot that is held until they are back
     (`expected`) or until they use it (`told`), or back again (`returned`). Others were passed, and
     want nothing until they come back (`passed`, unless they are away).
+
+    Who needs a place of the rate as well has a line of its own (`rated`): others go first while the rate
+    has none.
     """
 
     __slots__ = (
@@ -54,7 +99,9 @@ class Queue:
         "listener",
         "passed",
         "pending",
+        "places",
         "rate",
+        "rated",
         "returned",
         "silent",
         "told",
@@ -73,6 +120,10 @@ class Queue:
         """By number. Nobody else gets their slots, not even who is back from an earlier position."""
         self.passed: list[Waiter] = []
         """By number."""
+        self.rated: Line | None = None
+        """Those in the line and back again who need a place of the rate; absent until somebody does."""
+        self.places = 0
+        """How many of those for whom a slot is held need one."""
         self.away = 0
         """How many are away."""
         self.pending = False
@@ -89,7 +140,7 @@ class Queue:
         """When somebody here was last granted a slot."""
 
     def __len__(self) -> int:
-        return self.ahead + len(self.passed)
+        return self.ahead + self.rated_ahead + len(self.passed)
 
     def __bool__(self) -> bool:
         # Compiled code does not go by the length.
@@ -98,7 +149,10 @@ class Queue:
     def __iter__(self) -> Iterator[Waiter]:
         # Over copies: others may change the queue while somebody goes through it, a few at a time.
         others = [each.copy() for each in self._others() if each]
-        return itertools.chain(merge(*others, key=number_of), list(self.line))
+        if self.rated is None:
+            return itertools.chain(merge(*others, key=number_of), list(self.line))
+        others += [list(self.rated), list(self.line)]
+        return merge(*others, key=number_of)
 
     def _others(self) -> tuple[list[Waiter], ...]:
         """Return who has had a turn."""
@@ -108,27 +162,39 @@ class Queue:
         """Return who has waited longest."""
         first = next(iter(self.line), None)
         for others in self._others():
-            if others and (first is None or others[0].number < first.number):
-                first = others[0]
-        return first
+            first = earlier(first, others[0] if others else None)
+        return first if self.rated is None else earlier(first, self.rated.first())
 
     @property
     def ahead(self) -> int:
-        """How many go before a newcomer."""
+        """How many go before a newcomer who needs no place of a rate..."""
         return len(self.line) + len(self.returned) + len(self.expected) + len(self.told)
+
+    @property
+    def rated_ahead(self) -> int:
+        """... and how many others before one who does."""
+        return 0 if self.rated is None else len(self.rated)
 
     @property
     def present(self) -> int:
         """How many are not away."""
         return len(self) - self.away
 
-    def first(self, free: int) -> Waiter | None:
-        """Return whose turn it is with so many free slots; those that are held are among them."""
-        free -= len(self.told)
+    def first(self, free: int, *, has_place: bool) -> Waiter | None:
+        """Return whose turn it is with so many free slots; those that are held are among them.
+
+        Args:
+            free: slots.
+            has_place: whether the rate has a place as well.
+        """
+        waiter = next(iter(self.line)) if self.line else None
         if self.returned:
-            waiter = self.returned[0]
-            return waiter if free > self._held_before(waiter) else None
-        return next(iter(self.line)) if self.line and free > len(self.expected) else None
+            waiter = earlier(self.returned[0], waiter)
+        if has_place and self.rated is not None:
+            waiter = earlier(waiter, self.rated.first())
+        if waiter is None or free - len(self.told) <= self._held_before(waiter):
+            return None
+        return waiter
 
     def has_served(self, since: float, now: float) -> None:
         """Note a grant to somebody who has waited since then."""
@@ -138,17 +204,34 @@ class Queue:
 
     def join(self, waiter: Waiter) -> None:
         """Let somebody stand in line who has just come."""
-        self.line[waiter] = None
+        if waiter.is_rated:
+            self._rated().line[waiter] = None
+        else:
+            self.line[waiter] = None
 
     def come_back(self, waiter: Waiter) -> None:
         """Let somebody in whose turn had come."""
-        insort(self.returned, waiter, key=number_of)
+        returned = self._rated().returned if waiter.is_rated else self.returned
+        insort(returned, waiter, key=number_of)
+
+    def _rated(self) -> Line:
+        if self.rated is None:
+            self.rated = Line()
+        return self.rated
+
+    def rate_it(self, waiter: Waiter, *, is_rated: bool) -> None:
+        """Let a waiter that is in line need a place of the rate, or need none."""
+        if waiter.is_rated is not is_rated:
+            self.remove(waiter)
+            waiter.is_rated = is_rated
+            self.come_back(waiter)
 
     def expect(self, waiter: Waiter) -> None:
         """Hold a slot for somebody whose turn it is."""
         self.remove(waiter)
         self.away += waiter.is_away
         insort(self.expected if waiter.is_away else self.told, waiter, key=number_of)
+        self.places += waiter.is_rated
         waiter.state = EXPECTED
 
     def let_pass(self, waiter: Waiter) -> None:
@@ -189,11 +272,12 @@ class Queue:
         if waiter in self.line:
             del self.line[waiter]
         elif waiter.state == EXPECTED:
+            self.places -= waiter.is_rated
             take_out(waiter, self.expected if waiter.is_away else self.told)
         elif waiter.state == PASSED:
             take_out(waiter, self.passed)
-        else:
-            take_out(waiter, self.returned)
+        elif not take_out(waiter, self.returned) and self.rated is not None:
+            self.rated.take_out(waiter)
 
     # Of groups, where there are any.
 

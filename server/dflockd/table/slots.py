@@ -272,7 +272,8 @@ class Slots:
             queue = entry.grouped()
         elif queue is None:
             queue = entry.queue()
-        if queue.is_grouped:
+        waiter.is_rated = is_rated
+        if queue.is_grouped or is_rated:
             queue.join(waiter)
         else:
             queue.line[waiter] = None
@@ -280,7 +281,6 @@ class Slots:
             owners.add(entry, waiter)
         self.counts.queued += 1
         if queue.rate is not None:
-            waiter.is_rated = is_rated
             self._wake(queue, queue.rate, now)
         return waiter
 
@@ -380,10 +380,9 @@ class Slots:
         line, rate, steps = queue.line, queue.rate, 1 if queue.pending else STEP
         for _ in range(steps):
             free = most - len(entry.holds)
-            if rate is not None:
-                free = min(free, rate.free(now))
-            if queue.away or queue.returned or queue.told or queue.is_grouped:
-                found = queue.first(free)
+            if rate is not None or queue.away or queue.returned or queue.told or queue.is_grouped:
+                has_place = rate is None or rate.free(now) > queue.places
+                found = queue.first(free, has_place=has_place)
                 if found is None:
                     break
                 waiter = found
@@ -410,7 +409,7 @@ class Slots:
 
     def _wake(self, queue: Queue, rate: Rate, now: float) -> None:
         """See to it that a waiter gets the next place."""
-        self.rates.wake(rate, len(queue.told) + len(queue.expected), now)
+        self.rates.wake(rate, queue.places, now)
 
     def _go_on_with(
         self, waiter: Waiter, has_slot: bool, now: float, effects: list[Effect]
@@ -418,7 +417,8 @@ class Slots:
         """Serve somebody who is back in a queue: at once if there is a slot for it alone."""
         entry, queue = waiter.entry, waiter.entry.queue()
         taken = len(entry.holds) + len(queue.told)
-        has_place = queue.rate is None or queue.rate.free(now) > len(queue.told)
+        rate = queue.rate if waiter.is_rated else None
+        has_place = rate is None or rate.free(now) > queue.places
         if has_slot and has_place and taken < min(entry.limit, self._max_holds):
             self._serve(queue, waiter, now, effects)
         self._promote(entry, now, effects)

@@ -254,7 +254,7 @@ class Compared(RuleBasedStateMachine):
             resting = [
                 each for each in order if each.wants and not key.has_room(name_of(each.group))
             ]
-            assert queue is None or queue.ahead == ahead - len(resting)
+            assert queue is None or queue.ahead + queue.rated_ahead == ahead - len(resting)
             assert [
                 (
                     waiter.peer.id,

@@ -132,6 +132,8 @@ class Key:
     """What was said last of how many slots a group may have; nothing is no limit."""
     turns: dict[bytes, int] = field(default_factory=dict)
     """Groups that may have a turn: since when, or when they had the last one, whatever is later."""
+    plain_turns: dict[bytes, int] = field(default_factory=dict)
+    """The same of those who need no place of the rate."""
 
     def of_group(self, name: bytes) -> list[Waiter]:
         return [waiter for waiter in self.queue if name_of(waiter.group) == name]

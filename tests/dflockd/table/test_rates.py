@@ -143,6 +143,39 @@ def test_who_names_no_rate_takes_no_place(site: Site) -> None:
     assert site.granted() == [waiter.id]
 
 
+def test_a_free_slot_goes_to_the_first_whom_the_rate_lets_begin(site: Site) -> None:
+    rate = Rate(1, 5000)
+    _, token = site.begin(rate, limit=1)
+    rated, _ = site.take(rate, limit=1, timeout=60)
+    others = [site.take(None, limit=1, timeout=60)[0] for _ in range(3)]
+    site.ask(site.table.connect(), Release(LOCK, b"k", token))
+    assert site.granted() == [others[0].id]
+    site.leave(others[0])
+    assert site.granted() == [others[1].id]
+    # There is a place now, so who needs one is the first again.
+    site.go_to(106.0)
+    site.leave(others[1])
+    assert site.granted() == [rated.id]
+    site.leave(rated)
+    assert site.granted() == [others[2].id]
+
+
+def test_a_newcomer_goes_by_the_same_rule(site: Site) -> None:
+    rate = Rate(1, 5000)
+    site.begin(rate, limit=2)
+    rated, _ = site.take(rate, limit=2, timeout=60)
+    assert isinstance(site.take(None, limit=2)[1], Granted)
+    waiter, _ = site.take(None, limit=2, timeout=60)
+    assert site.take(rate, limit=2)[1] is Status.TIMEOUT
+    site.go_to(106.0)
+    assert site.granted() == []  # both slots are taken
+    assert site.take(None, limit=2)[1] is Status.TIMEOUT
+    site.go_to(110.5)
+    assert site.granted() == [rated.id]
+    site.leave(rated)
+    assert site.granted() == [waiter.id]
+
+
 def test_what_is_asked_for_has_bounds_and_changes_nothing_if_refused() -> None:
     site = Site(max_rate_window=60, max_rate_runs=10, max_locks=1)
     assert site.take(Rate(1, 60_001))[1] is Status.RATE_WINDOW
