@@ -38,7 +38,7 @@ def take_out(waiter: Waiter, waiters: list[Waiter]) -> bool:
 
 
 class Line:
-    """Waiters who come in one order: of a queue, or of a group in it, those who need a place of the rate."""
+    """Waiters in one order: those of a group, or those who need a place of the rate."""
 
     __slots__ = ("line", "returned")
 
@@ -85,8 +85,8 @@ class Queue:
     (`expected`) or until they use it (`told`), or back again (`returned`). Others were passed, and
     want nothing until they come back (`passed`, unless they are away).
 
-    Who needs a place of the rate as well has a line of its own (`rated`): others go first while the rate
-    has none.
+    Those who need a place of the rate as well have a line of their own (`rated`): others go first while
+    the rate has none.
     """
 
     __slots__ = (
