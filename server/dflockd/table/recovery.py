@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from dflockd.table import owners
 from dflockd.table.deadlines import rounded
-from dflockd.table.rates import RateRecord
+from dflockd.table.rates import PackedRecord, RateRecord
 from dflockd.table.slots import Effect, Slots
 from dflockd.table.state import UNKNOWN, Entry, Group, Hold, HoldRecord, Peer
 from dflockd.wire import FairGroup, Owner, Recovering, Status
@@ -23,7 +23,10 @@ class Recovery(Slots):
     """How holds come back."""
 
     def restore(
-        self, holds: Iterable[HoldRecord], now: float, rates: Iterable[RateRecord] = ()
+        self,
+        holds: Iterable[HoldRecord],
+        now: float,
+        rates: Iterable[RateRecord | PackedRecord] = (),
     ) -> None:
         """Take in what was kept of an earlier table; nobody owns it until it is renewed.
 
@@ -32,7 +35,10 @@ class Recovery(Slots):
         """
         group = self._group
         for record in rates:
-            self.rates.restore(group, record, now)
+            if isinstance(record, PackedRecord):
+                self.rates.restore_packed(group, record, now)
+            else:
+                self.rates.restore(group, record, now)
         for kept in latest(holds):
             self._restore(group, kept, kept.deadline - now, now)
 
@@ -62,7 +68,7 @@ class Recovery(Slots):
         """Take in a hold that has so many seconds left."""
         entry = group.spaces[kept.space].get(kept.key)
         if entry is None:
-            entry = self._add(group, kept.space, kept.key, kept.limit)
+            entry = self._add(group, kept.space, kept.key, kept.limit, now)
         elif kept.limit != UNKNOWN and (
             entry.limit == UNKNOWN or kept.fence > max(entry.holds, default=0)
         ):
@@ -170,7 +176,7 @@ class Recovery(Slots):
                 entry = group.spaces[space].get(key)
         limit = 1 if is_sole else UNKNOWN
         if entry is None:
-            entry = self._add(group, space, key, limit)
+            entry = self._add(group, space, key, limit, now)
         hold = Hold(entry, fence, token, peer, lease, now, limit, owner, label)
         entry.holds[fence] = hold
         owners.add(entry, hold)

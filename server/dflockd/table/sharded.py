@@ -171,7 +171,7 @@ class ShardTable(LockTable):
         for record in snapshot.waiters:
             entry = group.spaces[record.space].get(record.key)
             if entry is None:
-                entry = self._add(group, record.space, record.key, record.limit)
+                entry = self._add(group, record.space, record.key, record.limit, now)
             is_rated = (record.space, record.key) in group.rates
             waiter = self._join(
                 *(entry, NOBODY, record.lease, record.since, None, record.label, record.group),
@@ -195,6 +195,7 @@ class ShardTable(LockTable):
         group.frozen = True
         newest = [newest.kept() for newest in group.newest.values()]
         rates = [block for rate in group.rates.values() for block in rate.kept(now)]
+        rates += self.rates.packed(group)
         counts = now < group.rates_since + self.limits.max_rate_window
         since = group.rates_since if counts else -math.inf
         snapshot = Snapshot([], [], newest, rates, since)
@@ -385,7 +386,9 @@ class ShardTable(LockTable):
         if waiter is None:
             return
         space, key = name
-        entry = group.spaces[space].get(key) or self._add(group, space, key, waiter.entry.limit)
+        entry = group.spaces[space].get(key) or self._add(
+            group, space, key, waiter.entry.limit, now
+        )
         who = waiter.lease, waiter.owner, waiter.label
         self._reservations.take_up(waiter, entry, peer, *who, two_phase=True)
         waiter.turn = left.turn

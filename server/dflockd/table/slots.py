@@ -17,7 +17,7 @@ from dflockd.table.deadlines import Deadlines
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
 from dflockd.table.queue import Queue
-from dflockd.table.rates import Rate, Rates
+from dflockd.table.rates import PackedRates, Rate, Rates
 from dflockd.table.reservations import RESERVED_LATE, Reservations
 from dflockd.table.state import UNKNOWN, Change, Entry, Group, Hold, Peer, Reservation, Waiter
 from dflockd.table.states import GONE, LISTENING, RESERVED, UNTOLD, WAITING
@@ -112,7 +112,7 @@ class Slots:
             if self._size >= self.limits.max_locks:
                 self.counts.full += 1
                 return Status.MAX_LOCKS
-            return self._add(group, space, key, limit)
+            return self._add(group, space, key, limit, now)
         if entry.limit != limit:
             if space == Space.SEMAPHORE and entry.limit != UNKNOWN:
                 return Status.LIMIT_MISMATCH
@@ -121,7 +121,7 @@ class Slots:
                 # Ahead of who asks, and the entry may end with that.
                 self._promote(entry, now, effects)
                 if not self._is_here(entry):
-                    return self._add(group, space, key, limit)
+                    return self._add(group, space, key, limit, now)
         return entry
 
     def _group_of(self, key: bytes) -> Group | Refusal:
@@ -132,15 +132,20 @@ class Slots:
         """Return the group that a key is in, if it may be granted and renewed there now."""
         return self._group_of(key)
 
-    def _add(self, group: Group, space: int, key: bytes, limit: int) -> Entry:
+    def _add(self, group: Group, space: int, key: bytes, limit: int, now: float) -> Entry:
         self._size += 1
         entry = group.spaces[space][key] = Entry(group, space, key, limit)
-        if group.rates and (rate := group.rates.get((space, key))) is not None:
-            entry.queue().rate = rate
+        if group.rates or group.packed:
+            rate = self.rates.find(group, space, key, now)
+            if rate is not None:
+                self.rates.use(rate)
+                entry.queue().rate = rate
         return entry
 
     def _remove(self, entry: Entry) -> None:
         self._size -= 1
+        if entry.waiters is not None and entry.waiters.rate is not None:
+            self.rates.rest(entry.waiters.rate)
         del entry.group.spaces[entry.space][entry.key]
 
     # Holds.
@@ -496,6 +501,8 @@ class Slots:
                 self._time_out(item, now, effects)
             elif isinstance(item, Rate):
                 self._next_place(item, now, effects)
+            elif isinstance(item, PackedRates):
+                self.rates.drop(item)
 
     def _lapse(self, hold: Hold, now: float, effects: list[Effect]) -> None:
         """End a hold that is due."""

@@ -10,7 +10,7 @@ from dflockd.table.grouped import GroupedQueue
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.newest import Newest
 from dflockd.table.queue import Queue
-from dflockd.table.rates import Rate, RateBlock
+from dflockd.table.rates import PackedRates, Rate, RateBlock
 from dflockd.table.states import EXPECTED, PASSED, QUEUED
 from dflockd.wire import FairGroup, Owner, Reserve
 
@@ -26,6 +26,7 @@ class Group:
         "last_ended",
         "newest",
         "opens_at",
+        "packed",
         "rates",
         "rates_since",
         "recovers_until",
@@ -46,6 +47,8 @@ class Group:
         """Positions that can be resumed, of waiters that are away or have a turn; by ticket."""
         self.rates: dict[tuple[int, bytes], Rate] = {}
         """Whose runs may not begin at any time, by namespace and key; their keys may be free."""
+        self.packed: dict[bytes, PackedRates] = {}
+        """The same of free keys that have not been used for long; see there."""
         self.rates_since = -math.inf
         """Runs may have begun before that nobody knows of here any more."""
         self.recovers_until: float | None = None
@@ -248,7 +251,7 @@ class Hold(Timed):
         return HoldRecord(*self.fields())
 
 
-Change: TypeAlias = Hold | Newest | RateBlock
+Change: TypeAlias = Hold | Newest | RateBlock | PackedRates
 """Something to be kept that has changed or ended, as it says itself."""
 
 

@@ -67,7 +67,7 @@ class Superseding(Connections):
         if not self._oust_older(entry, answer, resumed, now, effects):
             self._later(partial(self._oust_more, entry), now)
         if not self._is_here(entry):
-            return self._add(group, space, key, limit)
+            return self._add(group, space, key, limit, now)
         if entry.waiters is not None and entry.waiters.listener is not None:
             self._tell_listener(entry.waiters.listener, answer, effects)
         return entry

@@ -186,7 +186,7 @@ class LockTable(Locking):
     def rate_of(self, space: int, key: bytes) -> Rate | None:
         """Return the rate of a key that is in this table, which may be free, if it has one."""
         group = self._group_of(key)
-        return group.rates.get((space, key)) if isinstance(group, Group) else None
+        return self.rates.view(group, space, key) if isinstance(group, Group) else None
 
     def each_group(self) -> Iterable[Group]:
         """Return all that is in the table."""

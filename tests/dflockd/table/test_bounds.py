@@ -7,12 +7,16 @@ import tracemalloc
 from collections.abc import Callable
 
 from dflockd.table import Limits, LockTable, Peer, TokenIssuer
+from dflockd.table.rates import MOST_OPEN
 from dflockd.table.reservations import MAX_RESERVED
 from dflockd.wire import (
     Acquire,
     Granted,
+    How,
     Owner,
+    Rate,
     Release,
+    Renew,
     Reply,
     Request,
     Reserve,
@@ -23,6 +27,7 @@ from dflockd.wire import (
 
 LOCK = Space.LOCK
 LABEL = b"l" * 60
+DAY = 86_400_000
 
 
 def ask(table: LockTable, peer: Peer, request: Request, now: float = 0.0) -> Reply | None:
@@ -107,3 +112,40 @@ def test_all_reservations_take_so_much() -> None:
     size = bytes_of(fill)
     assert size < 80e6
     assert reserve(table, table.connect(), keys[0], MAX_RESERVED) is Status.TIMEOUT
+
+
+def test_a_rate_with_one_run_takes_200_bytes() -> None:
+    """As one a day for each of many users."""
+    many = 50_000
+    table = LockTable(Limits(), TokenIssuer(b"secret", 0))
+    peer = table.connect()
+
+    def fill() -> object:
+        for number in range(many):
+            key = b"digest:user-%08d" % number
+            reply = ask(table, peer, Acquire(LOCK, key, 1, 0, None, Rate(1, DAY)), number / 100)
+            assert isinstance(reply, Granted)
+            ask(table, peer, Renew(LOCK, key, reply.token, None, How.BEGUN), number / 100)
+            ask(table, peer, Release(LOCK, key, reply.token), number / 100)
+        return True
+
+    size = bytes_of(fill)
+    assert table.rates.size == many
+    assert size - MOST_OPEN * 1000 < 200 * (many - MOST_OPEN)
+    # They are known all the same, and gone a day later.
+    again = Acquire(LOCK, b"digest:user-00000001", 1, 0, None, Rate(1, DAY))
+    assert ask(table, peer, again, many / 100) is Status.TIMEOUT
+    while (due := table.next_deadline()) is not None:
+        table.advance(due)
+    assert (table.rates.size, table.rates.promised) == (0, 0)
+
+
+def test_more_rates_than_may_be_are_refused() -> None:
+    table = LockTable(Limits(max_rate_runs=10), TokenIssuer(b"secret", 0))
+    peer = table.connect()
+    replies = [
+        ask(table, peer, Acquire(LOCK, b"%d" % number, 1, 0, None, Rate(1, DAY)))
+        for number in range(11)
+    ]
+    assert [type(reply) for reply in replies[:10]] == [Granted] * 10
+    assert replies[10] is Status.MAX_RATES

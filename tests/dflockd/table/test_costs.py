@@ -249,7 +249,7 @@ def questions(crowd: Crowd) -> Iterator[tuple[str, Callable[[], object]]]:
 
 CROWDS = (
     *(Holders, HoldersInGroups, Waiters, Reservations, Groups),
-    *(Ages, RunsToBegin),
+    *(Ages, Runs, RunsToBegin),
 )
 
 
