@@ -74,7 +74,7 @@ async def search(
     best: list[tuple[Rank, Listed]] = []
     found = 0
     until = await pace.turn()
-    walk = Walk(table.each_group(), as_wanted(text), people=False, notes=notes)
+    walk = Walk(table.each_partition(), as_wanted(text), people=False, notes=notes)
     last: Listed | None = None
 
     def add(listed: Listed) -> None:

@@ -62,7 +62,7 @@ class Blocking:
     def _go_on(self) -> None:
         table, pause = self._server.table, REST
         if self._look is None:
-            self._look = Look(table.each_group() if table.counts.waiting else ())
+            self._look = Look(table.each_partition() if table.counts.waiting else ())
         until, is_done = time.monotonic() + SLICE, self._look.step()
         while not is_done and time.monotonic() < until:
             is_done = self._look.step()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, final
 
 from dflockd.table.grouped import GroupedQueue
-from dflockd.table.state import Entry, Group, Hold, Waiter
+from dflockd.table.state import Entry, Hold, Partition, Waiter
 from dflockd.table.states import GONE, UNTOLD
 
 STEP: Final = 16
@@ -53,10 +53,10 @@ class Look:
         circles: of links, each verified to be there when the look ended.
     """
 
-    def __init__(self, groups: Iterable[Group]) -> None:
+    def __init__(self, partitions: Iterable[Partition]) -> None:
         self._entries: list[Entry] = []
-        for group in groups:
-            for space in group.spaces:
+        for partition in partitions:
+            for space in partition.spaces:
                 self._entries.extend(space.values())
         self._contended: list[Entry] = []
         self._holds: dict[bytes, None] = {}

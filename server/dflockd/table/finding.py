@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, final
 
 from dflockd.table import report
-from dflockd.table.state import Entry, Group, Hold, Waiter
+from dflockd.table.state import Entry, Hold, Partition, Waiter
 from dflockd.table.states import GONE, UNTOLD
 from dflockd.wire.notes import is_note
 
@@ -49,22 +49,22 @@ class Walk:
     """Goes through a table, a few items at a time.
 
     Args:
-        groups: the table.
+        partitions: the table.
         wanted: from `as_wanted`; an empty one matches everything.
         people: whether holders and waiters are wanted also of a key that has the text itself.
         notes: whether keys of notes are, see `dflockd.wire.notes`.
     """
 
     def __init__(
-        self, groups: Iterable[Group], wanted: bytes, *, people: bool, notes: bool
+        self, partitions: Iterable[Partition], wanted: bytes, *, people: bool, notes: bool
     ) -> None:
         self._wanted = wanted
         self._people = people
         self._notes = notes
         # As of now: while others have their turns, the table changes. To copy references is quick.
         self._entries: list[Entry] = []
-        for group in groups:
-            for space in group.spaces:
+        for partition in partitions:
+            for space in partition.spaces:
                 if space:
                     self._entries.extend(space.values())
         # The oldest first: mostly they are what is looked for.
@@ -117,16 +117,21 @@ class Search:
     """Finds the first of those who match: who has waited longest, then who has held longest, then keys.
 
     Args:
-        groups: the table.
+        partitions: the table.
         text: what is looked for, in keys and in labels; an empty one finds everybody.
         waiters: whether nobody but waiters is wanted.
         notes: whether notes are wanted as well.
     """
 
     def __init__(
-        self, groups: Iterable[Group], text: str, *, waiters: bool = False, notes: bool = False
+        self,
+        partitions: Iterable[Partition],
+        text: str,
+        *,
+        waiters: bool = False,
+        notes: bool = False,
     ) -> None:
-        self._walk = Walk(groups, as_wanted(text), people=True, notes=notes)
+        self._walk = Walk(partitions, as_wanted(text), people=True, notes=notes)
         self._waiters = waiters
         self._ranks: list[tuple[int, float]] = []
         self._best: list[Match] = []

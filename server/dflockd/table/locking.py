@@ -15,7 +15,7 @@ from dflockd.table import owners
 from dflockd.table.newest import OLDEST
 from dflockd.table.rates import Rate
 from dflockd.table.slots import Effect
-from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
+from dflockd.table.state import Entry, Hold, Partition, Peer, Waiter
 from dflockd.table.states import EXPECTED, GONE, GRANTED, PASSED, QUEUED, UNTOLD, WAITING
 from dflockd.table.superseding import Superseding
 from dflockd.wire import (
@@ -148,22 +148,26 @@ class Locking(Superseding):
         self, space: int, key: bytes, token: bytes, now: float, effects: list[Effect]
     ) -> Refusal:
         """Give a slot back."""
-        group = self._group if self._is_whole else self._group_of(key)
-        hold = self._find(group, space, key, token) if isinstance(group, Group) else None
+        partition = self._partition if self._is_whole else self._locate(key)
+        hold = (
+            self._find(partition, space, key, token) if isinstance(partition, Partition) else None
+        )
         if hold is not None:
             self.counts.released += 1
             self._free(hold, now, effects)
             return _OK
         if key_problem(key):
             return _ERROR
-        if not isinstance(group, Group):
-            return group
-        return self._release_forgotten(group, space, key, token, now, effects)
+        if not isinstance(partition, Partition):
+            return partition
+        return self._release_forgotten(partition, space, key, token, now, effects)
 
     def unbegun(self, key: bytes, token: bytes, now: float, effects: list[Effect]) -> Refusal:
         """Give a slot back whose run has not begun: it does not count for the rate of the key."""
-        group = self._group_of(key)
-        hold = self._find(group, Space.LOCK, key, token) if isinstance(group, Group) else None
+        partition = self._locate(key)
+        hold: Hold | None = None
+        if isinstance(partition, Partition):
+            hold = self._find(partition, Space.LOCK, key, token)
         if hold is not None:
             self._give_place_back(hold)
         return self.release(Space.LOCK, key, token, now, effects)
@@ -209,11 +213,11 @@ class Locking(Superseding):
         lease = self.limits.default_lease if lease is None else lease
         if lease > self.limits.max_lease:
             return _ERROR
-        serving = self._group if self._is_whole else self._serving(key, now)
-        hold = self._find(serving, space, key, token) if isinstance(serving, Group) else None
+        serving = self._partition if self._is_whole else self._serving(key, now)
+        hold = self._find(serving, space, key, token) if isinstance(serving, Partition) else None
         if hold is None and key_problem(key):
             return _ERROR
-        if not isinstance(serving, Group):
+        if not isinstance(serving, Partition):
             return serving
         if hold is None:
             back = None
@@ -251,14 +255,14 @@ class Locking(Superseding):
         Returns:
             The entry, which may be new, or what to answer.
         """
-        group = self._group if self._is_whole else self._serving(key, now)
+        partition = self._partition if self._is_whole else self._serving(key, now)
         entry: Entry | None = None
-        if isinstance(group, Group) and group.recovers_until is None:
-            entry = group.spaces[space].get(key)
+        if isinstance(partition, Partition) and partition.recovers_until is None:
+            entry = partition.spaces[space].get(key)
         if entry is None and key_problem(key):
             return _ERROR
         if entry is None or entry.limit != asked.limit:
-            found = self._entry(group, space, key, asked.limit, now, effects)
+            found = self._entry(partition, space, key, asked.limit, now, effects)
             if not isinstance(found, Entry):
                 return found
             entry = found
@@ -285,7 +289,7 @@ class Locking(Superseding):
     def _position_of(self, entry: Entry, peer: Peer, asked: Asked) -> Waiter | OwnerConflict | None:
         """Return the position that somebody takes up, by its ticket or as what their process lost."""
         if asked.ticket:
-            waiter = self._reservations.find(entry.group, entry.space, entry.key, asked.ticket)
+            waiter = self._reservations.find(entry.partition, entry.space, entry.key, asked.ticket)
             if waiter is not None:
                 return waiter
         if asked.owner is None or entry.owners is None:
@@ -348,9 +352,9 @@ class Locking(Superseding):
 
     def _name_rate(self, entry: Entry, asked: RateAsked, now: float) -> Status | None:
         """Let the rate of an entry, which may be new, be what was asked; or say why not."""
-        refusal = self.rates.refusal(entry.group, (entry.space, entry.key), asked)
+        refusal = self.rates.refusal(entry.partition, (entry.space, entry.key), asked)
         if refusal is None:
-            rate = self.rates.name(entry.group, (entry.space, entry.key), asked, now)
+            rate = self.rates.name(entry.partition, (entry.space, entry.key), asked, now)
             entry.queue().rate = rate
         elif not (entry.holds or entry.waiters):
             self._remove(entry)
@@ -392,7 +396,7 @@ class Locking(Superseding):
         """
         owner = asked.owner
         assert owner is not None
-        if owner.age > entry.group.issuer.fence:
+        if owner.age > entry.partition.issuer.fence:
             owner = asked.owner = owner._replace(age=OLDEST)
         found = self._position_of(entry, peer, asked)
         if isinstance(found, OwnerConflict):
@@ -510,4 +514,4 @@ class Locking(Superseding):
 def _is_resumed(waiter: Waiter, asked: Asked) -> bool:
     """Whether a position is taken up by its ticket."""
     ticket = asked.ticket
-    return ticket != b"" and waiter.entry.group.reserved.get(ticket) is waiter
+    return ticket != b"" and waiter.entry.partition.reserved.get(ticket) is waiter

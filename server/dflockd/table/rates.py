@@ -24,7 +24,7 @@ from dflockd.wire import Rate as Asked
 from dflockd.wire import Status
 
 if TYPE_CHECKING:
-    from dflockd.table.state import Change, Group
+    from dflockd.table.state import Change, Partition
 
 BLOCK = 32
 """So many beginnings are recorded together: a record on disk is written anew for each that joins it."""
@@ -95,10 +95,22 @@ class Rate(Timed):
     due when somebody who waits can have a place, or else when it may be dropped.
     """
 
-    __slots__ = ("begun", "blocks", "group", "key", "over", "pending", "runs", "space", "window")
+    __slots__ = (
+        "begun",
+        "blocks",
+        "key",
+        "over",
+        "partition",
+        "pending",
+        "runs",
+        "space",
+        "window",
+    )
 
-    def __init__(self, group: Group, space: int, key: bytes, runs: int, window: float) -> None:
-        self.group = group
+    def __init__(
+        self, partition: Partition, space: int, key: bytes, runs: int, window: float
+    ) -> None:
+        self.partition = partition
         self.space = space
         self.key = key
         self.runs = runs
@@ -116,14 +128,14 @@ class Rate(Timed):
 
     def free(self, now: float) -> int:
         """Return how many places are free. It is less than none after `runs` has become less."""
-        if now < self.group.rates_since + self.window:
+        if now < self.partition.rates_since + self.window:
             return 0
         self._forget(now)
         return self.runs - len(self.pending) - self.begun
 
     def next(self, now: float, more: int) -> float | None:
         """Return when more than so many places are free; ``None`` if somebody has to begin before."""
-        opens_at = self.group.rates_since + self.window
+        opens_at = self.partition.rates_since + self.window
         if now < opens_at:
             return opens_at
         over = len(self.pending) + self.begun + more - self.runs
@@ -157,10 +169,10 @@ class Rate(Timed):
 class PackedRates(Timed):
     """Some rates of free keys, in few bytes. They leave together, when nothing of them counts."""
 
-    __slots__ = ("ended", "group", "kind", "names", "number", "numbers", "size")
+    __slots__ = ("ended", "kind", "names", "number", "numbers", "partition", "size")
 
-    def __init__(self, group: Group, number: int, kind: int) -> None:
-        self.group = group
+    def __init__(self, partition: Partition, number: int, kind: int) -> None:
+        self.partition = partition
         self.kind = kind
         """About how long their windows are, as a power of two."""
         self.number = number
@@ -266,16 +278,16 @@ class Rates:
         self._changes = changes
         self._open: OrderedDict[Rate, None] = OrderedDict()
         """Those of free keys that are not packed; the one that was used longest ago first."""
-        self._packing: dict[tuple[Group, int], PackedRates] = {}
+        self._packing: dict[tuple[Partition, int], PackedRates] = {}
         """Those to which others may be added, by their kind."""
 
     # What there is.
 
-    def find(self, group: Group, space: int, key: bytes, now: float) -> Rate | None:
+    def find(self, partition: Partition, space: int, key: bytes, now: float) -> Rate | None:
         """Return the rate of a key that has one."""
-        rate = group.rates.get((space, key))
-        if rate is None and group.packed:
-            packed = group.packed.get(_packed_name(space, key))
+        rate = partition.rates.get((space, key))
+        if rate is None and partition.packed:
+            packed = partition.packed.get(_packed_name(space, key))
             if packed is not None:
                 return self._unpack(packed, space, key, now)
         return rate
@@ -286,17 +298,17 @@ class Rates:
 
     def rest(self, rate: Rate) -> None:
         """Note that nobody does any more."""
-        if rate.group.rates.get((rate.space, rate.key)) is rate:  # its group may leave
+        if rate.partition.rates.get((rate.space, rate.key)) is rate:  # its partition may leave
             self._open[rate] = None
 
     @staticmethod
-    def view(group: Group, space: int, key: bytes) -> Rate | None:
+    def view(partition: Partition, space: int, key: bytes) -> Rate | None:
         """Return the rate of a key to look at, and leave it where it is."""
-        rate = group.rates.get((space, key))
-        packed = None if rate is not None else group.packed.get(_packed_name(space, key))
+        rate = partition.rates.get((space, key))
+        packed = None if rate is not None else partition.packed.get(_packed_name(space, key))
         if packed is not None:
             runs, window, times = packed.of(_packed_name(space, key))
-            rate = Rate(group, space, key, runs, window)
+            rate = Rate(partition, space, key, runs, window)
             rate.blocks.append(RateBlock(rate, packed.number))
             rate.blocks[0].times.extend(times)
             rate.begun = len(times)
@@ -304,22 +316,22 @@ class Rates:
 
     # What is asked.
 
-    def refusal(self, group: Group, name: tuple[int, bytes], asked: Asked) -> Status | None:
+    def refusal(self, partition: Partition, name: tuple[int, bytes], asked: Asked) -> Status | None:
         """Return what to answer to who asks for such a rate of a key, if it may not be."""
         if asked.window > self._limits.max_rate_window * 1000:
             return Status.RATE_WINDOW
-        known = group.rates.get(name)  # not packed, as long as its entry is there
+        known = partition.rates.get(name)  # not packed, as long as its entry is there
         more = asked.runs if known is None else asked.runs - known.runs
         if more > 0 and self.promised + more > self._limits.max_rate_runs:
             self._counts.full += 1
             return Status.MAX_RATES
         return None
 
-    def name(self, group: Group, name: tuple[int, bytes], asked: Asked, now: float) -> Rate:
+    def name(self, partition: Partition, name: tuple[int, bytes], asked: Asked, now: float) -> Rate:
         """Return the rate of a key, which from now on is what was asked last."""
-        rate = group.rates.get(name)
+        rate = partition.rates.get(name)
         if rate is None:
-            return self._add(group, name, asked.runs, asked.window / 1000, now)
+            return self._add(partition, name, asked.runs, asked.window / 1000, now)
         self.change(rate, asked.runs, asked.window / 1000, now)
         return rate
 
@@ -333,9 +345,9 @@ class Rates:
             self._deadlines.reset(rate, LATE, now)
 
     def _add(
-        self, group: Group, name: tuple[int, bytes], runs: int, window: float, now: float
+        self, partition: Partition, name: tuple[int, bytes], runs: int, window: float, now: float
     ) -> Rate:
-        rate = group.rates[name] = Rate(group, *name, runs, window)
+        rate = partition.rates[name] = Rate(partition, *name, runs, window)
         self.size += 1
         self.promised += runs
         self._deadlines.set(rate, rounded(window), now)
@@ -383,7 +395,7 @@ class Rates:
             now: the time.
             is_used: whether anybody waits for its key.
         """
-        is_open = now >= rate.group.rates_since + rate.window
+        is_open = now >= rate.partition.rates_since + rate.window
         free = rate.free(now)
         if self._shed(rate):
             self._deadlines.set(rate, LATE, now)
@@ -397,33 +409,33 @@ class Rates:
         return False
 
     def _drop(self, rate: Rate) -> None:
-        del rate.group.rates[rate.space, rate.key]
+        del rate.partition.rates[rate.space, rate.key]
         self._open.pop(rate, None)
         self.size -= 1
         self.promised -= rate.runs
         for block in rate.blocks:
             self._end(block)
 
-    def leave(self, group: Group) -> None:
-        """Forget those of a group that leaves."""
-        for rate in group.rates.values():
+    def leave(self, partition: Partition) -> None:
+        """Forget those of a partition that leaves."""
+        for rate in partition.rates.values():
             self._deadlines.clear(rate)
             self._open.pop(rate, None)
             self.size -= 1
             self.promised -= rate.runs
-        group.rates.clear()
-        for packed in dict.fromkeys(group.packed.values()):
+        partition.rates.clear()
+        for packed in dict.fromkeys(partition.packed.values()):
             self._deadlines.clear(packed)
             self.drop(packed)
 
     # What outlives the table.
 
-    def restore(self, group: Group, record: RateRecord, now: float) -> None:
+    def restore(self, partition: Partition, record: RateRecord, now: float) -> None:
         """Take in a block of a rate; those of one rate come in their order."""
         name = record.space, record.key
-        rate = self.find(group, *name, now)
+        rate = self.find(partition, *name, now)
         if rate is None:
-            rate = self._add(group, name, record.runs, record.window, now)
+            rate = self._add(partition, name, record.runs, record.window, now)
         else:
             self.change(rate, record.runs, record.window, now)
         if rate.blocks[-1].times:
@@ -432,19 +444,19 @@ class Rates:
         block.times.extend(record.times)
         rate.begun += len(record.times)
         self._note(block)
-        if group.spaces[record.space].get(record.key) is None:
+        if partition.spaces[record.space].get(record.key) is None:
             self.rest(rate)
 
-    def restore_packed(self, group: Group, record: PackedRecord, now: float) -> None:
+    def restore_packed(self, partition: Partition, record: PackedRecord, now: float) -> None:
         """Take in some rates that rested."""
-        names, rates = record.names, group.rates
-        if not group.packed.keys().isdisjoint(names) or (
+        names, rates = record.names, partition.rates
+        if not partition.packed.keys().isdisjoint(names) or (
             rates and any((name[0], name[1:]) in rates for name in names)
         ):
             for each in unpacked(record):
-                self.restore(group, each, now)
+                self.restore(partition, each, now)
             return
-        packed = PackedRates(group, next(self._numbers), 0)
+        packed = PackedRates(partition, next(self._numbers), 0)
         packed.names.extend(names)
         packed.numbers = record.numbers
         packed.size = PACKED_BYTES
@@ -455,47 +467,49 @@ class Rates:
             at += 3 + int(numbers[at + 2])
             until = max(until, numbers[at - 1] + window)
         self.size += len(names)
-        group.packed.update(dict.fromkeys(names, packed))
+        partition.packed.update(dict.fromkeys(names, packed))
         self._deadlines.set(packed, rounded(until - now), now)
         self._note(packed)
 
     @staticmethod
-    def packed(group: Group) -> Iterator[RateRecord]:
-        """Yield those of a group that are packed."""
-        for packed in dict.fromkeys(group.packed.values()):
+    def packed(partition: Partition) -> Iterator[RateRecord]:
+        """Yield those of a partition that are packed."""
+        for packed in dict.fromkeys(partition.packed.values()):
             yield from unpacked(packed.kept())
 
     # Packed.
 
     def _pack(self, rate: Rate, now: float) -> None:
         """Put a rate to others that rest, if it is not too large for that."""
-        group, [block, *more] = rate.group, rate.blocks
+        partition, [block, *more] = rate.partition, rate.blocks
         rate.free(now)
         name, times = _packed_name(rate.space, rate.key), block.times[block.first :]
         size = packed_size(name, times)
         if more or size > PACKED_BYTES:
             return
         self._deadlines.clear(rate)
-        del group.rates[rate.space, rate.key]
+        del partition.rates[rate.space, rate.key]
         self._end(block)
         kind = math.frexp(rate.window)[1]
-        packed = self._packing.get((group, kind))
+        packed = self._packing.get((partition, kind))
         if packed is None or packed.size + size > PACKED_BYTES or len(packed.names) >= PACKED:
-            packed = self._packing[group, kind] = PackedRates(group, next(self._numbers), kind)
+            packed = self._packing[partition, kind] = PackedRates(
+                partition, next(self._numbers), kind
+            )
         last = (times[-1] if times else now) + rate.window
         if not packed.names:
             self._deadlines.set(packed, rounded(last - now), now)
         elif packed.deadline < last:
             self._deadlines.reset(packed, rounded(last - now), now)
         packed.add(name, rate.runs, rate.window, times)
-        group.packed[name] = packed
+        partition.packed[name] = packed
         self._note(packed)
 
     def _unpack(self, packed: PackedRates, space: int, key: bytes, now: float) -> Rate:
-        group, name = packed.group, _packed_name(space, key)
+        partition, name = packed.partition, _packed_name(space, key)
         runs, window, times = packed.of(name)
         packed.remove(name)
-        del group.packed[name]
+        del partition.packed[name]
         self.size -= 1
         self.promised -= runs
         if packed.names:
@@ -503,7 +517,7 @@ class Rates:
         else:
             self._deadlines.clear(packed)
             self.drop(packed)
-        rate = self._add(group, (space, key), runs, window, now)
+        rate = self._add(partition, (space, key), runs, window, now)
         rate.blocks[-1].times.extend(times)
         rate.begun = len(times)
         return rate
@@ -511,11 +525,11 @@ class Rates:
     def drop(self, packed: PackedRates) -> None:
         """Forget rates of which nothing counts any more; their deadline is not set any more."""
         for name, at in zip(packed.names, _starts(packed.numbers), strict=True):
-            del packed.group.packed[name]
+            del packed.partition.packed[name]
             self.size -= 1
             self.promised -= int(packed.numbers[at])
-        if self._packing.get((packed.group, packed.kind)) is packed:
-            del self._packing[packed.group, packed.kind]
+        if self._packing.get((packed.partition, packed.kind)) is packed:
+            del self._packing[packed.partition, packed.kind]
         packed.ended = True
         self._note(packed)
 

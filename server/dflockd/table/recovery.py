@@ -15,7 +15,7 @@ from dflockd.table import owners
 from dflockd.table.deadlines import rounded
 from dflockd.table.rates import PackedRecord, RateRecord
 from dflockd.table.slots import Effect, Slots
-from dflockd.table.state import UNKNOWN, Entry, Group, Hold, HoldRecord, Peer
+from dflockd.table.state import UNKNOWN, Entry, Hold, HoldRecord, Partition, Peer
 from dflockd.wire import FairGroup, Owner, Recovering, Status
 
 
@@ -33,18 +33,18 @@ class Recovery(Slots):
         Of two records of one key the later grant counts, if it was granted alone: the earlier hold had
         ended before it.
         """
-        group = self._group
+        partition = self._partition
         for record in rates:
             if isinstance(record, PackedRecord):
-                self.rates.restore_packed(group, record, now)
+                self.rates.restore_packed(partition, record, now)
             else:
-                self.rates.restore(group, record, now)
+                self.rates.restore(partition, record, now)
         for kept in latest(holds):
-            self._restore(group, kept, kept.deadline - now, now)
+            self._restore(partition, kept, kept.deadline - now, now)
 
     def doubt_rates(self, since: float) -> None:
         """Let nobody begin for one window from then who has a rate: others may have begun before."""
-        self._group.rates_since = since
+        self._partition.rates_since = since
 
     def recover(self, until: float) -> None:
         """Grant nothing until then: holds may be missing, and those that are here be out of date.
@@ -53,22 +53,22 @@ class Recovery(Slots):
         proves that they were granted. What was restored stays until then at least, for it may have
         been renewed for longer than is known.
         """
-        group = self._group
-        group.recovers_until = until
-        for entries in group.spaces:
+        partition = self._partition
+        partition.recovers_until = until
+        for entries in partition.spaces:
             for entry in entries.values():
                 for hold in entry.holds.values():
-                    group.doubted.add(hold)
+                    partition.doubted.add(hold)
                     if hold.deadline < until:
                         since = hold.deadline - hold.span
                         self.deadlines.reset(hold, rounded(until - since), since)
                         self._note(hold)
 
-    def _restore(self, group: Group, kept: HoldRecord, left: float, now: float) -> None:
+    def _restore(self, partition: Partition, kept: HoldRecord, left: float, now: float) -> None:
         """Take in a hold that has so many seconds left."""
-        entry = group.spaces[kept.space].get(kept.key)
+        entry = partition.spaces[kept.space].get(kept.key)
         if entry is None:
-            entry = self._add(group, kept.space, kept.key, kept.limit, now)
+            entry = self._add(partition, kept.space, kept.key, kept.limit, now)
         elif kept.limit != UNKNOWN and (
             entry.limit == UNKNOWN or kept.fence > max(entry.holds, default=0)
         ):
@@ -78,48 +78,48 @@ class Recovery(Slots):
         hold = Hold(*(entry, kept.fence, token, None, 0, kept.since), kept.limit, owner, kept.label)
         entry.holds[kept.fence] = hold
         hold.detached = kept.detached
-        if kept.is_pending and (rate := group.rates.get((kept.space, kept.key))) is not None:
+        if kept.is_pending and (rate := partition.rates.get((kept.space, kept.key))) is not None:
             rate.pending.add(kept.fence)
         if kept.group:
             entry.grouped().restore(kept.fence, kept.group)
         owners.add(entry, hold)
         self.deadlines.set(hold, rounded(left), now)  # a lease that ends late harms nobody
-        group.issuer.fence = max(group.issuer.fence, kept.fence)
+        partition.issuer.fence = max(partition.issuer.fence, kept.fence)
         self.counts.returned += 1
         self._note(hold)
 
     @staticmethod
-    def _doubt(group: Group, hold: Hold, now: float, *, confirm: bool) -> Recovering | None:
+    def _doubt(partition: Partition, hold: Hold, now: float, *, confirm: bool) -> Recovering | None:
         """Return what to answer while nobody knows whether a hold lasts, and end the doubt if it does.
 
         Only a holder that has always renewed in time knows that, and says so with `Renew`. One that
         asks for confirmation (`How.CONFIRM`) does not.
         """
-        until = group.recovers_until
-        if until is None or now >= until or hold not in group.doubted:
+        until = partition.recovers_until
+        if until is None or now >= until or hold not in partition.doubted:
             return None
         if confirm:
             return Recovering(math.ceil((until - now) * 1000))
-        group.doubted.discard(hold)
+        partition.doubted.discard(hold)
         return None
 
     def _forgotten(
-        self, group: Group, space: int, key: bytes, token: bytes, now: float
+        self, partition: Partition, space: int, key: bytes, token: bytes, now: float
     ) -> tuple[int, bool] | None:
         """Return the fence of a hold that is authentic and was forgotten, while that may be.
 
         And whether it was granted as the only one.
         """
-        if group.recovers_until is None or now >= group.recovers_until:
+        if partition.recovers_until is None or now >= partition.recovers_until:
             return None
         verified = self._issuer.verify(space, key, token)
-        if verified is None or verified[0] in group.ended:
+        if verified is None or verified[0] in partition.ended:
             return None
-        return None if verified[0] <= group.last_ended.get((space, key), 0) else verified
+        return None if verified[0] <= partition.last_ended.get((space, key), 0) else verified
 
     def _release_forgotten(
         self,
-        group: Group,
+        partition: Partition,
         space: int,
         key: bytes,
         token: bytes,
@@ -127,13 +127,13 @@ class Recovery(Slots):
         effects: list[Effect],
     ) -> Status:
         """End a hold that was forgotten, and what is here of the key that had ended before it."""
-        forgotten = self._forgotten(group, space, key, token, now)
+        forgotten = self._forgotten(partition, space, key, token, now)
         if forgotten is None:
             return Status.ERROR
         fence, is_sole = forgotten
-        group.remember_end((space, key), fence, is_sole=is_sole)
+        partition.remember_end((space, key), fence, is_sole=is_sole)
         if is_sole:
-            self._supersede(group.spaces[space].get(key), fence, now, effects)
+            self._supersede(partition.spaces[space].get(key), fence, now, effects)
         return Status.OK
 
     def _supersede(
@@ -147,7 +147,7 @@ class Recovery(Slots):
 
     def _reclaim(
         self,
-        group: Group,
+        partition: Partition,
         peer: Peer,
         space: int,
         key: bytes,
@@ -163,20 +163,20 @@ class Recovery(Slots):
 
         A grant to one alone says that all before it had ended.
         """
-        forgotten = self._forgotten(group, space, key, token, now)
+        forgotten = self._forgotten(partition, space, key, token, now)
         if forgotten is None:
             return None
         fence, is_sole = forgotten
-        entry = group.spaces[space].get(key)
+        entry = partition.spaces[space].get(key)
         if entry is not None:
             if any(other.is_sole and other.fence > fence for other in entry.holds.values()):
                 return None
             if is_sole:
                 self._supersede(entry, fence, now, effects)
-                entry = group.spaces[space].get(key)
+                entry = partition.spaces[space].get(key)
         limit = 1 if is_sole else UNKNOWN
         if entry is None:
-            entry = self._add(group, space, key, limit, now)
+            entry = self._add(partition, space, key, limit, now)
         hold = Hold(entry, fence, token, peer, lease, now, limit, owner, label)
         entry.holds[fence] = hold
         owners.add(entry, hold)
@@ -184,7 +184,7 @@ class Recovery(Slots):
             entry.grouped().begin(fence, of_group)
         peer.holds[hold] = None
         self.deadlines.set(hold, lease * self._stretch, now)
-        group.issuer.fence = max(group.issuer.fence, fence)
+        partition.issuer.fence = max(partition.issuer.fence, fence)
         self.counts.returned += 1
         self._note(hold)
         return hold

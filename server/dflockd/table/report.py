@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 
 from dflockd.table.rates import Rate
-from dflockd.table.state import Entry, Group, Hold, Waiter
+from dflockd.table.state import Entry, Hold, Partition, Waiter
 from dflockd.wire import UNLIMITED, Report, Space
 
 MAX_LISTED = 1000
@@ -29,7 +29,7 @@ def fitting(collect: Callable[[int], dict[str, object]]) -> Report:
 
 
 def stats(
-    groups: Iterable[Group], size: int, connections: int, now: float, listed: int
+    partitions: Iterable[Partition], size: int, connections: int, now: float, listed: int
 ) -> dict[str, object]:
     """Return who holds what, in the form that published clients check.
 
@@ -37,10 +37,10 @@ def stats(
     """
     entries: list[Entry] = []
     most = min(size, listed)
-    for group in groups:
+    for partition in partitions:
         if len(entries) >= most:
             break
-        for space in group.spaces:
+        for space in partition.spaces:
             if space:
                 entries += itertools.islice(space.values(), most - len(entries))
     return {
@@ -154,7 +154,7 @@ def newer(hold: Hold) -> dict[str, object]:
     age = hold.owner.age if hold.owner is not None else 0
     if not age:
         return {}
-    newest = hold.entry.group.newest.get(hold.entry.key)
+    newest = hold.entry.partition.newest.get(hold.entry.key)
     is_newest = newest is None or newest.age <= age
     return {"superseded_by": "" if is_newest or newest is None else newest.label.decode()}
 

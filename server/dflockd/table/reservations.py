@@ -10,7 +10,7 @@ from dflockd.table import owners
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines, rounded
 from dflockd.table.queue import Queue
-from dflockd.table.state import NOBODY, Entry, Group, Peer, Reservation, Waiter
+from dflockd.table.state import NOBODY, Entry, Partition, Peer, Reservation, Waiter
 from dflockd.table.states import EXPECTED, GONE, PASSED, QUEUED, RESERVED
 from dflockd.wire import Owner
 
@@ -65,7 +65,7 @@ class Reservations:
         waiter.reservation = reservation
         waiter.state = RESERVED
         waiter.entry.queue().away += 1
-        waiter.entry.group.reserved[ticket] = waiter
+        waiter.entry.partition.reserved[ticket] = waiter
         self._size += 1
         self._deadlines.set(waiter, rounded(reservation.until - now), now)
 
@@ -75,9 +75,9 @@ class Reservations:
         No deadline of its own is set.
         """
         entry = waiter.entry
-        waiter.ticket = waiter.ticket or entry.group.issuer.ticket(entry.space, entry.key)
+        waiter.ticket = waiter.ticket or entry.partition.issuer.ticket(entry.space, entry.key)
         waiter.reserve = None
-        entry.group.reserved[waiter.ticket] = waiter
+        entry.partition.reserved[waiter.ticket] = waiter
         queue = entry.queue()
         queue.expect(waiter)
         self._deadlines.set(waiter, queue.patience(waiter, turn), now)
@@ -85,9 +85,9 @@ class Reservations:
     # Back again.
 
     @staticmethod
-    def find(group: Group, space: int, key: bytes, ticket: bytes) -> Waiter | None:
+    def find(partition: Partition, space: int, key: bytes, ticket: bytes) -> Waiter | None:
         """Return the waiter of that ticket, if it is one of this key, even if others have passed it."""
-        waiter = group.reserved.get(ticket)
+        waiter = partition.reserved.get(ticket)
         if waiter is None or (waiter.entry.space, waiter.entry.key) != (space, key):
             return None
         return waiter
@@ -125,7 +125,7 @@ class Reservations:
         Returns:
             Whether a slot was held for it alone.
         """
-        del entry.group.reserved[waiter.ticket]
+        del entry.partition.reserved[waiter.ticket]
         queue = entry.queue() if waiter.group is None else entry.grouped()
         # Among groups nobody else could have it: the turn of that of somebody who was away is over.
         has_slot = waiter.state == EXPECTED and (queue.is_grouped or not waiter.is_away)
@@ -139,7 +139,7 @@ class Reservations:
         if waiter.state == RESERVED:
             queue.away -= 1
         else:
-            queue.come_back(waiter)  # before it is removed: its group is not to be forgotten
+            queue.come_back(waiter)  # before it is removed: its partition is not to be forgotten
             if not waiter.is_away or waiter.state == EXPECTED:
                 queue.remove(waiter)
         waiter.reservation = None
@@ -188,7 +188,7 @@ class Reservations:
         if is_queued:
             entry.queue().remove(waiter)
             owners.discard(entry, waiter)
-        del entry.group.reserved[waiter.ticket]
+        del entry.partition.reserved[waiter.ticket]
         waiter.state = GONE
         self._is_kept_no_more(waiter)
         self._counts.gave_up += 1
@@ -202,7 +202,7 @@ class Reservations:
             self._deadlines.set(waiter, rounded(waiter.reservation.until - now), now)
 
     def drop(self, reserved: dict[bytes, Waiter]) -> None:
-        """Forget who is away of a group that leaves. Those in a queue are still to leave that."""
+        """Forget who is away of a partition that leaves. Those in a queue are still to leave that."""
         for waiter in reserved.values():
             if waiter.is_away:
                 self._is_kept_no_more(waiter)

@@ -16,7 +16,16 @@ from dflockd.table.rates import RateRecord
 from dflockd.table.recovery import latest
 from dflockd.table.reservations import RESERVED_LATE
 from dflockd.table.slots import Effect
-from dflockd.table.state import NOBODY, Entry, Group, HoldRecord, Left, Peer, Reservation, Waiter
+from dflockd.table.state import (
+    NOBODY,
+    Entry,
+    HoldRecord,
+    Left,
+    Partition,
+    Peer,
+    Reservation,
+    Waiter,
+)
 from dflockd.table.states import EXPECTED, GONE, QUEUED, WAITING
 from dflockd.table.table import LockTable
 from dflockd.wire import (
@@ -85,7 +94,7 @@ class Snapshot(NamedTuple):
     rates: Sequence[RateRecord] = ()
     """The blocks of one rate in their order."""
     rates_since: float = -math.inf
-    """See `Group.rates_since`."""
+    """See `Partition.rates_since`."""
 
     @property
     def is_empty(self) -> bool:
@@ -113,7 +122,7 @@ class ShardTable(LockTable):
         self.about = {"mode": "cluster"}
         self._is_whole = False
         self._stretch = stretch
-        self.groups: dict[int, Group] = {}
+        self.partitions: dict[int, Partition] = {}
         """What is here, by shard."""
         self._directory = directory
         self._serves_until = -math.inf
@@ -149,10 +158,10 @@ class ShardTable(LockTable):
             recovers_until: see `LockTable.recover`.
             rates_since: runs may have begun before that of which nothing was handed over.
         """
-        group = self.groups[shard] = Group(self._issuer.beginning(fence))
-        group.opens_at = opens_at
-        group.recovers_until = recovers_until
-        group.rates_since = rates_since
+        partition = self.partitions[shard] = Partition(self._issuer.beginning(fence))
+        partition.opens_at = opens_at
+        partition.recovers_until = recovers_until
+        partition.rates_since = rates_since
 
     def load(self, shard: int, snapshot: Snapshot, now: float) -> None:
         """Take in what another server had of the shard: all leases begin anew.
@@ -160,19 +169,19 @@ class ShardTable(LockTable):
         Their holders may have renewed in the last moment before. The holds belong to nobody until
         they are renewed.
         """
-        group = self.groups[shard]
-        group.rates_since = max(group.rates_since, snapshot.rates_since)
+        partition = self.partitions[shard]
+        partition.rates_since = max(partition.rates_since, snapshot.rates_since)
         for rate in snapshot.rates:
-            self.rates.restore(group, rate, now)
+            self.rates.restore(partition, rate, now)
         for kept in latest(snapshot.holds):
-            self._restore(group, kept, kept.lease, now)
+            self._restore(partition, kept, kept.lease, now)
         for newest in snapshot.newest:
-            self._remember(group, newest)
+            self._remember(partition, newest)
         for record in snapshot.waiters:
-            entry = group.spaces[record.space].get(record.key)
+            entry = partition.spaces[record.space].get(record.key)
             if entry is None:
-                entry = self._add(group, record.space, record.key, record.limit, now)
-            is_rated = (record.space, record.key) in group.rates
+                entry = self._add(partition, record.space, record.key, record.limit, now)
+            is_rated = (record.space, record.key) in partition.rates
             waiter = self._join(
                 *(entry, NOBODY, record.lease, record.since, None, record.label, record.group),
                 two_phase=False,
@@ -186,22 +195,22 @@ class ShardTable(LockTable):
                 # Not away on purpose: it waits, though its connection is elsewhere.
                 waiter.owner = Owner(record.owner, record.attempt, record.age)
                 owners.add(entry, waiter)
-        for entry in [entry for entry in _entries(group) if entry.waiters]:
+        for entry in [entry for entry in _entries(partition) if entry.waiters]:
             self._promote(entry, now, [])  # grants nothing: no waiter is connected yet
 
     def freeze(self, shard: int, now: float) -> Snapshot:
         """Stop serving a shard for now, and return what there is to hand over."""
-        group = self.groups[shard]
-        group.frozen = True
-        newest = [newest.kept() for newest in group.newest.values()]
-        rates = [block for rate in group.rates.values() for block in rate.kept(now)]
-        rates += self.rates.packed(group)
-        counts = now < group.rates_since + self.limits.max_rate_window
-        since = group.rates_since if counts else -math.inf
+        partition = self.partitions[shard]
+        partition.frozen = True
+        newest = [newest.kept() for newest in partition.newest.values()]
+        rates = [block for rate in partition.rates.values() for block in rate.kept(now)]
+        rates += self.rates.packed(partition)
+        counts = now < partition.rates_since + self.limits.max_rate_window
+        since = partition.rates_since if counts else -math.inf
         snapshot = Snapshot([], [], newest, rates, since)
         # Also those that others have passed, and which are in no queue.
-        waiters = dict.fromkeys(group.reserved.values())
-        for entry in _entries(group):
+        waiters = dict.fromkeys(partition.reserved.values())
+        for entry in _entries(partition):
             for hold in entry.holds.values():
                 if hold.told:
                     snapshot.holds.append(hold.kept())
@@ -209,12 +218,12 @@ class ShardTable(LockTable):
                     # Nobody knows of this grant: its waiter is still ahead of all others.
                     waiters[hold.waiter] = None
             waiters.update(dict.fromkeys(entry.waiters or ()))
-        for waiter in _in_turn(group, waiters):
+        for waiter in _in_turn(partition, waiters):
             entry, reservation, owner = waiter.entry, waiter.reservation, waiter.owner
             if waiter.is_told:
                 reservation = _as_reserved(waiter, now)
             elif reservation is None:
-                waiter.ticket = group.issuer.ticket(entry.space, entry.key)
+                waiter.ticket = partition.issuer.ticket(entry.space, entry.key)
             snapshot.waiters.append(
                 WaiterRecord(
                     entry.space,
@@ -233,7 +242,7 @@ class ShardTable(LockTable):
 
     def thaw(self, shard: int, now: float) -> list[Effect]:
         """Go on serving a shard that was frozen."""
-        self.groups[shard].frozen = False
+        self.partitions[shard].frozen = False
         return self._give_withheld(now)
 
     def send_away(self) -> list[Effect]:
@@ -262,11 +271,11 @@ class ShardTable(LockTable):
         """
         effects: list[Effect] = []
         peers: dict[int, Peer] = {}
-        group = self.groups.pop(shard)
-        self._reservations.drop(group.reserved)
-        self.newest.drop(group)
-        self.rates.leave(group)
-        for entry in list(_entries(group)):
+        partition = self.partitions.pop(shard)
+        self._reservations.drop(partition.reserved)
+        self.newest.drop(partition)
+        self.rates.leave(partition)
+        for entry in list(_entries(partition)):
             self.counts.dropped += len(entry.holds)
             self._refer_listener(entry, reply, effects)
             for hold in list(entry.holds.values()):
@@ -286,7 +295,7 @@ class ShardTable(LockTable):
                     effects.append((peer.id, _naming(reply, waiter.ticket)))
                 elif waiter.two_phase:
                     peer.left[entry.space, entry.key] = Left(waiter.ticket, waiter.turn)
-            if entry.key in entry.group.spaces[entry.space]:
+            if entry.key in entry.partition.spaces[entry.space]:
                 self._remove(entry)
         idle = {
             number
@@ -299,36 +308,36 @@ class ShardTable(LockTable):
         """Return whether it may grant locks; a single shard may recover all the same."""
         return "serving" if now < self._serves_until else "cut off"
 
-    def each_group(self) -> Iterable[Group]:
+    def each_partition(self) -> Iterable[Partition]:
         """Return all that is in the table."""
-        return self.groups.values()
+        return self.partitions.values()
 
     # What the table asks itself.
 
-    def _group_of(self, key: bytes) -> Group | Refusal:
+    def _locate(self, key: bytes) -> Partition | Refusal:
         shard = self._directory.shard_of(key)
-        group = self.groups.get(shard)
-        if group is None:
+        partition = self.partitions.get(shard)
+        if partition is None:
             return self._directory.refer(shard)
-        return FROZEN if group.frozen else group
+        return FROZEN if partition.frozen else partition
 
-    def _serving(self, key: bytes, now: float) -> Group | Refusal:
-        group = self._group_of(key)
-        is_here = group is FROZEN or isinstance(group, Group)
+    def _serving(self, key: bytes, now: float) -> Partition | Refusal:
+        partition = self._locate(key)
+        is_here = partition is FROZEN or isinstance(partition, Partition)
         if is_here and now >= self._serves_until:
             return LAPSED
-        if isinstance(group, Group) and group.opens_at is not None:
-            if now < group.opens_at:
-                return Recovering(math.ceil((group.opens_at - now) * 1000))
-            group.opens_at = None
-        return group
+        if isinstance(partition, Partition) and partition.opens_at is not None:
+            if now < partition.opens_at:
+                return Recovering(math.ceil((partition.opens_at - now) * 1000))
+            partition.opens_at = None
+        return partition
 
     def _remove(self, entry: Entry) -> None:
         self._withheld.pop(entry, None)
         super()._remove(entry)
 
     def _promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
-        if entry.group.frozen or now >= self._serves_until:
+        if entry.partition.frozen or now >= self._serves_until:
             self._withheld[entry] = None
         else:
             super()._promote(entry, now, effects)
@@ -357,16 +366,16 @@ class ShardTable(LockTable):
         name = (space, key)
         if name in peer.enqueued:
             serving = self._serving(key, now)
-            if not isinstance(serving, Group):
+            if not isinstance(serving, Partition):
                 return serving
         elif not key_problem(key):
-            group = self._group_of(key)
-            if isinstance(group, Recovering):
-                return group
+            partition = self._locate(key)
+            if isinstance(partition, Recovering):
+                return partition
             left = peer.left.pop(name, Left(b"", None))
-            if not isinstance(group, Group):
-                return _naming(group, left.ticket)
-            self._return(group, left, peer, name, now, effects)
+            if not isinstance(partition, Partition):
+                return _naming(partition, left.ticket)
+            self._return(partition, left, peer, name, now, effects)
         return super().wait(peer, space, key, asked, now, effects)
 
     def _shards(self, _peer: Peer, request: Shards, now: float, _effects: list[Effect]) -> Reply:
@@ -374,7 +383,7 @@ class ShardTable(LockTable):
 
     def _return(
         self,
-        group: Group,
+        partition: Partition,
         left: Left,
         peer: Peer,
         name: tuple[int, bytes],
@@ -382,12 +391,12 @@ class ShardTable(LockTable):
         effects: list[Effect],
     ) -> None:
         """Let a peer go on with the position that it had here, if its shard has been elsewhere."""
-        waiter = group.reserved.get(left.ticket)
+        waiter = partition.reserved.get(left.ticket)
         if waiter is None:
             return
         space, key = name
-        entry = group.spaces[space].get(key) or self._add(
-            group, space, key, waiter.entry.limit, now
+        entry = partition.spaces[space].get(key) or self._add(
+            partition, space, key, waiter.entry.limit, now
         )
         who = waiter.lease, waiter.owner, waiter.label
         self._reservations.take_up(waiter, entry, peer, *who, two_phase=True)
@@ -406,12 +415,12 @@ def _naming(reply: Refusal, ticket: bytes) -> Refusal:
     return reply._replace(ticket=ticket) if isinstance(reply, Moved) else reply
 
 
-def _in_turn(group: Group, waiters: Iterable[Waiter]) -> Iterable[Waiter]:
-    """Return all of a group of keys: those of each key in the order in which to let them in."""
+def _in_turn(partition: Partition, waiters: Iterable[Waiter]) -> Iterable[Waiter]:
+    """Return all of a partition of keys: those of each key in the order in which to let them in."""
     of_groups: dict[Queue, list[Waiter]] = {}
     for waiter in sorted(waiters, key=lambda waiter: waiter.number):
         # Another one than when they came, if nobody was here meanwhile.
-        entry = group.spaces[waiter.entry.space].get(waiter.entry.key)
+        entry = partition.spaces[waiter.entry.space].get(waiter.entry.key)
         queue = None if entry is None else entry.waiters
         if queue is not None and queue.is_grouped:
             of_groups.setdefault(queue, []).append(waiter)
@@ -423,8 +432,10 @@ def _in_turn(group: Group, waiters: Iterable[Waiter]) -> Iterable[Waiter]:
 
 def _group_of(waiter: Waiter) -> FairGroup | None:
     group, queue = waiter.group, waiter.entry.waiters
-    return group if group is None or queue is None else FairGroup(group.name, queue.limit_of(group))
+    if group is None or queue is None:
+        return group
+    return FairGroup(group.name, queue.limit_of(group))
 
 
-def _entries(group: Group) -> Iterable[Entry]:
-    return (entry for space in group.spaces for entry in space.values())
+def _entries(partition: Partition) -> Iterable[Entry]:
+    return (entry for space in partition.spaces for entry in space.values())

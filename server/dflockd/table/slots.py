@@ -19,7 +19,7 @@ from dflockd.table.limits import STEP, Limits
 from dflockd.table.queue import Queue
 from dflockd.table.rates import PackedRates, Rate, Rates
 from dflockd.table.reservations import RESERVED_LATE, Reservations
-from dflockd.table.state import UNKNOWN, Change, Entry, Group, Hold, Peer, Reservation, Waiter
+from dflockd.table.state import UNKNOWN, Change, Entry, Hold, Partition, Peer, Reservation, Waiter
 from dflockd.table.states import GONE, LISTENING, RESERVED, UNTOLD, WAITING
 from dflockd.wire import (
     FairGroup,
@@ -70,9 +70,9 @@ class Slots:
         self.counts = Counts()
         self.changes: list[Change] | None = [] if kept else None
         self._issuer = issuer
-        self._group = Group(issuer)
+        self._partition = Partition(issuer)
         self._is_whole = True
-        """Whether all keys are in that group, whatever the time."""
+        """Whether all keys are in that partition, whatever the time."""
         self._size = 0
         self._arrivals = itertools.count()
         self.deadlines = Deadlines()
@@ -89,30 +89,30 @@ class Slots:
 
     def _entry(
         self,
-        group: Group | Refusal,
+        partition: Partition | Refusal,
         space: int,
         key: bytes,
         limit: int,
         now: float,
         effects: list[Effect],
     ) -> Entry | Refusal:
-        """Return the entry of a group that somebody wants a slot of, new if it has to be.
+        """Return the entry of a partition that somebody wants a slot of, new if it has to be.
 
         How many may hold a lock is what the latest request says. A semaphore has its limit from who
         asked for it first.
         """
-        if not isinstance(group, Group):
-            return group
-        if group.recovers_until is not None:
-            if now < group.recovers_until:
-                return Recovering(math.ceil((group.recovers_until - now) * 1000))
-            group.end_recovery()
-        entry = group.spaces[space].get(key)
+        if not isinstance(partition, Partition):
+            return partition
+        if partition.recovers_until is not None:
+            if now < partition.recovers_until:
+                return Recovering(math.ceil((partition.recovers_until - now) * 1000))
+            partition.end_recovery()
+        entry = partition.spaces[space].get(key)
         if entry is None:
             if self._size >= self.limits.max_locks:
                 self.counts.full += 1
                 return Status.MAX_LOCKS
-            return self._add(group, space, key, limit, now)
+            return self._add(partition, space, key, limit, now)
         if entry.limit != limit:
             if space == Space.SEMAPHORE and entry.limit != UNKNOWN:
                 return Status.LIMIT_MISMATCH
@@ -121,22 +121,22 @@ class Slots:
                 # Ahead of who asks, and the entry may end with that.
                 self._promote(entry, now, effects)
                 if not self._is_here(entry):
-                    return self._add(group, space, key, limit, now)
+                    return self._add(partition, space, key, limit, now)
         return entry
 
-    def _group_of(self, key: bytes) -> Group | Refusal:
-        """Return the group that a key is in, or what to answer if that is not here."""
-        return self._group
+    def _locate(self, key: bytes) -> Partition | Refusal:
+        """Return the partition that a key is in, or what to answer if that is not here."""
+        return self._partition
 
-    def _serving(self, key: bytes, now: float) -> Group | Refusal:
-        """Return the group that a key is in, if it may be granted and renewed there now."""
-        return self._group_of(key)
+    def _serving(self, key: bytes, now: float) -> Partition | Refusal:
+        """Return the partition that a key is in, if it may be granted and renewed there now."""
+        return self._locate(key)
 
-    def _add(self, group: Group, space: int, key: bytes, limit: int, now: float) -> Entry:
+    def _add(self, partition: Partition, space: int, key: bytes, limit: int, now: float) -> Entry:
         self._size += 1
-        entry = group.spaces[space][key] = Entry(group, space, key, limit)
-        if group.rates or group.packed:
-            rate = self.rates.find(group, space, key, now)
+        entry = partition.spaces[space][key] = Entry(partition, space, key, limit)
+        if partition.rates or partition.packed:
+            rate = self.rates.find(partition, space, key, now)
             if rate is not None:
                 self.rates.use(rate)
                 entry.queue().rate = rate
@@ -146,7 +146,7 @@ class Slots:
         self._size -= 1
         if entry.waiters is not None and entry.waiters.rate is not None:
             self.rates.rest(entry.waiters.rate)
-        del entry.group.spaces[entry.space][entry.key]
+        del entry.partition.spaces[entry.space][entry.key]
 
     # Holds.
 
@@ -164,7 +164,7 @@ class Slots:
         now: float,
         rate: Rate | None = None,
     ) -> Hold:
-        issuer, limit = entry.group.issuer, entry.limit
+        issuer, limit = entry.partition.issuer, entry.limit
         token = issuer.issue(entry.space, entry.key, is_sole=limit == 1)
         fence = issuer.fence
         hold = Hold(entry, fence, token, peer, lease, now, limit, owner, label)
@@ -193,8 +193,8 @@ class Slots:
             self.changes.append(hold)
 
     @staticmethod
-    def _find(group: Group, space: int, key: bytes, token: bytes) -> Hold | None:
-        entry = group.spaces[space].get(key)
+    def _find(partition: Partition, space: int, key: bytes, token: bytes) -> Hold | None:
+        entry = partition.spaces[space].get(key)
         if entry is None:
             return None
         holds = entry.holds
@@ -216,10 +216,10 @@ class Slots:
         self.counts.held.add(now - hold.since)
         if self.changes is not None:
             self._note(hold)
-        if entry.group.recovers_until is not None:
-            entry.group.doubted.discard(hold)
+        if entry.partition.recovers_until is not None:
+            entry.partition.doubted.discard(hold)
             name = entry.space, entry.key
-            entry.group.remember_end(name, hold.fence, is_sole=hold.is_sole)
+            entry.partition.remember_end(name, hold.fence, is_sole=hold.is_sole)
         if hold.owner is not None:
             owners.discard(entry, hold)
         if hold.peer is not None:
@@ -313,7 +313,7 @@ class Slots:
             self._forget_waiter(waiter)
         # The next server of its shard may know it by the ticket that it has already.
         entry = waiter.entry
-        ticket = waiter.ticket or entry.group.issuer.ticket(entry.space, entry.key)
+        ticket = waiter.ticket or entry.partition.issuer.ticket(entry.space, entry.key)
         due = now + reserve.away / 1000
         reservation = Reservation(due, reserve.hold / 1000, due + RESERVED_LATE)
         self._reservations.reserve(waiter, ticket, reservation, now)
@@ -355,7 +355,7 @@ class Slots:
     @staticmethod
     def _newer_than(waiter: Waiter) -> Superseded | None:
         """Return what to tell somebody who has an age, if a newer one has come."""
-        newest = waiter.entry.group.newest.get(waiter.entry.key)
+        newest = waiter.entry.partition.newest.get(waiter.entry.key)
         if newest is None or not 0 < waiter.age < newest.age:
             return None
         return Superseded(newest.age, newest.label)
@@ -438,7 +438,7 @@ class Slots:
         if waiter.owner is not None:
             owners.discard(entry, waiter)
         hold = self._grant(entry, peer, waiter.lease, waiter.owner, waiter.label, now, rate)
-        if queue.is_grouped:  # before it is removed: its group is not to be forgotten
+        if queue.is_grouped:  # before it is removed: its partition is not to be forgotten
             queue.begin(hold.fence, waiter.group)
             queue.remove(waiter)
         elif waiter in queue.line:
@@ -485,7 +485,7 @@ class Slots:
 
     @staticmethod
     def _is_here(entry: Entry) -> bool:
-        return entry.group.spaces[entry.space].get(entry.key) is entry
+        return entry.partition.spaces[entry.space].get(entry.key) is entry
 
     # Time.
 
@@ -521,7 +521,7 @@ class Slots:
 
     def _next_place(self, rate: Rate, now: float, effects: list[Effect]) -> None:
         """Give the free places to waiters, or forget the rate."""
-        entry = rate.group.spaces[rate.space].get(rate.key)
+        entry = rate.partition.spaces[rate.space].get(rate.key)
         queue = entry.waiters if entry is not None else None
         is_over = self.rates.look_again(rate, now, is_used=queue is not None and bool(queue))
         if entry is None or queue is None:

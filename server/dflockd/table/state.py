@@ -15,8 +15,8 @@ from dflockd.table.states import EXPECTED, PASSED, QUEUED
 from dflockd.wire import FairGroup, Owner, Reserve
 
 
-class Group:
-    """The entries of one group of keys, which can be looked at, moved or dropped as a whole."""
+class Partition:
+    """A part of the table that can be looked at, moved or dropped as a whole: all of it, or a shard."""
 
     __slots__ = (
         "doubted",
@@ -117,10 +117,10 @@ HoldFields: TypeAlias = tuple[
 class Entry:
     """One key: who holds it and who waits. It exists only while there is a holder or a waiter."""
 
-    __slots__ = ("aged", "group", "holds", "key", "limit", "owners", "space", "waiters")
+    __slots__ = ("aged", "holds", "key", "limit", "owners", "partition", "space", "waiters")
 
-    def __init__(self, group: Group, space: int, key: bytes, limit: int) -> None:
-        self.group = group
+    def __init__(self, partition: Partition, space: int, key: bytes, limit: int) -> None:
+        self.partition = partition
         self.space = space
         self.key = key
         self.limit = limit

@@ -16,7 +16,7 @@ from dflockd.table.limits import STEP, Limits
 from dflockd.table.newest import Newest, NewestKeys, NewestRecord
 from dflockd.table.queue import number_of
 from dflockd.table.slots import Effect
-from dflockd.table.state import Entry, Group, Hold, Peer, Waiter
+from dflockd.table.state import Entry, Hold, Partition, Peer, Waiter
 from dflockd.table.states import LISTENING
 from dflockd.wire import Moved, Refusal, Space, Status, Superseded
 
@@ -50,8 +50,8 @@ class Superseding(Connections):
         Returns:
             The entry of the lock, which may be another one now; or what to answer.
         """
-        group, space, key, limit = entry.group, entry.space, entry.key, entry.limit
-        newest = group.newest.get(key) or self._newest_there(entry)
+        partition, space, key, limit = entry.partition, entry.space, entry.key, entry.limit
+        newest = partition.newest.get(key) or self._newest_there(entry)
         if newest is not None and newest.age >= age:
             self.newest.asked(newest)
             if newest.age == age:
@@ -62,12 +62,12 @@ class Superseding(Connections):
                 self._promote(entry, now, effects)
             self.counts.outdated += 1
             return self._turn_away(entry, answer)
-        self._remember(group, NewestRecord(key, age, label))
+        self._remember(partition, NewestRecord(key, age, label))
         answer = Superseded(age, label)
         if not self._oust_older(entry, answer, resumed, now, effects):
             self._later(partial(self._oust_more, entry), now)
         if not self._is_here(entry):
-            return self._add(group, space, key, limit, now)
+            return self._add(partition, space, key, limit, now)
         if entry.waiters is not None and entry.waiters.listener is not None:
             self._tell_listener(entry.waiters.listener, answer, effects)
         return entry
@@ -92,7 +92,7 @@ class Superseding(Connections):
         return len(first) < STEP or not older
 
     def _oust_more(self, entry: Entry, now: float, effects: list[Effect]) -> bool:
-        newest = entry.group.newest.get(entry.key)
+        newest = entry.partition.newest.get(entry.key)
         if newest is None or not self._is_here(entry):
             return True
         answer = Superseded(newest.age, newest.label)
@@ -111,8 +111,8 @@ class Superseding(Connections):
                 best, most = item, age
         if best is None:
             return None
-        self._remember(entry.group, NewestRecord(entry.key, most, best.label))
-        return entry.group.newest[entry.key]
+        self._remember(entry.partition, NewestRecord(entry.key, most, best.label))
+        return entry.partition.newest[entry.key]
 
     def _turn_away(self, entry: Entry, answer: Refusal) -> Refusal:
         """Return an answer to who wanted a slot of an entry that may be there for nobody else."""
@@ -122,24 +122,24 @@ class Superseding(Connections):
 
     def _outdated(self, space: int, key: bytes, age: int) -> Superseded | None:
         """Return what to tell somebody who has lost its position, if it has because it is older."""
-        group = self._group_of(key)
-        if not age or space != Space.LOCK or not isinstance(group, Group):
+        partition = self._locate(key)
+        if not age or space != Space.LOCK or not isinstance(partition, Partition):
             return None
-        newest = group.newest.get(key)
+        newest = partition.newest.get(key)
         if newest is None or not age < newest.age:
             return None
         return Superseded(newest.age, newest.label)
 
-    def _remember(self, group: Group, record: NewestRecord) -> None:
-        changed = self.newest.note(group, record)
+    def _remember(self, partition: Partition, record: NewestRecord) -> None:
+        changed = self.newest.note(partition, record)
         if self.changes is not None:
             self.changes += changed
 
     def remember(self, records: Iterable[NewestRecord]) -> None:
         """Take in what was kept of an earlier table."""
         for record in records:
-            self._group.issuer.fence = max(self._group.issuer.fence, record.age)
-            self._remember(self._group, record)
+            self._partition.issuer.fence = max(self._partition.issuer.fence, record.age)
+            self._remember(self._partition, record)
 
     # Holders that listen.
 
@@ -151,15 +151,15 @@ class Superseding(Connections):
         Returns:
             What to answer; ``None`` if there is no answer yet.
         """
-        group = self._group_of(key)
-        if not isinstance(group, Group):
-            return group
-        hold = self._find(group, Space.LOCK, key, token)
+        partition = self._locate(key)
+        if not isinstance(partition, Partition):
+            return partition
+        hold = self._find(partition, Space.LOCK, key, token)
         if hold is None:
             return Status.LEASE_EXPIRED
         if hold.owner is None or not hold.owner.age:
             return Status.ERROR
-        newest = group.newest.get(key)
+        newest = partition.newest.get(key)
         if newest is not None and newest.age > hold.owner.age:
             self.counts.asked_to_stop += 1
             return Superseded(newest.age, newest.label)

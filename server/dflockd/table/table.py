@@ -13,7 +13,7 @@ from dflockd.table.limits import Limits
 from dflockd.table.locking import Answer, Locking
 from dflockd.table.rates import Rate
 from dflockd.table.slots import Effect
-from dflockd.table.state import Entry, Group, Hold, Peer
+from dflockd.table.state import Entry, Hold, Partition, Peer
 from dflockd.wire import (
     Acquire,
     Aged,
@@ -152,10 +152,10 @@ class LockTable(Locking):
             waiter = peer.enqueued.get((request.space, request.key))
             hold = waiter.hold if waiter is not None else None
         elif isinstance(request, Release | Renew | Unbegun):
-            group = self._group_of(request.key)
-            if isinstance(group, Group):
+            partition = self._locate(request.key)
+            if isinstance(partition, Partition):
                 space = Space.LOCK if isinstance(request, Unbegun) else request.space
-                hold = self._find(group, space, request.key, request.token)
+                hold = self._find(partition, space, request.key, request.token)
         elif isinstance(request, Acquire | Enqueue) and request.space is Space.LOCK:
             entry = self.find(request.space, request.key)
             if isinstance(entry, Entry):
@@ -166,7 +166,7 @@ class LockTable(Locking):
 
     def status(self, now: float) -> str:
         """Return whether locks are granted, as a word: ``serving``, ``recovering`` or ``cut off``."""
-        until = self._group.recovers_until
+        until = self._partition.recovers_until
         return "serving" if until is None or now >= until else "recovering"
 
     @property
@@ -180,22 +180,25 @@ class LockTable(Locking):
 
     def find(self, space: int, key: bytes) -> Entry | Refusal | None:
         """Return a key that is held or waited for, or what to answer if it is not for this table."""
-        group = self._group_of(key)
-        return group.spaces[space].get(key) if isinstance(group, Group) else group
+        partition = self._locate(key)
+        return partition.spaces[space].get(key) if isinstance(partition, Partition) else partition
 
     def rate_of(self, space: int, key: bytes) -> Rate | None:
         """Return the rate of a key that is in this table, which may be free, if it has one."""
-        group = self._group_of(key)
-        return self.rates.view(group, space, key) if isinstance(group, Group) else None
+        partition = self._locate(key)
+        return self.rates.view(partition, space, key) if isinstance(partition, Partition) else None
 
-    def each_group(self) -> Iterable[Group]:
+    def each_partition(self) -> Iterable[Partition]:
         """Return all that is in the table."""
-        return (self._group,)
+        return (self._partition,)
 
     def search(self, request: Find) -> Search:
         """Return what finds it, in steps: a table of a hundred thousand keys takes some time."""
         return Search(
-            self.each_group(), request.text.decode(), waiters=request.waiters, notes=request.notes
+            self.each_partition(),
+            request.text.decode(),
+            waiters=request.waiters,
+            notes=request.notes,
         )
 
     # One handler for each request: returns its reply, or None where the request waits.
@@ -203,13 +206,13 @@ class LockTable(Locking):
     def _acquire(
         self, peer: Peer, request: Acquire, now: float, effects: list[Effect]
     ) -> Reply | None:
-        space, key, limit, timeout, lease, rate, owner, label, group, ticket, reserve = request
-        asked = Asked(timeout, limit, lease, rate, owner, label, group, ticket, None, reserve)
+        space, key, limit, timeout, lease, rate, owner, label, partition, ticket, reserve = request
+        asked = Asked(timeout, limit, lease, rate, owner, label, partition, ticket, None, reserve)
         return _granted(self.acquire(peer, space, key, asked, now, effects))
 
     def _enqueue(self, peer: Peer, request: Enqueue, now: float, effects: list[Effect]) -> Reply:
-        space, key, limit, lease, rate, owner, label, group, ticket, turn = request
-        asked = Asked(0, limit, lease, rate, owner, label, group, ticket, turn)
+        space, key, limit, lease, rate, owner, label, partition, ticket, turn = request
+        asked = Asked(0, limit, lease, rate, owner, label, partition, ticket, turn)
         answer = self.enqueue(peer, space, key, asked, now, effects)
         return Enqueued(answer.token, answer.lease) if isinstance(answer, Hold) else answer
 
@@ -224,12 +227,13 @@ class LockTable(Locking):
         return self.unbegun(request.key, request.token, now, effects)
 
     def _renew(self, peer: Peer, request: Renew, now: float, effects: list[Effect]) -> Reply:
-        space, key, token, lease, how, owner, label, group = request
+        space, key, token, lease, how, owner, label, partition = request
         if how is How.DETACH:
             return self._detach(peer, request, now, effects)
         confirm = how is How.CONFIRM
         answer = self.renew(
-            *(peer, space, key, token, lease, now, effects, owner, label, group), confirm=confirm
+            *(peer, space, key, token, lease, now, effects, owner, label, partition),
+            confirm=confirm,
         )
         if not isinstance(answer, Hold):
             return answer
@@ -242,13 +246,13 @@ class LockTable(Locking):
         lease = self.limits.default_lease if asked is None else asked
         if lease > self.limits.max_detached_lease:
             return Status.ERROR
-        group = self._serving(key, now)
-        if not isinstance(group, Group):
-            return group
-        hold = self._find(group, space, key, token)
+        partition = self._serving(key, now)
+        if not isinstance(partition, Partition):
+            return partition
+        hold = self._find(partition, space, key, token)
         if hold is None:
             who = owner, label, in_group
-            hold = self._reclaim(group, peer, space, key, token, lease, now, effects, *who)
+            hold = self._reclaim(partition, peer, space, key, token, lease, now, effects, *who)
         # Somebody may have taken it over by now, and keeps it. One that was restored has no peer.
         if hold is None or hold.peer not in (peer, None):
             return Status.LEASE_EXPIRED
@@ -258,7 +262,7 @@ class LockTable(Locking):
         hold.detached = True
         owners.discard(hold.entry, hold)
         hold.owner = None
-        group.doubted.discard(hold)
+        partition.doubted.discard(hold)
         self._extend(hold, lease, now)
         return Renewed(lease)
 
@@ -271,10 +275,10 @@ class LockTable(Locking):
         return Status.OK
 
     def _pass(self, _peer: Peer, request: Pass, now: float, effects: list[Effect]) -> Reply:
-        group = self._group_of(request.key)
-        if not isinstance(group, Group):
-            return group
-        waiter = self._reservations.find(group, Space.LOCK, request.key, request.ticket)
+        partition = self._locate(request.key)
+        if not isinstance(partition, Partition):
+            return partition
+        waiter = self._reservations.find(partition, Space.LOCK, request.key, request.ticket)
         if waiter is None:
             return Status.ERROR
         if self._reservations.pass_on(waiter, now):
@@ -282,8 +286,8 @@ class LockTable(Locking):
         return Status.OK
 
     def _draw_age(self, _peer: Peer, request: DrawAge, now: float, _effects: list[Effect]) -> Reply:
-        group = self._serving(request.key, now)
-        return Aged(group.issuer.number()) if isinstance(group, Group) else group
+        partition = self._serving(request.key, now)
+        return Aged(partition.issuer.number()) if isinstance(partition, Partition) else partition
 
     def _listen(
         self, peer: Peer, request: Listen, now: float, effects: list[Effect]
@@ -291,18 +295,18 @@ class LockTable(Locking):
         return self.listen(peer, request.key, request.token, now, effects)
 
     def _inspect(self, _peer: Peer, request: Inspect, now: float, _effects: list[Effect]) -> Reply:
-        group = self._group_of(request.key)
-        if not isinstance(group, Group):
-            return group
-        entry = group.spaces[request.space].get(request.key)
+        partition = self._locate(request.key)
+        if not isinstance(partition, Partition):
+            return partition
+        entry = partition.spaces[request.space].get(request.key)
         rate = self.rate_of(request.space, request.key)
         return report.fitting(lambda listed: report.inspect(request.key, entry, now, listed, rate))
 
     def _evict(self, _peer: Peer, request: Evict, now: float, effects: list[Effect]) -> Reply:
-        group = self._group_of(request.key)
-        if not isinstance(group, Group):
-            return group
-        entry = group.spaces[request.space].get(request.key)
+        partition = self._locate(request.key)
+        if not isinstance(partition, Partition):
+            return partition
+        entry = partition.spaces[request.space].get(request.key)
         hold = entry.holds.get(request.fence) if entry is not None else None
         if hold is None:
             return Status.ERROR
@@ -312,10 +316,10 @@ class LockTable(Locking):
 
     def _stats(self, _peer: Peer, _request: Stats, now: float, _effects: list[Effect]) -> Reply:
         connections = len(self._peers)
-        groups = self.each_group()
+        partitions = self.each_partition()
         return report.fitting(
             lambda listed: {
-                **report.stats(groups, self._size, connections, now, listed),
+                **report.stats(partitions, self._size, connections, now, listed),
                 **self.about,
                 "status": self.status(now),
             }

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dflockd.table import Effect, ShardTable, Snapshot
-from dflockd.table.state import Entry, Group, Hold, Peer
+from dflockd.table.state import Entry, Hold, Partition, Peer
 from dflockd.wire import Rate, Refusal, Status
 from dflockd.wire.arguments import Asked
 
@@ -47,7 +47,7 @@ class DoesNotFreeze(ShardTable):
 
 class LowerFenceWins(ShardTable):
     def _reclaim(
-        self, group: Group, peer: Peer, space: int, key: bytes, *renewal: Any
+        self, group: Partition, peer: Peer, space: int, key: bytes, *renewal: Any
     ) -> Hold | None:
         token, _, now, *_ = renewal
         entry = group.spaces[space].get(key)

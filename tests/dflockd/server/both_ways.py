@@ -157,7 +157,7 @@ class Messages:
 
 def everything(table: LockTable, peers: Iterable[Peer]) -> object:
     """All that a table holds, with the order of it."""
-    groups = list(table.each_group())
+    groups = list(table.each_partition())
     entries = [entry for group in groups for space in group.spaces for entry in space.values()]
     return {
         "entries": [

@@ -157,7 +157,7 @@ class Compared(RuleBasedStateMachine):
 
     def places(self) -> list[tuple[float, float, Name]]:
         """When places of rates may be free again: as long as it is late enough, that is no rule."""
-        now, rates = self.model.now, self.table._group.rates.values()
+        now, rates = self.model.now, self.table._partition.rates.values()
         return sorted((r.deadline, r.span, (r.space, r.key)) for r in rates if r.deadline <= now)
 
     def advance(self) -> None:
@@ -176,7 +176,7 @@ class Compared(RuleBasedStateMachine):
 
     @invariant()
     def next_deadline_is_the_earliest(self) -> None:
-        places = [rate.deadline for rate in self.table._group.rates.values()]
+        places = [rate.deadline for rate in self.table._partition.rates.values()]
         due = min([*self.model.deadlines(), *places], default=None)
         assert self.table.next_deadline() == due
 
@@ -286,7 +286,7 @@ class Compared(RuleBasedStateMachine):
         self.reserved_are_the_same()
 
     def reserved_are_the_same(self) -> None:
-        reserved = self.table._group.reserved.items()
+        reserved = self.table._partition.reserved.items()
         away = {ticket: waiter.deadline for ticket, waiter in reserved if waiter.is_away}
         assert away == {waiter.ticket: waiter.deadline for waiter in self.model.away}
         assert len(self.table._reservations) == len(away)
@@ -332,13 +332,13 @@ class Compared(RuleBasedStateMachine):
         return {
             (int(space), key): entry
             for space in Space
-            for key, entry in self.table._group.spaces[space].items()
+            for key, entry in self.table._partition.spaces[space].items()
         }
 
     @invariant()
     def stats_are_right(self) -> None:
         peers = len(self.table._peers)
-        stats = report.stats([self.table._group], len(self.table), peers, self.model.now, 3000)
+        stats = report.stats([self.table._partition], len(self.table), peers, self.model.now, 3000)
         json.dumps(stats)
         assert stats["connections"] == len(self.model.peers)
         shown = [*stats["locks"], *stats["semaphores"]]  # type: ignore[misc]

@@ -84,11 +84,13 @@ TWO = Rate(2, 1000)
 
 def kept_of(table: LockTable) -> tuple[list[HoldRecord], list[RateRecord | PackedRecord]]:
     """Return what a journal would restore, by way of its records."""
-    holds = [hold for group in table.each_group() for e in group.spaces for hold in all_holds(e)]
-    rates = [each for group in table.each_group() for each in group.rates.values()]
+    holds = [
+        hold for group in table.each_partition() for e in group.spaces for hold in all_holds(e)
+    ]
+    rates = [each for group in table.each_partition() for each in group.rates.values()]
     data = b"".join(encode_hold(hold.fields(), 0) for hold in holds if hold.told)
     data += b"".join(encode_rate(block.kept(), 0) for rate in rates for block in rate.blocks)
-    packed = {each for group in table.each_group() for each in group.packed.values()}
+    packed = {each for group in table.each_partition() for each in group.packed.values()}
     data += b"".join(encode_packed(each.kept(), 0) for each in packed)
     records, _ = decode(data, 0, len(data), 0)
     return (

@@ -87,9 +87,9 @@ def assert_empty(table: ShardTable) -> None:
     assert len(table) == 0
     assert len(table._reservations) == 0
     assert not table._withheld
-    assert not any(group.reserved for group in table.each_group())
+    assert not any(group.reserved for group in table.each_partition())
     assert len(table.deadlines) == 0
-    assert all(not any(group.spaces) for group in table.groups.values())
+    assert all(not any(group.spaces) for group in table.partitions.values())
     for peer in table._peers.values():
         assert (peer.holds, peer.enqueued, peer.waiting) == ({}, {}, None)
 
@@ -104,5 +104,5 @@ def forget_all(table: ShardTable) -> None:
 
 def queue_of(table: ShardTable) -> list[bytes | Peer]:
     """Who is in the queue: the names of positions that nobody is at, and peers."""
-    waiters = table.groups[0].spaces[LOCK][b"a"].waiters or ()
+    waiters = table.partitions[0].spaces[LOCK][b"a"].waiters or ()
     return [waiter.ticket if waiter.reservation else waiter.peer for waiter in waiters]

@@ -6,7 +6,7 @@ import pytest
 
 from dflockd.table import LockTable, Peer, TokenIssuer, owners
 from dflockd.table.queue import LEAST_TURN, MOST_SILENT, Queue
-from dflockd.table.state import Entry, Group, Waiter
+from dflockd.table.state import Entry, Partition, Waiter
 from dflockd.wire import Acquire, Enqueue, Owner, Reserve, Status, TimedOut, Wait
 from tests.dflockd.table.rules_support import LOCK, reply_to, table_of, take
 
@@ -36,7 +36,7 @@ def test_each_turn_that_a_process_lets_run_out_halves_the_next() -> None:
 def waiter_of(instance: bytes) -> Waiter:
     peer = Peer(1)
     peer.instance = instance
-    entry = Entry(Group(TokenIssuer(b"secret", 0)), LOCK, b"k", 1)
+    entry = Entry(Partition(TokenIssuer(b"secret", 0)), LOCK, b"k", 1)
     return Waiter(entry, peer, 1, 10, 0.0, two_phase=True, owner=Owner(b"run", 0))
 
 

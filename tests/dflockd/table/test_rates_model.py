@@ -168,7 +168,7 @@ class History:
             tickets = {number: reply.ticket for number, reply in effects}
         else:
             holds, rates = kept_of(self.table)
-            since = self.table._group.rates_since
+            since = self.table._partition.rates_since
             self.table = self.new_table()
             if self.dice.random() < 0.3:
                 rates = [r._replace(times=()) for r in rates if isinstance(r, RateRecord)]
@@ -179,7 +179,7 @@ class History:
             self.table.doubt_rates(since)
         ends = {
             hold.token: hold.deadline
-            for group in self.table.each_group()
+            for group in self.table.each_partition()
             for entries in group.spaces
             for hold in all_holds(entries)
         }
@@ -217,7 +217,7 @@ class History:
 
     def check(self) -> None:
         self.model.check()
-        group = next(iter(self.table.each_group()))
+        group = next(iter(self.table.each_partition()))
         for name, rate in self.model.rates.items():
             self.seen["packed"] += bytes(name[:1]) + name[1] in group.packed
             real = self.table.rate_of(*name)
@@ -236,7 +236,7 @@ class History:
             self.table.advance(self.model.now)
         assert len(self.table) == 0
         assert self.table.rates.promised == 0
-        assert not any(group.rates or group.packed for group in self.table.each_group())
+        assert not any(group.rates or group.packed for group in self.table.each_partition())
         assert not self.table.rates._open
 
 

@@ -251,7 +251,7 @@ def test_who_waits_with_an_age_is_superseded_at_the_next_server() -> None:
     assert ask(old, old.connect(), of_age(1)) is None
     hand_over(old, new, 0)
     assert ask(new, new.connect(), of_age(2)) is None
-    assert not any(group.reserved for group in new.each_group())
+    assert not any(group.reserved for group in new.each_partition())
 
 
 def test_who_listens_is_sent_after_the_lock() -> None:

@@ -303,7 +303,7 @@ class Race:
                 self.holders.append((peer, reply.token))
 
     def check(self) -> None:
-        entry = self.table._group.spaces[LOCK].get(b"k")
+        entry = self.table._partition.spaces[LOCK].get(b"k")
         self.aside = set()
         if entry is None or entry.waiters is None:
             return
