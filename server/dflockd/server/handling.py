@@ -16,7 +16,7 @@ from dflockd.server.log import SparingLog
 from dflockd.server.options import ServerOptions
 from dflockd.server.searches import Searches
 from dflockd.table import Change, Effect, Hold, LockTable, Peer
-from dflockd.table.locking import Answer
+from dflockd.table.requests import Answer
 from dflockd.wire import (
     Evict,
     Find,

@@ -6,27 +6,28 @@ import itertools
 from collections.abc import Iterator
 from functools import partial
 
-from dflockd.table.issuer import TokenIssuer
-from dflockd.table.limits import STEP, Limits
-from dflockd.table.recovery import Recovery
-from dflockd.table.slots import Effect
+from dflockd.table.limits import STEP
+from dflockd.table.slots import Effect, Slots
 from dflockd.table.state import Hold, Peer, Waiter
 from dflockd.table.states import GONE, UNTOLD
 from dflockd.wire import Status
 
 
-class Connections(Recovery):
+class Connections:
     """How peers come and go, one by one and all at once."""
 
-    def __init__(self, limits: Limits, issuer: TokenIssuer, *, kept: bool = False) -> None:
-        super().__init__(limits, issuer, kept=kept)
-        self._peers: dict[int, Peer] = {}
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.peers: dict[int, Peer] = {}
+        self.draining = False
+        """Whether nothing is granted any more to who comes."""
+        self._keeps_holds = False
         self._last_peer = 0
 
     def connect(self) -> Peer:
         """Return a new peer. Its number is never used again."""
         self._last_peer += 1
-        peer = self._peers[self._last_peer] = Peer(self._last_peer)
+        peer = self.peers[self._last_peer] = Peer(self._last_peer)
         return peer
 
     def disconnect(
@@ -47,21 +48,21 @@ class Connections(Recovery):
         """
         effects: list[Effect] = []
         # Before anything due now is granted: the peer is gone and cannot receive it.
-        del self._peers[peer.id]
+        del self.peers[peer.id]
         peer.ended = True
         if told:
             peer.granted = None
         if peer.waiting is not None:
-            self._leave(peer.waiting)
+            self.slots.leave(peer.waiting)
         for waiter in list(itertools.islice(peer.enqueued.values(), STEP)):
             if not waiter.is_told:  # else that frees a slot: after what falls due now
                 self._stand_down(waiter, now, effects)
-        self._expire(now, effects)
-        limits = self.limits
+        self.slots.expire(now, effects)
+        limits = self.slots.limits
         stays = self._keeps_holds or silent or peer.detaches or not limits.auto_release
         timeout = limits.orphan_ttl if limits.orphan_all or not clean else 0
         work = partial(self._part, stays, timeout)
-        self._in_steps(_all_of(peer), work, now, effects)
+        self.slots.in_steps(_all_of(peer), work, now, effects)
         return effects
 
     def _part(
@@ -75,24 +76,24 @@ class Connections(Recovery):
         assert peer is not None
         # A grant that was never sent is held by nobody, whatever was planned for it.
         if not item.told or item is peer.granted:
-            self._give_place_back(item)
+            self.slots.give_place_back(item)
         elif stays or timeout:
             if not stays and item.deadline - now > timeout:
-                self._extend(item, timeout, now)
+                self.slots.extend(item, timeout, now)
             item.peer = None
             del peer.holds[item]
             return
-        self._free(item, now, effects)
+        self.slots.free(item, now, effects)
 
     def _stand_down(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
         """Take out what a peer that has ended had enqueued."""
         if waiter.hold is None:
             entry, was_told = waiter.entry, waiter.is_told
-            self._leave(waiter)
-            if was_told and self._is_here(entry):
-                self._promote(entry, now, effects)
+            self.slots.leave(waiter)
+            if was_told and self.slots.is_here(entry):
+                self.slots.promote(entry, now, effects)
         else:
-            self._forget_waiter(waiter)
+            self.slots.forget_waiter(waiter)
             waiter.hold.waiter = None
             waiter.state = GONE
 
@@ -103,9 +104,9 @@ class Connections(Recovery):
         """
         effects: list[Effect] = []
         self._keeps_holds = keep
-        self._expire(now, effects)
+        self.slots.expire(now, effects)
         self.draining = True
-        self._in_steps(self._all_to_drain(), self._send_home, now, effects)
+        self.slots.in_steps(self._all_to_drain(), self._send_home, now, effects)
         return effects
 
     def _all_to_drain(self) -> Iterator[Hold | Waiter]:
@@ -113,11 +114,11 @@ class Connections(Recovery):
 
         Nobody can ask for these any more, and nobody is left to have them instead.
         """
-        for peer in list(self._peers.values()):
+        for peer in list(self.peers.values()):
             if peer.waiting is not None:
                 yield peer.waiting
             yield from list(peer.enqueued.values())
-        for peer in list(self._peers.values()):
+        for peer in list(self.peers.values()):
             yield from [
                 waiter.hold
                 for waiter in peer.enqueued.values()
@@ -128,11 +129,11 @@ class Connections(Recovery):
         """Take out who waits, or a slot that nobody has heard of, if it is still there."""
         if isinstance(item, Hold):
             if not item.ended:
-                self._free(item, now, effects)
+                self.slots.free(item, now, effects)
         elif item.hold is None and item.state != GONE:
             if item.peer.waiting is item:
                 effects.append((item.peer.id, Status.DRAINING))
-            self._leave(item)
+            self.slots.leave(item)
 
 
 def _all_of(peer: Peer) -> Iterator[Hold | Waiter]:

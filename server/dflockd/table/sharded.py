@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from dflockd.table import owners
+from dflockd.table import owners, recovery, superseding
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
-from dflockd.table.locking import Answer
 from dflockd.table.newest import NewestRecord
 from dflockd.table.queue import Queue
 from dflockd.table.rates import RateRecord
 from dflockd.table.recovery import latest
+from dflockd.table.requests import Answer
 from dflockd.table.reservations import RESERVED_LATE
 from dflockd.table.slots import Effect
 from dflockd.table.state import (
@@ -24,6 +24,7 @@ from dflockd.table.state import (
     Partition,
     Peer,
     Reservation,
+    Serving,
     Waiter,
 )
 from dflockd.table.states import EXPECTED, GONE, QUEUED, WAITING
@@ -118,27 +119,25 @@ class ShardTable(LockTable):
     def __init__(
         self, limits: Limits, issuer: TokenIssuer, directory: Directory, *, stretch: float = 1
     ) -> None:
-        super().__init__(limits, issuer)
+        super().__init__(limits, issuer, stretch=stretch)
         self.about = {"mode": "cluster"}
         self._is_whole = False
-        self._stretch = stretch
         self.partitions: dict[int, Partition] = {}
         """What is here, by shard."""
         self._directory = directory
-        self._serves_until = -math.inf
-        self._withheld: dict[Entry, None] = {}
-        """Where grants are due that could not be given at the time."""
+        self._serving = Serving()
 
     # Shards.
 
     def serve_until(self, until: float, now: float) -> list[Effect]:
         """Grant and renew until then: nobody else will have these shards before."""
-        lapsed, self._serves_until = now >= self._serves_until, max(self._serves_until, until)
+        serving = self._serving
+        lapsed, serving.until = now >= serving.until, max(serving.until, until)
         return self._give_withheld(now) if lapsed else []
 
     def lapse(self) -> None:
         """Grant and renew no more, whatever was said before."""
-        self._serves_until = -math.inf
+        self._serving.until = -math.inf
 
     def open(
         self,
@@ -158,7 +157,9 @@ class ShardTable(LockTable):
             recovers_until: see `LockTable.recover`.
             rates_since: runs may have begun before that of which nothing was handed over.
         """
-        partition = self.partitions[shard] = Partition(self._issuer.beginning(fence))
+        partition = self.partitions[shard] = Partition(
+            self.slots.issuer.beginning(fence), self._serving
+        )
         partition.opens_at = opens_at
         partition.recovers_until = recovers_until
         partition.rates_since = rates_since
@@ -174,15 +175,15 @@ class ShardTable(LockTable):
         for rate in snapshot.rates:
             self.rates.restore(partition, rate, now)
         for kept in latest(snapshot.holds):
-            self._restore(partition, kept, kept.lease, now)
+            recovery.restore_hold(self.slots, partition, kept, kept.lease, now)
         for newest in snapshot.newest:
-            self._remember(partition, newest)
+            superseding.remember(self.slots, partition, newest)
         for record in snapshot.waiters:
             entry = partition.spaces[record.space].get(record.key)
             if entry is None:
-                entry = self._add(partition, record.space, record.key, record.limit, now)
+                entry = self.slots.add(partition, record.space, record.key, record.limit, now)
             is_rated = (record.space, record.key) in partition.rates
-            waiter = self._join(
+            waiter = self.slots.join(
                 *(entry, NOBODY, record.lease, record.since, None, record.label, record.group),
                 two_phase=False,
                 is_rated=is_rated,
@@ -190,13 +191,13 @@ class ShardTable(LockTable):
             entry.limit = record.limit  # as the latest request has said
             until = now + RESUME_TIMEOUT
             reservation = record.reservation or Reservation(now, RESUME_TIMEOUT, until)
-            self._reservations.reserve(waiter, record.ticket, reservation, now)
+            self.slots.reservations.reserve(waiter, record.ticket, reservation, now)
             if record.owner:
                 # Not away on purpose: it waits, though its connection is elsewhere.
                 waiter.owner = Owner(record.owner, record.attempt, record.age)
                 owners.add(entry, waiter)
         for entry in [entry for entry in _entries(partition) if entry.waiters]:
-            self._promote(entry, now, [])  # grants nothing: no waiter is connected yet
+            self.slots.promote(entry, now, [])  # grants nothing: no waiter is connected yet
 
     def freeze(self, shard: int, now: float) -> Snapshot:
         """Stop serving a shard for now, and return what there is to hand over."""
@@ -251,7 +252,7 @@ class ShardTable(LockTable):
         An enqueued waiter keeps its position, and may come back.
         """
         effects: list[Effect] = []
-        for peer in self._peers.values():
+        for peer in self.connections.peers.values():
             waiter = peer.waiting
             if waiter is not None:
                 if waiter.two_phase:
@@ -259,7 +260,7 @@ class ShardTable(LockTable):
                     waiter.state = QUEUED
                     peer.waiting = None
                 else:
-                    self._leave(waiter)
+                    self.slots.leave(waiter)
                 effects.append((peer.id, LAPSED))
         return effects
 
@@ -272,31 +273,31 @@ class ShardTable(LockTable):
         effects: list[Effect] = []
         peers: dict[int, Peer] = {}
         partition = self.partitions.pop(shard)
-        self._reservations.drop(partition.reserved)
+        self.slots.reservations.drop(partition.reserved)
         self.newest.drop(partition)
         self.rates.leave(partition)
         for entry in list(_entries(partition)):
             self.counts.dropped += len(entry.holds)
-            self._refer_listener(entry, reply, effects)
+            superseding.refer_listener(self.slots, entry, reply, effects)
             for hold in list(entry.holds.values()):
                 self.deadlines.clear(hold)
                 if hold.peer is not None:
                     del hold.peer.holds[hold]
                     peers[hold.peer.id] = hold.peer
                 if hold.waiter is not None:
-                    self._forget_waiter(hold.waiter)
+                    self.slots.forget_waiter(hold.waiter)
                     hold.waiter.state = GONE
                     left = Left(hold.waiter.ticket, hold.waiter.turn)
                     hold.waiter.peer.left[entry.space, entry.key] = left
             for waiter in list(entry.waiters or ()):
                 peer, is_blocked = waiter.peer, waiter.state == WAITING
-                self._leave(waiter)
+                self.slots.leave(waiter)
                 if is_blocked:
                     effects.append((peer.id, _naming(reply, waiter.ticket)))
                 elif waiter.two_phase:
                     peer.left[entry.space, entry.key] = Left(waiter.ticket, waiter.turn)
             if entry.key in entry.partition.spaces[entry.space]:
-                self._remove(entry)
+                self.slots.remove(entry)
         idle = {
             number
             for number, peer in peers.items()
@@ -306,7 +307,7 @@ class ShardTable(LockTable):
 
     def status(self, now: float) -> str:
         """Return whether it may grant locks; a single shard may recover all the same."""
-        return "serving" if now < self._serves_until else "cut off"
+        return "serving" if now < self._serving.until else "cut off"
 
     def each_partition(self) -> Iterable[Partition]:
         """Return all that is in the table."""
@@ -314,17 +315,19 @@ class ShardTable(LockTable):
 
     # What the table asks itself.
 
-    def _locate(self, key: bytes) -> Partition | Refusal:
+    def locate(self, key: bytes) -> Partition | Refusal:
+        """Return the partition that a key is in, or what to answer if that is not here."""
         shard = self._directory.shard_of(key)
         partition = self.partitions.get(shard)
         if partition is None:
             return self._directory.refer(shard)
         return FROZEN if partition.frozen else partition
 
-    def _serving(self, key: bytes, now: float) -> Partition | Refusal:
-        partition = self._locate(key)
+    def serving(self, key: bytes, now: float) -> Partition | Refusal:
+        """Return the partition that a key is in, if it may be granted and renewed there now."""
+        partition = self.locate(key)
         is_here = partition is FROZEN or isinstance(partition, Partition)
-        if is_here and now >= self._serves_until:
+        if is_here and now >= self._serving.until:
             return LAPSED
         if isinstance(partition, Partition) and partition.opens_at is not None:
             if now < partition.opens_at:
@@ -332,26 +335,16 @@ class ShardTable(LockTable):
             partition.opens_at = None
         return partition
 
-    def _remove(self, entry: Entry) -> None:
-        self._withheld.pop(entry, None)
-        super()._remove(entry)
-
-    def _promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
-        if entry.partition.frozen or now >= self._serves_until:
-            self._withheld[entry] = None
-        else:
-            super()._promote(entry, now, effects)
-
     def _give_withheld(self, now: float) -> list[Effect]:
         """Give what is due by now; what cannot be given yet stays withheld."""
         effects: list[Effect] = []
-        self._in_steps(list(self._withheld), self._give, now, effects)
+        self.slots.in_steps(list(self.slots.withheld), self._give, now, effects)
         return effects
 
     def _give(self, entry: Entry, now: float, effects: list[Effect]) -> None:
-        if entry in self._withheld:
-            del self._withheld[entry]
-            self._promote(entry, now, effects)
+        if entry in self.slots.withheld:
+            del self.slots.withheld[entry]
+            self.slots.promote(entry, now, effects)
 
     def wait(
         self,
@@ -365,11 +358,11 @@ class ShardTable(LockTable):
         """Have the slot, or wait for it; a position may have come back here without its peer."""
         name = (space, key)
         if name in peer.enqueued:
-            serving = self._serving(key, now)
+            serving = self.serving(key, now)
             if not isinstance(serving, Partition):
                 return serving
         elif not key_problem(key):
-            partition = self._locate(key)
+            partition = self.locate(key)
             if isinstance(partition, Recovering):
                 return partition
             left = peer.left.pop(name, Left(b"", None))
@@ -378,7 +371,8 @@ class ShardTable(LockTable):
             self._return(partition, left, peer, name, now, effects)
         return super().wait(peer, space, key, asked, now, effects)
 
-    def _shards(self, _peer: Peer, request: Shards, now: float, _effects: list[Effect]) -> Reply:
+    def shards(self, request: Shards, now: float) -> Reply:
+        """Return which server has which shard."""
         return self._directory.report(now).answer(request)
 
     def _return(
@@ -395,14 +389,14 @@ class ShardTable(LockTable):
         if waiter is None:
             return
         space, key = name
-        entry = partition.spaces[space].get(key) or self._add(
+        entry = partition.spaces[space].get(key) or self.slots.add(
             partition, space, key, waiter.entry.limit, now
         )
         who = waiter.lease, waiter.owner, waiter.label
-        self._reservations.take_up(waiter, entry, peer, *who, two_phase=True)
+        self.slots.reservations.take_up(waiter, entry, peer, *who, two_phase=True)
         waiter.turn = left.turn
         peer.enqueued[name] = waiter
-        self._promote(entry, now, effects)
+        self.slots.promote(entry, now, effects)
 
 
 def _as_reserved(waiter: Waiter, now: float) -> Reservation:

@@ -16,6 +16,7 @@ from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
+from dflockd.table.newest import NewestKeys
 from dflockd.table.queue import Queue
 from dflockd.table.rates import PackedRates, Rate, Rates
 from dflockd.table.reservations import RESERVED_LATE, Reservations
@@ -59,35 +60,34 @@ class Slots:
         deadlines: what falls due by itself.
         rates: how many runs may begin in a while.
         backlog: what was more than fits a step, first come, first served: there are more to come.
-        draining: whether nothing is granted any more; see `LockTable.drain`.
+        newest: the newest of keys.
     """
 
-    _stretch: float = 1
-    """How many times as long as they are said to be leases are here."""
-
-    def __init__(self, limits: Limits, issuer: TokenIssuer, *, kept: bool = False) -> None:
+    def __init__(
+        self, limits: Limits, issuer: TokenIssuer, *, kept: bool = False, stretch: float = 1
+    ) -> None:
         self.limits = limits
+        self.stretch = stretch
+        """How many times as long as they are said to be leases are here."""
         self.counts = Counts()
         self.changes: list[Change] | None = [] if kept else None
-        self._issuer = issuer
-        self._partition = Partition(issuer)
-        self._is_whole = True
-        """Whether all keys are in that partition, whatever the time."""
-        self._size = 0
-        self._arrivals = itertools.count()
+        self.issuer = issuer
+        self.size = 0
+        self.arrivals = itertools.count()
         self.deadlines = Deadlines()
-        self.draining = False
-        self._max_holds = limits.max_holds or sys.maxsize
-        self._reservations = Reservations(self.deadlines, self.counts, self._max_holds)
+        self.max_holds = limits.max_holds or sys.maxsize
+        self.reservations = Reservations(self.deadlines, self.counts, self.max_holds)
         self.rates = Rates(self.deadlines, self.counts, limits, self.changes)
-        self._keeps_holds = False
+        self.newest = NewestKeys()
+        self.withheld: dict[Entry, None] = {}
+        """Where grants are due that could not be given at the time."""
         self.backlog: deque[Job] = deque()
-        self._behind = 0.0
+        self.behind = 0.0
         """Since when there is something in it."""
 
     # What is where.
 
-    def _entry(
+    def entry_of(
         self,
         partition: Partition | Refusal,
         space: int,
@@ -109,31 +109,24 @@ class Slots:
             partition.end_recovery()
         entry = partition.spaces[space].get(key)
         if entry is None:
-            if self._size >= self.limits.max_locks:
+            if self.size >= self.limits.max_locks:
                 self.counts.full += 1
                 return Status.MAX_LOCKS
-            return self._add(partition, space, key, limit, now)
+            return self.add(partition, space, key, limit, now)
         if entry.limit != limit:
             if space == Space.SEMAPHORE and entry.limit != UNKNOWN:
                 return Status.LIMIT_MISMATCH
             is_more, entry.limit = limit > entry.limit, limit
             if is_more and entry.waiters:
                 # Ahead of who asks, and the entry may end with that.
-                self._promote(entry, now, effects)
-                if not self._is_here(entry):
-                    return self._add(partition, space, key, limit, now)
+                self.promote(entry, now, effects)
+                if not self.is_here(entry):
+                    return self.add(partition, space, key, limit, now)
         return entry
 
-    def _locate(self, key: bytes) -> Partition | Refusal:
-        """Return the partition that a key is in, or what to answer if that is not here."""
-        return self._partition
-
-    def _serving(self, key: bytes, now: float) -> Partition | Refusal:
-        """Return the partition that a key is in, if it may be granted and renewed there now."""
-        return self._locate(key)
-
-    def _add(self, partition: Partition, space: int, key: bytes, limit: int, now: float) -> Entry:
-        self._size += 1
+    def add(self, partition: Partition, space: int, key: bytes, limit: int, now: float) -> Entry:
+        """Return a new entry for a key that is free."""
+        self.size += 1
         entry = partition.spaces[space][key] = Entry(partition, space, key, limit)
         if partition.rates or partition.packed:
             rate = self.rates.find(partition, space, key, now)
@@ -142,8 +135,11 @@ class Slots:
                 entry.queue().rate = rate
         return entry
 
-    def _remove(self, entry: Entry) -> None:
-        self._size -= 1
+    def remove(self, entry: Entry) -> None:
+        """Forget an entry where nobody is any more."""
+        self.size -= 1
+        if self.withheld:
+            self.withheld.pop(entry, None)
         if entry.waiters is not None and entry.waiters.rate is not None:
             self.rates.rest(entry.waiters.rate)
         del entry.partition.spaces[entry.space][entry.key]
@@ -154,7 +150,7 @@ class Slots:
         lease = self.limits.default_lease if asked is None else asked
         return lease if lease <= self.limits.max_lease else None
 
-    def _grant(
+    def grant(
         self,
         entry: Entry,
         peer: Peer,
@@ -164,13 +160,14 @@ class Slots:
         now: float,
         rate: Rate | None = None,
     ) -> Hold:
+        """Give a free slot of an entry to somebody."""
         issuer, limit = entry.partition.issuer, entry.limit
         token = issuer.issue(entry.space, entry.key, is_sole=limit == 1)
         fence = issuer.fence
         hold = Hold(entry, fence, token, peer, lease, now, limit, owner, label)
         entry.holds[fence] = hold
         peer.holds[hold] = None
-        self.deadlines.set(hold, lease * self._stretch, now)
+        self.deadlines.set(hold, lease * self.stretch, now)
         self.counts.granted += 1
         if rate is not None:
             rate.pending.add(fence)
@@ -178,22 +175,25 @@ class Slots:
             owners.add(entry, hold)
         return hold
 
-    def _extend(self, hold: Hold, span: float, now: float) -> None:
-        self.deadlines.reset(hold, span * self._stretch, now)
-        self._note(hold)
+    def extend(self, hold: Hold, span: float, now: float) -> None:
+        """Let a lease begin anew."""
+        self.deadlines.reset(hold, span * self.stretch, now)
+        self.note(hold)
 
-    def _give_place_back(self, hold: Hold) -> None:
+    def give_place_back(self, hold: Hold) -> None:
         """Note that a run will not begin, if it has not."""
         queue = hold.entry.waiters
         if queue is not None and queue.rate is not None:
             self.rates.give_back(queue.rate, hold.fence)
 
-    def _note(self, hold: Hold) -> None:
+    def note(self, hold: Hold) -> None:
+        """Have a change of a hold kept."""
         if self.changes is not None and hold.told:
             self.changes.append(hold)
 
     @staticmethod
-    def _find(partition: Partition, space: int, key: bytes, token: bytes) -> Hold | None:
+    def find(partition: Partition, space: int, key: bytes, token: bytes) -> Hold | None:
+        """Return the hold of a token, if it is here."""
         entry = partition.spaces[space].get(key)
         if entry is None:
             return None
@@ -207,7 +207,7 @@ class Slots:
             return None
         return found if found is not None and compare_digest(found.token, token) else None
 
-    def _free(self, hold: Hold, now: float, effects: list[Effect]) -> None:
+    def free(self, hold: Hold, now: float, effects: list[Effect]) -> None:
         """End a hold, and give its slot to the next."""
         if hold.chain is not None:
             self.deadlines.clear(hold)
@@ -215,7 +215,7 @@ class Slots:
         del entry.holds[hold.fence]
         self.counts.held.add(now - hold.since)
         if self.changes is not None:
-            self._note(hold)
+            self.note(hold)
         if entry.partition.recovers_until is not None:
             entry.partition.doubted.discard(hold)
             name = entry.space, entry.key
@@ -225,7 +225,7 @@ class Slots:
         if hold.peer is not None:
             del hold.peer.holds[hold]
         if hold.waiter is not None:
-            self._forget_waiter(hold.waiter)
+            self.forget_waiter(hold.waiter)
             hold.waiter.state = GONE
             hold.waiter = None  # which refers to it
         queue = entry.waiters
@@ -233,7 +233,7 @@ class Slots:
             if queue.is_grouped:
                 queue.end(hold.fence)
             if queue.listener is not None:
-                self._answer_listener(queue.listener, Status.LEASE_EXPIRED, effects)
+                self.answer_listener(queue.listener, Status.LEASE_EXPIRED, effects)
             if queue.rate is not None:
                 # A run that has not said when it began may have begun until now.
                 if hold.told:
@@ -241,18 +241,19 @@ class Slots:
                 else:
                     self.rates.give_back(queue.rate, hold.fence)
             if queue.line or queue:
-                self._promote(entry, now, effects)
+                self.promote(entry, now, effects)
                 return
         if not entry.holds:
-            self._remove(entry)
+            self.remove(entry)
 
     # The queue.
 
-    def _is_full(self, entry: Entry) -> bool:
+    def is_full(self, entry: Entry) -> bool:
+        """Whether as many wait as may."""
         most = self.limits.max_waiters
         return most > 0 and entry.waiters is not None and entry.waiters.present >= most
 
-    def _join(
+    def join(
         self,
         entry: Entry,
         peer: Peer,
@@ -265,8 +266,9 @@ class Slots:
         two_phase: bool,
         is_rated: bool = False,
     ) -> Waiter:
+        """Let somebody stand in line."""
         waiter = Waiter(
-            *(entry, peer, next(self._arrivals), lease, now),
+            *(entry, peer, next(self.arrivals), lease, now),
             two_phase=two_phase,
             owner=owner,
             label=label,
@@ -286,16 +288,17 @@ class Slots:
             owners.add(entry, waiter)
         self.counts.queued += 1
         if queue.rate is not None:
-            self._wake(queue, queue.rate, now)
+            self.wake(queue, queue.rate, now)
         return waiter
 
-    def _block(self, waiter: Waiter, timeout: int, now: float) -> None:
+    def block(self, waiter: Waiter, timeout: int, now: float) -> None:
+        """Let a waiter wait for so many seconds."""
         waiter.state = WAITING
         waiter.peer.waiting = waiter
         waiter.peer.granted = None
         self.deadlines.set(waiter, timeout, now)
 
-    def _end_wait(self, waiter: Waiter, now: float) -> Reply:
+    def end_wait(self, waiter: Waiter, now: float) -> Reply:
         """Return what the end of a wait for lack of time is answered with.
 
         The waiter's deadline is not set any more. No position is kept for longer than any lease may
@@ -303,35 +306,35 @@ class Slots:
         """
         most = self.limits.max_lease * 1000
         reserve = waiter.reserve
-        if reserve is None or max(reserve) > most or not self._reservations.has_room(waiter):
+        if reserve is None or max(reserve) > most or not self.reservations.has_room(waiter):
             self.counts.timed_out += 1
-            self._give_up(waiter)
+            self.give_up(waiter)
             return Status.TIMEOUT
         if waiter.state == WAITING:
             waiter.peer.waiting = None
         if waiter.two_phase:  # else its peer may have enqueued as well
-            self._forget_waiter(waiter)
+            self.forget_waiter(waiter)
         # The next server of its shard may know it by the ticket that it has already.
         entry = waiter.entry
         ticket = waiter.ticket or entry.partition.issuer.ticket(entry.space, entry.key)
         due = now + reserve.away / 1000
         reservation = Reservation(due, reserve.hold / 1000, due + RESERVED_LATE)
-        self._reservations.reserve(waiter, ticket, reservation, now)
+        self.reservations.reserve(waiter, ticket, reservation, now)
         self.counts.kept += 1
         return TimedOut(ticket)
 
-    def _leave(self, waiter: Waiter) -> None:
+    def leave(self, waiter: Waiter) -> None:
         """Take a waiter out of its queue. Nobody moves up: a slot that was held for it stays free."""
         if waiter.state == LISTENING:
-            self._listen_no_more(waiter)
+            self.listen_no_more(waiter)
             return
         if waiter.state == WAITING:
             self.deadlines.clear(waiter)
         elif waiter.is_told:
-            self._reservations.come_back(waiter, waiter.entry)
-        self._give_up(waiter)
+            self.reservations.come_back(waiter, waiter.entry)
+        self.give_up(waiter)
 
-    def _give_up(self, waiter: Waiter) -> None:
+    def give_up(self, waiter: Waiter) -> None:
         """Take a waiter whose deadline is no longer set out of its queue."""
         entry = waiter.entry
         entry.queue().remove(waiter)
@@ -339,48 +342,51 @@ class Slots:
             owners.discard(entry, waiter)
         self.counts.gave_up += 1
         if not (entry.waiters or entry.holds):
-            self._remove(entry)
+            self.remove(entry)
         if waiter.state == WAITING:
             waiter.peer.waiting = None
         if waiter.two_phase:
-            self._forget_waiter(waiter)
+            self.forget_waiter(waiter)
         waiter.state = GONE
 
     @staticmethod
-    def _listen_no_more(waiter: Waiter) -> None:
+    def listen_no_more(waiter: Waiter) -> None:
         """Let who holds a lock not wait any more to hear that somebody newer wants it."""
         waiter.entry.queue().listener = waiter.peer.waiting = None
         waiter.state = GONE
 
     @staticmethod
-    def _newer_than(waiter: Waiter) -> Superseded | None:
+    def newer_than(waiter: Waiter) -> Superseded | None:
         """Return what to tell somebody who has an age, if a newer one has come."""
         newest = waiter.entry.partition.newest.get(waiter.entry.key)
         if newest is None or not 0 < waiter.age < newest.age:
             return None
         return Superseded(newest.age, newest.label)
 
-    def _oust(
-        self, waiter: Waiter, entry: Entry, answer: Superseded, effects: list[Effect]
-    ) -> None:
+    def oust(self, waiter: Waiter, entry: Entry, answer: Superseded, effects: list[Effect]) -> None:
         """Send a waiter away, which is of an entry whatever it was left at: a newer one has come."""
         self.counts.ousted += 1
         if waiter.state == WAITING:
             effects.append((waiter.peer.id, answer))
         if waiter.is_away:
-            self._reservations.come_back(waiter, entry)
-        self._leave(waiter)
+            self.reservations.come_back(waiter, entry)
+        self.leave(waiter)
 
-    def _answer_listener(self, waiter: Waiter, answer: Reply, effects: list[Effect]) -> None:
-        self._listen_no_more(waiter)
+    def answer_listener(self, waiter: Waiter, answer: Reply, effects: list[Effect]) -> None:
+        """Answer who listens, and let it not wait any more."""
+        self.listen_no_more(waiter)
         effects.append((waiter.peer.id, answer))
 
-    def _forget_waiter(self, waiter: Waiter) -> None:
+    def forget_waiter(self, waiter: Waiter) -> None:
+        """Let its peer have it no more."""
         waiter.peer.enqueued.pop((waiter.entry.space, waiter.entry.key), None)
 
-    def _promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
+    def promote(self, entry: Entry, now: float, effects: list[Effect]) -> None:
         """Give free slots to the waiters, first come, first served, or tell them of their turn."""
-        queue, most = entry.queue(), min(entry.limit, self._max_holds)
+        if entry.partition.withholds(now):
+            self.withheld[entry] = None
+            return
+        queue, most = entry.queue(), min(entry.limit, self.max_holds)
         # Many slots can become free in one step: all of that together is not to be too much for it.
         line, rate, steps = queue.line, queue.rate, 1 if queue.pending else STEP
         for _ in range(steps):
@@ -396,48 +402,46 @@ class Slots:
             else:
                 break
             if waiter.state == RESERVED:
-                self._reservations.hold_or_pass(queue, waiter, now)
+                self.reservations.hold_or_pass(queue, waiter, now)
             elif waiter.peer.ended:
-                self._give_up(waiter)
-            elif entry.aged and (newer := self._newer_than(waiter)) is not None:
-                self._oust(waiter, entry, newer, effects)
+                self.give_up(waiter)
+            elif entry.aged and (newer := self.newer_than(waiter)) is not None:
+                self.oust(waiter, entry, newer, effects)
             else:
                 if queue.is_grouped:
                     queue.use_turn(waiter)
-                self._serve(queue, waiter, now, effects)
+                self.serve(queue, waiter, now, effects)
         else:
-            self._go_on_later(entry, queue, now)
+            self.go_on_later(entry, queue, now)
         if rate is not None and queue:
-            self._wake(queue, rate, now)
-        if not (entry.holds or queue) and self._is_here(entry):
-            self._remove(entry)
+            self.wake(queue, rate, now)
+        if not (entry.holds or queue) and self.is_here(entry):
+            self.remove(entry)
 
-    def _wake(self, queue: Queue, rate: Rate, now: float) -> None:
+    def wake(self, queue: Queue, rate: Rate, now: float) -> None:
         """See to it that a waiter gets the next place."""
         self.rates.wake(rate, queue.places, now)
 
-    def _go_on_with(
-        self, waiter: Waiter, has_slot: bool, now: float, effects: list[Effect]
-    ) -> None:
+    def go_on_with(self, waiter: Waiter, has_slot: bool, now: float, effects: list[Effect]) -> None:
         """Serve somebody who is back in a queue: at once if there is a slot for it alone."""
         entry, queue = waiter.entry, waiter.entry.queue()
         taken = len(entry.holds) + len(queue.told)
         rate = queue.rate if waiter.is_rated else None
         has_place = rate is None or rate.free(now) > queue.places
-        if has_slot and has_place and taken < min(entry.limit, self._max_holds):
-            self._serve(queue, waiter, now, effects)
-        self._promote(entry, now, effects)
+        if has_slot and has_place and taken < min(entry.limit, self.max_holds):
+            self.serve(queue, waiter, now, effects)
+        self.promote(entry, now, effects)
 
-    def _serve(self, queue: Queue, waiter: Waiter, now: float, effects: list[Effect]) -> None:
+    def serve(self, queue: Queue, waiter: Waiter, now: float, effects: list[Effect]) -> None:
         """Grant a waiter of a queue its slot, or tell it of its turn if it wants that."""
         if waiter.turn is not None:
-            self._tell(waiter, waiter.turn, now, effects)
+            self.tell(waiter, waiter.turn, now, effects)
             return
         entry, peer = waiter.entry, waiter.peer
         rate = queue.rate if waiter.is_rated else None
         if waiter.owner is not None:
             owners.discard(entry, waiter)
-        hold = self._grant(entry, peer, waiter.lease, waiter.owner, waiter.label, now, rate)
+        hold = self.grant(entry, peer, waiter.lease, waiter.owner, waiter.label, now, rate)
         if queue.is_grouped:  # before it is removed: its partition is not to be forgotten
             queue.begin(hold.fence, waiter.group)
             queue.remove(waiter)
@@ -452,9 +456,9 @@ class Slots:
             peer.waiting = None
             peer.granted = hold
             if waiter.two_phase:
-                self._forget_waiter(waiter)
+                self.forget_waiter(waiter)
             waiter.state = GONE
-            self._note(hold)
+            self.note(hold)
             effects.append((peer.id, Granted(hold.token, waiter.lease)))
         else:
             waiter.state = UNTOLD
@@ -462,64 +466,68 @@ class Slots:
             waiter.hold = hold
             hold.waiter = waiter
 
-    def _tell(self, waiter: Waiter, turn: float, now: float, effects: list[Effect]) -> None:
+    def tell(self, waiter: Waiter, turn: float, now: float, effects: list[Effect]) -> None:
         """Hold a slot for a waiter of a queue, who learns of it now, or else with the next ``wait``."""
         is_blocked = waiter.state == WAITING
         if is_blocked:
             self.deadlines.clear(waiter)
             waiter.peer.waiting = None
-        self._reservations.tell(waiter, turn, now)
+        self.reservations.tell(waiter, turn, now)
         if is_blocked:
             effects.append((waiter.peer.id, YourTurn(waiter.ticket)))
 
-    def _go_on_later(self, entry: Entry, queue: Queue, now: float) -> None:
+    def go_on_later(self, entry: Entry, queue: Queue, now: float) -> None:
+        """Go on with an entry in another step."""
         if not queue.pending:
             queue.pending = True
-            self._later(partial(self._go_on, entry), now)
+            self.later(partial(self.go_on, entry), now)
 
-    def _go_on(self, entry: Entry, now: float, effects: list[Effect]) -> bool:
+    def go_on(self, entry: Entry, now: float, effects: list[Effect]) -> bool:
+        """Go on with an entry."""
         entry.queue().pending = False
-        if self._is_here(entry):
-            self._promote(entry, now, effects)
+        if self.is_here(entry):
+            self.promote(entry, now, effects)
         return True
 
     @staticmethod
-    def _is_here(entry: Entry) -> bool:
+    def is_here(entry: Entry) -> bool:
+        """Whether an entry is in the table."""
         return entry.partition.spaces[entry.space].get(entry.key) is entry
 
     # Time.
 
-    def _expire(self, now: float, effects: list[Effect]) -> None:
+    def expire(self, now: float, effects: list[Effect]) -> None:
         """Let what is due take effect, but no more of it than fits a step."""
         for _ in range(STEP):
             item = self.deadlines.pop(now)
             if item is None:
                 return
             if isinstance(item, Hold):
-                self._lapse(item, now, effects)
+                self.lapse(item, now, effects)
             elif isinstance(item, Waiter):
-                self._time_out(item, now, effects)
+                self.time_out(item, now, effects)
             elif isinstance(item, Rate):
-                self._next_place(item, now, effects)
+                self.next_place(item, now, effects)
             elif isinstance(item, PackedRates):
                 self.rates.drop(item)
 
-    def _lapse(self, hold: Hold, now: float, effects: list[Effect]) -> None:
+    def lapse(self, hold: Hold, now: float, effects: list[Effect]) -> None:
         """End a hold that is due."""
         if hold.detached:
             self.counts.lapsed += 1
         else:
             self.counts.expired += 1
-        self._free(hold, now, effects)
+        self.free(hold, now, effects)
 
-    def _time_out(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
+    def time_out(self, waiter: Waiter, now: float, effects: list[Effect]) -> None:
+        """End a wait that is due."""
         if waiter.state == WAITING:
             peer = waiter.peer
-            effects.append((peer.id, self._end_wait(waiter, now)))
-        elif self._reservations.expire(waiter, now):
-            self._promote(waiter.entry, now, effects)
+            effects.append((peer.id, self.end_wait(waiter, now)))
+        elif self.reservations.expire(waiter, now):
+            self.promote(waiter.entry, now, effects)
 
-    def _next_place(self, rate: Rate, now: float, effects: list[Effect]) -> None:
+    def next_place(self, rate: Rate, now: float, effects: list[Effect]) -> None:
         """Give the free places to waiters, or forget the rate."""
         entry = rate.partition.spaces[rate.space].get(rate.key)
         queue = entry.waiters if entry is not None else None
@@ -529,14 +537,14 @@ class Slots:
         if is_over:
             queue.rate = None
         if queue:
-            self._promote(entry, now, effects)
+            self.promote(entry, now, effects)
 
-    def _later(self, job: Job, now: float) -> None:
+    def later(self, job: Job, now: float) -> None:
         """Have something go on with the next steps."""
         self.backlog.append(job)
-        self._behind = now
+        self.behind = now
 
-    def _in_steps(
+    def in_steps(
         self,
         items: Iterable[T],
         work: Callable[[T, float, list[Effect]], None],
@@ -546,9 +554,9 @@ class Slots:
         """Do something with each of many, as many of them now as fit a step."""
         job = partial(some, iter(items), work)
         if not job(now, effects):
-            self._later(job, now)
+            self.later(job, now)
 
-    def _catch_up(self, now: float, effects: list[Effect]) -> None:
+    def catch_up(self, now: float, effects: list[Effect]) -> None:
         """Go on with what was more than fits a step."""
         job = self.backlog.popleft()
         if not job(now, effects):

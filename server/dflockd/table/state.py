@@ -15,6 +15,15 @@ from dflockd.table.states import EXPECTED, PASSED, QUEUED
 from dflockd.wire import FairGroup, Owner, Reserve
 
 
+class Serving:
+    """Until when a server may grant and renew: nobody else does so before."""
+
+    __slots__ = ("until",)
+
+    def __init__(self) -> None:
+        self.until = -math.inf
+
+
 class Partition:
     """A part of the table that can be looked at, moved or dropped as a whole: all of it, or a shard."""
 
@@ -31,10 +40,13 @@ class Partition:
         "rates_since",
         "recovers_until",
         "reserved",
+        "serving",
         "spaces",
     )
 
-    def __init__(self, issuer: TokenIssuer) -> None:
+    def __init__(self, issuer: TokenIssuer, serving: Serving | None = None) -> None:
+        self.serving = serving
+        """Until when it is this server's; always without."""
         self.issuer = issuer
         """What counts its fences."""
         self.frozen = False
@@ -62,6 +74,10 @@ class Partition:
 
         self.newest: dict[bytes, Newest] = {}
         """The newest that has asked for a lock, of those with an age; see `superseding`."""
+
+    def withholds(self, now: float) -> bool:
+        """Whether no grant can be given, for another server may have it soon, or has it already."""
+        return self.frozen or (self.serving is not None and now >= self.serving.until)
 
     def remember_end(self, name: tuple[int, bytes], fence: int, *, is_sole: bool) -> None:
         """See to it that nobody brings back what has ended, nor what had ended before it began."""

@@ -121,7 +121,9 @@ class Life:
             if chance.random() < 0.5:
                 others = {k: fence for k, fence in told.detached.items() if k != key}
                 self.tell(detached=others)
-                token = self.table._issuer.token(Space.LOCK, key, told.detached[key], is_sole=True)
+                token = self.table.slots.issuer.token(
+                    Space.LOCK, key, told.detached[key], is_sole=True
+                )
                 self.release(key, token)
             return
         if key not in told.tokens:

@@ -276,7 +276,7 @@ class Compared(RuleBasedStateMachine):
             assert [waiter.two_phase for waiter in entry.waiters or ()] == [
                 waiter.two_phase for waiter in order
             ]
-        assert set(table._peers) == set(model.peers) == set(self.peers)
+        assert set(table.connections.peers) == set(model.peers) == set(self.peers)
         for number, peer in self.peers.items():
             twin = model.peers[number]
             assert (peer.waiting is None) == (twin.waiting is None and twin.listening is None)
@@ -289,7 +289,7 @@ class Compared(RuleBasedStateMachine):
         reserved = self.table._partition.reserved.items()
         away = {ticket: waiter.deadline for ticket, waiter in reserved if waiter.is_away}
         assert away == {waiter.ticket: waiter.deadline for waiter in self.model.away}
-        assert len(self.table._reservations) == len(away)
+        assert len(self.table.slots.reservations) == len(away)
         told = [ticket for ticket, waiter in reserved if waiter.is_told]
         assert len(told) == len(reserved) - len(away) == len(self.model.told())
         # Those who have not asked since have not heard of it.
@@ -337,7 +337,7 @@ class Compared(RuleBasedStateMachine):
 
     @invariant()
     def stats_are_right(self) -> None:
-        peers = len(self.table._peers)
+        peers = len(self.table.connections.peers)
         stats = report.stats([self.table._partition], len(self.table), peers, self.model.now, 3000)
         json.dumps(stats)
         assert stats["connections"] == len(self.model.peers)

@@ -74,7 +74,7 @@ class TableMachine(Asked):
         assert not self.model.away
         assert len(self.table) == 0
         assert not self.table._partition.reserved
-        assert not self.table._peers
+        assert not self.table.connections.peers
         assert not self.table.deadlines._chains
         assert not self.table.deadlines._heads
 

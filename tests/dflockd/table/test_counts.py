@@ -78,7 +78,7 @@ def agree(table: LockTable) -> None:
     assert table.counts.waiting == len(waiting)
     queues = [entry.waiters for entry in entries if entry.waiters is not None]
     assert all(queue.away == sum(waiter.is_away for waiter in queue) for queue in queues)
-    assert len(table._reservations) == sum(waiter.is_away for waiter in waiting)
+    assert len(table.slots.reservations) == sum(waiter.is_away for waiter in waiting)
 
 
 def step(dice: random.Random, table: LockTable, peers: list[Peer], now: float) -> None:

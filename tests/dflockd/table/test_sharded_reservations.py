@@ -207,7 +207,7 @@ def test_a_keep_for_a_wait_that_is_refused_is_not_for_the_next_one() -> None:
             table.drop(0, AWAY)
         reply = ask(table, peer, request._replace(reserve=Reserve(5000, 2000)), now)
         assert reply is refusal or isinstance(reply, Moved)
-        assert len(table._reservations) == 0
+        assert len(table.slots.reservations) == 0
 
 
 def of_age(age: int, timeout: int = 60) -> Acquire:

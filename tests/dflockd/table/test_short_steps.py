@@ -423,7 +423,7 @@ def test_steps_of_one_break_no_rule(seed: int, monkeypatch: pytest.MonkeyPatch) 
                 assert not any(isinstance(reply, Renewed) for _, reply in effects)
         agree(table)
         for number, reply in table.advance(now) if dice.random() < 0.2 else ():
-            assert number in table._peers, reply
+            assert number in table.connections.peers, reply
         for space in table._partition.spaces:
             for entry in space.values():
                 told = len(entry.waiters.told) if entry.waiters is not None else 0
@@ -443,5 +443,5 @@ def test_steps_of_one_break_no_rule(seed: int, monkeypatch: pytest.MonkeyPatch) 
 def is_past_its_deadline(table: LockTable, request: Request, now: float) -> bool:
     if not isinstance(request, Renew | Release):
         return False
-    hold = table._find(table._partition, request.space, request.key, request.token)
+    hold = table.slots.find(table._partition, request.space, request.key, request.token)
     return hold is not None and hold.deadline <= now

@@ -303,7 +303,7 @@ def test_of_several_holders_none_is_the_newest(table: LockTable) -> None:
 
 
 def test_a_number_of_keys_is_remembered(table: LockTable) -> None:
-    table.newest = NewestKeys(3)
+    table.newest = table.slots.newest = NewestKeys(3)
     for key, age in ((b"a", 7), (b"b", 7), (b"c", 7), (b"a", 6), (b"d", 7)):
         ask(table, run(table, age), Acquire(LOCK, key, 1, 0, 30))
     assert set(table._partition.newest) == {b"a", b"c", b"d"}

@@ -298,7 +298,7 @@ class Race:
                 assert number < min(waiting, default=number + 1), "told before who waits ahead"
                 self.tickets[number], self.told_at[number] = reply.ticket, self.now
             elif isinstance(reply, Granted):
-                peer = self.table._peers[number]
+                peer = self.table.connections.peers[number]
                 assert number not in self.peers, "granted who was to be told"
                 self.holders.append((peer, reply.token))
 

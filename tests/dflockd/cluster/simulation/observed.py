@@ -221,4 +221,4 @@ class Observed(Process):
 
     def _is_open(self, shard: int, now: float) -> bool:
         key = b"shard#%d/" % shard
-        return isinstance(self.table._serving(key, now), Partition)
+        return isinstance(self.table.serving(key, now), Partition)
