@@ -11,6 +11,7 @@ from dflockd.table.identity import Identity
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
 from dflockd.table.newest import Newest, NewestRecord
+from dflockd.table.queue import Reservation
 from dflockd.table.sharded import Directory, ShardTable, Snapshot, WaiterRecord
 from dflockd.table.slots import Effect
 from dflockd.table.state import (
@@ -20,7 +21,6 @@ from dflockd.table.state import (
     HoldRecord,
     Partition,
     Peer,
-    Reservation,
     Waiter,
 )
 from dflockd.table.table import LockTable

@@ -6,21 +6,17 @@ from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from heapq import merge
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from dflockd.table.queue import Line, Queue, earlier, number_of, take_out
+from dflockd.table.queue import Line, Queue, W, earlier, number_of, take_out
 from dflockd.table.states import EXPECTED, PASSED, UNTOLD
-
-if TYPE_CHECKING:
-    from dflockd.table.state import Waiter
-    from dflockd.wire import FairGroup
-
+from dflockd.wire import FairGroup
 
 UNSAID: Final = -1
 """The limit of a group whose members have slots from before, and nobody has come since."""
 
 
-class Lane(Line):
+class Lane(Line[W]):
     """The waiters of one group, and how many slots it has; it exists while there is either."""
 
     __slots__ = ("limit", "name", "plain", "rated", "ready", "taken", "waiting")
@@ -31,7 +27,7 @@ class Lane(Line):
         self.limit = limit
         """How many slots it may have, by the latest request that said so; 0 is no limit, and
         `UNSAID` is none so far."""
-        self.rated: Line | None = None
+        self.rated: Line[W] | None = None
         """Those who need a place of the rate."""
         self.taken = 0
         """Slots that its members have, and those that are held for some."""
@@ -42,7 +38,7 @@ class Lane(Line):
         self.plain = 0
         """... and need no place of the rate."""
 
-    def all(self) -> Iterator[Waiter]:
+    def all(self) -> Iterator[W]:
         """Go through all who wait, in order."""
         return iter(self) if self.rated is None else merge(self, self.rated, key=number_of)
 
@@ -52,7 +48,7 @@ class Lane(Line):
         return self.limit <= 0 or self.taken < self.limit
 
 
-class GroupedQueue(Queue):
+class GroupedQueue(Queue[W]):
     """A queue in which groups take turns: round robin over those that have somebody ready.
 
     Within a group it is first come, first served. Nothing takes longer the more wait, or the more
@@ -80,20 +76,20 @@ class GroupedQueue(Queue):
         "groups",
     )
 
-    def __init__(self, before: Queue | None) -> None:
+    def __init__(self, before: Queue[W] | None) -> None:
         super().__init__()
         self.is_grouped = True
-        self._lanes: dict[bytes, Lane] = {}
+        self._lanes: dict[bytes, Lane[W]] = {}
         """By the names of their groups."""
-        self._ring: OrderedDict[Lane, None] = OrderedDict()
+        self._ring: OrderedDict[Lane[W], None] = OrderedDict()
         """Those that have somebody ready: whose turn is next first."""
-        self._plain_ring: OrderedDict[Lane, None] = OrderedDict()
+        self._plain_ring: OrderedDict[Lane[W], None] = OrderedDict()
         """Those that have somebody ready who needs no place, for when the rate has none."""
-        self._resting: dict[bytes, Lane] = {}
+        self._resting: dict[bytes, Lane[W]] = {}
         """Those that have somebody who waits, and all that they may."""
         self.groups = 0
         """In how many somebody waits."""
-        self._held: dict[int, Lane] = {}
+        self._held: dict[int, Lane[W]] = {}
         """Of those who have a slot and a group, by fence."""
         self._queued = 0
         """How many wait in all lanes..."""
@@ -115,14 +111,14 @@ class GroupedQueue(Queue):
     def __len__(self) -> int:
         return self._queued + len(self.expected) + len(self.told) + len(self.passed)
 
-    def __iter__(self) -> Iterator[Waiter]:
+    def __iter__(self) -> Iterator[W]:
         others = [each.copy() for each in (self.expected, self.told, self.passed)]
         yield from merge(*others, key=number_of)
         yield from _rounds(list(self._ring))
         for _, lane in sorted(self._resting.items()):
             yield from list(lane.all())
 
-    def oldest(self) -> Waiter | None:
+    def oldest(self) -> W | None:
         """Return who has waited longest."""
         first = super().oldest()
         lane = self._lanes.get(b"")  # of who was here before there were groups
@@ -138,7 +134,7 @@ class GroupedQueue(Queue):
         """... and how many others before one who does."""
         return self._ready - self._plain
 
-    def first(self, free: int, *, has_place: bool) -> Waiter | None:
+    def first(self, free: int, *, has_place: bool) -> W | None:
         """Return whose turn it is with so many free slots; those that are held are among them."""
         if free > len(self.told) + len(self.expected):
             for lane in self._ring if has_place else self._plain_ring:
@@ -146,20 +142,20 @@ class GroupedQueue(Queue):
                 return earlier(lane.first(), rated)
         return None
 
-    def join(self, waiter: Waiter) -> None:
+    def join(self, waiter: W) -> None:
         """Let somebody stand in line who has just come."""
         lane = self._lane(waiter.group)
         _line(lane, waiter).line[waiter] = self.line[waiter] = None
         self._review(lane)
 
-    def come_back(self, waiter: Waiter) -> None:
+    def come_back(self, waiter: W) -> None:
         """Let somebody in whose turn had come: ahead of the others of the group."""
         lane = self._lane(waiter.group)
         insort(_line(lane, waiter).returned, waiter, key=number_of)
         insort(self.returned, waiter, key=number_of)
         self._review(lane)
 
-    def rate_it(self, waiter: Waiter, *, is_rated: bool) -> None:
+    def rate_it(self, waiter: W, *, is_rated: bool) -> None:
         """Let a waiter that is in line need a place of the rate, or need none."""
         if waiter.is_rated is not is_rated:
             lane = self._lane(waiter.group)
@@ -168,13 +164,13 @@ class GroupedQueue(Queue):
             insort(_line(lane, waiter).returned, waiter, key=number_of)
             self._review(lane)
 
-    def expect(self, waiter: Waiter) -> None:
+    def expect(self, waiter: W) -> None:
         """Hold a slot for somebody whose turn it is."""
         lane = self._lane(waiter.group)
         lane.taken += 1
         super().expect(waiter)
 
-    def remove(self, waiter: Waiter) -> None:
+    def remove(self, waiter: W) -> None:
         """Take somebody out, who is still in the state in which they were here."""
         self.away -= waiter.is_away
         lane = self._lane(waiter.group)
@@ -194,7 +190,7 @@ class GroupedQueue(Queue):
 
     # Of groups.
 
-    def use_turn(self, waiter: Waiter) -> None:
+    def use_turn(self, waiter: W) -> None:
         """Note that somebody who is the `first` one is given a slot: the group is the last one now."""
         lane = self._lane(waiter.group)
         self._ring.move_to_end(lane)
@@ -245,13 +241,13 @@ class GroupedQueue(Queue):
         lane = self._lanes.get(group.name)
         return group.limit if lane is None or lane.limit == UNSAID else lane.limit
 
-    def in_turn(self, waiters: list[Waiter]) -> list[Waiter]:
+    def in_turn(self, waiters: list[W]) -> list[W]:
         """Return all waiters to hand over, by number, in the order of their turns.
 
         A server that lets them in one by one has the groups in the same order.
         """
-        first: list[Waiter] = []
-        lines: dict[bytes, list[Waiter]] = {lane.name: [] for lane in self._ring}
+        first: list[W] = []
+        lines: dict[bytes, list[W]] = {lane.name: [] for lane in self._ring}
         for waiter in waiters:
             # Their turn has come, and what they were given by it is taken back or held for them.
             if waiter.state in (UNTOLD, EXPECTED):
@@ -260,7 +256,7 @@ class GroupedQueue(Queue):
                 lines.setdefault(_name(waiter.group), []).append(waiter)
         return [*first, *_rounds(lines.values())]
 
-    def _lane(self, group: FairGroup | None) -> Lane:
+    def _lane(self, group: FairGroup | None) -> Lane[W]:
         """Return the lane of a group, new if it has none."""
         name = _name(group)
         lane = self._lanes.get(name)
@@ -270,7 +266,7 @@ class GroupedQueue(Queue):
             lane.limit = group.limit
         return lane
 
-    def _review(self, lane: Lane) -> None:
+    def _review(self, lane: Lane[W]) -> None:
         """Take in what has changed in a lane."""
         plain = len(lane)
         waiting = plain if lane.rated is None else plain + len(lane.rated)
@@ -291,7 +287,7 @@ class GroupedQueue(Queue):
             del self._lanes[lane.name]
 
 
-def _line(lane: Lane, waiter: Waiter) -> Line:
+def _line(lane: Lane[W], waiter: W) -> Line[W]:
     """Return the line of a lane in which a waiter stands, or is to stand."""
     if not waiter.is_rated:
         return lane
@@ -300,7 +296,7 @@ def _line(lane: Lane, waiter: Waiter) -> Line:
     return lane.rated
 
 
-def _keep(ring: OrderedDict[Lane, None], lane: Lane, *, is_in: bool) -> None:
+def _keep(ring: OrderedDict[Lane[W], None], lane: Lane[W], *, is_in: bool) -> None:
     """Let a lane be in a ring, at the end if it has not been, or not be in it."""
     if is_in:
         ring.setdefault(lane)
@@ -312,9 +308,9 @@ def _name(group: FairGroup | None) -> bytes:
     return b"" if group is None else group.name
 
 
-def _rounds(lines: Iterable[Lane | list[Waiter]]) -> Iterator[Waiter]:
+def _rounds(lines: Iterable[Lane[W] | list[W]]) -> Iterator[W]:
     """Go through all of them in turns: the first of each, then the second of each that has one."""
-    begun: deque[Iterator[Waiter]] = deque()
+    begun: deque[Iterator[W]] = deque()
     for line in lines:
         turns = iter(list(line.all() if isinstance(line, Lane) else line))
         for waiter in turns:

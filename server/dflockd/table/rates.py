@@ -14,17 +14,14 @@ import math
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import SPAN_STEP, Deadlines, Timed, rounded
 from dflockd.table.limits import STEP, Limits
 from dflockd.wire import Rate as Asked
 from dflockd.wire import Status
-
-if TYPE_CHECKING:
-    from dflockd.table.state import Change, Partition
 
 BLOCK = 32
 """So many beginnings are recorded together: a record on disk is written anew for each that joins it."""
@@ -67,6 +64,25 @@ class PackedRecord(NamedTuple):
     """Of each how many may run in which window and how many have, then when these have begun."""
 
 
+class RateBook:
+    """The rates of one partition.
+
+    Args:
+        entries: those of the partition, by `Space` and key.
+    """
+
+    __slots__ = ("entries", "open", "packed", "since")
+
+    def __init__(self, entries: list[dict[bytes, Any]]) -> None:
+        self.entries = entries
+        self.open: dict[tuple[int, bytes], Rate] = {}
+        """Whose runs may not begin at any time, by namespace and key; their keys may be free."""
+        self.packed: dict[bytes, PackedRates] = {}
+        """The same of free keys that have not been used for long, by the name there."""
+        self.since = -math.inf
+        """Runs may have begun before that nobody knows of here any more."""
+
+
 class RateBlock:
     """Some beginnings of a rate, in order."""
 
@@ -98,19 +114,17 @@ class Rate(Timed):
     __slots__ = (
         "begun",
         "blocks",
+        "book",
         "key",
         "over",
-        "partition",
         "pending",
         "runs",
         "space",
         "window",
     )
 
-    def __init__(
-        self, partition: Partition, space: int, key: bytes, runs: int, window: float
-    ) -> None:
-        self.partition = partition
+    def __init__(self, book: RateBook, space: int, key: bytes, runs: int, window: float) -> None:
+        self.book = book
         self.space = space
         self.key = key
         self.runs = runs
@@ -128,14 +142,14 @@ class Rate(Timed):
 
     def free(self, now: float) -> int:
         """Return how many places are free. It is less than none after `runs` has become less."""
-        if now < self.partition.rates_since + self.window:
+        if now < self.book.since + self.window:
             return 0
         self._forget(now)
         return self.runs - len(self.pending) - self.begun
 
     def next(self, now: float, more: int) -> float | None:
         """Return when more than so many places are free; ``None`` if somebody has to begin before."""
-        opens_at = self.partition.rates_since + self.window
+        opens_at = self.book.since + self.window
         if now < opens_at:
             return opens_at
         over = len(self.pending) + self.begun + more - self.runs
@@ -169,10 +183,10 @@ class Rate(Timed):
 class PackedRates(Timed):
     """Some rates of free keys, in few bytes. They leave together, when nothing of them counts."""
 
-    __slots__ = ("ended", "kind", "names", "number", "numbers", "partition", "size")
+    __slots__ = ("book", "ended", "kind", "names", "number", "numbers", "size")
 
-    def __init__(self, partition: Partition, number: int, kind: int) -> None:
-        self.partition = partition
+    def __init__(self, book: RateBook, number: int, kind: int) -> None:
+        self.book = book
         self.kind = kind
         """About how long their windows are, as a power of two."""
         self.number = number
@@ -257,7 +271,7 @@ class Rates:
         deadlines: those of the table.
         counts: those of the table.
         limits: those of the table.
-        changes: those of the table; blocks that have changed or are gone join them.
+        note: is told of what has changed or is gone, if that is to be kept.
     """
 
     def __init__(
@@ -265,7 +279,7 @@ class Rates:
         deadlines: Deadlines,
         counts: Counts,
         limits: Limits,
-        changes: list[Change] | None,
+        note: Callable[[RateBlock | PackedRates], object] | None,
     ) -> None:
         self._deadlines = deadlines
         self._counts = counts
@@ -275,19 +289,19 @@ class Rates:
         """How many there are."""
         self.promised = 0
         """How many beginnings may have to be remembered: the sum of what all rates allow."""
-        self._changes = changes
+        self._append = note
         self._open: OrderedDict[Rate, None] = OrderedDict()
         """Those of free keys that are not packed; the one that was used longest ago first."""
-        self._packing: dict[tuple[Partition, int], PackedRates] = {}
+        self._packing: dict[tuple[RateBook, int], PackedRates] = {}
         """Those to which others may be added, by their kind."""
 
     # What there is.
 
-    def find(self, partition: Partition, space: int, key: bytes, now: float) -> Rate | None:
+    def find(self, book: RateBook, space: int, key: bytes, now: float) -> Rate | None:
         """Return the rate of a key that has one."""
-        rate = partition.rates.get((space, key))
-        if rate is None and partition.packed:
-            packed = partition.packed.get(_packed_name(space, key))
+        rate = book.open.get((space, key))
+        if rate is None and book.packed:
+            packed = book.packed.get(_packed_name(space, key))
             if packed is not None:
                 return self._unpack(packed, space, key, now)
         return rate
@@ -298,17 +312,17 @@ class Rates:
 
     def rest(self, rate: Rate) -> None:
         """Note that nobody does any more."""
-        if rate.partition.rates.get((rate.space, rate.key)) is rate:  # its partition may leave
+        if rate.book.open.get((rate.space, rate.key)) is rate:  # its partition may leave
             self._open[rate] = None
 
     @staticmethod
-    def view(partition: Partition, space: int, key: bytes) -> Rate | None:
+    def view(book: RateBook, space: int, key: bytes) -> Rate | None:
         """Return the rate of a key to look at, and leave it where it is."""
-        rate = partition.rates.get((space, key))
-        packed = None if rate is not None else partition.packed.get(_packed_name(space, key))
+        rate = book.open.get((space, key))
+        packed = None if rate is not None else book.packed.get(_packed_name(space, key))
         if packed is not None:
             runs, window, times = packed.of(_packed_name(space, key))
-            rate = Rate(partition, space, key, runs, window)
+            rate = Rate(book, space, key, runs, window)
             rate.blocks.append(RateBlock(rate, packed.number))
             rate.blocks[0].times.extend(times)
             rate.begun = len(times)
@@ -316,22 +330,22 @@ class Rates:
 
     # What is asked.
 
-    def refusal(self, partition: Partition, name: tuple[int, bytes], asked: Asked) -> Status | None:
+    def refusal(self, book: RateBook, name: tuple[int, bytes], asked: Asked) -> Status | None:
         """Return what to answer to who asks for such a rate of a key, if it may not be."""
         if asked.window > self._limits.max_rate_window * 1000:
             return Status.RATE_WINDOW
-        known = partition.rates.get(name)  # not packed, as long as its entry is there
+        known = book.open.get(name)  # not packed, as long as its entry is there
         more = asked.runs if known is None else asked.runs - known.runs
         if more > 0 and self.promised + more > self._limits.max_rate_runs:
             self._counts.full += 1
             return Status.MAX_RATES
         return None
 
-    def name(self, partition: Partition, name: tuple[int, bytes], asked: Asked, now: float) -> Rate:
+    def name(self, book: RateBook, name: tuple[int, bytes], asked: Asked, now: float) -> Rate:
         """Return the rate of a key, which from now on is what was asked last."""
-        rate = partition.rates.get(name)
+        rate = book.open.get(name)
         if rate is None:
-            return self._add(partition, name, asked.runs, asked.window / 1000, now)
+            return self._add(book, name, asked.runs, asked.window / 1000, now)
         self.change(rate, asked.runs, asked.window / 1000, now)
         return rate
 
@@ -345,9 +359,9 @@ class Rates:
             self._deadlines.reset(rate, LATE, now)
 
     def _add(
-        self, partition: Partition, name: tuple[int, bytes], runs: int, window: float, now: float
+        self, book: RateBook, name: tuple[int, bytes], runs: int, window: float, now: float
     ) -> Rate:
-        rate = partition.rates[name] = Rate(partition, *name, runs, window)
+        rate = book.open[name] = Rate(book, *name, runs, window)
         self.size += 1
         self.promised += runs
         self._deadlines.set(rate, rounded(window), now)
@@ -395,7 +409,7 @@ class Rates:
             now: the time.
             is_used: whether anybody waits for its key.
         """
-        is_open = now >= rate.partition.rates_since + rate.window
+        is_open = now >= rate.book.since + rate.window
         free = rate.free(now)
         if self._shed(rate):
             self._deadlines.set(rate, LATE, now)
@@ -409,33 +423,33 @@ class Rates:
         return False
 
     def _drop(self, rate: Rate) -> None:
-        del rate.partition.rates[rate.space, rate.key]
+        del rate.book.open[rate.space, rate.key]
         self._open.pop(rate, None)
         self.size -= 1
         self.promised -= rate.runs
         for block in rate.blocks:
             self._end(block)
 
-    def leave(self, partition: Partition) -> None:
-        """Forget those of a partition that leaves."""
-        for rate in partition.rates.values():
+    def leave(self, book: RateBook) -> None:
+        """Forget those of a book that leaves."""
+        for rate in book.open.values():
             self._deadlines.clear(rate)
             self._open.pop(rate, None)
             self.size -= 1
             self.promised -= rate.runs
-        partition.rates.clear()
-        for packed in dict.fromkeys(partition.packed.values()):
+        book.open.clear()
+        for packed in dict.fromkeys(book.packed.values()):
             self._deadlines.clear(packed)
             self.drop(packed)
 
     # What outlives the table.
 
-    def restore(self, partition: Partition, record: RateRecord, now: float) -> None:
+    def restore(self, book: RateBook, record: RateRecord, now: float) -> None:
         """Take in a block of a rate; those of one rate come in their order."""
         name = record.space, record.key
-        rate = self.find(partition, *name, now)
+        rate = self.find(book, *name, now)
         if rate is None:
-            rate = self._add(partition, name, record.runs, record.window, now)
+            rate = self._add(book, name, record.runs, record.window, now)
         else:
             self.change(rate, record.runs, record.window, now)
         if rate.blocks[-1].times:
@@ -444,19 +458,19 @@ class Rates:
         block.times.extend(record.times)
         rate.begun += len(record.times)
         self._note(block)
-        if partition.spaces[record.space].get(record.key) is None:
+        if record.key not in book.entries[record.space]:
             self.rest(rate)
 
-    def restore_packed(self, partition: Partition, record: PackedRecord, now: float) -> None:
+    def restore_packed(self, book: RateBook, record: PackedRecord, now: float) -> None:
         """Take in some rates that rested."""
-        names, rates = record.names, partition.rates
-        if not partition.packed.keys().isdisjoint(names) or (
+        names, rates = record.names, book.open
+        if not book.packed.keys().isdisjoint(names) or (
             rates and any((name[0], name[1:]) in rates for name in names)
         ):
             for each in unpacked(record):
-                self.restore(partition, each, now)
+                self.restore(book, each, now)
             return
-        packed = PackedRates(partition, next(self._numbers), 0)
+        packed = PackedRates(book, next(self._numbers), 0)
         packed.names.extend(names)
         packed.numbers = record.numbers
         packed.size = PACKED_BYTES
@@ -467,49 +481,47 @@ class Rates:
             at += 3 + int(numbers[at + 2])
             until = max(until, numbers[at - 1] + window)
         self.size += len(names)
-        partition.packed.update(dict.fromkeys(names, packed))
+        book.packed.update(dict.fromkeys(names, packed))
         self._deadlines.set(packed, rounded(until - now), now)
         self._note(packed)
 
     @staticmethod
-    def packed(partition: Partition) -> Iterator[RateRecord]:
-        """Yield those of a partition that are packed."""
-        for packed in dict.fromkeys(partition.packed.values()):
+    def packed(book: RateBook) -> Iterator[RateRecord]:
+        """Yield those of a book that are packed."""
+        for packed in dict.fromkeys(book.packed.values()):
             yield from unpacked(packed.kept())
 
     # Packed.
 
     def _pack(self, rate: Rate, now: float) -> None:
         """Put a rate to others that rest, if it is not too large for that."""
-        partition, [block, *more] = rate.partition, rate.blocks
+        book, [block, *more] = rate.book, rate.blocks
         rate.free(now)
         name, times = _packed_name(rate.space, rate.key), block.times[block.first :]
         size = packed_size(name, times)
         if more or size > PACKED_BYTES:
             return
         self._deadlines.clear(rate)
-        del partition.rates[rate.space, rate.key]
+        del book.open[rate.space, rate.key]
         self._end(block)
         kind = math.frexp(rate.window)[1]
-        packed = self._packing.get((partition, kind))
+        packed = self._packing.get((book, kind))
         if packed is None or packed.size + size > PACKED_BYTES or len(packed.names) >= PACKED:
-            packed = self._packing[partition, kind] = PackedRates(
-                partition, next(self._numbers), kind
-            )
+            packed = self._packing[book, kind] = PackedRates(book, next(self._numbers), kind)
         last = (times[-1] if times else now) + rate.window
         if not packed.names:
             self._deadlines.set(packed, rounded(last - now), now)
         elif packed.deadline < last:
             self._deadlines.reset(packed, rounded(last - now), now)
         packed.add(name, rate.runs, rate.window, times)
-        partition.packed[name] = packed
+        book.packed[name] = packed
         self._note(packed)
 
     def _unpack(self, packed: PackedRates, space: int, key: bytes, now: float) -> Rate:
-        partition, name = packed.partition, _packed_name(space, key)
+        book, name = packed.book, _packed_name(space, key)
         runs, window, times = packed.of(name)
         packed.remove(name)
-        del partition.packed[name]
+        del book.packed[name]
         self.size -= 1
         self.promised -= runs
         if packed.names:
@@ -517,7 +529,7 @@ class Rates:
         else:
             self._deadlines.clear(packed)
             self.drop(packed)
-        rate = self._add(partition, (space, key), runs, window, now)
+        rate = self._add(book, (space, key), runs, window, now)
         rate.blocks[-1].times.extend(times)
         rate.begun = len(times)
         return rate
@@ -525,11 +537,11 @@ class Rates:
     def drop(self, packed: PackedRates) -> None:
         """Forget rates of which nothing counts any more; their deadline is not set any more."""
         for name, at in zip(packed.names, _starts(packed.numbers), strict=True):
-            del packed.partition.packed[name]
+            del packed.book.packed[name]
             self.size -= 1
             self.promised -= int(packed.numbers[at])
-        if self._packing.get((packed.partition, packed.kind)) is packed:
-            del self._packing[packed.partition, packed.kind]
+        if self._packing.get((packed.book, packed.kind)) is packed:
+            del self._packing[packed.book, packed.kind]
         packed.ended = True
         self._note(packed)
 
@@ -559,5 +571,5 @@ class Rates:
         self._note(block)
 
     def _note(self, what: RateBlock | PackedRates) -> None:
-        if self._changes is not None:
-            self._changes.append(what)
+        if self._append is not None:
+            self._append(what)

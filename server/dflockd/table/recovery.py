@@ -33,9 +33,9 @@ def restore(
     """
     for record in rates:
         if isinstance(record, PackedRecord):
-            slots.rates.restore_packed(partition, record, now)
+            slots.rates.restore_packed(partition.rates, record, now)
         else:
-            slots.rates.restore(partition, record, now)
+            slots.rates.restore(partition.rates, record, now)
     for kept in latest(holds):
         restore_hold(slots, partition, kept, kept.deadline - now, now)
 
@@ -74,7 +74,7 @@ def restore_hold(
     hold = Hold(*(entry, kept.fence, token, None, 0, kept.since), kept.limit, owner, kept.label)
     entry.holds[kept.fence] = hold
     hold.detached = kept.detached
-    if kept.is_pending and (rate := partition.rates.get((kept.space, kept.key))) is not None:
+    if kept.is_pending and (rate := partition.rates.open.get((kept.space, kept.key))) is not None:
         rate.pending.add(kept.fence)
     if kept.group:
         entry.grouped().restore(kept.fence, kept.group)

@@ -389,9 +389,9 @@ class Requests:
 
     def _name_rate(self, entry: Entry, asked: RateAsked, now: float) -> Status | None:
         """Let the rate of an entry, which may be new, be what was asked; or say why not."""
-        refusal = self.rates.refusal(entry.partition, (entry.space, entry.key), asked)
+        refusal = self.rates.refusal(entry.partition.rates, (entry.space, entry.key), asked)
         if refusal is None:
-            rate = self.rates.name(entry.partition, (entry.space, entry.key), asked, now)
+            rate = self.rates.name(entry.partition.rates, (entry.space, entry.key), asked, now)
             entry.queue().rate = rate
         elif not (entry.holds or entry.waiters):
             self.slots.remove(entry)

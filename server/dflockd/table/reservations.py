@@ -9,8 +9,8 @@ from __future__ import annotations
 from dflockd.table import owners
 from dflockd.table.counts import Counts
 from dflockd.table.deadlines import Deadlines, rounded
-from dflockd.table.queue import Queue
-from dflockd.table.state import NOBODY, Entry, Partition, Peer, Reservation, Waiter
+from dflockd.table.queue import Queue, Reservation
+from dflockd.table.state import NOBODY, Entry, Partition, Peer, Waiter
 from dflockd.table.states import EXPECTED, GONE, PASSED, QUEUED, RESERVED
 from dflockd.wire import Owner
 
@@ -80,7 +80,7 @@ class Reservations:
         entry.partition.reserved[waiter.ticket] = waiter
         queue = entry.queue()
         queue.expect(waiter)
-        self._deadlines.set(waiter, queue.patience(waiter, turn), now)
+        self._deadlines.set(waiter, queue.patience(waiter.peer.instance, turn), now)
 
     # Back again.
 
@@ -133,7 +133,7 @@ class Reservations:
             self._is_kept_no_more(waiter)
             owners.discard(waiter.entry, waiter)  # its age
         else:
-            queue.has_spoken(waiter)
+            queue.has_spoken(waiter.peer.instance)
         if waiter.is_away or waiter.state == EXPECTED:
             self._deadlines.clear(waiter)
         if waiter.state == RESERVED:
@@ -150,7 +150,7 @@ class Reservations:
 
     # Whose turn has come.
 
-    def hold_or_pass(self, queue: Queue, waiter: Waiter, now: float) -> None:
+    def hold_or_pass(self, queue: Queue[Waiter], waiter: Waiter, now: float) -> None:
         """Hold a slot for the first one, who is away; if that is not worth it, the next goes first."""
         reservation = waiter.reservation
         assert reservation is not None
@@ -165,7 +165,7 @@ class Reservations:
 
     def pass_on(self, waiter: Waiter, now: float) -> bool:
         """Stop holding a slot for a waiter; say whether one was held."""
-        waiter.entry.queue().has_spoken(waiter)
+        waiter.entry.queue().has_spoken(waiter.peer.instance)
         if waiter.state != EXPECTED:
             return False
         self._deadlines.clear(waiter)
@@ -181,7 +181,7 @@ class Reservations:
         reservation = waiter.reservation
         if waiter.state == EXPECTED and (reservation is None or now < reservation.until):
             if reservation is None:
-                waiter.entry.queue().said_nothing(waiter)
+                waiter.entry.queue().said_nothing(waiter.peer.instance)
             self._let_pass(waiter, now)
             return True
         entry, is_queued = waiter.entry, waiter.state != PASSED

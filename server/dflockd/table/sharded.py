@@ -10,7 +10,7 @@ from dflockd.table import owners, recovery, superseding
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import Limits
 from dflockd.table.newest import NewestRecord
-from dflockd.table.queue import Queue
+from dflockd.table.queue import Queue, Reservation
 from dflockd.table.rates import RateRecord
 from dflockd.table.recovery import latest
 from dflockd.table.requests import Answer
@@ -23,7 +23,6 @@ from dflockd.table.state import (
     Left,
     Partition,
     Peer,
-    Reservation,
     Serving,
     Waiter,
 )
@@ -162,7 +161,7 @@ class ShardTable(LockTable):
         )
         partition.opens_at = opens_at
         partition.recovers_until = recovers_until
-        partition.rates_since = rates_since
+        partition.rates.since = rates_since
 
     def load(self, shard: int, snapshot: Snapshot, now: float) -> None:
         """Take in what another server had of the shard: all leases begin anew.
@@ -171,9 +170,9 @@ class ShardTable(LockTable):
         they are renewed.
         """
         partition = self.partitions[shard]
-        partition.rates_since = max(partition.rates_since, snapshot.rates_since)
+        partition.rates.since = max(partition.rates.since, snapshot.rates_since)
         for rate in snapshot.rates:
-            self.rates.restore(partition, rate, now)
+            self.rates.restore(partition.rates, rate, now)
         for kept in latest(snapshot.holds):
             recovery.restore_hold(self.slots, partition, kept, kept.lease, now)
         for newest in snapshot.newest:
@@ -182,7 +181,7 @@ class ShardTable(LockTable):
             entry = partition.spaces[record.space].get(record.key)
             if entry is None:
                 entry = self.slots.add(partition, record.space, record.key, record.limit, now)
-            is_rated = (record.space, record.key) in partition.rates
+            is_rated = (record.space, record.key) in partition.rates.open
             waiter = self.slots.join(
                 *(entry, NOBODY, record.lease, record.since, None, record.label, record.group),
                 two_phase=False,
@@ -204,10 +203,10 @@ class ShardTable(LockTable):
         partition = self.partitions[shard]
         partition.frozen = True
         newest = [newest.kept() for newest in partition.newest.values()]
-        rates = [block for rate in partition.rates.values() for block in rate.kept(now)]
-        rates += self.rates.packed(partition)
-        counts = now < partition.rates_since + self.limits.max_rate_window
-        since = partition.rates_since if counts else -math.inf
+        rates = [block for rate in partition.rates.open.values() for block in rate.kept(now)]
+        rates += self.rates.packed(partition.rates)
+        counts = now < partition.rates.since + self.limits.max_rate_window
+        since = partition.rates.since if counts else -math.inf
         snapshot = Snapshot([], [], newest, rates, since)
         # Also those that others have passed, and which are in no queue.
         waiters = dict.fromkeys(partition.reserved.values())
@@ -274,8 +273,8 @@ class ShardTable(LockTable):
         peers: dict[int, Peer] = {}
         partition = self.partitions.pop(shard)
         self.slots.reservations.drop(partition.reserved)
-        self.newest.drop(partition)
-        self.rates.leave(partition)
+        self.newest.drop(partition.newest)
+        self.rates.leave(partition.rates)
         for entry in list(_entries(partition)):
             self.counts.dropped += len(entry.holds)
             superseding.refer_listener(self.slots, entry, reply, effects)
@@ -411,7 +410,7 @@ def _naming(reply: Refusal, ticket: bytes) -> Refusal:
 
 def _in_turn(partition: Partition, waiters: Iterable[Waiter]) -> Iterable[Waiter]:
     """Return all of a partition of keys: those of each key in the order in which to let them in."""
-    of_groups: dict[Queue, list[Waiter]] = {}
+    of_groups: dict[Queue[Waiter], list[Waiter]] = {}
     for waiter in sorted(waiters, key=lambda waiter: waiter.number):
         # Another one than when they came, if nobody was here meanwhile.
         entry = partition.spaces[waiter.entry.space].get(waiter.entry.key)

@@ -17,10 +17,10 @@ from dflockd.table.deadlines import Deadlines
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.limits import STEP, Limits
 from dflockd.table.newest import NewestKeys
-from dflockd.table.queue import Queue
+from dflockd.table.queue import Queue, Reservation
 from dflockd.table.rates import PackedRates, Rate, Rates
 from dflockd.table.reservations import RESERVED_LATE, Reservations
-from dflockd.table.state import UNKNOWN, Change, Entry, Hold, Partition, Peer, Reservation, Waiter
+from dflockd.table.state import UNKNOWN, Change, Entry, Hold, Partition, Peer, Waiter
 from dflockd.table.states import GONE, LISTENING, RESERVED, UNTOLD, WAITING
 from dflockd.wire import (
     FairGroup,
@@ -77,7 +77,8 @@ class Slots:
         self.deadlines = Deadlines()
         self.max_holds = limits.max_holds or sys.maxsize
         self.reservations = Reservations(self.deadlines, self.counts, self.max_holds)
-        self.rates = Rates(self.deadlines, self.counts, limits, self.changes)
+        note = None if self.changes is None else self.changes.append
+        self.rates = Rates(self.deadlines, self.counts, limits, note)
         self.newest = NewestKeys()
         self.withheld: dict[Entry, None] = {}
         """Where grants are due that could not be given at the time."""
@@ -128,8 +129,8 @@ class Slots:
         """Return a new entry for a key that is free."""
         self.size += 1
         entry = partition.spaces[space][key] = Entry(partition, space, key, limit)
-        if partition.rates or partition.packed:
-            rate = self.rates.find(partition, space, key, now)
+        if partition.rates.open or partition.rates.packed:
+            rate = self.rates.find(partition.rates, space, key, now)
             if rate is not None:
                 self.rates.use(rate)
                 entry.queue().rate = rate
@@ -418,7 +419,7 @@ class Slots:
         if not (entry.holds or queue) and self.is_here(entry):
             self.remove(entry)
 
-    def wake(self, queue: Queue, rate: Rate, now: float) -> None:
+    def wake(self, queue: Queue[Waiter], rate: Rate, now: float) -> None:
         """See to it that a waiter gets the next place."""
         self.rates.wake(rate, queue.places, now)
 
@@ -432,7 +433,9 @@ class Slots:
             self.serve(queue, waiter, now, effects)
         self.promote(entry, now, effects)
 
-    def serve(self, queue: Queue, waiter: Waiter, now: float, effects: list[Effect]) -> None:
+    def serve(
+        self, queue: Queue[Waiter], waiter: Waiter, now: float, effects: list[Effect]
+    ) -> None:
         """Grant a waiter of a queue its slot, or tell it of its turn if it wants that."""
         if waiter.turn is not None:
             self.tell(waiter, waiter.turn, now, effects)
@@ -476,7 +479,7 @@ class Slots:
         if is_blocked:
             effects.append((waiter.peer.id, YourTurn(waiter.ticket)))
 
-    def go_on_later(self, entry: Entry, queue: Queue, now: float) -> None:
+    def go_on_later(self, entry: Entry, queue: Queue[Waiter], now: float) -> None:
         """Go on with an entry in another step."""
         if not queue.pending:
             queue.pending = True
@@ -529,7 +532,7 @@ class Slots:
 
     def next_place(self, rate: Rate, now: float, effects: list[Effect]) -> None:
         """Give the free places to waiters, or forget the rate."""
-        entry = rate.partition.spaces[rate.space].get(rate.key)
+        entry: Entry | None = rate.book.entries[rate.space].get(rate.key)
         queue = entry.waiters if entry is not None else None
         is_over = self.rates.look_again(rate, now, is_used=queue is not None and bool(queue))
         if entry is None or queue is None:

@@ -9,8 +9,8 @@ from dflockd.table.deadlines import Timed
 from dflockd.table.grouped import GroupedQueue
 from dflockd.table.issuer import TokenIssuer
 from dflockd.table.newest import Newest
-from dflockd.table.queue import Queue
-from dflockd.table.rates import PackedRates, Rate, RateBlock
+from dflockd.table.queue import Position, Queue, Reservation
+from dflockd.table.rates import PackedRates, RateBlock, RateBook
 from dflockd.table.states import EXPECTED, PASSED, QUEUED
 from dflockd.wire import FairGroup, Owner, Reserve
 
@@ -35,9 +35,7 @@ class Partition:
         "last_ended",
         "newest",
         "opens_at",
-        "packed",
         "rates",
-        "rates_since",
         "recovers_until",
         "reserved",
         "serving",
@@ -57,12 +55,7 @@ class Partition:
         """By `Space`."""
         self.reserved: dict[bytes, Waiter] = {}
         """Positions that can be resumed, of waiters that are away or have a turn; by ticket."""
-        self.rates: dict[tuple[int, bytes], Rate] = {}
-        """Whose runs may not begin at any time, by namespace and key; their keys may be free."""
-        self.packed: dict[bytes, PackedRates] = {}
-        """The same of free keys that have not been used for long; see there."""
-        self.rates_since = -math.inf
-        """Runs may have begun before that nobody knows of here any more."""
+        self.rates = RateBook(self.spaces)
         self.recovers_until: float | None = None
         """Until when there are no grants, because of holds that are not in here any more."""
         self.doubted: set[Hold] = set()
@@ -144,7 +137,7 @@ class Entry:
         still do so, and nobody new gets in until there is room."""
         self.holds: dict[int, Hold] = {}
         """By fence: the part of a token that is no secret."""
-        self.waiters: Queue | None = None
+        self.waiters: Queue[Waiter] | None = None
         """Absent until somebody has had to wait."""
         self.owners: dict[bytes, list[Hold | Waiter]] | None = None
         """What is here of whom, by attempt; absent until somebody says who asks. See `owners`."""
@@ -152,13 +145,13 @@ class Entry:
         """Who is in the queue and has an age. They are as old as the newest, or about to leave: so
         nobody has to look for them among all others. Absent until there is one."""
 
-    def queue(self) -> Queue:
+    def queue(self) -> Queue[Waiter]:
         """Return its queue."""
         if self.waiters is None:
             self.waiters = Queue()
         return self.waiters
 
-    def grouped(self) -> Queue:
+    def grouped(self) -> Queue[Waiter]:
         """Return its queue, in which groups take turns from now on."""
         queue = self.waiters
         if queue is None or not queue.is_grouped:
@@ -271,21 +264,6 @@ Change: TypeAlias = Hold | Newest | RateBlock | PackedRates
 """Something to be kept that has changed or ended, as it says itself."""
 
 
-class Reservation(NamedTuple):
-    """That somebody who waits is away, and what is done until they are back."""
-
-    due: float
-    """When somebody is expected."""
-    hold: float
-    """Seconds before and after that in which a slot is held once its turn has come."""
-    until: float
-    """When the position is forgotten."""
-
-    def is_worth_holding(self, now: float) -> bool:
-        """Whether to hold a slot: not for somebody who comes much later, or not at all."""
-        return abs(self.due - now) < self.hold
-
-
 class Left(NamedTuple):
     """What a peer had enqueued at a key that has left this server."""
 
@@ -294,7 +272,7 @@ class Left(NamedTuple):
     """What it wanted; see `Waiter.turn`."""
 
 
-class Waiter(Timed):
+class Waiter(Position):
     """Somebody in the queue of an entry.
 
     By a blocked ``acquire``, or by an ``enqueue``: then the peer may already wait for it (it is its
@@ -305,19 +283,13 @@ class Waiter(Timed):
     __slots__ = (
         "away_age",
         "entry",
-        "group",
         "hold",
-        "is_rated",
         "label",
         "lease",
         "maker",
-        "number",
         "owner",
         "peer",
-        "reservation",
         "reserve",
-        "since",
-        "state",
         "ticket",
         "turn",
         "two_phase",
@@ -373,11 +345,6 @@ class Waiter(Timed):
     def age(self) -> int:
         """The age of who asks, or is away; 0 without."""
         return self.away_age if self.owner is None else self.owner.age
-
-    @property
-    def is_away(self) -> bool:
-        """Whether it is away: it has reserved its position."""
-        return self.reservation is not None
 
     @property
     def is_told(self) -> bool:

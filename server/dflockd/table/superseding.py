@@ -127,7 +127,7 @@ def outdated(partition: Partition, key: bytes, age: int) -> Superseded | None:
 
 def remember(slots: Slots, partition: Partition, record: NewestRecord) -> None:
     """Let somebody be the newest of a key."""
-    changed = slots.newest.note(partition, record)
+    changed = slots.newest.note(partition.newest, record)
     if slots.changes is not None:
         slots.changes += changed
 

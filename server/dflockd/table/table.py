@@ -200,7 +200,11 @@ class LockTable(Requests):
     def rate_of(self, space: int, key: bytes) -> Rate | None:
         """Return the rate of a key that is in this table, which may be free, if it has one."""
         partition = self.locate(key)
-        return self.rates.view(partition, space, key) if isinstance(partition, Partition) else None
+        return (
+            self.rates.view(partition.rates, space, key)
+            if isinstance(partition, Partition)
+            else None
+        )
 
     def each_partition(self) -> Iterable[Partition]:
         """Return all that is in the table."""
@@ -236,7 +240,7 @@ class LockTable(Requests):
 
     def doubt_rates(self, since: float) -> None:
         """Let nobody begin for one window from then who has a rate: others may have begun before."""
-        self._partition.rates_since = since
+        self._partition.rates.since = since
 
     def remember(self, records: Iterable[NewestRecord]) -> None:
         """Take in who was the newest of which key."""

@@ -17,5 +17,5 @@ def promote_last(self: Slots, entry: Any, now: float, effects: Any) -> None:
 
 
 if __name__ == "__main__":
-    Slots.promote = promote_last  # type: ignore[method-assign, assignment]
+    Slots.promote = promote_last  # type: ignore[method-assign]
     sys.exit(main())

@@ -191,7 +191,7 @@ def everything(table: LockTable, peers: Iterable[Peer]) -> object:
         "rates": [
             [
                 (name, rate.runs, rate.window, rate.begun, sorted(rate.pending))
-                for name, rate in group.rates.items()
+                for name, rate in group.rates.open.items()
             ]
             for group in groups
         ],

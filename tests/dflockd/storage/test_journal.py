@@ -131,17 +131,17 @@ def test_the_newest_of_keys_and_what_has_begun_are_kept_until_they_end(
     tmp_path: Path, small_segments: int
 ) -> None:
     dice, group, keys = random.Random(1), Partition(TokenIssuer(b"secret", 0)), NewestKeys(5)
-    rate = Rate(group, Space.SEMAPHORE, b"rate" * 40, 10, 60.0)
+    rate = Rate(group.rates, Space.SEMAPHORE, b"rate" * 40, 10, 60.0)
     blocks: list[RateBlock] = []
     log = journal_in(tmp_path)
     log.start([], 0)
     firsts = set()
     # These stay, and are moved.
     idle = RateBlock(rate, 10**6)
-    log.record([*NewestKeys().note(group, NewestRecord(b"idle", 1, b"")), idle], 1)
+    log.record([*NewestKeys().note(group.newest, NewestRecord(b"idle", 1, b"")), idle], 1)
     for age in range(1, 300):
         key = b"key" * 60 + b"%d" % dice.randrange(8)
-        changes: list[Change] = [*keys.note(group, NewestRecord(key, age, b"label" * 20))]
+        changes: list[Change] = [*keys.note(group.newest, NewestRecord(key, age, b"label" * 20))]
         blocks.append(RateBlock(rate, age))
         blocks[-1].times.append(float(age))
         changes.append(blocks[-1])

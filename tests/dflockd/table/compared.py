@@ -157,7 +157,7 @@ class Compared(RuleBasedStateMachine):
 
     def places(self) -> list[tuple[float, float, Name]]:
         """When places of rates may be free again: as long as it is late enough, that is no rule."""
-        now, rates = self.model.now, self.table._partition.rates.values()
+        now, rates = self.model.now, self.table._partition.rates.open.values()
         return sorted((r.deadline, r.span, (r.space, r.key)) for r in rates if r.deadline <= now)
 
     def advance(self) -> None:
@@ -176,7 +176,7 @@ class Compared(RuleBasedStateMachine):
 
     @invariant()
     def next_deadline_is_the_earliest(self) -> None:
-        places = [rate.deadline for rate in self.table._partition.rates.values()]
+        places = [rate.deadline for rate in self.table._partition.rates.open.values()]
         due = min([*self.model.deadlines(), *places], default=None)
         assert self.table.next_deadline() == due
 

@@ -87,10 +87,10 @@ def kept_of(table: LockTable) -> tuple[list[HoldRecord], list[RateRecord | Packe
     holds = [
         hold for group in table.each_partition() for e in group.spaces for hold in all_holds(e)
     ]
-    rates = [each for group in table.each_partition() for each in group.rates.values()]
+    rates = [each for group in table.each_partition() for each in group.rates.open.values()]
     data = b"".join(encode_hold(hold.fields(), 0) for hold in holds if hold.told)
     data += b"".join(encode_rate(block.kept(), 0) for rate in rates for block in rate.blocks)
-    packed = {each for group in table.each_partition() for each in group.packed.values()}
+    packed = {each for group in table.each_partition() for each in group.rates.packed.values()}
     data += b"".join(encode_packed(each.kept(), 0) for each in packed)
     records, _ = decode(data, 0, len(data), 0)
     return (

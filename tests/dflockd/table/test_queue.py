@@ -24,13 +24,13 @@ def test_the_time_between_grants_is_an_average_of_the_last_few() -> None:
 def test_each_turn_that_a_process_lets_run_out_halves_the_next() -> None:
     queue, silent, other = Queue(), waiter_of(b"silent"), waiter_of(b"other")
     for turns in range(MOST_SILENT + 3):
-        assert queue.patience(silent, 100.0) == max(LEAST_TURN, 100.0 / 2**turns)
-        assert queue.patience(silent, LEAST_TURN / 2) == LEAST_TURN / 2
-        assert queue.patience(other, 100.0) == 100.0
-        queue.said_nothing(silent)
+        assert queue.patience(silent.peer.instance, 100.0) == max(LEAST_TURN, 100.0 / 2**turns)
+        assert queue.patience(silent.peer.instance, LEAST_TURN / 2) == LEAST_TURN / 2
+        assert queue.patience(other.peer.instance, 100.0) == 100.0
+        queue.said_nothing(silent.peer.instance)
         assert queue.silent == {b"silent": min(turns + 1, MOST_SILENT)}
-    queue.has_spoken(silent)
-    assert queue.patience(silent, 100.0) == 100.0
+    queue.has_spoken(silent.peer.instance)
+    assert queue.patience(silent.peer.instance, 100.0) == 100.0
 
 
 def waiter_of(instance: bytes) -> Waiter:

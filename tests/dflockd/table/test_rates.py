@@ -41,7 +41,7 @@ def test_a_place_is_free_one_window_after_the_server_has_heard_of_the_beginning(
     # Neither of these has said that it has begun, so nobody knows when a place will be free.
     site.go_to(105.0)
     assert site.granted() == []
-    assert site.table._partition.rates[LOCK, b"k"].free(site.now) == 0
+    assert site.table._partition.rates.open[LOCK, b"k"].free(site.now) == 0
 
 
 def test_who_says_nothing_has_begun_when_the_hold_ends(site: Site) -> None:
@@ -180,7 +180,11 @@ def test_what_is_asked_for_has_bounds_and_changes_nothing_if_refused() -> None:
     site = Site(max_rate_window=60, max_rate_runs=10, max_locks=1)
     assert site.take(Rate(1, 60_001))[1] is Status.RATE_WINDOW
     assert site.take(Rate(11, 1000))[1] is Status.MAX_RATES
-    assert (len(site.table), site.table._partition.rates, site.table.rates.promised) == (0, {}, 0)
+    assert (len(site.table), site.table._partition.rates.open, site.table.rates.promised) == (
+        0,
+        {},
+        0,
+    )
     peer, token = site.begin(Rate(6, 60_000))
     site.ask(peer, Release(LOCK, b"k", token))
     assert len(site.table) == 0  # it does not count among the keys
@@ -188,7 +192,7 @@ def test_what_is_asked_for_has_bounds_and_changes_nothing_if_refused() -> None:
     assert site.take(Rate(11, 60_000))[1] is Status.MAX_RATES  # nor may a known one take all room
     assert isinstance(site.take(Rate(10, 60_000))[1], Granted)
     assert site.take(Rate(11, 60_000))[1] is Status.MAX_RATES
-    assert site.table._partition.rates[LOCK, b"k"].runs == 10
+    assert site.table._partition.rates.open[LOCK, b"k"].runs == 10
 
 
 def test_nothing_is_left_of_a_rate_one_window_after_its_last_run(site: Site) -> None:
@@ -198,9 +202,9 @@ def test_nothing_is_left_of_a_rate_one_window_after_its_last_run(site: Site) -> 
             site.ask(peer, Release(LOCK, key, token))
             site.leave(peer)
     site.go_to(101.9)
-    assert len(site.table._partition.rates) == 2
+    assert len(site.table._partition.rates.open) == 2
     site.go_to(104.2)
-    assert not site.table._partition.rates
+    assert not site.table._partition.rates.open
     assert site.table.rates.promised == 0
     assert site.table.next_deadline() is None
     changed = [change for change in site.table.changes or () if isinstance(change, RateBlock)]

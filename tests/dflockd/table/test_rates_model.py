@@ -168,7 +168,7 @@ class History:
             tickets = {number: reply.ticket for number, reply in effects}
         else:
             holds, rates = kept_of(self.table)
-            since = self.table._partition.rates_since
+            since = self.table._partition.rates.since
             self.table = self.new_table()
             if self.dice.random() < 0.3:
                 rates = [r._replace(times=()) for r in rates if isinstance(r, RateRecord)]
@@ -219,7 +219,7 @@ class History:
         self.model.check()
         group = next(iter(self.table.each_partition()))
         for name, rate in self.model.rates.items():
-            self.seen["packed"] += bytes(name[:1]) + name[1] in group.packed
+            self.seen["packed"] += bytes(name[:1]) + name[1] in group.rates.packed
             real = self.table.rate_of(*name)
             free = rate.runs if real is None else real.free(self.model.now)
             if self.model.now >= rate.closed_until:
@@ -236,7 +236,9 @@ class History:
             self.table.advance(self.model.now)
         assert len(self.table) == 0
         assert self.table.rates.promised == 0
-        assert not any(group.rates or group.packed for group in self.table.each_partition())
+        assert not any(
+            group.rates.open or group.rates.packed for group in self.table.each_partition()
+        )
         assert not self.table.rates._open
 
 

@@ -315,12 +315,12 @@ def test_a_number_of_keys_is_remembered(table: LockTable) -> None:
 
 def test_a_journal_hears_of_who_comes_and_of_who_goes_by_that(table: LockTable) -> None:
     keys, group = NewestKeys(2), table._partition
-    [first] = keys.note(group, NewestRecord(b"a", 1, b""))
-    second, former = keys.note(group, NewestRecord(b"a", 2, b""))
+    [first] = keys.note(group.newest, NewestRecord(b"a", 1, b""))
+    second, former = keys.note(group.newest, NewestRecord(b"a", 2, b""))
     assert former is first
     assert (first.ended, second.ended) == (True, False)
-    keys.note(group, NewestRecord(b"b", 3, b""))
-    third, oldest = keys.note(group, NewestRecord(b"c", 4, b""))
+    keys.note(group.newest, NewestRecord(b"b", 3, b""))
+    third, oldest = keys.note(group.newest, NewestRecord(b"c", 4, b""))
     assert oldest is second
     assert (second.ended, third.ended) == (True, False)
 
